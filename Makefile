@@ -1,0 +1,114 @@
+# Developer commands. Every target depends on `setup`, which does nothing when nothing changed.
+#
+#   PYTHON=python3.12       the interpreter .venv is made from
+#   VENV_FLAGS=--system-site-packages    a machine without an index that already has torch
+#   PYTEST_FLAGS=…          more arguments for pytest
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV_FLAGS ?=
+PYTEST_FLAGS ?=
+SANITIZERS ?= address undefined thread
+DEMO_ROWS ?= 200000
+
+BIN := .venv/bin
+PY := $(BIN)/python
+PIP := $(PY) -m pip --disable-pip-version-check
+# Compilers and tests share the cores of the machine.
+JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+
+NATIVE := $(shell find native -name '*.h' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
+PYTHON_PATHS := $(wildcard src tests benchmarks examples tools)
+
+.PHONY: help setup native demo test test-fast test-sanitize test-gpu test-hdfs bodies bench lint format clean
+
+help:  ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- setup ----------------------------------------------------------------------------------------------------------
+
+setup: .venv/.installed .venv/.native  ## make .venv and install everything for development
+
+.venv/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "ctrbox needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments: its ensurepip is missing." >&2; \
+	  echo "On Debian and Ubuntu: apt install python3-venv python3-dev. Then run make setup again." >&2; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || { \
+	  echo "No C++ compiler found (looked for $${CXX:-c++}). On Debian and Ubuntu: apt install g++." >&2; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV_FLAGS) .venv
+	@touch $@
+
+# torch goes first: alone, its index and its size are easy to see when something is wrong.
+.venv/.installed: .venv/.created pyproject.toml constraints.txt CMakeLists.txt
+	$(PIP) install -q -c constraints.txt torch
+	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
+	$(PIP) install -q -c constraints.txt --no-build-isolation -C cmake.define.CTRBOX_WERROR=ON -e '.[dev]'
+	@touch $@ .venv/.native
+
+# The extension lies beside the Python sources (CMakeLists.txt), so a change is one incremental build away.
+.venv/.native: .venv/.installed $(NATIVE)
+	$(BIN)/cmake --build "$$(ls -td build/editable/*/ | head -1)"
+	@touch $@
+
+native: .venv/.native  ## rebuild the native extension where native/ changed
+
+# ---- run ------------------------------------------------------------------------------------------------------------
+
+demo: setup  ## generate an ad log, extract features from it, print rows/s by stage, draw the plan
+	$(BIN)/ctrbox demo --rows $(DEMO_ROWS) --out ctrbox-demo
+
+bench: setup  ## every benchmark, at its quick size
+	@set -e; for file in $$(grep -l '__main__' benchmarks/*.py 2>/dev/null | sort); do \
+	  name=$$(basename $$file .py); case $$name in _*) continue;; esac; \
+	  echo "== python -m benchmarks.$$name --quick" >&2; $(PY) -m benchmarks.$$name --quick; done
+
+# ---- check ----------------------------------------------------------------------------------------------------------
+
+test: lint bodies  ## everything but GPU and HDFS: lint, bodies under nvcc, all tests, sanitizers
+	$(PY) -m pytest -n $(JOBS) -m 'not gpu and not hdfs' $(PYTEST_FLAGS)
+	$(MAKE) --no-print-directory test-sanitize
+
+test-fast: setup  ## under two minutes: no slow, S3, HDFS or GPU tests
+	$(PY) -m pytest -q -n $(JOBS) -m 'not slow and not s3 and not gpu and not hdfs' $(PYTEST_FLAGS)
+
+test-sanitize: setup  ## native tests under the address, undefined-behaviour and thread sanitizers
+	@set -e; for kind in $(SANITIZERS); do \
+	  echo "== $$kind sanitizer"; \
+	  $(BIN)/cmake -S . -B build/sanitize/$$kind -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
+	    -DCTRBOX_SANITIZE=$$kind --log-level=WARNING >/dev/null; \
+	  $(BIN)/cmake --build build/sanitize/$$kind; \
+	  $(BIN)/ctest --test-dir build/sanitize/$$kind --output-on-failure --no-tests=ignore; done
+
+test-gpu: setup  ## tests that need a CUDA device
+	@if [ -d tests/gpu ]; then $(PY) -m pytest tests/gpu -m gpu $(PYTEST_FLAGS) || [ $$? -eq 5 ]; \
+	else echo "no GPU tests yet"; fi
+
+test-hdfs: setup  ## the same job from a real HDFS
+	$(PY) -m pytest -m hdfs $(PYTEST_FLAGS) || [ $$? -eq 5 ]
+
+bodies: setup  ## compile every operator body for the GPU, where nvcc is present
+	@tools/compile_bodies.sh
+
+lint: setup  ## ruff, mypy, import direction, clang-format, codespell
+	$(BIN)/ruff check $(PYTHON_PATHS)
+	$(BIN)/ruff format --check $(PYTHON_PATHS)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --cache-dir .cache/import-linter
+	$(if $(NATIVE),$(BIN)/clang-format --dry-run --Werror $(NATIVE))
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs native $(PYTHON_PATHS)
+
+format: setup  ## write what lint wants
+	$(BIN)/ruff check --fix $(PYTHON_PATHS) || true
+	$(BIN)/ruff format $(PYTHON_PATHS)
+	$(if $(NATIVE),$(BIN)/clang-format -i $(NATIVE))
+
+clean:  ## remove builds and caches; keeps .venv
+	rm -rf build dist ctrbox-demo .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f src/ctrbox/_native*.so src/ctrbox/_native.pyi .venv/.installed .venv/.native
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,1 @@
+"""One file, one question; each is run as `python -m benchmarks.NAME [--quick]`."""

@@ -1,0 +1,23 @@
+// One bind_* per noun. Bindings check shapes and types, release the GIL and contain no arithmetic.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <memory>
+
+namespace nb = nanobind;
+
+void bind_catalogue(nb::module_& m);
+void bind_tables(nb::module_& m);
+void bind_frame(nb::module_& m);
+void bind_program(nb::module_& m);
+void bind_batch(nb::module_& m);
+
+// An array that keeps `owner` (a shared_ptr on the heap) alive.
+template <class T, class Owner>
+nb::object shared_array(const T* data, std::initializer_list<size_t> shape, std::shared_ptr<Owner> owner) {
+  static T empty{};  // an empty buffer has no address, an array needs one
+  auto* hold = new std::shared_ptr<Owner>(std::move(owner));
+  nb::capsule capsule(hold, [](void* p) noexcept { delete static_cast<std::shared_ptr<Owner>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T>(const_cast<T*>(data ? data : &empty), shape.size(), shape.begin(), capsule));
+}

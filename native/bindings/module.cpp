@@ -1,0 +1,11 @@
+// The native core of CTRBox: a table of contents.
+#include "bindings/bindings.h"
+
+NB_MODULE(_native, m) {
+  m.doc() = "Native core of CTRBox: operators, programs, indexes, batches.";
+  bind_catalogue(m);  // which kernels there are; hashing of names
+  bind_tables(m);     // sets, boundaries, JSON paths, dictionaries
+  bind_frame(m);      // columns in, columns out
+  bind_program(m);    // instructions over registers
+  bind_batch(m);      // what training gets
+}

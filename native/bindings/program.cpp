@@ -1,0 +1,222 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.h"
+#include "core/program.h"
+#include "core/sinks.h"
+
+using namespace cb;
+
+namespace {
+
+using Indices = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Pieces from Python: [(rows, [(frame or None, index or None, base), …]), …]. The caller's list keeps everything alive.
+std::vector<Piece> pieces_from(nb::list list) {
+  std::vector<Piece> pieces;
+  pieces.reserve(nb::len(list));
+  for (nb::handle item : list) {
+    nb::tuple pair = nb::cast<nb::tuple>(item);
+    Piece piece;
+    piece.rows = nb::cast<int64_t>(pair[0]);
+    for (nb::handle s : nb::cast<nb::list>(pair[1])) {
+      nb::tuple source = nb::cast<nb::tuple>(s);
+      Rows rows;
+      if (!source[0].is_none()) rows.frame = nb::cast<Frame*>(source[0]);
+      rows.base = nb::cast<int64_t>(source[2]);
+      if (!source[1].is_none()) {
+        Indices index = nb::cast<Indices>(source[1]);
+        rows.index = index.data() + rows.base;
+        rows.base = 0;
+        if (static_cast<int64_t>(index.size()) < nb::cast<int64_t>(source[2]) + piece.rows)
+          throw nb::value_error("fewer indices than rows");
+        for (int64_t r = 0; r < piece.rows; ++r)
+          if (rows.index[r] < -1 || (rows.frame && rows.index[r] >= rows.frame->rows()))
+            throw nb::value_error("an index outside its frame");
+      } else if (rows.frame && (rows.base < 0 || rows.base + piece.rows > rows.frame->rows())) {
+        throw nb::value_error("rows outside the frame");
+      }
+      piece.sources.push_back(rows);
+    }
+    pieces.push_back(std::move(piece));
+  }
+  return pieces;
+}
+
+// A bad row travels to Python as RowError(message, piece, position).
+nb::object row_error_type;
+
+template <class F>
+void guarded(F f) {
+  int64_t piece = -1, position = -1;
+  std::string message;
+  try {
+    nb::gil_scoped_release free;
+    f();
+  } catch (const RowError& e) {
+    piece = e.piece;
+    position = e.position;
+    message = e.what();
+  }
+  if (piece >= 0) {
+    nb::object error = row_error_type(message, piece, position);
+    PyErr_SetObject(row_error_type.ptr(), error.ptr());
+    throw nb::python_error();
+  }
+}
+
+struct BatchPlan {
+  std::vector<BatchSlot> slots;
+  uint32_t dense_width = 0;
+  size_t fields = 0;
+};
+
+nb::tuple run_frame(const Program& p, nb::list list, std::vector<std::string> kinds, std::vector<bool> nullable,
+                    std::vector<std::shared_ptr<Frame>> keep) {
+  std::vector<Piece> pieces = pieces_from(list);
+  FrameBuilder builder(std::move(kinds), std::move(nullable), {keep.begin(), keep.end()});
+  guarded([&] { p.run(pieces, builder); });
+  auto picked = std::make_shared<std::vector<int32_t>>(builder.selected());
+  return nb::make_tuple(builder.frame(), shared_array(picked->data(), {picked->size()}, picked));
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+  row_error_type = nb::steal(PyErr_NewException("ctrbox._native.RowError", PyExc_ValueError, nullptr));
+  m.attr("RowError") = row_error_type;
+
+  nb::class_<Index, Table>(m, "Index", "From a hash to a row.")
+      .def_prop_ro("rows", [](const Index& i) { return i.map.size(); })
+      .def_static(
+          "build",
+          [](nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> hashes, bool keep_last) {
+            auto index = std::make_shared<Index>(hashes.size());
+            int64_t first = -1, second = -1;
+            const uint64_t* h = hashes.data();
+            size_t n = hashes.size();
+            nb::gil_scoped_release free;
+            for (size_t r = 0; r < n; ++r) {
+              uint32_t there = index->map.insert(h[r], static_cast<uint32_t>(r));
+              if (there == HashIndex::kEmpty) continue;
+              if (keep_last) {
+                index->map.replace(h[r], static_cast<uint32_t>(r));
+              } else if (first < 0) {
+                first = there;
+                second = static_cast<int64_t>(r);
+              }
+            }
+            return std::make_tuple(index, first, second);
+          },
+          nb::arg("hashes"), nb::arg("keep_last"), "The index and the first two rows that share a hash (-1, -1: none).")
+      .def(
+          "find",
+          [](const Index& i, nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> hashes) {
+            auto rows = std::make_shared<std::vector<int64_t>>(hashes.size());
+            for (size_t k = 0; k < hashes.size(); ++k) {
+              uint32_t row = i.map.find(hashes.data()[k]);
+              (*rows)[k] = row == HashIndex::kEmpty ? -1 : static_cast<int64_t>(row);
+            }
+            return shared_array(rows->data(), {rows->size()}, rows);
+          },
+          nb::arg("hashes"));
+
+  m.def(
+      "align",
+      [](nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ids,
+         nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> others) {
+        auto rows = std::make_shared<std::vector<int32_t>>(ids.size());
+        size_t at = 0, found = 0;
+        for (size_t r = 0; r < ids.size(); ++r) {
+          while (at < others.size() && others.data()[at] < ids.data()[r]) ++at;
+          bool here = at < others.size() && others.data()[at] == ids.data()[r];
+          (*rows)[r] = here ? static_cast<int32_t>(at) : -1;
+          found += here;
+        }
+        return std::make_tuple(shared_array(rows->data(), {rows->size()}, rows), found);
+      },
+      nb::arg("ids"), nb::arg("others"),
+      "For ascending ids the row of each among ascending others, -1 where it is missing; and how many were found.");
+
+  m.def(
+      "first_descent",
+      [](nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ids) {
+        for (size_t r = 1; r < ids.size(); ++r)
+          if (ids.data()[r] <= ids.data()[r - 1]) return static_cast<int64_t>(r);
+        return int64_t{-1};
+      },
+      nb::arg("ids"), "The first row whose id is not above the one before it, or -1.");
+
+  nb::class_<BatchPlan>(m, "BatchPlan", "What the slots of a batch are.")
+      .def(nb::init<>())
+      .def("label", [](BatchPlan& b, const std::string& kind) { b.slots.push_back({BatchSlot::What::Label, kind}); })
+      .def("weight", [](BatchPlan& b, const std::string& kind) { b.slots.push_back({BatchSlot::What::Weight, kind}); })
+      .def("group", [](BatchPlan& b, const std::string& kind) { b.slots.push_back({BatchSlot::What::Group, kind}); })
+      .def("dense",
+           [](BatchPlan& b, const std::string& kind, uint32_t width) {
+             b.slots.push_back({BatchSlot::What::Dense, kind, b.dense_width, width});
+             b.dense_width += width;
+           })
+      .def("keys", [](BatchPlan& b, const std::string& kind) {
+        b.slots.push_back({BatchSlot::What::Keys, kind, static_cast<uint32_t>(b.fields++), 1});
+      });
+
+  nb::class_<Program>(m, "Program", "The operators of a plan as instructions over registers.")
+      .def(nb::init<uint32_t>(), nb::arg("chunk_rows"))
+      .def("load", &Program::load)
+      .def("literal", [](Program& p, const std::string& kind, int64_t i, double f,
+                         nb::bytes s) { return p.literal(kind, i, f, std::string(s.c_str(), s.size())); })
+      .def("call",
+           [](Program& p, const std::string& name, const std::string& args, const std::vector<int>& in,
+              const std::vector<std::string>& results, const std::vector<bool>& nullable,
+              const std::vector<int64_t>& ints, const std::vector<double>& floats, nb::list texts, nb::object table,
+              bool strict) {
+             std::vector<std::string> strings;
+             for (nb::handle t : texts) {
+               nb::bytes b = nb::cast<nb::bytes>(t);
+               strings.emplace_back(b.c_str(), b.size());
+             }
+             std::shared_ptr<Table> held;
+             if (!table.is_none()) held = nb::cast<std::shared_ptr<Table>>(table);
+             return p.call(name, args, in, results, nullable, ints, floats, strings, held, strict);
+           },
+           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
+           nb::arg())
+      .def("lookup", &Program::lookup)
+      .def("gather", &Program::gather)
+      .def("emit", &Program::emit)
+      .def("finish", &Program::finish)
+      .def_prop_ro("chunk_rows", &Program::chunk_rows)
+      .def_prop_ro("worker_bytes", &Program::worker_bytes)
+      .def("profile",
+           [](const Program& p) {
+             std::vector<std::tuple<std::string, uint64_t, uint64_t>> lines;
+             for (size_t k = 0; k < p.instructions(); ++k)
+               lines.emplace_back(p.instruction_name(k), p.nanos(k), p.warnings(k));
+             return lines;
+           },
+           "Per instruction: name, nanoseconds so far, rows warned of.")
+      .def("run_batch",
+           [](const Program& p, nb::list list, const BatchPlan& plan, const std::vector<double>& hints) {
+             std::vector<Piece> pieces = pieces_from(list);
+             int64_t rows = 0;
+             for (const Piece& piece : pieces) rows += piece.rows;
+             std::shared_ptr<Batch> batch;
+             guarded([&] {
+               BatchSink sink(plan.slots, plan.dense_width, plan.fields, rows, hints);
+               p.run(pieces, sink);
+               batch = sink.batch();
+             });
+             return batch;
+           })
+      .def("run_frame", &run_frame)
+      .def("run_records",
+           [](const Program& p, nb::list list, std::shared_ptr<Records> records) {
+             std::vector<Piece> pieces = pieces_from(list);
+             RecordSink sink(records);
+             guarded([&] { p.run(pieces, sink); });
+           },
+           "Append the emitted fields of every row to the records.");
+}

@@ -1,0 +1,255 @@
+#include "core/sinks.h"
+
+#include <cstring>
+
+namespace cb {
+
+namespace {
+
+// Deep copies of what an entry points at, into memory that outlives the chunk.
+Str keep_text(Str s, Bump& to) {
+  if (!s.n) return Str{"", 0};
+  char* p = to.reserve_bytes(s.n);
+  std::memcpy(p, s.p, s.n);
+  to.commit(s.n);
+  return Str{p, s.n};
+}
+
+List<uint64_t> keep_list(List<uint64_t> l, size_t width, Bump& to) {
+  char* p = to.reserve(l.n * width);
+  if (l.n) std::memcpy(p, l.p, l.n * width);
+  to.commit(l.n * width);
+  return {reinterpret_cast<const uint64_t*>(p), l.n};
+}
+
+List<uint64_t> keep_texts(List<uint64_t> l, Bump& to) {
+  List<uint64_t> kept = keep_list(l, sizeof(Str), to);
+  Str* s = reinterpret_cast<Str*>(const_cast<uint64_t*>(kept.p));
+  for (uint32_t k = 0; k < l.n; ++k) s[k] = keep_text(s[k], to);
+  return kept;
+}
+
+// An entry of 16 bytes with all it points at.
+Str keep_entry(const std::string& kind, Str entry, Bump& to) {
+  if (kind == "s") return keep_text(entry, to);
+  List<uint64_t> l{reinterpret_cast<const uint64_t*>(entry.p), entry.n};
+  l = kind == "*s" ? keep_texts(l, to) : keep_list(l, kind == "*b" ? 1 : 8, to);
+  return Str{reinterpret_cast<const char*>(l.p), l.n};
+}
+
+}  // namespace
+
+// ---- batch ------------------------------------------------------------------------------------------------------
+
+BatchSink::BatchSink(const std::vector<BatchSlot>& slots, uint32_t dense_width, size_t fields, int64_t expected,
+                     const std::vector<double>& hints)
+    : slots_(slots), batch_(std::make_shared<Batch>()) {
+  size_t n = static_cast<size_t>(expected);
+  batch_->dense_width = dense_width;
+  batch_->fields.resize(fields);
+  for (const BatchSlot& s : slots) switch (s.what) {
+      case BatchSlot::What::Label: batch_->label.reserve(n); break;
+      case BatchSlot::What::Weight: batch_->weight.reserve(n); break;
+      case BatchSlot::What::Group: batch_->group.reserve(n); break;
+      case BatchSlot::What::Dense: batch_->dense.reserve(n * dense_width); break;
+      case BatchSlot::What::Keys: {
+        Batch::Field& f = batch_->fields[s.at];
+        f.ragged = s.kind[0] == '*';
+        if (!f.ragged) {
+          f.values.reserve(n);
+          break;
+        }
+        f.offsets.reserve(n + 1);
+        f.offsets.resize(1);
+        f.offsets.data()[0] = 0;
+        if (s.at < hints.size()) f.values.reserve(static_cast<size_t>(hints[s.at] * static_cast<double>(n)) + 64);
+        break;
+      }
+    }
+}
+
+void BatchSink::begin(uint32_t rows) {
+  chunk_ = rows;
+  size_t n = static_cast<size_t>(batch_->rows) + rows;
+  for (const BatchSlot& s : slots_) switch (s.what) {
+      case BatchSlot::What::Label: batch_->label.resize(n); break;
+      case BatchSlot::What::Weight: batch_->weight.resize(n); break;
+      case BatchSlot::What::Group: batch_->group.resize(n); break;
+      case BatchSlot::What::Dense: batch_->dense.resize(n * batch_->dense_width); break;
+      case BatchSlot::What::Keys: {
+        Batch::Field& f = batch_->fields[s.at];
+        if (f.ragged)
+          f.offsets.resize(n + 1);
+        else
+          f.values.resize(n);
+        break;
+      }
+    }
+}
+
+void* BatchSink::direct(int slot) {
+  const BatchSlot& s = slots_[static_cast<size_t>(slot)];
+  if (s.what == BatchSlot::What::Keys && s.kind == "k") return batch_->fields[s.at].values.data() + batch_->rows;
+  if (s.what == BatchSlot::What::Group && s.kind == "k") return batch_->group.data() + batch_->rows;
+  return nullptr;
+}
+
+namespace {
+
+void put_floats(const std::string& kind, const Column& c, uint32_t rows, float* out, size_t stride, uint32_t width) {
+  if (kind == "f") {
+    const double* from = entries<double>(c);
+    for (uint32_t r = 0; r < rows; ++r) out[r * stride] = static_cast<float>(from[r]);
+  } else if (kind == "b") {
+    const uint8_t* from = entries<uint8_t>(c);
+    for (uint32_t r = 0; r < rows; ++r) out[r * stride] = from[r];
+  } else if (kind == "*f") {  // a vector: missing elements are 0
+    const List<double>* from = entries<List<double>>(c);
+    for (uint32_t r = 0; r < rows; ++r)
+      for (uint32_t k = 0; k < width; ++k) out[r * stride + k] = k < from[r].n ? static_cast<float>(from[r].p[k]) : 0.0f;
+  } else {
+    const int64_t* from = entries<int64_t>(c);
+    for (uint32_t r = 0; r < rows; ++r) out[r * stride] = static_cast<float>(from[r]);
+  }
+}
+
+}  // namespace
+
+void BatchSink::take(int slot, const Column& c, const Bump&) {
+  const BatchSlot& s = slots_[static_cast<size_t>(slot)];
+  size_t row = static_cast<size_t>(batch_->rows);
+  switch (s.what) {
+    case BatchSlot::What::Label: put_floats(s.kind, c, chunk_, batch_->label.data() + row, 1, 1); break;
+    case BatchSlot::What::Weight: put_floats(s.kind, c, chunk_, batch_->weight.data() + row, 1, 1); break;
+    case BatchSlot::What::Dense:
+      put_floats(s.kind, c, chunk_, batch_->dense.data() + row * batch_->dense_width + s.at, batch_->dense_width,
+                 s.width);
+      break;
+    case BatchSlot::What::Group:
+      if (c.data != batch_->group.data() + row) std::memcpy(batch_->group.data() + row, c.data, chunk_ * 8);
+      break;
+    case BatchSlot::What::Keys: {
+      Batch::Field& f = batch_->fields[s.at];
+      if (!f.ragged) {
+        if (c.data != f.values.data() + row) std::memcpy(f.values.data() + row, c.data, chunk_ * 8);
+        break;
+      }
+      const List<uint64_t>* lists = entries<List<uint64_t>>(c);
+      int64_t* offsets = f.offsets.data() + row + 1;
+      int64_t total = f.offsets.data()[row], from = total;
+      for (uint32_t r = 0; r < chunk_; ++r) offsets[r] = total += lists[r].n;
+      size_t need = static_cast<size_t>(total);
+      f.values.resize(need);
+      int64_t* out = f.values.data() + from;
+      for (uint32_t r = 0; r < chunk_; ++r) {
+        const uint64_t* p = lists[r].p;
+        uint32_t n = lists[r].n;
+        for (uint32_t k = 0; k < n; ++k) out[k] = static_cast<int64_t>(p[k]);
+        out += n;
+      }
+      break;
+    }
+  }
+}
+
+void BatchSink::end() { batch_->rows += chunk_; }
+
+// ---- frame ------------------------------------------------------------------------------------------------------
+
+FrameBuilder::FrameBuilder(std::vector<std::string> kinds, std::vector<bool> nullable,
+                           std::vector<std::shared_ptr<const Frame>> keep)
+    : kinds_(std::move(kinds)), nullable_(std::move(nullable)), entries_(kinds_.size()), valid_(kinds_.size()),
+      frame_(std::make_shared<Frame>()) {
+  frame_->keep_ = std::move(keep);
+}
+
+void FrameBuilder::begin(uint32_t rows) {
+  chunk_ = rows;
+  chunk_from_ = picked_.size();
+  masked_ = false;
+}
+
+void FrameBuilder::take(int slot, const Column& c, const Bump& pool) {
+  if (slot == kMask) {
+    const uint8_t* mask = entries<uint8_t>(c);
+    if (!masked_) {
+      masked_ = true;
+      for (uint32_t r = 0; r < chunk_; ++r)
+        if (mask[r] && (!c.valid || c.valid[r])) picked_.push_back(static_cast<int32_t>(seen_ + r));
+    }
+    return;
+  }
+  size_t k = static_cast<size_t>(slot);
+  size_t width = entry_width(kinds_[k]);
+  size_t n = masked_ ? picked_.size() - chunk_from_ : chunk_;
+  std::vector<char>& to = entries_[k];
+  size_t before = to.size();
+  to.resize(before + n * width);
+  const char* from = static_cast<const char*>(c.data);
+  auto source = [&](size_t r) { return masked_ ? static_cast<size_t>(picked_[chunk_from_ + r] - seen_) : r; };
+  for (size_t r = 0; r < n; ++r) std::memcpy(to.data() + before + r * width, from + source(r) * width, width);
+  if (nullable_[k]) {
+    for (size_t r = 0; r < n; ++r) valid_[k].push_back(c.valid ? static_cast<char>(c.valid[source(r)]) : 1);
+  }
+  if (width != 16) return;
+  Str* entry = reinterpret_cast<Str*>(to.data() + before);
+  const bool texts = kinds_[k] == "*s";
+  for (size_t r = 0; r < n; ++r) {
+    // Bytes in Arrow buffers or dimension tables stay where they are; only the chunk's pool is about to be reset.
+    bool pooled = pool.owns(entry[r].p);
+    if (texts && !pooled) {
+      const Str* s = reinterpret_cast<const Str*>(entry[r].p);
+      for (uint32_t j = 0; j < entry[r].n && !pooled; ++j) pooled = pool.owns(s[j].p);
+    }
+    if (pooled) entry[r] = keep_entry(kinds_[k], entry[r], frame_->memory_);
+  }
+}
+
+void FrameBuilder::end() { seen_ += chunk_; }
+
+std::shared_ptr<Frame> FrameBuilder::frame() {
+  for (size_t k = 0; k < kinds_.size(); ++k) {
+    frame_->entries_.push_back(std::move(entries_[k]));
+    FrameColumn c;
+    c.storage = Storage::Entries;
+    c.is_list = kinds_[k][0] == '*';
+    c.kind = c.is_list ? kinds_[k][1] : kinds_[k][0];
+    c.values = frame_->entries_.back().data();
+    size_t rows = frame_->entries_.back().size() / entry_width(kinds_[k]);
+    c.rows = frame_->rows_ = static_cast<int64_t>(rows);
+    if (nullable_[k]) {
+      frame_->entries_.push_back(std::move(valid_[k]));
+      c.bytes_valid = reinterpret_cast<const uint8_t*>(frame_->entries_.back().data());
+    }
+    frame_->columns_.push_back(std::move(c));
+  }
+  return frame_;
+}
+
+// ---- records ----------------------------------------------------------------------------------------------------
+
+void RecordSink::take(int slot, const Column& c, const Bump&) {
+  const RecordField& f = records_->fields()[static_cast<size_t>(slot)];
+  size_t width = entry_width(f.kind), stride = records_->stride();
+  const char* from = static_cast<const char*>(c.data);
+  for (uint32_t r = 0; r < chunk_; ++r) std::memcpy(at_ + r * stride + f.offset, from + r * width, width);
+  if (f.nullable)
+    for (uint32_t r = 0; r < chunk_; ++r) at_[r * stride + f.valid_offset] = c.valid ? static_cast<char>(c.valid[r]) : 1;
+  if (width == 16) pointers_.push_back(slot);
+}
+
+// Row by row, so that all a row points at lies together.
+void RecordSink::end() {
+  size_t stride = records_->stride();
+  for (uint32_t r = 0; r < chunk_; ++r)
+    for (int slot : pointers_) {
+      const RecordField& f = records_->fields()[static_cast<size_t>(slot)];
+      Str entry;
+      std::memcpy(&entry, at_ + r * stride + f.offset, sizeof entry);
+      entry = keep_entry(f.kind, entry, records_->memory());
+      std::memcpy(at_ + r * stride + f.offset, &entry, sizeof entry);
+    }
+  pointers_.clear();
+}
+
+}  // namespace cb

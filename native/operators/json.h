@@ -1,0 +1,648 @@
+// JSON paths: one pass over a document checks all of it (RFC 8259) and finds every value asked for.
+//
+// The paths are a trie (built by core/tables.h). The scanner walks the document with a stack of trie nodes;
+// values off every path are checked and forgotten. It allocates nothing and copies nothing: a value is a
+// slice of the document.
+//
+//   depth          more than 64 levels is malformed
+//   same key twice the last wins, also for everything below it
+//   strings        control bytes below 0x20 are malformed; bytes that are not UTF-8 are kept; a lone \ud800
+//   becomes U+FFFD NaN, Infinity, comments, trailing commas, an empty document: malformed
+#pragma once
+#include "operators/decimal.h"
+
+#if !defined(__CUDACC__) && defined(__ARM_NEON)
+#include <arm_neon.h>
+#define CB_JSON_NEON 1
+#elif !defined(__CUDACC__) && defined(__SSE2__)
+#include <emmintrin.h>
+#define CB_JSON_SSE2 1
+#endif
+#if defined(__CUDACC__)
+#define CB_COLD __host__ __device__ __noinline__ inline
+#else
+#define CB_COLD __attribute__((noinline, cold)) inline
+#endif
+
+namespace cb {
+
+const uint32_t kJsonDepth = 64;
+const uint32_t kJsonPaths = 32;  // a set of paths is a 32-bit mask
+
+enum JsonType : uint8_t {
+  kJsonMissing,
+  kJsonNull,
+  kJsonTrue,
+  kJsonFalse,
+  kJsonNumber,
+  kJsonString,
+  kJsonArray,
+  kJsonObject,
+};
+
+struct JsonSlice {
+  const char* p;  // of a string: between the quotes
+  uint32_t n;
+  JsonType type;
+  bool escaped;  // a string with a backslash in it
+};
+
+// What a path's result is: kinds as in the catalogue, a list in capitals.
+enum JsonKind : uint8_t {
+  kJsonS = 's',
+  kJsonI = 'i',
+  kJsonF = 'f',
+  kJsonB = 'b',
+  kJsonSs = 'S',
+  kJsonIs = 'I',
+  kJsonFs = 'F'
+};
+
+struct JsonEdge {
+  uint64_t head;  // the first 8 bytes of the key, zeros behind a shorter one
+  uint32_t key_at;
+  uint32_t key_n;
+  uint32_t index;  // of an edge into an array
+  uint32_t to;
+};
+
+// Node 0 leads nowhere, node 1 is the root. Edges [first, first + keys) are by key, the next `indexes` by
+// array index.
+struct JsonNode {
+  uint32_t ends;   // paths that end here
+  uint32_t under;  // paths that end here or below
+  uint32_t first;
+  uint16_t keys;
+  uint16_t indexes;
+};
+
+struct JsonPathsView {
+  const JsonNode* nodes;
+  const JsonEdge* edges;
+  const char* keys;
+  const uint8_t* kinds;  // JsonKind of each path
+  uint32_t n;
+};
+
+CB_BODY int trailing_zero_bytes(uint64_t x) {  // x is not 0
+#if defined(__CUDA_ARCH__)
+  return (__ffsll((long long)x) - 1) >> 3;
+#else
+  return __builtin_ctzll(x) >> 3;
+#endif
+}
+
+// Eight bytes at p, zeros past the end. Never reads outside [begin, end).
+CB_BODY uint64_t word_before(const char* p, const char* begin, const char* end) {
+  if (end - p >= 8) return load64(p);
+  if (p == end) return 0;
+  if (end - begin >= 8) return load64(end - 8) >> (8 * (8 - (int)(end - p)));
+  uint64_t v = 0;
+  for (int k = 0; p + k < end; ++k) v |= (uint64_t)(uint8_t)p[k] << (8 * k);
+  return v;
+}
+
+// The high bit of each byte that is a quote, a backslash or below 0x20. Bytes above the lowest hit may be
+// wrong.
+CB_BODY uint64_t string_stops(uint64_t x) {
+  const uint64_t ones = 0x0101010101010101ull;
+  uint64_t quote = x ^ (ones * '"'), slash = x ^ (ones * '\\');
+  uint64_t hits = ((quote - ones) & ~quote) | ((slash - ones) & ~slash) | ((x - ones * 0x20) & ~x);
+  return hits & (ones << 7);
+}
+
+CB_BODY bool is_blank(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+
+// Most documents are compact: one comparison tells that there is nothing to skip. Something else must follow.
+CB_BODY const char* skip_blank(const char* p) {
+  while ((uint8_t)*p <= ' ' && is_blank(*p)) ++p;
+  return p;
+}
+
+// The first quote, backslash or control byte at or behind p; `end` where there is none.
+CB_BODY const char* string_stop(const char* p, const char* begin, const char* end) {
+  for (; p < end; p += 8) {
+    uint64_t stops = string_stops(word_before(p, begin, end));
+    if (stops)
+      return p + trailing_zero_bytes(stops);  // zeros past the end read as control bytes: at most `end`
+  }
+  return end;
+}
+
+#if CB_JSON_NEON
+// Bit k: byte k of 64 is a quote, a backslash or below 0x20.
+inline uint64_t stops_of_64(const char* p) {
+  const uint8x16_t place = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  uint8x16_t hit[4];
+  for (int k = 0; k < 4; ++k) {
+    uint8x16_t x = vld1q_u8((const uint8_t*)p + 16 * k);
+    uint8x16_t special = vorrq_u8(vceqq_u8(x, vdupq_n_u8('"')), vceqq_u8(x, vdupq_n_u8('\\')));
+    hit[k] = vandq_u8(vorrq_u8(special, vcltq_u8(x, vdupq_n_u8(0x20))), place);
+  }
+  uint8x16_t sums = vpaddq_u8(vpaddq_u8(hit[0], hit[1]), vpaddq_u8(hit[2], hit[3]));
+  return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(sums, sums)), 0);
+}
+#elif CB_JSON_SSE2
+inline uint64_t stops_of_64(const char* p) {
+  uint64_t bits = 0;
+  for (int k = 0; k < 4; ++k) {
+    __m128i x = _mm_loadu_si128((const __m128i*)(p + 16 * k));
+    __m128i low = _mm_cmpeq_epi8(_mm_min_epu8(x, _mm_set1_epi8(0x1f)), x);
+    __m128i special =
+        _mm_or_si128(_mm_cmpeq_epi8(x, _mm_set1_epi8('"')), _mm_cmpeq_epi8(x, _mm_set1_epi8('\\')));
+    bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_or_si128(special, low)) << (16 * k);
+  }
+  return bits;
+}
+#endif
+
+// Where strings stop, for a scan from front to back. On a host with vectors the stops of 64 bytes are found
+// at once: a string then ends a shift and a count behind its start, where a search of its own would wait for
+// each string before the next.
+struct StringEnds {
+  const char* begin;
+  const char* end;
+#if CB_JSON_NEON || CB_JSON_SSE2
+  const char* base;  // of the 64 bytes that `bits` tells of
+  uint64_t bits;
+
+  StringEnds(const char* from, const char* to) : begin(from), end(to), base(from), bits(0) {
+    if (to - from >= 64) bits = stops_of_64(from);
+  }
+  const char* stop(const char* p) {
+    uint64_t at = (uint64_t)(p - base);
+    if (at < 64 && bits >> at) return p + __builtin_ctzll(bits >> at);
+    return stop_further(p);
+  }
+  const char* stop_further(const char* p) {
+    if (end - begin < 64) return string_stop(p, begin, end);
+    if (p - base < 64) p = base + 64;
+    for (; p < end; p = base + 64) {
+      base += (p - base) & ~(ptrdiff_t)63;
+      ptrdiff_t room = end - base;
+      bits = room >= 64 ? stops_of_64(base) : stops_of_64(end - 64) >> (64 - room);
+      uint64_t left = bits >> (p - base);
+      if (left) return p + __builtin_ctzll(left);
+    }
+    return end;
+  }
+#else
+  CB_BODY StringEnds(const char* from, const char* to) : begin(from), end(to) {}
+  CB_BODY const char* stop(const char* p) { return string_stop(p, begin, end); }
+#endif
+};
+
+CB_BODY int hex_digit(char c) {
+  if (is_digit(c)) return c - '0';
+  uint8_t low = (uint8_t)((c | 0x20) - 'a');
+  return low < 6 ? low + 10 : -1;
+}
+
+// Four hex digits at p, checked before.
+CB_BODY uint32_t hex4(const char* p) {
+  return (uint32_t)(hex_digit(p[0]) << 12 | hex_digit(p[1]) << 8 | hex_digit(p[2]) << 4 | hex_digit(p[3]));
+}
+
+// The rest of a string from its first stop: escapes are rare, so this stays out of the scanner's loop.
+CB_COLD const char* end_of_escaped(const char* p, const char* begin, const char* end, bool* escaped) {
+  while (p < end && *p != '"') {
+    if (*p != '\\' || end - p < 2) return nullptr;
+    *escaped = true;
+    switch (p[1]) {
+      case '"':
+      case '\\':
+      case '/':
+      case 'b':
+      case 'f':
+      case 'n':
+      case 'r':
+      case 't':
+        p += 2;
+        break;
+      case 'u':
+        if (end - p < 6) return nullptr;
+        for (int k = 2; k < 6; ++k)
+          if (hex_digit(p[k]) < 0) return nullptr;
+        p += 6;
+        break;
+      default:
+        return nullptr;
+    }
+    p = string_stop(p, begin, end);
+  }
+  return p < end ? p : nullptr;
+}
+
+// p: behind the opening quote. The closing quote's place, or nullptr: not a string.
+CB_BODY const char* end_of_string(const char* p, const char* begin, const char* end, bool* escaped) {
+  *escaped = false;
+  p = string_stop(p, begin, end);
+  return p < end && *p == '"' ? p : end_of_escaped(p, begin, end, escaped);
+}
+
+CB_BODY const char* skip_digits(const char* p) {
+  while (is_digit(*p)) ++p;
+  return p;
+}
+
+// p: at the first byte. Behind the last, or nullptr. Stops by itself at the bracket that ends the document.
+CB_BODY const char* end_of_number(const char* p) {
+  p += *p == '-';
+  if (!is_digit(*p)) return nullptr;
+  p = *p == '0' ? p + 1 : skip_digits(p + 1);
+  if (*p == '.') {
+    if (!is_digit(*++p)) return nullptr;
+    p = skip_digits(p + 1);
+  }
+  if ((*p | 0x20) == 'e') {
+    ++p;
+    p += *p == '+' || *p == '-';
+    if (!is_digit(*p)) return nullptr;
+    p = skip_digits(p + 1);
+  }
+  return p;
+}
+
+// One character of a checked string: moves *p over it, writes up to 4 bytes, says how many.
+CB_BODY uint32_t unescape_one(const char** p, const char* end, char* out) {
+  const char* s = *p;
+  if (*s != '\\') {
+    *out = *s;
+    *p = s + 1;
+    return 1;
+  }
+  *p = s + 2;
+  switch (s[1]) {
+    case 'b':
+      *out = '\b';
+      return 1;
+    case 'f':
+      *out = '\f';
+      return 1;
+    case 'n':
+      *out = '\n';
+      return 1;
+    case 'r':
+      *out = '\r';
+      return 1;
+    case 't':
+      *out = '\t';
+      return 1;
+    case 'u':
+      break;
+    default:
+      *out = s[1];
+      return 1;
+  }
+  uint32_t c = hex4(s + 2);
+  s += 6;
+  if (c >= 0xd800 && c < 0xe000) {
+    uint32_t low = c < 0xdc00 && end - s >= 6 && s[0] == '\\' && s[1] == 'u' ? hex4(s + 2) : 0;
+    if (low >= 0xdc00 && low < 0xe000) {
+      c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
+      s += 6;
+    } else {
+      c = 0xfffd;
+    }
+  }
+  *p = s;
+  if (c < 0x80) {
+    out[0] = (char)c;
+    return 1;
+  }
+  if (c < 0x800) {
+    out[0] = (char)(0xc0 | c >> 6);
+    out[1] = (char)(0x80 | (c & 63));
+    return 2;
+  }
+  if (c < 0x10000) {
+    out[0] = (char)(0xe0 | c >> 12);
+    out[1] = (char)(0x80 | (c >> 6 & 63));
+    out[2] = (char)(0x80 | (c & 63));
+    return 3;
+  }
+  out[0] = (char)(0xf0 | c >> 18);
+  out[1] = (char)(0x80 | (c >> 12 & 63));
+  out[2] = (char)(0x80 | (c >> 6 & 63));
+  out[3] = (char)(0x80 | (c & 63));
+  return 4;
+}
+
+CB_BODY bool same_unescaped(const char* p, const char* end, Str key) {
+  uint32_t at = 0;
+  while (p < end) {
+    char bytes[4];
+    uint32_t n = unescape_one(&p, end, bytes);
+    if (key.n - at < n) return false;
+    for (uint32_t k = 0; k < n; ++k)
+      if (key.p[at + k] != bytes[k]) return false;
+    at += n;
+  }
+  return at == key.n;
+}
+
+struct JsonScan {
+  // slots: one per path; type kJsonMissing where the document has no such value. False: malformed, slots mean
+  // nothing.
+  CB_BODY static bool scan(const JsonPathsView& view, Str doc, JsonSlice* slots) {
+    for (uint32_t k = 0; k < view.n; ++k) slots[k].type = kJsonMissing;
+    const char* p = doc.p;
+    const char* end = p + doc.n;
+    while (p < end && is_blank(*p)) ++p;
+    while (p < end && is_blank(end[-1])) --end;
+    if (p == end) return false;
+    if (*p != '{' && *p != '[') return scan_scalar(view, p, end, slots);
+    // The last byte is a bracket or the document is malformed. It stops every loop below: only behind a
+    // closing bracket can p have reached the end, and only there it is compared.
+    if (end[-1] != '}' && end[-1] != ']') return false;
+    StringEnds ends(p, end);
+    const char* started[kJsonDepth];  // of the open arrays and objects, outermost first
+    uint32_t outer_node[kJsonDepth];
+    uint32_t outer_index[kJsonDepth];
+    uint64_t objects = 0;  // lowest bit: the innermost is an object
+    uint32_t depth = 0;
+    uint32_t within = 0;  // node of the innermost
+    uint32_t index = 0;   // in it, where it is an array
+    uint32_t node = 1;    // of the value that comes
+    uint32_t found = 0;
+
+  value:
+    {
+      JsonSlice v = {p, 0, kJsonNumber, false};
+      switch (*p) {
+        case '"':
+          v.p = p + 1;
+          p = string_end(&ends, p + 1, &v.escaped);
+          if (!p) return false;
+          v.n = (uint32_t)(p - v.p);
+          v.type = kJsonString;
+          ++p;
+          if (node) keep(view, node, v, slots, &found);
+          goto after;
+        case '{':
+        case '[':
+          if (depth == kJsonDepth) return false;
+          started[depth] = p;
+          outer_node[depth] = within;
+          outer_index[depth] = index;
+          ++depth;
+          within = node;
+          objects = objects << 1 | (*p == '{');
+          p = skip_blank(p + 1);
+          if (objects & 1) {
+            if (*p != '}') goto key;
+          } else if (*p != ']') {
+            index = 0;
+            node = within ? child_at(view, within, 0) : 0;
+            goto value;
+          }
+          ++p;
+          goto close;
+        case 't':
+          if (end - p < 4 || load32(p) != 0x65757274u) return false;
+          p += 4;
+          v.type = kJsonTrue;
+          break;
+        case 'f':
+          if (end - p < 5 || load32(p + 1) != 0x65736c61u) return false;
+          p += 5;
+          v.type = kJsonFalse;
+          break;
+        case 'n':
+          if (end - p < 4 || load32(p) != 0x6c6c756eu) return false;
+          p += 4;
+          v.type = kJsonNull;
+          break;
+        default:
+          p = end_of_number(p);
+          if (!p) return false;
+      }
+      v.n = (uint32_t)(p - v.p);
+      if (node) keep(view, node, v, slots, &found);
+    }
+
+  after:
+    p = skip_blank(p);
+    if (*p == ',') {
+      p = skip_blank(p + 1);
+      if (objects & 1) goto key;
+      node = within ? child_at(view, within, ++index) : 0;
+      goto value;
+    }
+    if (*p++ != (objects & 1 ? '}' : ']')) return false;
+
+  close:
+    --depth;
+    if (within && view.nodes[within].ends) {
+      JsonSlice v = {started[depth], (uint32_t)(p - started[depth]), objects & 1 ? kJsonObject : kJsonArray,
+                     false};
+      keep(view, within, v, slots, &found);
+    }
+    if (depth == 0) return p == end;
+    if (p == end) return false;
+    within = outer_node[depth];
+    index = outer_index[depth];
+    objects >>= 1;
+    goto after;
+
+  key:
+    {
+      if (*p != '"') return false;
+      const char* name = p + 1;
+      bool escaped;
+      p = string_end(&ends, name, &escaped);
+      if (!p) return false;
+      node = within;
+      if (node) {
+        node = child_of(view, node, name, p, ends, escaped);
+        if (uint32_t again = found & view.nodes[node].under) {
+          found &= ~again;
+          for (uint32_t k = 0; k < view.n; ++k)
+            if (again >> k & 1) slots[k].type = kJsonMissing;
+        }
+      }
+      p = skip_blank(p + 1);
+      if (*p != ':') return false;
+      p = skip_blank(p + 1);
+      goto value;
+    }
+  }
+
+ private:
+  // A document that is neither array nor object.
+  CB_COLD static bool scan_scalar(const JsonPathsView& view, const char* p, const char* end,
+                                  JsonSlice* slots) {
+    JsonSlice v = {p, (uint32_t)(end - p), kJsonNumber, false};
+    if (*p == '"') {
+      const char* last = end_of_string(p + 1, p, end, &v.escaped);
+      if (last != end - 1) return false;
+      v = JsonSlice{p + 1, v.n - 2, kJsonString, v.escaped};
+    } else if (v.n == 4 && load32(p) == 0x65757274u) {
+      v.type = kJsonTrue;
+    } else if (v.n == 5 && *p == 'f' && load32(p + 1) == 0x65736c61u) {
+      v.type = kJsonFalse;
+    } else if (v.n == 4 && load32(p) == 0x6c6c756eu) {
+      v.type = kJsonNull;
+    } else if (!is_whole_number(p, end)) {
+      return false;
+    }
+    uint32_t found = 0;
+    keep(view, 1, v, slots, &found);
+    return true;
+  }
+
+  // end_of_number() for text with nothing behind it; the last byte must be a digit, so a byte follows '.',
+  // 'e' and signs.
+  CB_BODY static bool is_whole_number(const char* p, const char* end) {
+    if (!is_digit(end[-1])) return false;
+    if (*p == '-') ++p;
+    if (*p == '0' && p + 1 < end && is_digit(p[1])) return false;
+    if (!is_digit(*p)) return false;
+    while (p < end && is_digit(*p)) ++p;
+    if (p < end && *p == '.') {
+      if (!is_digit(*++p)) return false;
+      while (p < end && is_digit(*p)) ++p;
+    }
+    if (p < end && (*p | 0x20) == 'e') {
+      ++p;
+      if (*p == '+' || *p == '-') ++p;
+      while (p < end && is_digit(*p)) ++p;
+    }
+    return p == end;
+  }
+
+  CB_BODY static const char* string_end(StringEnds* ends, const char* p, bool* escaped) {
+    *escaped = false;
+    p = ends->stop(p);
+    return p < ends->end && *p == '"' ? p : end_of_escaped(p, ends->begin, ends->end, escaped);
+  }
+
+  CB_BODY static void keep(const JsonPathsView& view, uint32_t node, const JsonSlice& v, JsonSlice* slots,
+                           uint32_t* found) {
+    uint32_t ends = view.nodes[node].ends;
+    *found |= ends;
+    for (uint32_t k = 0; ends; ++k, ends >>= 1)
+      if (ends & 1) slots[k] = v;
+  }
+
+  CB_BODY static uint32_t child_at(const JsonPathsView& view, uint32_t node, uint32_t index) {
+    const JsonNode& from = view.nodes[node];
+    const JsonEdge* edge = view.edges + from.first + from.keys;
+    for (uint32_t k = 0; k < from.indexes; ++k)
+      if (edge[k].index == index) return edge[k].to;
+    return 0;
+  }
+
+  CB_BODY static uint32_t child_of(const JsonPathsView& view, uint32_t node, const char* key,
+                                   const char* key_end, const StringEnds& ends, bool escaped) {
+    const JsonNode& from = view.nodes[node];
+    const JsonEdge* edge = view.edges + from.first;
+    const JsonEdge* last = edge + from.keys;
+    if (escaped) return child_of_escaped(view, edge, last, key, key_end);
+    uint32_t n = (uint32_t)(key_end - key);
+    uint64_t head = word_before(key, ends.begin, ends.end);
+    if (n < 8) head &= (1ull << (8 * n)) - 1;
+    for (; edge < last; ++edge)
+      if (edge->head == head && edge->key_n == n &&
+          (n <= 8 || same(Str{view.keys + edge->key_at + 8, n - 8}, Str{key + 8, n - 8})))
+        return edge->to;
+    return 0;
+  }
+
+  CB_COLD static uint32_t child_of_escaped(const JsonPathsView& view, const JsonEdge* edge,
+                                           const JsonEdge* last, const char* key, const char* key_end) {
+    for (; edge < last; ++edge)
+      if (same_unescaped(key, key_end, Str{view.keys + edge->key_at, edge->key_n})) return edge->to;
+    return 0;
+  }
+};
+
+// ---- from a slice to a value
+// ------------------------------------------------------------------------------------
+
+// Any number; beyond the range of doubles ±inf.
+CB_BODY bool json_float(const JsonSlice& v, double* out) {
+  if (v.type != kJsonNumber) return false;
+  Decimal d;
+  if (!read_decimal(Str{v.p, v.n}, &d)) return false;
+  *out = decimal_value(d);
+  return true;
+}
+
+// A whole number that fits: 7, 7.0, 7e3.
+CB_BODY bool json_int(const JsonSlice& v, int64_t* out) {
+  if (v.type != kJsonNumber) return false;
+  Decimal d;
+  return read_decimal(Str{v.p, v.n}, &d) && decimal_whole(d, out);
+}
+
+CB_BODY bool json_bool(const JsonSlice& v, uint8_t* out) {
+  *out = v.type == kJsonTrue;
+  return v.type == kJsonTrue || v.type == kJsonFalse;
+}
+
+// A string without escapes and the text of any other value are views of the document. Null: no value.
+CB_BODY bool json_has_text(const JsonSlice& v) { return v.type > kJsonNull; }
+
+// For an escaped string: at most v.n bytes are written.
+CB_BODY uint32_t json_unescape(const JsonSlice& v, char* out) {
+  const char* p = v.p;
+  const char* end = p + v.n;
+  uint32_t n = 0;
+  while (p < end) n += unescape_one(&p, end, out + n);
+  return n;
+}
+
+// The elements of an array that scan() has checked. *p starts behind the bracket; false: no more.
+CB_BODY bool json_next(const char** at, const char* end, JsonSlice* item) {
+  const char* begin = *at;
+  const char* p = skip_blank(begin);
+  if (*p == ',') p = skip_blank(p + 1);
+  if (*p == ']') return false;
+  *item = JsonSlice{p, 0, kJsonNumber, false};
+  if (*p == '"') {
+    item->p = ++p;
+    p = end_of_string(p, begin, end, &item->escaped);
+    item->type = kJsonString;
+    item->n = (uint32_t)(p - item->p);
+    *at = p + 1;
+    return true;
+  }
+  switch (*p) {
+    case 't':
+      item->type = kJsonTrue;
+      p += 4;
+      break;
+    case 'f':
+      item->type = kJsonFalse;
+      p += 5;
+      break;
+    case 'n':
+      item->type = kJsonNull;
+      p += 4;
+      break;
+    case '[':
+    case '{': {
+      item->type = *p == '[' ? kJsonArray : kJsonObject;
+      uint32_t depth = 0;
+      do {
+        bool ignored;
+        if (*p == '"')
+          p = end_of_string(p + 1, begin, end, &ignored);
+        else if (*p == '[' || *p == '{')
+          ++depth;
+        else if (*p == ']' || *p == '}')
+          --depth;
+        ++p;
+      } while (depth);
+      break;
+    }
+    default:
+      p = end_of_number(p);
+  }
+  item->n = (uint32_t)(p - item->p);
+  *at = p;
+  return true;
+}
+
+}  // namespace cb

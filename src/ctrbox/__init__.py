@@ -1,0 +1,88 @@
+"""CTRBox: from raw ad logs to served click predictions, in one program.
+
+    import ctrbox as cb
+    from ctrbox import col
+
+Names are imported when first used, so that ``ctrbox --help`` need not wait for Arrow.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+HOME = {
+    "View": "ctrbox.views.view",
+    "col": "ctrbox.plan.expr",
+    "lit": "ctrbox.plan.expr",
+    "when": "ctrbox.plan.expr",
+    "cross": "ctrbox.plan.expr",
+    "overlap": "ctrbox.plan.expr",
+    "concat": "ctrbox.plan.expr",
+    "min_": "ctrbox.plan.expr",
+    "max_": "ctrbox.plan.expr",
+    "Expr": "ctrbox.plan.expr",
+    "Dictionary": "ctrbox.plan.tables",
+    "FeatureSet": "ctrbox.plan.features",
+    "shows": "ctrbox.plan.features",
+    "clicks": "ctrbox.plan.features",
+    "rate": "ctrbox.plan.features",
+    "operator": "ctrbox.plan.user",
+    "compile": "ctrbox.engines.plan",
+    "evaluate": "ctrbox.engines.plan",
+    "Plan": "ctrbox.engines.plan",
+    "Position": "ctrbox.engines.plan",
+    "Batch": "ctrbox.columns.batch",
+    "Ragged": "ctrbox.columns.batch",
+    "Schema": "ctrbox.columns.batch",
+    "CtrboxError": "ctrbox.errors",
+    "PlanError": "ctrbox.errors",
+    "DataError": "ctrbox.errors",
+    "SourceError": "ctrbox.errors",
+}
+
+if TYPE_CHECKING:
+    from ctrbox import datasets as datasets
+    from ctrbox.columns.batch import Batch as Batch
+    from ctrbox.columns.batch import Ragged as Ragged
+    from ctrbox.columns.batch import Schema as Schema
+    from ctrbox.engines.plan import Plan as Plan
+    from ctrbox.engines.plan import Position as Position
+    from ctrbox.engines.plan import compile as compile
+    from ctrbox.engines.plan import evaluate as evaluate
+    from ctrbox.errors import CtrboxError as CtrboxError
+    from ctrbox.errors import DataError as DataError
+    from ctrbox.errors import PlanError as PlanError
+    from ctrbox.errors import SourceError as SourceError
+    from ctrbox.plan.expr import Expr as Expr
+    from ctrbox.plan.expr import col as col
+    from ctrbox.plan.expr import concat as concat
+    from ctrbox.plan.expr import cross as cross
+    from ctrbox.plan.expr import lit as lit
+    from ctrbox.plan.expr import max_ as max_
+    from ctrbox.plan.expr import min_ as min_
+    from ctrbox.plan.expr import overlap as overlap
+    from ctrbox.plan.expr import when as when
+    from ctrbox.plan.features import FeatureSet as FeatureSet
+    from ctrbox.plan.features import clicks as clicks
+    from ctrbox.plan.features import rate as rate
+    from ctrbox.plan.features import shows as shows
+    from ctrbox.plan.tables import Dictionary as Dictionary
+    from ctrbox.plan.user import operator as operator
+    from ctrbox.views.view import View as View
+
+
+def __getattr__(name: str) -> Any:
+    if name in HOME:
+        value = getattr(import_module(HOME[name]), name)
+        globals()[name] = value
+        return value
+    if name == "datasets":
+        return import_module("ctrbox.datasets")
+    raise AttributeError(f"module 'ctrbox' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*HOME, "datasets", "__version__"])

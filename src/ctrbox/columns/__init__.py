@@ -1,0 +1,1 @@
+"""Plain data: kinds of values, batches, schemas. Knows nothing of files, plans or engines."""

@@ -1,0 +1,195 @@
+"""What training gets: labels, a dense matrix, ragged keys, group ids.
+
+Arrays are views of buffers that the native core owns and uses again once the last array is dropped: copy what you keep
+beyond many batches. Values are int64 keys; row r of a field owns ``values[offsets[r]:offsets[r + 1]]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Field:
+    """A sparse field: its name, the name whose keys it shares, and whether a row can have other than one key."""
+
+    name: str
+    space: str
+    ragged: bool
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the batches of a plan hold. Models are built from it."""
+
+    sparse: tuple[Field, ...]
+    dense: tuple[tuple[str, int], ...]  # name, number of columns
+    label: bool
+    group: bool
+    weight: bool
+    fingerprint: str = ""
+
+    @property
+    def dense_width(self) -> int:
+        return sum(width for _, width in self.dense)
+
+    @property
+    def dense_names(self) -> list[str]:
+        """One name per column of the matrix; a vector's columns are numbered."""
+        return [n if w == 1 else f"{n}.{k}" for n, w in self.dense for k in range(w)]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Keys of one field: int64 values and int64 offsets (rows + 1)."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def take(self, rows: np.ndarray) -> Ragged:
+        """The given rows, in the given order."""
+        lengths = np.diff(self.offsets)[rows]
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        starts = np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        return Ragged(self.values[starts + np.arange(offsets[-1])], offsets)
+
+    def to_arrow(self) -> pa.LargeListArray:
+        return pa.LargeListArray.from_arrays(pa.array(self.offsets), pa.array(self.values))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch. ``label``, ``weight`` and ``group`` are None when the feature set names none."""
+
+    schema: Schema
+    rows: int
+    label: np.ndarray | None
+    dense: np.ndarray
+    sparse: Mapping[str, Ragged]
+    group: np.ndarray | None
+    weight: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def take(self, rows: np.ndarray) -> Batch:
+        """The given rows, in the given order, as a batch of its own memory."""
+
+        def pick(array: np.ndarray | None) -> np.ndarray | None:
+            return None if array is None else array[rows]
+
+        return Batch(
+            self.schema,
+            len(rows),
+            pick(self.label),
+            self.dense[rows],
+            {name: ragged.take(rows) for name, ragged in self.sparse.items()},
+            pick(self.group),
+            pick(self.weight),
+        )
+
+    @staticmethod
+    def concat(batches: Sequence[Batch]) -> Batch:
+        """Batches of one schema, one after the other."""
+        first = batches[0]
+
+        def join(arrays: list[Any]) -> np.ndarray | None:
+            return None if arrays[0] is None else np.concatenate(arrays)
+
+        sparse = {}
+        for name in first.sparse:
+            parts = [b.sparse[name] for b in batches]
+            ends = np.cumsum([0] + [len(p.values) for p in parts])
+            offsets = [p.offsets[:-1] - p.offsets[0] + end for p, end in zip(parts, ends, strict=False)]
+            sparse[name] = Ragged(
+                np.concatenate([p.values for p in parts]), np.concatenate([*offsets, ends[-1:]]).astype(np.int64)
+            )
+        return Batch(
+            first.schema,
+            sum(b.rows for b in batches),
+            join([b.label for b in batches]),
+            np.concatenate([b.dense for b in batches]),
+            sparse,
+            join([b.group for b in batches]),
+            join([b.weight for b in batches]),
+        )
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Columns ``label``, ``weight``, ``group``, then dense ones as float32 and sparse ones as int64 or lists."""
+        columns: dict[str, pa.Array] = {}
+        for name in ("label", "weight", "group"):
+            array = getattr(self, name)
+            if array is not None:
+                columns[name] = pa.array(array)
+        for k, name in enumerate(self.schema.dense_names):
+            columns[name] = pa.array(np.ascontiguousarray(self.dense[:, k]))
+        for field in self.schema.sparse:
+            ragged = self.sparse[field.name]
+            columns[field.name] = ragged.to_arrow() if field.ragged else pa.array(ragged.values)
+        if not columns:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * self.rows, pa.struct([])))
+        return pa.RecordBatch.from_pydict(columns)
+
+    @staticmethod
+    def from_arrow(schema: Schema, rows: pa.RecordBatch) -> Batch:
+        """The inverse of ``to_arrow``; dense columns are copied into one matrix, keys are not copied."""
+        dense = np.empty((rows.num_rows, schema.dense_width), np.float32)
+        for k, name in enumerate(schema.dense_names):
+            dense[:, k] = rows.column(name).to_numpy(zero_copy_only=False)
+        sparse = {}
+        for field in schema.sparse:
+            column = rows.column(field.name)
+            if field.ragged:
+                offsets = column.offsets.to_numpy()
+                sparse[field.name] = Ragged(
+                    column.values.to_numpy()[offsets[0] : offsets[-1]], (offsets - offsets[0]).astype(np.int64)
+                )
+            else:
+                sparse[field.name] = Ragged(column.to_numpy(), np.arange(rows.num_rows + 1, dtype=np.int64))
+
+        def optional(name: str, present: bool) -> np.ndarray | None:
+            return np.asarray(rows.column(name).to_numpy(zero_copy_only=False)) if present else None
+
+        return Batch(
+            schema,
+            rows.num_rows,
+            optional("label", schema.label),
+            dense,
+            sparse,
+            optional("group", schema.group),
+            optional("weight", schema.weight),
+        )
+
+    def torch(self) -> dict[str, Any]:
+        """Tensors over the same memory: label, dense, group, weight, and sparse as name → (values, offsets)."""
+        import torch
+
+        tensors: dict[str, Any] = {"dense": torch.from_numpy(self.dense)}
+        for name in ("label", "weight", "group"):
+            array = getattr(self, name)
+            if array is not None:
+                tensors[name] = torch.from_numpy(array)
+        tensors["sparse"] = {
+            name: (torch.from_numpy(r.values), torch.from_numpy(r.offsets)) for name, r in self.sparse.items()
+        }
+        return tensors
+
+    @staticmethod
+    def from_torch(schema: Schema, tensors: Mapping[str, Any]) -> Batch:
+        """The inverse of ``torch``, over the same memory for CPU tensors."""
+        dense = tensors["dense"].numpy()
+        arrays = {n: tensors[n].numpy() if n in tensors else None for n in ("label", "weight", "group")}
+        sparse = {n: Ragged(v.numpy(), o.numpy()) for n, (v, o) in tensors["sparse"].items()}
+        return Batch(schema, len(dense), arrays["label"], dense, sparse, arrays["group"], arrays["weight"])

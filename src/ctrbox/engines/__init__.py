@@ -1,0 +1,1 @@
+"""Engines run a plan. ``cpu`` runs it here; what is common to all of them (``Plan``) lies beside them."""

@@ -1,0 +1,190 @@
+"""From nodes of a frame to a native program: layer by layer, equal inputs scanned once.
+
+JSON paths of one column become one scan of the document; columns of one joined row become one visit of its record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctrbox import _native
+from ctrbox.engines.cpu.tables import Tables
+from ctrbox.plan.layers import depths
+from ctrbox.plan.node import Node
+
+MOST_JSON_PATHS = 32  # that a native scan takes at once
+
+
+@dataclass
+class Dimension:
+    """A joined view, ready to be looked up."""
+
+    name: str
+    index: Any  # _native.Index
+    records: Any  # _native.Records
+    rows: int  # real ones; the record behind them is the null row
+    fields: dict[int, int]  # node id → field of the record
+
+    @property
+    def bytes(self) -> int:
+        return int(self.index.bytes + self.records.bytes)
+
+
+@dataclass
+class Assembled:
+    """A native program and what its instructions stand for."""
+
+    native: Any  # _native.Program
+    sources: int
+    labels: list[str]  # per instruction: operator class, for profiles
+    nodes: list[Node | None]
+
+
+@dataclass
+class Assembler:
+    """Builds one program. ``given``: nodes that an earlier stage computed, as (source, column)."""
+
+    tables: Tables
+    dimensions: dict[int, Dimension]
+    column_at: Callable[[Node], tuple[int, int]]  # raw column → (source, position in what is read of it)
+    chunk_rows: int
+    given: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def assemble(self, wanted: list[Node], emits: Iterable[tuple[int, Node]], sources: int) -> Assembled:
+        """A program that computes ``wanted`` and emits (slot, node) pairs, each as soon as it is there."""
+        self.program = _native.Program(self.chunk_rows)
+        self.registers: dict[int, int] = {}
+        self.labels: list[str] = []
+        self.nodes_: list[Node | None] = []
+        nodes = self.needed(wanted)
+        depth = depths({n: self.inputs(n) for n in nodes})
+        emitted: dict[int, list[int]] = {}
+        last: list[tuple[int, Node]] = []
+        for slot, node in emits:
+            emitted.setdefault(node.id, []).append(slot)
+        masks = any(-1 in slots for slots in emitted.values())  # a mask must be known before what it selects is kept
+        by_layer: dict[int, list[Node]] = {}
+        for node in nodes:
+            by_layer.setdefault(depth[node], []).append(node)
+        for layer in sorted(by_layer):
+            self.layer(by_layer[layer])
+            for node in by_layer[layer]:
+                for slot in emitted.get(node.id, []):
+                    if masks and slot >= 0:
+                        last.append((slot, node))
+                    else:
+                        self.emit(slot, node)
+        for slot, node in last:
+            self.emit(slot, node)
+        self.program.finish()
+        return Assembled(self.program, sources, self.labels, self.nodes_)
+
+    def inputs(self, node: Node) -> list[Node]:
+        return [] if node.id in self.given else list(node.args)
+
+    def needed(self, wanted: list[Node]) -> list[Node]:
+        seen: set[int] = set()
+        out: list[Node] = []
+        stack = [(n, False) for n in reversed(wanted)]
+        while stack:
+            node, done = stack.pop()
+            if done:
+                out.append(node)
+            elif node.id not in seen:
+                seen.add(node.id)
+                stack.append((node, True))
+                stack.extend((a, False) for a in reversed(self.inputs(node)))
+        return out
+
+    def note(self, label: str, node: Node | None) -> None:
+        self.labels.append(label)
+        self.nodes_.append(node)
+
+    def emit(self, slot: int, node: Node) -> None:
+        self.program.emit(slot, self.registers[node.id])
+        self.note("emit", node)
+
+    def layer(self, nodes: list[Node]) -> None:
+        scans: dict[tuple[int, bool], list[Node]] = {}
+        visits: dict[int, list[Node]] = {}
+        for node in nodes:
+            if node.id in self.given:
+                source, position = self.given[node.id]
+                self.registers[node.id] = self.program.load(source, position, node.kind, node.nullable, node.name or node.op)
+                self.note("load", node)
+            elif node.op == "json":
+                scans.setdefault((node.args[0].id, node.param("strict")), []).append(node)
+            elif node.op == "gather":
+                visits.setdefault(node.args[0].id, []).append(node)
+            else:
+                self.single(node)
+        for (source, strict), group in scans.items():
+            for k in range(0, len(group), MOST_JSON_PATHS):
+                self.scan(source, strict, group[k : k + MOST_JSON_PATHS])
+        for row, group in visits.items():
+            dimension = self.dimensions[group[0].args[0].param("frame")]
+            fields = [dimension.fields[n.inner.id] for n in group if n.inner is not None]
+            for node, register in zip(
+                group, self.program.gather(dimension.records, self.registers[row], fields), strict=True
+            ):
+                self.registers[node.id] = register
+            self.note("gather", group[0])
+
+    def scan(self, source: int, strict: bool, group: list[Node]) -> None:
+        table = _native.JsonPaths([n.param("path") for n in group], [n.kind for n in group])
+        registers = self.program.call(
+            "json", "s", [self.registers[source]], [n.kind for n in group], [True] * len(group), [], [], [], table, strict
+        )
+        for node, register in zip(group, registers, strict=True):
+            self.registers[node.id] = register
+        self.note("json", group[0])
+
+    def single(self, node: Node) -> None:
+        program = self.program
+        if node.op == "column":
+            source, position = self.column_at(node)
+            self.registers[node.id] = program.load(source, position, node.kind, node.nullable, node.name)
+            self.note("load", node)
+        elif node.op == "literal":
+            self.registers[node.id] = literal(program, node.kind, node.param("value"))
+        elif node.op == "row":
+            dimension = self.dimensions[node.param("frame")]
+            self.registers[node.id] = program.lookup(dimension.index, self.registers[node.args[0].id], dimension.rows)
+            self.note("join", node)
+        elif node.op == "found":
+            missing = literal(program, "i", self.dimensions[node.args[0].param("frame")].rows)
+            arguments = [self.registers[node.args[0].id], missing]
+            (self.registers[node.id],) = program.call("ne", "i,i", arguments, ["b"], [False], [], [], [], None, False)
+            self.note("ne", node)
+        else:
+            params = dict(node.params)
+            table, floats = None, list(params.get("floats", ()))
+            if "table" in params:
+                table, extra = self.tables.native(params["table"])
+                floats += extra
+            (self.registers[node.id],) = program.call(
+                node.op,
+                ",".join(a.kind for a in node.args),
+                [self.registers[a.id] for a in node.args],
+                [node.kind],
+                [node.nullable],
+                list(params.get("ints", ())),
+                floats,
+                list(params.get("texts", ())),
+                table,
+                False,
+            )
+            self.note(node.op, node)
+
+
+def literal(program: Any, kind: str, value: Any) -> int:
+    if kind.startswith("*"):
+        return int(program.literal(kind, 0, 0.0, b""))
+    if kind == "f":
+        return int(program.literal(kind, 0, float(value), b""))
+    if kind == "s":
+        text = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+        return int(program.literal(kind, 0, 0.0, text))
+    return int(program.literal(kind, int(value), 0.0, b""))

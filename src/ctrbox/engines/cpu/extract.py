@@ -1,0 +1,298 @@
+"""Extraction on the CPU: morsels in, batches out, in order, on all cores.
+
+Threads: the source's readers decode ahead; ``threads`` workers prepare morsels (filters) and run batches; the consumer's thread
+only hands out work and hands over results. Bounded: at most ``threads + 2`` morsels and as many batches are under way. Leaving
+the generator, by an error, by Ctrl-C or by closing it, ends the readers and the workers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ctrbox import _native
+from ctrbox.columns.batch import Batch, Ragged, Schema
+from ctrbox.engines.cpu.arrow import frame_of
+from ctrbox.engines.cpu.assemble import Assembled, Assembler, Dimension
+from ctrbox.engines.cpu.dimensions import load_dimension
+from ctrbox.engines.cpu.merge import MergeCursor, ids_of
+from ctrbox.engines.cpu.prune import prune_expression
+from ctrbox.engines.cpu.stages import Prepared, Rows, Stages
+from ctrbox.engines.cpu.tables import Tables
+from ctrbox.errors import CtrboxError, DataError
+from ctrbox.plan.graph import Graph, Output
+from ctrbox.plan.node import Node
+from ctrbox.views.source import Morsel
+
+CHUNK_ROWS = 1024  # registers of a chunk stay in a 1 MB L2 cache; docs/tried.md has the figures
+MORSEL_ROWS = 65_536
+
+
+@dataclass
+class Stage:
+    rows: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Stats:
+    """Work by stage; seconds of all threads together."""
+
+    stages: dict[str, Stage] = field(default_factory=dict)
+
+    def add(self, name: str, rows: int, seconds: float) -> None:
+        stage = self.stages.setdefault(name, Stage())
+        stage.rows += rows
+        stage.seconds += seconds
+
+
+class Extractor:
+    """A graph made ready to run: dimensions loaded, programs assembled. Thread-safe once built."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        fitted: dict[int, dict[str, np.ndarray]],
+        *,
+        schema: Schema,
+        outputs: list[Output] | None = None,
+        dimensions: dict[int, Dimension] | None = None,
+        chunk_rows: int = CHUNK_ROWS,
+        threads: int = 2,
+    ) -> None:
+        self.graph = graph
+        self.schema = schema
+        self.log = graph.frames[0]
+        self.stats = Stats()
+        self.threads = threads
+        self.chunk_rows = chunk_rows
+        self.tables = Tables(fitted)
+        self.outputs = graph.outputs if outputs is None else outputs
+        asked = [o.node for o in self.outputs]
+        began = time.perf_counter()
+        self.dimensions = dimensions if dimensions is not None else self._load()
+        self.stats.add("dimensions", sum(d.rows for d in self.dimensions.values()), time.perf_counter() - began)
+        probe = Assembler(self.tables, self.dimensions, lambda n: (0, 0), chunk_rows)
+        needed = probe.needed([*asked, *self.log.filters])
+        self.columns = [graph.columns(self.log, k, needed) for k in range(len(self.log.sources))]
+        self._id_columns()
+        where = [{name: k for k, name in enumerate(names)} for names in self.columns]
+        self.assembler = Assembler(
+            self.tables,
+            self.dimensions,
+            lambda n: (n.param("source"), where[n.param("source")][n.name]),
+            chunk_rows,
+        )
+        self.stages = Stages(self.assembler, self.log.filters, asked, len(self.columns))
+        self.body = self._body(asked)
+        self.hints: list[float] = []
+        self.identity = np.arange(1, dtype=np.int64)
+
+    def _load(self) -> dict[int, Dimension]:
+        loaded: dict[int, Dimension] = {}
+        waiting = [f for f in self.graph.frames[1:] if self.graph.asked[f.id] or self._joined(f.id)]
+        while waiting:
+            ready = [f for f in waiting if all(n in loaded for n in self._needs(f))]
+            with ThreadPoolExecutor(self.threads) as pool:
+                futures = [
+                    pool.submit(load_dimension, self.graph, f, self.tables, dict(loaded), self.chunk_rows) for f in ready
+                ]
+                for f, future in zip(ready, futures, strict=True):
+                    loaded[f.id] = future.result()
+            waiting = [f for f in waiting if f.id not in loaded]
+        return loaded
+
+    def _joined(self, frame: int) -> bool:
+        return any(n.op == "row" and n.param("frame") == frame for f in self.graph.frames for n in self.graph.nodes(f))
+
+    def _needs(self, frame: Any) -> set[int]:
+        return {n.param("frame") for n in self.graph.nodes(frame) if n.op == "row"}
+
+    def _id_columns(self) -> None:
+        """A streamed merge reads the ids of both sides, whether or not a feature does."""
+        self.merged = len(self.columns) > 1
+        if self.merged:
+            key = self.log.key[0]
+            if key not in self.columns[0]:
+                self.columns[0].append(key)
+            self.id_at = self.columns[0].index(key)
+        for k, source in enumerate(self.log.sources):
+            if source.on is not None and source.on not in self.columns[k]:
+                self.columns[k].append(source.on)
+
+    def _body(self, asked: list[Node]) -> Assembled:
+        plan = _native.BatchPlan()
+        for o in self.outputs:
+            if o.role == "dense":
+                plan.dense(o.node.kind, o.width)
+            elif o.role == "sparse":
+                plan.keys(o.node.kind)
+            elif o.role != "column":
+                getattr(plan, o.role)(o.node.kind)
+        self.batch_plan = plan
+        emits = [(k, o.node) for k, o in enumerate(self.outputs)]
+        return self.assembler.assemble(asked, emits, self.stages.sources)
+
+    # ---- a batch
+    def run(self, pieces: list[tuple[Prepared, int, int]]) -> Batch:
+        """One batch from (prepared rows, begin, count) pieces; runs in the caller's thread."""
+        began = time.perf_counter()
+        try:
+            native = self.body.native.run_batch([p.piece(b, n) for p, b, n in pieces], self.batch_plan, self.hints)
+        except _native.RowError as error:
+            raise self.located(error, pieces) from None
+        batch = self.wrap(native)
+        self.stats.add("extract", batch.rows, time.perf_counter() - began)
+        return batch
+
+    def wrap(self, native: Any) -> Batch:
+        rows = native.rows
+        if len(self.identity) <= rows:
+            self.identity = np.arange(rows + 1, dtype=np.int64)
+        sparse, widths = {}, []
+        for k, f in enumerate(self.schema.sparse):
+            values, offsets = native.values(k), native.offsets(k)
+            widths.append(len(values) / max(1, rows) * 1.05)
+            sparse[f.name] = Ragged(values, self.identity[: rows + 1] if offsets is None else offsets)
+        if rows > 1024:
+            self.hints = widths
+        s = self.schema
+        return Batch(
+            s,
+            rows,
+            native.label if s.label else None,
+            native.dense,
+            sparse,
+            native.group if s.group else None,
+            native.weight if s.weight else None,
+        )
+
+    def located(self, error: Any, pieces: list[tuple[Prepared, int, int]]) -> CtrboxError:
+        message, piece, position = error.args
+        prepared, begin, _ = pieces[piece]
+        row = prepared.row(begin + position)
+        where = prepared.origin.name(row) if prepared.origin is not None else f"row {row}"
+        return DataError(f"{message} (at {where})")
+
+    # ---- a morsel
+    def prepare(self, morsel: Morsel, merged: list[Rows]) -> Prepared:
+        return self.staged(morsel.rows.num_rows, [(frame_of(morsel.rows), None, 0), *merged], morsel.origin, morsel.start)
+
+    def staged(self, rows: int, sources: list[Rows], origin: Any, start: int) -> Prepared:
+        """Rows through the stages before the last program."""
+        began = time.perf_counter()
+        try:
+            prepared = self.stages.prepare(rows, sources)
+        except _native.RowError as error:
+            raise self.located(error, [(Prepared(rows, sources, None, origin, start), 0, rows)]) from None
+        prepared.origin, prepared.start = origin, start
+        self.stats.add("filter", rows, time.perf_counter() - began)
+        return prepared
+
+    # ---- the whole log
+    def stream(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Morsel, list[Rows]]]:
+        """Morsels of the log with the rows merged into them."""
+        source = self.log.view.source
+        scan = source.scan(
+            self.columns[0], start=start, rows=MORSEL_ROWS, threads=self.threads, prune=prune_expression(self.log)
+        )
+        cursors: list[MergeCursor] = []
+        last: int | None = None
+        began = time.perf_counter()
+        try:
+            for morsel in scan:
+                if stop is not None and morsel.start >= stop:
+                    return
+                if stop is not None and morsel.start + morsel.rows.num_rows > stop:
+                    morsel = Morsel(morsel.rows.slice(0, stop - morsel.start), morsel.origin, morsel.start)
+                merged: list[Rows] = []
+                if self.merged:
+                    ids = ids_of(morsel.rows, self.id_at, f"id of view {self.log.name!r}", morsel.origin)
+                    if len(ids) and last is not None and ids[0] <= last:
+                        raise DataError(
+                            f"id {ids[0]} of view {self.log.name!r} comes after {last} at {morsel.origin.name(0)}: not in "
+                            "ascending order without repeats; sort it, or merge(…, ordered=False)"
+                        )
+                    if len(ids):
+                        last = int(ids[-1])
+                    if not cursors:
+                        first = int(ids[0]) if len(ids) else None
+                        cursors = [
+                            MergeCursor(s.view, s.on, self.columns[k], first)
+                            for k, s in enumerate(self.log.sources)
+                            if s.on is not None
+                        ]
+                    merged = [c.align(ids) for c in cursors]
+                self.stats.add("read", morsel.rows.num_rows, time.perf_counter() - began)
+                yield morsel, merged
+                began = time.perf_counter()
+        finally:
+            for closing in (scan, *cursors):
+                close = getattr(closing, "close", None)
+                if close is not None:
+                    close()
+
+    def pieces(self, batch_size: int, start: int, submit: Callable[..., Future[Any]]) -> Iterator[list[tuple[Prepared, int, int]]]:
+        """The rows of each batch, filters applied, in order; a batch is a list of (prepared rows, begin, count)."""
+        ahead: deque[Future[Prepared]] = deque()
+        stream = self.stream(start)
+        gathered: list[tuple[Prepared, int, int]] = []
+        missing = batch_size
+        try:
+            ended = False
+            while not ended or ahead:
+                while not ended and len(ahead) < self.threads + 1:
+                    item = next(stream, None)
+                    if item is None:
+                        ended = True
+                    else:
+                        ahead.append(submit(self.prepare, *item))
+                if not ahead:
+                    break
+                prepared = ahead.popleft().result()
+                begin = 0
+                while begin < prepared.rows:
+                    take = min(missing, prepared.rows - begin)
+                    gathered.append((prepared, begin, take))
+                    begin += take
+                    missing -= take
+                    if not missing:
+                        yield gathered
+                        gathered, missing = [], batch_size
+            if gathered:
+                yield gathered
+        finally:
+            for future in ahead:
+                future.cancel()
+            stream.close()
+
+    def batches(self, batch_size: int, start: int = 0) -> Iterator[tuple[Batch, int]]:
+        """Batches in order, each with the row of the log at which the next one begins."""
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="ctrbox-extract")
+        running: deque[tuple[Future[Batch], int]] = deque()
+        work = self.pieces(batch_size, start, pool.submit)
+        try:
+            ended = False
+            while not ended or running:
+                while not ended and len(running) < self.threads + 1:
+                    pieces = next(work, None)
+                    if pieces is None:
+                        ended = True
+                        break
+                    prepared, begin, count = pieces[-1]
+                    after = prepared.start + prepared.row(begin + count - 1) + 1
+                    running.append((pool.submit(self.run, pieces), after))
+                if running:
+                    future, after = running.popleft()
+                    yield future.result(), after
+        finally:
+            for future, _ in running:
+                future.cancel()
+            work.close()
+            pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,92 @@
+"""Streaming merge: two sources in id order, side by side, holding only what the current morsel needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctrbox import _native
+from ctrbox.engines.cpu.arrow import frame_of
+from ctrbox.engines.cpu.stages import Rows
+from ctrbox.errors import DataError
+from ctrbox.views.source import Morsel
+from ctrbox.views.view import View
+
+
+def ids_of(rows: pa.RecordBatch, column: int, what: str, origin: Any) -> np.ndarray:
+    """The id column as ascending int64; DataError names the first row that is out of order or null."""
+    array = rows.column(column)
+    if array.null_count:
+        row = int(np.argmax(np.asarray(array.is_null())))
+        raise DataError(f"{what} is null at {origin.name(row)}; rows merged by id need one")
+    ids = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    descent = _native.first_descent(np.ascontiguousarray(ids))
+    if descent >= 0:
+        raise DataError(
+            f"{what} {ids[descent]} comes after {ids[descent - 1]} at {origin.name(int(descent))}: not in ascending order "
+            "without repeats; sort it, or merge(…, ordered=False)"
+        )
+    return np.ascontiguousarray(ids)
+
+
+class MergeCursor:
+    """Walks the basic view beside the log. ``align`` must be called with ascending, non-overlapping ids."""
+
+    def __init__(self, view: View, on: str, columns: list[str], first_id: int | None) -> None:
+        self.name = view.name
+        self.on = columns.index(on)
+        prune = None if first_id is None else pc.field(on) >= pc.scalar(first_id)
+        self.stream: Iterator[Morsel] = view.source.scan(columns, prune=prune)
+        self.held: list[tuple[pa.RecordBatch, np.ndarray]] = []
+        self.ended = False
+        self.last: int | None = None
+
+    def align(self, ids: np.ndarray) -> Rows:
+        """The rows of the basic view for these ids: (frame, index or None, base)."""
+        if not len(ids):
+            return None, None, 0
+        low, high = ids[0], ids[-1]
+        self.held = [(rows, own) for rows, own in self.held if own[-1] >= low]
+        while not self.ended and (not self.held or self.held[-1][1][-1] < high):
+            self.pull()
+        slices, parts = [], []
+        for rows, own in self.held:
+            begin, end = int(np.searchsorted(own, low)), int(np.searchsorted(own, high, side="right"))
+            if end > begin:
+                slices.append(rows.slice(begin, end - begin))
+                parts.append(own[begin:end])
+        if not slices:
+            return None, None, 0
+        if len(slices) > 1:
+            rows = pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
+            theirs = np.concatenate(parts)
+        else:
+            rows, theirs = slices[0], np.ascontiguousarray(parts[0])
+        index, found = _native.align(ids, theirs)
+        same = found == len(ids) == len(theirs)  # the usual case: both sides hold the same rows
+        return frame_of(rows), None if same else index, 0
+
+    def pull(self) -> None:
+        morsel = next(self.stream, None)
+        if morsel is None:
+            self.ended = True
+            return
+        if not morsel.rows.num_rows:
+            return
+        own = ids_of(morsel.rows, self.on, f"id of view {self.name!r}", morsel.origin)
+        if self.last is not None and own[0] <= self.last:
+            raise DataError(
+                f"id {own[0]} of view {self.name!r} comes after {self.last} at {morsel.origin.name(0)}: not in ascending "
+                "order without repeats; sort it, or merge(…, ordered=False)"
+            )
+        self.last = int(own[-1])
+        self.held.append((morsel.rows, own))
+
+    def close(self) -> None:
+        close = getattr(self.stream, "close", None)
+        if close is not None:
+            close()

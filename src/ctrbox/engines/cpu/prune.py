@@ -1,0 +1,50 @@
+"""What of a filter the reader can use to skip whole row groups and partitions by their statistics.
+
+Only skips what can hold no selected row; the filter itself still runs on every row that is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow.compute as pc
+
+from ctrbox.plan.graph import FrameSpec
+from ctrbox.plan.node import Node
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": lambda a, b: a == b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+}
+
+
+def prune_expression(frame: FrameSpec) -> pc.Expression | None:
+    """An Arrow expression that every selected row satisfies, or None."""
+    found: pc.Expression | None = None
+    for node in frame.filters:
+        part = necessary(node)
+        if part is not None:
+            found = part if found is None else found & part
+    return found
+
+
+def necessary(node: Node) -> pc.Expression | None:
+    if node.op == "and":
+        parts = [p for p in (necessary(a) for a in node.args) if p is not None]
+        return None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1]
+    if node.op in COMPARE and raw(node.args[0]) and node.args[1].op == "literal":
+        value = node.args[1].param("value")
+        if node.args[0].kind in ("i", "f", "s") and isinstance(value, int | float | str):
+            return COMPARE[node.op](pc.field(node.args[0].name), pc.scalar(value))
+    if node.op == "is_in" and raw(node.args[0]) and node.args[0].kind in ("i", "s"):
+        values = [v.decode() if isinstance(v, bytes) else v for v in node.param("table").data]
+        return pc.field(node.args[0].name).isin(values) if values else None
+    return None
+
+
+def raw(node: Node) -> bool:
+    return node.op == "column" and node.param("source") == 0

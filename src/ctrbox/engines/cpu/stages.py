@@ -1,0 +1,179 @@
+"""The stages of a frame: what runs on whole morsels before the last program.
+
+Without filters and user operators there is none. Otherwise: native programs compute what a filter or a user's function needs,
+the filter narrows the rows, the function runs in Python. What a stage computed and a later one needs is kept as columns.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctrbox.columns.kind import arrow_type, name_of
+from ctrbox.engines.cpu.arrow import column_of, frame_of
+from ctrbox.engines.cpu.assemble import Assembled, Assembler
+from ctrbox.errors import DataError
+from ctrbox.plan.node import Node, closure
+from ctrbox.plan.user import UserOperator
+
+Rows = tuple[Any, np.ndarray | None, int]  # frame, index, base: see native/core/program.h
+
+
+@dataclass
+class Prepared:
+    """Rows ready for the last program: positions 0 … rows, each source with its rows."""
+
+    rows: int
+    sources: list[Rows]
+    selected: np.ndarray | None  # position → row of the morsel; None: all of them
+    origin: Any = None  # where the rows came from, for messages
+    start: int = 0  # of the morsel in its source
+
+    def piece(self, begin: int, rows: int) -> tuple[int, list[Rows]]:
+        return rows, [(frame, index, base + begin) for frame, index, base in self.sources]
+
+    def row(self, position: int) -> int:
+        """The row of the morsel at a position."""
+        return position if self.selected is None else int(self.selected[position])
+
+
+@dataclass
+class Native:
+    program: Assembled
+    kept: list[Node]
+    masked: bool
+
+
+@dataclass
+class User:
+    nodes: list[Node]
+    inputs: dict[int, int]  # node id → column of the frame kept just before
+
+
+class Stages:
+    """Built once per frame; ``prepare`` may be called from many threads."""
+
+    def __init__(self, assembler: Assembler, filters: list[Node], asked: list[Node], sources: int) -> None:
+        self.assembler = assembler
+        self.sources = sources
+        self.steps: list[Native | User] = []
+        self.python = threading.Lock()  # user functions run one at a time, in no promised order
+        filter_users = users(filters)
+        self._user_rounds(filter_users)
+        if filters:
+            self._filter(filters, asked)
+        self._user_rounds([n for n in users(asked) if n.id not in self.assembler.given])
+
+    def _user_rounds(self, nodes: list[Node]) -> None:
+        waiting = list(nodes)
+        while waiting:
+            ready = [n for n in waiting if not any(u.id not in self.assembler.given for u in users(list(n.args)))]
+            inputs = list({a.id: a for n in ready for a in n.args}.values())
+            program = self._assemble(inputs, inputs)
+            self.steps.append(Native(program, inputs, False))
+            self.sources += 1
+            self.steps.append(User(ready, {a.id: k for k, a in enumerate(inputs)}))
+            for node in ready:
+                self.assembler.given[node.id] = (self.sources, 0)
+                self.sources += 1
+            waiting = [n for n in waiting if n not in ready]
+
+    def _filter(self, filters: list[Node], asked: list[Node]) -> None:
+        computed = {n.id: n for n in self.assembler.needed(filters)}
+        later = self.assembler.needed(asked)
+        # A document scanned for the filter is scanned for the features too, not twice.
+        scanned = {n.args[0].id for n in computed.values() if n.op == "json"}
+        extra = [n for n in later if n.op == "json" and n.args[0].id in scanned and n.id not in computed]
+        computed |= {n.id: n for n in extra}
+        asked_ids = {n.id for n in asked}
+        used = {a.id for n in later if n.id not in computed for a in self.assembler.inputs(n)}
+        kept = [
+            n
+            for n in later
+            if n.id in computed
+            and (n.id in used or n.id in asked_ids)
+            and n.op not in ("column", "literal")
+            and n.id not in self.assembler.given
+        ]
+        program = self._assemble([*filters, *extra], kept, mask=filters)
+        self.steps.append(Native(program, kept, True))
+        for k, node in enumerate(kept):
+            self.assembler.given[node.id] = (self.sources, k)
+        self.sources += 1
+
+    def _assemble(self, wanted: list[Node], kept: list[Node], mask: list[Node] | None = None) -> Assembled:
+        emits = [(k, n) for k, n in enumerate(kept)]
+        if mask:
+            both = mask[0]
+            for other in mask[1:]:
+                both = self.conjunction(both, other)
+            wanted = [*wanted, both]
+            emits = [(-1, both), *emits]
+        return self.assembler.assemble(wanted, emits, self.sources)
+
+    def conjunction(self, a: Node, b: Node) -> Node:
+        return Node(-1 - a.id * 1_000_003 - b.id, "and", (a, b), (), "b", a.nullable or b.nullable, a.frame)
+
+    def prepare(self, rows: int, sources: list[Rows]) -> Prepared:
+        selected: np.ndarray | None = None
+        kept_frame: Any = None
+        for step in self.steps:
+            if isinstance(step, Native):
+                keep = [frame for frame, _, _ in sources if frame is not None]
+                kinds, nullable = [n.kind for n in step.kept], [n.nullable for n in step.kept]
+                kept_frame, picked = step.program.native.run_frame([(rows, sources)], kinds, nullable, keep)
+                if step.masked:
+                    sources = [narrowed(source, picked) for source in sources]
+                    selected = picked if selected is None else selected[picked]
+                    rows = len(picked)
+                sources = [*sources, (kept_frame, None, 0)]
+            else:
+                for node in step.nodes:
+                    arguments = [column_of(kept_frame, step.inputs[a.id]) for a in node.args]
+                    with self.python:
+                        result = call_user(node.param("function"), arguments, rows)
+                    sources = [*sources, (frame_of(pa.RecordBatch.from_arrays([result], ["result"])), None, 0)]
+        return Prepared(rows, sources, selected)
+
+
+def narrowed(source: Rows, picked: np.ndarray) -> Rows:
+    frame, index, base = source
+    if frame is None:
+        return source
+    if index is not None:
+        return frame, np.ascontiguousarray(index[base:][picked]), 0
+    return frame, picked if base == 0 else (picked + np.int32(base)).astype(np.int32), 0
+
+
+def users(nodes: list[Node]) -> list[Node]:
+    """The user operators that the nodes need, inputs before users."""
+    return [n for n in closure(nodes) if n.op == "user"]
+
+
+def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Array:
+    """The result of a user's function as an array of its declared type; DataError where it breaks its declaration."""
+    if op.arrays == "numpy":
+        arguments = [a.to_numpy(zero_copy_only=False) for a in arguments]
+    try:
+        result = op.function(*arguments)
+    except Exception as error:
+        raise DataError(f"operator {op.name!r} failed: {type(error).__name__}: {error}") from error
+    wanted = arrow_type(op.result)
+    if isinstance(result, pa.ChunkedArray):
+        result = result.combine_chunks()
+    try:
+        array = result if isinstance(result, pa.Array) else pa.array(result, from_pandas=False)
+        if array.type != wanted:
+            array = array.cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"operator {op.name!r} must return {name_of(op.result)}: {error}") from error
+    if len(array) != rows:
+        raise DataError(f"operator {op.name!r} got {rows} rows and returned {len(array)}; it must return as many")
+    if array.null_count and not op.nullable:
+        raise DataError(f"operator {op.name!r} returned {array.null_count} nulls; declare it with nullable=True")
+    return array
+

@@ -1,0 +1,76 @@
+"""Native tables from their descriptions, each built once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctrbox import _native
+from ctrbox.errors import PlanError
+from ctrbox.plan.tables import Dictionary, TableSpec
+
+
+class Tables:
+    """Builds and keeps native tables. ``fitted``: what fits have learned, by number."""
+
+    def __init__(self, fitted: dict[int, dict[str, np.ndarray]]) -> None:
+        self.fitted = fitted
+        self.built: dict[Any, Any] = {}
+
+    def native(self, spec: TableSpec) -> tuple[Any, list[float]]:
+        """The native table, and numbers the operator needs from it."""
+        if spec.what == "fit":
+            return self.learned(int(spec.data))
+        key = (spec.what, id(spec.data) if spec.what == "dictionary" else spec.data)
+        if key not in self.built:
+            self.built[key] = (build(spec), spec.data)  # the data is held so that its id stays its own
+        return self.built[key][0], []
+
+    def learned(self, number: int) -> tuple[Any, list[float]]:
+        state = self.fitted.get(number)
+        if state is None:
+            raise PlanError("the plan has operators that learn from the log; call plan.fit() first")
+        if "mean" in state:
+            return None, [float(state["mean"][0]), float(state["scale"][0])]
+        key = ("fit", number)
+        if key not in self.built:
+            if "boundaries" in state:
+                table = _native.Boundaries([float(b) for b in state["boundaries"]])
+            else:
+                table = _native.History(state["hashes"], state["buckets"], state["shows"], state["clicks"])
+            self.built[key] = (table, state)
+        return self.built[key][0], []
+
+
+def build(spec: TableSpec) -> Any:
+    match spec.what:
+        case "int_set":
+            return _native.IntSet(list(spec.data))
+        case "float_set":
+            return _native.FloatSet(list(spec.data))
+        case "str_set":
+            return _native.StrSet(list(spec.data))
+        case "boundaries":
+            return _native.Boundaries(list(spec.data))
+        case "dictionary":
+            table: Dictionary = spec.data
+            return _native.Dictionary(hashes_of(table.words), table.ids, table.vectors, table.width)
+    raise PlanError(f"no native table {spec.what!r}")
+
+
+def hashes_of(words: pa.Array) -> np.ndarray:
+    """The hash of each word, by the very kernel that hashes columns."""
+    kind = "i" if pa.types.is_integer(words.type) else "s"
+    program = _native.Program(1024)
+    register = program.load(0, 0, kind, False, "word")
+    (hashed,) = program.call("hash", kind, [register], ["k"], [False], [], [], [], None, False)
+    program.emit(0, hashed)
+    program.finish()
+    frame = _native.Frame.from_arrow(pa.RecordBatch.from_arrays([words], ["word"]))
+    kept, _ = program.run_frame([(len(words), [(frame, None, 0)])], ["k"], [False], [frame])
+    if not len(words):
+        return np.zeros(0, np.uint64)
+    (values,) = kept.export(0)[2]
+    return np.asarray(values)

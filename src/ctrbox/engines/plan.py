@@ -1,0 +1,240 @@
+"""A plan: a job that can be explained, run, saved. The public face of the graph and the engine behind it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctrbox.columns.batch import Batch, Schema
+from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.engines.cpu.arrow import column_of, frame_of
+from ctrbox.engines.cpu.assemble import Dimension
+from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
+from ctrbox.engines.cpu.stages import Prepared, Rows
+from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.plan.build import build, build_columns
+from ctrbox.plan.features import FeatureSet
+from ctrbox.plan.graph import Graph
+from ctrbox.views.source import Origin, open_source
+from ctrbox.views.view import View
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a stream of batches stands: give it to ``batches(start=…)`` to go on exactly there.
+
+    ``row``: of the log, at which the current shuffle window (or the next batch) begins. ``skip``: rows of that window already
+    handed out. ``window``: its number.
+    """
+
+    row: int = 0
+    skip: int = 0
+    window: int = 0
+
+
+class Plan:
+    """From raw rows to batches. Made by ``cb.compile`` or ``cb.Plan.load``."""
+
+    def __init__(
+        self, log: View, features: FeatureSet, *, device: str = "auto", threads: int | None = None, chunk_rows: int = CHUNK_ROWS
+    ) -> None:
+        self.log = log
+        self.features = features
+        self.device = device
+        self.threads = threads or os.cpu_count() or 1
+        self.chunk_rows = chunk_rows
+        self.graph: Graph = build(log, features)
+        self.fitted: dict[int, dict[str, np.ndarray]] = {}
+        self.position = Position()
+        self._dimensions: dict[int, Dimension] | None = None
+        self._extractor: Extractor | None = None
+        self._lock = threading.Lock()
+        self._request: tuple[pa.Schema, list[list[int]]] | None = None
+
+    @property
+    def schema(self) -> Schema:
+        """What the batches hold."""
+        return self.graph.schema()
+
+    # ---- running
+    def extractor(self) -> Extractor:
+        """The engine, made ready on first use: fits learned, dimensions loaded, programs assembled."""
+        with self._lock:
+            if self._extractor is None:
+                self._extractor = Extractor(
+                    self.graph,
+                    self.fitted,
+                    schema=self.schema,
+                    dimensions=self._dimensions,
+                    chunk_rows=self.chunk_rows,
+                    threads=self.threads,
+                )
+                self._dimensions = self._extractor.dimensions
+            return self._extractor
+
+    def batches(
+        self, batch_size: int = 65_536, *, shuffle: int = 0, seed: int = 0, start: Position | None = None, limit: int | None = None
+    ) -> Iterator[Batch]:
+        """Batches of ``batch_size`` rows in the order of the log; the last may be smaller.
+
+        ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: go on from a
+        saved ``plan.position``. ``limit``: stop after so many rows.
+        """
+        if batch_size < 1:
+            raise PlanError(f"batch_size must be at least 1, got {batch_size}")
+        if shuffle and shuffle < batch_size:
+            raise PlanError(f"shuffle within {shuffle} rows needs a window of at least a batch, {batch_size}")
+        batches = self._shuffled(batch_size, shuffle, seed, start) if shuffle else self._ordered(batch_size, start)
+        left = limit
+        try:
+            for batch in batches:
+                if left is not None and batch.rows >= left:
+                    if left:
+                        yield batch if batch.rows == left else batch.take(np.arange(left))
+                    return
+                yield batch
+                left = None if left is None else left - batch.rows
+        finally:
+            batches.close()
+
+    def _ordered(self, batch_size: int, start: Position | None) -> Iterator[Batch]:
+        here = start or Position()
+        if here.skip:
+            raise PlanError("this position lies inside a shuffle window; go on with the same shuffle and seed")
+        stream = self.extractor().batches(batch_size, here.row)
+        try:
+            for batch, after in stream:
+                self.position = Position(after)
+                yield batch
+        finally:
+            stream.close()
+
+    def _shuffled(self, batch_size: int, window: int, seed: int, start: Position | None) -> Iterator[Batch]:
+        here = start or Position()
+        whole = window // batch_size * batch_size
+        stream = self.extractor().batches(whole, here.row)
+        row, number, skip = here.row, here.window, here.skip
+        try:
+            for batch, after in stream:
+                order = np.random.Generator(np.random.Philox(key=[seed, number])).permutation(batch.rows)
+                for begin in range(skip, batch.rows, batch_size):
+                    end = min(begin + batch_size, batch.rows)
+                    part = batch.take(order[begin:end])
+                    self.position = Position(row, end, number) if end < batch.rows else Position(after, 0, number + 1)
+                    yield part
+                row, number, skip = after, number + 1, 0
+        finally:
+            stream.close()
+
+    def run(self, rows: Any) -> Batch:
+        """A handful of raw rows of the log (a request) through the very same operators."""
+        extractor = self._extractor or self.extractor()
+        prepared = self._prepare(extractor, rows)
+        return extractor.run([(prepared, 0, prepared.rows)])
+
+    def _prepare(self, extractor: Extractor, rows: Any) -> Prepared:
+        sources, count = self._request_rows(extractor, rows)
+        if not extractor.stages.steps:
+            return Prepared(count, sources, None, Origin("request", 0))
+        return extractor.staged(count, sources, Origin("request", 0), 0)
+
+    def _request_rows(self, extractor: Extractor, rows: Any) -> tuple[list[Rows], int]:
+        known = self._request
+        if known is not None and isinstance(rows, pa.RecordBatch) and rows.schema.equals(known[0]):
+            parts = [rows.select(names) if names else None for names in known[1]]
+            return [(None if p is None else frame_of(p), None, 0) for p in parts], rows.num_rows
+        source = open_source(rows)
+        schema = self.log.source.schema
+        for name in extractor.columns[0]:
+            if name not in source.schema.names:
+                raise DataError(f"the request lacks column {name!r}{nearest(name, source.schema.names)}")
+            kind, wanted = kind_of_arrow(source.schema.field(name).type), kind_of_arrow(schema.field(name).type)
+            if kind != wanted:
+                raise DataError(
+                    f"column {name!r} of the request is {name_of(kind) if kind else source.schema.field(name).type}, "
+                    f"the plan was built on {name_of(wanted or 's')}"
+                )
+        wanted_names = [
+            [n for n in names if n in source.schema.names] if k == 0 else names if set(names) <= set(source.schema.names) else []
+            for k, names in enumerate(extractor.columns)
+        ]
+        every = list(dict.fromkeys(n for names in wanted_names for n in names))
+        parts_ = [m.rows for m in source.scan(every)]
+        table = pa.Table.from_batches(parts_) if parts_ else pa.table({n: pa.array([], source.schema.field(n).type) for n in every})
+        table = table.combine_chunks()
+        batches = table.to_batches()
+        batch = batches[0] if batches else pa.RecordBatch.from_arrays([c.combine_chunks() for c in table.columns], table.schema.names)
+        if isinstance(rows, pa.RecordBatch) and batch.schema.equals(rows.schema.empty_table().select(every).schema):
+            self._request = (rows.schema, [[rows.schema.get_field_index(n) for n in names] for names in wanted_names])
+        return [(frame_of(batch.select(names)) if names else None, None, 0) for names in wanted_names], batch.num_rows
+
+    # ---- what happened
+    @property
+    def stats(self) -> dict[str, dict[str, float]]:
+        """Rows and seconds (of all threads together) by stage."""
+        stages = self.extractor().stats.stages
+        return {name: {"rows": s.rows, "seconds": s.seconds} for name, s in stages.items()}
+
+    def profile(self) -> dict[str, float]:
+        """Seconds by operator class, of all threads together."""
+        seconds: dict[str, float] = {}
+        for program in self._programs():
+            for label, (_, nanos, _) in zip(program.labels, program.native.profile(), strict=True):
+                seconds[label] = seconds.get(label, 0.0) + nanos / 1e9
+        return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+
+    @property
+    def warnings(self) -> dict[str, int]:
+        """Rows that lost something: malformed documents, crosses cut at their limit. By operator and column."""
+        counts: dict[str, int] = {}
+        for program in self._programs():
+            for node, (_, _, warned) in zip(program.nodes, program.native.profile(), strict=True):
+                if warned and node is not None:
+                    from ctrbox.plan.typing import origin
+
+                    name = f"{node.op} of {origin(node).name!r}"
+                    counts[name] = counts.get(name, 0) + warned
+        return counts
+
+    def _programs(self) -> list[Any]:
+        extractor = self.extractor()
+        from ctrbox.engines.cpu.stages import Native
+
+        return [extractor.body, *(s.program for s in extractor.stages.steps if isinstance(s, Native))]
+
+
+def compile(
+    log: View, features: FeatureSet, *, device: str = "auto", threads: int | None = None, chunk_rows: int = CHUNK_ROWS
+) -> Plan:
+    """The plan of a job. ``device``: "cpu", "cuda" or "auto"."""
+    if not isinstance(log, View):
+        raise PlanError(f"compile needs a View, got {type(log).__name__}; wrap it: cb.View(data, key=…)")
+    return Plan(log, features, device=device, threads=threads, chunk_rows=chunk_rows)
+
+
+def evaluate(columns: dict[str, Any], rows: Any, *, chunk_rows: int = CHUNK_ROWS) -> pa.Table:
+    """Expressions over rows of a view or of anything that speaks Arrow, as a table: nulls kept, filters applied."""
+    view = rows if isinstance(rows, View) else View(rows)
+    graph = build_columns(view, columns)
+    extractor = Extractor(graph, {}, schema=Schema((), (), False, False, False), chunk_rows=chunk_rows)
+    nodes = [o.node for o in graph.outputs]
+    kinds, nullable = [n.kind for n in nodes], [n.nullable for n in nodes]
+    parts = []
+    for morsel, merged in extractor.stream():
+        prepared = extractor.prepare(morsel, merged)
+        pieces = [prepared.piece(0, prepared.rows)]
+        keep = [frame for frame, _, _ in prepared.sources if frame is not None]
+        frame, _ = extractor.body.native.run_frame(pieces, kinds, nullable, keep)
+        parts.append(pa.table({name: column_of(frame, k) for k, name in enumerate(columns)}))
+    if parts:
+        return pa.concat_tables(parts)
+    from ctrbox.columns.kind import arrow_type
+
+    return pa.table({name: pa.array([], arrow_type(kind)) for name, kind in zip(columns, kinds, strict=True)})
+

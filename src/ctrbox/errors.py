@@ -1,0 +1,32 @@
+"""The errors a user may meet. A message is one sentence: what was met, what was expected, what is nearest."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CtrboxError(Exception):
+    """Every error CTRBox raises on purpose derives from this one."""
+
+
+class PlanError(CtrboxError):
+    """A plan cannot be built: unknown column, wrong type, a null that nobody fills."""
+
+
+class DataError(CtrboxError):
+    """The rows are readable but a value breaks a promise; the message names file and row."""
+
+
+class SourceError(CtrboxError):
+    """A source cannot be opened or read; the message names the file."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return ``"; nearest: 'query'"`` for the name most like `name`, or ``""`` when none is like it."""
+    known = list(dict.fromkeys(names))
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not found:
+        lower = {known_name.lower(): known_name for known_name in known}
+        found = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)]
+    return f"; nearest: {found[0]!r}" if found else ""

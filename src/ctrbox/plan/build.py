@@ -1,0 +1,285 @@
+"""From views and features to a graph: names become nodes, joins become look-ups, nulls are accounted for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.errors import PlanError, nearest
+from ctrbox.plan.expr import Expr, col, expression
+from ctrbox.plan.features import FeatureSet, space_of
+from ctrbox.plan.graph import FitSpec, FrameSpec, Graph, Output, SourceSpec
+from ctrbox.plan.node import Node
+from ctrbox.plan.operators import crossed, hashed, resolve
+from ctrbox.plan.typing import Typed, null_origin, origin
+from ctrbox.plan.user import UserOperator
+from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A column of a type that no operator takes."""
+
+    type: pa.DataType
+
+
+@dataclass
+class Scope:
+    """The columns of a view at some step, as nodes of its frame."""
+
+    builder: Builder
+    frame: FrameSpec
+    columns: dict[str, Node | Unusable] = field(default_factory=dict)
+
+    @property
+    def typed(self) -> Typed:
+        return self.builder.typed
+
+    def column(self, name: str) -> Node:
+        found = self.columns.get(name)
+        if found is None:
+            raise PlanError(
+                f"column {name!r} is not in view {self.frame.name!r}{nearest(name, self.columns)}"
+                + ("" if nearest(name, self.columns) else f"; it has: {', '.join(list(self.columns)[:20])}")
+            )
+        if isinstance(found, Unusable):
+            raise PlanError(
+                f"column {name!r} of view {self.frame.name!r} has type {found.type}; expected a number, string, bool, time "
+                "or a list of them (fields of a struct are columns named 'struct.field')"
+            )
+        return found
+
+    def fit(self, how: str, inputs: tuple[Node, ...], settings: tuple[tuple[str, Any], ...]) -> int:
+        return self.builder.fit(how, inputs, settings, self.frame)
+
+    def user(self, function: UserOperator, args: tuple[Node, ...]) -> Node:
+        widened = []
+        for k, (arg, kind) in enumerate(zip(args, function.args, strict=True)):
+            if arg.kind != kind and not (arg.kind, kind) in (("b", "i"), ("i", "f"), ("b", "f")):
+                raise PlanError(
+                    f"operator {function.name!r} takes {name_of(kind)} as argument {k + 1}, got {name_of(arg.kind)} "
+                    f"({origin(arg).name!r})"
+                )
+            widened.append(self.typed.widen(arg, kind))
+        why = f"operator {function.name!r} may return nulls" if function.nullable else ""
+        return self.typed.node("user", tuple(widened), (("function", function),), function.result, function.nullable, why)
+
+
+class Builder:
+    def __init__(self) -> None:
+        self.typed = Typed()
+        self.frames: list[FrameSpec] = []
+        self.fits: list[FitSpec] = []
+        self.dimensions: dict[tuple[int, str], Scope] = {}
+        self.views: list[View] = []  # holds views so that their ids stay theirs
+
+    def fit(self, how: str, inputs: tuple[Node, ...], settings: tuple[tuple[str, Any], ...], frame: FrameSpec) -> int:
+        if frame.id != 0:
+            raise PlanError(f"what is fitted is fitted on the log: move it from view {frame.name!r} behind the join")
+        spec = FitSpec(how, inputs, settings)
+        if spec in self.fits:
+            return self.fits.index(spec)
+        self.fits.append(spec)
+        return len(self.fits) - 1
+
+    # ---- views
+    def open(self, view: View, role: str) -> Scope:
+        frame = FrameSpec(len(self.frames), view.name, role, [SourceSpec(view)], key=view.key)
+        self.frames.append(frame)
+        self.views.append(view)
+        scope = Scope(self, frame, self.raw_columns(frame, 0, view, missing=role == "left"))
+        if role != "log":
+            members = tuple(scope.column(k) for k in view.key)
+            frame.hash = crossed(scope, members, 1) if len(members) > 1 else hashed(scope, members[0], "join")
+        for step in view.steps:
+            self.apply(scope, step)
+        return scope
+
+    def raw_columns(self, frame: FrameSpec, source: int, view: View, missing: bool) -> dict[str, Node | Unusable]:
+        columns: dict[str, Node | Unusable] = {}
+        for f in view.source.schema:
+            kind = kind_of_arrow(f.type)
+            if kind is None:
+                columns[f.name] = Unusable(f.type)
+                continue
+            if missing:
+                nullable, why = True, f"a key may be missing from view {view.name!r}"
+            else:
+                nullable, why = view.source.nullable(f.name), "its data holds nulls or does not say"
+            width = f.type.list_size if pa.types.is_fixed_size_list(f.type) else 0
+            params = (("name", f.name), ("source", source), ("width", width))
+            columns[f.name] = self.typed.nodes.intern(
+                "column", (), params, kind, nullable, frame.id, name=f.name, why=why if nullable else ""
+            )
+        return columns
+
+    def apply(self, scope: Scope, step: Any) -> None:
+        match step:
+            case WithColumns(columns):
+                made = {name: resolve(expression(e), scope) for name, e in columns}
+                scope.columns.update(made)
+            case Fill(values):
+                for name, value in values:
+                    scope.columns[name] = resolve(col(name).fill(value), scope)
+            case Cast(types):
+                for name, to in types:
+                    scope.columns[name] = resolve(col(name).cast(to), scope)
+            case Filter(condition):
+                scope.frame.filters.append(self.condition(condition, scope))
+            case Select(names):
+                scope.columns = {name: scope.column(name) for name in names}
+            case Join():
+                self.join(scope, step)
+            case Merge():
+                self.merge(scope, step)
+
+    def condition(self, e: Any, scope: Scope) -> Node:
+        if not isinstance(e, Expr):
+            raise PlanError(f"filter needs a condition such as col('device') == 'ios', got {e!r}")
+        node = resolve(e, scope)
+        if node.kind != "b":
+            raise PlanError(f"filter needs a condition (bool), got {name_of(node.kind)}: {e!r}")
+        return node
+
+    def join(self, scope: Scope, step: Join) -> None:
+        key = (id(step.view), step.how)
+        inner = self.dimensions.get(key)
+        if inner is None:
+            inner = self.dimensions[key] = self.open(step.view, step.how)
+        members = []
+        for name, theirs in zip(step.on, step.view.key, strict=True):
+            mine, other = scope.column(name), inner.frame.view.source.schema.field(theirs)
+            other_kind = kind_of_arrow(other.type)
+            if mine.kind != other_kind:
+                raise PlanError(
+                    f"join on {name!r}: {name_of(mine.kind)} in view {scope.frame.name!r}, "
+                    f"{name_of(other_kind) if other_kind else other.type} in view {step.view.name!r} ({theirs!r}); "
+                    f"cast one side: .cast({name}='{name_of(other_kind) if other_kind else 'str'}')"
+                )
+            members.append(mine)
+        row = self.row(scope, inner.frame, tuple(members))
+        if step.how == "inner":
+            scope.frame.filters.append(self.typed.node("found", (row,), (), "b", False, ""))
+        self.bring(scope, inner, row, step.prefix, step.view)
+
+    def row(self, scope: Scope, frame: FrameSpec, members: tuple[Node, ...]) -> Node:
+        value = crossed(scope, members, 1) if len(members) > 1 else hashed(scope, members[0], "join")
+        return self.typed.nodes.intern("row", (value,), (("frame", frame.id),), "i", False, scope.frame.id)
+
+    def bring(self, scope: Scope, inner: Scope, row: Node, prefix: str, view: View) -> None:
+        """The columns of a joined view, but for its key, under their names."""
+        for name, node in inner.columns.items():
+            if name in view.key:
+                continue
+            mine = prefix + name
+            if mine in scope.columns:
+                raise PlanError(
+                    f"column {mine!r} is in both {scope.frame.name!r} and {view.name!r}; "
+                    f"join with prefix='{view.name}_' or leave it out with .select(…)"
+                )
+            scope.columns[mine] = node if isinstance(node, Unusable) else self.typed.gather(row, node)
+
+    def merge(self, scope: Scope, step: Merge) -> None:
+        frame, view = scope.frame, step.view
+        mine, theirs = frame.view.key[0], view.key[0]
+        simple = frame.role == "log" and not any(isinstance(s, Join | Merge | Filter) for s in view.steps)
+        if step.ordered and not simple:
+            raise PlanError(f"merge with {view.name!r} can stream only a view without filters and joins into the log")
+        ordered = step.ordered
+        if ordered is None:
+            ordered = simple and frame.view.source.ordered(mine) and view.source.ordered(theirs)
+        if not ordered:
+            inner = self.open(view, "left")
+            inner.frame.budget_bytes = step.budget_bytes
+            self.bring(scope, inner, self.row(scope, inner.frame, (scope.column(mine),)), "", view)
+            return
+        kinds = [kind_of_arrow(v.source.schema.field(k).type) for v, k in ((frame.view, mine), (view, theirs))]
+        if kinds != ["i", "i"]:
+            raise PlanError(f"merge by streaming needs whole-number ids in {mine!r} and {theirs!r}; use ordered=False")
+        frame.sources.append(SourceSpec(view, theirs))
+        self.views.append(view)
+        columns = self.raw_columns(frame, len(frame.sources) - 1, view, missing=True)
+        inner = Scope(self, frame, columns)
+        for other in view.steps:
+            self.apply(inner, other)
+        for name, node in inner.columns.items():
+            if name == theirs:
+                continue
+            if name in scope.columns:
+                raise PlanError(f"column {name!r} is in both {frame.name!r} and {view.name!r}; leave it out with .select(…)")
+            scope.columns[name] = node
+
+
+def build(log: View, features: FeatureSet) -> Graph:
+    """The graph of a job; PlanError where it cannot be."""
+    builder = Builder()
+    scope = builder.open(log, "log")
+    outputs: list[Output] = []
+    for role in ("label", "weight"):
+        e = getattr(features, role)
+        if e is not None:
+            node = present(resolve(e, scope), role)
+            if node.kind not in ("b", "i", "f"):
+                raise PlanError(f"the {role} must be a number, {origin(node).name!r} is {name_of(node.kind)}")
+            outputs.append(Output(role, role, node))
+    if features.group is not None:
+        node = present(hashed(scope, resolve(features.group, scope), "group"), "group")
+        if node.kind != "k":
+            raise PlanError("the group must be a single value a row, not a list")
+        outputs.append(Output("group", "group", node))
+    for name, e in features.dense.items():
+        outputs.append(dense(name, resolve(e, scope)))
+    for name, e in features.sparse.items():
+        settled, space = space_of(name, e)
+        outputs.append(Output("sparse", name, present(resolve(settled, scope), f"feature {name!r}"), space=space))
+    return Graph(builder.typed, builder.frames, outputs, builder.fits)
+
+
+def build_columns(log: View, columns: dict[str, Any]) -> Graph:
+    """The graph of plain expressions, nulls and all; outputs have role "column"."""
+    builder = Builder()
+    scope = builder.open(log, "log")
+    outputs = [Output("column", name, resolve(expression(e), scope)) for name, e in columns.items()]
+    return Graph(builder.typed, builder.frames, outputs, builder.fits)
+
+
+def dense(name: str, node: Node) -> Output:
+    node = present(node, f"feature {name!r}")
+    if node.kind in ("b", "i", "f"):
+        return Output("dense", name, node)
+    if node.kind == "*f":
+        width = vector_width(node)
+        if width:
+            return Output("dense", name, node, width)
+        raise PlanError(
+            f"dense feature {name!r} is a list of no fixed length; reduce it with .sum(), .mean(), .max() or .get(n)"
+        )
+    hint = ".hour(), .age(…)" if node.kind == "t" else ".length(), .bucketize(…) or put it under sparse"
+    raise PlanError(f"dense feature {name!r} must be a number, it is {name_of(node.kind)}; use {hint}")
+
+
+def vector_width(node: Node) -> int:
+    while node.op in ("gather", "fill"):
+        node = node.inner if node.inner is not None else node.args[0]
+    if node.op == "dictionary_vector":
+        return int(node.param("table").data.width)
+    return int(node.param("width")) if node.op == "column" else 0
+
+
+def present(node: Node, what: str) -> Node:
+    """The node, if it can never be null; else a PlanError that says where the null begins and what to add."""
+    if not node.nullable:
+        return node
+    begin = null_origin(node)
+    raw = origin(begin)
+    example = {"s": '""', "f": "0.0", "b": "False", "t": "0"}.get(begin.kind, "[]" if begin.kind[0] == "*" else "0")
+    if begin.op == "column":
+        cure = f".fill({raw.name}={example}) to its view"
+        cause = f"column {raw.name!r} may be null ({begin.why})"
+    else:
+        cure = f".fill({example}) after {begin.op}"
+        cause = begin.why or f"{begin.op} on {raw.name!r} may be null"
+    raise PlanError(f"{what} may be null: {cause}; add {cure}")

@@ -1,0 +1,425 @@
+"""Expressions: what users write. Each call is one operator; nothing is computed here.
+
+An expression is plain immutable data (operator, arguments, parameters), so it can be compared, saved and shared. Types are
+checked when a plan is built, where the columns are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+from ctrbox.errors import PlanError
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, eq=False)
+class Expr:
+    """A column or a computation on columns. Build one with ``col`` or ``lit`` and the methods below."""
+
+    op: str
+    args: tuple[Expr, ...] = ()
+    params: tuple[tuple[str, Any], ...] = ()
+
+    def _call(self, op: str, *args: Any, **params: Any) -> Expr:
+        return Expr(op, (self, *(expression(a) for a in args)), tuple(sorted(params.items())))
+
+    def __repr__(self) -> str:
+        return render(self)
+
+    def __bool__(self) -> bool:
+        raise PlanError(
+            "an expression has no truth value while the plan is built; combine conditions with & | ~, "
+            "and put comparisons in parentheses"
+        )
+
+    __hash__ = object.__hash__
+
+    # ---- nulls and types
+    def fill(self, value: Any) -> Expr:
+        """The value where there is none."""
+        return self._call("fill", value)
+
+    def is_null(self) -> Expr:
+        return self._call("is_null")
+
+    def cast(self, to: str) -> Expr:
+        """To "int", "float", "str", "bool" or "time"; what does not parse becomes null."""
+        return self._call("cast", to=to)
+
+    # ---- arithmetic
+    def __add__(self, other: Any) -> Expr:
+        return self._call("add", other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return expression(other)._call("add", self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return self._call("sub", other)
+
+    def __rsub__(self, other: Any) -> Expr:
+        return expression(other)._call("sub", self)
+
+    def __mul__(self, other: Any) -> Expr:
+        return self._call("mul", other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return expression(other)._call("mul", self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return self._call("div", other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return expression(other)._call("div", self)
+
+    def __floordiv__(self, other: Any) -> Expr:
+        return self._call("floordiv", other)
+
+    def __mod__(self, other: Any) -> Expr:
+        return self._call("mod", other)
+
+    def __neg__(self) -> Expr:
+        return self._call("neg")
+
+    def abs(self) -> Expr:
+        return self._call("abs")
+
+    def sqrt(self) -> Expr:
+        return self._call("sqrt")
+
+    def log1p(self) -> Expr:
+        return self._call("log1p")
+
+    def round(self, digits: int = 0) -> Expr:
+        return self._call("round", digits=digits)
+
+    def floor(self) -> Expr:
+        return self._call("floor")
+
+    def ceil(self) -> Expr:
+        return self._call("ceil")
+
+    def clip(self, low: float, high: float) -> Expr:
+        """Into [low, high]."""
+        return self._call("clip", low=low, high=high)
+
+    def is_nan(self) -> Expr:
+        return self._call("is_nan")
+
+    def bucketize(self, boundaries: Sequence[float] | None = None, *, quantiles: int | None = None) -> Expr:
+        """The number of boundaries at or below the value: given ones, or ``quantiles`` of them fitted on the log."""
+        if (boundaries is None) == (quantiles is None):
+            raise PlanError("bucketize needs boundaries=[…] or quantiles=n, one of the two")
+        if boundaries is not None:
+            values = tuple(float(b) for b in boundaries)
+            if any(not a < b for a, b in zip(values, values[1:], strict=False)) or any(b != b for b in values):
+                raise PlanError(f"boundaries must ascend, got {list(values)}")
+            return self._call("bucketize", boundaries=values)
+        if not isinstance(quantiles, int) or not 2 <= quantiles <= 10_000:
+            raise PlanError(f"quantiles must be a whole number from 2 to 10,000, got {quantiles!r}")
+        return self._call("bucketize", quantiles=quantiles)
+
+    def standardise(self) -> Expr:
+        """(x − mean) / standard deviation, both fitted on the log."""
+        return self._call("standardise")
+
+    # ---- comparison and logic
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]  # an expression, as in every frame library
+        return self._call("eq", other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return self._call("ne", other)
+
+    def __lt__(self, other: Any) -> Expr:
+        return self._call("lt", other)
+
+    def __le__(self, other: Any) -> Expr:
+        return self._call("le", other)
+
+    def __gt__(self, other: Any) -> Expr:
+        return self._call("gt", other)
+
+    def __ge__(self, other: Any) -> Expr:
+        return self._call("ge", other)
+
+    def __and__(self, other: Any) -> Expr:
+        return self._call("and", other)
+
+    def __rand__(self, other: Any) -> Expr:
+        return expression(other)._call("and", self)
+
+    def __or__(self, other: Any) -> Expr:
+        return self._call("or", other)
+
+    def __ror__(self, other: Any) -> Expr:
+        return expression(other)._call("or", self)
+
+    def __invert__(self) -> Expr:
+        return self._call("not")
+
+    def is_in(self, values: Iterable[Any]) -> Expr:
+        """Whether the value is one of the given ones."""
+        return self._call("is_in", values=tuple(plain(v) for v in values))
+
+    # ---- time
+    def hour(self, offset_minutes: int = 0) -> Expr:
+        return self._call("hour", offset=offset_minutes)
+
+    def minute(self, offset_minutes: int = 0) -> Expr:
+        return self._call("minute", offset=offset_minutes)
+
+    def weekday(self, offset_minutes: int = 0) -> Expr:
+        """Monday is 0."""
+        return self._call("weekday", offset=offset_minutes)
+
+    def day(self, offset_minutes: int = 0) -> Expr:
+        """Day of the month, from 1."""
+        return self._call("day", offset=offset_minutes)
+
+    def month(self, offset_minutes: int = 0) -> Expr:
+        return self._call("month", offset=offset_minutes)
+
+    def year(self, offset_minutes: int = 0) -> Expr:
+        return self._call("year", offset=offset_minutes)
+
+    def epoch_day(self, offset_minutes: int = 0) -> Expr:
+        """Days since 1970-01-01."""
+        return self._call("epoch_day", offset=offset_minutes)
+
+    def age(self, since: Any, unit: str = "seconds") -> Expr:
+        """How long before this time ``since`` was, as a float of "seconds", "minutes", "hours" or "days"."""
+        return self._call("age", since, unit=unit)
+
+    # ---- strings
+    def length(self) -> Expr:
+        """Code points of a string, elements of a list."""
+        return self._call("length")
+
+    def byte_length(self) -> Expr:
+        return self._call("byte_length")
+
+    def lower(self) -> Expr:
+        return self._call("lower")
+
+    def strip(self, characters: str = "") -> Expr:
+        """Without white space (or the given characters) at both ends."""
+        return self._call("strip", characters=characters)
+
+    def prefix(self, n: int) -> Expr:
+        return self._call("prefix", n=n)
+
+    def suffix(self, n: int) -> Expr:
+        return self._call("suffix", n=n)
+
+    def substring(self, start: int, length: int = -1) -> Expr:
+        """``length`` code points from ``start`` (negative: from the end); -1: to the end."""
+        return self._call("substring", start=start, length=length)
+
+    def contains(self, needle: Any) -> Expr:
+        """Whether a string holds the given text, or a list of keys the given key."""
+        if isinstance(needle, Expr):
+            return self._call("contains", needle)
+        return self._call("contains", text=needle)
+
+    def starts_with(self, text: str) -> Expr:
+        return self._call("starts_with", text=text)
+
+    def ends_with(self, text: str) -> Expr:
+        return self._call("ends_with", text=text)
+
+    def replace(self, old: str, new: str) -> Expr:
+        return self._call("replace", old=old, new=new)
+
+    def split(self, separator: str) -> Expr:
+        """Tokens between separators; an empty string has none."""
+        if not separator:
+            raise PlanError("split needs a separator of at least one character; for characters use .ngrams(1)")
+        return self._call("split", separator=separator)
+
+    def words(self) -> Expr:
+        """Runs of letters and digits of any script; each Han, Hiragana or Katakana character is a word."""
+        return self._call("words")
+
+    def ngrams(self, n: int) -> Expr:
+        """Of a string: every run of n characters. Of a list: a key for every n consecutive elements."""
+        if not isinstance(n, int) or not 1 <= n <= 64:
+            raise PlanError(f"ngrams needs a whole number from 1 to 64, got {n!r}")
+        return self._call("ngrams", n=n)
+
+    def edit_distance(self, other: Any, limit: int = 8) -> Expr:
+        """Levenshtein distance in characters; limit + 1 when it is more than ``limit`` (at most 64)."""
+        if not isinstance(limit, int) or not 0 <= limit <= 64:
+            raise PlanError(f"edit_distance needs a limit from 0 to 64, got {limit!r}")
+        return self._call("edit_distance", other, limit=limit)
+
+    def json(self, path: str, to: str = "str", *, strict: bool = False) -> Expr:
+        """The value at a path such as "$.geo.city" as "str", "int", "float", "bool" or "list[…]"; null where absent.
+
+        A document that is not JSON gives null and a counted warning, or an error with ``strict=True``.
+        """
+        return self._call("json", path=path, to=to, strict=strict)
+
+    # ---- lists
+    def first(self, n: int) -> Expr:
+        return self._call("first", n=n)
+
+    def last(self, n: int) -> Expr:
+        return self._call("last", n=n)
+
+    def get(self, index: int) -> Expr:
+        """One element; null when the list is too short. Negative: from the end."""
+        return self._call("get", index=index)
+
+    def join(self, separator: str) -> Expr:
+        return self._call("join", separator=separator)
+
+    def distinct(self) -> Expr:
+        return self._call("distinct")
+
+    def sum(self) -> Expr:
+        return self._call("sum")
+
+    def mean(self) -> Expr:
+        return self._call("mean")
+
+    def min(self) -> Expr:
+        return self._call("min")
+
+    def max(self) -> Expr:
+        return self._call("max")
+
+    # ---- keys
+    def hash(self) -> Expr:
+        """The 64-bit hash behind ``key``, without a field."""
+        return self._call("hash")
+
+    def key(self, space: str | None = None) -> Expr:
+        """64-bit keys of a value or of each element of a list, within ``space``: by default the feature's name."""
+        return self._call("key", space=space)
+
+    def lookup(self, dictionary: Any, default: Any = None) -> Expr:
+        """The value of a ``cb.Dictionary`` for a word or for each word of a list; ``default`` where it has none."""
+        return self._call("dictionary", table=dictionary, default=default)
+
+
+def plain(value: Any) -> Any:
+    """A Python value as a literal: times become microseconds tagged as such."""
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+        return Time((moment - EPOCH) // timedelta(microseconds=1))
+    if isinstance(value, date):
+        return Time((datetime(value.year, value.month, value.day, tzinfo=timezone.utc) - EPOCH) // timedelta(microseconds=1))
+    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
+        return value.item()  # NumPy scalars
+    return value
+
+
+class Time(int):
+    """Microseconds since 1970 UTC as a literal."""
+
+
+def expression(value: Any) -> Expr:
+    """An expression as it is; anything else as a literal."""
+    return value if isinstance(value, Expr) else lit(value)
+
+
+def column(value: Any) -> Expr:
+    """An expression as it is; a string as the name of a column."""
+    return col(value) if isinstance(value, str) else expression(value)
+
+
+def col(name: str) -> Expr:
+    """A column of the log, of a joined view or of one made by ``with_columns``."""
+    if not isinstance(name, str) or not name:
+        raise PlanError(f"col needs the name of a column, got {name!r}")
+    return Expr("column", (), (("name", name),))
+
+
+def lit(value: Any) -> Expr:
+    """A constant."""
+    value = plain(value)
+    if isinstance(value, list | tuple):
+        if value:
+            raise PlanError("a list literal must be empty; use is_in([...]) to compare with several values")
+        value = ()
+    elif not isinstance(value, bool | int | float | str | bytes):
+        raise PlanError(f"a constant must be a number, a string, a bool or a time, got {type(value).__name__} {value!r}")
+    return Expr("literal", (), (("value", value),))
+
+
+@dataclass(frozen=True)
+class Then:
+    condition: Expr
+    value: Expr
+
+    def otherwise(self, value: Any) -> Expr:
+        return Expr("select", (self.condition, self.value, expression(value)))
+
+
+@dataclass(frozen=True)
+class When:
+    condition: Expr
+
+    def then(self, value: Any) -> Then:
+        return Then(self.condition, expression(value))
+
+
+def when(condition: Expr) -> When:
+    """``when(condition).then(a).otherwise(b)``; a null condition takes the second branch."""
+    return When(expression(condition))
+
+
+def cross(*members: Any, limit: int = 1024) -> Expr:
+    """One key for each combination of its members' values (columns by name, or expressions; lists multiply out).
+
+    A row gives at most ``limit`` keys; rows that had more are counted in ``plan.warnings``.
+    """
+    if len(members) < 2:
+        raise PlanError("cross needs two or more members")
+    if not isinstance(limit, int) or not 1 <= limit <= 1_000_000:
+        raise PlanError(f"cross needs a limit from 1 to 1,000,000, got {limit!r}")
+    return Expr("cross", tuple(column(m) for m in members), (("limit", limit), ("space", None)))
+
+
+def overlap(a: Any, b: Any, measure: str = "count") -> Expr:
+    """How many distinct values two lists share ("count"), or that over the number in either ("jaccard")."""
+    if measure not in ("count", "jaccard"):
+        raise PlanError(f"overlap measures 'count' or 'jaccard', got {measure!r}")
+    return Expr(f"overlap_{measure}", (column(a), column(b)))
+
+
+def concat(*parts: Any, sep: str = "") -> Expr:
+    """Strings one after the other with ``sep`` between them."""
+    if not parts:
+        raise PlanError("concat needs at least one part")
+    result = column(parts[0])
+    for part in parts[1:]:
+        result = result._call("concat", column(part), separator=sep)
+    return result
+
+
+def min_(a: Any, b: Any) -> Expr:
+    """The smaller of two values of a row."""
+    return column(a)._call("min", column(b))
+
+
+def max_(a: Any, b: Any) -> Expr:
+    """The larger of two values of a row."""
+    return column(a)._call("max", column(b))
+
+
+def render(e: Expr) -> str:
+    """How the user would have written it."""
+    params = dict(e.params)
+    if e.op == "column":
+        return f"col({params['name']!r})"
+    if e.op == "literal":
+        return repr(params["value"])
+    shown = [render(a) for a in e.args[1:]] + [
+        f"{k}={v!r}" for k, v in params.items() if v is not None and k not in ("strict",)
+    ]
+    head = render(e.args[0]) if e.args else ""
+    return f"{head}.{e.op}({', '.join(shown)})"

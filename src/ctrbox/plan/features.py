@@ -1,0 +1,105 @@
+"""What a plan is asked for: label, group, weight, sparse and dense features; and features made of a log's past."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctrbox.errors import PlanError
+from ctrbox.plan.expr import Expr, column
+
+RESERVED = {"label", "weight", "group"}
+
+
+@dataclass(frozen=True, init=False)
+class FeatureSet:
+    """Sparse features are keys (one or many a row), dense ones numbers. ``group`` is kept as a hash, for GAUC."""
+
+    label: Expr | None
+    group: Expr | None
+    weight: Expr | None
+    sparse: Mapping[str, Expr]
+    dense: Mapping[str, Expr]
+
+    def __init__(
+        self,
+        label: Any = None,
+        group: Any = None,
+        weight: Any = None,
+        sparse: Mapping[str, Any] | None = None,
+        dense: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value in (("label", label), ("group", group), ("weight", weight)):
+            object.__setattr__(self, name, None if value is None else column(value))
+        object.__setattr__(self, "sparse", {k: column(v) for k, v in (sparse or {}).items()})
+        object.__setattr__(self, "dense", {k: column(v) for k, v in (dense or {}).items()})
+        names = [*self.sparse, *self.dense]
+        for name in names:
+            if name in RESERVED or names.count(name) > 1:
+                raise PlanError(f"feature name {name!r} is taken; each feature needs a name of its own")
+
+
+def space_of(name: str, e: Expr) -> tuple[Expr, str]:
+    """A sparse feature with its key space settled: the one the user gave, else the feature's name."""
+    params = dict(e.params)
+    if e.op in ("key", "cross"):
+        space = params["space"] or name
+        return Expr(e.op, e.args, tuple(sorted({**params, "space": space}.items()))), space
+    return Expr("key", (e,), (("space", name),)), name
+
+
+SPANS = {"m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000, "w": 7 * 86_400_000_000}
+
+
+def span(text: str) -> int:
+    """'6h' → microseconds."""
+    try:
+        return int(text[:-1]) * SPANS[text[-1]]
+    except (KeyError, ValueError, IndexError, TypeError):
+        raise PlanError(f"expected a span such as '30m', '6h', '1d' or '2w', got {text!r}") from None
+
+
+def _history(what: str, members: tuple[Any, ...], time: Any, label: Any, every: str, window: str | None, **more: Any) -> Expr:
+    if not members:
+        raise PlanError(f"{what} needs the column or columns to count by")
+    length = span(every)
+    if length <= 0:
+        raise PlanError(f"every must be a span of time, got {every!r}")
+    buckets = 0
+    if window is not None:
+        buckets, rest = divmod(span(window), length)
+        if rest or buckets < 1:
+            raise PlanError(f"window {window!r} must be a whole number of {every!r}")
+    params = {"what": what, "every": length, "buckets": buckets, **more}
+    args = (column(label), column(time), *(column(m) for m in members))
+    return Expr("history", args, tuple(sorted(params.items())))
+
+
+def shows(*by: Any, time: Any, label: Any, every: str = "1d", window: str | None = None) -> Expr:
+    """How often the value was seen before. Fitted on the log; see ``rate``."""
+    return _history("shows", by, time, label, every, window)
+
+
+def clicks(*by: Any, time: Any, label: Any, every: str = "1d", window: str | None = None) -> Expr:
+    """How often the value was clicked before. Fitted on the log; see ``rate``."""
+    return _history("clicks", by, time, label, every, window)
+
+
+def rate(
+    *by: Any,
+    time: Any,
+    label: Any,
+    every: str = "1d",
+    window: str | None = None,
+    prior: float = 0.05,
+    weight: float = 20.0,
+) -> Expr:
+    """The click rate of a value (or a combination) in the past, smoothed by ``weight`` shows of rate ``prior``.
+
+    Time is cut into buckets of ``every``. A row counts the buckets that ended before its own began, the last ``window`` of
+    them (default: all): it can see neither its own click nor any later one.
+    """
+    if not weight >= 0 or not 0 <= prior <= 1:
+        raise PlanError(f"rate needs a prior from 0 to 1 and a weight of at least 0, got {prior!r} and {weight!r}")
+    return _history("rate", by, time, label, every, window, prior=float(prior), weight=float(weight))

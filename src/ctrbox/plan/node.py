@@ -1,0 +1,85 @@
+"""Operators of a plan as typed nodes of a DAG. Equal nodes are one node.
+
+A node lives in a frame: the log (0) or a dimension view (1, 2, …). ``gather`` is the only node whose value comes from another
+frame: ``inner`` is computed once a row of that frame, ``args[0]`` says which row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+LITERAL = -1  # the frame of constants: they are at home everywhere
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    id: int
+    op: str
+    args: tuple[Node, ...]
+    params: tuple[tuple[str, Any], ...]
+    kind: str
+    nullable: bool
+    frame: int
+    inner: Node | None = None
+    name: str = ""  # of a column, for messages
+    why: str = ""  # why it may be null, where the null begins
+
+    def __repr__(self) -> str:
+        return f"%{self.id}"
+
+    def param(self, name: str) -> Any:
+        return dict(self.params)[name]
+
+
+@dataclass
+class Nodes:
+    """Hands out nodes; asks for an equal one give the same one."""
+
+    known: dict[Any, Node] = field(default_factory=dict)
+    order: list[Node] = field(default_factory=list)
+
+    def intern(
+        self,
+        op: str,
+        args: tuple[Node, ...],
+        params: tuple[tuple[str, Any], ...],
+        kind: str,
+        nullable: bool,
+        frame: int,
+        inner: Node | None = None,
+        name: str = "",
+        why: str = "",
+    ) -> Node:
+        # 1, 1.0 and True are equal in Python and different literals here, so types are part of the key.
+        marked = tuple((k, type(v).__name__, repr(v) if isinstance(v, float) else v) for k, v in params)
+        key = (op, tuple(a.id for a in args), marked, kind, nullable, frame, inner.id if inner else None)
+        found = self.known.get(key)
+        if found is None:
+            found = Node(len(self.order), op, args, params, kind, nullable, frame, inner, name, why)
+            self.known[key] = found
+            self.order.append(found)
+        return found
+
+
+def inputs(node: Node) -> tuple[Node, ...]:
+    """What must be computed in the node's own frame before it."""
+    return node.args
+
+
+def closure(roots: list[Node]) -> list[Node]:
+    """Everything the roots need inside their frame, inputs before users."""
+    seen: set[int] = set()
+    out: list[Node] = []
+    stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            out.append(node)
+            continue
+        if node.id in seen:
+            continue
+        seen.add(node.id)
+        stack.append((node, True))
+        stack.extend((a, False) for a in reversed(inputs(node)) if a.id not in seen)
+    return out

@@ -1,0 +1,383 @@
+"""From an expression to nodes: one entry for each operator a user can write.
+
+Most operators are a kernel of the same name and a list of parameters (``PLAIN``). The others are functions below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ctrbox import _native
+from ctrbox.columns.kind import kind_named, name_of
+from ctrbox.errors import PlanError
+from ctrbox.plan.expr import Expr, Time, plain
+from ctrbox.plan.node import Node
+from ctrbox.plan.tables import Dictionary, TableSpec
+from ctrbox.plan.typing import Typed, origin
+
+
+class Names(Protocol):
+    """Where columns are looked up."""
+
+    typed: Typed
+
+    def column(self, name: str) -> Node: ...
+
+    def fit(self, how: str, inputs: tuple[Node, ...], settings: tuple[tuple[str, Any], ...]) -> int: ...
+
+    def user(self, function: Any, args: tuple[Node, ...]) -> Node: ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    ints: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
+PLAIN: dict[str, Plain] = {
+    **dict.fromkeys(
+        "add sub mul div floordiv mod neg abs sqrt log1p floor ceil is_nan and or not "
+        "length byte_length lower words distinct sum mean min max hash overlap_hash".split(),
+        Plain(),
+    ),
+    **dict.fromkeys("hour minute weekday day month year epoch_day".split(), Plain(ints=("offset",))),
+    "round": Plain(ints=("digits",)),
+    "prefix": Plain(ints=("n",)),
+    "suffix": Plain(ints=("n",)),
+    "first": Plain(ints=("n",)),
+    "last": Plain(ints=("n",)),
+    "get": Plain(ints=("index",)),
+    "substring": Plain(ints=("start", "length")),
+    "edit_distance": Plain(ints=("limit",)),
+    "strip": Plain(texts=("characters",)),
+    "starts_with": Plain(texts=("text",)),
+    "ends_with": Plain(texts=("text",)),
+    "replace": Plain(texts=("old", "new")),
+    "concat": Plain(texts=("separator",)),
+    "split": Plain(texts=("separator",)),
+    "join": Plain(texts=("separator",)),
+}
+
+UNITS = {"seconds": 1e6, "minutes": 60e6, "hours": 3600e6, "days": 86400e6}
+AT_LEAST_ZERO = {"prefix", "suffix", "first", "last"}
+
+
+def resolve(e: Expr, names: Names) -> Node:
+    """The node of an expression; PlanError where a column or a type is wrong."""
+    params = dict(e.params)
+    if e.op == "column":
+        return names.column(params["name"])
+    if e.op == "literal":
+        if params["value"] == () and isinstance(params["value"], tuple):
+            return names.typed.literal((), "*s")  # an empty list; fill gives it the kind it needs
+        return names.typed.literal(params["value"])
+    args = tuple(resolve(a, names) for a in e.args)
+    special = SPECIAL.get(e.op)
+    if special is not None:
+        return special(names, args, params)
+    plan = PLAIN.get(e.op)
+    if plan is None:
+        raise PlanError(f"there is no operator {e.op!r}")
+    return names.typed.call(e.op, args, shown=e.op, **parameters(e.op, plan, params))
+
+
+def parameters(op: str, plan: Plain, params: dict[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    if plan.ints:
+        for n in plan.ints:
+            value = params[n]
+            if not isinstance(value, int) or isinstance(value, bool) or not -(2**62) < value < 2**62:
+                raise PlanError(f"{op} needs a whole number for {n}, got {value!r}")
+            if op in AT_LEAST_ZERO and value < 0:
+                raise PlanError(f"{op} needs {n} of at least 0, got {value}")
+        out["ints"] = tuple(params[n] for n in plan.ints)
+        if op == "round" and not 0 <= params["digits"] <= 15:
+            raise PlanError(f"round needs 0 to 15 digits, got {params['digits']}")
+    if plan.texts:
+        out["texts"] = tuple(text_bytes(op, params[n]) for n in plan.texts)
+    return out
+
+
+def text_bytes(op: str, value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise PlanError(f"{op} needs a string, got {value!r}")
+    return value.encode("utf-8", "surrogateescape")
+
+
+# ---- the operators that are more than a kernel ----------------------------------------------------------------------
+
+
+def fill(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    value, default = args
+    if not value.nullable:
+        return value
+    if default.op == "literal":
+        default = fit_literal(names, default, value)
+    if default.kind != value.kind:
+        raise PlanError(
+            f"fill of column {origin(value).name!r} ({name_of(value.kind)}) needs a {name_of(value.kind)}, "
+            f"got {name_of(default.kind)}"
+        )
+    return names.typed.call("fill", (value, default), nullable=default.nullable)
+
+
+def fit_literal(names: Names, literal: Node, like: Node) -> Node:
+    """A constant as the kind of another value, where that loses nothing."""
+    value = literal.param("value")
+    if isinstance(value, tuple):
+        return names.typed.literal((), like.kind) if like.kind.startswith("*") else literal
+    if like.kind == "f" and literal.kind in "ib":
+        return names.typed.literal(float(value), "f")
+    if like.kind == "i" and literal.kind == "b":
+        return names.typed.literal(int(value), "i")
+    if like.kind == "i" and literal.kind == "f" and value == int(value):
+        return names.typed.literal(int(value), "i")
+    if like.kind == "b" and literal.kind == "i" and value in (0, 1):
+        return names.typed.literal(bool(value), "b")
+    if like.kind == "t" and literal.kind == "i":
+        return names.typed.literal(Time(value), "t")
+    return literal
+
+
+def compare(op: str) -> Callable[[Names, tuple[Node, ...], dict[str, Any]], Node]:
+    def build(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+        a, b = args
+        if b.op == "literal" and a.kind in "it" and b.kind != "f":
+            b = fit_literal(names, b, a)
+        return names.typed.call(op, (a, b))
+
+    return build
+
+
+def cast(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    (value,) = args
+    wanted = kind_named(str(params["to"]))
+    if wanted is None or wanted.endswith("k"):
+        raise PlanError(f"cast to {params['to']!r} is not known; expected int, float, str, bool or time")
+    if value.kind.startswith("*") and not wanted.startswith("*"):
+        wanted = "*" + wanted
+    if value.kind == wanted:
+        return value
+    return names.typed.call(f"cast_{wanted[-1]}", (value,), shown=f"cast to {params['to']}")
+
+
+def select(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    condition, a, b = args
+    if a.op == "literal":
+        a = fit_literal(names, a, b)
+    if b.op == "literal":
+        b = fit_literal(names, b, a)
+    return names.typed.call("select", (condition, a, b), nullable=a.nullable or b.nullable)
+
+
+def is_null(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    return names.typed.call("is_null", args, nullable=False)
+
+
+def clip(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    low, high = params["low"], params["high"]
+    if not low <= high:
+        raise PlanError(f"clip needs low ≤ high, got {low!r} and {high!r}")
+    if args[0].kind == "i" and isinstance(low, int) and isinstance(high, int):
+        return names.typed.call("clip", args, ints=(low, high))
+    value = names.typed.widen(args[0], "f") if args[0].kind in "bi" else args[0]
+    return names.typed.call("clip", (value,), floats=(float(low), float(high)))
+
+
+def bucketize(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    value = names.typed.widen(args[0], "f") if args[0].kind in "bi" else args[0]
+    if value.kind != "f":
+        raise PlanError(f"bucketize takes a number, not {name_of(value.kind)} ({origin(value).name!r})")
+    if "boundaries" in params:
+        table = TableSpec("boundaries", params["boundaries"])
+    else:
+        table = TableSpec("fit", names.fit("quantiles", (value,), (("quantiles", params["quantiles"]),)))
+    return names.typed.call("bucketize", (value,), table=table)
+
+
+def standardise(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    value = names.typed.widen(args[0], "f") if args[0].kind in "bi" else args[0]
+    if value.kind != "f":
+        raise PlanError(f"standardise takes a number, not {name_of(value.kind)} ({origin(value).name!r})")
+    return names.typed.call("standardise", (value,), table=TableSpec("fit", names.fit("moments", (value,), ())))
+
+
+def is_in(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    (value,) = args
+    values = params["values"]
+    if value.kind == "b":
+        value = names.typed.widen(value, "i")
+    checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "i": ("int_set", lambda v: isinstance(v, int) and not isinstance(v, Time)),
+        "t": ("int_set", lambda v: isinstance(v, int)),
+        "f": ("float_set", lambda v: isinstance(v, int | float)),
+        "s": ("str_set", lambda v: isinstance(v, str | bytes)),
+    }
+    if value.kind not in checks:
+        raise PlanError(f"is_in takes int, float, str or time, not {name_of(value.kind)} ({origin(value).name!r})")
+    table, fits = checks[value.kind]
+    for v in values:
+        if not fits(v):
+            raise PlanError(
+                f"is_in on {origin(value).name!r} ({name_of(value.kind)}) cannot hold {v!r} ({type(v).__name__})"
+            )
+    if value.kind == "s":
+        values = tuple(text_bytes("is_in", v) for v in values)
+    elif value.kind == "f":
+        values = tuple(float(v) for v in values)
+    else:
+        values = tuple(int(v) for v in values)
+    return names.typed.call("is_in", (value,), table=TableSpec(table, values))
+
+
+def age(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    unit = params["unit"]
+    if unit not in UNITS:
+        raise PlanError(f"age needs a unit of {', '.join(UNITS)}, got {unit!r}")
+    return names.typed.call("age", args, floats=(UNITS[unit],))
+
+
+def contains(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    if len(args) == 1:
+        return names.typed.call("contains", args, texts=(text_bytes("contains", params["text"]),))
+    return names.typed.call("contains", (hashed(names, args[0], "contains"), hashed(names, args[1], "contains")))
+
+
+def json(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    (value,) = args
+    kind = kind_named(str(params["to"]))
+    if kind not in ("s", "i", "f", "b", "*s", "*i", "*f"):
+        raise PlanError(f"json gives str, int, float, bool or a list of str, int, float, not {params['to']!r}")
+    if value.kind != "s":
+        raise PlanError(f"json reads a str column; {origin(value).name!r} is {name_of(value.kind)}")
+    path = params["path"]
+    try:
+        _native.JsonPaths([path], [kind])
+    except (ValueError, TypeError) as error:
+        raise PlanError(f"JSON path {path!r}: {error}") from None
+    why = f"JSON path {path} of {origin(value).name!r} can be missing"
+    return names.typed.node(
+        "json", (value,), (("path", path), ("strict", bool(params["strict"]))), kind, nullable=True, why=why
+    )
+
+
+def hashed(names: Names, value: Node, op: str) -> Node:
+    if value.kind in ("k", "*k"):
+        return value
+    if value.kind.endswith("f"):
+        raise PlanError(
+            f"{op}: {origin(value).name!r} is {name_of(value.kind)}, which cannot be a key: nearly equal numbers would get "
+            "unrelated keys; add .bucketize([...]), .round().cast('int') or put it under dense"
+        )
+    return names.typed.call("hash", (value,))
+
+
+def key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    space = params["space"]
+    if space is None:
+        raise PlanError("key outside a feature needs a space: .key(space='…')")
+    return salted(names, hashed(names, args[0], "key"), str(space))
+
+
+def salted(names: Names, value: Node, space: str) -> Node:
+    salt = _native.salt(space.encode())
+    return names.typed.call("key", (value,), ints=(salt - 2**64 if salt >= 2**63 else salt,))
+
+
+def crossed(names: Names, args: tuple[Node, ...], limit: int) -> Node:
+    result = hashed(names, args[0], "cross")
+    for member in args[1:]:
+        member = hashed(names, member, "cross")
+        lists = result.kind == "*k" or member.kind == "*k"
+        result = names.typed.call("cross", (result, member), **({"ints": (limit,)} if lists else {}))
+    return result
+
+
+def cross(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    folded = crossed(names, args, params["limit"])
+    return folded if params["space"] is None else salted(names, folded, params["space"])
+
+
+def ngrams(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    value = args[0] if args[0].kind == "s" else hashed(names, args[0], "ngrams")
+    return names.typed.call("ngrams", (value,), ints=(params["n"],))
+
+
+def overlap(measure: str) -> Callable[[Names, tuple[Node, ...], dict[str, Any]], Node]:
+    def build(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+        return names.typed.call(f"overlap_{measure}", tuple(hashed(names, a, "overlap") for a in args))
+
+    return build
+
+
+def dictionary(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    table, default = params["table"], plain(params["default"])
+    if not isinstance(table, Dictionary):
+        raise PlanError(f"lookup needs a cb.Dictionary, got {type(table).__name__}")
+    word = args[0]
+    if word.kind.lstrip("*") != table.word_kind:
+        raise PlanError(
+            f"lookup of {origin(word).name!r} ({name_of(word.kind)}) in a dictionary of {name_of(table.word_kind)}; "
+            f"cast the column or the words"
+        )
+    value, spec = hashed(names, word, "lookup"), TableSpec("dictionary", table)
+    if table.width:
+        return names.typed.call("dictionary_vector", (value,), table=spec)
+    if default is None and word.kind.startswith("*"):
+        raise PlanError("lookup of a list needs a default for words the dictionary lacks: .lookup(dictionary, default=0)")
+    if default is None:
+        return names.typed.call("dictionary_maybe", (value,), table=spec, shown="lookup")
+    if not isinstance(default, int):
+        raise PlanError(f"the default of a dictionary of ids must be a whole number, got {default!r}")
+    return names.typed.call("dictionary_id", (value,), table=spec, ints=(default,))
+
+
+def history(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    """args: label, time, then the key's members."""
+    label, time, *members = args
+    if time.kind != "t":
+        raise PlanError(f"{params['what']} needs a time column, {origin(time).name!r} is {name_of(time.kind)}")
+    value = crossed(names, tuple(members), 1) if len(members) > 1 else hashed(names, members[0], params["what"])
+    if value.kind != "k":
+        raise PlanError(f"{params['what']} counts single values, not lists ({origin(value).name!r})")
+    click = names.typed.widen(label, "f") if label.kind in "bi" else label
+    if click.kind != "f":
+        raise PlanError(f"{params['what']} needs a label of numbers, {origin(label).name!r} is {name_of(label.kind)}")
+    fit = names.fit("history", (value, time, click), (("every", params["every"]),))
+    call: dict[str, Any] = {"table": TableSpec("fit", fit), "ints": (params["every"], params["buckets"])}
+    if params["what"] == "rate":
+        call["floats"] = (params["prior"], params["weight"])
+    return names.typed.call(f"history_{params['what']}", (value, time), **call)
+
+
+def user(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    return names.user(params["function"], args)
+
+
+SPECIAL: dict[str, Callable[[Names, tuple[Node, ...], dict[str, Any]], Node]] = {
+    "fill": fill,
+    "cast": cast,
+    "select": select,
+    "is_null": is_null,
+    "clip": clip,
+    "bucketize": bucketize,
+    "standardise": standardise,
+    "is_in": is_in,
+    "age": age,
+    "contains": contains,
+    "json": json,
+    "key": key,
+    "cross": cross,
+    "ngrams": ngrams,
+    "overlap_count": overlap("count"),
+    "overlap_jaccard": overlap("jaccard"),
+    "dictionary": dictionary,
+    "history": history,
+    "user": user,
+    **{op: compare(op) for op in ("eq", "ne", "lt", "le", "gt", "ge")},
+}

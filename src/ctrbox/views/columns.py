@@ -1,0 +1,84 @@
+"""The columns of a source of files: stored ones, brought to simple types, and those that paths tell."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from ctrbox.views.filesystems import File
+from ctrbox.views.morsel import Origin
+from ctrbox.views.partitions import Partitions
+from ctrbox.views.simple import STRINGS, Leaf, choose, is_text, leaves, pick, simplify
+
+
+class Columns:
+    """Stored leaves and partition columns under one schema; a partition hides a stored column of its name."""
+
+    def __init__(self, stored: pa.Schema, shown: str, partitions: Partitions | None = None):
+        self.stored = leaves(stored, shown)
+        self.partitions = partitions
+        self.all = dict(self.stored)
+        for field in partitions.fields if partitions else ():
+            self.all[field.name] = Leaf(field.name, (field.name,), field.type, field.type, field.nullable)
+        self.schema = pa.schema([leaf.field for leaf in self.all.values()])
+
+    def choose(self, columns: Sequence[str], source: str, dictionary: Sequence[str] = ()) -> list[Leaf]:
+        """The leaves asked for; those in `dictionary` that are text come as ``dictionary<int32, utf8>``."""
+        found = choose(self.all, columns, source)
+        return [
+            replace(leaf, type=STRINGS) if leaf.name in dictionary and is_text(leaf.type) else leaf
+            for leaf in found
+        ]
+
+    def assemble(
+        self,
+        batch: pa.RecordBatch | int,
+        chosen: Sequence[Leaf],
+        paths: Mapping[str, tuple[str, ...]],
+        file: int,
+        origin: Origin,
+    ) -> pa.RecordBatch:
+        """The chosen columns of a stored batch (or of that many rows, when none of them is stored)."""
+        rows = batch if isinstance(batch, int) else batch.num_rows
+        arrays = []
+        for leaf in chosen:
+            if self.partitions and leaf.name in self.partitions.columns:
+                arrays.append(self.partitions.array(leaf.name, file, rows))
+            else:
+                arrays.append(simplify(pick(batch, paths[leaf.name]), leaf, origin))
+        return make_batch(arrays, chosen, rows)
+
+
+def make_batch(arrays: Sequence[pa.Array], chosen: Sequence[Leaf], rows: int) -> pa.RecordBatch:
+    if not arrays:
+        return pa.RecordBatch.from_arrays([pa.nulls(rows)], ["rows"]).select([])
+    return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema([leaf.field for leaf in chosen]))
+
+
+def cut(batch: pa.RecordBatch, skip: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Slices of at most `rows` rows after the first `skip`, each with its place in the batch; no copies."""
+    for offset in range(skip, batch.num_rows, rows):
+        yield offset, batch.slice(offset, rows)
+
+
+def digest(schema: pa.Schema, files: Sequence[File] = (), extra: str = "") -> str:
+    """A digest of the schema and of the files' names (below their common folder), sizes and times."""
+    state = hashlib.blake2b(digest_size=16)
+    for field in schema:
+        state.update(f"{field.name}\0{field.type}\0{field.nullable}\n".encode())
+    folders = [file.path.split("/")[:-1] for file in files]
+    depth = 0
+    while (
+        folders
+        and depth < len(folders[0])
+        and all(folder[: depth + 1] == folders[0][: depth + 1] for folder in folders)
+    ):
+        depth += 1
+    for file in files:
+        name = "/".join(file.path.split("/")[depth:])
+        state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode())
+    state.update(extra.encode())
+    return state.hexdigest()

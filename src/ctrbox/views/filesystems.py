@@ -1,0 +1,327 @@
+"""Paths become files: local disk, S3 and HDFS alike; folders, globs, hidden files, retries.
+
+Files come in natural path order (``part-2`` before ``part-10``), which for dated and numbered logs is log
+order. A list of paths keeps the order it was given in.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from ctrbox.errors import SourceError, nearest
+
+T = TypeVar("T")
+
+RETRY_PAUSES_S = (0.3, 1.2)  # Three tries in all; a dead server is named within seconds.
+CONNECT_TIMEOUT_S = 3.0
+REQUEST_TIMEOUT_S = 10.0
+
+_WILD = re.compile(r"[*?\[]")
+_S3_OPTIONS = {
+    "access_key": "access_key",
+    "secret_key": "secret_key",
+    "session_token": "session_token",
+    "endpoint": "endpoint_override",
+    "endpoint_override": "endpoint_override",
+    "region": "region",
+    "scheme": "scheme",
+    "anonymous": "anonymous",
+    "role_arn": "role_arn",
+    "connect_timeout": "connect_timeout",
+    "request_timeout": "request_timeout",
+}
+
+
+@dataclass(frozen=True)
+class Store:
+    """A filesystem, how its paths are shown to people, and whether reads from it may be tried again."""
+
+    fs: pafs.FileSystem
+    prefix: str = ""  # "s3://", "hdfs://host:port"
+    remote: bool = False
+
+    def show(self, path: str) -> str:
+        return self.prefix + path
+
+    def attempt(self, what: str, action: Callable[[], T]) -> T:
+        """Run `action`; on a remote store try I/O errors again, then raise a `SourceError` naming `what`."""
+        pauses = RETRY_PAUSES_S if self.remote else ()
+        began = time.monotonic()
+        for pause in (*pauses, None):
+            try:
+                return action()
+            except FileNotFoundError as error:
+                raise SourceError(f"{what} does not exist any more") from error
+            except (OSError, RuntimeError) as error:  # the HDFS client raises RuntimeError
+                if pause is None:
+                    spent = time.monotonic() - began
+                    tried = f" ({len(pauses) + 1} tries in {spent:.1f} s)" if self.remote else ""
+                    raise SourceError(f"{what} cannot be read{tried}: {first_line(error)}") from error
+            time.sleep(pause)
+        raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True)
+class File:
+    """One data file: `path` inside the store, `shown` for people."""
+
+    store: Store
+    path: str
+    size: int
+    mtime_ns: int
+
+    @property
+    def shown(self) -> str:
+        return self.store.show(self.path)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, without the place in Arrow's source where it arose."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].removesuffix(".").strip()
+
+
+def open_store(
+    path: str, filesystem: Any = None, options: Mapping[str, Any] | None = None
+) -> tuple[Store, str]:
+    """The store that `path` lies on and the path inside it."""
+    options = dict(options or {})
+    if filesystem is not None:
+        fs = filesystem if isinstance(filesystem, pafs.FileSystem) else _from_fsspec(filesystem)
+        scheme, _, rest = path.rpartition("://")
+        remote = not isinstance(fs, (pafs.LocalFileSystem, pafs._MockFileSystem))
+        return Store(fs, f"{scheme}://" if scheme else "", remote), rest if scheme else path
+    scheme = path.partition("://")[0] if "://" in path else ""
+    if scheme in ("s3", "s3a", "s3n"):
+        return _open_s3(path, options)
+    if scheme in ("hdfs", "viewfs"):
+        return _open_hdfs(path, options)
+    if options:
+        raise SourceError(f"storage_options are for s3:// and hdfs:// paths; {path!r} is a local path")
+    if scheme == "file":
+        return Store(pafs.LocalFileSystem()), urlsplit(path).path
+    if scheme:
+        known = ("file", "s3", "hdfs")
+        raise SourceError(
+            f"{path!r} is on {scheme}://, expected a local path, s3:// or hdfs://{nearest(scheme, known)} "
+            "(other stores: pass filesystem=, a pyarrow or fsspec filesystem)"
+        )
+    return Store(pafs.LocalFileSystem()), str(Path(path).expanduser())
+
+
+def _from_fsspec(filesystem: Any) -> pafs.FileSystem:
+    try:
+        return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem))
+    except (ImportError, TypeError, AttributeError) as error:
+        raise SourceError(
+            f"filesystem is a {type(filesystem).__name__}, expected a pyarrow or fsspec filesystem"
+        ) from error
+
+
+def _open_s3(path: str, options: dict[str, Any]) -> tuple[Store, str]:
+    bare, _, query = path.partition("?")
+    if query and "=" in query:  # s3://bucket/key?endpoint=…; a lone "?" is a wildcard
+        options = {**dict(parse_qsl(query)), **options}
+    else:
+        bare = path
+    inside = bare.partition("://")[2]
+    arguments: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "request_timeout": REQUEST_TIMEOUT_S,
+        "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=1),
+    }
+    for name, value in options.items():
+        if name not in _S3_OPTIONS:
+            raise SourceError(
+                f"storage option {name!r} is not one for S3, expected one of "
+                f"{', '.join(sorted(_S3_OPTIONS))}{nearest(name, _S3_OPTIONS)}"
+            )
+        arguments[_S3_OPTIONS[name]] = value
+    # Arrow's S3 client does not look at these two itself.
+    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint = arguments.setdefault("endpoint_override", named)
+    if endpoint and "://" in endpoint:
+        scheme, _, arguments["endpoint_override"] = endpoint.partition("://")
+        arguments.setdefault("scheme", scheme)
+    bucket = inside.partition("/")[0]
+    if not bucket:
+        raise SourceError(f"{path!r} names no bucket, expected s3://bucket/path")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if "region" not in arguments and not region:
+        arguments["region"] = _region(bucket, endpoint)
+    try:
+        return Store(pafs.S3FileSystem(**arguments), "s3://", remote=True), inside
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise SourceError(f"{path!r} cannot be opened: {first_line(error)}") from error
+
+
+def _region(bucket: str, endpoint: str | None) -> str:
+    if endpoint:
+        return "us-east-1"  # Servers other than Amazon's take any region, but a signature needs one.
+    try:
+        return str(pafs.resolve_s3_region(bucket))
+    except (pa.ArrowException, OSError):
+        return "us-east-1"
+
+
+def _open_hdfs(path: str, options: dict[str, Any]) -> tuple[Store, str]:
+    try:
+        from hdfs_native import fsspec as hdfs
+    except ImportError as error:
+        raise SourceError(f"{path!r} needs the HDFS client: pip install 'ctrbox[hdfs]'") from error
+    parts = urlsplit(path)
+    kind = hdfs.ViewfsFileSystem if parts.scheme == "viewfs" else hdfs.HdfsFileSystem
+    try:
+        client = kind(parts.hostname, parts.port, **{key: str(value) for key, value in options.items()})
+        store = Store(_from_fsspec(client), f"{parts.scheme}://{parts.netloc}", remote=True)
+    except Exception as error:  # the client raises its own kinds, RuntimeError among them
+        raise SourceError(f"{path!r} cannot be opened: {first_line(error)}") from error
+    return store, path[len(store.prefix) :]
+
+
+def find_files(paths: Iterable[str], filesystem: Any, options: Mapping[str, Any] | None) -> list[File]:
+    """The data files behind paths, folders and globs. Nothing found is an error."""
+    files: list[File] = []
+    opened: dict[str, Store] = {}
+    for path in paths:
+        key = path[: path.find("/", path.find("://") + 3)] if "://" in path else ""
+        if key in opened and "?" not in path:
+            store = opened[key]
+            inside = path[len(store.prefix) :] if "://" in path else str(Path(path).expanduser())
+            if path.startswith("file://"):
+                inside = urlsplit(path).path
+        else:
+            store, inside = open_store(path, filesystem, options)
+            opened[key] = store
+        files.extend(_expand(store, inside.rstrip("/") or "/", path))
+    return files
+
+
+def _expand(store: Store, path: str, given: str) -> list[File]:
+    info = _info(store, path)
+    if info.type == pafs.FileType.File:
+        return [_file(store, info)]
+    if info.type == pafs.FileType.Directory:
+        found = _folder(store, path)
+        if not found:
+            raise SourceError(
+                f"folder {given} holds no data files (names that start with '_' or '.' are hidden)"
+            )
+        return found
+    if _WILD.search(path):
+        found = _glob(store, path)
+        if not found:
+            raise SourceError(f"{given} matches no file{_hint(store, path)}")
+        return found
+    raise SourceError(f"{given} does not exist{_hint(store, path)}")
+
+
+def _info(store: Store, path: str) -> pafs.FileInfo:
+    return store.attempt(store.show(path), lambda: store.fs.get_file_info(path))
+
+
+def _list(store: Store, folder: str, recursive: bool) -> list[pafs.FileInfo]:
+    selector = pafs.FileSelector(folder or ".", allow_not_found=True, recursive=recursive)
+    return store.attempt(store.show(folder), lambda: store.fs.get_file_info(selector))
+
+
+def _file(store: Store, info: pafs.FileInfo) -> File:
+    return File(store, _clean(info.path), info.size, info.mtime_ns or 0)
+
+
+def _clean(path: str) -> str:
+    return path[2:] if path.startswith("./") else path
+
+
+def _folder(store: Store, folder: str) -> list[File]:
+    base = folder.rstrip("/")
+    found = [
+        _file(store, info)
+        for info in _list(store, folder, recursive=True)
+        if info.type == pafs.FileType.File and not _hidden(_clean(info.path)[len(_clean(base)) :])
+    ]
+    return sorted(found, key=lambda file: natural(file.path))
+
+
+def _hidden(path: str) -> bool:
+    """Whether a part of `path` is a writer's own file (_SUCCESS, .crc, _metadata, _temporary/…)."""
+    return any(
+        part.startswith(".") or (part.startswith("_") and "=" not in part) for part in path.split("/") if part
+    )
+
+
+def natural(path: str) -> list[tuple[int, int, str]]:
+    """A sort key that reads digits as numbers."""
+    parts = re.split(r"(\d+)", path)
+    return [(1, int(part), part) if part.isdecimal() else (0, 0, part) for part in parts if part]
+
+
+def _glob(store: Store, pattern: str) -> list[File]:
+    """Walk the pattern folder by folder, so that only folders that match are listed."""
+    root = "/" if pattern.startswith("/") else ""
+    *above, last = [part for part in pattern.split("/") if part]
+    folders = [root]
+    for part in above:
+        folders = [inner for folder in folders for inner in _step(store, folder, part)]
+    files: dict[str, File] = {}
+    for folder in folders:
+        if last == "**":
+            files.update((file.path, file) for file in _folder(store, folder))
+            continue
+        matches = _matcher(last)
+        for info in _list(store, folder, recursive=False):
+            if not matches(info.base_name):
+                continue
+            if info.type == pafs.FileType.File:
+                files[_clean(info.path)] = _file(store, info)
+            elif info.type == pafs.FileType.Directory:
+                files.update((file.path, file) for file in _folder(store, _clean(info.path)))
+    return sorted(files.values(), key=lambda file: natural(file.path))
+
+
+def _step(store: Store, folder: str, part: str) -> list[str]:
+    if part == "**":
+        inner = [
+            _clean(info.path)
+            for info in _list(store, folder, recursive=True)
+            if info.type == pafs.FileType.Directory and not _hidden(_clean(info.path)[len(folder) :])
+        ]
+        return [folder, *inner]
+    if not _WILD.search(part):
+        return [part if not folder else f"{folder.rstrip('/')}/{part}"]
+    matches = _matcher(part)
+    return [
+        _clean(info.path)
+        for info in _list(store, folder, recursive=False)
+        if info.type == pafs.FileType.Directory and matches(info.base_name)
+    ]
+
+
+def _matcher(part: str) -> Callable[[str], bool]:
+    """A wildcard matches no hidden name unless it is written with the leading mark."""
+    regex = re.compile(fnmatch.translate(part))
+    return lambda name: regex.match(name) is not None and (part[0] in "._" or not _hidden(name))
+
+
+def _hint(store: Store, path: str) -> str:
+    """The name most like the missing one in the nearest folder that exists."""
+    plain = path[: match.start()] if (match := _WILD.search(path)) else path
+    folder, _, name = plain.rpartition("/")
+    try:
+        while folder and store.fs.get_file_info(folder).type == pafs.FileType.NotFound:
+            folder, _, name = folder.rpartition("/")
+        siblings = [Path(info.path).name for info in _list(store, folder, recursive=False)]
+    except (SourceError, OSError, pa.ArrowException):
+        return ""
+    return nearest(name, siblings)

@@ -1,0 +1,62 @@
+"""File formats by name and by extension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ctrbox.errors import SourceError, nearest
+from ctrbox.views.filesystems import File
+
+EXTENSIONS = {
+    "parquet": ("parquet", "pq", "parq"),
+    "csv": ("csv",),
+    "tsv": ("tsv",),
+    "json": ("jsonl", "ndjson", "json"),
+    "arrow": ("arrow", "feather", "ipc"),
+    "arrows": ("arrows",),
+}
+CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
+
+_BY_EXTENSION = {extension: name for name, known in EXTENSIONS.items() for extension in known}
+_ACCEPTED = "; ".join(f"{name} ({', '.join('.' + e for e in known)})" for name, known in EXTENSIONS.items())
+
+
+def codec_of(path: str) -> str | None:
+    """The compression that the file's name tells of."""
+    return CODECS.get(path.rpartition(".")[2].lower())
+
+
+def format_of(files: Sequence[File], given: str | None) -> str:
+    """The one format of all files: `given`, or what their names say."""
+    if given is not None:
+        name = _BY_EXTENSION.get(given.lower().lstrip("."), given.lower())
+        if name not in EXTENSIONS:
+            known = nearest(given, EXTENSIONS)
+            raise SourceError(f"format {given!r} is not known, accepted: {_ACCEPTED}{known}")
+        return name
+    first = _by_name(files[0])
+    for file in files[1:]:
+        other = _by_name(file)
+        if other != first:
+            raise SourceError(
+                f"{file.shown} is {other} but {files[0].shown} is {first}, expected one format; "
+                "choose with a glob such as '*.parquet'"
+            )
+    return first
+
+
+def _by_name(file: File) -> str:
+    parts = file.path.rpartition("/")[2].lower().split(".")
+    compressed = len(parts) > 2 and parts[-1] in CODECS
+    extension = parts[-2] if compressed else parts[-1] if len(parts) > 1 else ""
+    name = _BY_EXTENSION.get(extension)
+    if name is None:
+        raise SourceError(
+            f"the name of {file.shown} does not tell its format, accepted: {_ACCEPTED}; "
+            "text may end in .gz, .zst, .bz2 or .lz4; or say format='parquet' (csv, tsv, json, arrow, arrows)"
+        )
+    if compressed and name in ("parquet", "arrow"):
+        raise SourceError(
+            f"{file.shown} is a compressed {name} file, expected it plain: it compresses inside"
+        )
+    return name

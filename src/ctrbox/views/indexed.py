@@ -1,0 +1,302 @@
+"""Files with an index of their rows (Parquet row groups, Arrow IPC record batches), read as one source.
+
+Footers are read once, by a few threads, when something beyond the schema is asked for. A later file must have
+the first one's columns; only columns that are asked for are compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctrbox.errors import CtrboxError, SourceError
+from ctrbox.views.columns import Columns, cut, digest
+from ctrbox.views.filesystems import File, first_line
+from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
+from ctrbox.views.partitions import Partitions
+from ctrbox.views.readahead import readahead
+from ctrbox.views.simple import Leaf, castable, leaves
+
+FOOTER_THREADS = 8
+
+
+@dataclass
+class Footer:
+    """What a file says about itself: stored schema, rows of each group, and the format's own detail."""
+
+    schema: pa.Schema
+    rows: tuple[int, ...]
+    detail: Any = None
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Parquet: from a top-level column or a struct's leaf to its place among the stored columns."""
+        found: dict[str, int] = {}
+        shared: set[str] = set()
+        for place in range(self.detail.num_columns):
+            path = self.detail.schema.column(place).path
+            parts = path.split(".")
+            for depth in range(1, len(parts) + 1):
+                prefix = ".".join(parts[:depth])
+                if prefix in found:
+                    shared.add(prefix)
+                found[prefix] = place
+        return {prefix: place for prefix, place in found.items() if prefix not in shared}
+
+
+class Indexed(Protocol):
+    """A format whose files are read group by group. Errors of pyarrow may escape: the source names them."""
+
+    unit: str
+
+    def footer(self, file: File) -> Footer: ...
+
+    def read(
+        self,
+        file: File,
+        footer: Footer,
+        groups: Sequence[int],
+        leaves: Sequence[Leaf],
+        dictionary: Sequence[str],
+    ) -> list[pa.RecordBatch]: ...
+
+    def no_nulls(self, footer: Footer, leaf: Leaf) -> bool: ...
+
+    def ranges(self, footer: Footer, leaf: Leaf) -> list[tuple[Any, Any]] | None: ...
+
+    def survivors(
+        self,
+        file: File,
+        footer: Footer,
+        prune: pc.Expression,
+        promise: pc.Expression | None,
+        fields: list[pa.Field],
+    ) -> set[int] | None: ...
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Consecutive groups of one file that are decoded together; `row` is the first one's row in the file."""
+
+    file: int
+    groups: range
+    row: int
+    start: int
+    rows: int
+
+
+class IndexedFiles:
+    """A `Source` over files of an `Indexed` format."""
+
+    def __init__(self, name: str, files: Sequence[File], format: Indexed, partitions: Partitions):
+        self.name = name
+        self.bytes: int | None = sum(file.size for file in files)
+        self._files = files
+        self._format = format
+        self._partitions = partitions
+        self._lock = threading.Lock()
+        self._read_footers: list[Footer] | None = None
+        self._first = self._footer(files[0])
+        self._columns = Columns(self._first.schema, files[0].shown, partitions)
+        self._first.leaves = self._columns.stored
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._columns.schema
+
+    @property
+    def rows(self) -> int | None:
+        return sum(sum(footer.rows) for footer in self._footers())
+
+    def nullable(self, column: str) -> bool:
+        (leaf,) = self._columns.choose([column], self.name)
+        if column in self._partitions.columns:
+            return leaf.nullable
+        for file, footer in enumerate(self._footers()):
+            theirs = self._agree(file, footer, leaf)
+            if theirs.nullable and not self._format.no_nulls(footer, theirs):
+                return True
+        return False
+
+    def ordered(self, column: str) -> bool:
+        (leaf,) = self._columns.choose([column], self.name)
+        if column in self._partitions.columns or self.nullable(column):
+            return False
+        last = None
+        for file, footer in enumerate(self._footers()):
+            ranges = self._format.ranges(footer, self._agree(file, footer, leaf))
+            if ranges is None:
+                return False
+            for low, high in ranges:
+                if last is not None and not last < low:
+                    return False
+                last = high
+        return True
+
+    def fingerprint(self) -> str:
+        return digest(self.schema, self._files)
+
+    def scan(
+        self,
+        columns: Sequence[str],
+        *,
+        start: int = 0,
+        rows: int = MORSEL_ROWS,
+        ahead: int = 2,
+        threads: int = 2,
+        prune: pc.Expression | None = None,
+        dictionary: Sequence[str] = (),
+    ) -> Iterator[Morsel]:
+        chosen = self._columns.choose(columns, self.name, dictionary)
+        footers = self._footers()
+        stored = [leaf for leaf in chosen if leaf.name not in self._partitions.columns]
+        theirs = [[self._agree(i, footer, leaf) for leaf in stored] for i, footer in enumerate(footers)]
+        pieces = self._pieces(footers, start, rows, prune)
+        coded = [leaf.name for leaf in stored if leaf.name in dictionary]
+
+        def task(piece: _Piece) -> Callable[[], tuple[_Piece, list[pa.RecordBatch]]]:
+            file = piece.file
+            return lambda: (piece, self._decode(piece, footers[file], chosen, theirs[file], coded))
+
+        # One piece needs no thread: starting one costs more than it hides.
+        first = list(itertools.islice(pieces, max(threads, 2)))
+        crew = min(threads, len(first)) if len(first) > 1 else 0
+        tasks = (task(piece) for piece in itertools.chain(first, pieces))
+        for piece, batches in readahead(tasks, threads=crew, ahead=ahead):
+            row = 0
+            for batch in batches:
+                skip = max(0, min(batch.num_rows, start - piece.start - row))
+                for offset, part in cut(batch, skip, rows):
+                    at = row + offset
+                    origin = Origin(self._files[piece.file].shown, piece.row + at)
+                    yield Morsel(part, origin, piece.start + at)
+                row += batch.num_rows
+
+    def _pieces(
+        self, footers: Sequence[Footer], start: int, rows: int, prune: pc.Expression | None
+    ) -> Iterator[_Piece]:
+        """Groups from `start` on that `prune` leaves; small neighbours in a file go together."""
+        kept = None if prune is None else self._survivors(footers, prune)
+        total = 0
+        for file, footer in enumerate(footers):
+            row, base, run = 0, total, 0
+            pending: _Piece | None = None
+            for group, count in enumerate(footer.rows):
+                wanted = count > 0 and base + row + count > start
+                wanted = wanted and (kept is None or kept[file] is None or group in kept[file])  # type: ignore[operator]
+                if wanted and pending and pending.groups.stop == group and run + count <= rows:
+                    run += count
+                    together = range(pending.groups.start, group + 1)
+                    pending = _Piece(file, together, pending.row, pending.start, run)
+                elif wanted:
+                    if pending:
+                        yield pending
+                    run = count
+                    pending = _Piece(file, range(group, group + 1), row, base + row, count)
+                row += count
+            if pending:
+                yield pending
+            total += row
+
+    def _survivors(self, footers: Sequence[Footer], prune: pc.Expression) -> list[set[int] | None]:
+        fields = self._partitions.fields
+
+        def ask(file: int) -> set[int] | None:
+            found = self._files[file]
+            promise = self._partitions.guarantee(file)
+            return found.store.attempt(
+                found.shown, lambda: self._format.survivors(found, footers[file], prune, promise, fields)
+            )
+
+        return _side_by_side(ask, range(len(footers)))
+
+    def _decode(
+        self,
+        piece: _Piece,
+        footer: Footer,
+        chosen: Sequence[Leaf],
+        theirs: Sequence[Leaf],
+        coded: Sequence[str],
+    ) -> list[pa.RecordBatch]:
+        """Read a piece and bring it to simple types; runs in a reader thread."""
+        file = self._files[piece.file]
+        batches = self._read(file, footer, piece.groups, theirs, coded) if theirs else [piece.rows]
+        made, row = [], piece.row
+        for batch in batches:
+            paths = {leaf.name: leaf.path for leaf in theirs}
+            made.append(self._columns.assemble(batch, chosen, paths, piece.file, Origin(file.shown, row)))
+            row += made[-1].num_rows
+        return made
+
+    def _read(
+        self, file: File, footer: Footer, groups: Sequence[int], leaves: Sequence[Leaf], coded: Sequence[str]
+    ) -> list[pa.RecordBatch]:
+        several = f"s {groups[0]} to {groups[-1]}" if len(groups) > 1 else f" {groups[0]}"
+        names = f"{file.shown} {self._format.unit}{several}"
+        try:
+            return file.store.attempt(names, lambda: self._format.read(file, footer, groups, leaves, coded))
+        except Exception as error:
+            if len(groups) > 1 and not file.store.remote:  # one by one, to name the damaged one
+                return [
+                    batch for group in groups for batch in self._read(file, footer, [group], leaves, coded)
+                ]
+            if isinstance(error, CtrboxError):
+                raise
+            raise SourceError(f"{names} cannot be read: {first_line(error)}") from error
+
+    def _footer(self, file: File) -> Footer:
+        try:
+            return file.store.attempt(file.shown, lambda: self._format.footer(file))
+        except CtrboxError:
+            raise
+        except Exception as error:
+            raise SourceError(f"{file.shown} cannot be read, index damaged: {first_line(error)}") from error
+
+    def _footers(self) -> list[Footer]:
+        with self._lock:
+            if self._read_footers is None:
+                rest = _side_by_side(self._footer, self._files[1:])
+                for file, footer in zip(self._files[1:], rest, strict=True):
+                    if footer.schema.equals(self._first.schema):
+                        footer.schema, footer.leaves = self._first.schema, self._first.leaves
+                    else:
+                        footer.leaves = leaves(footer.schema, file.shown)
+                self._read_footers = [self._first, *rest]
+            return self._read_footers
+
+    def _agree(self, file: int, footer: Footer, leaf: Leaf) -> Leaf:
+        """The file's own column for `leaf`, which must be readable as the first file's."""
+        if leaf.name in self._partitions.columns:
+            return leaf
+        theirs = footer.leaves.get(leaf.name)
+        shown, first = self._files[file].shown, self._files[0].shown
+        wanted = self._columns.stored[leaf.name]
+        if theirs is None:
+            raise SourceError(f"{shown} has no column {leaf.name!r}, expected {wanted.stored} as in {first}")
+        if theirs is wanted:
+            return theirs
+        if theirs.type is None or not castable(theirs.type, wanted.type, theirs.stored):
+            raise SourceError(
+                f"column {leaf.name!r} of {shown} is {theirs.stored}, expected {wanted.stored} as in {first}"
+            )
+        return theirs
+
+
+def _side_by_side(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Map by a few threads; the first item's error is the one raised, and no later item is begun after it."""
+    if len(items) < 4:
+        return [work(item) for item in items]
+    pool = ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="ctrbox-footer")
+    try:
+        return list(pool.map(work, items))
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,164 @@
+"""Arrow IPC: files (Feather version 2) by record batch, streams from front to back.
+
+Buffers read from disk are checked before anyone follows their offsets; text is not required to be UTF-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as pt
+
+from ctrbox.errors import SourceError
+from ctrbox.views.filesystems import File
+from ctrbox.views.indexed import Footer
+from ctrbox.views.simple import Leaf
+from ctrbox.views.streamed import Parse, open_stream
+
+MAGIC = b"ARROW1"
+
+
+def is_stream(file: File) -> bool:
+    """Whether a file named .arrow, .feather or .ipc holds the stream format."""
+    return file.store.attempt(file.shown, lambda: _head(file)) != MAGIC
+
+
+def _head(file: File) -> bytes:
+    with file.store.fs.open_input_file(file.path) as opened:
+        return bytes(opened.read(len(MAGIC)))
+
+
+class IpcFile:
+    """Reads one record batch at a time. The format holds no statistics, so nullness comes from the schema."""
+
+    unit = "record batch"
+
+    def footer(self, file: File) -> Footer:
+        with file.store.fs.open_input_file(file.path) as opened:
+            reader = pa.ipc.open_file(opened)
+            schema = reader.schema
+            counts = pa.ipc.open_file(opened, options=_only(schema, _narrowest(schema)))
+            rows = tuple(counts.get_batch(i).num_rows for i in range(counts.num_record_batches))
+        return Footer(schema, rows)
+
+    def read(
+        self,
+        file: File,
+        footer: Footer,
+        groups: Sequence[int],
+        leaves: Sequence[Leaf],
+        dictionary: Sequence[str],
+    ) -> list[pa.RecordBatch]:
+        names = dict.fromkeys(leaf.path[0] for leaf in leaves)
+        places = sorted(footer.schema.get_field_index(name) for name in names)
+        with file.store.fs.open_input_file(file.path) as opened:
+            reader = pa.ipc.open_file(opened, options=_only(footer.schema, places))
+            batches = [reader.get_batch(group) for group in groups]
+        for batch in batches:
+            _check_batch(batch)
+        return batches
+
+    def no_nulls(self, footer: Footer, leaf: Leaf) -> bool:
+        return False
+
+    def ranges(self, footer: Footer, leaf: Leaf) -> list[tuple[Any, Any]] | None:
+        return None
+
+    def survivors(
+        self,
+        file: File,
+        footer: Footer,
+        prune: pc.Expression,
+        promise: pc.Expression | None,
+        fields: list[pa.Field],
+    ) -> set[int] | None:
+        return None
+
+
+class IpcStream:
+    """The stream format: schema first, then record batches to the end."""
+
+    def schema(self, file: File) -> pa.Schema:
+        with _open(file) as reader:
+            return reader.schema
+
+    def blocks(self, file: File, leaves: Sequence[Leaf]) -> Iterator[Parse]:
+        with _open(file) as reader:
+            for leaf in leaves:
+                place = reader.schema.get_field_index(leaf.path[0])
+                if place < 0:
+                    raise SourceError(f"{file.shown} has no column {leaf.name!r}, expected {leaf.stored}")
+                found = reader.schema.field(place).type
+                if len(leaf.path) == 1 and found != leaf.stored:
+                    raise SourceError(
+                        f"column {leaf.name!r} of {file.shown} is {found}, "
+                        f"expected {leaf.stored} as in the first file"
+                    )
+            for batch in reader:
+                yield partial(_check_batch, batch)
+
+
+def _open(file: File) -> pa.RecordBatchStreamReader:
+    stream = open_stream(file)
+    if not isinstance(stream, pa.NativeFile):
+        stream = pa.PythonFile(stream, mode="r")
+    return pa.ipc.open_stream(stream)
+
+
+def _narrowest(schema: pa.Schema) -> list[int]:
+    """The cheapest column to read when only rows are counted."""
+    widths = [_bits(field.type) for field in schema]
+    return [widths.index(min(widths))] if widths else []
+
+
+def _bits(type: pa.DataType) -> int:
+    try:
+        return int(type.bit_width)
+    except ValueError:
+        return 1 << 30
+
+
+def _only(schema: pa.Schema, places: list[int]) -> pa.ipc.IpcReadOptions:
+    return pa.ipc.IpcReadOptions(included_fields=places, use_threads=False)
+
+
+def _check_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    for column in batch.columns:
+        _check(column)
+    return batch
+
+
+def _check(array: pa.Array) -> None:
+    """Raise ``pa.ArrowInvalid`` when offsets or indices lead outside the buffers."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if "UTF8" not in str(error) and "UTF-8" not in str(error):
+            raise
+    else:
+        return
+    # Bytes that are not UTF-8 are welcome: check again with text read as binary.
+    type = array.type
+    if pt.is_string(type):
+        array.view(pa.binary()).validate(full=True)
+    elif pt.is_large_string(type):
+        array.view(pa.large_binary()).validate(full=True)
+    elif pt.is_string_view(type):
+        array.view(pa.binary_view()).validate(full=True)
+    elif pt.is_dictionary(type):
+        _check(array.dictionary)
+        blank = pa.nulls(len(array.dictionary), pa.utf8())
+        pa.DictionaryArray.from_arrays(array.indices, blank, safe=True)
+    elif pt.is_list(type) or pt.is_large_list(type):
+        _check(array.values)
+        blank = pa.nulls(len(array.values), pa.int8())
+        array.__class__.from_arrays(array.offsets, blank).validate(full=True)
+    elif pt.is_struct(type):
+        for place in range(type.num_fields):
+            _check(array.field(place))
+    else:
+        raise pa.ArrowInvalid(f"text in a {type} is not UTF-8")

@@ -1,0 +1,116 @@
+"""Parquet: footers, row groups, and what statistics prove. Pages are checked against their checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from ctrbox.errors import SourceError
+from ctrbox.views.filesystems import File, first_line
+from ctrbox.views.indexed import Footer
+from ctrbox.views.simple import Leaf
+
+
+class Parquet:
+    """Reads one row group at a time; `Footer.detail` is the file's metadata."""
+
+    unit = "row group"
+
+    def footer(self, file: File) -> Footer:
+        try:
+            with self._open(file) as opened:
+                meta = opened.metadata
+                rows = tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))
+                return Footer(opened.schema_arrow, rows, meta)
+        except pa.ArrowInvalid as error:
+            text = str(error)
+            if "magic bytes" in text or "file size is" in text:
+                raise SourceError(
+                    f"{file.shown} is not a complete Parquet file: footer missing "
+                    f"({file.size} bytes; cut short, or still being written?)"
+                ) from error
+            raise
+
+    def read(
+        self,
+        file: File,
+        footer: Footer,
+        groups: Sequence[int],
+        leaves: Sequence[Leaf],
+        dictionary: Sequence[str],
+    ) -> list[pa.RecordBatch]:
+        with self._open(file, footer, dictionary) as opened:
+            table = opened.read_row_groups(
+                list(groups), columns=[".".join(leaf.path) for leaf in leaves], use_threads=False
+            )
+        batches: list[pa.RecordBatch] = table.to_batches()
+        return batches
+
+    def _open(
+        self, file: File, footer: Footer | None = None, dictionary: Sequence[str] = ()
+    ) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            file.store.fs.open_input_file(file.path),
+            metadata=None if footer is None else footer.detail,
+            read_dictionary=list(dictionary) or None,
+            pre_buffer=file.store.remote,
+            coerce_int96_timestamp_unit="us",
+            page_checksum_verification=True,
+            arrow_extensions_enabled=False,
+        )
+
+    def no_nulls(self, footer: Footer, leaf: Leaf) -> bool:
+        found = _chunks(footer, leaf)
+        return found is not None and all(
+            stats is not None and stats.has_null_count and stats.null_count == 0 for stats in found
+        )
+
+    def ranges(self, footer: Footer, leaf: Leaf) -> list[tuple[Any, Any]] | None:
+        if pa.types.is_floating(leaf.stored) or leaf.type is None or pa.types.is_nested(leaf.type):
+            return None  # NaN is outside a float column's range, and a list's range is its elements'.
+        found = _chunks(footer, leaf)
+        if found is None or not all(stats is not None and stats.has_min_max for stats in found):
+            return None
+        try:
+            return [(stats.min, stats.max) for stats in found]
+        except (UnicodeDecodeError, pa.ArrowException):
+            return None
+
+    def survivors(
+        self,
+        file: File,
+        footer: Footer,
+        prune: pc.Expression,
+        promise: pc.Expression | None,
+        fields: list[pa.Field],
+    ) -> set[int] | None:
+        """The row groups that may hold a row for which `prune` is true; None: all of them."""
+        try:
+            fragment = ds.ParquetFileFormat().make_fragment(
+                file.path, filesystem=file.store.fs, partition_expression=promise
+            )
+            schema = footer.schema
+            for field in fields:
+                place = schema.get_field_index(field.name)
+                schema = schema.append(field) if place < 0 else schema.set(place, field)
+            left = fragment.subset(filter=prune, schema=schema)
+            return {group.id for group in left.row_groups}
+        except (pa.ArrowException, TypeError, NotImplementedError, ValueError) as error:
+            if isinstance(error, OSError):
+                raise SourceError(f"{file.shown} cannot be read: {first_line(error)}") from error
+            return None  # An expression that cannot be asked of this file's statistics prunes nothing.
+
+
+def _chunks(footer: Footer, leaf: Leaf) -> list[Any] | None:
+    """The column's statistics in each row group that has rows, or None when it is not one Parquet leaf."""
+    meta = footer.detail
+    places = footer.places
+    place = places.get(".".join(leaf.path))
+    if place is None:
+        return None
+    return [meta.row_group(group).column(place).statistics for group, rows in enumerate(footer.rows) if rows]

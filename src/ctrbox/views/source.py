@@ -1,0 +1,101 @@
+"""Anything readable becomes a `Source`: files on any filesystem, frames, streams."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow.dataset as ds
+
+from ctrbox.errors import SourceError
+from ctrbox.views.filesystems import File, Store, find_files
+from ctrbox.views.formats import EXTENSIONS, format_of
+from ctrbox.views.indexed import IndexedFiles
+from ctrbox.views.ipc import IpcFile, IpcStream, is_stream
+from ctrbox.views.memory import from_capsule, from_dataset
+from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin, Source
+from ctrbox.views.parquet import Parquet
+from ctrbox.views.partitions import Partitions
+from ctrbox.views.streamed import StreamedFiles
+from ctrbox.views.text import Csv, Json
+
+__all__ = ["MORSEL_ROWS", "Morsel", "Origin", "Source", "open_source"]
+
+
+def open_source(
+    data: object,
+    *,
+    format: str | None = None,
+    filesystem: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Source:
+    """Open `data` for reading, again and again, always in the same order.
+
+    A path (``str`` or ``Path``) may be a file, a folder or a glob (``*``, ``?``, ``[…]``, ``**``), on local
+    disk, ``s3://bucket/…`` or ``hdfs://host:port/…``; a list of paths is read in its order. Folders and globs
+    give files in natural path order, without hidden ones (``_SUCCESS``, ``.crc``); ``day=2026-01-01/`` in a
+    path is a column. The format follows from the extension or from `format`: parquet, csv, tsv, json (lines),
+    arrow, arrows. `storage_options` for S3: access_key, secret_key, session_token, endpoint, region, scheme,
+    anonymous; what is not given comes from the environment (``AWS_…``).
+
+    Anything with ``__arrow_c_stream__`` or ``__arrow_c_array__`` is read as rows in memory. A reader that can
+    be read only once is drained here and held. An object whose attribute ``streaming`` is True is asked for a
+    fresh stream at each scan and never held. A ``pyarrow.dataset.Dataset`` of files is opened as files.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        path = os.fspath(data)
+        return _open_files(str(path), [str(path)], format, filesystem, storage_options)
+    if isinstance(data, ds.Dataset):
+        return _open_dataset(data)
+    if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+        return from_capsule(data)
+    if isinstance(data, Sequence) and data and all(isinstance(path, (str, os.PathLike)) for path in data):
+        paths = [str(os.fspath(path)) for path in data]
+        name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        return _open_files(name, paths, format, filesystem, storage_options)
+    met = "an empty list" if isinstance(data, Sequence) and not data else f"a {type(data).__name__}"
+    raise SourceError(
+        f"cannot read {met}, expected a path, a glob, a list of paths, or an object that speaks Arrow "
+        f"(polars, duckdb, pandas, pyarrow){_remedy(data)}"
+    )
+
+
+def _remedy(data: object) -> str:
+    return "; call .collect() first" if type(data).__name__ == "LazyFrame" else ""
+
+
+def _open_files(
+    name: str, paths: Sequence[str], format: str | None, filesystem: Any, options: Mapping[str, Any] | None
+) -> Source:
+    files = find_files(paths, filesystem, options)
+    return _of_format(name, files, format_of(files, format), Partitions(files))
+
+
+def _of_format(name: str, files: Sequence[File], format: str, partitions: Partitions) -> Source:
+    if format == "parquet":
+        return IndexedFiles(name, files, Parquet(), partitions)
+    if format == "arrow" and not is_stream(files[0]):
+        return IndexedFiles(name, files, IpcFile(), partitions)
+    if format in ("arrow", "arrows"):
+        return StreamedFiles(name, files, IpcStream(), partitions)
+    if format == "json":
+        return StreamedFiles(name, files, Json(), partitions)
+    return StreamedFiles(name, files, Csv("\t" if format == "tsv" else ","), partitions)
+
+
+def _open_dataset(data: ds.Dataset) -> Source:
+    """A dataset of Parquet or Arrow files is read as a list of files with the dataset's partitions."""
+    if not isinstance(data, ds.FileSystemDataset) or data.format.default_extname not in EXTENSIONS:
+        return from_dataset(data)
+    format = data.format.default_extname
+    if format in ("csv", "json"):
+        return from_dataset(data)  # its own parse options would be lost
+    fragments = list(data.get_fragments())
+    store = Store(data.filesystem, remote=data.filesystem.type_name != "local")
+    infos = data.filesystem.get_file_info([fragment.path for fragment in fragments])
+    files = [File(store, info.path, info.size, info.mtime_ns or 0) for info in infos]
+    if not files:
+        raise SourceError("the dataset holds no files, expected at least one")
+    values = [ds.get_partition_keys(fragment.partition_expression) for fragment in fragments]
+    return _of_format(f"dataset of {files[0].path}", files, format, Partitions(files, values))

@@ -1,0 +1,186 @@
+"""Files without an index of their rows (CSV, JSON lines, Arrow streams), read from front to back.
+
+The raw bytes are cut into blocks of whole lines by one thread at a time; several threads parse. Rows are
+counted when blocks come out in order, so errors and morsels can name the row. `start` costs a read of
+everything before it, and nothing can be pruned, because a skipped file's rows would go uncounted.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctrbox.errors import CtrboxError, SourceError
+from ctrbox.views.columns import Columns, cut, digest
+from ctrbox.views.filesystems import File, first_line
+from ctrbox.views.formats import codec_of
+from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
+from ctrbox.views.partitions import Partitions
+from ctrbox.views.readahead import readahead
+from ctrbox.views.simple import Leaf
+
+Parse = Callable[[], pa.RecordBatch]
+
+
+class BlockError(Exception):
+    """A block cannot be parsed; `row` is the row in the block, where the parser told it."""
+
+    def __init__(self, text: str, row: int | None = None):
+        super().__init__(text)
+        self.row = row
+
+
+class Streamed(Protocol):
+    """A format read from front to back."""
+
+    def schema(self, file: File) -> pa.Schema:
+        """The stored schema; for text, inferred from the first block."""
+
+    def blocks(self, file: File, leaves: Sequence[Leaf]) -> Iterator[Parse]:
+        """One callable for each block, to be called by any thread; it may raise `BlockError`."""
+
+
+class StreamedFiles:
+    """A `Source` over files of a `Streamed` format. Empty files hold no rows."""
+
+    rows: int | None = None
+
+    def __init__(self, name: str, files: Sequence[File], format: Streamed, partitions: Partitions):
+        self.name = name
+        self.bytes: int | None = sum(file.size for file in files)
+        self._files = files
+        self._format = format
+        first = next((file for file in files if file.size), None)
+        if first is None:
+            raise SourceError(f"{files[0].shown} is empty, expected rows to take the columns and types from")
+        self._columns = Columns(_named(first, lambda: format.schema(first)), first.shown, partitions)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._columns.schema
+
+    def nullable(self, column: str) -> bool:
+        (leaf,) = self._columns.choose([column], self.name)
+        return leaf.nullable
+
+    def ordered(self, column: str) -> bool:
+        self._columns.choose([column], self.name)
+        return False
+
+    def fingerprint(self) -> str:
+        return digest(self.schema, self._files)
+
+    def scan(
+        self,
+        columns: Sequence[str],
+        *,
+        start: int = 0,
+        rows: int = MORSEL_ROWS,
+        ahead: int = 2,
+        threads: int = 2,
+        prune: pc.Expression | None = None,
+        dictionary: Sequence[str] = (),
+    ) -> Iterator[Morsel]:
+        chosen = self._columns.choose(columns, self.name)
+        stored = [leaf for leaf in chosen if self._is_stored(leaf)]
+        paths = {leaf.name: leaf.path for leaf in stored}
+        at, file, row = 0, -1, 0
+        for place, outcome in readahead(self._tasks(stored), threads=threads, ahead=ahead):
+            if place != file:
+                file, row = place, 0
+            shown = self._files[place].shown
+            if isinstance(outcome, BlockError):
+                where = "" if outcome.row is None else f" row {row + outcome.row}"
+                raise SourceError(f"{shown}{where}: {outcome}") from outcome.__cause__
+            skip = max(0, min(outcome.num_rows, start - at))
+            if skip < outcome.num_rows:
+                origin = Origin(shown, row)
+                batch = self._columns.assemble(outcome, chosen, paths, place, origin)
+                for offset, part in cut(batch, skip, rows):
+                    yield Morsel(part, Origin(shown, row + offset), at + offset)
+            at += outcome.num_rows
+            row += outcome.num_rows
+
+    def _is_stored(self, leaf: Leaf) -> bool:
+        partitions = self._columns.partitions
+        return partitions is None or leaf.name not in partitions.columns
+
+    def _tasks(self, stored: Sequence[Leaf]) -> Iterator[Callable[[], tuple[int, Any]]]:
+        for place, file in enumerate(self._files):
+            if not file.size:
+                continue
+            blocks = self._format.blocks(file, stored)
+            while (parse := _named(file, lambda blocks=blocks: next(blocks, None))) is not None:  # type: ignore[misc]
+                yield _task(place, file, parse)
+
+
+def _task(place: int, file: File, parse: Parse) -> Callable[[], tuple[int, Any]]:
+    def run() -> tuple[int, Any]:
+        try:
+            return place, _named(file, parse)
+        except BlockError as error:  # an outcome like any other: its row is known only in order
+            return place, error
+
+    return run
+
+
+def _named(file: File, action: Callable[[], Any]) -> Any:
+    """Run `action`; whatever pyarrow raises becomes a `SourceError` that names the file."""
+    try:
+        return action()
+    except (CtrboxError, BlockError):
+        raise
+    except Exception as error:
+        raise SourceError(f"{file.shown} cannot be read: {first_line(error)}") from error
+
+
+class _Steady(io.RawIOBase):
+    """A remote file read from front to back; a read that fails is tried again from where it stood."""
+
+    def __init__(self, file: File):
+        self._file = file
+        self._at = 0
+        self._opened: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._file.size - self._at if size is None or size < 0 else size
+        if wanted <= 0 or self._at >= self._file.size:
+            return b""
+        what = f"{self._file.shown} from byte {self._at} on"
+        found = self._file.store.attempt(what, lambda: self._read(wanted))
+        self._at += len(found)
+        return found
+
+    def _read(self, size: int) -> bytes:
+        if self._opened is None:
+            self._opened = self._file.store.fs.open_input_file(self._file.path)
+            self._opened.seek(self._at)
+        try:
+            return bytes(self._opened.read(size))
+        except BaseException:
+            self._opened = None
+            raise
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+        super().close()
+
+
+def open_stream(file: File) -> Any:
+    """The bytes of a file from front to back, decompressed as its name tells."""
+    codec = codec_of(file.path)
+    if not file.store.remote:
+        return file.store.fs.open_input_stream(file.path, compression=codec)
+    steady = _Steady(file)
+    if codec is None:
+        return steady
+    return pa.CompressedInputStream(pa.PythonFile(steady, mode="r"), codec)

@@ -1,0 +1,204 @@
+"""A view: a collection of raw rows from one source, and the steps that clean it and join it with others.
+
+Everything is lazy: a view is a source and a tuple of steps. The planner reads the steps; nothing here touches a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ctrbox.errors import PlanError, nearest
+from ctrbox.views.source import Source, open_source
+
+
+@dataclass(frozen=True)
+class WithColumns:
+    columns: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Fill:
+    values: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Cast:
+    types: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Filter:
+    condition: Any
+
+
+@dataclass(frozen=True)
+class Select:
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Join:
+    view: View
+    on: tuple[str, ...]
+    how: str
+    prefix: str
+
+
+@dataclass(frozen=True)
+class Merge:
+    view: View
+    ordered: bool | None
+    budget_bytes: int
+
+
+Step = WithColumns | Fill | Cast | Filter | Select | Join | Merge
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Rows from a path, a glob or a folder on any filesystem, or from anything that speaks Arrow.
+
+    ``key`` names the column (or columns) that identifies a row: joins look it up, ``merge`` aligns by it. ``keep="last"``
+    lets later rows of an equal key win where a joined view has duplicates; otherwise they are an error.
+    """
+
+    source: Source
+    key: tuple[str, ...]
+    keep: str | None
+    name: str
+    steps: tuple[Step, ...]
+
+    def __init__(
+        self,
+        data: Any,
+        key: str | Sequence[str] = (),
+        *,
+        keep: str | None = None,
+        name: str | None = None,
+        format: str | None = None,
+        filesystem: Any = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        source = open_source(data, format=format, filesystem=filesystem, storage_options=storage_options)
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        for k in keys:
+            if k not in source.schema.names:
+                raise PlanError(
+                    f"key {k!r} is not a column of {source.name}{nearest(k, source.schema.names)}"
+                )
+        if keep not in (None, "last"):
+            raise PlanError(f"keep must be None or 'last', got {keep!r}")
+        object.__setattr__(self, "source", source)
+        object.__setattr__(self, "key", keys)
+        object.__setattr__(self, "keep", keep)
+        object.__setattr__(self, "name", name or short_name(source.name))
+        object.__setattr__(self, "steps", ())
+
+    def _with(self, step: Step) -> View:
+        view = object.__new__(View)
+        for field in ("source", "key", "keep", "name"):
+            object.__setattr__(view, field, getattr(self, field))
+        object.__setattr__(view, "steps", (*self.steps, step))
+        return view
+
+    def __repr__(self) -> str:
+        return f"View({self.name!r}, key={self.key}, steps={len(self.steps)})"
+
+    def select(self, *columns: str) -> View:
+        """Only these columns."""
+        return self._with(Select(tuple(columns)))
+
+    def with_columns(self, **columns: Any) -> View:
+        """New columns, or old ones anew, from expressions."""
+        return self._with(WithColumns(tuple(columns.items())))
+
+    def fill(self, **values: Any) -> View:
+        """Values for nulls; in a joined view also the answer for keys it lacks."""
+        return self._with(Fill(tuple(values.items())))
+
+    def cast(self, **types: str) -> View:
+        """Columns to "int", "float", "str", "bool" or "time"; what does not parse becomes null."""
+        return self._with(Cast(tuple(types.items())))
+
+    def filter(self, condition: Any) -> View:
+        """Only rows for which the condition holds; a null condition does not hold."""
+        return self._with(Filter(condition))
+
+    def join(self, view: View, on: str | Sequence[str], how: str = "left", *, prefix: str = "") -> View:
+        """Look up each row's ``on`` among the keys of ``view`` and take its columns along, named with ``prefix``.
+
+        "left" keeps rows whose key is missing, with nulls that fills clean; "inner" drops them.
+        """
+        keys = (on,) if isinstance(on, str) else tuple(on)
+        if how not in ("left", "inner"):
+            raise PlanError(f"how must be 'left' or 'inner', got {how!r}")
+        if not isinstance(view, View):
+            raise PlanError(f"join needs a View, got {type(view).__name__}; wrap it: cb.View(data, key=…)")
+        if not view.key:
+            raise PlanError(
+                f"view {view.name!r} has no key to join on; make it with View(…, key={keys[0]!r})"
+            )
+        if len(keys) != len(view.key):
+            raise PlanError(
+                f"join on {keys} needs as many columns as the key {view.key} of view {view.name!r}"
+            )
+        return self._with(Join(view, keys, how, prefix))
+
+    def merge(self, view: View, *, ordered: bool | None = None, budget: str | int = "4GB") -> View:
+        """Take along the columns of ``view`` for the same instance id (the key of both views).
+
+        Streams when both sides are in id order (found from statistics, or said by ``ordered=True``); otherwise indexes
+        ``view`` in memory, within ``budget``.
+        """
+        if not isinstance(view, View):
+            raise PlanError(f"merge needs a View, got {type(view).__name__}; wrap it: cb.View(data, key=…)")
+        if len(self.key) != 1 or len(view.key) != 1:
+            raise PlanError(
+                "merge aligns rows by instance id: give both views one key column, View(…, key='instance_id')"
+            )
+        return self._with(Merge(view, ordered, parse_bytes(budget)))
+
+
+def short_name(name: str) -> str:
+    """The last part of a path that says something: 'data/users/*.parquet' → 'users'."""
+    parts = [p for p in name.replace("\\", "/").rstrip("/").split("/") if p and "*" not in p]
+    return parts[-1].split(".")[0] if parts else name
+
+
+UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+
+
+def parse_bytes(size: str | int) -> int:
+    """'2GB' → 2147483648."""
+    if isinstance(size, int):
+        return size
+    text = size.strip().upper().replace("IB", "B")
+    for unit in ("TB", "GB", "MB", "KB", "B"):
+        if text.endswith(unit):
+            try:
+                return int(float(text[: -len(unit)]) * UNITS[unit])
+            except ValueError:
+                break
+    raise PlanError(f"expected a size such as '512MB' or '2GB', got {size!r}")
+
+
+def rebind(view: View, sources: dict[str, Any]) -> View:
+    """The same steps over other data, by view name; used when a saved plan meets new files or a request."""
+    if view.name in sources:
+        data = sources[view.name]
+        fresh = data if isinstance(data, View) else View(data, view.key, keep=view.keep, name=view.name)
+        view_ = fresh
+        for step in view.steps:
+            view_ = view_._with(step)
+        view = view_
+    steps = tuple(
+        replace(step, view=rebind(step.view, sources)) if isinstance(step, Join | Merge) else step
+        for step in view.steps
+    )
+    rebound = object.__new__(View)
+    for field in ("source", "key", "keep", "name"):
+        object.__setattr__(rebound, field, getattr(view, field))
+    object.__setattr__(rebound, "steps", steps)
+    return rebound

@@ -1,0 +1,306 @@
+"""The command line as a user meets it: a process, its two streams, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROWS = 4_000
+
+JOB = """\
+import ctrbox as cb
+from ctrbox import col
+
+impressions = cb.View("data/impressions", key="instance_id").fill(query="", device="unknown")
+users = cb.View("data/users", key="user_id").fill(age=0)
+log = impressions.join(users, on="user_id")
+features = cb.FeatureSet(
+    label=col("clicked"),
+    sparse={"user": col("user_id").key(), "query": col("query").lower().split(" ").key()},
+    dense={"age": col("age")},
+)
+plan = cb.compile(log, features)
+"""
+
+
+def ctrbox(
+    *arguments: object, cwd: Path, check: int = 0, **options: object
+) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "CTRBOX_TRACEBACK"}
+    done = subprocess.run(  # type: ignore[call-overload]
+        [sys.executable, "-m", "ctrbox.cli", *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=options.pop("text", True),
+        timeout=120,
+        **options,
+    )
+    assert done.returncode == check, done.stderr
+    assert "Traceback" not in str(done.stderr)
+    return done
+
+
+@pytest.fixture(scope="session")
+def ad_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from ctrbox import datasets
+
+    data = tmp_path_factory.mktemp("cli") / "data"
+    datasets.adlog(rows=ROWS, seed=1, out=data)
+    return data
+
+
+@pytest.fixture
+def job(tmp_path: Path, ad_log: Path) -> Path:
+    (tmp_path / "data").symlink_to(ad_log)
+    path = tmp_path / "job.py"
+    path.write_text(JOB)
+    return path
+
+
+# ---- help ---------------------------------------------------------------------------------------
+
+
+def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['ctrbox', '--help']\n"
+        "from ctrbox.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'pyarrow', 'numpy', 'pandas'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    best = 9.0
+    for _ in range(3):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        best = min(best, time.perf_counter() - started)
+    assert done.returncode == 0, done.stderr
+    # 0.5 s on a quiet machine; tests share their cores.
+    assert best < 1.5
+    assert "Examples" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["extract", "explain", "show", "demo"])
+def test_each_command_has_examples(command: str, tmp_path: Path) -> None:
+    assert "Examples:" in ctrbox(command, "--help", cwd=tmp_path).stdout
+
+
+def test_unknown_command_suggests_the_nearest(tmp_path: Path) -> None:
+    assert "Did you mean 'extract'" in ctrbox("extrct", cwd=tmp_path, check=2).stderr
+
+
+def test_version_is_data(tmp_path: Path) -> None:
+    assert ctrbox("version", cwd=tmp_path).stdout.startswith("ctrbox ")
+    assert json.loads(ctrbox("version", "--json", cwd=tmp_path).stdout)["ctrbox"]
+
+
+# ---- extract ------------------------------------------------------------------------------------
+
+
+def test_count_prints_rows_to_stdout_and_rates_to_stderr(job: Path) -> None:
+    done = ctrbox("extract", job.name, "--count", cwd=job.parent)
+    assert done.stdout == f"{ROWS}\n"
+    assert "rows/s" in done.stderr
+    assert "next: ctrbox explain job.py" in done.stderr
+
+
+def test_json_is_one_object_on_stdout(job: Path) -> None:
+    done = ctrbox("extract", job.name, "--count", "--json", cwd=job.parent)
+    found = json.loads(done.stdout)
+    assert found["rows"] == ROWS
+    assert found["rows_per_second"] > 0
+    assert found["stages"]
+
+
+def test_parquet_arrow_and_stream_hold_the_same_rows(job: Path) -> None:
+    here = job.parent
+    ctrbox("extract", job.name, "-o", "a.parquet", cwd=here)
+    ctrbox("extract", job.name, "-o", "a.arrow", "--batch-size", 777, "--threads", 1, cwd=here)
+    stream = ctrbox("extract", job.name, "-o", "-", cwd=here, text=False).stdout
+    parquet = pq.read_table(here / "a.parquet", page_checksum_verification=True)
+    arrow = pa.ipc.open_file(here / "a.arrow").read_all()
+    piped = pa.ipc.open_stream(stream).read_all()
+    assert parquet.num_rows == ROWS
+    assert arrow.to_pydict() == parquet.to_pydict() == piped.to_pydict()
+    assert [p.name for p in here.iterdir() if "partial" in p.name] == []
+
+
+def test_limit_cuts_in_the_middle_of_a_batch(job: Path) -> None:
+    ctrbox("extract", job.name, "-o", "a.parquet", "--limit", 1_500, "--batch-size", 1_000, cwd=job.parent)
+    assert pq.read_table(job.parent / "a.parquet").num_rows == 1_500
+
+
+def test_no_row_left_gives_an_empty_file_with_the_same_columns(job: Path) -> None:
+    ctrbox("extract", job.name, "-o", "some.parquet", cwd=job.parent)
+    job.write_text(JOB.replace("cb.compile(log,", 'cb.compile(log.filter(col("device") == "toaster"),'))
+    ctrbox("extract", job.name, "-o", "none.parquet", cwd=job.parent)
+    none = pq.read_table(job.parent / "none.parquet")
+    assert none.num_rows == 0
+    assert none.schema.equals(pq.read_schema(job.parent / "some.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--count"),
+        (["--count", "-o", "a.parquet"], "one of"),
+        (["-o", "a.csv"], "must end in .parquet or .arrow"),
+        (["-o", "-", "--json"], "stdout"),
+    ],
+)
+def test_contradictions_are_told_in_one_line(job: Path, arguments: list[str], message: str) -> None:
+    done = ctrbox("extract", job.name, *arguments, cwd=job.parent, check=1)
+    assert done.stdout == ""
+    assert done.stderr.startswith("ctrbox: error: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+def test_full_disk_leaves_the_old_file_and_nothing_else(job: Path) -> None:
+    import resource
+
+    old = job.parent / "a.parquet"
+    old.write_bytes(b"old")
+    done = ctrbox(
+        "extract",
+        job.name,
+        "-o",
+        "a.parquet",
+        cwd=job.parent,
+        check=1,
+        # A file that may not grow past 4 KiB fails like a disk that is full.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, 4_096)),
+    )
+    assert "cannot write a.parquet" in done.stderr
+    assert old.read_bytes() == b"old"
+    assert [p.name for p in job.parent.iterdir() if "partial" in p.name] == []
+
+
+def test_output_folder_that_cannot_be_made_is_named(job: Path) -> None:
+    done = ctrbox("extract", job.name, "-o", "job.py/a.parquet", cwd=job.parent, check=1)
+    assert "cannot write job.py/a.parquet" in done.stderr
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_cleanly(job: Path, sent: signal.Signals, code: int) -> None:
+    # An operator that says when it runs, then waits: the signal arrives in the middle of extraction.
+    job.write_text(
+        JOB.replace(
+            "plan = cb.compile(log, features)\n",
+            "class Slow:\n"
+            "    plan = cb.compile(log, features)\n"
+            "    stats, warnings = {}, {}\n"
+            "    explain = None\n"
+            "    def batches(self, rows):\n"
+            "        import pathlib, time\n"
+            "        for batch in self.plan.batches(rows):\n"
+            "            yield batch\n"
+            "            pathlib.Path('started').touch()\n"
+            "            time.sleep(60)\n"
+            "plan = Slow()\n",
+        )
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ctrbox.cli", "extract", "job.py", "-o", "a.parquet", "--batch-size", "500"],
+        cwd=job.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (job.parent / "started").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(sent)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    assert sorted(p.name for p in job.parent.iterdir() if "a.parquet" in p.name or "partial" in p.name) == []
+
+
+# ---- mistakes in a job --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = 1\ny = nothing\n", "job.py:2: NameError: name 'nothing' is not defined"),
+        ("x = 1\ndef f(:\n", "job.py:2: SyntaxError"),
+        ("import sys\nsys.exit(3)\n", "ended by itself"),
+        ("x = 1\n", "defines no `plan`"),
+        ("plan = 5\n", "is a int"),
+        (
+            JOB.replace('col("age")}', 'col("agee")}'),
+            "'age'",
+        ),
+    ],
+)
+def test_mistake_in_a_job_is_one_line(job: Path, source: str, message: str) -> None:
+    job.write_text(source)
+    done = ctrbox("extract", "job.py", "--count", cwd=job.parent, check=1)
+    assert done.stdout == ""
+    assert done.stderr.startswith("ctrbox: error: job.py") or done.stderr.startswith("ctrbox: error: `plan`")
+    assert message in done.stderr
+
+
+def test_missing_job_lists_what_is_there(job: Path) -> None:
+    done = ctrbox("explain", "jop.py", cwd=job.parent, check=1)
+    assert done.stderr == "ctrbox: error: there is no job file jop.py; here are: job.py\n"
+
+
+def test_missing_data_is_one_line_that_names_it(job: Path) -> None:
+    job.write_text(JOB.replace("data/users", "data/people"))
+    done = ctrbox("extract", "job.py", "--count", cwd=job.parent, check=1)
+    assert "people" in done.stderr
+
+
+def test_a_job_imports_its_neighbours(job: Path) -> None:
+    (job.parent / "neighbour.py").write_text(JOB)
+    job.write_text("from neighbour import plan\n")
+    assert ctrbox("extract", "job.py", "--count", cwd=job.parent).stdout == f"{ROWS}\n"
+
+
+# ---- explain, show, datasets, demo --------------------------------------------------------------
+
+
+def test_explain_in_words_and_as_json(job: Path) -> None:
+    assert "layer" in ctrbox("explain", "job.py", cwd=job.parent).stdout.lower()
+    assert json.loads(ctrbox("explain", "job.py", "--json", cwd=job.parent).stdout)
+
+
+def test_explain_places_for_a_device_that_is_not_here(job: Path) -> None:
+    assert "cuda" in ctrbox("explain", "job.py", "--device", "cuda:32GB", cwd=job.parent).stdout
+
+
+def test_show_writes_an_svg(job: Path) -> None:
+    ctrbox("show", "job.py", "-o", "out/plan.svg", cwd=job.parent)
+    assert "<svg" in (job.parent / "out" / "plan.svg").read_text()
+
+
+def test_datasets_adlog_makes_every_view(tmp_path: Path) -> None:
+    done = ctrbox("datasets", "adlog", "--rows", 500, "--seed", 3, "--out", "log", cwd=tmp_path)
+    assert done.stdout == "log\n"
+    for view in ("impressions", "users", "ads", "basic"):
+        assert pq.read_table(tmp_path / "log" / view).num_rows > 0
+
+
+def test_datasets_list_names_the_ad_log(tmp_path: Path) -> None:
+    assert "adlog" in ctrbox("datasets", "list", cwd=tmp_path).stdout
+
+
+def test_demo_leaves_a_job_and_a_drawing(tmp_path: Path) -> None:
+    done = ctrbox("demo", "--rows", 2_000, "--out", "d", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["rows"] > 0
+    assert "<svg" in (tmp_path / "d" / "plan.svg").read_text()
+    assert "next: ctrbox explain d/job.py" in done.stderr
+    assert (
+        int(ctrbox("extract", "d/job.py", "--count", cwd=tmp_path).stdout) == json.loads(done.stdout)["rows"]
+    )

@@ -1,0 +1,88 @@
+"""What the tree promises: names, sizes, what is never imported where."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "ctrbox"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+NATIVE = sorted(p for p in (ROOT / "native").rglob("*") if p.suffix in {".h", ".hpp", ".cpp"})
+
+# Words that name no noun: whatever lives there belongs somewhere else.
+EMPTY_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "base", "manager"}
+# Generated tables may be as long as they need to be.
+LONG_FILES = {"unicode_tables.h"}
+
+
+def test_no_module_has_an_empty_name() -> None:
+    found = [p for p in [*SOURCES, *NATIVE] if {p.stem, *p.relative_to(ROOT).parts} & EMPTY_NAMES]
+    assert not found
+
+
+def test_no_file_is_longer_than_600_lines() -> None:
+    long = {
+        str(p.relative_to(ROOT)): lines
+        for p in [*SOURCES, *NATIVE]
+        if p.name not in LONG_FILES and (lines := len(p.read_text(encoding="utf-8").splitlines())) > 600
+    }
+    assert not long
+
+
+def imports(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_source_runs_no_code_it_reads(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert not imports(tree) & {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+    calls = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not calls & {"eval", "exec"}
+
+
+def test_native_sources_keep_one_architecture_out() -> None:
+    """No -march=native: one wheel serves every machine of an architecture."""
+    flags = re.sub(r"#.*", "", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))
+    assert "-march=native" not in flags
+    assert "-ffast-math" not in flags
+    assert "-ffp-contract=off" in flags
+
+
+def test_operator_bodies_use_no_standard_library() -> None:
+    # SIMD headers come with the compiler and stand behind #if for the host.
+    allowed = {"stddef.h", "stdint.h", "arm_neon.h", "emmintrin.h"}
+    found = {
+        f"{path.name}: {name}"
+        for path in sorted((ROOT / "native" / "operators").glob("*.h"))
+        for name in re.findall(r"#include <([^>]+)>", path.read_text(encoding="utf-8"))
+        if name not in allowed
+    }
+    assert not found
+
+
+@pytest.mark.parametrize("heavy", ["torch", "ray", "cuda", "pandas", "polars", "duckdb"])
+def test_importing_the_lower_half_does_not_import(heavy: str) -> None:
+    code = (
+        "import sys, importlib\n"
+        "for name in ('', '.datasets', '.columns', '.views', '.plan', '.engines'):\n"
+        "    importlib.import_module('ctrbox' + name)\n"
+        f"sys.exit({heavy!r} in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
