@@ -11,7 +11,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV_FLAGS ?=
 PYTEST_FLAGS ?=
-SANITIZERS ?= address undefined thread
+SANITIZERS ?= address,undefined thread
 DEMO_ROWS ?= 200000
 
 BIN := .venv/bin
@@ -70,9 +70,9 @@ bench: setup  ## every benchmark, at its quick size
 
 # ---- check ----------------------------------------------------------------------------------------------------------
 
-test: lint bodies  ## everything but GPU and HDFS: lint, bodies under nvcc, all tests, sanitizers
+test: lint bodies  ## everything but GPU and HDFS: lint, bodies under nvcc, all tests, two sanitizers
 	$(PY) -m pytest -n $(JOBS) -m 'not gpu and not hdfs' $(PYTEST_FLAGS)
-	$(MAKE) --no-print-directory test-sanitize
+	$(MAKE) --no-print-directory test-sanitize SANITIZERS=address,undefined
 
 test-fast: setup  ## under two minutes: no slow, S3, HDFS or GPU tests
 	$(PY) -m pytest -q -n $(JOBS) -m 'not slow and not s3 and not gpu and not hdfs' $(PYTEST_FLAGS)

@@ -12,7 +12,9 @@ from benchmarks.extract_job import DENSE, SPARSE, Chunk
 def gathered(chunks: Iterable[Chunk]) -> Chunk:
     """All rows as one chunk, copied, in the order of their ids."""
     parts = [
-        Chunk(c.label.copy(), c.dense.copy(), {n: (k.copy(), o.copy()) for n, (k, o) in c.sparse.items()}, c.ids.copy())
+        Chunk(
+            c.label.copy(), c.dense.copy(), {n: (k.copy(), o.copy()) for n, (k, o) in c.sparse.items()}, c.ids
+        )
         for c in chunks
         if c.ids is not None and len(c.label)
     ]
@@ -32,7 +34,8 @@ def gathered(chunks: Iterable[Chunk]) -> Chunk:
 
 def differences(ours: Chunk, theirs: Chunk) -> list[str]:
     """What differs, in words; nothing if the two agree."""
-    assert ours.ids is not None and theirs.ids is not None
+    assert ours.ids is not None
+    assert theirs.ids is not None
     if not np.array_equal(ours.ids, theirs.ids):
         return [f"rows: {len(ours.ids)} against {len(theirs.ids)}, or other ids"]
     found = []

@@ -116,8 +116,10 @@ def impressions(root: Path) -> str:
 
 
 def features(source: str, ids: bool) -> str:
-    """The outer levels: what needs both sides of a join. list_intersect and list_distinct were 8× and 4× as slow
-    as these scans of short lists."""
+    """The outer levels: what needs both sides of a join.
+
+    list_intersect was 8× and list_distinct 4× as slow as these scans of short lists.
+    """
     once = "list_filter(query, lambda x, i: list_position(query, x) = i)"
     names = ["label", *DENSE, *SCALAR, *RAGGED, *(["instance_id"] if ids else [])]
     return f"""
@@ -129,7 +131,7 @@ def features(source: str, ids: bool) -> str:
 
 
 def joined(root: Path, users: str, ads: str, own: str, select: str) -> str:
-    """The `own` columns of impressions and words, then the views: features made below the joins were 5 % faster."""
+    """The `own` columns of impressions and words, then the views; features below joins were 5 % faster."""
     return f"""
         SELECT own.*, {select} FROM (
             SELECT {own} FROM ({impressions(root)})
@@ -145,13 +147,13 @@ TITLE_ONCE = "len(list_filter(title, lambda x, i: list_position(title, x) = i))"
 def plain(root: Path, ids: bool) -> str:
     """Everything after the joins."""
     users, ads = f"'{root}/users/*.parquet'", f"'{root}/ads/*.parquet'"
-    rows = joined(root, users, ads, "*", columns(USERS_CLEAN | ADS_CLEAN | dict(zip(BASIC, BASIC, strict=True))))
+    rows = joined(root, users, ads, "*", columns(USERS_CLEAN | ADS_CLEAN | {name: name for name in BASIC}))
     every = columns(IMPRESSIONS | BASICS | USERS | ADS)
     return features(f"SELECT *, {TITLE_ONCE} AS title_once FROM (SELECT {every} FROM ({rows}))", ids)
 
 
 def tuned(con: duckdb.DuckDBPyConnection, root: Path, ids: bool) -> str:
-    """Users and ads become tables of features before the join; an id that is missing gets the features of nulls."""
+    """Users and ads become tables of features before the join; a missing id gets the features of nulls."""
     views = [
         ("users", "user_id", f"SELECT {columns(USERS)}", USERS_CLEAN),
         ("ads", "ad_id", f"SELECT *, {TITLE_ONCE} AS title_once FROM (SELECT {columns(ADS)}", ADS_CLEAN),
@@ -161,12 +163,13 @@ def tuned(con: duckdb.DuckDBPyConnection, root: Path, ids: bool) -> str:
         files = f"'{root}/{view}/*.parquet'"
         end = ")" * select.count(" FROM (")
         select = select.replace("SELECT hash", f"SELECT {key}, hash")
-        con.execute(f"CREATE TEMP TABLE {view} AS {select} FROM (SELECT {key}, {columns(clean)} FROM {files}){end}")
-        empty = f"(SELECT 1) LEFT JOIN (FROM {files} LIMIT 0) ON true"
-        nothing = con.sql(f"{select} FROM (SELECT {key}, {columns(clean)} FROM {empty}){end}")
+        query = f"{select} FROM (SELECT {key}, {columns(clean)} FROM {{}}){end}"
+        con.execute(f"CREATE TEMP TABLE {view} AS " + query.format(files))
+        nothing = con.sql(query.format(f"(SELECT 1) LEFT JOIN (FROM {files} LIMIT 0) ON true"))
         for name, value, kind in zip(nothing.columns, nothing.fetchall()[0], nothing.types, strict=True):
-            if name != key:
-                filled[name] = f"coalesce({name}, {value}::{kind})" if isinstance(value, int | float) else name
+            scalar = isinstance(value, int | float)
+            filled[name] = f"coalesce({name}, {value}::{kind})" if scalar else name
+        del filled[key]
     return features(joined(root, "users", "ads", columns(IMPRESSIONS), columns(BASICS | filled)), ids)
 
 

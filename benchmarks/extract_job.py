@@ -3,7 +3,7 @@
 Raw log → 29 sparse fields, 11 dense features and 15 basic columns, for every impression on a known device.
 The meaning every tool must give:
 
-* a null or missing value is first filled (`""`, `"none"`, `"unknown"`, 0); a context that is not JSON gives nulls;
+* a null or missing value is filled first (`""`, `"none"`, `"unknown"`, 0); a context that is not JSON: null;
 * an empty string splits into no token; consecutive separators give empty tokens, which count;
 * `bigrams` are pairs of neighbouring tokens; `overlap` and `jaccard` compare sets of tokens;
 * keys may be any 64-bit hash: two tools agree if their keys map one to one, row by row and in order.
@@ -27,21 +27,57 @@ AGES = [18, 25, 35, 45, 55, 65]  # bucket = how many of these are <= age
 WORDS = 50_000
 BASIC = [f"f{i:02d}" for i in range(15)]
 SCALAR = [
-    *("user", "ad", "advertiser", "campaign", "city", "app", "slot", "device", "age_bucket", "gender", "country"),
-    *("hour", "weekday", "query_word", "user_x_ad", "user_x_advertiser", "hour_x_advertiser", "city_x_app"),
-    *("age_x_gender_x_category", "device_x_slot", "query_x_ad"),
+    "user",
+    "ad",
+    "advertiser",
+    "campaign",
+    "city",
+    "app",
+    "slot",
+    "device",
+    "age_bucket",
+    "gender",
+    "country",
+    "hour",
+    "weekday",
+    "query_word",
+    "user_x_ad",
+    "user_x_advertiser",
+    "hour_x_advertiser",
+    "city_x_app",
+    "age_x_gender_x_category",
+    "device_x_slot",
+    "query_x_ad",
 ]
-RAGGED = [
-    *("query", "bigrams", "title", "category", "keywords", "interests", "history", "token_x_advertiser"),
-]
+RAGGED = ["query", "bigrams", "title", "category", "keywords", "interests", "history", "token_x_advertiser"]
 SPARSE = SCALAR + RAGGED
 DENSE = [
-    *("log_bid", "log_price", "depth", "position", "overlap", "jaccard", "query_chars", "query_tokens"),
-    *("title_chars", "ad_age", "user_age"),
+    "log_bid",
+    "log_price",
+    "depth",
+    "position",
+    "overlap",
+    "jaccard",
+    "query_chars",
+    "query_tokens",
+    "title_chars",
+    "ad_age",
+    "user_age",
     *BASIC,
 ]
 READ = {  # the columns the job needs of each view
-    "impressions": ["instance_id", "ts", "user_id", "ad_id", "query", "device", "context", "position", "price", "clicked"],
+    "impressions": [
+        "instance_id",
+        "ts",
+        "user_id",
+        "ad_id",
+        "query",
+        "device",
+        "context",
+        "position",
+        "price",
+        "clicked",
+    ],
     "users": ["user_id", "age", "gender", "country", "interests", "history"],
     "ads": ["ad_id", "advertiser_id", "campaign_id", "title", "category", "bid", "created", "keywords"],
     "basic": ["instance_id", *BASIC],
@@ -64,14 +100,14 @@ class Chunk:
         return self.label.nbytes + self.dense.nbytes + ragged + sum(k.nbytes for k, _ in self.sparse.values())
 
 
-def data(rows: int, cache: Path | None = None, **sizes: int) -> Path:
+def data(rows: int, *, users: int | None = None, ads: int | None = None) -> Path:
     """The synthetic log of so many rows with its word list, made once and kept in `.cache/bench`."""
-    cache = cache or Path(__file__).parents[1] / ".cache" / "bench"
-    out = cache / "-".join(["adlog", str(rows), *(f"{k}{v}" for k, v in sorted(sizes.items()))])
+    sizes = [str(size) for size in (rows, users, ads) if size is not None]
+    out = Path(__file__).parents[1] / ".cache" / "bench" / "-".join(["adlog", *sizes])
     if not (out / "words.parquet").exists():
         from ctrbox import datasets
 
-        datasets.adlog(rows=rows, seed=1, out=str(out), **sizes)
+        datasets.adlog(rows=rows, seed=1, out=out, users=users, ads=ads)
         write_words(out)
     return out
 

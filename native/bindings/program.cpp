@@ -3,6 +3,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "bindings/bindings.h"
 #include "core/program.h"
 #include "core/sinks.h"
@@ -32,9 +34,13 @@ std::vector<Piece> pieces_from(nb::list list) {
         rows.base = 0;
         if (static_cast<int64_t>(index.size()) < nb::cast<int64_t>(source[2]) + piece.rows)
           throw nb::value_error("fewer indices than rows");
-        for (int64_t r = 0; r < piece.rows; ++r)
-          if (rows.index[r] < -1 || (rows.frame && rows.index[r] >= rows.frame->rows()))
-            throw nb::value_error("an index outside its frame");
+        int32_t low = 0, high = -1;
+        for (int64_t r = 0; r < piece.rows; ++r) {
+          low = std::min(low, rows.index[r]);
+          high = std::max(high, rows.index[r]);
+        }
+        if (low < -1 || (rows.frame && high >= rows.frame->rows())) throw nb::value_error("an index outside its frame");
+        rows.missing = low < 0;
       } else if (rows.frame && (rows.base < 0 || rows.base + piece.rows > rows.frame->rows())) {
         throw nb::value_error("rows outside the frame");
       }

@@ -111,16 +111,26 @@ Str string_at(const FrameColumn& c, int64_t row) {
   return text_at(*c.child, k);
 }
 
+// The rows of a frame that a load is about.
+struct Picked {
+  const int32_t* rows;  // or nullptr: from `base` on
+  bool missing;         // some of them are -1
+  int64_t base;
+};
+
 // Calls f(position, row) for present rows and null(position) for the others; returns the first null position or -1.
 template <class F, class N>
-int64_t each_row(const FrameColumn& c, const int32_t* index, int64_t base, uint32_t rows, F f, N null) {
+int64_t each_row(const FrameColumn& c, const Picked& index, uint32_t rows, F f, N null) {
   int64_t first = -1;
-  if (!c.bitmap && !c.bytes_valid && !index) {
-    for (uint32_t r = 0; r < rows; ++r) f(r, base + r);
+  if (!c.bitmap && !c.bytes_valid && !index.missing) {
+    if (index.rows)
+      for (uint32_t r = 0; r < rows; ++r) f(r, index.rows[r]);
+    else
+      for (uint32_t r = 0; r < rows; ++r) f(r, index.base + r);
     return first;
   }
   for (uint32_t r = 0; r < rows; ++r) {
-    int64_t row = index ? index[r] : base + r;
+    int64_t row = index.rows ? index.rows[r] : index.base + r;
     if (row >= 0 && c.has(row)) {
       f(r, row);
     } else {
@@ -132,31 +142,31 @@ int64_t each_row(const FrameColumn& c, const int32_t* index, int64_t base, uint3
 }
 
 template <class T, class From>
-int64_t load_fixed(const FrameColumn& c, const int32_t* index, int64_t base, uint32_t rows, Column& out) {
+int64_t load_fixed(const FrameColumn& c, const Picked& index, uint32_t rows, Column& out) {
   const From* from = static_cast<const From*>(c.values) + c.offset;
   T* to = static_cast<T*>(out.data);
   uint8_t* valid = out.valid;
   if (valid) std::memset(valid, 1, rows);
   if constexpr (std::is_same_v<T, From>) {
-    if (!index && !c.bitmap && !c.bytes_valid) {
-      out.data = const_cast<From*>(from + base);
+    if (!index.rows && !c.bitmap && !c.bytes_valid) {
+      out.data = const_cast<From*>(from + index.base);
       return -1;
     }
   }
   return each_row(
-      c, index, base, rows, [&](uint32_t r, int64_t row) { to[r] = static_cast<T>(from[row]); },
+      c, index, rows, [&](uint32_t r, int64_t row) { to[r] = static_cast<T>(from[row]); },
       [&](uint32_t r) {
         to[r] = T{};
         if (valid) valid[r] = 0;
       });
 }
 
-int64_t load_bool(const FrameColumn& c, const int32_t* index, int64_t base, uint32_t rows, Column& out) {
+int64_t load_bool(const FrameColumn& c, const Picked& index, uint32_t rows, Column& out) {
   const uint8_t* bits = static_cast<const uint8_t*>(c.values);
   uint8_t* to = static_cast<uint8_t*>(out.data);
   if (out.valid) std::memset(out.valid, 1, rows);
   return each_row(
-      c, index, base, rows,
+      c, index, rows,
       [&](uint32_t r, int64_t row) {
         int64_t k = row + c.offset;
         to[r] = bits[k >> 3] >> (k & 7) & 1;
@@ -167,7 +177,7 @@ int64_t load_bool(const FrameColumn& c, const int32_t* index, int64_t base, uint
       });
 }
 
-int64_t load_strings(const FrameColumn& c, const int32_t* index, int64_t base, uint32_t rows, Column& out) {
+int64_t load_strings(const FrameColumn& c, const Picked& index, uint32_t rows, Column& out) {
   Str* to = static_cast<Str*>(out.data);
   if (out.valid) std::memset(out.valid, 1, rows);
   auto null = [&](uint32_t r) {
@@ -176,12 +186,12 @@ int64_t load_strings(const FrameColumn& c, const int32_t* index, int64_t base, u
   };
   if (c.storage == Storage::Utf8)  // the usual case, without the switch inside
     return each_row(
-        c, index, base, rows,
+        c, index, rows,
         [&, o = static_cast<const int32_t*>(c.values) + c.offset, text = c.text](uint32_t r, int64_t row) {
           to[r] = Str{text + o[row], static_cast<uint32_t>(o[row + 1] - o[row])};
         },
         null);
-  return each_row(c, index, base, rows, [&](uint32_t r, int64_t row) { to[r] = string_at(c, row); }, null);
+  return each_row(c, index, rows, [&](uint32_t r, int64_t row) { to[r] = string_at(c, row); }, null);
 }
 
 template <class T>
@@ -206,14 +216,14 @@ T element_at(const FrameColumn& e, int64_t k) {
 }
 
 template <class T>
-int64_t load_list(const FrameColumn& c, const int32_t* index, int64_t base, uint32_t rows, Column& out, Bump& pool) {
+int64_t load_list(const FrameColumn& c, const Picked& index, uint32_t rows, Column& out, Bump& pool) {
   List<T>* to = static_cast<List<T>*>(out.data);
   const FrameColumn& e = *c.child;
   bool direct = !e.bitmap && ((std::is_same_v<T, int64_t> && e.storage == Storage::I64) ||
                               (std::is_same_v<T, double> && e.storage == Storage::F64));
   if (out.valid) std::memset(out.valid, 1, rows);
   return each_row(
-      c, index, base, rows,
+      c, index, rows,
       [&](uint32_t r, int64_t row) {
         int64_t k = row + c.offset, from, n;
         if (c.storage == Storage::List) {
@@ -246,9 +256,10 @@ int64_t load_list(const FrameColumn& c, const int32_t* index, int64_t base, uint
 }
 
 template <class T>
-int64_t load_entries(const FrameColumn& c, const int32_t* index, int64_t base, uint32_t rows, Column& out) {
+int64_t load_entries(const FrameColumn& c, const Picked& index, uint32_t rows, Column& out) {
   const T* from = static_cast<const T*>(c.values);
-  if (!index) {  // already in register format: point at it
+  if (!index.rows) {  // already in register format: point at it
+    const int64_t base = index.base;
     out.data = const_cast<T*>(from + base);
     if (!out.valid) {
       if (c.bytes_valid)
@@ -265,7 +276,7 @@ int64_t load_entries(const FrameColumn& c, const int32_t* index, int64_t base, u
   T* to = static_cast<T*>(out.data);
   if (out.valid) std::memset(out.valid, 1, rows);
   return each_row(
-      c, index, base, rows, [&](uint32_t r, int64_t row) { to[r] = from[row]; },
+      c, index, rows, [&](uint32_t r, int64_t row) { to[r] = from[row]; },
       [&](uint32_t r) {
         to[r] = T{};
         if (out.valid) out.valid[r] = 0;
@@ -293,33 +304,35 @@ Frame::~Frame() {
   if (array_.release) array_.release(&array_);
 }
 
-int64_t load_column(const FrameColumn& c, const int32_t* index, int64_t base, uint32_t rows, Column& out, Bump& pool) {
+int64_t load_column(const FrameColumn& c, const int32_t* picked, bool missing, int64_t base, uint32_t rows, Column& out,
+                    Bump& pool) {
+  const Picked index{picked, missing, base};
   if (c.storage == Storage::Entries) {
-    if (c.is_list) return load_entries<List<uint64_t>>(c, index, base, rows, out);
-    if (c.kind == 's') return load_entries<Str>(c, index, base, rows, out);
-    if (c.kind == 'b') return load_entries<uint8_t>(c, index, base, rows, out);
-    return load_entries<uint64_t>(c, index, base, rows, out);
+    if (c.is_list) return load_entries<List<uint64_t>>(c, index, rows, out);
+    if (c.kind == 's') return load_entries<Str>(c, index, rows, out);
+    if (c.kind == 'b') return load_entries<uint8_t>(c, index, rows, out);
+    return load_entries<uint64_t>(c, index, rows, out);
   }
   if (c.is_list) {
     switch (c.kind) {
-      case 's': return load_list<Str>(c, index, base, rows, out, pool);
-      case 'f': return load_list<double>(c, index, base, rows, out, pool);
-      case 'b': return load_list<uint8_t>(c, index, base, rows, out, pool);
-      default: return load_list<int64_t>(c, index, base, rows, out, pool);
+      case 's': return load_list<Str>(c, index, rows, out, pool);
+      case 'f': return load_list<double>(c, index, rows, out, pool);
+      case 'b': return load_list<uint8_t>(c, index, rows, out, pool);
+      default: return load_list<int64_t>(c, index, rows, out, pool);
     }
   }
   switch (c.storage) {
-    case Storage::Bool: return load_bool(c, index, base, rows, out);
-    case Storage::I8: return load_fixed<int64_t, int8_t>(c, index, base, rows, out);
-    case Storage::I16: return load_fixed<int64_t, int16_t>(c, index, base, rows, out);
-    case Storage::I32: return load_fixed<int64_t, int32_t>(c, index, base, rows, out);
-    case Storage::I64: return load_fixed<int64_t, int64_t>(c, index, base, rows, out);
-    case Storage::U8: return load_fixed<int64_t, uint8_t>(c, index, base, rows, out);
-    case Storage::U16: return load_fixed<int64_t, uint16_t>(c, index, base, rows, out);
-    case Storage::U32: return load_fixed<int64_t, uint32_t>(c, index, base, rows, out);
-    case Storage::F32: return load_fixed<double, float>(c, index, base, rows, out);
-    case Storage::F64: return load_fixed<double, double>(c, index, base, rows, out);
-    default: return load_strings(c, index, base, rows, out);
+    case Storage::Bool: return load_bool(c, index, rows, out);
+    case Storage::I8: return load_fixed<int64_t, int8_t>(c, index, rows, out);
+    case Storage::I16: return load_fixed<int64_t, int16_t>(c, index, rows, out);
+    case Storage::I32: return load_fixed<int64_t, int32_t>(c, index, rows, out);
+    case Storage::I64: return load_fixed<int64_t, int64_t>(c, index, rows, out);
+    case Storage::U8: return load_fixed<int64_t, uint8_t>(c, index, rows, out);
+    case Storage::U16: return load_fixed<int64_t, uint16_t>(c, index, rows, out);
+    case Storage::U32: return load_fixed<int64_t, uint32_t>(c, index, rows, out);
+    case Storage::F32: return load_fixed<double, float>(c, index, rows, out);
+    case Storage::F64: return load_fixed<double, double>(c, index, rows, out);
+    default: return load_strings(c, index, rows, out);
   }
 }
 

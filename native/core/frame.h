@@ -100,9 +100,9 @@ class Frame {
 };
 
 // Fills `column` (entries and validity, allocated by the caller for `rows` rows) from rows of a frame column. `index` gives
-// the frame row of each position, -1 for a missing row (null); without it rows run from `base`.
+// the frame row of each position, with `missing` perhaps -1 (no such row: null); without it rows run from `base`.
 // Returns the first position that is null, or -1. Zero-copy: may replace column.data by a pointer into the frame.
-int64_t load_column(const FrameColumn& from, const int32_t* index, int64_t base, uint32_t rows, Column& column,
-                    Bump& pool);
+int64_t load_column(const FrameColumn& from, const int32_t* index, bool missing, int64_t base, uint32_t rows,
+                    Column& column, Bump& pool);
 
 }  // namespace cb

@@ -34,6 +34,7 @@ List<Str> texts_of(Run& run, const JsonSlice& array) {
   uint32_t n = 0;
   const char* p = array.p + 1;
   for (JsonSlice item; json_next(&p, array.p + array.n, &item);) n += json_has_text(item);
+  if (n == 0) return {nullptr, 0};
   Str* out = run.pool->take<Str>(n);
   p = array.p + 1;
   n = 0;

@@ -14,7 +14,7 @@ void ints_to_strs(Run& run, const Params&, const Column* in, Column* out) {
   propagate(run.rows, in, 1, out->valid);
   for (uint32_t r = 0; r < run.rows; ++r) {
     const uint32_t n = from[r].n;  // 0 where the row is null
-    Str* items = run.pool->take<Str>(n);
+    Str* items = n ? run.pool->take<Str>(n) : nullptr;
     for (uint32_t k = 0; k < n; ++k) {
       char* bytes = run.pool->reserve_bytes(20);
       uint32_t used = write_int(from[r].p[k], bytes);

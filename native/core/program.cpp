@@ -31,17 +31,36 @@ void lookup_rows(const HashIndex& index, uint32_t rows, const Column& hash, int6
   }
 }
 
+// Fields of the records `at` (one a row from row `from` on) into a register.
 template <class T>
-void gather_field(const Records& records, const RecordField& f, const int64_t* row, uint32_t from, uint32_t to,
-                  Column& out) {
-  T* data = static_cast<T*>(out.data);
-  for (uint32_t r = from; r < to; ++r)
-    std::memcpy(&data[r], records.at(static_cast<size_t>(row[r])) + f.offset, sizeof(T));
+void gather_field(const RecordField& f, const char* const* at, uint32_t from, uint32_t rows, Column& out) {
+  T* data = static_cast<T*>(out.data) + from;
+  for (uint32_t r = 0; r < rows; ++r) std::memcpy(&data[r], at[r] + f.offset, sizeof(T));
   if (sizeof(T) == 16)  // the bytes of strings and lists are read by the next layer
-    for (uint32_t r = from; r < to; ++r) __builtin_prefetch(reinterpret_cast<const Str&>(data[r]).p);
-  if (out.valid)
-    for (uint32_t r = from; r < to; ++r)
-      out.valid[r] = f.nullable ? static_cast<uint8_t>(records.at(static_cast<size_t>(row[r]))[f.valid_offset]) : 1;
+    for (uint32_t r = 0; r < rows; ++r) __builtin_prefetch(reinterpret_cast<const Str&>(data[r]).p);
+  if (!out.valid) return;
+  for (uint32_t r = 0; r < rows; ++r) out.valid[from + r] = f.nullable ? static_cast<uint8_t>(at[r][f.valid_offset]) : 1;
+}
+
+void gather_rows(const Records& records, const std::vector<int>& fields, const int64_t* row, uint32_t rows,
+                 const std::vector<int>& out, std::vector<Column>& columns) {
+  const char* at[kBlock];
+  for (uint32_t from = 0; from < rows; from += kBlock) {
+    uint32_t n = std::min(rows - from, kBlock);
+    for (uint32_t r = 0; r < n; ++r) {
+      at[r] = records.at(static_cast<size_t>(row[from + r]));
+      for (uint32_t line = 0; line < records.stride(); line += 64) __builtin_prefetch(at[r] + line);
+    }
+    for (size_t f = 0; f < fields.size(); ++f) {
+      const RecordField& field = records.fields()[static_cast<size_t>(fields[f])];
+      Column& column = columns[static_cast<size_t>(out[f])];
+      switch (entry_width(field.kind)) {
+        case 16: gather_field<Str>(field, at, from, n, column); break;
+        case 8: gather_field<uint64_t>(field, at, from, n, column); break;
+        default: gather_field<uint8_t>(field, at, from, n, column); break;
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -266,7 +285,8 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
         int64_t null = -1;
         if (source.frame)
           null = load_column(source.frame->columns()[static_cast<size_t>(k.fields[1])],
-                             source.index ? source.index + begin : nullptr, source.base + begin, rows, c, w.pool);
+                             source.index ? source.index + begin : nullptr, source.missing, source.base + begin, rows, c,
+                             w.pool);
         else {  // a source that this run has no rows of
           std::memset(c.data, 0, entry_width(registers_[r].kind) * rows);
           if (c.valid) std::memset(c.valid, 0, rows);
@@ -292,26 +312,9 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
         lookup_rows(static_cast<const Index&>(*k.table).map, rows, w.columns[static_cast<size_t>(k.in[0])], k.missing,
                     static_cast<int64_t*>(w.columns[static_cast<size_t>(k.out[0])].data));
         break;
-      case Do::Gather: {
-        const Records& records = *k.records;
-        const int64_t* row = entries<int64_t>(w.columns[static_cast<size_t>(k.in[0])]);
-        for (uint32_t from = 0; from < rows; from += kBlock) {
-          uint32_t to = std::min(rows, from + kBlock);
-          for (uint32_t r = from; r < to; ++r)
-            for (uint32_t line = 0; line < records.stride(); line += 64)
-              __builtin_prefetch(records.at(static_cast<size_t>(row[r])) + line);
-          for (size_t f = 0; f < k.fields.size(); ++f) {
-            const RecordField& field = records.fields()[static_cast<size_t>(k.fields[f])];
-            Column& out = w.columns[static_cast<size_t>(k.out[f])];
-            switch (entry_width(field.kind)) {
-              case 16: gather_field<Str>(records, field, row, from, to, out); break;
-              case 8: gather_field<uint64_t>(records, field, row, from, to, out); break;
-              default: gather_field<uint8_t>(records, field, row, from, to, out); break;
-            }
-          }
-        }
+      case Do::Gather:
+        gather_rows(*k.records, k.fields, entries<int64_t>(w.columns[static_cast<size_t>(k.in[0])]), rows, k.out, w.columns);
         break;
-      }
       case Do::Emit: sink.take(k.fields[0], w.columns[static_cast<size_t>(k.in[0])], w.pool); break;
     }
     uint64_t end = now();

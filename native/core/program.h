@@ -28,6 +28,7 @@ struct Rows {
   const Frame* frame = nullptr;
   const int32_t* index = nullptr;
   int64_t base = 0;
+  bool missing = false;  // some index is -1
 };
 
 struct Piece {

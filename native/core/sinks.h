@@ -48,6 +48,10 @@ class BatchSink : public Sink {
   const std::vector<BatchSlot>& slots_;
   std::shared_ptr<Batch> batch_;
   uint32_t chunk_ = 0;
+  // Dense values of the chunk column by column; end() turns them into rows. Writing each column straight into rows
+  // would touch every row's cache line once per column.
+  std::vector<float> staged_;
+  size_t staged_stride_ = 0;
 };
 
 // Keeps registers as columns of a frame. With a mask (slot -1) only the rows it selects are kept.

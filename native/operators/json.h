@@ -204,10 +204,9 @@ CB_BODY uint32_t hex4(const char* p) {
 }
 
 // The rest of a string from its first stop: escapes are rare, so this stays out of the scanner's loop.
-CB_COLD const char* end_of_escaped(const char* p, const char* begin, const char* end, bool* escaped) {
+CB_COLD const char* end_of_escaped(const char* p, const char* begin, const char* end) {
   while (p < end && *p != '"') {
     if (*p != '\\' || end - p < 2) return nullptr;
-    *escaped = true;
     switch (p[1]) {
       case '"':
       case '\\':
@@ -235,9 +234,9 @@ CB_COLD const char* end_of_escaped(const char* p, const char* begin, const char*
 
 // p: behind the opening quote. The closing quote's place, or nullptr: not a string.
 CB_BODY const char* end_of_string(const char* p, const char* begin, const char* end, bool* escaped) {
-  *escaped = false;
   p = string_stop(p, begin, end);
-  return p < end && *p == '"' ? p : end_of_escaped(p, begin, end, escaped);
+  *escaped = p == end || *p != '"';
+  return *escaped ? end_of_escaped(p, begin, end) : p;
 }
 
 CB_BODY const char* skip_digits(const char* p) {
@@ -342,9 +341,10 @@ CB_BODY bool same_unescaped(const char* p, const char* end, Str key) {
 }
 
 struct JsonScan {
-  // slots: one per path; type kJsonMissing where the document has no such value. False: malformed, slots mean
+  // slots: one per path; kJsonMissing where the document has no such value. False: malformed, slots mean
   // nothing.
-  CB_BODY static bool scan(const JsonPathsView& view, Str doc, JsonSlice* slots) {
+  CB_BODY static bool scan(const JsonPathsView& paths, Str doc, JsonSlice* slots) {
+    const JsonPathsView view = paths;  // a copy: writing a slot cannot change it, so it stays in registers
     for (uint32_t k = 0; k < view.n; ++k) slots[k].type = kJsonMissing;
     const char* p = doc.p;
     const char* end = p + doc.n;
@@ -365,61 +365,71 @@ struct JsonScan {
     uint32_t index = 0;   // in it, where it is an array
     uint32_t node = 1;    // of the value that comes
     uint32_t found = 0;
+    const char* start;
+    JsonType type;
+    bool escaped;
 
   value:
-    {
-      JsonSlice v = {p, 0, kJsonNumber, false};
-      switch (*p) {
-        case '"':
-          v.p = p + 1;
-          p = string_end(&ends, p + 1, &v.escaped);
-          if (!p) return false;
-          v.n = (uint32_t)(p - v.p);
-          v.type = kJsonString;
-          ++p;
-          if (node) keep(view, node, v, slots, &found);
-          goto after;
-        case '{':
-        case '[':
-          if (depth == kJsonDepth) return false;
-          started[depth] = p;
-          outer_node[depth] = within;
-          outer_index[depth] = index;
-          ++depth;
-          within = node;
-          objects = objects << 1 | (*p == '{');
-          p = skip_blank(p + 1);
-          if (objects & 1) {
-            if (*p != '}') goto key;
-          } else if (*p != ']') {
-            index = 0;
-            node = within ? child_at(view, within, 0) : 0;
-            goto value;
-          }
-          ++p;
-          goto close;
-        case 't':
-          if (end - p < 4 || load32(p) != 0x65757274u) return false;
-          p += 4;
-          v.type = kJsonTrue;
-          break;
-        case 'f':
-          if (end - p < 5 || load32(p + 1) != 0x65736c61u) return false;
-          p += 5;
-          v.type = kJsonFalse;
-          break;
-        case 'n':
-          if (end - p < 4 || load32(p) != 0x6c6c756eu) return false;
-          p += 4;
-          v.type = kJsonNull;
-          break;
-        default:
-          p = end_of_number(p);
-          if (!p) return false;
-      }
-      v.n = (uint32_t)(p - v.p);
-      if (node) keep(view, node, v, slots, &found);
+    start = p;
+    switch (*p) {
+      case '"':
+        start = ++p;
+        p = ends.stop(p);
+        escaped = p == end || *p != '"';
+        if (escaped && !(p = end_of_escaped(p, ends.begin, end))) return false;
+        if (node)
+          keep(view, node, JsonSlice{start, (uint32_t)(p - start), kJsonString, escaped}, slots, &found);
+        ++p;
+        goto after;
+      case '{':
+        if (depth == kJsonDepth) return false;
+        started[depth] = p;
+        outer_node[depth] = within;
+        outer_index[depth] = index;
+        ++depth;
+        within = node;
+        objects = objects << 1 | 1;
+        p = skip_blank(p + 1);
+        if (*p != '}') goto key;
+        ++p;
+        goto close;
+      case '[':
+        if (depth == kJsonDepth) return false;
+        started[depth] = p;
+        outer_node[depth] = within;
+        outer_index[depth] = index;
+        ++depth;
+        within = node;
+        objects = objects << 1;
+        p = skip_blank(p + 1);
+        if (*p != ']') {
+          index = 0;
+          node = within ? child_at(view, within, 0) : 0;
+          goto value;
+        }
+        ++p;
+        goto close;
+      case 't':
+        if (end - p < 4 || load32(p) != 0x65757274u) return false;
+        p += 4;
+        type = kJsonTrue;
+        break;
+      case 'f':
+        if (end - p < 5 || load32(p + 1) != 0x65736c61u) return false;
+        p += 5;
+        type = kJsonFalse;
+        break;
+      case 'n':
+        if (end - p < 4 || load32(p) != 0x6c6c756eu) return false;
+        p += 4;
+        type = kJsonNull;
+        break;
+      default:
+        p = end_of_number(p);
+        if (!p) return false;
+        type = kJsonNumber;
     }
+    if (node) keep(view, node, JsonSlice{start, (uint32_t)(p - start), type, false}, slots, &found);
 
   after:
     p = skip_blank(p);
@@ -433,10 +443,10 @@ struct JsonScan {
 
   close:
     --depth;
-    if (within && view.nodes[within].ends) {
-      JsonSlice v = {started[depth], (uint32_t)(p - started[depth]), objects & 1 ? kJsonObject : kJsonArray,
-                     false};
-      keep(view, within, v, slots, &found);
+    if (within) {
+      type = objects & 1 ? kJsonObject : kJsonArray;
+      keep(view, within, JsonSlice{started[depth], (uint32_t)(p - started[depth]), type, false}, slots,
+           &found);
     }
     if (depth == 0) return p == end;
     if (p == end) return false;
@@ -446,26 +456,24 @@ struct JsonScan {
     goto after;
 
   key:
-    {
-      if (*p != '"') return false;
-      const char* name = p + 1;
-      bool escaped;
-      p = string_end(&ends, name, &escaped);
-      if (!p) return false;
-      node = within;
-      if (node) {
-        node = child_of(view, node, name, p, ends, escaped);
-        if (uint32_t again = found & view.nodes[node].under) {
-          found &= ~again;
-          for (uint32_t k = 0; k < view.n; ++k)
-            if (again >> k & 1) slots[k].type = kJsonMissing;
-        }
+    if (*p != '"') return false;
+    start = ++p;
+    p = ends.stop(p);
+    escaped = p == end || *p != '"';
+    if (escaped && !(p = end_of_escaped(p, ends.begin, end))) return false;
+    node = within;
+    if (node) {
+      node = child_of(view, node, start, p, ends, escaped);
+      if (uint32_t again = found & view.nodes[node].under) {
+        found &= ~again;
+        for (uint32_t k = 0; k < view.n; ++k)
+          if (again >> k & 1) slots[k].type = kJsonMissing;
       }
-      p = skip_blank(p + 1);
-      if (*p != ':') return false;
-      p = skip_blank(p + 1);
-      goto value;
     }
+    p = skip_blank(p + 1);
+    if (*p != ':') return false;
+    p = skip_blank(p + 1);
+    goto value;
   }
 
  private:
@@ -509,12 +517,6 @@ struct JsonScan {
       while (p < end && is_digit(*p)) ++p;
     }
     return p == end;
-  }
-
-  CB_BODY static const char* string_end(StringEnds* ends, const char* p, bool* escaped) {
-    *escaped = false;
-    p = ends->stop(p);
-    return p < ends->end && *p == '"' ? p : end_of_escaped(p, ends->begin, ends->end, escaped);
   }
 
   CB_BODY static void keep(const JsonPathsView& view, uint32_t node, const JsonSlice& v, JsonSlice* slots,

@@ -2,7 +2,8 @@
 //
 // Equal elements are found by open addressing with linear probing. Up to kSmall elements the table has a byte
 // a slot, is at most a quarter full and lies on the stack. Longer lists use memory the caller gives, at most
-// half full, so that cost stays linear in the length.
+// half full, so that cost stays linear in the length. Two lists of kTiny elements together are compared pair
+// by pair: at 8 + 8 elements that takes two thirds of the table's time, at 16 + 16 as much.
 #pragma once
 #include "operators/hash.h"
 #include "operators/unicode.h"
@@ -18,7 +19,15 @@ CB_BODY uint64_t slot_hash(uint64_t x) { return x * 0x9e3779b97f4a7c15ull; }
 CB_BODY uint64_t slot_hash(int64_t x) { return slot_hash((uint64_t)x); }
 CB_BODY uint64_t slot_hash(Str s) { return hash_str(s); }
 
-constexpr uint32_t kSmall = 64;
+// For small tables, where a poor spread costs a few comparisons: cheaper than hashing every byte.
+CB_BODY uint64_t rough_hash(uint64_t x) { return slot_hash(x); }
+CB_BODY uint64_t rough_hash(int64_t x) { return slot_hash(x); }
+CB_BODY uint64_t rough_hash(Str s) {
+  uint64_t x = s.n >= 8 ? load64(s.p) * 31 + load64(s.p + s.n - 8) : load_short(s.p, s.n);
+  return slot_hash(x ^ s.n);
+}
+
+constexpr uint32_t kTiny = 20, kSmall = 64;
 
 // A table of positions for up to 2 × kSmall values. slots: 1 + position; 0: empty.
 struct SmallTable {
@@ -130,7 +139,7 @@ struct Distinct {
     uint32_t kept = 0;
     for (uint32_t k = 0; k < n; ++k) {
       T x = p[k];
-      uint32_t at = (uint32_t)(slot_hash(x) >> table.shift);
+      uint32_t at = (uint32_t)(rough_hash(x) >> table.shift);
       while (table.slots[at] && !equal(out[table.slots[at] - 1], x)) at = (at + 1) & table.mask;
       if (table.slots[at]) continue;
       out[kept++] = x;
@@ -194,6 +203,26 @@ CB_BODY bool holds(const uint64_t* p, uint32_t n, uint64_t x) {
   for (uint32_t k = 0; k < n; ++k)
     if (p[k] == x) return true;
   return false;
+}
+
+// The same without a branch on the values.
+CB_BODY uint32_t holds_steadily(const uint64_t* p, uint32_t n, uint64_t x) {
+  uint32_t found = 0;
+  for (uint32_t k = 0; k < n; ++k) found |= p[k] == x;
+  return found;
+}
+
+// All pairs, (a.n + b.n)² / 2 comparisons.
+CB_BODY Shared shared_tiny(List<uint64_t> a, List<uint64_t> b) {
+  Shared s = {0, 0};
+  for (uint32_t k = 0; k < a.n; ++k) {
+    uint32_t fresh = 1 ^ holds_steadily(a.p, k, a.p[k]);
+    s.either += fresh;
+    s.both += fresh & holds_steadily(b.p, b.n, a.p[k]);
+  }
+  for (uint32_t k = 0; k < b.n; ++k) s.either += 1 ^ holds_steadily(b.p, k, b.p[k]);
+  s.either -= s.both;
+  return s;
 }
 
 // For a.n + b.n <= 2 × kSmall.
@@ -266,6 +295,7 @@ CB_BODY Shared shared_by_table(List<uint64_t> a, List<uint64_t> b, char* memory)
 
 CB_BODY bool is_small(List<uint64_t> a, List<uint64_t> b) { return (uint64_t)a.n + b.n <= 2 * kSmall; }
 CB_BODY Shared shared(List<uint64_t> a, List<uint64_t> b) {
+  if ((uint64_t)a.n + b.n <= kTiny) return shared_tiny(a, b);
   return is_small(a, b) ? shared_small(a, b) : shared_by_comparison(a, b);
 }
 

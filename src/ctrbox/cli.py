@@ -98,16 +98,15 @@ def extract(
         raise Mistake(f"-o {output}: the name must end in .parquet or .arrow, or be - for stdout")
 
     plan = load_plan(job)
+    if threads is not None:
+        plan.threads = threads
     started = time.perf_counter()
     with meter("extracting") as tick, sink(output, plan) as write:
         rows = 0
-        for batch in batches(plan, job, batch_size, threads):
-            taken = batch.rows if limit is None else min(batch.rows, limit - rows)
-            write(batch, taken)
-            rows += taken
+        for batch in batches(plan, job, batch_size, limit):
+            write(batch)
+            rows += batch.rows
             tick(rows)
-            if limit is not None and rows >= limit:
-                break
     seconds = time.perf_counter() - started
 
     if as_json:
@@ -141,11 +140,12 @@ def explain(
 ) -> None:
     """Say in words what a plan does: layers, placement, reasons, rows and bytes."""
     plan = load_plan(job)
-    options: dict[str, Any] = {} if device is None else {"device": device}
     if as_json:
-        print(json.dumps(plan.explain(json=True, **options), indent=1, default=str))
+        from ctrbox.plan.explain import explain_json
+
+        say_json(**explain_json(plan.graph, device or plan.device))
     else:
-        print(plan.explain(**options))
+        print(plan.explain(device))
     hint(f"ctrbox show {job} -o plan.svg")
 
 
@@ -262,12 +262,12 @@ def demo(
 @app.command()
 def version(as_json: AsJson = False) -> None:
     """Print the version."""
-    from importlib.metadata import version as installed
+    from ctrbox import __version__
 
     if as_json:
-        say_json(ctrbox=installed("ctrbox"), python=sys.version.split()[0])
+        say_json(ctrbox=__version__, python=sys.version.split()[0])
     else:
-        print(f"ctrbox {installed('ctrbox')}")
+        print(f"ctrbox {__version__}")
 
 
 # ---- the job -------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def load_plan(job: Path) -> Any:
     if "plan" not in names:
         raise Mistake(f"{job} defines no `plan`; end it with: plan = cb.compile(log, features)")
     plan = names["plan"]
-    if not (hasattr(plan, "batches") and hasattr(plan, "explain")):
+    if not hasattr(plan, "batches"):
         raise Mistake(f"`plan` in {job} is a {type(plan).__name__}; expected what cb.compile returns")
     return plan
 
@@ -310,10 +310,10 @@ def raise_mistake(error: BaseException, job: Path) -> NoReturn:
     raise Mistake(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def batches(plan: Any, job: Path, rows: int, threads: int | None = None) -> Iterator[Any]:
+def batches(plan: Any, job: Path, rows: int, limit: int | None = None) -> Iterator[Any]:
     """The plan's batches; what goes wrong inside a user's operator points at the user's line."""
     try:
-        yield from plan.batches(rows) if threads is None else plan.batches(rows, threads=threads)
+        yield from plan.batches(rows, limit=limit)
     except CtrboxError:
         raise
     except OSError as error:
@@ -347,14 +347,15 @@ def written_aside(path: Path) -> Iterator[Path]:
         reason = error.strerror or error
         raise Mistake(f"cannot write {path} ({reason}, after {size:,} bytes); {kept}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
 
 
 @contextlib.contextmanager
-def sink(output: str | None, plan: Any) -> Iterator[Callable[[Any, int], None]]:
-    """`write(batch, rows)` for a Parquet file, an Arrow file, an Arrow stream on stdout, or nothing."""
+def sink(output: str | None, plan: Any) -> Iterator[Callable[[Any], None]]:
+    """`write(batch)` for a Parquet file, an Arrow file, an Arrow stream on stdout, or nothing."""
     if output is None:
-        yield lambda batch, rows: None
+        yield lambda batch: None
         return
 
     writer: Any = None
@@ -374,18 +375,18 @@ def sink(output: str | None, plan: Any) -> Iterator[Callable[[Any, int], None]]:
 
             return ipc.new_stream(target, schema) if output == "-" else ipc.new_file(target, schema)
 
-        def write(batch: Any, rows: int) -> None:
+        def write(batch: Any) -> None:
             nonlocal writer
-            table = batch.to_arrow()
+            columns = batch.to_arrow()
             if writer is None:
-                writer = open_writer(table.schema)
-            writer.write_batch(table if rows == table.num_rows else table.slice(0, rows))
+                writer = open_writer(columns.schema)
+            writer.write_batch(columns)
 
         try:
             yield write
             if writer is None:
                 # No row passed the filters: the file has the right columns all the same.
-                write(no_rows(plan.schema), 0)
+                write(no_rows(plan.schema))
         finally:
             # Closing after a failure can fail again, with a less useful message.
             with contextlib.suppress(Exception) if sys.exc_info()[0] else contextlib.nullcontext():

@@ -8,11 +8,11 @@ _TOP = 1 << 64
 
 
 def first(row: list[Any], n: int) -> list[Any]:
-    return row[:n]
+    return row[: max(n, 0)]
 
 
 def last(row: list[Any], n: int) -> list[Any]:
-    return row[max(len(row) - n, 0) :]
+    return row[max(len(row) - max(n, 0), 0) :]
 
 
 def get(row: list[Any], index: int) -> Any:

@@ -1,7 +1,7 @@
 """Slow twins of the string operators: plain Python, one row at a time.
 
-A row is bytes (any bytes) or None; so is a result. `points` is the cut of native/operators/unicode.h: each byte that
-is no part of well-formed UTF-8 is a character of its own, and comes back unchanged.
+A row is bytes (any bytes) or None; so is a result. `points` is the cut of native/operators/unicode.h: a byte
+that is no part of well-formed UTF-8 is a character of its own, and comes back unchanged.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def strip(row: bytes, chars: str = "") -> bytes:
 
 
 def prefix(row: bytes, n: int) -> bytes:
-    return raw(points(row)[:n])
+    return raw(points(row)[: max(n, 0)])
 
 
 def suffix(row: bytes, n: int) -> bytes:
     text = points(row)
-    return raw(text[max(len(text) - n, 0) :])
+    return raw(text[max(len(text) - max(n, 0), 0) :])
 
 
 def substring(row: bytes, start: int, length: int = -1) -> bytes:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.dataset as ds
 import pyarrow.feather as feather
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 
 from ctrbox.errors import CtrboxError, DataError, SourceError, nearest
@@ -192,6 +197,27 @@ def test_csv_values_may_hold_line_ends_and_lone_quotes(
     assert got["note"].to_pylist() == [f'line\n{i}, "said"' if i % 3 else '5" phone' for i in range(50)]
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet='a",\n\r', max_size=60).map(str.encode))
+def test_csv_lines_are_found_as_a_reader_by_letter_finds_them(block: bytes) -> None:
+    ends, quoted, before = [0], False, b"\n"
+    at = 0
+    while at < len(block):
+        letter = block[at : at + 1]
+        if quoted and block[at : at + 2] == b'""':
+            at, letter = at + 1, b"x"
+        elif quoted and letter == b'"':
+            quoted, letter = False, b"x"
+        elif not quoted and letter == b'"' and before in (b"\n", b"\r", b","):
+            quoted = True
+        elif not quoted and letter == b"\n":
+            ends.append(at + 1)
+        before, at = letter, at + 1
+    csv = text.Csv()
+    assert csv._last_line_end(block) == ends[-1]
+    assert csv._first_line_end(block) == (ends[1] if len(ends) > 1 else 0)
+
+
 def test_csv_empty_field_is_null_and_quoted_empty_is_text(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('n,s\n1,\n,""\n3,NA\n')
     got = read(open_source(tmp_path / "a.csv"))
@@ -303,6 +329,25 @@ def test_hive_default_partition_is_null(tmp_path: Path) -> None:
         {"campaign": 7, "ad": "a b"},
         {"campaign": None, "ad": "a b"},
     ]
+
+
+def test_a_filesystem_may_be_given(tmp_path: Path) -> None:
+    pq.write_table(log(), tmp_path / "a.parquet", row_group_size=100)
+    pacsv.write_csv(log(), tmp_path / "a.csv")
+    below = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+    for name in ("a.parquet", "a.csv"):
+        assert read(open_source(name, filesystem=below)).equals(log())
+        assert read(open_source(str(tmp_path / name), filesystem=LocalFileSystem())).equals(log())
+    with pytest.raises(SourceError, match="filesystem is a int, expected a pyarrow or fsspec filesystem"):
+        open_source("a.parquet", filesystem=3)
+    with pytest.raises(SourceError, match="storage_options are for"):
+        open_source("a.parquet", storage_options={"region": "x"})
+
+
+def test_hdfs_without_its_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hdfs_native", None)
+    with pytest.raises(SourceError, match=r"pip install 'ctrbox\[hdfs\]'"):
+        open_source("hdfs://127.0.0.1:9/x.parquet")
 
 
 # --- frames
@@ -636,6 +681,34 @@ def test_threads_end_on_close_drop_error_and_interrupt(written: Path) -> None:
     assert not readers()
 
 
+def test_ctrl_c_in_mid_scan_reaches_the_caller_and_ends_the_process(tmp_path: Path) -> None:
+    pq.write_table(log(200_000), tmp_path / "a.parquet", row_group_size=500)
+    program = """if True:
+        import sys, threading, time
+        from ctrbox.views.source import open_source
+        scan = open_source(sys.argv[1]).scan(["id"], rows=500)
+        next(scan)
+        print("reading", flush=True)
+        try:
+            for morsel in scan:
+                time.sleep(0.05)
+        except KeyboardInterrupt:
+            scan.close()
+            left = [t for t in threading.enumerate() if t.name.startswith("ctrbox")]
+            print("stopped", len(left), flush=True)
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "a.parquet")], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "reading\n"
+    time.sleep(0.2)
+    child.send_signal(signal.SIGINT)
+    out, _ = child.communicate(timeout=20)
+    assert out == "stopped 0\n"
+    assert child.returncode == 0
+
+
 def test_many_small_files_are_read_in_good_time(tmp_path: Path) -> None:
     for part in range(300):
         pq.write_table(log(5, part * 5), tmp_path / f"{part}.parquet")
@@ -893,6 +966,32 @@ def test_arrow_file_with_offsets_that_lead_astray(tmp_path: Path) -> None:
     data[place + 4 : place + 8] = (1 << 30).to_bytes(4, "little")
     path.write_bytes(bytes(data))
     fails(path, "a.arrow record batch 0 cannot be read")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_random_damage_gives_rows_or_a_named_error(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    WRITERS[name](log(300), path)
+    whole = path.read_bytes()
+    # pyarrow 26 can abort on flipped bits in a Parquet footer, which has no checksum: they are left alone.
+    end = len(whole) - (int.from_bytes(whole[-8:-4], "little") + 8 if name.endswith("parquet") else 0)
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.lists(st.tuples(st.integers(0, end - 1), st.integers(0, 255)), min_size=1, max_size=4))
+    def check(flips: list[tuple[int, int]]) -> None:
+        data = bytearray(whole)
+        for place, value in flips:
+            data[place] = value
+        path.write_bytes(bytes(data))
+        message = name
+        try:
+            read(open_source(path), rows=90)
+        except CtrboxError as error:
+            message = str(error)
+        assert name in message
+        assert "\n" not in message
+
+    check()
 
 
 def test_fingerprint_follows_the_files(tmp_path: Path) -> None:

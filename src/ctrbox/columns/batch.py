@@ -111,11 +111,10 @@ class Batch:
         sparse = {}
         for name in first.sparse:
             parts = [b.sparse[name] for b in batches]
-            ends = np.cumsum([0] + [len(p.values) for p in parts])
+            values = [p.values[p.offsets[0] : p.offsets[-1]] for p in parts]
+            ends = np.cumsum([0] + [len(v) for v in values])
             offsets = [p.offsets[:-1] - p.offsets[0] + end for p, end in zip(parts, ends, strict=False)]
-            sparse[name] = Ragged(
-                np.concatenate([p.values for p in parts]), np.concatenate([*offsets, ends[-1:]]).astype(np.int64)
-            )
+            sparse[name] = Ragged(np.concatenate(values), np.concatenate([*offsets, ends[-1:]]).astype(np.int64))
         return Batch(
             first.schema,
             sum(b.rows for b in batches),

@@ -60,11 +60,61 @@ class Plan:
     @property
     def schema(self) -> Schema:
         """What the batches hold."""
-        return self.graph.schema()
+        return self.graph.schema(self.fingerprint)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of everything that decides the bits of a batch; models carry it."""
+        from ctrbox.engines.saved import fingerprint
+
+        return fingerprint(self)
+
+    # ---- learning, looking, keeping
+    def fit(self) -> Plan:
+        """Learn what operators take from the log (quantiles, moments, click histories). Done at the first run anyway."""
+        if self.graph.fits and not self.fitted:
+            from ctrbox.engines.fit import fit_plan
+
+            self.fitted = fit_plan(self)
+            self._extractor = None
+        return self
+
+    def explain(self, device: Any = None) -> str:
+        """Layers, placement and its reasons, rows and bytes, in words; for another ``cb.Device`` if given."""
+        from ctrbox.plan.explain import explain
+
+        return explain(self.graph, device or self.device)
+
+    def show(self, path: str | os.PathLike[str], device: Any = None) -> None:
+        """Draw the plan as an SVG picture."""
+        from ctrbox.plan.draw import draw
+
+        draw(self.graph, path, device or self.device)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file: views, features and what was fitted, checksummed."""
+        from ctrbox.engines.saved import save_plan
+
+        save_plan(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], *, views: dict[str, Any] | None = None, allow_operators: bool = False) -> Plan:
+        """Read a saved plan. ``views``: other data by view name. Runs no code of the file; user operators are imported by
+        their path only with ``allow_operators=True``."""
+        from ctrbox.engines.saved import load_plan
+
+        return load_plan(path, views=views, allow_operators=allow_operators)
+
+    def materialize(self, path: str | os.PathLike[str], features: list[str] | None = None, **options: Any) -> int:
+        """Write chosen features, with the instance id, as basic features for later runs; returns the rows written."""
+        from ctrbox.engines.materialize import materialize
+
+        return materialize(self, path, features, **options)
 
     # ---- running
     def extractor(self) -> Extractor:
         """The engine, made ready on first use: fits learned, dimensions loaded, programs assembled."""
+        self.fit()
         with self._lock:
             if self._extractor is None:
                 self._extractor = Extractor(

@@ -11,8 +11,22 @@ _NONE = "cannot overflow"
 
 ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("length", "number of elements", _NULL, "0", _NA, _NONE),
-    ("first", "the first n elements", _NULL, "empty list", _NA, "n beyond the end: the whole list"),
-    ("last", "the last n elements", _NULL, "empty list", _NA, "n beyond the beginning: the whole list"),
+    (
+        "first",
+        "the first n elements",
+        _NULL,
+        "empty list",
+        _NA,
+        "n beyond the end: the whole list; below zero: refused",
+    ),
+    (
+        "last",
+        "the last n elements",
+        _NULL,
+        "empty list",
+        _NA,
+        "n beyond the beginning: the whole list; below zero: refused",
+    ),
     ("get", "one element; a negative index counts from the end", _NULL, "null", _NA, "out of range: null"),
     (
         "join",

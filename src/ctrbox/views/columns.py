@@ -60,6 +60,8 @@ def make_batch(arrays: Sequence[pa.Array], chosen: Sequence[Leaf], rows: int) ->
 
 def cut(batch: pa.RecordBatch, skip: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Slices of at most `rows` rows after the first `skip`, each with its place in the batch; no copies."""
+    if rows < 1:
+        raise ValueError(f"a morsel has at least one row, not {rows}")
     for offset in range(skip, batch.num_rows, rows):
         yield offset, batch.slice(offset, rows)
 

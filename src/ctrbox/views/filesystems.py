@@ -24,8 +24,17 @@ from ctrbox.errors import SourceError, nearest
 T = TypeVar("T")
 
 RETRY_PAUSES_S = (0.3, 1.2)  # Three tries in all; a dead server is named within seconds.
+RETRY_TOTAL_S = 8.0  # No try begins later than this, however long each one hangs.
 CONNECT_TIMEOUT_S = 3.0
-REQUEST_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 5.0  # without a single byte
+
+# A dead NameNode is given up after seconds; the client's own default is minutes.
+_HDFS_DEFAULTS = {
+    "dfs.client.failover.max.attempts": "3",
+    "dfs.client.failover.sleep.base.millis": "200",
+    "dfs.client.failover.sleep.max.millis": "1000",
+    "dfs.client.socket-timeout": "10000",
+}
 
 _WILD = re.compile(r"[*?\[]")
 _S3_OPTIONS = {
@@ -58,15 +67,15 @@ class Store:
         """Run `action`; on a remote store try I/O errors again, then raise a `SourceError` naming `what`."""
         pauses = RETRY_PAUSES_S if self.remote else ()
         began = time.monotonic()
-        for pause in (*pauses, None):
+        for tries, pause in enumerate((*pauses, None), start=1):
             try:
                 return action()
             except FileNotFoundError as error:
                 raise SourceError(f"{what} does not exist any more") from error
             except (OSError, RuntimeError) as error:  # the HDFS client raises RuntimeError
-                if pause is None:
-                    spent = time.monotonic() - began
-                    tried = f" ({len(pauses) + 1} tries in {spent:.1f} s)" if self.remote else ""
+                spent = time.monotonic() - began
+                if pause is None or spent + pause > RETRY_TOTAL_S:
+                    tried = f" ({tries} tries in {spent:.1f} s)" if self.remote else ""
                     raise SourceError(f"{what} cannot be read{tried}: {first_line(error)}") from error
             time.sleep(pause)
         raise AssertionError("unreachable")
@@ -120,13 +129,21 @@ def open_store(
     return Store(pafs.LocalFileSystem()), str(Path(path).expanduser())
 
 
+class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
+    """Opens without asking first whether the path is a file: fsspec answers no when a server is dead."""
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return pa.PythonFile(self.fs.open(path, mode="rb"), mode="r")
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return self.open_input_stream(path)
+
+
 def _from_fsspec(filesystem: Any) -> pafs.FileSystem:
-    try:
-        return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem))
-    except (ImportError, TypeError, AttributeError) as error:
-        raise SourceError(
-            f"filesystem is a {type(filesystem).__name__}, expected a pyarrow or fsspec filesystem"
-        ) from error
+    if not all(hasattr(filesystem, name) for name in ("info", "find", "open")):
+        met = type(filesystem).__name__
+        raise SourceError(f"filesystem is a {met}, expected a pyarrow or fsspec filesystem")
+    return pafs.PyFileSystem(_Handler(filesystem))
 
 
 def _open_s3(path: str, options: dict[str, Any]) -> tuple[Store, str]:
@@ -183,7 +200,8 @@ def _open_hdfs(path: str, options: dict[str, Any]) -> tuple[Store, str]:
     parts = urlsplit(path)
     kind = hdfs.ViewfsFileSystem if parts.scheme == "viewfs" else hdfs.HdfsFileSystem
     try:
-        client = kind(parts.hostname, parts.port, **{key: str(value) for key, value in options.items()})
+        settings = {**_HDFS_DEFAULTS, **{key: str(value) for key, value in options.items()}}
+        client = kind(parts.hostname, parts.port, **settings)
         store = Store(_from_fsspec(client), f"{parts.scheme}://{parts.netloc}", remote=True)
     except Exception as error:  # the client raises its own kinds, RuntimeError among them
         raise SourceError(f"{path!r} cannot be opened: {first_line(error)}") from error

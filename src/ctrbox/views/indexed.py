@@ -159,7 +159,13 @@ class IndexedFiles:
         chosen = self._columns.choose(columns, self.name, dictionary)
         footers = self._footers()
         stored = [leaf for leaf in chosen if leaf.name not in self._partitions.columns]
-        theirs = [[self._agree(i, footer, leaf) for leaf in stored] for i, footer in enumerate(footers)]
+        alike = [self._first.leaves[leaf.name] for leaf in stored]
+        theirs = [
+            alike
+            if footer.leaves is self._first.leaves
+            else [self._agree(i, footer, leaf) for leaf in stored]
+            for i, footer in enumerate(footers)
+        ]
         pieces = self._pieces(footers, start, rows, prune)
         coded = [leaf.name for leaf in stored if leaf.name in dictionary]
 

@@ -214,6 +214,8 @@ def from_capsule(data: Any) -> MemorySource | StreamSource:
 def _table(data: Any) -> pa.Table:
     if isinstance(data, pa.Table):
         return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
     if isinstance(data, pa.ChunkedArray) and pt.is_struct(data.type):
         return pa.Table.from_struct_array(data)
     if isinstance(data, pa.StructArray):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,7 +33,6 @@ class Morsel:
     start: int
 
 
-@runtime_checkable
 class Source(Protocol):
     """A log or a dimension, readable again and again, always in the same order."""
 

@@ -23,7 +23,7 @@ class Parquet:
 
     def footer(self, file: File) -> Footer:
         try:
-            with self._open(file) as opened:
+            with file.store.fs.open_input_file(file.path) as raw, self._open(file, raw) as opened:
                 meta = opened.metadata
                 rows = tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))
                 return Footer(opened.schema_arrow, rows, meta)
@@ -44,7 +44,8 @@ class Parquet:
         leaves: Sequence[Leaf],
         dictionary: Sequence[str],
     ) -> list[pa.RecordBatch]:
-        with self._open(file, footer, dictionary) as opened:
+        raw = file.store.fs.open_input_file(file.path)
+        with raw, self._open(file, raw, footer, dictionary) as opened:
             table = opened.read_row_groups(
                 list(groups), columns=[".".join(leaf.path) for leaf in leaves], use_threads=False
             )
@@ -52,10 +53,10 @@ class Parquet:
         return batches
 
     def _open(
-        self, file: File, footer: Footer | None = None, dictionary: Sequence[str] = ()
+        self, file: File, raw: pa.NativeFile, footer: Footer | None = None, dictionary: Sequence[str] = ()
     ) -> pq.ParquetFile:
         return pq.ParquetFile(
-            file.store.fs.open_input_file(file.path),
+            raw,
             metadata=None if footer is None else footer.detail,
             read_dictionary=list(dictionary) or None,
             pre_buffer=file.store.remote,

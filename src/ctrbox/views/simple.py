@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +50,7 @@ class Leaf:
         return pa.field(self.name, self.stored if self.type is None else self.type, self.nullable)
 
 
+@lru_cache(maxsize=1024)
 def simple_type(stored: pa.DataType) -> pa.DataType | None:
     """The simple type that stands for `stored`, or None where there is none."""
     if isinstance(stored, pa.BaseExtensionType):
@@ -110,7 +112,11 @@ def is_list(type: pa.DataType) -> bool:
 def leaves(schema: pa.Schema, source: str) -> dict[str, Leaf]:
     """The columns of `schema`, structs flattened. Two columns of one name are an error."""
     found: dict[str, Leaf] = {}
-    for leaf in _walk(schema, (), False):
+    try:
+        columns = list(_walk(schema, (), False))
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{source} has a column whose name is not UTF-8: {error.object!r}") from error
+    for leaf in columns:
         if leaf.name in found:
             raise SourceError(f"{source} has two columns called {leaf.name!r}; expected each name once")
         found[leaf.name] = leaf
@@ -162,6 +168,8 @@ def pick(batch: pa.RecordBatch, path: tuple[str, ...]) -> pa.Array:
 
 def simplify(array: pa.Array, leaf: Leaf, origin: Origin) -> pa.Array:
     """`array` as ``leaf.type``; a value that does not fit is a `DataError` naming its row."""
+    if array.type == leaf.type:  # the common case, and the one a request's latency hangs on
+        return array
     if pt.is_null(array.type):
         return pa.nulls(len(array), leaf.type)
     try:

@@ -138,25 +138,33 @@ def _named(file: File, action: Callable[[], Any]) -> Any:
         raise SourceError(f"{file.shown} cannot be read: {first_line(error)}") from error
 
 
+FETCH_BYTES = 1 << 20  # Every read of a remote file is a request, so small reads are served from one large.
+
+
 class _Steady(io.RawIOBase):
     """A remote file read from front to back; a read that fails is tried again from where it stood."""
 
     def __init__(self, file: File):
         self._file = file
-        self._at = 0
+        self._at = 0  # bytes fetched so far
+        self._waiting = b""  # fetched, not yet handed out
         self._opened: Any = None
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        wanted = self._file.size - self._at if size is None or size < 0 else size
-        if wanted <= 0 or self._at >= self._file.size:
-            return b""
-        what = f"{self._file.shown} from byte {self._at} on"
-        found = self._file.store.attempt(what, lambda: self._read(wanted))
-        self._at += len(found)
-        return found
+        left = self._file.size - self._at
+        wanted = left + len(self._waiting) if size is None or size < 0 else size
+        short = wanted - len(self._waiting)
+        if short > 0 and left > 0:
+            what = f"{self._file.shown} from byte {self._at} on"
+            fetch = min(left, max(short, FETCH_BYTES))
+            found = self._file.store.attempt(what, lambda: self._read(fetch))
+            self._at += len(found)
+            self._waiting = self._waiting + found if self._waiting else found
+        given, self._waiting = self._waiting[:wanted], self._waiting[wanted:]
+        return given
 
     def _read(self, size: int) -> bytes:
         if self._opened is None:

@@ -1,7 +1,7 @@
 """A real HDFS on loopback for tests: one NameNode and one DataNode of Hadoop 2.7.3, run on JDK 17.
 
-The jars come out of the `pyspark==2.4.8` source package, which pip fetches once into ``.cache/hdfs``; nothing of
-Spark is installed or run.
+The jars come out of the `pyspark==2.4.8` source package, which pip fetches once into ``.cache/hdfs``;
+nothing of Spark is installed or run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,13 @@ WANTED = (
     "xercesImpl",
     "xmlenc",
 )
-OPENS = ("java.base/java.lang", "java.base/java.util", "java.base/java.io", "java.base/java.net", "java.base/java.nio")
+OPENS = (
+    "java.base/java.lang",
+    "java.base/java.util",
+    "java.base/java.io",
+    "java.base/java.net",
+    "java.base/java.nio",
+)
 
 
 def jars() -> Path:

@@ -153,13 +153,14 @@ class Extractor:
 
     def wrap(self, native: Any) -> Batch:
         rows = native.rows
-        if len(self.identity) <= rows:
-            self.identity = np.arange(rows + 1, dtype=np.int64)
+        identity = self.identity  # read once: another thread may set a shorter one meanwhile
+        if len(identity) <= rows:
+            identity = self.identity = np.arange(rows + 1, dtype=np.int64)
         sparse, widths = {}, []
         for k, f in enumerate(self.schema.sparse):
             values, offsets = native.values(k), native.offsets(k)
             widths.append(len(values) / max(1, rows) * 1.05)
-            sparse[f.name] = Ragged(values, self.identity[: rows + 1] if offsets is None else offsets)
+            sparse[f.name] = Ragged(values, identity[: rows + 1] if offsets is None else offsets)
         if rows > 1024:
             self.hints = widths
         s = self.schema
@@ -244,11 +245,15 @@ class Extractor:
         stream = self.stream(start)
         gathered: list[tuple[Prepared, int, int]] = []
         missing = batch_size
+        failure: Exception | None = None
         try:
             ended = False
             while not ended or ahead:
                 while not ended and len(ahead) < self.threads + 1:
-                    item = next(stream, None)
+                    try:
+                        item = next(stream, None)
+                    except Exception as error:  # raised where it lies, after the rows before it
+                        item, failure = None, error
                     if item is None:
                         ended = True
                     else:
@@ -265,6 +270,8 @@ class Extractor:
                     if not missing:
                         yield gathered
                         gathered, missing = [], batch_size
+            if failure is not None:
+                raise failure
             if gathered:
                 yield gathered
         finally:
@@ -277,11 +284,15 @@ class Extractor:
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="ctrbox-extract")
         running: deque[tuple[Future[Batch], int]] = deque()
         work = self.pieces(batch_size, start, pool.submit)
+        failure: Exception | None = None
         try:
             ended = False
             while not ended or running:
                 while not ended and len(running) < self.threads + 1:
-                    pieces = next(work, None)
+                    try:
+                        pieces = next(work, None)
+                    except Exception as error:  # raised where it lies, after the batches before it
+                        pieces, failure = None, error
                     if pieces is None:
                         ended = True
                         break
@@ -291,6 +302,8 @@ class Extractor:
                 if running:
                     future, after = running.popleft()
                     yield future.result(), after
+            if failure is not None:
+                raise failure
         finally:
             for future, _ in running:
                 future.cancel()

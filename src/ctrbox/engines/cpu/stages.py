@@ -85,9 +85,14 @@ class Stages:
     def _filter(self, filters: list[Node], asked: list[Node]) -> None:
         computed = {n.id: n for n in self.assembler.needed(filters)}
         later = self.assembler.needed(asked)
-        # A document scanned for the filter is scanned for the features too, not twice.
-        scanned = {n.args[0].id for n in computed.values() if n.op == "json"}
-        extra = [n for n in later if n.op == "json" and n.args[0].id in scanned and n.id not in computed]
+        # A document scanned for the filter is scanned for the features too, not twice. Strict paths wait for the
+        # filter unless it is strict itself: a row that it drops is no error of a feature.
+        scanned = {(n.args[0].id, n.param("strict")) for n in computed.values() if n.op == "json"}
+        extra = [
+            n
+            for n in later
+            if n.op == "json" and n.id not in computed and (n.args[0].id, n.param("strict")) in scanned
+        ]
         computed |= {n.id: n for n in extra}
         asked_ids = {n.id for n in asked}
         used = {a.id for n in later if n.id not in computed for a in self.assembler.inputs(n)}
@@ -130,7 +135,8 @@ class Stages:
                     sources = [narrowed(source, picked) for source in sources]
                     selected = picked if selected is None else selected[picked]
                     rows = len(picked)
-                sources = [*sources, (kept_frame, None, 0)]
+                # A frame of no columns knows no rows: nothing is loaded from it.
+                sources = [*sources, (kept_frame if step.kept else None, None, 0)]
             else:
                 for node in step.nodes:
                     arguments = [column_of(kept_frame, step.inputs[a.id]) for a in node.args]
@@ -169,7 +175,7 @@ def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Arra
         array = result if isinstance(result, pa.Array) else pa.array(result, from_pandas=False)
         if array.type != wanted:
             array = array.cast(wanted)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise DataError(f"operator {op.name!r} must return {name_of(op.result)}: {error}") from error
     if len(array) != rows:
         raise DataError(f"operator {op.name!r} got {rows} rows and returned {len(array)}; it must return as many")

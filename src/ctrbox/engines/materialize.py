@@ -1,0 +1,327 @@
+"""Features written once as basic features, to be merged into later runs by instance id.
+
+Columns of the file, in this order: the log's key under its own name, then the chosen features. Dense
+features are float32, vectors fixed_size_list<float32>; sparse features are int64 keys, one a row or
+list<int64>. One row for each row of the log that passes its filters, in the order of the log.
+
+A key column holds the very keys of the plan that wrote it: value and field are hashed in already, and the
+field's metadata ``ctrbox.space`` names the space. Hashed again with ``.key()`` they would be other keys.
+
+Nothing is seen at ``path`` until everything is on disk: rows go to a hidden ``.….partial`` beside it, which
+is flushed and renamed. On any failure the partial is removed and what was at ``path`` stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.engines.cpu.arrow import column_of
+from ctrbox.engines.cpu.extract import Extractor
+from ctrbox.engines.fit import NO_BATCH, kept_frames
+from ctrbox.errors import CtrboxError, DataError, PlanError, nearest
+from ctrbox.plan.graph import Output
+from ctrbox.plan.node import Node
+
+PART_ROWS = 1 << 22  # of a file in a folder
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class WriteError(CtrboxError, OSError):
+    """A file cannot be written; the message names it, and the bytes where the disk is full."""
+
+
+def materialize(
+    plan: Any,
+    path: str | os.PathLike[str],
+    features: list[str] | None = None,
+    *,
+    compression: str = "zstd",
+    row_group_rows: int = 65_536,
+    part_rows: int = PART_ROWS,
+) -> int:
+    """Write features (default: all dense and sparse ones) with the instance id; returns the rows written.
+
+    A ``path`` that ends with ".parquet" is one file, any other a folder of part files of ``part_rows`` rows.
+    """
+    place = target(path)
+    if row_group_rows < 1 or part_rows < row_group_rows:
+        raise PlanError(f"expected 1 ≤ row_group_rows ≤ part_rows, got {row_group_rows} and {part_rows}")
+    if compression != "none" and not pa.Codec.is_available(compression):
+        raise PlanError(f"compression {compression!r} is not known; expected zstd, lz4, snappy, gzip or none")
+    outputs = chosen(plan, features)
+    key = key_node(plan)
+    if key.name in {o.name for o in outputs}:
+        raise PlanError(f"feature {key.name!r} has the name of the key column; rename it")
+    schema = file_schema(plan, key, outputs)
+    with written_aside(place) as aside:
+        files = Parts(aside, schema, compression, part_rows if place.suffix != ".parquet" else None)
+        rows = 0
+        try:
+            for table in tables(plan, key, outputs, schema, row_group_rows):
+                files.write(table)
+                rows += table.num_rows
+        except BaseException:
+            files.abandon()
+            raise
+        files.close()
+    return rows
+
+
+# ---- what is written ---------------------------------------------------------------------------------------
+
+
+def chosen(plan: Any, features: list[str] | None) -> list[Output]:
+    known = {o.name: o for o in plan.graph.outputs if o.role in ("dense", "sparse")}
+    names = list(known) if features is None else list(dict.fromkeys(features))
+    for name in names:
+        if name not in known:
+            raise PlanError(f"no dense or sparse feature is called {name!r}{nearest(name, known)}")
+    if not names:
+        raise PlanError("materialize needs at least one dense or sparse feature")
+    return [known[name] for name in names]
+
+
+def key_node(plan: Any) -> Node:
+    """The log's key column, as read."""
+    log = plan.graph.frames[0]
+    if len(log.key) != 1:
+        met = f"its key is {log.key}" if log.key else "it has no key"
+        cure = "make it with View(…, key='instance_id')"
+        raise PlanError(f"materialize needs one id column in view {log.name!r}, {met}; {cure}")
+    name = log.key[0]
+    type_ = log.view.source.schema.field(name).type
+    kind = kind_of_arrow(type_)
+    if kind not in ("i", "s"):
+        met = name_of(kind) if kind else str(type_)
+        raise PlanError(f"key {name!r} of view {log.name!r} is {met}; materialize needs an int or a str id")
+    for node in plan.graph.typed.nodes.order:
+        if node.op == "column" and node.frame == 0 and node.name == name and node.param("source") == 0:
+            found: Node = node
+            return found
+    raise AssertionError("every column of a source is a node")
+
+
+def file_schema(plan: Any, key: Node, outputs: list[Output]) -> pa.Schema:
+    raw = plan.graph.frames[0].view.source.schema.field(key.name).type
+    binary = pa.types.is_binary(raw) or pa.types.is_large_binary(raw)
+    id_type = pa.int64() if key.kind == "i" else pa.large_binary() if binary else pa.large_string()
+    fields = [pa.field(key.name, id_type, nullable=False)]
+    for o in outputs:
+        if o.role == "sparse":
+            type_ = pa.list_(pa.int64()) if o.node.kind == "*k" else pa.int64()
+            fields.append(pa.field(o.name, type_, nullable=False, metadata={"ctrbox.space": o.space}))
+        else:
+            type_ = pa.float32() if o.width == 1 and o.node.kind != "*f" else pa.list_(pa.float32(), o.width)
+            fields.append(pa.field(o.name, type_, nullable=False))
+    about = {"key": key.name, "plan": plan.fingerprint, "features": [o.name for o in outputs]}
+    return pa.schema(fields, {"ctrbox.basic": json.dumps(about)})
+
+
+def tables(plan: Any, key: Node, outputs: list[Output], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
+    """The log as tables of ``rows`` rows, ids and features computed in one run of one program."""
+    plan.fit()
+    columns = [Output("column", key.name, key), *(Output("column", o.name, o.node, o.width) for o in outputs)]
+    extractor = Extractor(
+        plan.graph,
+        plan.fitted,
+        schema=NO_BATCH,
+        outputs=columns,
+        dimensions=plan._dimensions,
+        chunk_rows=plan.chunk_rows,
+        threads=plan.threads,
+    )
+    plan._dimensions = extractor.dimensions
+    frames = kept_frames(extractor, [o.node for o in columns], rows)
+    done = 0
+    try:
+        for frame in frames:
+            arrays = [column_of(frame, k) for k in range(len(columns))]
+            ids = arrays[0]
+            if ids.null_count:
+                row = done + int(np.argmax(np.asarray(ids.is_null())))
+                raise DataError(
+                    f"id {key.name!r} of view {extractor.log.name!r} is null in row {row:,} to be written; "
+                    f"filter such rows: .filter(~col({key.name!r}).is_null())"
+                )
+            shaped = [shape(a, f.type) for a, f in zip(arrays, schema, strict=True)]
+            yield pa.Table.from_arrays(shaped, schema=schema)
+            done += len(ids)
+    finally:
+        frames.close()
+
+
+def shape(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """A kept column as the file has it; the same bits as in a batch."""
+    if pa.types.is_fixed_size_list(type_):
+        return vectors(array, type_)
+    if pa.types.is_list(type_):
+        offsets, keys = array.offsets.to_numpy(), array.values.to_numpy().view(np.int64)
+        if offsets[-1] > np.iinfo(np.int32).max:
+            raise DataError(f"{offsets[-1]:,} keys do not fit one row group's lists; lower row_group_rows")
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(keys), type=type_)
+    if array.type == type_:
+        return array
+    if pa.types.is_large_binary(type_):
+        return array.view(type_)
+    if pa.types.is_int64(type_):
+        return pa.array(array.to_numpy().view(np.int64))
+    with np.errstate(over="ignore"):  # beyond float32: infinite, as in a batch
+        return pa.array(array.to_numpy(zero_copy_only=False).astype(np.float32))
+
+
+def vectors(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Lists as vectors of one length: what is missing is zero, what is too much is cut."""
+    width = type_.list_size
+    offsets, values = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False)
+    lengths = np.minimum(np.diff(offsets), width)
+    out = np.zeros((len(array), width), np.float32)
+    inside = np.arange(width) < lengths[:, None]
+    at = (offsets[:-1, None] + np.arange(width))[inside]
+    with np.errstate(over="ignore"):
+        out[inside] = values[at].astype(np.float32)
+    return pa.FixedSizeListArray.from_arrays(pa.array(out.reshape(-1)), type=type_)
+
+
+# ---- where it is written -----------------------------------------------------------------------------------
+
+
+def target(path: str | os.PathLike[str]) -> Path:
+    """The place to write; what lies there already must be what an earlier run wrote, and nothing else."""
+    text = os.fspath(path)
+    if "://" in text:
+        raise PlanError(f"materialize writes to a local path, not to {text!r}; copy it there afterwards")
+    place = Path(text)
+    if place.suffix == ".parquet":
+        if place.is_dir():
+            raise PlanError(f"{place} is a folder; expected a file or a folder without the ending .parquet")
+    elif place.exists():
+        if not place.is_dir():
+            raise PlanError(f"{place} is a file; expected a folder, or a file that ends with .parquet")
+        other = next((p.name for p in sorted(place.iterdir()) if not p.match("part-*.parquet")), None)
+        if other is not None:
+            raise PlanError(f"folder {place} would be replaced, but holds {other!r}, which is no part file")
+    return place
+
+
+@contextlib.contextmanager
+def written_aside(place: Path) -> Iterator[Path]:
+    """A path beside ``place``, which replaces it at the end; without an end it is removed."""
+    aside = place.with_name(f".{place.name}.{os.getpid()}.partial")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        yield aside
+        replace(aside, place)
+    except OSError as error:
+        if isinstance(error, CtrboxError):
+            raise
+        raise failure(error, aside, place) from error
+    finally:
+        remove(aside)
+
+
+def replace(aside: Path, place: Path) -> None:
+    """A file is replaced in one step, a folder in two: a crash between them leaves the old as ``.….old``."""
+    old = place.with_name(f".{place.name}.{os.getpid()}.old")
+    if place.is_dir():
+        place.rename(old)
+        try:
+            aside.rename(place)
+        except BaseException:
+            old.rename(place)
+            raise
+        remove(old)
+    else:
+        aside.replace(place)
+    folder = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name is on disk too
+    finally:
+        os.close(folder)
+
+
+def remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def failure(error: OSError, aside: Path, place: Path) -> WriteError:
+    files = aside.glob("*") if aside.is_dir() else [aside]
+    written = sum(f.stat().st_size for f in files if f.exists())
+    kept = "what was there before is untouched" if place.exists() else "nothing was kept"
+    reason = error.strerror or str(error)
+    if error.errno in FULL:
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(aside.parent).free
+            reason = f"{reason} after {written:,} bytes, {free:,} bytes free"
+    return WriteError(f"cannot write {place}: {reason}; {kept}")
+
+
+class Parts:
+    """One Parquet file, or a folder of them with at most ``part_rows`` rows each."""
+
+    def __init__(self, path: Path, schema: pa.Schema, compression: str, part_rows: int | None) -> None:
+        self.path = path
+        self.schema = schema
+        self.compression = compression
+        self.part_rows = part_rows
+        numbers = [f.name for f in list(schema)[1:] if pa.types.is_int64(f.type)]
+        keys = [f"{f.name}.list.element" for f in schema if pa.types.is_list(f.type)]
+        self.repeating = [*numbers, *keys]  # ids and floats: a dictionary would cost time and be given up
+        self.number = 0
+        self.rows = 0
+        self.file: IO[bytes] | None = None
+        self.writer: Any = None
+        if part_rows is not None:
+            path.mkdir()
+        self.open()  # a log without rows gives a file without rows
+
+    def open(self) -> None:
+        path = self.path if self.part_rows is None else self.path / f"part-{self.number:05d}.parquet"
+        self.file = path.open("wb")
+        self.writer = pq.ParquetWriter(
+            self.file,
+            self.schema,
+            compression=self.compression,
+            write_page_checksum=True,
+            use_dictionary=self.repeating,
+        )
+        self.rows = 0
+        self.number += 1
+
+    def write(self, table: pa.Table) -> None:
+        if self.part_rows is not None and self.rows and self.rows + table.num_rows > self.part_rows:
+            self.close()
+            self.open()
+        self.writer.write_table(table, row_group_size=max(1, table.num_rows))
+        self.rows += table.num_rows
+
+    def close(self) -> None:
+        """Footer, buffers and file are on disk when this returns."""
+        assert self.file is not None
+        try:
+            self.writer.close()
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Let go of the file, whatever state it is in."""
+        for closing in (self.writer, self.file):
+            if closing is not None:
+                with contextlib.suppress(Exception):
+                    closing.close()

@@ -1,0 +1,376 @@
+"""A user's own operators: what they are handed, what they may return, and where in a plan they may stand."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+
+import ctrbox as cb
+from ctrbox import col
+
+TABLE = pa.table(
+    {
+        "x": pa.array([1.0, 2.0, None, 4.0, 5.0], pa.float64()),
+        "n": [1, 2, 3, 4, 5],
+        "word": ["red", "blue", "green", "red", ""],
+        "tags": [["red", "blue"], [], ["none"], ["blue"], ["red", "red"]],
+        "ok": [True, False, True, True, False],
+        "at": pa.array([0, 1, 2, 3, 4], pa.timestamp("s")),
+    }
+)
+
+
+@cb.operator(args=["float"], result="float", nullable=True)
+def double(x: pa.Array) -> pa.Array:
+    return pc.multiply(x, 2.0)
+
+
+@cb.operator(args=["int", "int"], result="int", arrays="numpy")
+def plus(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a + b
+
+
+@cb.operator(args=["str"], result="str")
+def shout(words: pa.Array) -> pa.Array:
+    return pc.utf8_upper(words)
+
+
+@cb.operator(args=["str"], result="int", arrays="numpy")
+def vowels(words: np.ndarray) -> np.ndarray:
+    return np.array([sum(c in "aeiou" for c in w) for w in words], np.int64)
+
+
+def values(e: Any, table: pa.Table = TABLE, **options: Any) -> list[Any]:
+    return cb.evaluate({"out": e}, table, **options)["out"].to_pylist()
+
+
+# ---- what a function is handed, and what it gives ----------------------------------------------------------
+
+
+def test_arrow_arrays_keep_their_nulls() -> None:
+    assert values(double("x")) == [2.0, 4.0, None, 8.0, 10.0]
+
+
+def test_numpy_arrays_are_plain_numbers() -> None:
+    assert values(plus("n", col("n") * 10)) == [11, 22, 33, 44, 55]
+
+
+@pytest.mark.parametrize("arrays", ["arrow", "numpy"])
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [("n", "int"), ("word", "str"), ("ok", "bool"), ("at", "time"), ("tags", "list[str]")],
+)
+def test_every_kind_passes_through_unchanged(column: str, kind: str, arrays: str) -> None:
+    @cb.operator(args=[kind], result=kind, arrays=arrays)
+    def same(a: Any) -> Any:
+        return a
+
+    assert (
+        values(same(column))
+        == TABLE[column].cast(pa.timestamp("us") if kind == "time" else TABLE[column].type).to_pylist()
+    )
+
+
+def test_arguments_are_widened_as_everywhere() -> None:
+    @cb.operator(args=["float"], result="float", arrays="numpy")
+    def half(x: np.ndarray) -> np.ndarray:
+        assert x.dtype == np.float64
+        return x / 2
+
+    assert values(half("n")) == [0.5, 1.0, 1.5, 2.0, 2.5]
+    assert values(half("ok")) == [0.5, 0.0, 0.5, 0.5, 0.0]
+
+
+def test_results_may_be_lists_chunks_or_narrower_numbers() -> None:
+    @cb.operator(args=["int"], result="int")
+    def as_list(n: pa.Array) -> Any:
+        return [v.as_py() + 1 for v in n]
+
+    @cb.operator(args=["int"], result="int")
+    def as_chunks(n: pa.Array) -> Any:
+        return pa.chunked_array([n.slice(0, 2), n.slice(2)])
+
+    @cb.operator(args=["int"], result="int", arrays="numpy")
+    def as_int8(n: np.ndarray) -> np.ndarray:
+        return n.astype(np.int8)
+
+    assert values(as_list("n")) == [2, 3, 4, 5, 6]
+    assert values(as_chunks("n")) == values(as_int8("n")) == [1, 2, 3, 4, 5]
+
+
+def test_a_list_of_strings_comes_out_as_tokens() -> None:
+    @cb.operator(args=["str"], result="list[str]")
+    def letters(words: pa.Array) -> Any:
+        return pa.array([list(w.as_py()) for w in words], pa.list_(pa.string()))
+
+    assert values(letters("word")) == [list(w) for w in TABLE["word"].to_pylist()]
+    assert values(letters("word").length()) == [3, 4, 5, 3, 0]
+
+
+@given(st.lists(st.text(), max_size=20), st.integers(1, 7))
+@settings(max_examples=30, deadline=None)
+def test_text_of_any_script_survives_the_way_there_and_back(words: list[str], chunk: int) -> None:
+    table = pa.table({"word": pa.array(words, pa.string())})
+
+    @cb.operator(args=["str"], result="str", nullable=True)
+    def same(a: pa.Array) -> pa.Array:
+        return a
+
+    assert values(same("word"), table, chunk_rows=chunk) == words
+
+
+def test_how_rows_are_grouped_changes_nothing() -> None:
+    table = pa.table({"n": np.arange(200_000), "word": ["aeiou"[: k % 6] for k in range(200_000)]})
+    plan = cb.compile(
+        cb.View(table), cb.FeatureSet(dense={"v": vowels("word"), "s": plus("n", vowels("word"))})
+    )
+    whole = np.concatenate([b.dense for b in plan.batches(200_000)])
+    parts = np.concatenate([b.dense for b in plan.batches(777)])
+    assert whole.tobytes() == parts.tobytes()
+    assert whole[:, 0].tolist() == [k % 6 for k in range(200_000)]
+
+
+def test_a_request_runs_the_same_function() -> None:
+    plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"v": vowels("word")}))
+    assert plan.run(pa.table({"word": ["io", "x"]})).dense.tolist() == [[2.0], [0.0]]
+    assert plan.run(pa.table({"word": pa.array([], pa.string())})).rows == 0
+
+
+def test_functions_run_one_at_a_time() -> None:
+    inside = threading.Semaphore(1)
+
+    @cb.operator(args=["int"], result="int", arrays="numpy")
+    def alone(n: np.ndarray) -> np.ndarray:
+        assert inside.acquire(blocking=False)
+        out = n + 1
+        inside.release()
+        return out
+
+    table = pa.table({"n": np.arange(500_000)})
+    plan = cb.compile(cb.View(table), cb.FeatureSet(dense={"n": alone("n")}), threads=4)
+    assert sum(b.rows for b in plan.batches(10_000)) == 500_000
+
+
+# ---- what breaks its declaration ---------------------------------------------------------------------------
+
+
+def broken(result: Any, kind: str = "int", **options: Any) -> Any:
+    @cb.operator(args=["int"], result=kind, **options)
+    def broken(n: Any) -> Any:
+        return result(n) if callable(result) else result
+
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("operator", "message"),
+    [
+        (broken(pa.array([1, 2])), r"broken' got 5 rows and returned 2; it must return as many"),
+        (broken(lambda n: n.cast(pa.string())), None),  # digits parse back
+        (broken(pa.array(["a"] * 5)), r"broken' must return int"),
+        (broken(pa.array([1.5] * 5)), r"broken' must return int"),
+        (broken(pa.array([b"\xff"] * 5), "str"), r"broken' must return str"),
+        (broken(pa.array([None, 1, 2, 3, 4])), r"broken' returned 1 nulls; declare it with nullable=True"),
+        (broken(7), r"broken' must return int"),
+        (broken(None), r"broken' must return int"),
+        (broken(object()), r"broken' must return int"),
+        (broken([2**70] * 5), r"broken' must return int"),
+        (broken(np.full(5, 2**63, np.uint64)), r"broken' must return int"),
+        (broken(np.zeros((5, 2))), r"broken' must return int"),
+        (broken(lambda n: 1 / 0), r"broken' failed: ZeroDivisionError: division by zero"),
+        (broken(lambda n: n.nothing), r"broken' failed: AttributeError"),
+    ],
+)
+def test_a_broken_promise_is_named(operator: Any, message: str | None) -> None:
+    if message is None:
+        assert values(operator("n")) == [1, 2, 3, 4, 5]
+        return
+    with pytest.raises(cb.DataError, match=message):
+        values(operator("n"))
+    with pytest.raises(cb.DataError, match=message):
+        list(cb.compile(cb.View(TABLE), cb.FeatureSet(sparse={"k": operator("n")})).batches(2))
+
+
+def test_a_null_that_was_declared_must_be_filled() -> None:
+    maybe = broken(pa.array([None, 1, 2, 3, 4]), nullable=True)
+    with pytest.raises(cb.PlanError, match=r"broken' may return nulls; add \.fill"):
+        cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"k": maybe("n")}))
+    assert values(maybe("n").fill(-1)) == [-1, 1, 2, 3, 4]
+
+
+def test_wrong_arguments_fail_when_the_plan_is_built() -> None:
+    with pytest.raises(cb.PlanError, match="takes 2 columns, got 1"):
+        plus("n")
+    with pytest.raises(cb.PlanError, match=r"'plus' takes int as argument 2, got str \('word'\)"):
+        values(plus("n", "word"))
+    with pytest.raises(cb.PlanError, match="takes int as argument 1, got float"):
+        values(plus("x", "n"))
+    with pytest.raises(cb.PlanError, match="nearest: 'word'"):
+        values(shout("wrod"))
+
+
+def test_wrong_declarations_fail_at_once() -> None:
+    with pytest.raises(cb.PlanError, match="'number' is not a type"):
+        cb.operator(args=["number"], result="int")
+    with pytest.raises(cb.PlanError, match="'key' is not a type"):
+        cb.operator(args=["int"], result="key")
+    with pytest.raises(cb.PlanError, match="'arrow' or 'numpy', got 'pandas'"):
+        cb.operator(args=["int"], result="int", arrays="pandas")
+
+
+# ---- where in a plan ---------------------------------------------------------------------------------------
+
+
+def test_native_operators_and_functions_take_turns() -> None:
+    chain = vowels(shout(col("word").strip()).lower()) * 100 + plus(vowels("word"), col("n"))
+    vowel = [sum(c in "aeiou" for c in w) for w in TABLE["word"].to_pylist()]
+    assert values(chain) == [v * 100 + v + n for v, n in zip(vowel, TABLE["n"].to_pylist(), strict=True)]
+
+
+def test_equal_calls_are_one_call() -> None:
+    calls = []
+
+    @cb.operator(args=["int"], result="int", arrays="numpy")
+    def counted(n: np.ndarray) -> np.ndarray:
+        calls.append(len(n))
+        return n
+
+    assert cb.evaluate({"a": counted("n"), "b": counted("n") + 1}, TABLE)["b"].to_pylist() == [2, 3, 4, 5, 6]
+    assert calls == [5]
+
+
+def test_a_filter_may_call_a_function_and_features_use_its_result() -> None:
+    view = cb.View(TABLE).with_columns(v=vowels("word")).filter(col("v") > 0)
+    plan = cb.compile(
+        view, cb.FeatureSet(dense={"v": col("v"), "n": plus("n", "v"), "w": vowels(shout("word").lower())})
+    )
+    assert next(plan.batches(9)).dense.tolist() == [
+        [1.0, 2.0, 1.0],
+        [2.0, 4.0, 2.0],
+        [2.0, 5.0, 2.0],
+        [1.0, 5.0, 1.0],
+    ]
+
+
+def test_a_function_behind_a_filter_sees_only_the_rows_that_pass() -> None:
+    @cb.operator(args=["int"], result="int", arrays="numpy")
+    def even(n: np.ndarray) -> np.ndarray:
+        assert (n % 2 == 0).all()
+        return n // 2
+
+    view = cb.View(TABLE).filter(col("n") % 2 == 0)
+    assert next(cb.compile(view, cb.FeatureSet(dense={"h": even("n")})).batches(9)).dense.tolist() == [
+        [1.0],
+        [2.0],
+    ]
+    view = cb.View(TABLE).filter(col("n") > 100)
+    assert list(cb.compile(view, cb.FeatureSet(dense={"h": even("n")})).batches(9)) == []
+
+
+def test_a_function_of_a_joined_column_runs_once_a_row_of_its_view() -> None:
+    seen: list[str] = []
+
+    @cb.operator(args=["str"], result="int", arrays="numpy")
+    def size(words: np.ndarray) -> np.ndarray:
+        seen.extend(words)
+        return np.array([len(w) for w in words], np.int64)
+
+    titles = cb.View(pa.table({"n": [1, 2, 3], "title": ["a", "bb", "ccc"]}), key="n").fill(title="?????")
+    view = cb.View(TABLE).join(titles, on="n")
+    plan = cb.compile(view, cb.FeatureSet(dense={"s": size("title"), "both": plus(size("title"), "n")}))
+    assert next(plan.batches(9)).dense.tolist() == [
+        [1.0, 2.0],
+        [2.0, 4.0],
+        [3.0, 6.0],
+        [5.0, 9.0],
+        [5.0, 10.0],
+    ]
+    assert sorted(seen) == sorted(["a", "bb", "ccc", "?????"])  # the last one answers for missing keys
+
+
+def test_a_function_may_clean_and_filter_a_joined_view() -> None:
+    titles = cb.View(pa.table({"n": [1, 2, 3], "title": ["a", "bb", "ccc"]}), key="n")
+    titles = titles.fill(title="").with_columns(loud=shout("title")).filter(vowels("title") == 0)
+    view = cb.View(TABLE).join(titles, on="n", how="inner")
+    assert cb.evaluate({"loud": col("loud")}, view)["loud"].to_pylist() == ["BB", "CCC"]
+
+
+def test_a_function_may_make_a_key_to_join_on() -> None:
+    titles = cb.View(pa.table({"word": ["RED", "BLUE"], "rank": [1, 2]}), key="word").fill(rank=0)
+    view = cb.View(TABLE).with_columns(loud=shout("word")).join(titles, on="loud")
+    assert cb.evaluate({"rank": col("rank")}, view)["rank"].to_pylist() == [1, 2, 0, 1, 0]
+
+
+def test_a_function_may_feed_a_fit() -> None:
+    plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"z": plus("n", "n").standardise()}))
+    assert plan.fit().fitted[0]["mean"].tolist() == [6.0]
+
+
+# ---- dictionaries ------------------------------------------------------------------------------------------
+
+IDS = cb.Dictionary(["red", "blue", "red"], [10, 20, 30])
+VECTORS = cb.Dictionary(["red", "blue"], np.array([[1.0, 2.0], [3.0, 4.0]]))
+
+
+def test_a_word_has_the_id_of_its_first_place() -> None:
+    assert values(col("word").lookup(IDS, default=-1)) == [10, 20, -1, 10, -1]
+    assert values(col("word").lookup(cb.Dictionary(["green", "red"]), default=9)) == [1, 9, 0, 1, 9]
+
+
+def test_a_missing_word_without_a_default_is_null() -> None:
+    assert values(col("word").lookup(IDS)) == [10, 20, None, 10, None]
+    with pytest.raises(cb.PlanError, match="may be null: lookup has no value"):
+        cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"id": col("word").lookup(IDS)}))
+
+
+def test_a_vector_is_as_many_columns_and_zero_where_missing() -> None:
+    plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"v": col("word").lookup(VECTORS)}))
+    assert plan.schema.dense == (("v", 2),)
+    assert next(plan.batches(9)).dense.tolist() == [[1, 2], [3, 4], [0, 0], [1, 2], [0, 0]]
+
+
+def test_each_word_of_a_list_is_looked_up() -> None:
+    assert values(col("tags").lookup(IDS, default=0)) == [[10, 20], [], [0], [20], [10, 10]]
+    with pytest.raises(cb.PlanError, match="lookup of a list needs a default"):
+        values(col("tags").lookup(IDS))
+
+
+def test_whole_numbers_are_words_too() -> None:
+    squares = cb.Dictionary([1, 2, 3, -4], [1, 4, 9, 16])
+    assert values(col("n").lookup(squares, default=0)) == [1, 4, 9, 0, 0]
+    with pytest.raises(cb.PlanError, match=r"'word' \(str\) in a dictionary of int"):
+        values(col("word").lookup(squares))
+
+
+def test_a_dictionary_of_nothing_finds_nothing() -> None:
+    empty = cb.Dictionary(pa.array([], pa.string()))
+    assert values(col("word").lookup(empty, default=-1)) == [-1] * 5
+
+
+def test_a_dictionary_over_a_function_and_below_a_join() -> None:
+    loud = cb.Dictionary(["RED"], [7])
+    assert values(shout("word").lookup(loud, default=0)) == [7, 0, 0, 7, 0]
+    colours = cb.View(pa.table({"n": [1, 2], "colour": ["red", "pink"]}), key="n").fill(colour="blue")
+    view = cb.View(TABLE).join(colours, on="n")
+    plan = cb.compile(view, cb.FeatureSet(dense={"v": col("colour").lookup(VECTORS)}))
+    assert next(plan.batches(9)).dense.tolist() == [[1, 2], [0, 0], [3, 4], [3, 4], [3, 4]]
+
+
+def test_dictionaries_are_checked_when_made() -> None:
+    for words, entries, message in (
+        ([1.5], None, "strings or whole numbers"),
+        (["a", None], None, "must not be null; 1 are"),
+        (["a"], [1, 2], "1 words, 2 values"),
+        (["a"], [1.5], "must be whole numbers"),
+    ):
+        with pytest.raises(cb.PlanError, match=message):
+            cb.Dictionary(words, entries)
+    with pytest.raises(cb.PlanError, match=r"lookup needs a cb\.Dictionary, got dict"):
+        values(col("word").lookup({"red": 1}))

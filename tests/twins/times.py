@@ -1,0 +1,65 @@
+"""Slow twins of the operators on times: NumPy's calendar for the parts, Python's datetime for text."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+
+from tests.twins.numbers import SPACES, wrap
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def part(name: str, t: int, offset: int) -> int:
+    local = np.datetime64(t, "us") + np.timedelta64(offset, "m")
+    day = local.astype("M8[D]")
+    if name == "year":
+        return int(local.astype("M8[Y]").astype("int64")) + 1970
+    if name == "month":
+        return int(local.astype("M8[M]").astype("int64")) % 12 + 1
+    if name == "day":
+        return int((day - local.astype("M8[M]").astype("M8[D]")).astype("int64")) + 1
+    if name == "hour":
+        return int((local - day).astype("m8[h]").astype("int64"))
+    if name == "minute":
+        return int((local - day).astype("m8[m]").astype("int64")) % 60
+    if name == "epoch_day":
+        return int(day.astype("int64"))
+    assert name == "weekday"
+    return (int(day.astype("int64")) + 3) % 7
+
+
+def age(now: int, then: int, unit: float) -> float:
+    return float(wrap(now - then)) / unit
+
+
+ISO = re.compile(
+    rb"([0-9]{4}-[0-9]{2}-[0-9]{2})"
+    rb"(?:[ T]([0-9]{2}:[0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
+)
+
+
+def parse(text: bytes) -> int | None:
+    """Microseconds since 1970, or None."""
+    match = ISO.fullmatch(text.strip(SPACES))
+    if not match:
+        return None
+    date, clock, second, fraction, zone = (g.decode() if g else "" for g in match.groups())
+    try:
+        moment = datetime.strptime(
+            f"{date} {clock or '00:00'}:{second or '00'} +0000", "%Y-%m-%d %H:%M:%S %z"
+        )
+    except ValueError:
+        return None
+    if second and int(second) > 59:
+        return None
+    micros = (moment - EPOCH) // timedelta(microseconds=1) + int((fraction + "000000")[:6])
+    if zone and zone != "Z":
+        hours, minutes = int(zone[1:3]), int(zone[4:6])
+        if hours > 23 or minutes > 59:
+            return None
+        shift = (hours * 60 + minutes) * 60_000_000
+        micros += shift if zone[0] == "-" else -shift
+    return micros
