@@ -1,7 +1,8 @@
 // A bump-pointer pool: reserve the most a row can need, commit what it used, reset everything in constant time.
 //
-// Memory comes in blocks that are kept across resets; after the first few chunks nothing is allocated. A reservation never
-// spans blocks, and committed memory never moves until reset().
+// Memory comes in blocks. A reservation never spans blocks and committed memory never moves until reset(), which trades several
+// blocks for one as large: after the first few chunks there is one block, nothing is allocated, and what is reserved row
+// after row lies end to end. Every block has kSlack bytes behind it that a copy may read (never use).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,12 +23,12 @@ class Bump {
   // Room for `bytes`, 8-byte aligned; valid until the next reserve() unless committed. Throws std::bad_alloc.
   char* reserve(size_t bytes) {
     head_ = (head_ + 7) & ~size_t{7};
-    if (bytes > room()) grow(bytes);
+    if (bytes > room() || blocks_.empty()) grow(bytes);
     return blocks_[at_].memory.get() + head_;
   }
   // The same without alignment, for bytes of strings.
   char* reserve_bytes(size_t bytes) {
-    if (bytes > room()) grow(bytes);
+    if (bytes > room() || blocks_.empty()) grow(bytes);
     return blocks_[at_].memory.get() + head_;
   }
   void commit(size_t bytes) { head_ += bytes; }
@@ -40,9 +41,16 @@ class Bump {
   }
 
   void reset() {
+    if (at_ > 0) {
+      size_t total = capacity();
+      blocks_.clear();
+      add(total);
+    }
     at_ = 0;
     head_ = 0;
   }
+
+  static constexpr size_t kSlack = 64;
 
   bool owns(const void* p) const {
     const char* c = static_cast<const char*>(p);
@@ -73,11 +81,13 @@ class Bump {
     }
     size_t size = block_;
     while (size < bytes + 8) size *= 2;
-    blocks_.push_back({std::unique_ptr<char[]>(new char[size]), size});
+    add(size);
     if (block_ < (size_t{1} << 24)) block_ *= 2;  // few blocks, however long the strings
     at_ = blocks_.size() - 1;
     head_ = 0;
   }
+
+  void add(size_t size) { blocks_.push_back({std::unique_ptr<char[]>(new char[size + kSlack]), size}); }
 
   std::vector<Block> blocks_;
   size_t at_ = 0;

@@ -5,22 +5,35 @@
 namespace cb {
 namespace {
 
-// Lists too long for the body's table on the stack get one in scratch memory.
-template <class Body, class R>
-void overlap_rows(Run& run, const Params& q, const Column* in, Column* out) {
-  const List<uint64_t>* a = entries<List<uint64_t>>(in[0]);
-  const List<uint64_t>* b = entries<List<uint64_t>>(in[1]);
-  R* to = static_cast<R*>(out->data);
+// Lists too long for the bodies' table on the stack get one in scratch memory.
+template <class Body>
+void set_rows(Run& run, const Params& q, const List<uint64_t>* a, const List<uint64_t>* b, int64_t* to) {
   for (uint32_t r = 0; r < run.rows; ++r) {
-    uint64_t values = uint64_t{a[r].n} + b[r].n;
-    if (is_small(a[r], b[r]) || values >= (uint64_t{1} << 31)) {
-      to[r] = Body::apply(q, a[r], b[r]);
+    List<uint64_t> second = b ? b[r] : List<uint64_t>{nullptr, 0};
+    uint64_t values = uint64_t{a[r].n} + second.n;
+    if (is_small(a[r], second) || values >= (uint64_t{1} << 31)) {
+      if constexpr (std::is_same_v<Body, DistinctCount>)
+        to[r] = Body::apply(q, a[r]);
+      else
+        to[r] = Body::apply(q, a[r], second);
       continue;
     }
     char* memory = run.scratch->reserve(shared_bytes(static_cast<uint32_t>(values)));
-    to[r] = Body::of(shared_by_table(a[r], b[r], memory));
+    to[r] = Body::of(shared_by_table(a[r], second, memory));
   }
+}
+
+void overlap_rows(Run& run, const Params& q, const Column* in, Column* out) {
+  int64_t* to = static_cast<int64_t*>(out->data);
+  set_rows<OverlapCount>(run, q, entries<List<uint64_t>>(in[0]), entries<List<uint64_t>>(in[1]), to);
   propagate(run.rows, in, 2, out->valid);
+  blank_nulls(run.rows, to, out->valid);
+}
+
+void distinct_count_rows(Run& run, const Params& q, const Column* in, Column* out) {
+  int64_t* to = static_cast<int64_t*>(out->data);
+  set_rows<DistinctCount>(run, q, entries<List<uint64_t>>(in[0]), nullptr, to);
+  propagate(run.rows, in, 1, out->valid);
   blank_nulls(run.rows, to, out->valid);
 }
 
@@ -48,8 +61,9 @@ void add_lists(Catalogue& c) {
   c.push_back({"distinct", "*s", "*s", items<Distinct<Str>>, false});
   c.push_back({"distinct", "*k", "*k", items<Distinct<uint64_t>>, false});
   c.push_back({"ngrams", "*k", "*k", items<ListNgrams>, false});
-  c.push_back({"overlap_count", "*k,*k", "i", overlap_rows<OverlapCount, int64_t>, false});
-  c.push_back({"overlap_jaccard", "*k,*k", "f", overlap_rows<OverlapJaccard, double>, false});
+  c.push_back({"overlap_count", "*k,*k", "i", overlap_rows, false});
+  c.push_back({"distinct_count", "*k", "i", distinct_count_rows, false});
+  c.push_back({"jaccard", "i,i,i", "f", map<Jaccard>, false});
   c.push_back({"contains", "*k,k", "b", map<ListContains>, false});
   c.push_back({"sum", "*i", "i", map<SumInt>, false});
   c.push_back({"sum", "*f", "f", map<SumFloat>, false});

@@ -218,7 +218,7 @@ JsonPaths::JsonPaths(const std::vector<std::string>& paths, const std::vector<st
     trie[node].ends |= bit;
   }
   for (const TrieNode& t : trie) {
-    JsonNode node{t.ends, t.under, static_cast<uint32_t>(edges_.size()), 0, 0};
+    JsonNode node{t.ends, t.under, 0, static_cast<uint16_t>(edges_.size()), 0, 0};
     for (bool by_index : {false, true})
       for (const auto& [step, to] : t.children) {
         if (step.by_index != by_index) continue;
@@ -227,6 +227,7 @@ JsonPaths::JsonPaths(const std::vector<std::string>& paths, const std::vector<st
         for (size_t b = 0; b < step.key.size() && b < 8; ++b)
           edge.head |= static_cast<uint64_t>(static_cast<uint8_t>(step.key[b])) << (8 * b);
         keys_ += step.key;
+        if (!by_index) node.lengths |= uint32_t{1} << std::min<size_t>(step.key.size(), 31);
         edges_.push_back(edge);
         ++(by_index ? node.indexes : node.keys);
       }

@@ -71,9 +71,11 @@ struct JsonEdge {
 struct JsonNode {
   uint32_t ends;   // paths that end here
   uint32_t under;  // paths that end here or below
-  uint32_t first;
-  uint16_t keys;
-  uint16_t indexes;
+  uint32_t
+      lengths;  // bit k: a key of k bytes leads on (31: of 31 or more); most keys of a document fail here
+  uint16_t first;
+  uint8_t keys;
+  uint8_t indexes;
 };
 
 struct JsonPathsView {
@@ -356,10 +358,8 @@ struct JsonScan {
     // closing bracket can p have reached the end, and only there it is compared.
     if (end[-1] != '}' && end[-1] != ']') return false;
     StringEnds ends(p, end);
-    const char* started[kJsonDepth];  // of the open arrays and objects, outermost first
-    uint32_t outer_node[kJsonDepth];
-    uint32_t outer_index[kJsonDepth];
-    uint64_t objects = 0;  // lowest bit: the innermost is an object
+    Level levels[kJsonDepth];  // the open arrays and objects, outermost first
+    uint64_t objects = 0;      // lowest bit: the innermost is an object
     uint32_t depth = 0;
     uint32_t within = 0;  // node of the innermost
     uint32_t index = 0;   // in it, where it is an array
@@ -371,22 +371,26 @@ struct JsonScan {
 
   value:
     start = p;
+    if (*p == '"') {
+      start = ++p;
+      p = ends.stop(p);
+      escaped = p == end || *p != '"';
+      if (escaped && !(p = end_of_escaped(p, ends.begin, end))) return false;
+      if (node)
+        keep(view, node, JsonSlice{start, (uint32_t)(p - start), kJsonString, escaped}, slots, &found);
+      ++p;
+      goto after;
+    }
+    if ((uint8_t)*p <= '9') {  // a digit, a minus, or nothing that can start a value
+      p = end_of_number(p);
+      if (!p) return false;
+      if (node) keep(view, node, JsonSlice{start, (uint32_t)(p - start), kJsonNumber, false}, slots, &found);
+      goto after;
+    }
     switch (*p) {
-      case '"':
-        start = ++p;
-        p = ends.stop(p);
-        escaped = p == end || *p != '"';
-        if (escaped && !(p = end_of_escaped(p, ends.begin, end))) return false;
-        if (node)
-          keep(view, node, JsonSlice{start, (uint32_t)(p - start), kJsonString, escaped}, slots, &found);
-        ++p;
-        goto after;
       case '{':
         if (depth == kJsonDepth) return false;
-        started[depth] = p;
-        outer_node[depth] = within;
-        outer_index[depth] = index;
-        ++depth;
+        levels[depth++] = Level{p, within, index};
         within = node;
         objects = objects << 1 | 1;
         p = skip_blank(p + 1);
@@ -395,10 +399,7 @@ struct JsonScan {
         goto close;
       case '[':
         if (depth == kJsonDepth) return false;
-        started[depth] = p;
-        outer_node[depth] = within;
-        outer_index[depth] = index;
-        ++depth;
+        levels[depth++] = Level{p, within, index};
         within = node;
         objects = objects << 1;
         p = skip_blank(p + 1);
@@ -425,33 +426,34 @@ struct JsonScan {
         type = kJsonNull;
         break;
       default:
-        p = end_of_number(p);
-        if (!p) return false;
-        type = kJsonNumber;
+        return false;
     }
     if (node) keep(view, node, JsonSlice{start, (uint32_t)(p - start), type, false}, slots, &found);
 
   after:
-    p = skip_blank(p);
-    if (*p == ',') {
-      p = skip_blank(p + 1);
-      if (objects & 1) goto key;
-      node = within ? child_at(view, within, ++index) : 0;
-      goto value;
+    if (*p != ',') {
+      p = skip_blank(p);
+      if (*p != ',') {
+        if (*p++ != (objects & 1 ? '}' : ']')) return false;
+        goto close;
+      }
     }
-    if (*p++ != (objects & 1 ? '}' : ']')) return false;
+    p = skip_blank(p + 1);
+    if (objects & 1) goto key;
+    node = within ? child_at(view, within, ++index) : 0;
+    goto value;
 
   close:
     --depth;
     if (within) {
       type = objects & 1 ? kJsonObject : kJsonArray;
-      keep(view, within, JsonSlice{started[depth], (uint32_t)(p - started[depth]), type, false}, slots,
-           &found);
+      keep(view, within, JsonSlice{levels[depth].start, (uint32_t)(p - levels[depth].start), type, false},
+           slots, &found);
     }
     if (depth == 0) return p == end;
     if (p == end) return false;
-    within = outer_node[depth];
-    index = outer_index[depth];
+    within = levels[depth].outer_node;
+    index = levels[depth].outer_index;
     objects >>= 1;
     goto after;
 
@@ -464,19 +466,27 @@ struct JsonScan {
     node = within;
     if (node) {
       node = child_of(view, node, start, p, ends, escaped);
-      if (uint32_t again = found & view.nodes[node].under) {
+      if (uint32_t again = node ? found & view.nodes[node].under : 0) {
         found &= ~again;
         for (uint32_t k = 0; k < view.n; ++k)
           if (again >> k & 1) slots[k].type = kJsonMissing;
       }
     }
-    p = skip_blank(p + 1);
-    if (*p != ':') return false;
+    if (*++p != ':') {
+      p = skip_blank(p);
+      if (*p != ':') return false;
+    }
     p = skip_blank(p + 1);
     goto value;
   }
 
  private:
+  struct Level {
+    const char* start;
+    uint32_t outer_node;
+    uint32_t outer_index;
+  };
+
   // A document that is neither array nor object.
   CB_COLD static bool scan_scalar(const JsonPathsView& view, const char* p, const char* end,
                                   JsonSlice* slots) {
@@ -538,10 +548,11 @@ struct JsonScan {
   CB_BODY static uint32_t child_of(const JsonPathsView& view, uint32_t node, const char* key,
                                    const char* key_end, const StringEnds& ends, bool escaped) {
     const JsonNode& from = view.nodes[node];
+    uint32_t n = (uint32_t)(key_end - key);
+    if (!escaped && !(from.lengths >> (n < 31 ? n : 31) & 1)) return 0;
     const JsonEdge* edge = view.edges + from.first;
     const JsonEdge* last = edge + from.keys;
     if (escaped) return child_of_escaped(view, edge, last, key, key_end);
-    uint32_t n = (uint32_t)(key_end - key);
     uint64_t head = word_before(key, ends.begin, ends.end);
     if (n < 8) head &= (1ull << (8 * n)) - 1;
     for (; edge < last; ++edge)

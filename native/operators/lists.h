@@ -299,13 +299,35 @@ CB_BODY Shared shared(List<uint64_t> a, List<uint64_t> b) {
   return is_small(a, b) ? shared_small(a, b) : shared_by_comparison(a, b);
 }
 
+// Distinct values in both lists.
 struct OverlapCount {
   CB_BODY static int64_t of(Shared s) { return s.both; }
-  CB_BODY static int64_t apply(const Params&, List<uint64_t> a, List<uint64_t> b) { return of(shared(a, b)); }
+  CB_BODY static int64_t apply(const Params&, List<uint64_t> a, List<uint64_t> b) {
+    if ((uint64_t)a.n + b.n > kTiny) return of(shared(a, b));
+    uint32_t both = 0;
+    for (uint32_t k = 0; k < a.n; ++k)
+      both += (1 ^ holds_steadily(a.p, k, a.p[k])) & holds_steadily(b.p, b.n, a.p[k]);
+    return both;
+  }
 };
-struct OverlapJaccard {
-  CB_BODY static double of(Shared s) { return s.either ? (double)s.both / (double)s.either : 0.0; }
-  CB_BODY static double apply(const Params&, List<uint64_t> a, List<uint64_t> b) { return of(shared(a, b)); }
+
+struct DistinctCount {
+  CB_BODY static int64_t of(Shared s) { return s.either; }
+  CB_BODY static int64_t apply(const Params&, List<uint64_t> a) {
+    if (a.n > kTiny) return of(shared(a, List<uint64_t>{nullptr, 0}));
+    uint32_t distinct = 0;
+    for (uint32_t k = 0; k < a.n; ++k) distinct += 1 ^ holds_steadily(a.p, k, a.p[k]);
+    return distinct;
+  }
+};
+
+// From the sizes of two sets and of what they share. Its own operator, so that a size is counted once and, where a list comes
+// from a joined view, once a row of that view.
+struct Jaccard {
+  CB_BODY static double apply(const Params&, int64_t both, int64_t a, int64_t b) {
+    int64_t either = a + b - both;
+    return either ? (double)both / (double)either : 0.0;
+  }
 };
 
 struct ListContains {

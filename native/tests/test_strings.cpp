@@ -305,7 +305,9 @@ void lists() {
       uint64_t both = in_a.size() + in_b.size() - either.size();
       double ratio = either.empty() ? 0.0 : double(both) / double(either.size());
       CHECK(OverlapCount::apply(Params{}, x, y) == static_cast<int64_t>(both));
-      CHECK(OverlapJaccard::apply(Params{}, x, y) == ratio);
+      CHECK(DistinctCount::apply(Params{}, x) == static_cast<int64_t>(in_a.size()));
+      CHECK(Jaccard::apply(Params{}, static_cast<int64_t>(both), static_cast<int64_t>(in_a.size()),
+                           static_cast<int64_t>(in_b.size())) == ratio);
       std::unique_ptr<uint64_t[]> memory(new uint64_t[shared_bytes(x.n + y.n) / 8 + 1]);
       Shared s = shared_by_table(x, y, reinterpret_cast<char*>(memory.get()));
       CHECK(s.both == both && s.either == either.size());
@@ -359,13 +361,13 @@ void kernels() {
       {values.data() + 60, 63}, {values.data() + 100, 40}, {nullptr, 0}, {values.data(), 1}};
   Column lists_in[] = {{a, valid}, {b, nullptr}};
   int64_t counts[4];
-  double ratios[4];
-  Column counts_to{counts, out_valid}, ratios_to{ratios, out_valid};
+  int64_t sizes[4];
+  Column counts_to{counts, out_valid}, sizes_to{sizes, out_valid};
   kernel("overlap_count", "*k,*k")(run, Params{}, lists_in, &counts_to);
-  kernel("overlap_jaccard", "*k,*k")(run, Params{}, lists_in, &ratios_to);
+  kernel("distinct_count", "*k")(run, Params{}, lists_in, &sizes_to);
   for (int r = 0; r < 4; ++r) {
     CHECK(counts[r] == OverlapCount::apply(Params{}, a[r], b[r]));
-    CHECK(ratios[r] == OverlapJaccard::apply(Params{}, a[r], b[r]));
+    CHECK(sizes[r] == DistinctCount::apply(Params{}, a[r]));
   }
   CHECK(counts[0] == 3 && counts[1] == 40 && counts[2] == 0 && !out_valid[2] && warnings == 0);
 }

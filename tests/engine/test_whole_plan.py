@@ -6,6 +6,7 @@ works on the job, and an example costs milliseconds.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 import subprocess
@@ -467,7 +468,7 @@ def jobs(draw: st.DrawFn) -> Job:
         joins=joins,
         late=late,
         features=cb.FeatureSet(
-            label=draw(st.sampled_from([None, col("clicked")])),
+            label=draw(st.sampled_from([None, col("clicked").fill(0)])),
             weight=draw(present("f", scope)) if draw(st.booleans()) else None,
             group=draw(present(draw(st.sampled_from(["i", "s"])), scope)) if draw(st.booleans()) else None,
             dense=dense,
@@ -586,3 +587,236 @@ def test_any_plan_equals_the_oracle(job: Job, **engine: Any) -> None:
 @given(job=jobs(), **ENGINE)
 def test_many_plans_equal_the_oracle(job: Job, **engine: Any) -> None:
     check(job, **engine)
+
+
+# ---- one rich job, every setting ------------------------------------------------------------------------------------
+
+
+def rich(sources: dict[str, Any], ordered: bool, condition: Any = None) -> tuple[cb.View, cb.FeatureSet]:
+    advertisers = cb.View(sources["advertisers"], key="advertiser_id", name="advertisers").fill(budget=-1.0)
+    users = cb.View(sources["users"], key="user_id", name="users").fill(age=0, gender="unknown", langs=[])
+    ads = (
+        cb.View(sources["ads"], key="ad_id", name="ads")
+        .with_columns(words=col("title").fill("no title").lower().words())
+        .join(advertisers, on="advertiser_id")
+        .fill(company="nobody", bid=0.0)
+        .filter(col("company") != "東京")
+    )
+    basic = cb.View(sources["basic"], key="instance_id", name="basic").fill(ctr=0.5, position=-1)
+    log = (
+        cb.View(sources["impressions"], key="instance_id", name="impressions")
+        .with_columns(city=col("context").json("$.geo.city").fill("none"), q=col("query").fill(""))
+        .filter(col("device").is_in(["ios", "android"]) if condition is None else condition)
+        .join(users, on="user_id")
+        .join(ads, on="ad_id", how="left")
+        .merge(basic, ordered=None if ordered else False)
+        .filter(col("age") < 90)
+        .fill(user_id=-1, ts=0, tags=[], topic="", joined=0)
+    )
+    features = cb.FeatureSet(
+        label=col("clicked"),
+        group=col("user_id"),
+        weight=col("bid") + 1.0,
+        dense={
+            "bid": col("bid").log1p(),
+            "slot": col("context").json("$.slot", "int").fill(-9),
+            "overlap": cb.overlap(col("q").lower().words(), col("words").fill([])),
+            "jaccard": cb.overlap(col("tags"), col("langs"), "jaccard"),
+            "age": col("ts").age(col("joined"), "days"),
+            "ctr": col("ctr"),
+            "budget": col("budget").fill(-1.0),
+            "bucket": col("age").bucketize([18, 30]),
+        },
+        sparse={
+            "user": col("user_id").key(),
+            "city": col("city"),
+            "query": col("q").lower().split(" ").key(),
+            "bigrams": col("q").words().ngrams(2).key(),
+            "user_x_ad": cb.cross("user_id", col("ad_id").fill("")),
+            "three": cb.cross(col("q").split(" "), col("words").fill([]), col("ts").hour(), limit=7),
+            "history": col("history").split("|").last(2).key(),
+            "company": col("company").key(space="shared"),
+            "position": col("position").key(space="shared"),
+            "topic": col("topic").lower().key(),
+        },
+    )
+    return log, features
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, 60])
+def test_every_setting_gives_the_same_batches(rows: int, ordered: bool, tmp_path: Path) -> None:
+    made = world(7, rows, ordered=ordered)
+    log, features = rich(made.tables, ordered)
+    wanted = Oracle(made.rows()).features(log, features)
+    assert rows < 2 or 10 < len(wanted) < rows
+    files = write(made.tables, tmp_path, files=3, group=5) if rows else made.tables
+    for sources in (made.tables, files):
+        for threads, chunk_rows in itertools.product(THREADS, CHUNKS):
+            log, features = rich(sources, ordered)
+            plan = cb.compile(log, features, threads=threads, chunk_rows=chunk_rows)
+            for batch_size in BATCHES:
+                assert_equal(list(plan.batches(batch_size)), wanted, batch_size)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 60])
+def test_a_log_whose_rows_are_all_filtered_gives_no_batch(rows: int) -> None:
+    made = world(3, rows, ordered=True)
+    log, features = rich(made.tables, True, condition=col("device") == "fridge")
+    plan = cb.compile(log, features)
+    assert list(plan.batches(7)) == []
+    assert list(plan.batches(7, shuffle=20)) == []
+    assert plan.run(request_of_all(made)).rows == 0
+
+
+def request_of_all(made: World) -> pa.Table:
+    return request(Job(0, 0, True, {}, [("merge", "left")], [], cb.FeatureSet()), made.tables)
+
+
+def test_a_request_equals_its_rows_of_the_log() -> None:
+    """Row by row and all at once; a plan that merges by look-up needs nothing but the raw rows."""
+    made = world(11, 30, ordered=False)
+    log, features = rich(made.tables, ordered=False)
+    plan = cb.compile(log, features)
+    whole = list(plan.batches(1000))
+    rows = made.tables["impressions"]
+    assert digest(one_batch(plan.run(rows))) == digest(whole)
+    singles = [plan.run(rows.slice(k, 1)) for k in range(rows.num_rows)]
+    assert digest([Batch.concat(singles)]) == digest(whole)
+    records = rows.combine_chunks().to_batches()[0]
+    for _ in range(2):  # the second time by the remembered schema
+        assert digest([Batch.concat([plan.run(records.slice(k, 1)) for k in range(rows.num_rows)])]) == digest(whole)
+
+
+def digest(batches: list[Batch]) -> str:
+    """All bytes of the batches."""
+    state = hashlib.sha256()
+    for batch in batches:
+        arrays = [batch.label, batch.weight, batch.group, batch.dense]
+        for ragged in batch.sparse.values():
+            arrays += [ragged.values, ragged.offsets]
+        for array in arrays:
+            if array is not None:
+                state.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return state.hexdigest()
+
+
+ELSEWHERE = """
+import sys
+import ctrbox as cb
+from tests.engine.test_whole_plan import digest
+plan = cb.Plan.load(sys.argv[1])
+print(plan.fingerprint, digest(list(plan.batches(7))), digest(list(plan.batches(1000))))
+"""
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_plan_loaded_in_another_process_gives_the_same_batches(ordered: bool, tmp_path: Path) -> None:
+    made = world(5, 60, ordered=ordered)
+    log, features = rich(write(made.tables, tmp_path, files=2, group=7), ordered)
+    plan = cb.compile(log, features, threads=2)
+    try:
+        plan.save(tmp_path / "job.plan")
+    except ImportError:
+        pytest.skip("plans cannot be saved yet")
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "job.plan")]
+    out = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=120)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.split() == [
+        plan.fingerprint,
+        digest(list(plan.batches(7))),
+        digest(list(plan.batches(1000))),
+    ]
+
+
+# ---- found by the search above, or by reading -----------------------------------------------------------------------
+
+
+def dense_of(log: cb.View, e: Any, **options: Any) -> list[float]:
+    plan = cb.compile(log, cb.FeatureSet(dense={"e": e}), **options)
+    return [x for batch in plan.batches(10) for x in batch.dense[:, 0].tolist()]
+
+
+def test_a_filter_that_keeps_no_column() -> None:
+    log = pa.table({"id": [1, 2], "x": [1.0, 2.0]})
+    assert dense_of(cb.View(log, key="id").filter(col("id") > 1), col("x")) == [2.0]
+
+
+EMPTY_LISTS = """
+import pyarrow as pa, ctrbox as cb
+from ctrbox import col
+ids, lists = pa.array([1, 2], pa.int64()), pa.array([[], []], pa.list_(pa.int64()))
+log = cb.View(pa.table({"id": ids, "l": lists}), key="id")
+other = cb.View(pa.table({"id": ids, "m": lists}), key="id").fill(m=[])
+features = cb.FeatureSet(sparse={"l": col("l").key(), "m": col("m").key()})
+plan = cb.compile(log.join(other, on="id"), features)
+print(sum(len(field.values) for batch in plan.batches(5) for field in batch.sparse.values()))
+"""
+
+
+def test_empty_lists_are_the_first_thing_a_pool_is_asked_for() -> None:
+    out = subprocess.run([sys.executable, "-c", EMPTY_LISTS], capture_output=True, text=True, timeout=120)
+    assert (out.returncode, out.stdout.strip()) == (0, "0"), out.stderr[-500:]
+
+
+def test_a_null_key_meets_no_row_even_where_a_hash_is_zero() -> None:
+    zero = 0x2545F4914F6CDD1D  # the whole number whose hash is 0, which is also the entry of a null
+    log = cb.View(pa.table({"id": [1, 2], "u": pa.array([None, zero], pa.int64())}), key="id")
+    users = cb.View(pa.table({"u": pa.array([zero], pa.int64()), "a": [5]}), key="u").fill(a=0)
+    assert dense_of(log.join(users, on="u"), col("a")) == [0.0, 5.0]
+
+
+def test_constants_alone_are_features() -> None:
+    log = cb.View(pa.table({"id": [1, 2, 3]}), key="id")
+    features = cb.FeatureSet(label=cb.lit(1), dense={"one": cb.lit(1.5)}, sparse={"k": cb.lit("x").key()})
+    plan = cb.compile(log, features, chunk_rows=2)
+    assert_equal(list(plan.batches(2)), Oracle({log.name: [{"id": k} for k in range(3)]}).features(log, features), 2)
+    assert plan.run(pa.table({"id": [1, 2, 3]})).rows == 3
+
+
+@pytest.mark.parametrize("value", [b"\xff", "\udcff"])
+@pytest.mark.parametrize("form", ["is_in", "eq"])
+def test_a_filter_by_bytes_that_are_not_utf8(value: Any, form: str, tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 2, 3], "s": pa.array([b"a", b"\xff", b"b"], pa.binary())})
+    pq.write_table(table, tmp_path / "log.parquet", row_group_size=1)
+    condition = col("s").is_in([value]) if form == "is_in" else col("s") == value
+    for source in (table, str(tmp_path)):
+        assert dense_of(cb.View(source, key="id").filter(condition), col("id")) == [2.0]
+
+
+def test_a_view_joined_twice_by_different_columns() -> None:
+    users = cb.View(pa.table({"u": [1, 2], "a": [10, 20]}), key="u", name="users").fill(a=-1)
+    log = pa.table({"id": [1, 2], "from": [1, 3], "to": [2, 1]})
+    view = cb.View(log, key="id").join(users, on="from", prefix="from_").join(users, on="to", prefix="to_")
+    assert dense_of(view, col("from_a") * 100 + col("to_a")) == [1020.0, -90.0]
+
+
+def test_a_key_of_two_columns() -> None:
+    prices = pa.table({"shop": ["a", "a", "b"], "day": [1, 2, 1], "price": [1.0, 2.0, 3.0]})
+    log = pa.table({"id": [1, 2, 3, 4], "s": ["b", "a", "b", None], "d": [1, 2, 2, 1]})
+    view = cb.View(log, key="id").join(cb.View(prices, key=["shop", "day"]).fill(price=0.0), on=["s", "d"])
+    assert dense_of(view, col("price")) == [3.0, 2.0, 0.0, 0.0]
+
+
+@pytest.mark.xfail(reason="a left join's null row reads a zero from a view joined inner below it, not a null")
+def test_an_inner_join_below_a_left_join_gives_nulls_for_missing_keys() -> None:
+    advertisers = cb.View(pa.table({"v": [7], "b": [9]}), key="v", name="advertisers")
+    ads = cb.View(pa.table({"a": [1], "v": [7]}), key="a", name="ads").join(advertisers, on="v", how="inner")
+    log = cb.View(pa.table({"id": [1, 2], "a": [1, 2]}), key="id").join(ads, on="a")
+    assert dense_of(log, col("b").fill(-2)) == [9.0, -2.0]
+
+
+@pytest.mark.xfail(reason="row groups that ascend are taken for rows that ascend, and the merge streams")
+def test_a_merge_of_unordered_files_is_hashed(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [3, 1, 2]}), tmp_path / "log.parquet")
+    pq.write_table(pa.table({"id": [1, 2, 3], "v": [1.0, 2.0, 3.0]}), tmp_path / "basic.parquet")
+    basic = cb.View(str(tmp_path / "basic.parquet"), key="id").fill(v=0.0)
+    log = cb.View(str(tmp_path / "log.parquet"), key="id").merge(basic)
+    assert dense_of(log, col("v")) == [3.0, 1.0, 2.0]
+
+
+@pytest.mark.xfail(reason="ids that are strings in order are planned to stream, which only whole numbers can")
+def test_a_merge_by_ordered_strings_is_hashed() -> None:
+    basic = cb.View(pa.table({"id": ["a", "b"], "v": [1.0, 2.0]}), key="id").fill(v=0.0)
+    assert dense_of(cb.View(pa.table({"id": ["a", "b"]}), key="id").merge(basic), col("v")) == [1.0, 2.0]

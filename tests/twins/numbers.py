@@ -41,9 +41,9 @@ def maybe(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def div(a: float, b: float) -> float:
-    if b != 0 or a != a or b != b:
+    if b != 0:
         return a / b
-    if a == 0:
+    if a == 0 or a != a:
         return math.nan
     return math.copysign(math.inf, a) * math.copysign(1, b)
 

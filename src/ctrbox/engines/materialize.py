@@ -35,6 +35,7 @@ from ctrbox.plan.graph import Output
 from ctrbox.plan.node import Node
 
 PART_ROWS = 1 << 22  # of a file in a folder
+COMPRESSIONS = ("zstd", "lz4", "snappy", "gzip", "brotli", "none")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -58,13 +59,13 @@ def materialize(
     place = target(path)
     if row_group_rows < 1 or part_rows < row_group_rows:
         raise PlanError(f"expected 1 ≤ row_group_rows ≤ part_rows, got {row_group_rows} and {part_rows}")
-    if compression != "none" and not pa.Codec.is_available(compression):
-        raise PlanError(f"compression {compression!r} is not known; expected zstd, lz4, snappy, gzip or none")
+    if compression not in COMPRESSIONS:
+        raise PlanError(f"compression {compression!r} is not known; expected {', '.join(COMPRESSIONS)}")
     outputs = chosen(plan, features)
     key = key_node(plan)
     if key.name in {o.name for o in outputs}:
         raise PlanError(f"feature {key.name!r} has the name of the key column; rename it")
-    schema = file_schema(plan, key, outputs)
+    schema = file_schema(key, outputs, plan.fingerprint)
     with written_aside(place) as aside:
         files = Parts(aside, schema, compression, part_rows if place.suffix != ".parquet" else None)
         rows = 0
@@ -113,11 +114,8 @@ def key_node(plan: Any) -> Node:
     raise AssertionError("every column of a source is a node")
 
 
-def file_schema(plan: Any, key: Node, outputs: list[Output]) -> pa.Schema:
-    raw = plan.graph.frames[0].view.source.schema.field(key.name).type
-    binary = pa.types.is_binary(raw) or pa.types.is_large_binary(raw)
-    id_type = pa.int64() if key.kind == "i" else pa.large_binary() if binary else pa.large_string()
-    fields = [pa.field(key.name, id_type, nullable=False)]
+def file_schema(key: Node, outputs: list[Output], fingerprint: str) -> pa.Schema:
+    fields = [pa.field(key.name, pa.int64() if key.kind == "i" else pa.large_string(), nullable=False)]
     for o in outputs:
         if o.role == "sparse":
             type_ = pa.list_(pa.int64()) if o.node.kind == "*k" else pa.int64()
@@ -125,7 +123,7 @@ def file_schema(plan: Any, key: Node, outputs: list[Output]) -> pa.Schema:
         else:
             type_ = pa.float32() if o.width == 1 and o.node.kind != "*f" else pa.list_(pa.float32(), o.width)
             fields.append(pa.field(o.name, type_, nullable=False))
-    about = {"key": key.name, "plan": plan.fingerprint, "features": [o.name for o in outputs]}
+    about = {"key": key.name, "plan": fingerprint, "features": [o.name for o in outputs]}
     return pa.schema(fields, {"ctrbox.basic": json.dumps(about)})
 
 
@@ -148,18 +146,23 @@ def tables(plan: Any, key: Node, outputs: list[Output], schema: pa.Schema, rows:
     try:
         for frame in frames:
             arrays = [column_of(frame, k) for k in range(len(columns))]
-            ids = arrays[0]
-            if ids.null_count:
-                row = done + int(np.argmax(np.asarray(ids.is_null())))
-                raise DataError(
-                    f"id {key.name!r} of view {extractor.log.name!r} is null in row {row:,} to be written; "
-                    f"filter such rows: .filter(~col({key.name!r}).is_null())"
-                )
+            check_ids(arrays[0], f"id {key.name!r} of view {extractor.log.name!r}", key.name, done)
             shaped = [shape(a, f.type) for a, f in zip(arrays, schema, strict=True)]
             yield pa.Table.from_arrays(shaped, schema=schema)
-            done += len(ids)
+            done += frame.rows
     finally:
         frames.close()
+
+
+def check_ids(ids: pa.Array, what: str, name: str, before: int) -> None:
+    if ids.null_count:
+        row = before + int(np.argmax(np.asarray(ids.is_null())))
+        cure = f"filter such rows: .filter(~col({name!r}).is_null())"
+        raise DataError(f"{what} is null in row {row:,} of those to be written; {cure}")
+    try:
+        ids.validate(full=True)  # a column of bytes is read as str, whatever the bytes
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{what} is not UTF-8 near row {before:,} of those to be written: {error}") from error
 
 
 def shape(array: pa.Array, type_: pa.DataType) -> pa.Array:
@@ -173,8 +176,6 @@ def shape(array: pa.Array, type_: pa.DataType) -> pa.Array:
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(keys), type=type_)
     if array.type == type_:
         return array
-    if pa.types.is_large_binary(type_):
-        return array.view(type_)
     if pa.types.is_int64(type_):
         return pa.array(array.to_numpy().view(np.int64))
     with np.errstate(over="ignore"):  # beyond float32: infinite, as in a batch

@@ -2,8 +2,8 @@
 
 A lane is a view, a row of a lane is a layer, a box is an operator. Joined views start higher than the log, so
 that every curve runs down: what is gathered from a view enters the log's lane from the side. Features lie at
-the bottom. In a large plan operators that play the same part are one box, marked ×n; hovering over a box names
-what it stands for.
+the bottom. In a large plan operators that play the same part are one box, marked ×n; hovering over a box
+names what it stands for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
 from ctrbox.columns.kind import name_of
 from ctrbox.plan.explain import Words
@@ -57,8 +57,8 @@ MEMBERS = {
     "time": "hour minute weekday day month year epoch_day age",
     "keys": "hash key cross",
     "joins": "row gather found",
-    "tables": "dictionary_id dictionary_maybe dictionary_vector history_shows history_clicks history_rate is_in "
-    "bucketize standardise",
+    "tables": "dictionary_id dictionary_maybe dictionary_vector history_shows history_clicks history_rate "
+    "is_in bucketize standardise",
     "Python": "user",
 }
 FAMILY = {op: family for family, ops in MEMBERS.items() for op in ops.split()}
@@ -436,9 +436,7 @@ class _Page:
         present = {box.family for box in self.each()}
         for family, (fill, stroke) in FAMILIES.items():
             if family in present:
-                add(
-                    f'<rect x="{x:.0f}" y="74" width="14" height="14" rx="3" fill="{fill}" stroke="{stroke}"/>'
-                )
+                add(_rect(x, 74, 14, 14, 3, fill, stroke))
                 add(f'<text class="note" x="{x + 20:.0f}" y="85">{_text(family)}</text>')
                 x += 20 + len(family) * 6.7 + 18
         samples = [("gather", FAMILIES["joins"][1], "gathered through a join")]
@@ -449,9 +447,7 @@ class _Page:
             add(f'<text class="note" x="{x + 32:.0f}" y="85">{meaning}</text>')
             x += 32 + len(meaning) * 6.7 + 18
         if device.kind == "cuda":
-            add(
-                f'<rect class="cpu" x="{x:.0f}" y="74" width="20" height="14" rx="3" fill="#fff" stroke="#555"/>'
-            )
+            add(_rect(x, 74, 20, 14, 3, "#ffffff", "#555555", "cpu"))
             add(f'<text class="note" x="{x + 26:.0f}" y="85">on the CPU</text>')
 
     def lane(self, lane: Lane) -> None:
@@ -461,10 +457,8 @@ class _Page:
         bottom = self.rows[last] + self.heights[last] + 16
         if frame.id == 0 and self.linked:
             bottom = self.bottom
-        add(
-            f'<rect x="{lane.x:.1f}" y="{top:.1f}" width="{lane.width:.1f}" height="{bottom - top:.1f}" rx="12" '
-            f'fill="{"#fbfcfd" if frame.id == 0 else "#f5f8ff"}" stroke="#d5dbe3"/>'
-        )
+        fill = "#fbfcfd" if frame.id == 0 else "#f5f8ff"
+        add(_rect(lane.x, top, lane.width, bottom - top, 12, fill, "#d5dbe3"))
         rows = frame.view.source.rows
         about = "the log" if frame.id == 0 else "once a row"
         if rows is not None:
@@ -524,14 +518,8 @@ class _Page:
         off = self.placement.device.kind == "cuda" and box.device == "cpu" and box.family != "raw column"
         add(f"<g><title>{_text(box.tip)}</title>")
         if len(box.nodes) > 1:
-            add(
-                f'<rect x="{x + 3:.1f}" y="{y + 3:.1f}" width="{BOX_W}" height="{BOX_H}" rx="6" fill="{fill}" '
-                f'stroke="{stroke}"/>'
-            )
-        add(
-            f'<rect {"class=" + quoteattr("cpu") + " " if off else ""}x="{x:.1f}" y="{y:.1f}" width="{BOX_W}" '
-            f'height="{BOX_H}" rx="6" fill="{fill}" stroke="{stroke}"/>'
-        )
+            add(_rect(x + 3, y + 3, BOX_W, BOX_H, 6, fill, stroke))
+        add(_rect(x, y, BOX_W, BOX_H, 6, fill, stroke, "cpu" if off else ""))
         add(f'<text class="op" x="{x + BOX_W / 2:.1f}" y="{y + 15:.1f}">{_text(_short(box.label))}</text>')
         about = box.about + ("  CPU" if off else "")
         add(f'<text class="kind" x="{x + BOX_W / 2:.1f}" y="{y + 28:.1f}">{_text(about)}</text></g>')
@@ -551,8 +539,17 @@ def _lines(chips: list[Chip], room: float) -> list[list[Chip]]:
     return [[chip] for chip in chips]
 
 
+def _rect(
+    x: float, y: float, width: float, height: float, radius: int, fill: str, stroke: str, kind: str = ""
+) -> str:
+    return (
+        f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
+        f'height="{height:.1f}" rx="{radius}" fill="{fill}" stroke="{stroke}"/>'
+    )
+
+
 def _short(label: str) -> str:
-    most = 18
+    most = 17
     return label if len(label) <= most else label[: most - 1] + "…"
 
 

@@ -29,9 +29,11 @@ class Words:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         spaces = {o.space for o in graph.outputs if o.role == "sparse" and o.space}
-        self.spaces = {signed(_native.salt(space.encode())): space for space in sorted(spaces)}
+        self.spaces = {
+            signed(_native.salt(space.encode("utf-8", "surrogateescape"))): space for space in sorted(spaces)
+        }
         self.users = users(graph)
-        self.names = [*(o.name for o in graph.outputs), "(filter)", "(join key)"]
+        self.names = [*(o.name for o in graph.outputs), "(filter)", "(join key)", "(fit)"]
 
     def operator(self, node: Node) -> str:
         """Without its number: ``split(%7, " ")``."""
@@ -80,7 +82,7 @@ class Words:
         return brackets[0] + ", ".join(values) + brackets[1]
 
     def features(self, node: Node) -> list[str]:
-        """The outputs that an operator is computed for, in their order; then filters and keys of views."""
+        """The outputs that an operator is computed for, in their order; then filters, keys, fits."""
         mask, found = self.users.get(node.id, 0), []
         while mask:
             lowest = mask & -mask
@@ -105,7 +107,7 @@ def constant(value: Any) -> str:
 
 
 def users(graph: Graph) -> dict[int, int]:
-    """For each node a bit mask of the outputs it is computed for; then a bit for filters, one for keys."""
+    """For each node a bit mask of the outputs it is computed for; then bits for filters, keys and fits."""
     masks: dict[int, int] = {}
     beyond = len(graph.outputs)
     for k, output in enumerate(graph.outputs):
@@ -115,6 +117,9 @@ def users(graph: Graph) -> dict[int, int]:
             masks[node.id] = masks.get(node.id, 0) | 1 << beyond
         if frame.hash is not None:
             masks[frame.hash.id] = masks.get(frame.hash.id, 0) | 2 << beyond
+    for fit in graph.fits:
+        for node in fit.inputs:
+            masks[node.id] = masks.get(node.id, 0) | 4 << beyond
     # Numbers ascend from inputs to users, so one sweep from the top is enough.
     for node in reversed(graph.typed.nodes.order):
         mask = masks.get(node.id, 0)

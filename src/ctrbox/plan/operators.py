@@ -40,7 +40,7 @@ class Plain:
 PLAIN: dict[str, Plain] = {
     **dict.fromkeys(
         "add sub mul div floordiv mod neg abs sqrt log1p floor ceil is_nan and or not "
-        "length byte_length lower words distinct sum mean min max hash overlap_hash".split(),
+        "length byte_length lower words distinct sum mean min max hash".split(),
         Plain(),
     ),
     **dict.fromkeys("hour minute weekday day month year epoch_day".split(), Plain(ints=("offset",))),
@@ -308,11 +308,15 @@ def ngrams(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node
     return names.typed.call("ngrams", (value,), ints=(params["n"],))
 
 
-def overlap(measure: str) -> Callable[[Names, tuple[Node, ...], dict[str, Any]], Node]:
-    def build(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
-        return names.typed.call(f"overlap_{measure}", tuple(hashed(names, a, "overlap") for a in args))
+def overlap_count(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    return names.typed.call("overlap_count", tuple(hashed(names, a, "overlap") for a in args))
 
-    return build
+
+def overlap_jaccard(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    """From the sizes of both sets and of what they share, each an operator of its own."""
+    sets = [hashed(names, a, "overlap") for a in args]
+    sizes = [names.typed.call("distinct_count", (s,)) for s in sets]
+    return names.typed.call("jaccard", (names.typed.call("overlap_count", tuple(sets)), *sizes))
 
 
 def dictionary(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
@@ -374,8 +378,8 @@ SPECIAL: dict[str, Callable[[Names, tuple[Node, ...], dict[str, Any]], Node]] = 
     "key": key,
     "cross": cross,
     "ngrams": ngrams,
-    "overlap_count": overlap("count"),
-    "overlap_jaccard": overlap("jaccard"),
+    "overlap_count": overlap_count,
+    "overlap_jaccard": overlap_jaccard,
     "dictionary": dictionary,
     "history": history,
     "user": user,

@@ -228,15 +228,15 @@ class _Placer:
         # The log first: what runs for every impression has the first claim to the GPU.
         gpu = self.device.kind == "cuda"
         reserved: dict[int, bool] = {}
-        for frame, nodes in self.nodes.items():
+        for number, nodes in self.nodes.items():
             # Views are loaded before the log runs, one at a time, so their registers are not added up.
-            left = self.left if frame == 0 else self.device.budget
+            left = self.left if number == 0 else self.device.budget
             for node in nodes:
                 # What the CPU computes is copied, so it has its register too.
                 need = register_bytes(node)
                 reserved[node.id] = gpu and need <= left
                 left -= need if reserved[node.id] else 0
-            self.left = left if frame == 0 else self.left
+            self.left = left if number == 0 else self.left
         for frame in self.frames:
             for node in self.nodes[frame.id]:
                 self.operators[node.id] = self.one(node, frame, reserved[node.id])
@@ -364,6 +364,10 @@ def variable_bytes(kind: str) -> int:
 def register_bytes(node: Node, rows: int = BATCH_ROWS) -> int:
     """An operator's result for a batch."""
     more = 0 if node.op in POINTING else variable_bytes(node.kind)
+    if node.op == "dictionary_vector":
+        more = 8 * int(node.param("table").data.width)
+    elif node.op == "column" and node.param("width"):
+        more = node.param("width") * entry_bytes(node.kind[1:])
     return rows * (entry_bytes(node.kind) + (1 if node.nullable else 0) + more)
 
 

@@ -37,13 +37,24 @@ def necessary(node: Node) -> pc.Expression | None:
         parts = [p for p in (necessary(a) for a in node.args) if p is not None]
         return None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1]
     if node.op in COMPARE and raw(node.args[0]) and node.args[1].op == "literal":
-        value = node.args[1].param("value")
-        if node.args[0].kind in ("i", "f", "s") and isinstance(value, int | float | str):
+        value = plain(node.args[1].param("value"))
+        if node.args[0].kind in ("i", "f", "s") and value is not None:
             return COMPARE[node.op](pc.field(node.args[0].name), pc.scalar(value))
     if node.op == "is_in" and raw(node.args[0]) and node.args[0].kind in ("i", "s"):
-        values = [v.decode() if isinstance(v, bytes) else v for v in node.param("table").data]
-        return pc.field(node.args[0].name).isin(values) if values else None
+        values = [plain(v) for v in node.param("table").data]
+        return pc.field(node.args[0].name).isin(values) if values and None not in values else None
     return None
+
+
+def plain(value: Any) -> int | float | str | None:
+    """A constant as Arrow takes it; None for bytes that are not UTF-8, which statistics of text cannot tell."""
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+        if isinstance(text, str):
+            text.encode()
+    except UnicodeError:
+        return None
+    return text
 
 
 def raw(node: Node) -> bool:

@@ -1,0 +1,87 @@
+"""`plan.show()`: a valid picture with everything on it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pyarrow as pa
+import pytest
+
+import ctrbox as cb
+from ctrbox import col
+from ctrbox.plan.draw import BOX_H, Box, _boxes, _Page, draw, picture
+from ctrbox.plan.placement import place
+from tests.plan import world
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def wide(count: int) -> cb.Plan:
+    log = cb.View(pa.table({f"c{k}": [k] for k in range(40)}), name="log")
+    pairs = [(a, b) for a in range(40) for b in range(a)][:count]
+    sparse = {f"x{a}_{b}": cb.cross(f"c{a}", f"c{b}") for a, b in pairs}
+    return cb.compile(log, cb.FeatureSet(sparse=sparse), device="cpu")
+
+
+def texts(svg: str) -> set[str]:
+    root = ElementTree.fromstring(svg)
+    return {"".join(element.itertext()) for element in root.iter(f"{SVG}text")}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:32GB", "cuda:20MB"])
+def test_the_picture_is_xml_and_names_every_feature(device: str, tmp_path: Path) -> None:
+    plan = world.plan()
+    plan.show(tmp_path / "plan.svg", device)
+    svg = (tmp_path / "plan.svg").read_text(encoding="utf-8")
+    assert {o.name for o in plan.graph.outputs} <= texts(svg)
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.svg"]
+
+
+def test_500_features_are_all_named_and_operators_grouped() -> None:
+    plan = wide(500)
+    began = time.perf_counter()
+    svg = picture(plan.graph, "cuda:32GB")
+    assert time.perf_counter() - began < 5
+    assert {o.name for o in plan.graph.outputs} <= texts(svg)
+    assert "cross ×500" in texts(svg)
+
+
+def test_every_operator_is_in_a_box_and_no_two_boxes_overlap() -> None:
+    for plan in (world.plan(), wide(120)):
+        placement = place(plan.graph, "cpu")
+        boxes, lanes = _boxes(plan.graph, placement)
+        assert set(boxes) == set(placement.operators)
+        page = _Page(plan.graph, placement, boxes, lanes)
+        places = [(round(b.x), round(b.y)) for b in page.each()]
+        assert len(set(places)) == len(places)
+        for box in page.each():
+            for above in (*box.above, *box.gathered):
+                assert runs_down(above, box)
+
+
+def runs_down(above: Box, below: Box) -> bool:
+    return above.y + BOX_H <= below.y
+
+
+def test_names_that_xml_could_choke_on_are_escaped(tmp_path: Path) -> None:
+    log = cb.View(pa.table({"a<b>&\"'": ["x"], "c]]>": [1]}), name="<log> & \x01")
+    features = cb.FeatureSet(
+        sparse={"<f>&amp;": col("a<b>&\"'").split("</svg>"), "π\x02": col("c]]>")},
+        dense={"\x0b": col("c]]>")},
+    )
+    draw(cb.compile(log, features, device="cpu").graph, tmp_path / "p.svg", "cpu")
+    svg = (tmp_path / "p.svg").read_text(encoding="utf-8")
+    assert {"<f>&amp;", "π�", "�"} <= texts(svg)
+
+
+def test_the_same_plan_gives_the_same_picture() -> None:
+    assert picture(world.plan().graph, "cuda:1GB") == picture(world.plan().graph, "cuda:1GB")
+
+
+def test_a_picture_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "dir.svg").mkdir()
+    with pytest.raises(OSError):
+        world.plan().show(tmp_path / "dir.svg")
+    assert [p.name for p in tmp_path.iterdir()] == ["dir.svg"]
