@@ -1,8 +1,9 @@
-"""What a job means, in plain Python: one row at a time, dicts and lists, no sharing, no hoisting, no cleverness.
+"""What a job means, in plain Python: one row at a time, dicts and lists, no sharing, no hoisting.
 
-A row is a dict from column to value. A value is None, bool, int, float, bytes (a string, any bytes), Moment (a time in
-microseconds), Key (a hash) or a list of those without nulls. Expressions must be well typed, with literals of the kind they
-meet (1.0 beside a float, not 1): the oracle widens nothing but what Python's arithmetic widens by itself.
+A row is a dict from column to value. A value is None, bool, int, float, bytes (a string, any bytes), Moment
+(a time in microseconds), Key (a hash) or a list of those without nulls. Expressions must be well typed, with
+literals of the kind they meet (1.0 beside a float, not 1): the oracle widens only what Python's arithmetic
+widens by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -25,7 +26,7 @@ from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, Wit
 from tests.twins import lists, strings
 
 Row = dict[str, Any]
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TOP = 1 << 64
 
 
@@ -44,14 +45,14 @@ def value_of(raw: Any) -> Any:
     if isinstance(raw, Time):
         return Moment(raw)
     if isinstance(raw, datetime):
-        aware = raw if raw.tzinfo else raw.replace(tzinfo=timezone.utc)
+        aware = raw if raw.tzinfo else raw.replace(tzinfo=UTC)
         return Moment((aware - EPOCH) // timedelta(microseconds=1))
     if isinstance(raw, list | tuple):
         return [value_of(x) for x in raw if x is not None]
     return raw
 
 
-# ---- keys: native/operators/hash.h ----------------------------------------------------------------------------------
+# ---- keys: native/operators/hash.h -------------------------------------------------------------------------
 
 
 def multiply_fold(a: int, b: int) -> int:
@@ -103,7 +104,7 @@ def salted(value: Any, space: str) -> Any:
 
 
 def crossed(members: Sequence[Any], limit: int) -> Any:
-    """Hashes of the members folded in order, lists multiplied out with the left member outermost, cut at the limit."""
+    """Hashes of the members folded in order; lists multiply out, the left one outermost, up to the limit."""
     result = hashed(members[0])
     for member in members[1:]:
         other = hashed(member)
@@ -116,7 +117,7 @@ def crossed(members: Sequence[Any], limit: int) -> Any:
     return result
 
 
-# ---- JSON -----------------------------------------------------------------------------------------------------------
+# ---- JSON --------------------------------------------------------------------------------------------------
 
 STRING = re.compile(rb'"((?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)"')
 NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -226,7 +227,9 @@ def json_as(value: Json, to: str) -> Any:
             return None
         return [x for x in (json_as(item, to[5:-1]) for item in value.items) if x is not None]
     if to == "str":
-        return None if value.type == "null" else unescape(value.text) if value.type == "string" else value.text
+        return (
+            None if value.type == "null" else unescape(value.text) if value.type == "string" else value.text
+        )
     if to == "bool":
         return {"true": True, "false": False}.get(value.type)
     if value.type != "number":
@@ -237,7 +240,7 @@ def json_as(value: Json, to: str) -> Any:
     return int(exact) if exact == exact.to_integral_value() and -(2**63) <= exact < 2**63 else None
 
 
-# ---- one row, one operator ------------------------------------------------------------------------------------------
+# ---- one row, one operator ---------------------------------------------------------------------------------
 
 
 def wrap(x: int) -> int:
@@ -290,10 +293,12 @@ def clip(x: Any, low: Any, high: Any) -> Any:
 
 INTEGER = re.compile(rb"[ \t-\r]*([+-]?[0-9]+)[ \t-\r]*")
 DECIMAL = re.compile(
-    rb"[ \t-\r]*([+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf|infinity|nan))[ \t-\r]*", re.IGNORECASE
+    rb"[ \t-\r]*([+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf|infinity|nan))[ \t-\r]*",
+    re.IGNORECASE,
 )
 ISO = re.compile(
-    rb"[ \t-\r]*(\d{4})-(\d\d)-(\d\d)(?:[ T](\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?(Z|[+-]\d\d:\d\d)?)?[ \t-\r]*"
+    rb"[ \t-\r]*(\d{4})-(\d\d)-(\d\d)"
+    rb"(?:[ T](\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?(Z|[+-]\d\d:\d\d)?)?[ \t-\r]*"
 )
 
 
@@ -313,7 +318,7 @@ def parse_time(s: bytes) -> Moment | None:
         return None
     year, month, day, hour, minute, second = (int(found[k] or 0) for k in range(1, 7))
     try:
-        local = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc)
+        local = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         return None
     micros = (local - EPOCH) // timedelta(microseconds=1) + int(((found[7] or b"") + b"000000")[:6])
@@ -328,7 +333,9 @@ def parse_time(s: bytes) -> Moment | None:
 
 def cast(value: Any, to: str) -> Any:
     if isinstance(value, list):
-        return [x for x in (cast(v, to.removeprefix("list[").removesuffix("]")) for v in value) if x is not None]
+        return [
+            x for x in (cast(v, to.removeprefix("list[").removesuffix("]")) for v in value) if x is not None
+        ]
     if to == "int":
         if isinstance(value, bytes):
             return parse_int(value)
@@ -557,7 +564,7 @@ class Oracle:
         return None if None in key else self.indexes[id(view)][1].get(key)
 
     def brought(self, view: View, found: Row | None, prefix: str) -> Row:
-        """The columns a join takes along. A missing key is a row of nulls through the view's cleaning, past its filters."""
+        """The columns a join takes along. A missing key is a row of nulls, cleaned but not filtered."""
         if found is None:
             found = self.through(view, dict.fromkeys(view.source.schema.names), filters=False)
         assert found is not None
@@ -568,8 +575,12 @@ class Oracle:
         out = Extracted()
         for row in self.rows(log):
             out.label.append(None if wanted.label is None else as_float32(self.evaluate(wanted.label, row)))
-            out.weight.append(None if wanted.weight is None else as_float32(self.evaluate(wanted.weight, row)))
-            out.group.append(None if wanted.group is None else as_int64(hashed(self.evaluate(wanted.group, row))))
+            out.weight.append(
+                None if wanted.weight is None else as_float32(self.evaluate(wanted.weight, row))
+            )
+            out.group.append(
+                None if wanted.group is None else as_int64(hashed(self.evaluate(wanted.group, row)))
+            )
             out.dense.append([as_float32(self.evaluate(e, row)) for e in wanted.dense.values()])
             out.sparse.append({name: self.keys(name, e, row) for name, e in wanted.sparse.items()})
         return out

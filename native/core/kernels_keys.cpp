@@ -15,6 +15,8 @@ void add_keys(Catalogue& c) {
   c.push_back({"hash", "*s", "*k", each<HashStr>, false});
   c.push_back({"key", "k", "k", map<Key>, false});
   c.push_back({"key", "*k", "*k", each<Key>, false});
+  c.push_back({"as_key", "i", "k", map<AsKey>, false});
+  c.push_back({"as_key", "*i", "*k", each<AsKey>, false});  // copied: key lists always lie in pools (copy_keys)
   c.push_back({"cross", "k,k", "k", map<Cross>, false});
   c.push_back({"cross", "*k,k", "*k", items<CrossListScalar>, false});
   c.push_back({"cross", "k,*k", "*k", items<CrossScalarList>, false});

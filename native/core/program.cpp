@@ -36,8 +36,14 @@ template <class T>
 void gather_field(const RecordField& f, const char* const* at, uint32_t from, uint32_t rows, Column& out) {
   T* data = static_cast<T*>(out.data) + from;
   for (uint32_t r = 0; r < rows; ++r) std::memcpy(&data[r], at[r] + f.offset, sizeof(T));
-  if (sizeof(T) == 16)  // the bytes of strings and lists are read by the next layer
-    for (uint32_t r = 0; r < rows; ++r) __builtin_prefetch(reinterpret_cast<const Str&>(data[r]).p);
+  if constexpr (sizeof(T) == 16) {  // what strings and lists point at is read by the next layers
+    const uint32_t width = f.kind[0] != '*' ? 1 : f.kind == "*s" ? 16 : 8;
+    for (uint32_t r = 0; r < rows; ++r) {
+      const Str& entry = reinterpret_cast<const Str&>(data[r]);
+      const uint32_t bytes = entry.n < 64 ? entry.n * width : 256;  // four lines: a history of 20 keys has three
+      for (uint32_t at_byte = 0; at_byte < bytes && at_byte < 256; at_byte += 64) __builtin_prefetch(entry.p + at_byte);
+    }
+  }
   if (!out.valid) return;
   for (uint32_t r = 0; r < rows; ++r) out.valid[from + r] = f.nullable ? static_cast<uint8_t>(at[r][f.valid_offset]) : 1;
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -275,6 +277,27 @@ def test_a_failure_midway_leaves_the_old_file(
         job.materialize(tmp_path / name, row_group_rows=4096)
     assert pq.read_table(tmp_path / name).equals(before)
     assert names(tmp_path) == [name]
+
+
+def test_ctrl_c_leaves_the_old_file_and_no_threads(tmp_path: Path) -> None:
+    plan().materialize(tmp_path / "basic.parquet", ["bid"])
+    before = pq.read_table(tmp_path / "basic.parquet")
+    calls = 0
+
+    @cb.operator(args=["float"], result="float", arrays="numpy")
+    def pressed(values: np.ndarray) -> np.ndarray:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return values
+
+    many = pa.table({"id": np.arange(1_000_000), "x": np.random.default_rng(1).random(1_000_000)})
+    job = cb.compile(cb.View(many, key="id"), cb.FeatureSet(dense={"x": pressed("x")}))
+    with pytest.raises(KeyboardInterrupt):
+        job.materialize(tmp_path / "basic.parquet")
+    assert pq.read_table(tmp_path / "basic.parquet").equals(before)
+    assert names(tmp_path) == ["basic.parquet"]
 
 
 FULL = """

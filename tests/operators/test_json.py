@@ -157,7 +157,7 @@ def test_values_equal_pythons_json(
         b"[" * 5000,
         b"{}x",
         b"\x00",
-        b'{"a":tru}',
+        b'{"a":tr}',
         b"[1]]",
         b"nul",
         b"truee",

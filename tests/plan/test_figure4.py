@@ -1,4 +1,4 @@
-"""The paper's Figure 4, that very example: eight operators in three layers, one of them too large for the GPU."""
+"""The paper's Figure 4, that very example: eight operators, three layers, one too large for the GPU."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
+from ctrbox.engines.cpu.stages import Native
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph import Graph
 from tests.plan import world
@@ -64,7 +65,7 @@ def test_equal_sub_expressions_are_one_node() -> None:
 def test_constants_of_different_types_are_not_equal() -> None:
     g = graph(dense={"a": col("price") * 1.0, "b": col("price").clip(0, 1), "c": col("price").clip(0.0, 1.0)})
     assert sorted(ops(g)) == ["clip", "mul"]
-    g = graph(a=col("query").first(1) if False else col("query").prefix(1), b=col("query").prefix(2))
+    g = graph(a=col("query").prefix(1), b=col("query").prefix(2))
     assert ops(g).count("prefix") == 2
 
 
@@ -131,8 +132,12 @@ def test_a_filter_on_a_view_is_of_that_view() -> None:
     assert not g.frames[0].filters
 
 
-def test_a_filter_reads_only_what_it_needs_before_the_rest() -> None:
+def test_a_filter_runs_before_what_it_does_not_need() -> None:
     plan = world.plan()
+    (first,) = plan.extractor().stages.steps
+    assert isinstance(first, Native)
+    assert first.masked
+    assert {n.op for n in first.program.nodes if n is not None} == {"column", "is_in"}
     batch = next(iter(plan.batches(64)))
     kept = sum(device != "tv" for device in world.tables()["log"]["device"].to_pylist())
     assert batch.rows == kept
@@ -184,9 +189,9 @@ def refused(log: cb.View | None = None, **features: Any) -> str:
 
 
 def test_an_unknown_column_is_refused_with_the_nearest_name() -> None:
-    message = refused(a=col("qury"))
-    assert "'qury'" in message
-    assert "nearest: 'query'" in message
+    message = refused(a=col("user_idd"))
+    assert "'user_idd'" in message
+    assert "nearest: 'user_id'" in message
     assert "it has: id, user_id" in refused(a=col("zzzzzz"))
 
 

@@ -6,7 +6,7 @@ beyond many batches. Values are int64 keys; row r of a field owns ``values[offse
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,27 @@ class Ragged:
 
     def to_arrow(self) -> pa.LargeListArray:
         return pa.LargeListArray.from_arrays(pa.array(self.offsets), pa.array(self.values))
+
+
+class Fields(Mapping[str, Ragged]):
+    """Fields by name, each wrapped when first asked for: a request of one row must not pay for 40 arrays it may not read."""
+
+    def __init__(self, names: Sequence[str], make: Callable[[int], Ragged]) -> None:
+        self._at = {name: k for k, name in enumerate(names)}
+        self._make = make
+        self._made: dict[str, Ragged] = {}
+
+    def __getitem__(self, name: str) -> Ragged:
+        found = self._made.get(name)
+        if found is None:
+            found = self._made[name] = self._make(self._at[name])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
 
 
 @dataclass(frozen=True)

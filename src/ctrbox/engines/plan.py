@@ -195,10 +195,13 @@ class Plan:
         return extractor.staged(count, sources, Origin("request", 0), 0)
 
     def _request_rows(self, extractor: Extractor, rows: Any) -> tuple[list[Rows], int]:
+        if isinstance(rows, pa.Table) and rows.num_rows and rows.column(0).num_chunks == 1:
+            batches = rows.to_batches()
+            rows = batches[0] if len(batches) == 1 else rows
         known = self._request
         if known is not None and isinstance(rows, pa.RecordBatch) and rows.schema.equals(known[0]):
-            parts = [rows.select(names) if names else None for names in known[1]]
-            return [(None if p is None else frame_of(p), None, 0) for p in parts], rows.num_rows
+            frames = [frame_of(rows.select(names)) if names else None for names in known[1]]
+            return [(frame, None, 0) for frame in frames], rows.num_rows
         source = open_source(rows)
         schema = self.log.source.schema
         for name in extractor.columns[0]:

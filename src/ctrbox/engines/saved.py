@@ -206,7 +206,10 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     for d in writer.dictionaries:
         values = blobs.array(d.vectors.reshape(-1, d.width) if d.width else d.ids)
         dictionaries.append({"words": blobs.words(d.words), "values": values})
-    fitted = {str(k): {n: blobs.array(a) for n, a in s.items()} for k, s in plan.fitted.items()}
+    fitted = {
+        str(k): {n: blobs.array(a) for n, a in sorted(state.items())}
+        for k, state in sorted(plan.fitted.items())
+    }
     header = {
         "device": plan.device if isinstance(plan.device, str) else "auto",
         "fingerprint": fingerprint(plan),

@@ -297,14 +297,28 @@ class _Page:
                                 lane.shift, moved = need, True
 
     def across(self) -> None:
-        """Lanes side by side, the log in the middle."""
-        views = [lane for k, lane in self.lanes.items() if k]
-        middle = (len(views) + 1) // 2
+        """Lanes side by side, the log in the middle, a view that another one joins on its far side."""
+        sides: list[list[Lane]] = [[], []]
+        placed = {0}
+        for chain in self.chains(0, placed):
+            lighter = min(sides, key=lambda side: sum(lane.width for lane in side))
+            lighter += chain
         x = float(MARGIN)
-        for lane in [*views[:middle], self.lanes[0], *views[middle:]]:
+        for lane in [*reversed(sides[0]), self.lanes[0], *sides[1]]:
             lane.x = x
             x += lane.width + LANE_GAP
         self.width = max(x - LANE_GAP + MARGIN, 900.0)
+
+    def chains(self, frame: int, placed: set[int]) -> list[list[Lane]]:
+        """For each view that a frame joins, it and all that it joins in turn."""
+        found = []
+        nodes = [node for layer in self.lanes[frame].layers for box in layer for node in box.nodes]
+        for joined in dict.fromkeys(n.param("frame") for n in nodes if n.op == "row"):
+            if joined not in placed:
+                placed.add(joined)
+                below = [lane for chain in self.chains(joined, placed) for lane in chain]
+                found.append([self.lanes[joined], *below])
+        return found
 
     def order(self) -> None:
         """Boxes of a layer in the order of what they read, then of who reads them: fewer crossings."""

@@ -237,7 +237,8 @@ def _operator(node: Node, placed: Placed, words: Words) -> dict[str, Any]:
 
 def _sharing(graph: Graph) -> dict[str, int]:
     """Operators if every feature were computed by itself, and how many are left."""
-    kept = {n.id for f in live_frames(graph) for n in graph.nodes(f)}
+    live = live_frames(graph)
+    kept = {n.id for f in live for n in graph.nodes(f)}
     sizes: dict[int, int] = {}
     dropped = 0
     for node in graph.typed.nodes.order:
@@ -246,7 +247,7 @@ def _sharing(graph: Graph) -> dict[str, int]:
         below = sum(sizes[a.id] for a in (*node.args, *([node.inner] if node.inner is not None else [])))
         sizes[node.id] = below + own
         dropped += own and node.id not in kept
-    roots = [o.node for o in graph.outputs] + list(graph.frames[0].filters)
+    roots = [o.node for o in graph.outputs] + [n for f in live for n in graph.roots(f)]
     counted = [
         n for n in graph.typed.nodes.order if n.id in kept and n.op not in ("column", "literal", "gather")
     ]

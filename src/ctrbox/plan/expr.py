@@ -300,6 +300,13 @@ class Expr:
         """64-bit keys of a value or of each element of a list, within ``space``: by default the feature's name."""
         return self._call("key", space=space)
 
+    def as_key(self, space: str | None = None) -> Expr:
+        """Whole numbers that are keys already, such as features written by ``plan.materialize``: taken as they are.
+
+        0 is the null slot, so ``.fill(0)`` before it means "no key"; lists are filled with ``[]``.
+        """
+        return self._call("as_key", space=space)
+
     def lookup(self, dictionary: Any, default: Any = None) -> Expr:
         """The value of a ``cb.Dictionary`` for a word or for each word of a list; ``default`` where it has none."""
         return self._call("dictionary", table=dictionary, default=default)

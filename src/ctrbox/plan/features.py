@@ -43,7 +43,7 @@ class FeatureSet:
 def space_of(name: str, e: Expr) -> tuple[Expr, str]:
     """A sparse feature with its key space settled: the one the user gave, else the feature's name."""
     params = dict(e.params)
-    if e.op in ("key", "cross"):
+    if e.op in ("key", "cross", "as_key"):
         space = params["space"] or name
         return Expr(e.op, e.args, tuple(sorted({**params, "space": space}.items()))), space
     return Expr("key", (e,), (("space", name),)), name

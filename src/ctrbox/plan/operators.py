@@ -284,6 +284,14 @@ def key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     return salted(names, hashed(names, args[0], "key"), str(space))
 
 
+def as_key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
+    if args[0].kind not in ("i", "*i"):
+        raise PlanError(
+            f"as_key takes whole numbers that are keys already; {origin(args[0]).name!r} is {name_of(args[0].kind)}; use .key()"
+        )
+    return names.typed.call("as_key", args)
+
+
 def salted(names: Names, value: Node, space: str) -> Node:
     salt = _native.salt(space.encode())
     return names.typed.call("key", (value,), ints=(salt - 2**64 if salt >= 2**63 else salt,))
@@ -376,6 +384,7 @@ SPECIAL: dict[str, Callable[[Names, tuple[Node, ...], dict[str, Any]], Node]] = 
     "contains": contains,
     "json": json,
     "key": key,
+    "as_key": as_key,
     "cross": cross,
     "ngrams": ngrams,
     "overlap_count": overlap_count,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ctrbox import _native
-from ctrbox.columns.batch import Batch, Ragged, Schema
+from ctrbox.columns.batch import Batch, Fields, Ragged, Schema
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler, Dimension
 from ctrbox.engines.cpu.dimensions import load_dimension
@@ -93,6 +93,7 @@ class Extractor:
         self.body = self._body(asked)
         self.hints: list[float] = []
         self.identity = np.arange(1, dtype=np.int64)
+        self.names = [f.name for f in schema.sparse]
 
     def _load(self) -> dict[int, Dimension]:
         loaded: dict[int, Dimension] = {}
@@ -156,13 +157,15 @@ class Extractor:
         identity = self.identity  # read once: another thread may set a shorter one meanwhile
         if len(identity) <= rows:
             identity = self.identity = np.arange(rows + 1, dtype=np.int64)
-        sparse, widths = {}, []
-        for k, f in enumerate(self.schema.sparse):
-            values, offsets = native.values(k), native.offsets(k)
-            widths.append(len(values) / max(1, rows) * 1.05)
-            sparse[f.name] = Ragged(values, identity[: rows + 1] if offsets is None else offsets)
+        ones = self.identity[: rows + 1]
+
+        def ragged(k: int) -> Ragged:
+            offsets = native.offsets(k)
+            return Ragged(native.values(k), ones if offsets is None else offsets)
+
+        sparse = Fields(self.names, ragged)
         if rows > 1024:
-            self.hints = widths
+            self.hints = [len(native.values(k)) / rows * 1.05 for k in range(len(self.names))]
         s = self.schema
         return Batch(
             s,
