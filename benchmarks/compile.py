@@ -26,9 +26,7 @@ def wide(root: Path) -> tuple[Any, Any]:
     import ctrbox as cb
     from ctrbox import col
 
-    users = cb.View(str(root / "users"), key="user_id").fill(
-        age=0, gender="unknown", country="none", interests=""
-    )
+    users = cb.View(str(root / "users"), key="user_id").fill(age=0, gender="unknown", country="none", interests="")
     ads = cb.View(str(root / "ads"), key="ad_id").fill(
         advertiser_id=0, campaign_id=0, title="", category="", bid=0.0, keywords=""
     )

@@ -12,9 +12,7 @@ from benchmarks.extract_job import DENSE, SPARSE, Chunk
 def gathered(chunks: Iterable[Chunk]) -> Chunk:
     """All rows as one chunk, copied, in the order of their ids."""
     parts = [
-        Chunk(
-            c.label.copy(), c.dense.copy(), {n: (k.copy(), o.copy()) for n, (k, o) in c.sparse.items()}, c.ids
-        )
+        Chunk(c.label.copy(), c.dense.copy(), {n: (k.copy(), o.copy()) for n, (k, o) in c.sparse.items()}, c.ids)
         for c in chunks
         if c.ids is not None and len(c.label)
     ]

@@ -112,9 +112,7 @@ def extract(root: Path, *, ids: bool = True) -> Iterator[Chunk]:
     words = {row["word"]: row["id"] for row in pq.read_table(root / "words.parquet").to_pylist()}
     rows = [row for row in views["impressions"] if row["device"] in DEVICES]
     done = [
-        features(
-            r, users.get(r["user_id"], {}), ads.get(r["ad_id"], {}), basic.get(r["instance_id"], {}), words
-        )
+        features(r, users.get(r["user_id"], {}), ads.get(r["ad_id"], {}), basic.get(r["instance_id"], {}), words)
         for r in rows
     ]
     sparse = {}

@@ -156,13 +156,9 @@ def decoded(frame: pl.LazyFrame) -> pl.LazyFrame:
     }
     return (
         frame.with_columns(odd=odd)
+        .with_columns(tree=pl.when(~E("odd")).then(text).str.json_decode(CONTEXT), odd=pl.when(E("odd")).then(text))
         .with_columns(
-            tree=pl.when(~E("odd")).then(text).str.json_decode(CONTEXT), odd=pl.when(E("odd")).then(text)
-        )
-        .with_columns(
-            pl.coalesce(fields[name], E("odd").str.json_path_match(path).cast(dtype, strict=False)).alias(
-                name
-            )
+            pl.coalesce(fields[name], E("odd").str.json_path_match(path).cast(dtype, strict=False)).alias(name)
             for name, (path, dtype) in JSON.items()
         )
     )

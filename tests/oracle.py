@@ -227,9 +227,7 @@ def json_as(value: Json, to: str) -> Any:
             return None
         return [x for x in (json_as(item, to[5:-1]) for item in value.items) if x is not None]
     if to == "str":
-        return (
-            None if value.type == "null" else unescape(value.text) if value.type == "string" else value.text
-        )
+        return None if value.type == "null" else unescape(value.text) if value.type == "string" else value.text
     if to == "bool":
         return {"true": True, "false": False}.get(value.type)
     if value.type != "number":
@@ -333,9 +331,7 @@ def parse_time(s: bytes) -> Moment | None:
 
 def cast(value: Any, to: str) -> Any:
     if isinstance(value, list):
-        return [
-            x for x in (cast(v, to.removeprefix("list[").removesuffix("]")) for v in value) if x is not None
-        ]
+        return [x for x in (cast(v, to.removeprefix("list[").removesuffix("]")) for v in value) if x is not None]
     if to == "int":
         if isinstance(value, bytes):
             return parse_int(value)
@@ -575,12 +571,8 @@ class Oracle:
         out = Extracted()
         for row in self.rows(log):
             out.label.append(None if wanted.label is None else as_float32(self.evaluate(wanted.label, row)))
-            out.weight.append(
-                None if wanted.weight is None else as_float32(self.evaluate(wanted.weight, row))
-            )
-            out.group.append(
-                None if wanted.group is None else as_int64(hashed(self.evaluate(wanted.group, row)))
-            )
+            out.weight.append(None if wanted.weight is None else as_float32(self.evaluate(wanted.weight, row)))
+            out.group.append(None if wanted.group is None else as_int64(hashed(self.evaluate(wanted.group, row))))
             out.dense.append([as_float32(self.evaluate(e, row)) for e in wanted.dense.values()])
             out.sparse.append({name: self.keys(name, e, row) for name, e in wanted.sparse.items()})
         return out

@@ -49,11 +49,7 @@ def imports(tree: ast.AST) -> set[str]:
 def test_source_runs_no_code_it_reads(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert not imports(tree) & {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
-    calls = {
-        node.func.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
+    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert not calls & {"eval", "exec"}
 
 

@@ -19,5 +19,6 @@ nb::object shared_array(const T* data, std::initializer_list<size_t> shape, std:
   static T empty{};  // an empty buffer has no address, an array needs one
   auto* hold = new std::shared_ptr<Owner>(std::move(owner));
   nb::capsule capsule(hold, [](void* p) noexcept { delete static_cast<std::shared_ptr<Owner>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, T>(const_cast<T*>(data ? data : &empty), shape.size(), shape.begin(), capsule));
+  return nb::cast(
+      nb::ndarray<nb::numpy, T>(const_cast<T*>(data ? data : &empty), shape.size(), shape.begin(), capsule));
 }

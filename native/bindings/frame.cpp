@@ -45,7 +45,9 @@ struct TextColumn {
     end += s.n;
     append(offsets, &end, 1);
   }
-  nb::tuple arrays() { return nb::make_tuple(array_of<int64_t>(std::move(offsets)), array_of<uint8_t>(std::move(bytes))); }
+  nb::tuple arrays() {
+    return nb::make_tuple(array_of<int64_t>(std::move(offsets)), array_of<uint8_t>(std::move(bytes)));
+  }
 };
 
 // (kind, valid or None, arrays…): values; offsets, bytes of strings; offsets and the elements' arrays of lists.
@@ -63,10 +65,18 @@ nb::tuple export_column(const std::shared_ptr<Frame>& frame, size_t column) {
         for (size_t r = 0; r < rows; ++r) text.add(static_cast<const Str*>(c.values)[r]);
         return nb::make_tuple(kind, valid, text.arrays());
       }
-      case 'b': return nb::make_tuple(kind, valid, nb::make_tuple(shared_array(static_cast<const uint8_t*>(c.values), {rows}, frame)));
-      case 'f': return nb::make_tuple(kind, valid, nb::make_tuple(shared_array(static_cast<const double*>(c.values), {rows}, frame)));
-      case 'k': return nb::make_tuple(kind, valid, nb::make_tuple(shared_array(static_cast<const uint64_t*>(c.values), {rows}, frame)));
-      default: return nb::make_tuple(kind, valid, nb::make_tuple(shared_array(static_cast<const int64_t*>(c.values), {rows}, frame)));
+      case 'b':
+        return nb::make_tuple(kind, valid,
+                              nb::make_tuple(shared_array(static_cast<const uint8_t*>(c.values), {rows}, frame)));
+      case 'f':
+        return nb::make_tuple(kind, valid,
+                              nb::make_tuple(shared_array(static_cast<const double*>(c.values), {rows}, frame)));
+      case 'k':
+        return nb::make_tuple(kind, valid,
+                              nb::make_tuple(shared_array(static_cast<const uint64_t*>(c.values), {rows}, frame)));
+      default:
+        return nb::make_tuple(kind, valid,
+                              nb::make_tuple(shared_array(static_cast<const int64_t*>(c.values), {rows}, frame)));
     }
   }
   const auto* lists = static_cast<const List<uint64_t>*>(c.values);
@@ -84,11 +94,20 @@ nb::tuple export_column(const std::shared_ptr<Frame>& frame, size_t column) {
   }
   nb::object elements;
   switch (c.kind) {
-    case 's': elements = text.arrays(); break;
-    case 'b': elements = nb::make_tuple(array_of<uint8_t>(std::move(values))); break;
-    case 'f': elements = nb::make_tuple(array_of<double>(std::move(values))); break;
-    case 'k': elements = nb::make_tuple(array_of<uint64_t>(std::move(values))); break;
-    default: elements = nb::make_tuple(array_of<int64_t>(std::move(values)));
+    case 's':
+      elements = text.arrays();
+      break;
+    case 'b':
+      elements = nb::make_tuple(array_of<uint8_t>(std::move(values)));
+      break;
+    case 'f':
+      elements = nb::make_tuple(array_of<double>(std::move(values)));
+      break;
+    case 'k':
+      elements = nb::make_tuple(array_of<uint64_t>(std::move(values)));
+      break;
+    default:
+      elements = nb::make_tuple(array_of<int64_t>(std::move(values)));
   }
   return nb::make_tuple(kind, valid, nb::make_tuple(array_of<int64_t>(std::move(offsets)), elements));
 }
@@ -99,7 +118,9 @@ void bind_frame(nb::module_& m) {
   nb::class_<Frame>(m, "Frame", "Columns of equal length that a program reads.")
       .def_static("from_arrow", &import_arrow, nb::arg("rows"), "A record batch, without copying.")
       .def_prop_ro("rows", &Frame::rows)
-      .def("export", [](std::shared_ptr<Frame> f, size_t column) { return export_column(f, column); }, nb::arg("column"));
+      .def(
+          "export", [](std::shared_ptr<Frame> f, size_t column) { return export_column(f, column); },
+          nb::arg("column"));
   nb::class_<Records>(m, "Records", "Rows of a dimension view, one record each.")
       .def("__init__",
            [](Records* self, const std::vector<std::string>& kinds, const std::vector<bool>& nullable) {
@@ -107,7 +128,8 @@ void bind_frame(nb::module_& m) {
              for (size_t k = 0; k < kinds.size(); ++k) fields.push_back({kinds[k], nullable[k]});
              new (self) Records(std::move(fields));
            })
-      .def("add_blank", [](Records& r) { r.grow(1); }, "A record of zeros and nulls.")
+      .def(
+          "add_blank", [](Records& r) { r.grow(1); }, "A record of zeros and nulls.")
       .def_prop_ro("rows", &Records::rows)
       .def_prop_ro("stride", &Records::stride)
       .def_prop_ro("bytes", &Records::bytes);

@@ -91,8 +91,7 @@ nb::tuple run_frame(const Program& p, nb::list list, std::vector<std::string> ki
 }  // namespace
 
 void bind_program(nb::module_& m) {
-  row_error_type = nb::steal(PyErr_NewException("ctrbox._native.RowError", PyExc_ValueError, nullptr));
-  m.attr("RowError") = row_error_type;
+  row_error_type = nb::exception<RowError>(m, "RowError", PyExc_ValueError);
 
   nb::class_<Index, Table>(m, "Index", "From a hash to a row.")
       .def_prop_ro("rows", [](const Index& i) { return i.map.size(); })
@@ -174,36 +173,38 @@ void bind_program(nb::module_& m) {
       .def("load", &Program::load)
       .def("literal", [](Program& p, const std::string& kind, int64_t i, double f,
                          nb::bytes s) { return p.literal(kind, i, f, std::string(s.c_str(), s.size())); })
-      .def("call",
-           [](Program& p, const std::string& name, const std::string& args, const std::vector<int>& in,
-              const std::vector<std::string>& results, const std::vector<bool>& nullable,
-              const std::vector<int64_t>& ints, const std::vector<double>& floats, nb::list texts, nb::object table,
-              bool strict) {
-             std::vector<std::string> strings;
-             for (nb::handle t : texts) {
-               nb::bytes b = nb::cast<nb::bytes>(t);
-               strings.emplace_back(b.c_str(), b.size());
-             }
-             std::shared_ptr<Table> held;
-             if (!table.is_none()) held = nb::cast<std::shared_ptr<Table>>(table);
-             return p.call(name, args, in, results, nullable, ints, floats, strings, held, strict);
-           },
-           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
-           nb::arg())
+      .def(
+          "call",
+          [](Program& p, const std::string& name, const std::string& args, const std::vector<int>& in,
+             const std::vector<std::string>& results, const std::vector<bool>& nullable,
+             const std::vector<int64_t>& ints, const std::vector<double>& floats, nb::list texts, nb::object table,
+             bool strict) {
+            std::vector<std::string> strings;
+            for (nb::handle t : texts) {
+              nb::bytes b = nb::cast<nb::bytes>(t);
+              strings.emplace_back(b.c_str(), b.size());
+            }
+            std::shared_ptr<Table> held;
+            if (!table.is_none()) held = nb::cast<std::shared_ptr<Table>>(table);
+            return p.call(name, args, in, results, nullable, ints, floats, strings, held, strict);
+          },
+          nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
+          nb::arg())
       .def("lookup", &Program::lookup)
       .def("gather", &Program::gather)
       .def("emit", &Program::emit)
       .def("finish", &Program::finish)
       .def_prop_ro("chunk_rows", &Program::chunk_rows)
       .def_prop_ro("worker_bytes", &Program::worker_bytes)
-      .def("profile",
-           [](const Program& p) {
-             std::vector<std::tuple<std::string, uint64_t, uint64_t>> lines;
-             for (size_t k = 0; k < p.instructions(); ++k)
-               lines.emplace_back(p.instruction_name(k), p.nanos(k), p.warnings(k));
-             return lines;
-           },
-           "Per instruction: name, nanoseconds so far, rows warned of.")
+      .def(
+          "profile",
+          [](const Program& p) {
+            std::vector<std::tuple<std::string, uint64_t, uint64_t>> lines;
+            for (size_t k = 0; k < p.instructions(); ++k)
+              lines.emplace_back(p.instruction_name(k), p.nanos(k), p.warnings(k));
+            return lines;
+          },
+          "Per instruction: name, nanoseconds so far, rows warned of.")
       .def("run_batch",
            [](const Program& p, nb::list list, const BatchPlan& plan, const std::vector<double>& hints) {
              std::vector<Piece> pieces = pieces_from(list);
@@ -218,11 +219,12 @@ void bind_program(nb::module_& m) {
              return batch;
            })
       .def("run_frame", &run_frame)
-      .def("run_records",
-           [](const Program& p, nb::list list, std::shared_ptr<Records> records) {
-             std::vector<Piece> pieces = pieces_from(list);
-             RecordSink sink(records);
-             guarded([&] { p.run(pieces, sink); });
-           },
-           "Append the emitted fields of every row to the records.");
+      .def(
+          "run_records",
+          [](const Program& p, nb::list list, std::shared_ptr<Records> records) {
+            std::vector<Piece> pieces = pieces_from(list);
+            RecordSink sink(records);
+            guarded([&] { p.run(pieces, sink); });
+          },
+          "Append the emitted fields of every row to the records.");
 }

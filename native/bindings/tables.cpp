@@ -41,10 +41,9 @@ void bind_tables(nb::module_& m) {
              new (self) Dictionary(column<uint64_t>(hashes), column<int64_t>(ids), column<double>(vectors), width);
            });
   nb::class_<History, Table>(m, "History")
-      .def("__init__",
-           [](History* self, Array<uint64_t> hashes, Array<int64_t> buckets, Array<int64_t> shows,
-              Array<int64_t> clicks) {
-             new (self) History(column<uint64_t>(hashes), column<int64_t>(buckets), column<int64_t>(shows),
-                                column<int64_t>(clicks));
-           });
+      .def("__init__", [](History* self, Array<uint64_t> hashes, Array<int64_t> buckets, Array<int64_t> shows,
+                          Array<int64_t> clicks) {
+        new (self) History(column<uint64_t>(hashes), column<int64_t>(buckets), column<int64_t>(shows),
+                           column<int64_t>(clicks));
+      });
 }

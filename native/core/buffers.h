@@ -1,15 +1,16 @@
 // Output memory that is used again: buffers return to a free list when a batch is dropped.
 //
-// A batch of 65,536 rows is some 50 MB; fresh memory for each would cost 13,000 page faults a batch. Sizes are rounded up to a
-// power of two so that batches of about equal size share buffers. The list holds at most kMostIdle bytes; the rest is freed.
+// A batch of 65,536 rows is some 50 MB; fresh memory for each would cost 13,000 page faults a batch. Sizes are rounded
+// up to a power of two so that batches of about equal size share buffers. The list holds at most kMostIdle bytes; the
+// rest is freed.
 #pragma once
 #include <cstddef>
-#include <cstdlib>
 #include <map>
 #include <mutex>
-#include <new>
 #include <utility>
 #include <vector>
+
+#include "core/memory.h"
 
 namespace cb {
 
@@ -36,9 +37,7 @@ class BufferPool {
         return p;
       }
     }
-    void* p = std::aligned_alloc(64, size);
-    if (!p) throw std::bad_alloc();
-    return p;
+    return big_alloc(size);
   }
 
   void give(void* p, size_t capacity) {
@@ -51,7 +50,7 @@ class BufferPool {
         return;
       }
     }
-    std::free(p);
+    big_free(p);
   }
 
  private:
@@ -67,8 +66,10 @@ class Buffer {
   Buffer() = default;
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  Buffer(Buffer&& o) noexcept : data_(std::exchange(o.data_, nullptr)), size_(std::exchange(o.size_, 0)),
-                                capacity_(std::exchange(o.capacity_, 0)) {}
+  Buffer(Buffer&& o) noexcept
+      : data_(std::exchange(o.data_, nullptr)),
+        size_(std::exchange(o.size_, 0)),
+        capacity_(std::exchange(o.capacity_, 0)) {}
   ~Buffer() { BufferPool::shared().give(data_, capacity_); }
 
   T* data() { return data_; }

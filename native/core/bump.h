@@ -1,14 +1,15 @@
 // A bump-pointer pool: reserve the most a row can need, commit what it used, reset everything in constant time.
 //
-// Memory comes in blocks. A reservation never spans blocks and committed memory never moves until reset(), which trades several
-// blocks for one as large: after the first few chunks there is one block, nothing is allocated, and what is reserved row
-// after row lies end to end. Every block has kSlack bytes behind it that a copy may read (never use).
+// Memory comes in blocks. A reservation never spans blocks and committed memory never moves until reset(), which trades
+// several blocks for one as large: after the first few chunks there is one block, nothing is allocated, and what is
+// reserved row after row lies end to end. Every block has kSlack bytes behind it that a copy may read (never use).
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <new>
 #include <vector>
+
+#include "core/memory.h"
 
 namespace cb {
 
@@ -67,7 +68,7 @@ class Bump {
 
  private:
   struct Block {
-    std::unique_ptr<char[]> memory;
+    std::unique_ptr<char[], BigFree> memory;
     size_t size;
   };
 
@@ -87,7 +88,9 @@ class Bump {
     head_ = 0;
   }
 
-  void add(size_t size) { blocks_.push_back({std::unique_ptr<char[]>(new char[size + kSlack]), size}); }
+  void add(size_t size) {
+    blocks_.push_back({std::unique_ptr<char[], BigFree>(static_cast<char*>(big_alloc(size + kSlack))), size});
+  }
 
   std::vector<Block> blocks_;
   size_t at_ = 0;

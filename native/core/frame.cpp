@@ -26,34 +26,70 @@ FrameColumn import_column(const ArrowSchema* s, const ArrowArray* a) {
   if (s->dictionary) {
     c.storage = Storage::Dictionary;
     switch (f[0]) {
-      case 'c': case 'C': c.index_width = 1; break;
-      case 's': case 'S': c.index_width = 2; break;
-      case 'i': case 'I': c.index_width = 4; break;
-      case 'l': case 'L': c.index_width = 8; break;
-      default: refuse(s->name, f);
+      case 'c':
+      case 'C':
+        c.index_width = 1;
+        break;
+      case 's':
+      case 'S':
+        c.index_width = 2;
+        break;
+      case 'i':
+      case 'I':
+        c.index_width = 4;
+        break;
+      case 'l':
+      case 'L':
+        c.index_width = 8;
+        break;
+      default:
+        refuse(s->name, f);
     }
     c.values = a->buffers[1];
     c.child = std::make_unique<FrameColumn>(import_column(s->dictionary, a->dictionary));
-    if (c.child->storage != Storage::Utf8 && c.child->storage != Storage::LargeUtf8) refuse(s->name, s->dictionary->format);
+    if (c.child->storage != Storage::Utf8 && c.child->storage != Storage::LargeUtf8)
+      refuse(s->name, s->dictionary->format);
     c.kind = 's';
     return c;
   }
   switch (f[0]) {
-    case 'b': set_fixed(c, Storage::Bool, 'b', a); return c;
-    case 'c': set_fixed(c, Storage::I8, 'i', a); return c;
-    case 's': set_fixed(c, Storage::I16, 'i', a); return c;
-    case 'i': set_fixed(c, Storage::I32, 'i', a); return c;
-    case 'l': set_fixed(c, Storage::I64, 'i', a); return c;
-    case 'C': set_fixed(c, Storage::U8, 'i', a); return c;
-    case 'S': set_fixed(c, Storage::U16, 'i', a); return c;
-    case 'I': set_fixed(c, Storage::U32, 'i', a); return c;
-    case 'f': set_fixed(c, Storage::F32, 'f', a); return c;
-    case 'g': set_fixed(c, Storage::F64, 'f', a); return c;
-    case 'u': case 'z':
+    case 'b':
+      set_fixed(c, Storage::Bool, 'b', a);
+      return c;
+    case 'c':
+      set_fixed(c, Storage::I8, 'i', a);
+      return c;
+    case 's':
+      set_fixed(c, Storage::I16, 'i', a);
+      return c;
+    case 'i':
+      set_fixed(c, Storage::I32, 'i', a);
+      return c;
+    case 'l':
+      set_fixed(c, Storage::I64, 'i', a);
+      return c;
+    case 'C':
+      set_fixed(c, Storage::U8, 'i', a);
+      return c;
+    case 'S':
+      set_fixed(c, Storage::U16, 'i', a);
+      return c;
+    case 'I':
+      set_fixed(c, Storage::U32, 'i', a);
+      return c;
+    case 'f':
+      set_fixed(c, Storage::F32, 'f', a);
+      return c;
+    case 'g':
+      set_fixed(c, Storage::F64, 'f', a);
+      return c;
+    case 'u':
+    case 'z':
       set_fixed(c, Storage::Utf8, 's', a);
       c.text = static_cast<const char*>(a->buffers[2]);
       return c;
-    case 'U': case 'Z':
+    case 'U':
+    case 'Z':
       set_fixed(c, Storage::LargeUtf8, 's', a);
       c.text = static_cast<const char*>(a->buffers[2]);
       return c;
@@ -66,8 +102,10 @@ FrameColumn import_column(const ArrowSchema* s, const ArrowArray* a) {
     case '+':
       if (f[1] == 'l' || f[1] == 'L' || f[1] == 'w') {
         c.storage = f[1] == 'l' ? Storage::List : f[1] == 'L' ? Storage::LargeList : Storage::FixedList;
-        if (f[1] == 'w') c.fixed = std::strtoll(f + 3, nullptr, 10);
-        else c.values = a->buffers[1];
+        if (f[1] == 'w')
+          c.fixed = std::strtoll(f + 3, nullptr, 10);
+        else
+          c.values = a->buffers[1];
         c.child = std::make_unique<FrameColumn>(import_column(s->children[0], a->children[0]));
         if (c.child->is_list) refuse(s->name, f);
         c.is_list = true;
@@ -75,7 +113,8 @@ FrameColumn import_column(const ArrowSchema* s, const ArrowArray* a) {
         return c;
       }
       refuse(s->name, f);
-    default: refuse(s->name, f);
+    default:
+      refuse(s->name, f);
   }
 }
 
@@ -97,10 +136,14 @@ inline Str text_at(const FrameColumn& c, int64_t row) {
 inline int64_t dictionary_index(const FrameColumn& c, int64_t row) {
   int64_t k = row + c.offset;
   switch (c.index_width) {
-    case 1: return static_cast<const int8_t*>(c.values)[k];
-    case 2: return static_cast<const int16_t*>(c.values)[k];
-    case 4: return static_cast<const int32_t*>(c.values)[k];
-    default: return static_cast<const int64_t*>(c.values)[k];
+    case 1:
+      return static_cast<const int8_t*>(c.values)[k];
+    case 2:
+      return static_cast<const int16_t*>(c.values)[k];
+    case 4:
+      return static_cast<const int32_t*>(c.values)[k];
+    default:
+      return static_cast<const int64_t*>(c.values)[k];
   }
 }
 
@@ -201,16 +244,26 @@ T element_at(const FrameColumn& e, int64_t k) {
   } else {
     int64_t at = k + e.offset;
     switch (e.storage) {
-      case Storage::Bool: return static_cast<T>(static_cast<const uint8_t*>(e.values)[at >> 3] >> (at & 7) & 1);
-      case Storage::I8: return static_cast<T>(static_cast<const int8_t*>(e.values)[at]);
-      case Storage::I16: return static_cast<T>(static_cast<const int16_t*>(e.values)[at]);
-      case Storage::I32: return static_cast<T>(static_cast<const int32_t*>(e.values)[at]);
-      case Storage::I64: return static_cast<T>(static_cast<const int64_t*>(e.values)[at]);
-      case Storage::U8: return static_cast<T>(static_cast<const uint8_t*>(e.values)[at]);
-      case Storage::U16: return static_cast<T>(static_cast<const uint16_t*>(e.values)[at]);
-      case Storage::U32: return static_cast<T>(static_cast<const uint32_t*>(e.values)[at]);
-      case Storage::F32: return static_cast<T>(static_cast<const float*>(e.values)[at]);
-      default: return static_cast<T>(static_cast<const double*>(e.values)[at]);
+      case Storage::Bool:
+        return static_cast<T>(static_cast<const uint8_t*>(e.values)[at >> 3] >> (at & 7) & 1);
+      case Storage::I8:
+        return static_cast<T>(static_cast<const int8_t*>(e.values)[at]);
+      case Storage::I16:
+        return static_cast<T>(static_cast<const int16_t*>(e.values)[at]);
+      case Storage::I32:
+        return static_cast<T>(static_cast<const int32_t*>(e.values)[at]);
+      case Storage::I64:
+        return static_cast<T>(static_cast<const int64_t*>(e.values)[at]);
+      case Storage::U8:
+        return static_cast<T>(static_cast<const uint8_t*>(e.values)[at]);
+      case Storage::U16:
+        return static_cast<T>(static_cast<const uint16_t*>(e.values)[at]);
+      case Storage::U32:
+        return static_cast<T>(static_cast<const uint32_t*>(e.values)[at]);
+      case Storage::F32:
+        return static_cast<T>(static_cast<const float*>(e.values)[at]);
+      default:
+        return static_cast<T>(static_cast<const double*>(e.values)[at]);
     }
   }
 }
@@ -315,24 +368,39 @@ int64_t load_column(const FrameColumn& c, const int32_t* picked, bool missing, i
   }
   if (c.is_list) {
     switch (c.kind) {
-      case 's': return load_list<Str>(c, index, rows, out, pool);
-      case 'f': return load_list<double>(c, index, rows, out, pool);
-      case 'b': return load_list<uint8_t>(c, index, rows, out, pool);
-      default: return load_list<int64_t>(c, index, rows, out, pool);
+      case 's':
+        return load_list<Str>(c, index, rows, out, pool);
+      case 'f':
+        return load_list<double>(c, index, rows, out, pool);
+      case 'b':
+        return load_list<uint8_t>(c, index, rows, out, pool);
+      default:
+        return load_list<int64_t>(c, index, rows, out, pool);
     }
   }
   switch (c.storage) {
-    case Storage::Bool: return load_bool(c, index, rows, out);
-    case Storage::I8: return load_fixed<int64_t, int8_t>(c, index, rows, out);
-    case Storage::I16: return load_fixed<int64_t, int16_t>(c, index, rows, out);
-    case Storage::I32: return load_fixed<int64_t, int32_t>(c, index, rows, out);
-    case Storage::I64: return load_fixed<int64_t, int64_t>(c, index, rows, out);
-    case Storage::U8: return load_fixed<int64_t, uint8_t>(c, index, rows, out);
-    case Storage::U16: return load_fixed<int64_t, uint16_t>(c, index, rows, out);
-    case Storage::U32: return load_fixed<int64_t, uint32_t>(c, index, rows, out);
-    case Storage::F32: return load_fixed<double, float>(c, index, rows, out);
-    case Storage::F64: return load_fixed<double, double>(c, index, rows, out);
-    default: return load_strings(c, index, rows, out);
+    case Storage::Bool:
+      return load_bool(c, index, rows, out);
+    case Storage::I8:
+      return load_fixed<int64_t, int8_t>(c, index, rows, out);
+    case Storage::I16:
+      return load_fixed<int64_t, int16_t>(c, index, rows, out);
+    case Storage::I32:
+      return load_fixed<int64_t, int32_t>(c, index, rows, out);
+    case Storage::I64:
+      return load_fixed<int64_t, int64_t>(c, index, rows, out);
+    case Storage::U8:
+      return load_fixed<int64_t, uint8_t>(c, index, rows, out);
+    case Storage::U16:
+      return load_fixed<int64_t, uint16_t>(c, index, rows, out);
+    case Storage::U32:
+      return load_fixed<int64_t, uint32_t>(c, index, rows, out);
+    case Storage::F32:
+      return load_fixed<double, float>(c, index, rows, out);
+    case Storage::F64:
+      return load_fixed<double, double>(c, index, rows, out);
+    default:
+      return load_strings(c, index, rows, out);
   }
 }
 

@@ -1,8 +1,8 @@
 // A frame: columns of equal length that a program can load from.
 //
-// Two origins. An Arrow record batch, imported through the Arrow C data interface without copying; or the kept results of an
-// earlier stage, already in register format (one fixed-width entry a row) with the memory they point into. A frame
-// is immutable once built and may be read by many threads.
+// Two origins. An Arrow record batch, imported through the Arrow C data interface without copying; or the kept results
+// of an earlier stage, already in register format (one fixed-width entry a row) with the memory they point into. A
+// frame is immutable once built and may be read by many threads.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -51,15 +51,30 @@ struct RowError : std::runtime_error {
 };
 
 enum class Storage : uint8_t {
-  Bool, I8, I16, I32, I64, U8, U16, U32, F32, F64, Utf8, LargeUtf8, Dictionary, List, LargeList, FixedList,
+  Bool,
+  I8,
+  I16,
+  I32,
+  I64,
+  U8,
+  U16,
+  U32,
+  F32,
+  F64,
+  Utf8,
+  LargeUtf8,
+  Dictionary,
+  List,
+  LargeList,
+  FixedList,
   Entries,  // register format: `values` holds entries, `bytes_valid` a byte a row
 };
 
 struct FrameColumn {
   Storage storage;
-  char kind;                // b i f t s k of a row, or of an element when is_list
+  char kind;  // b i f t s k of a row, or of an element when is_list
   bool is_list = false;
-  int64_t offset = 0;       // first row inside the buffers
+  int64_t offset = 0;  // first row inside the buffers
   int64_t rows = 0;
   const uint8_t* bitmap = nullptr;       // Arrow validity, or nullptr
   const uint8_t* bytes_valid = nullptr;  // Entries only
@@ -99,8 +114,8 @@ class Frame {
   std::vector<std::shared_ptr<const Frame>> keep_;  // frames whose buffers kept entries point into
 };
 
-// Fills `column` (entries and validity, allocated by the caller for `rows` rows) from rows of a frame column. `index` gives
-// the frame row of each position, with `missing` perhaps -1 (no such row: null); without it rows run from `base`.
+// Fills `column` (entries and validity, allocated by the caller for `rows` rows) from rows of a frame column. `index`
+// gives the frame row of each position, with `missing` perhaps -1 (no such row: null); without it rows run from `base`.
 // Returns the first position that is null, or -1. Zero-copy: may replace column.data by a pointer into the frame.
 int64_t load_column(const FrameColumn& from, const int32_t* index, bool missing, int64_t base, uint32_t rows,
                     Column& column, Bump& pool);

@@ -2,13 +2,14 @@
 //
 //   slots_: power of two of {hash, row}, at most half full, linear probing. A row of kEmpty marks a free slot.
 //
-// Integer keys hash by a bijection, so equal hashes mean equal keys. Of string keys the builder compares the strings when
-// two hashes are equal (duplicate or collision) and refuses a collision; a foreign string meets one with probability n/2^64.
-// Built by one thread, then read by all.
+// Integer keys hash by a bijection, so equal hashes mean equal keys. Of string keys the builder compares the strings
+// when two hashes are equal (duplicate or collision) and refuses a collision; a foreign string meets one with
+// probability n/2^64. Built by one thread, then read by all.
 #pragma once
 #include <cstdint>
 #include <vector>
 
+#include "core/memory.h"
 #include "operators/lookup.h"
 
 namespace cb {
@@ -58,7 +59,7 @@ class HashIndex {
   using Slot = IndexSlot;
 
   void grow() {
-    std::vector<Slot> old(slots_.size() * 2, Slot{0, kEmpty});
+    std::vector<Slot, HugePages<Slot>> old(slots_.size() * 2, Slot{0, kEmpty});
     old.swap(slots_);
     mask_ = slots_.size() - 1;
     for (const Slot& s : old) {
@@ -69,7 +70,7 @@ class HashIndex {
     }
   }
 
-  std::vector<Slot> slots_;
+  std::vector<Slot, HugePages<Slot>> slots_;
   size_t mask_ = 0;
   size_t count_ = 0;
 };

@@ -20,13 +20,15 @@ History::History(const std::vector<uint64_t>& hashes, std::vector<int64_t> bucke
                  std::vector<int64_t> clicks)
     : index_(hashes.size() / 2 + 1), bucket_(std::move(buckets)), shows_(std::move(shows)), clicks_(std::move(clicks)) {
   size_t n = hashes.size();
-  if (bucket_.size() != n || shows_.size() != n || clicks_.size() != n) throw std::invalid_argument("history: uneven columns");
+  if (bucket_.size() != n || shows_.size() != n || clicks_.size() != n)
+    throw std::invalid_argument("history: uneven columns");
   uint32_t row = 0;
   for (size_t k = 0; k < n; ++k) {
     bool fresh = k == 0 || hashes[k] != hashes[k - 1];
     if (!fresh && bucket_[k] <= bucket_[k - 1]) throw std::invalid_argument("history: buckets out of order");
     if (fresh) {
-      if (index_.insert(hashes[k], row++) != HashIndex::kEmpty) throw std::invalid_argument("history: keys out of order");
+      if (index_.insert(hashes[k], row++) != HashIndex::kEmpty)
+        throw std::invalid_argument("history: keys out of order");
       begin_.push_back(k);
     } else {
       shows_[k] += shows_[k - 1];

@@ -8,10 +8,12 @@
 
 namespace cb {
 
-// hashes: of the words. Exactly one of ids (one a word) and vectors (width a word) is given. The first of equal words counts.
+// hashes: of the words. Exactly one of ids (one a word) and vectors (width a word) is given. The first of equal words
+// counts.
 class Dictionary : public Table {
  public:
-  Dictionary(const std::vector<uint64_t>& hashes, std::vector<int64_t> ids, std::vector<double> vectors, uint32_t width);
+  Dictionary(const std::vector<uint64_t>& hashes, std::vector<int64_t> ids, std::vector<double> vectors,
+             uint32_t width);
   const void* view() const override { return &view_; }
   size_t bytes() const override { return index_.bytes() + ids_.size() * 8 + vectors_.size() * 8; }
 

@@ -45,7 +45,8 @@ void gather_field(const RecordField& f, const char* const* at, uint32_t from, ui
     }
   }
   if (!out.valid) return;
-  for (uint32_t r = 0; r < rows; ++r) out.valid[from + r] = f.nullable ? static_cast<uint8_t>(at[r][f.valid_offset]) : 1;
+  for (uint32_t r = 0; r < rows; ++r)
+    out.valid[from + r] = f.nullable ? static_cast<uint8_t>(at[r][f.valid_offset]) : 1;
 }
 
 void gather_rows(const Records& records, const std::vector<int>& fields, const int64_t* row, uint32_t rows,
@@ -61,9 +62,15 @@ void gather_rows(const Records& records, const std::vector<int>& fields, const i
       const RecordField& field = records.fields()[static_cast<size_t>(fields[f])];
       Column& column = columns[static_cast<size_t>(out[f])];
       switch (entry_width(field.kind)) {
-        case 16: gather_field<Str>(field, at, from, n, column); break;
-        case 8: gather_field<uint64_t>(field, at, from, n, column); break;
-        default: gather_field<uint8_t>(field, at, from, n, column); break;
+        case 16:
+          gather_field<Str>(field, at, from, n, column);
+          break;
+        case 8:
+          gather_field<uint64_t>(field, at, from, n, column);
+          break;
+        default:
+          gather_field<uint8_t>(field, at, from, n, column);
+          break;
       }
     }
   }
@@ -123,7 +130,8 @@ std::vector<int> Program::call(const std::string& name, const std::string& args,
   k.name = name;
   k.in = in;
   k.kernel = entry.kernel;
-  if (ints.size() > 4 || floats.size() > 2 || texts.size() > 2) throw std::invalid_argument(name + ": too many parameters");
+  if (ints.size() > 4 || floats.size() > 2 || texts.size() > 2)
+    throw std::invalid_argument(name + ": too many parameters");
   for (size_t n = 0; n < ints.size(); ++n) k.params.i[n] = ints[n];
   for (size_t n = 0; n < floats.size(); ++n) k.params.f[n] = floats[n];
   for (size_t n = 0; n < texts.size(); ++n) {
@@ -193,7 +201,8 @@ void Program::finish() {
     if (k.what == Do::Call)
       for (int r : k.out) {
         Register& reg = registers_[static_cast<size_t>(r)];
-        if (uses[static_cast<size_t>(r)] == 1 && emits[static_cast<size_t>(r)] >= 0 && reg.kind == "k" && !reg.nullable) {
+        if (uses[static_cast<size_t>(r)] == 1 && emits[static_cast<size_t>(r)] >= 0 && reg.kind == "k" &&
+            !reg.nullable) {
           reg.direct_slot = emits[static_cast<size_t>(r)];
           directs_.push_back({r, reg.direct_slot});
         }
@@ -230,7 +239,8 @@ void Program::finish() {
     };
     std::vector<int> dying;
     for (int r : code_[k].in)
-      if (last[static_cast<size_t>(r)] == static_cast<int>(k) && std::find(dying.begin(), dying.end(), r) == dying.end())
+      if (last[static_cast<size_t>(r)] == static_cast<int>(k) &&
+          std::find(dying.begin(), dying.end(), r) == dying.end())
         dying.push_back(r);
     for (int r : code_[k].out)
       if (last[static_cast<size_t>(r)] < 0) dying.push_back(r);
@@ -256,16 +266,22 @@ std::unique_ptr<Program::Worker> Program::take_worker() const {
   w->nanos.resize(code_.size());
   w->warnings.resize(code_.size());
   for (const Register& r : registers_)
-    w->columns.push_back(Column{base + r.data_at, r.nullable ? reinterpret_cast<uint8_t*>(base + r.valid_at) : nullptr});
+    w->columns.push_back(
+        Column{base + r.data_at, r.nullable ? reinterpret_cast<uint8_t*>(base + r.valid_at) : nullptr});
   for (const Literal& l : literals_) {
     const Register& reg = registers_[static_cast<size_t>(l.reg)];
     void* data = w->columns[static_cast<size_t>(l.reg)].data;
     for (uint32_t row = 0; row < chunk_rows_; ++row) {
-      if (reg.kind[0] == '*') static_cast<Str*>(data)[row] = Str{nullptr, 0};
-      else if (reg.kind == "s") static_cast<Str*>(data)[row] = Str{l.s->data(), static_cast<uint32_t>(l.s->size())};
-      else if (reg.kind == "b") static_cast<uint8_t*>(data)[row] = static_cast<uint8_t>(l.i != 0);
-      else if (reg.kind == "f") static_cast<double*>(data)[row] = l.f;
-      else static_cast<int64_t*>(data)[row] = l.i;
+      if (reg.kind[0] == '*')
+        static_cast<Str*>(data)[row] = Str{nullptr, 0};
+      else if (reg.kind == "s")
+        static_cast<Str*>(data)[row] = Str{l.s->data(), static_cast<uint32_t>(l.s->size())};
+      else if (reg.kind == "b")
+        static_cast<uint8_t*>(data)[row] = static_cast<uint8_t>(l.i != 0);
+      else if (reg.kind == "f")
+        static_cast<double*>(data)[row] = l.f;
+      else
+        static_cast<int64_t*>(data)[row] = l.i;
     }
   }
   return w;
@@ -291,8 +307,8 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
         int64_t null = -1;
         if (source.frame)
           null = load_column(source.frame->columns()[static_cast<size_t>(k.fields[1])],
-                             source.index ? source.index + begin : nullptr, source.missing, source.base + begin, rows, c,
-                             w.pool);
+                             source.index ? source.index + begin : nullptr, source.missing, source.base + begin, rows,
+                             c, w.pool);
         else {  // a source that this run has no rows of
           std::memset(c.data, 0, entry_width(registers_[r].kind) * rows);
           if (c.valid) std::memset(c.valid, 0, rows);
@@ -300,8 +316,9 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
         }
         if (null >= 0 && !c.valid)
           throw RowError(piece_number, begin + null,
-                         "column '" + k.name + "' is null, but the plan was built on data where it never is; add .fill(" +
-                             k.name + "=…) to its view");
+                         "column '" + k.name +
+                             "' is null, but the plan was built on data where it never is; add .fill(" + k.name +
+                             "=…) to its view");
         break;
       }
       case Do::Call: {
@@ -311,7 +328,8 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
         Run run{rows, &w.pool, &w.scratch, &w.warnings[n], -1};
         k.kernel(run, k.params, in, out);
         w.scratch.reset();
-        if (k.strict && run.bad_row >= 0) throw RowError(piece_number, begin + run.bad_row, k.name + ": malformed value");
+        if (k.strict && run.bad_row >= 0)
+          throw RowError(piece_number, begin + run.bad_row, k.name + ": malformed value");
         break;
       }
       case Do::Lookup:
@@ -319,9 +337,12 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
                     static_cast<int64_t*>(w.columns[static_cast<size_t>(k.out[0])].data));
         break;
       case Do::Gather:
-        gather_rows(*k.records, k.fields, entries<int64_t>(w.columns[static_cast<size_t>(k.in[0])]), rows, k.out, w.columns);
+        gather_rows(*k.records, k.fields, entries<int64_t>(w.columns[static_cast<size_t>(k.in[0])]), rows, k.out,
+                    w.columns);
         break;
-      case Do::Emit: sink.take(k.fields[0], w.columns[static_cast<size_t>(k.in[0])], w.pool); break;
+      case Do::Emit:
+        sink.take(k.fields[0], w.columns[static_cast<size_t>(k.in[0])], w.pool);
+        break;
     }
     uint64_t end = now();
     w.nanos[n] += end - start;

@@ -1,8 +1,9 @@
 // A program: the operators of a plan as instructions over registers, run chunk by chunk.
 //
-// Registers hold one entry per row of the chunk (core/kernel.h). Instructions come layer by layer. finish() gives registers
-// with disjoint lives the same memory, so that a chunk's working set stays near the L2 cache. After finish() a program is immutable;
-// any number of threads may run it, each with a Worker (registers and pools) taken from a free list.
+// Registers hold one entry per row of the chunk (core/kernel.h). Instructions come layer by layer. finish() gives
+// registers with disjoint lives the same memory, so that a chunk's working set stays near the L2 cache. After finish()
+// a program is immutable; any number of threads may run it, each with a Worker (registers and pools) taken from a free
+// list.
 //
 // Input comes as pieces: for every source of the program a frame and the rows of it, position by position.
 // Results leave through a Sink (core/sinks.h).

@@ -13,6 +13,7 @@
 
 #include "core/bump.h"
 #include "core/kernel.h"
+#include "core/memory.h"
 
 namespace cb {
 
@@ -58,7 +59,7 @@ class Records {
  private:
   std::vector<RecordField> fields_;
   uint32_t stride_ = 8;
-  std::vector<char> data_;
+  std::vector<char, HugePages<char>> data_;
   Bump memory_;
 };
 

@@ -49,10 +49,18 @@ BatchSink::BatchSink(const std::vector<BatchSlot>& slots, uint32_t dense_width, 
   batch_->dense_width = dense_width;
   batch_->fields.resize(fields);
   for (const BatchSlot& s : slots) switch (s.what) {
-      case BatchSlot::What::Label: batch_->label.reserve(n); break;
-      case BatchSlot::What::Weight: batch_->weight.reserve(n); break;
-      case BatchSlot::What::Group: batch_->group.reserve(n); break;
-      case BatchSlot::What::Dense: batch_->dense.reserve(n * dense_width); break;
+      case BatchSlot::What::Label:
+        batch_->label.reserve(n);
+        break;
+      case BatchSlot::What::Weight:
+        batch_->weight.reserve(n);
+        break;
+      case BatchSlot::What::Group:
+        batch_->group.reserve(n);
+        break;
+      case BatchSlot::What::Dense:
+        batch_->dense.reserve(n * dense_width);
+        break;
       case BatchSlot::What::Keys: {
         Batch::Field& f = batch_->fields[s.at];
         f.ragged = s.kind[0] == '*';
@@ -76,10 +84,18 @@ void BatchSink::begin(uint32_t rows) {
   staged_.resize(staged_stride_ * batch_->dense_width);
   size_t n = static_cast<size_t>(batch_->rows) + rows;
   for (const BatchSlot& s : slots_) switch (s.what) {
-      case BatchSlot::What::Label: batch_->label.resize(n); break;
-      case BatchSlot::What::Weight: batch_->weight.resize(n); break;
-      case BatchSlot::What::Group: batch_->group.resize(n); break;
-      case BatchSlot::What::Dense: batch_->dense.resize(n * batch_->dense_width); break;
+      case BatchSlot::What::Label:
+        batch_->label.resize(n);
+        break;
+      case BatchSlot::What::Weight:
+        batch_->weight.resize(n);
+        break;
+      case BatchSlot::What::Group:
+        batch_->group.resize(n);
+        break;
+      case BatchSlot::What::Dense:
+        batch_->dense.resize(n * batch_->dense_width);
+        break;
       case BatchSlot::What::Keys: {
         Batch::Field& f = batch_->fields[s.at];
         if (f.ragged)
@@ -119,8 +135,8 @@ void put_element(const Column& c, uint32_t rows, uint32_t k, float* out) {
   for (uint32_t r = 0; r < rows; ++r) out[r] = k < from[r].n ? static_cast<float>(from[r].p[k]) : 0.0f;
 }
 
-// Lists are short, a handful of keys: four at a time and a few too many (Bump::kSlack behind every list, room in the output)
-// mispredict less than an exact loop.
+// Lists are short, a handful of keys: four at a time and a few too many (Bump::kSlack behind every list, room in the
+// output) mispredict less than an exact loop.
 constexpr uint32_t kCopy = 4;
 static_assert(kCopy * sizeof(uint64_t) <= Bump::kSlack);
 
@@ -134,8 +150,12 @@ void BatchSink::take(int slot, const Column& c, const Bump&) {
   const BatchSlot& s = slots_[static_cast<size_t>(slot)];
   size_t row = static_cast<size_t>(batch_->rows);
   switch (s.what) {
-    case BatchSlot::What::Label: put_floats(s.kind, c, chunk_, batch_->label.data() + row); break;
-    case BatchSlot::What::Weight: put_floats(s.kind, c, chunk_, batch_->weight.data() + row); break;
+    case BatchSlot::What::Label:
+      put_floats(s.kind, c, chunk_, batch_->label.data() + row);
+      break;
+    case BatchSlot::What::Weight:
+      put_floats(s.kind, c, chunk_, batch_->weight.data() + row);
+      break;
     case BatchSlot::What::Dense:
       if (s.kind != "*f") {
         put_floats(s.kind, c, chunk_, staged_.data() + s.at * staged_stride_);
@@ -190,7 +210,10 @@ void BatchSink::end() {
 
 FrameBuilder::FrameBuilder(std::vector<std::string> kinds, std::vector<bool> nullable,
                            std::vector<std::shared_ptr<const Frame>> keep)
-    : kinds_(std::move(kinds)), nullable_(std::move(nullable)), entries_(kinds_.size()), valid_(kinds_.size()),
+    : kinds_(std::move(kinds)),
+      nullable_(std::move(nullable)),
+      entries_(kinds_.size()),
+      valid_(kinds_.size()),
       frame_(std::make_shared<Frame>()) {
   frame_->keep_ = std::move(keep);
 }
@@ -266,7 +289,8 @@ void RecordSink::take(int slot, const Column& c, const Bump&) {
   const char* from = static_cast<const char*>(c.data);
   for (uint32_t r = 0; r < chunk_; ++r) std::memcpy(at_ + r * stride + f.offset, from + r * width, width);
   if (f.nullable)
-    for (uint32_t r = 0; r < chunk_; ++r) at_[r * stride + f.valid_offset] = c.valid ? static_cast<char>(c.valid[r]) : 1;
+    for (uint32_t r = 0; r < chunk_; ++r)
+      at_[r * stride + f.valid_offset] = c.valid ? static_cast<char>(c.valid[r]) : 1;
   if (width == 16) pointers_.push_back(slot);
 }
 

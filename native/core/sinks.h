@@ -18,8 +18,8 @@ struct BatchSlot {
   uint32_t width = 1;
 };
 
-// label, weight: float32 (rows). dense: float32 (rows, dense_width), row-major. group: int64 hashes. Keys: int64 values, and
-// for lists int64 offsets of rows + 1 entries; a field of one key a row has no offsets of its own.
+// label, weight: float32 (rows). dense: float32 (rows, dense_width), row-major. group: int64 hashes. Keys: int64
+// values, and for lists int64 offsets of rows + 1 entries; a field of one key a row has no offsets of its own.
 struct Batch {
   struct Field {
     Buffer<int64_t> values;
@@ -64,7 +64,7 @@ class FrameBuilder : public Sink {
   void take(int slot, const Column& column, const Bump& pool) override;
   void end() override;
 
-  std::shared_ptr<Frame> frame();                                  // after the last chunk
+  std::shared_ptr<Frame> frame();                                   // after the last chunk
   const std::vector<int32_t>& selected() const { return picked_; }  // positions the mask selected
 
   static constexpr int kMask = -1;
@@ -76,9 +76,9 @@ class FrameBuilder : public Sink {
   std::vector<std::vector<char>> valid_;
   std::shared_ptr<Frame> frame_;
   bool masked_ = false;
-  int64_t seen_ = 0;          // rows before this chunk
+  int64_t seen_ = 0;  // rows before this chunk
   uint32_t chunk_ = 0;
-  size_t chunk_from_ = 0;     // first of this chunk in picked_
+  size_t chunk_from_ = 0;  // first of this chunk in picked_
   std::vector<int32_t> picked_;
 };
 

@@ -1,7 +1,8 @@
-// A table an operator was given: a set, boundaries, compiled JSON paths, a dictionary. Built once, then read by all threads.
+// A table an operator was given: a set, boundaries, compiled JSON paths, a dictionary. Built once, then read by all
+// threads.
 //
-// view() is what bodies get as Params::table: a plain struct of pointers (defined beside the body in operators/), so that
-// the same struct can point into GPU memory.
+// view() is what bodies get as Params::table: a plain struct of pointers (defined beside the body in operators/), so
+// that the same struct can point into GPU memory.
 #pragma once
 #include <cstddef>
 #include <string>

@@ -24,8 +24,7 @@ std::vector<int64_t> without_repeats(std::vector<int64_t> v) {
 // The smallest gap-free answer: some value of 0…n is no member.
 int64_t not_in(const std::vector<int64_t>& sorted) {
   int64_t candidate = 0;
-  for (auto at = std::lower_bound(sorted.begin(), sorted.end(), 0); at != sorted.end() && *at == candidate;
-       ++at)
+  for (auto at = std::lower_bound(sorted.begin(), sorted.end(), 0); at != sorted.end() && *at == candidate; ++at)
     ++candidate;
   return candidate;
 }
@@ -76,8 +75,8 @@ StrSet::StrSet(const std::vector<std::string>& members) {
   uint32_t mask = linear ? 0 : static_cast<uint32_t>(slots_.size() - 1);
   for (size_t k = 0; k < sorted.size(); ++k) {
     const std::string& s = sorted[k];
-    StrSlot slot{hash_bytes(s.data(), static_cast<uint32_t>(s.size())) | 1,
-                 static_cast<uint32_t>(bytes_.size()), static_cast<uint32_t>(s.size())};
+    StrSlot slot{hash_bytes(s.data(), static_cast<uint32_t>(s.size())) | 1, static_cast<uint32_t>(bytes_.size()),
+                 static_cast<uint32_t>(s.size())};
     bytes_ += s;
     size_t at = k;
     if (!linear) {
@@ -94,8 +93,7 @@ Boundaries::Boundaries(std::vector<double> boundaries) : boundaries_(std::move(b
     if (boundaries_[k] != boundaries_[k])
       throw std::invalid_argument("bucketize: boundary " + std::to_string(k) + " is NaN");
     if (k > 0 && boundaries_[k] < boundaries_[k - 1])
-      throw std::invalid_argument("bucketize: boundary " + std::to_string(k) + " (" +
-                                  std::to_string(boundaries_[k]) +
+      throw std::invalid_argument("bucketize: boundary " + std::to_string(k) + " (" + std::to_string(boundaries_[k]) +
                                   ") is below the one before it; boundaries must ascend");
   }
   view_ = {boundaries_.data(), static_cast<uint32_t>(boundaries_.size())};
@@ -193,8 +191,7 @@ struct TrieNode {
 JsonPaths::JsonPaths(const std::vector<std::string>& paths, const std::vector<std::string>& kinds) {
   if (paths.size() != kinds.size()) throw std::invalid_argument("JSON: as many kinds as paths are needed");
   if (paths.empty() || paths.size() > kJsonPaths)
-    throw std::invalid_argument("JSON: " + std::to_string(paths.size()) +
-                                " paths; from 1 to 32 are possible");
+    throw std::invalid_argument("JSON: " + std::to_string(paths.size()) + " paths; from 1 to 32 are possible");
   std::vector<TrieNode> trie(2);
   for (size_t k = 0; k < paths.size(); ++k) {
     kinds_.push_back(kind_code(paths[k], kinds[k]));
@@ -203,8 +200,7 @@ JsonPaths::JsonPaths(const std::vector<std::string>& paths, const std::vector<st
     trie[node].under |= bit;
     for (const Step& step : read_path(paths[k])) {
       auto& children = trie[node].children;
-      auto known =
-          std::find_if(children.begin(), children.end(), [&](const auto& c) { return c.first == step; });
+      auto known = std::find_if(children.begin(), children.end(), [&](const auto& c) { return c.first == step; });
       if (known != children.end()) {
         node = known->second;
       } else {
@@ -222,8 +218,7 @@ JsonPaths::JsonPaths(const std::vector<std::string>& paths, const std::vector<st
     for (bool by_index : {false, true})
       for (const auto& [step, to] : t.children) {
         if (step.by_index != by_index) continue;
-        JsonEdge edge{0, static_cast<uint32_t>(keys_.size()), static_cast<uint32_t>(step.key.size()),
-                      step.index, to};
+        JsonEdge edge{0, static_cast<uint32_t>(keys_.size()), static_cast<uint32_t>(step.key.size()), step.index, to};
         for (size_t b = 0; b < step.key.size() && b < 8; ++b)
           edge.head |= static_cast<uint64_t>(static_cast<uint8_t>(step.key[b])) << (8 * b);
         keys_ += step.key;

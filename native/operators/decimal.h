@@ -64,15 +64,13 @@ CB_BODY int leading_zeros(uint64_t x) {  // x is not 0
 struct Decimal {
   uint64_t lead;
   int64_t exponent;
-  const char*
-      first;  // the first significant digit, for step 3; digits run on to `last`, with at most one point
+  const char* first;  // the first significant digit, for step 3; digits run on to `last`, with at most one point
   const char* last;
   bool more;
   bool negative;
 };
 
-const int64_t kExponentLimit =
-    1000000000000000ll;  // far past any double and any string; sums cannot overflow
+const int64_t kExponentLimit = 1000000000000000ll;  // far past any double and any string; sums cannot overflow
 
 // [sign] digits [. digits] [e [sign] digits]; at least one digit before the exponent. False: something else.
 CB_BODY bool read_decimal(Str s, Decimal* out) {

@@ -4,9 +4,9 @@
 //   fold(a, b)    an ordered pair of hashes → one hash (crosses, n-grams)
 //   key(h, salt)  a hash in a field → the key; salt is hash(field name)
 //
-// Integers and times go through bijections only (finish, xor), so two integers of one field never collide. Strings collide
-// with probability 2^-64 a pair. Key 0 is the embedders' null slot and is never produced.
-// The functions are part of the file format: models carry keys. Changing one bit means a new format version.
+// Integers and times go through bijections only (finish, xor), so two integers of one field never collide. Strings
+// collide with probability 2^-64 a pair. Key 0 is the embedders' null slot and is never produced. The functions are
+// part of the file format: models carry keys. Changing one bit means a new format version.
 #pragma once
 #include "operators/types.h"
 

@@ -305,8 +305,7 @@ struct OverlapCount {
   CB_BODY static int64_t apply(const Params&, List<uint64_t> a, List<uint64_t> b) {
     if ((uint64_t)a.n + b.n > kTiny) return of(shared(a, b));
     uint32_t both = 0;
-    for (uint32_t k = 0; k < a.n; ++k)
-      both += (1 ^ holds_steadily(a.p, k, a.p[k])) & holds_steadily(b.p, b.n, a.p[k]);
+    for (uint32_t k = 0; k < a.n; ++k) both += (1 ^ holds_steadily(a.p, k, a.p[k])) & holds_steadily(b.p, b.n, a.p[k]);
     return both;
   }
 };
@@ -321,8 +320,8 @@ struct DistinctCount {
   }
 };
 
-// From the sizes of two sets and of what they share. Its own operator, so that a size is counted once and, where a list comes
-// from a joined view, once a row of that view.
+// From the sizes of two sets and of what they share. Its own operator, so that a size is counted once and, where a list
+// comes from a joined view, once a row of that view.
 struct Jaccard {
   CB_BODY static double apply(const Params&, int64_t both, int64_t a, int64_t b) {
     int64_t either = a + b - both;

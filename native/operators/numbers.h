@@ -96,19 +96,13 @@ CB_BODY double log_of_one_plus(double x) {
 // -----------------------------------------------------------------------------------------------
 
 struct AddInt {
-  CB_BODY static int64_t apply(const Params&, int64_t a, int64_t b) {
-    return (int64_t)((uint64_t)a + (uint64_t)b);
-  }
+  CB_BODY static int64_t apply(const Params&, int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
 };
 struct SubInt {
-  CB_BODY static int64_t apply(const Params&, int64_t a, int64_t b) {
-    return (int64_t)((uint64_t)a - (uint64_t)b);
-  }
+  CB_BODY static int64_t apply(const Params&, int64_t a, int64_t b) { return (int64_t)((uint64_t)a - (uint64_t)b); }
 };
 struct MulInt {
-  CB_BODY static int64_t apply(const Params&, int64_t a, int64_t b) {
-    return (int64_t)((uint64_t)a * (uint64_t)b);
-  }
+  CB_BODY static int64_t apply(const Params&, int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
 };
 struct NegInt {
   CB_BODY static int64_t apply(const Params&, int64_t a) { return (int64_t)(0 - (uint64_t)a); }
@@ -212,14 +206,10 @@ struct MaxFloat {
 };
 // i[0], i[1]: lowest, highest.
 struct ClipInt {
-  CB_BODY static int64_t apply(const Params& q, int64_t a) {
-    return a < q.i[0] ? q.i[0] : a > q.i[1] ? q.i[1] : a;
-  }
+  CB_BODY static int64_t apply(const Params& q, int64_t a) { return a < q.i[0] ? q.i[0] : a > q.i[1] ? q.i[1] : a; }
 };
 struct ClipFloat {
-  CB_BODY static double apply(const Params& q, double a) {
-    return a < q.f[0] ? q.f[0] : a > q.f[1] ? q.f[1] : a;
-  }
+  CB_BODY static double apply(const Params& q, double a) { return a < q.f[0] ? q.f[0] : a > q.f[1] ? q.f[1] : a; }
 };
 
 // ---- comparison and logic

@@ -96,9 +96,7 @@ struct StrIsIn {
   CB_BODY static uint8_t apply(const Params& q, Str x) { return in_strs(*(const StrSetView*)q.table, x); }
 };
 struct Bucketize {
-  CB_BODY static int64_t apply(const Params& q, double x) {
-    return bucket_of(*(const BoundariesView*)q.table, x);
-  }
+  CB_BODY static int64_t apply(const Params& q, double x) { return bucket_of(*(const BoundariesView*)q.table, x); }
 };
 
 }  // namespace cb

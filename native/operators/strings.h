@@ -92,9 +92,7 @@ struct StrContains {
   }
 };
 struct StartsWith {
-  CB_BODY static uint8_t apply(const Params& q, Str s) {
-    return s.n >= q.s[0].n && same(Str{s.p, q.s[0].n}, q.s[0]);
-  }
+  CB_BODY static uint8_t apply(const Params& q, Str s) { return s.n >= q.s[0].n && same(Str{s.p, q.s[0].n}, q.s[0]); }
 };
 struct EndsWith {
   CB_BODY static uint8_t apply(const Params& q, Str s) {
@@ -123,8 +121,8 @@ struct Suffix {
 struct Substring {
   CB_BODY static Str apply(const Params& q, Str s) {
     const char* end = s.p + s.n;
-    const char* from = q.i[0] >= 0 ? skip_units(s.p, end, (uint64_t)q.i[0])
-                                   : skip_units_back(s.p, end, 0 - (uint64_t)q.i[0]);
+    const char* from =
+        q.i[0] >= 0 ? skip_units(s.p, end, (uint64_t)q.i[0]) : skip_units_back(s.p, end, 0 - (uint64_t)q.i[0]);
     return between(from, q.i[1] < 0 ? end : skip_units(from, end, (uint64_t)q.i[1]));
   }
 };

@@ -22,9 +22,7 @@ CB_BODY int64_t floor_rest(int64_t a, int64_t b) {
   return r < 0 ? r + b : r;
 }
 
-CB_BODY int64_t local_time(const Params& q, int64_t t) {
-  return (int64_t)((uint64_t)t + (uint64_t)(q.i[0] * kMinute));
-}
+CB_BODY int64_t local_time(const Params& q, int64_t t) { return (int64_t)((uint64_t)t + (uint64_t)(q.i[0] * kMinute)); }
 
 struct Date {
   int64_t year;
@@ -133,23 +131,17 @@ CB_BODY bool parse_time(Str text, int64_t* out) {
 // ---------------------------------------------------------------------------------------------------
 
 struct HourOf {
-  CB_BODY static int64_t apply(const Params& q, int64_t t) {
-    return floor_rest(local_time(q, t), kDay) / kHour;
-  }
+  CB_BODY static int64_t apply(const Params& q, int64_t t) { return floor_rest(local_time(q, t), kDay) / kHour; }
 };
 struct MinuteOf {
-  CB_BODY static int64_t apply(const Params& q, int64_t t) {
-    return floor_rest(local_time(q, t), kHour) / kMinute;
-  }
+  CB_BODY static int64_t apply(const Params& q, int64_t t) { return floor_rest(local_time(q, t), kHour) / kMinute; }
 };
 struct EpochDay {
   CB_BODY static int64_t apply(const Params& q, int64_t t) { return floor_quotient(local_time(q, t), kDay); }
 };
 // Monday is 0; 1970-01-01 was a Thursday.
 struct Weekday {
-  CB_BODY static int64_t apply(const Params& q, int64_t t) {
-    return floor_rest(EpochDay::apply(q, t) + 3, 7);
-  }
+  CB_BODY static int64_t apply(const Params& q, int64_t t) { return floor_rest(EpochDay::apply(q, t) + 3, 7); }
 };
 struct DayOf {
   CB_BODY static int64_t apply(const Params& q, int64_t t) { return date_of(EpochDay::apply(q, t)).day; }

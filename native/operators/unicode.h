@@ -64,9 +64,7 @@ CB_BODY uint64_t gather_bits(uint64_t mask) { return ((mask >> 7) * 0x0102040810
 CB_BODY uint32_t count_matches(uint64_t mask) { return (uint32_t)(((mask >> 7) * kOnes) >> 56); }
 
 // For eight ASCII bytes: A-Z.
-CB_BODY uint64_t match_upper(uint64_t w) {
-  return ((w + kOnes * (0x80 - 'A')) ^ (w + kOnes * (0x7f - 'Z'))) & kHighs;
-}
+CB_BODY uint64_t match_upper(uint64_t w) { return ((w + kOnes * (0x80 - 'A')) ^ (w + kOnes * (0x7f - 'Z'))) & kHighs; }
 
 // For eight ASCII bytes: A-Z a-z 0-9 _.
 CB_BODY uint64_t match_word(uint64_t w) {
@@ -121,9 +119,9 @@ CB_BODY Unit decode_unit(const char* p, const char* end) {
     case 3:
       return {(uint32_t)(b[0] & 0x0f) << 12 | (uint32_t)(b[1] & 0x3f) << 6 | (b[2] & 0x3fu), 3};
     case 4:
-      return {(uint32_t)(b[0] & 0x07) << 18 | (uint32_t)(b[1] & 0x3f) << 12 | (uint32_t)(b[2] & 0x3f) << 6 |
-                  (b[3] & 0x3fu),
-              4};
+      return {
+          (uint32_t)(b[0] & 0x07) << 18 | (uint32_t)(b[1] & 0x3f) << 12 | (uint32_t)(b[2] & 0x3f) << 6 | (b[3] & 0x3fu),
+          4};
     default:
       return {b[0] < 0x80 ? b[0] : 0x110000u + b[0], 1};
   }

@@ -88,8 +88,7 @@ void rounding_equals_the_c_library() {
   q.i[0] = 15;
   CHECK(same_bits(Round::apply(q, 1e300), 1e300));
   q.i[0] = 2;
-  CHECK(Round::apply(q, 2.675) == 2.68 && Round::apply(q, -0.001) == 0.0 &&
-        std::signbit(Round::apply(q, -0.001)));
+  CHECK(Round::apply(q, 2.675) == 2.68 && Round::apply(q, -0.001) == 0.0 && std::signbit(Round::apply(q, -0.001)));
 }
 
 void log1p_is_within_one_ulp() {
@@ -117,10 +116,8 @@ void order_of_floats() {
   CHECK(same_bits(MinFloat::apply(q, 0.0, -0.0), 0.0) && same_bits(MaxFloat::apply(q, -0.0, 0.0), -0.0));
   q.f[0] = -1;
   q.f[1] = 1;
-  CHECK(ClipFloat::apply(q, -kInfinity) == -1 && ClipFloat::apply(q, 2) == 1 &&
-        std::isnan(ClipFloat::apply(q, kNan)));
-  CHECK(!Eq<double>::apply(q, kNan, kNan) && Ne<double>::apply(q, kNan, kNan) &&
-        !Ge<double>::apply(q, kNan, kNan));
+  CHECK(ClipFloat::apply(q, -kInfinity) == -1 && ClipFloat::apply(q, 2) == 1 && std::isnan(ClipFloat::apply(q, kNan)));
+  CHECK(!Eq<double>::apply(q, kNan, kNan) && Ne<double>::apply(q, kNan, kNan) && !Ge<double>::apply(q, kNan, kNan));
 }
 
 void decimals_equal_the_c_library() {
@@ -192,8 +189,8 @@ void decimals_equal_the_c_library() {
     CHECK(parse(" \t" + s + "\n ", parse_float, &v));
   }
   double v;
-  for (const char* s : {"", " ", ".", "-", "+", "e5", "1e", "1e+", "1_0", "0x10", "1 2", "--1", "1.2.3",
-                        "1e5.5", "infi", "inf inity", "na", "1f", "$1"})
+  for (const char* s : {"", " ", ".", "-", "+", "e5", "1e", "1e+", "1_0", "0x10", "1 2", "--1", "1.2.3", "1e5.5",
+                        "infi", "inf inity", "na", "1f", "$1"})
     CHECK(!parse(s, parse_float, &v));
 }
 
@@ -203,8 +200,8 @@ void integers_as_text() {
   CHECK(parse("-9223372036854775808", parse_int, &v) && v == kLeast);
   CHECK(parse(" +0042 ", parse_int, &v) && v == 42);
   CHECK(parse("-0", parse_int, &v) && v == 0);
-  for (const char* s : {"9223372036854775808", "-9223372036854775809", "99999999999999999999", "", " ", "-",
-                        "+", "1.0", "1e3", "1 2", "0x1", "1_0", "a", "--1"})
+  for (const char* s : {"9223372036854775808", "-9223372036854775809", "99999999999999999999", "", " ", "-", "+", "1.0",
+                        "1e3", "1 2", "0x1", "1_0", "a", "--1"})
     CHECK(!parse(s, parse_int, &v));
   char text[20];
   for (int64_t x : {int64_t{0}, int64_t{-1}, int64_t{10}, kMost, kLeast}) {
@@ -216,8 +213,8 @@ void integers_as_text() {
     CHECK(read_decimal(str(s), &d) && decimal_whole(d, &v) && v == 7);
   CHECK(read_decimal(str("-9223372036854775808.0"), &d) && decimal_whole(d, &v) && v == kLeast);
   CHECK(read_decimal(str("0e999999999999"), &d) && decimal_whole(d, &v) && v == 0);
-  for (const char* s : {"7.5", "9223372036854775808", "1e19", "1e999999999999999999", "1e-1",
-                        "1e-999999999999999999", "7.0000000000000000000000001"})
+  for (const char* s : {"7.5", "9223372036854775808", "1e19", "1e999999999999999999", "1e-1", "1e-999999999999999999",
+                        "7.0000000000000000000000001"})
     CHECK(read_decimal(str(s), &d) && !decimal_whole(d, &v));
 }
 

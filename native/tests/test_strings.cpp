@@ -142,8 +142,7 @@ void units_are_cut_alike_from_both_ends() {
 void lower_is_right_at_every_length() {
   std::string upper = "ABCDEFGHIJKLMNOPQRSTUVWXYZ@[`{0_ ", low = "abcdefghijklmnopqrstuvwxyz@[`{0_ ";
   for (size_t from = 0; from < upper.size(); ++from)
-    for (size_t n = 0; from + n <= upper.size(); ++n)
-      CHECK(lower(upper.substr(from, n)) == low.substr(from, n));
+    for (size_t n = 0; from + n <= upper.size(); ++n) CHECK(lower(upper.substr(from, n)) == low.substr(from, n));
   CHECK(lower("ÄÖÜß ПРИВЕТ ΣΑΣ") == "äöüß привет σασ");
   CHECK(lower("İ") == "İ");
   CHECK(lower("\xc3") == "\xc3");
@@ -357,8 +356,7 @@ void kernels() {
   std::vector<uint64_t> values(300);
   for (size_t k = 0; k < values.size(); ++k) values[k] = hash_int(static_cast<int64_t>(k % 150));
   List<uint64_t> a[] = {{values.data(), 63}, {values.data(), 300}, {nullptr, 0}, {values.data(), 200}};
-  List<uint64_t> b[] = {
-      {values.data() + 60, 63}, {values.data() + 100, 40}, {nullptr, 0}, {values.data(), 1}};
+  List<uint64_t> b[] = {{values.data() + 60, 63}, {values.data() + 100, 40}, {nullptr, 0}, {values.data(), 1}};
   Column lists_in[] = {{a, valid}, {b, nullptr}};
   int64_t counts[4];
   int64_t sizes[4];

@@ -24,6 +24,7 @@ HOME = {
     "min_": "ctrbox.plan.expr",
     "max_": "ctrbox.plan.expr",
     "Expr": "ctrbox.plan.expr",
+    "Device": "ctrbox.plan.placement",
     "Dictionary": "ctrbox.plan.tables",
     "FeatureSet": "ctrbox.plan.features",
     "shows": "ctrbox.plan.features",
@@ -41,6 +42,7 @@ HOME = {
     "PlanError": "ctrbox.errors",
     "DataError": "ctrbox.errors",
     "SourceError": "ctrbox.errors",
+    "WriteError": "ctrbox.errors",
 }
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from ctrbox.errors import DataError as DataError
     from ctrbox.errors import PlanError as PlanError
     from ctrbox.errors import SourceError as SourceError
+    from ctrbox.errors import WriteError as WriteError
     from ctrbox.plan.expr import Expr as Expr
     from ctrbox.plan.expr import col as col
     from ctrbox.plan.expr import concat as concat
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
     from ctrbox.plan.features import clicks as clicks
     from ctrbox.plan.features import rate as rate
     from ctrbox.plan.features import shows as shows
+    from ctrbox.plan.placement import Device as Device
     from ctrbox.plan.tables import Dictionary as Dictionary
     from ctrbox.plan.user import operator as operator
     from ctrbox.views.view import View as View

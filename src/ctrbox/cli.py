@@ -48,9 +48,7 @@ app = typer.Typer(
 datasets_app = typer.Typer(help="Make data to try things on.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(datasets_app, name="datasets")
 
-Job = Annotated[
-    Path, typer.Argument(metavar="JOB.PY", help="Python file that defines `plan`.", show_default=False)
-]
+Job = Annotated[Path, typer.Argument(metavar="JOB.PY", help="Python file that defines `plan`.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
@@ -73,16 +71,10 @@ def extract(
     job: Job,
     output: Annotated[
         str | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="*.parquet, *.arrow, or - for an Arrow stream on stdout."
-        ),
+        typer.Option("-o", "--output", metavar="FILE", help="*.parquet, *.arrow, or - for an Arrow stream on stdout."),
     ] = None,
-    count: Annotated[
-        bool, typer.Option("--count", help="Extract, keep nothing, print the number of rows.")
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option(min=0, metavar="ROWS", help="Stop after this many rows.")
-    ] = None,
+    count: Annotated[bool, typer.Option("--count", help="Extract, keep nothing, print the number of rows.")] = False,
+    limit: Annotated[int | None, typer.Option(min=0, metavar="ROWS", help="Stop after this many rows.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, metavar="ROWS", help="Rows of a batch.")] = 65_536,
     threads: Annotated[int | None, typer.Option(min=1, help="Worker threads; all cores unless told.")] = None,
     as_json: AsJson = False,
@@ -157,9 +149,7 @@ Examples:
 )
 def show(
     job: Job,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The drawing.")] = Path(
-        "plan.svg"
-    ),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The drawing.")] = Path("plan.svg"),
 ) -> None:
     """Draw a plan: operators by layer, hoisted ones below their join."""
     plan = load_plan(job)
@@ -173,9 +163,7 @@ def show(
 def datasets_adlog(
     rows: Annotated[int, typer.Option(min=1, help="Impressions.")] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same log.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets one folder per view.")] = Path(
-        "data"
-    ),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets one folder per view.")] = Path("data"),
     as_json: AsJson = False,
 ) -> None:
     """Generate the synthetic ad log: impressions, users, ads, basic features."""
@@ -217,9 +205,7 @@ Examples:
 )
 def demo(
     rows: Annotated[int, typer.Option(min=1, help="Impressions to generate.")] = 200_000,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where data, job and drawing go.")] = Path(
-        "ctrbox-demo"
-    ),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where data, job and drawing go.")] = Path("ctrbox-demo"),
     as_json: AsJson = False,
 ) -> None:
     """Generate an ad log, extract features from it, print rows per second by stage, draw the plan."""

@@ -22,6 +22,10 @@ class SourceError(CtrboxError):
     """A source cannot be opened or read; the message names the file."""
 
 
+class WriteError(CtrboxError, OSError):
+    """A file cannot be written; the message names it, and the bytes where the disk is full."""
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return ``"; nearest: 'query'"`` for the name most like `name`, or ``""`` when none is like it."""
     known = list(dict.fromkeys(names))

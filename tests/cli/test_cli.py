@@ -32,9 +32,7 @@ plan = cb.compile(log, features)
 """
 
 
-def ctrbox(
-    *arguments: object, cwd: Path, check: int = 0, **options: object
-) -> subprocess.CompletedProcess[str]:
+def ctrbox(*arguments: object, cwd: Path, check: int = 0, **options: object) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "CTRBOX_TRACEBACK"}
     done = subprocess.run(  # type: ignore[call-overload]
         [sys.executable, "-m", "ctrbox.cli", *map(str, arguments)],
@@ -300,6 +298,4 @@ def test_demo_leaves_a_job_and_a_drawing(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["rows"] > 0
     assert "<svg" in (tmp_path / "d" / "plan.svg").read_text()
     assert "next: ctrbox explain d/job.py" in done.stderr
-    assert (
-        int(ctrbox("extract", "d/job.py", "--count", cwd=tmp_path).stdout) == json.loads(done.stdout)["rows"]
-    )
+    assert int(ctrbox("extract", "d/job.py", "--count", cwd=tmp_path).stdout) == json.loads(done.stdout)["rows"]

@@ -42,9 +42,7 @@ def auc(scores: np.ndarray, clicked: np.ndarray) -> float:
     ("view", "schema"),
     [("impressions", IMPRESSIONS), ("users", USERS), ("ads", ADS), ("basic", BASIC), ("truth", TRUTH)],
 )
-def test_every_file_of_a_view_has_its_schema_and_checked_pages(
-    log: AdLog, view: str, schema: pa.Schema
-) -> None:
+def test_every_file_of_a_view_has_its_schema_and_checked_pages(log: AdLog, view: str, schema: pa.Schema) -> None:
     files = sorted((log.path / view).glob("*.parquet"))
     assert files
     for file in files:
@@ -81,10 +79,7 @@ def test_shares_of_nulls_and_missing_keys(log: AdLog) -> None:
         return table[name].null_count / table.num_rows
 
     def missing(key: str, view: Path) -> float:
-        return (
-            1
-            - pc.mean(pc.is_in(impressions[key], read(view)[key].combine_chunks()).cast(pa.float64())).as_py()
-        )
+        return 1 - pc.mean(pc.is_in(impressions[key], read(view)[key].combine_chunks()).cast(pa.float64())).as_py()
 
     assert nulls(impressions, "query") == pytest.approx(0.03, abs=0.005)
     assert nulls(impressions, "device") == pytest.approx(0.01, abs=0.004)

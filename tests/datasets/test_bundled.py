@@ -67,9 +67,7 @@ def test_an_unknown_part_and_an_absent_or_foreign_file_are_named(tmp_path: Path)
     pq.write_table(pa.table({"split": ["train"], "label": [1]}), tmp_path / "frappe_x1.parquet")
     with pytest.raises(DataError, match="lacks 'user'; it has split, label"):
         frappe(tmp_path)
-    columns = {
-        c: pa.array([1], pa.int32()) for c in ("orig_row", "cat1", "cat4", "cat6", "cat8", "cat9", "click")
-    }
+    columns = {c: pa.array([1], pa.int32()) for c in ("orig_row", "cat1", "cat4", "cat6", "cat8", "cat9", "click")}
     pq.write_table(pa.table(columns), tmp_path / "criteo_attribution_165k.parquet")
     with pytest.raises(DataError, match="has no part 'valid'; it has train, test"):
         criteo_attribution(tmp_path).table("valid")

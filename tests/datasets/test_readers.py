@@ -109,16 +109,12 @@ def test_a_bad_criteo_line_is_named_or_counted(tmp_path: Path, line: str, proble
 
 def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
     path = tmp_path / "day_0"
-    path.write_bytes(
-        criteo_line().encode() + b"\n" + criteo_line(category="x").encode().replace(b"x", b"\xff") + b"\n"
-    )
+    path.write_bytes(criteo_line().encode() + b"\n" + criteo_line(category="x").encode().replace(b"x", b"\xff") + b"\n")
     with pytest.raises(DataError, match="line 2: byte 16 is 0xff; expected UTF-8"):
         list(criteo(path).batches())
 
 
-def test_lines_are_numbered_through_blocks_and_long_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_numbered_through_blocks_and_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = [criteo_line(1, str(i), "c" * (i % 90)) for i in range(150)]
     path = write(tmp_path / "day_0", *good, "bad")
     monkeypatch.setattr(lines.blocks, "__defaults__", (None, 100))
@@ -315,20 +311,15 @@ name = st.text(
 number = st.floats(allow_nan=False, allow_infinity=False, width=32)
 example = st.tuples(
     st.sampled_from([-1.0, 1.0]),
-    st.dictionaries(
-        st.sampled_from(["a", "b", "c"]), st.lists(st.tuples(name, number), max_size=4), min_size=1
-    ),
+    st.dictionaries(st.sampled_from(["a", "b", "c"]), st.lists(st.tuples(name, number), max_size=4), min_size=1),
 )
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(example, max_size=8))
-def test_vw_reads_back_what_was_written(
-    tmp_path_factory: pytest.TempPathFactory, examples: list[Any]
-) -> None:
+def test_vw_reads_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, examples: list[Any]) -> None:
     text = [
-        f"{label:g} "
-        + " ".join(f"|{ns} " + " ".join(f"{n}:{v!r}" for n, v in found) for ns, found in spaces.items())
+        f"{label:g} " + " ".join(f"|{ns} " + " ".join(f"{n}:{v!r}" for n, v in found) for ns, found in spaces.items())
         for label, spaces in examples
     ]
     path = write(tmp_path_factory.mktemp("vw") / "log.vw", *text)

@@ -124,9 +124,7 @@ def world(seed: int, rows: int, *, ordered: bool, nulls: bool = True) -> World:
     def several(values: list[Any], broken: bool = True) -> Any:
         if nulls and rng.random() < 0.2:
             return None
-        return [
-            None if broken and rng.random() < 0.1 else rng.choice(values) for _ in range(rng.randrange(4))
-        ]
+        return [None if broken and rng.random() < 0.1 else rng.choice(values) for _ in range(rng.randrange(4))]
 
     ids = list(range(10, 10 + 3 * rows, 3))
     basic_ids = [i for i in range(9, 12 + 3 * rows) if rng.random() < 0.5]
@@ -147,9 +145,7 @@ def world(seed: int, rows: int, *, ordered: bool, nulls: bool = True) -> World:
             "flag": pa.array([some([True, False]) for _ in each], pa.bool_()),
             "ts": pa.array([some(MOMENTS) for _ in each], pa.timestamp("us")),
             "when": pa.array([some(TEXT_TIMES) for _ in each], pa.string()),
-            "history": pa.array(
-                ["|".join(rng.choices(WORDS, k=rng.randrange(5))) for _ in each], pa.string()
-            ),
+            "history": pa.array(["|".join(rng.choices(WORDS, k=rng.randrange(5))) for _ in each], pa.string()),
             "tags": pa.array([several(WORDS) for _ in each], pa.list_(pa.string())),
             "nums": pa.array([several(INTS) for _ in each], pa.list_(pa.int64())),
             "vector": pa.array([several(FLOATS) for _ in each], pa.large_list(pa.float64())),
@@ -307,16 +303,14 @@ def typed(draw: st.DrawFn, kind: str, columns: Columns, depth: int) -> Any:
             lambda: of("f").clip(-1.0, 2.0),
             lambda: one(cb.min_, cb.max_)(of("f"), of("f")),
             lambda: of("*f").mean(),
-            lambda: of("*f").sum(),
+            lambda: of("*f").sum() + 0.0,  # the oracle cannot tell an empty list of floats from one of ints
             lambda: getattr(of("*f"), one("min", "max"))(),
             lambda: of("*f").get(one(0, -1)),
             lambda: cb.overlap(of("*s"), of("*s"), "jaccard"),
             lambda: text_weight(of("s"), of("f")),
         ],
         "b": [
-            lambda: compared(
-                one("lt", "le", "gt", "ge", "eq", "ne"), *pair(of, one("i", "f", "s", "t", "b"))
-            ),
+            lambda: compared(one("lt", "le", "gt", "ge", "eq", "ne"), *pair(of, one("i", "f", "s", "t", "b"))),
             lambda: of("b") & of("b"),
             lambda: of("b") | of("b"),
             lambda: ~of("b"),
@@ -410,13 +404,15 @@ def present(draw: st.DrawFn, kind: str, columns: Columns, depth: int = 2) -> Any
 def keyed(draw: st.DrawFn, columns: Columns) -> Any:
     """A sparse feature."""
     kinds = st.sampled_from(["i", "b", "s", "t", "*s", "*i"])
-    form = draw(st.integers(0, 4))
+    form = draw(st.integers(0, 5))
     if form == 0:
         members = [draw(present(draw(kinds), columns)) for _ in range(draw(st.integers(2, 3)))]
         return cb.cross(*members, limit=draw(st.sampled_from([1, 5, 1024])))
     if form == 1:
         return draw(present("*s", columns)).ngrams(draw(st.sampled_from([1, 2]))).key()
     value = draw(present(draw(kinds), columns))
+    if form == 5:
+        return draw(st.sampled_from([value.hash(), value.key(space="inner").key(), value.hash().key()]))
     return value if form == 2 else value.key(space=draw(st.sampled_from([None, "shared"])))
 
 
@@ -462,11 +458,19 @@ def steps(view: cb.View, what: list[tuple[str, Any]]) -> cb.View:
 
 
 @st.composite
+def condition(draw: st.DrawFn, columns: Columns) -> Any:
+    """Of a filter; most of them keep a good part of the rows."""
+    drawn = draw(typed("b", columns, 2))
+    form = draw(st.integers(0, 3))
+    return [drawn.fill(True), ~drawn.fill(False), drawn, drawn.fill(True) | drawn.is_null()][form]
+
+
+@st.composite
 def cleaning(draw: st.DrawFn, columns: Columns, prefix: str) -> list[tuple[str, Any]]:
     """Some steps over the columns of a view; none of them changes the kind of a column."""
     found: list[tuple[str, Any]] = []
     for k in range(draw(st.integers(0, 2))):
-        form = draw(st.integers(0, 3))
+        form = draw(st.sampled_from([0, 1, 1, 2, 2, 3]))
         kind = draw(st.sampled_from([kind for kind in ("i", "f", "s", "*s", "t", "b") if columns.get(kind)]))
         name = draw(st.sampled_from(columns[kind]))
         if form == 0:
@@ -478,7 +482,7 @@ def cleaning(draw: st.DrawFn, columns: Columns, prefix: str) -> list[tuple[str, 
             found.append(("with_columns", {made: draw(typed(kind, columns, 2))}))
             columns[kind] = [*columns[kind], made]
         else:
-            found.append(("filter", draw(typed("b", columns, 2))))
+            found.append(("filter", draw(condition(columns))))
     return found
 
 
@@ -497,11 +501,11 @@ def jobs(draw: st.DrawFn) -> Job:
             both = merged(here["ads"], here["advertisers"])
             plans["after advertisers"] = draw(cleaning(both, "both"))
             scope = merged(scope, both)
-        joins.append((what, draw(st.sampled_from(["left", "left", "inner"]))))
+        joins.append((what, draw(st.sampled_from(["left", "left", "left", "inner"]))))
         scope = {kind: list(dict.fromkeys(names)) for kind, names in scope.items()}
     late = draw(cleaning(scope, "late"))
     if draw(st.integers(0, 3)) == 0:
-        late = [*late, ("filter", draw(typed("b", scope, 2)))]
+        late = [*late, ("filter", draw(condition(scope)))]
     dense: dict[str, Any] = {
         f"d{k}": draw(present(draw(st.sampled_from("ifb")), scope)) for k in range(draw(st.integers(0, 3)))
     }
@@ -510,7 +514,7 @@ def jobs(draw: st.DrawFn) -> Job:
     sparse = {f"s{k}": draw(keyed(scope)) for k in range(draw(st.integers(0, 3)))}
     return Job(
         seed=draw(st.integers(0, 2**32)),
-        rows=draw(st.sampled_from([0, 1, 2, 5, 13, 40])),
+        rows=draw(st.sampled_from([5, 13, 40, 2, 1, 30, 20, 0])),
         ordered=draw(st.booleans()),
         steps=plans,
         joins=joins,
@@ -530,9 +534,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 def assert_equal(batches: list[Batch], wanted: Extracted, batch_size: int) -> None:
     """Every value of every row, floats to the bit (a NaN is a NaN), keys exactly; sizes as asked for."""
-    assert [b.rows for b in batches] == [
-        min(batch_size, len(wanted) - k) for k in range(0, len(wanted), batch_size)
-    ]
+    assert [b.rows for b in batches] == [min(batch_size, len(wanted) - k) for k in range(0, len(wanted), batch_size)]
     begin = 0
     for batch in batches:
         rows = slice(begin, begin + batch.rows)
@@ -547,9 +549,7 @@ def assert_equal(batches: list[Batch], wanted: Extracted, batch_size: int) -> No
         width = batch.schema.dense_width
         assert batch.dense.dtype == np.float32
         assert batch.dense.shape == (batch.rows, width)
-        assert_floats(
-            batch.dense, np.array(wanted.dense[rows], np.float32).reshape(batch.rows, width), "dense"
-        )
+        assert_floats(batch.dense, np.array(wanted.dense[rows], np.float32).reshape(batch.rows, width), "dense")
         for f in batch.schema.sparse:
             ragged = batch.sparse[f.name]
             assert ragged.values.dtype == ragged.offsets.dtype == np.int64
@@ -775,9 +775,7 @@ def test_a_request_equals_its_rows_of_the_log() -> None:
     assert digest([Batch.concat(singles)]) == digest(whole)
     records = rows.combine_chunks().to_batches()[0]
     for _ in range(2):  # the second time by the remembered schema
-        assert digest(
-            [Batch.concat([plan.run(records.slice(k, 1)) for k in range(rows.num_rows)])]
-        ) == digest(whole)
+        assert digest([Batch.concat([plan.run(records.slice(k, 1)) for k in range(rows.num_rows)])]) == digest(whole)
 
 
 def digest(batches: list[Batch]) -> str:
@@ -863,9 +861,7 @@ def test_constants_alone_are_features() -> None:
     log = cb.View(pa.table({"id": [1, 2, 3]}), key="id")
     features = cb.FeatureSet(label=cb.lit(1), dense={"one": cb.lit(1.5)}, sparse={"k": cb.lit("x").key()})
     plan = cb.compile(log, features, chunk_rows=2)
-    assert_equal(
-        list(plan.batches(2)), Oracle({log.name: [{"id": k} for k in range(3)]}).features(log, features), 2
-    )
+    assert_equal(list(plan.batches(2)), Oracle({log.name: [{"id": k} for k in range(3)]}).features(log, features), 2)
     assert plan.run(pa.table({"id": [1, 2, 3]})).rows == 3
 
 
@@ -886,6 +882,37 @@ def test_a_view_joined_twice_by_different_columns() -> None:
     assert dense_of(view, col("from_a") * 100 + col("to_a")) == [1020.0, -90.0]
 
 
+@pytest.mark.parametrize("chunk_rows", CHUNKS)
+def test_casts_selections_and_prefixes_of_views_equal_the_oracle(chunk_rows: int) -> None:
+    made = world(21, 40, ordered=True)
+    users = cb.View(made.tables["users"], key="user_id", name="users").cast(age="float", joined="int")
+    users = users.fill(age=-1.0, joined=0).select("age", "joined", "langs").fill(langs=[])
+    log = (
+        cb.View(made.tables["impressions"], key="instance_id", name="impressions")
+        .cast(when="time", small="str", count="float", score="int")
+        .select("instance_id", "user_id", "when", "small", "count", "score", "flag")
+        .fill(when=datetime(2024, 1, 1), small="", count=0.5, score=-1)
+        .cast(flag="int")
+        .filter(col("small") != "2")
+        .join(users, on="user_id", prefix="user_")
+    )
+    features = cb.FeatureSet(
+        label=col("flag").fill(2),
+        dense={
+            "count": col("count"),
+            "score": col("score"),
+            "age": col("user_age"),
+            "hour": col("when").hour(),
+        },
+        sparse={"small": col("small"), "joined": col("user_joined"), "langs": col("user_langs").key()},
+    )
+    wanted = Oracle(made.rows()).features(log, features)
+    assert len(wanted) > 20
+    assert_equal(list(cb.compile(log, features, chunk_rows=chunk_rows).batches(7)), wanted, 7)
+    with pytest.raises(cb.PlanError, match="column 'query' is not in view"):
+        cb.compile(log, cb.FeatureSet(sparse={"q": col("query")}))
+
+
 def test_a_key_of_two_columns() -> None:
     prices = pa.table({"shop": ["a", "a", "b"], "day": [1, 2, 1], "price": [1.0, 2.0, 3.0]})
     log = pa.table({"id": [1, 2, 3, 4], "s": ["b", "a", "b", None], "d": [1, 2, 2, 1]})
@@ -893,7 +920,6 @@ def test_a_key_of_two_columns() -> None:
     assert dense_of(view, col("price")) == [3.0, 2.0, 0.0, 0.0]
 
 
-@pytest.mark.xfail(reason="a left join's null row reads a zero from a view joined inner below it, not a null")
 def test_an_inner_join_below_a_left_join_gives_nulls_for_missing_keys() -> None:
     advertisers = cb.View(pa.table({"v": [7], "b": [9]}), key="v", name="advertisers")
     ads = cb.View(pa.table({"a": [1], "v": [7]}), key="a", name="ads").join(advertisers, on="v", how="inner")
@@ -901,7 +927,6 @@ def test_an_inner_join_below_a_left_join_gives_nulls_for_missing_keys() -> None:
     assert dense_of(log, col("b").fill(-2)) == [9.0, -2.0]
 
 
-@pytest.mark.xfail(reason="row groups that ascend are taken for rows that ascend, and the merge streams")
 def test_a_merge_of_unordered_files_is_hashed(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [3, 1, 2]}), tmp_path / "log.parquet")
     pq.write_table(pa.table({"id": [1, 2, 3], "v": [1.0, 2.0, 3.0]}), tmp_path / "basic.parquet")
@@ -910,7 +935,6 @@ def test_a_merge_of_unordered_files_is_hashed(tmp_path: Path) -> None:
     assert dense_of(log, col("v")) == [3.0, 1.0, 2.0]
 
 
-@pytest.mark.xfail(reason="ids that are strings in order are planned to stream, which only whole numbers can")
 def test_a_merge_by_ordered_strings_is_hashed() -> None:
     basic = cb.View(pa.table({"id": ["a", "b"], "v": [1.0, 2.0]}), key="id").fill(v=0.0)
     assert dense_of(cb.View(pa.table({"id": ["a", "b"]}), key="id").merge(basic), col("v")) == [1.0, 2.0]

@@ -97,9 +97,7 @@ def shapes() -> dict[str, np.ndarray]:
         "few values": rng.integers(0, 5, n).astype(np.float64),
         "mostly zero": np.where(rng.random(n) < 0.97, 0.0, rng.random(n)),
         "outside in": np.where(np.arange(n) % 2, np.arange(n), -np.arange(n)).astype(np.float64),
-        "infinite ends": np.where(
-            rng.random(n) < 0.3, np.inf, np.where(rng.random(n) < 0.3, -np.inf, rng.random(n))
-        ),
+        "infinite ends": np.where(rng.random(n) < 0.3, np.inf, np.where(rng.random(n) < 0.3, -np.inf, rng.random(n))),
     }
 
 
@@ -160,12 +158,8 @@ def test_infinite_values_count_for_quantiles() -> None:
     st.integers(1, 3),
 )
 @settings(max_examples=25, deadline=None)
-def test_what_is_fitted_depends_on_neither_morsels_nor_threads(
-    values: list[int], cut: int, threads: int
-) -> None:
-    table = pa.table(
-        {"x": [v / 7 for v in values], "t": pa.array([v * HOUR for v in values], pa.timestamp("us"))}
-    )
+def test_what_is_fitted_depends_on_neither_morsels_nor_threads(values: list[int], cut: int, threads: int) -> None:
+    table = pa.table({"x": [v / 7 for v in values], "t": pa.array([v * HOUR for v in values], pa.timestamp("us"))})
     batches = [b for k in range(0, len(values), cut) for b in table.slice(k, cut).to_batches()]
     features = cb.FeatureSet(
         dense={
@@ -220,17 +214,13 @@ def test_moments_over_many_blocks_keep_their_digits_far_from_zero() -> None:
 
 def test_standardise_gives_mean_zero_and_deviation_one() -> None:
     values = [1.0, 2.0, None, 4.0, math.nan, math.inf]
-    plan = cb.compile(
-        cb.View(pa.table({"x": values})), cb.FeatureSet(dense={"z": col("x").standardise().fill(9.0)})
-    )
+    plan = cb.compile(cb.View(pa.table({"x": values})), cb.FeatureSet(dense={"z": col("x").standardise().fill(9.0)}))
     known = np.array([1.0, 2.0, 4.0])
     state = plan.fit().fitted[0]
     assert state["mean"].tolist() == pytest.approx([known.mean()])
     assert state["scale"].tolist() == pytest.approx([1 / known.std()])
     found = next(plan.batches(9)).dense[:, 0]
-    assert found[[0, 1, 3]].tolist() == pytest.approx(
-        ((known - known.mean()) / known.std()).tolist(), rel=1e-6
-    )
+    assert found[[0, 1, 3]].tolist() == pytest.approx(((known - known.mean()) / known.std()).tolist(), rel=1e-6)
     assert found[2] == 9.0
 
 
@@ -307,9 +297,7 @@ rows_of = st.lists(
 
 @given(rows_of, st.sampled_from([1, 6, 24]), st.sampled_from([None, 1, 3]))
 @settings(max_examples=60, deadline=None)
-def test_a_row_counts_only_buckets_that_ended_before_its_own(
-    rows: list[Row], every: int, window: int | None
-) -> None:
+def test_a_row_counts_only_buckets_that_ended_before_its_own(rows: list[Row], every: int, window: int | None) -> None:
     span = {"every": f"{every}h", "window": None if window is None else f"{every * window}h"}
     by = {"time": "time", "label": col("click").fill(0), **span}
     found = dense(
@@ -356,9 +344,7 @@ def test_an_unseen_key_has_the_prior_rate() -> None:
     view = log(rows).fill(user="", time=0)
     features = {"s": cb.shows("user", **by), "r": cb.rate("user", **by, prior=0.1)}
     plan = cb.compile(view, cb.FeatureSet(dense=features)).fit()
-    request = pa.table(
-        {"user": ["never seen"], "time": pa.array([99 * HOUR], pa.timestamp("us")), "click": [0]}
-    )
+    request = pa.table({"user": ["never seen"], "time": pa.array([99 * HOUR], pa.timestamp("us")), "click": [0]})
     assert plan.run(request).dense.tolist() == [[0.0, pytest.approx(0.1)]]
 
 
@@ -374,9 +360,7 @@ def test_times_before_1970_fall_into_the_bucket_that_holds_them() -> None:
     by = {"time": "time", "label": col("click").fill(0)}
     found = dense(log(rows).fill(user="", time=0), s=cb.shows("user", **by))
     assert found["s"] == [0.0, 1.0, 1.0, 3.0, 3.0]
-    state = cb.compile(
-        log(rows).fill(user="", time=0), cb.FeatureSet(dense={"s": cb.shows("user", **by)})
-    ).fit()
+    state = cb.compile(log(rows).fill(user="", time=0), cb.FeatureSet(dense={"s": cb.shows("user", **by)})).fit()
     assert state.fitted[0]["buckets"].tolist() == [-2, -1, 0]
     assert state.fitted[0]["shows"].tolist() == [1, 2, 2]
 
@@ -390,9 +374,7 @@ def test_a_combination_of_columns_has_a_history_of_its_own() -> None:
             "y": [1, 1, 0, 0],
         }
     )
-    found = dense(
-        cb.View(table), s=cb.shows("u", "v", time="t", label="y"), c=cb.clicks("u", "v", time="t", label="y")
-    )
+    found = dense(cb.View(table), s=cb.shows("u", "v", time="t", label="y"), c=cb.clicks("u", "v", time="t", label="y"))
     assert found == {"s": [0.0, 0.0, 1.0, 0.0], "c": [0.0, 0.0, 1.0, 0.0]}
 
 
@@ -453,9 +435,7 @@ def test_a_fit_on_a_joined_column_counts_rows_of_the_log() -> None:
 def test_dimensions_are_loaded_once_for_fits_and_batches() -> None:
     ads = Counted(ADS)
     view = cb.View(SHOWN).join(cb.View(ads, key="ad").fill(bid=0.0), on="ad")
-    plan = cb.compile(
-        view, cb.FeatureSet(dense={"z": (col("bid") * col("x")).standardise(), "bid": col("bid")})
-    )
+    plan = cb.compile(view, cb.FeatureSet(dense={"z": (col("bid") * col("x")).standardise(), "bid": col("bid")}))
     before = ads.scans
     plan.fit()
     once = ads.scans - before
@@ -531,9 +511,7 @@ def test_two_filters_by_fits_are_learned_in_their_order() -> None:
 def test_a_log_without_rows_is_named() -> None:
     empty = pa.table({"x": pa.array([], pa.float64())})
     view = cb.View(empty, name="impressions")
-    with pytest.raises(
-        cb.DataError, match="'impressions' gives no rows to fit standardise of 'x' on: it has none"
-    ):
+    with pytest.raises(cb.DataError, match="'impressions' gives no rows to fit standardise of 'x' on: it has none"):
         cb.compile(view, cb.FeatureSet(dense={"z": col("x").standardise()})).fit()
 
 
@@ -564,8 +542,6 @@ def test_progress_is_told_in_rows() -> None:
 @pytest.mark.slow
 def test_two_million_rows_are_fitted_within_a_tenth_of_a_percent() -> None:
     values = np.random.default_rng(6).lognormal(size=2_000_000)
-    plan = cb.compile(
-        cb.View(pa.table({"x": values})), cb.FeatureSet(dense={"q": col("x").bucketize(quantiles=100)})
-    )
+    plan = cb.compile(cb.View(pa.table({"x": values})), cb.FeatureSet(dense={"q": col("x").bucketize(quantiles=100)}))
     ranks = np.searchsorted(np.sort(values), plan.fit().fitted[0]["boundaries"])
     assert np.abs(ranks - np.arange(1, 100) * len(values) // 100).max() <= 0.001 * len(values)

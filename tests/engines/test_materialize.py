@@ -172,9 +172,7 @@ def test_basic_features_merge_back_by_id(tmp_path: Path, ordered: bool) -> None:
     first = plan()
     first.materialize(tmp_path / "basic", row_group_rows=64, part_rows=300)
     basic = cb.View(tmp_path / "basic", key="instance_id").select("instance_id", "vector", "n", "colour")
-    basic = basic.with_columns(old=col("colour"), length=col("n")).select(
-        "instance_id", "vector", "old", "length"
-    )
+    basic = basic.with_columns(old=col("colour"), length=col("n")).select("instance_id", "vector", "old", "length")
     view = log().merge(basic.fill(vector=[], old=0, length=0.0), ordered=ordered)
     later = cb.compile(view, cb.FeatureSet(dense={"vector": col("vector"), "n": col("length")}))
     old, new = next(first.batches(ROWS)), next(later.batches(ROWS))

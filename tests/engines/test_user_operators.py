@@ -128,9 +128,7 @@ def test_text_of_any_script_survives_the_way_there_and_back(words: list[str], ch
 
 def test_how_rows_are_grouped_changes_nothing() -> None:
     table = pa.table({"n": np.arange(200_000), "word": ["aeiou"[: k % 6] for k in range(200_000)]})
-    plan = cb.compile(
-        cb.View(table), cb.FeatureSet(dense={"v": vowels("word"), "s": plus("n", vowels("word"))})
-    )
+    plan = cb.compile(cb.View(table), cb.FeatureSet(dense={"v": vowels("word"), "s": plus("n", vowels("word"))}))
     whole = np.concatenate([b.dense for b in plan.batches(200_000)])
     parts = np.concatenate([b.dense for b in plan.batches(777)])
     assert whole.tobytes() == parts.tobytes()

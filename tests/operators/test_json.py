@@ -53,9 +53,7 @@ def containers(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         | NAMES.map(lambda s: '"' + "".join(f"\\u{ord(c):04x}" for c in s) + '"')
     )
     member = st.builds(lambda k, x, y, v: f"{k}{x}:{y}{v}", keys, BLANKS, BLANKS, inner)
-    array = st.builds(
-        lambda pad, items: f"[{pad}{(pad + ',').join(items)}{pad}]", BLANKS, st.lists(inner, max_size=4)
-    )
+    array = st.builds(lambda pad, items: f"[{pad}{(pad + ',').join(items)}{pad}]", BLANKS, st.lists(inner, max_size=4))
     record = st.builds(
         lambda pad, items: f"{{{pad}{(',' + pad).join(items)}{pad}}}", BLANKS, st.lists(member, max_size=5)
     )
@@ -103,14 +101,10 @@ def got(
     return columns
 
 
-def check(
-    docs: list[bytes | None], paths: list[tuple[list[bytes | int], str]], chunk_rows: int = 1024
-) -> None:
+def check(docs: list[bytes | None], paths: list[tuple[list[bytes | int], str]], chunk_rows: int = 1024) -> None:
     want = [twin.evaluate(d, paths)[0] for d in docs]
     for k, column in enumerate(got(docs, paths, chunk_rows)):
-        bad = [
-            (d, paths[k], g, w[k]) for d, g, w in zip(docs, column, want, strict=True) if not same(g, w[k])
-        ]
+        bad = [(d, paths[k], g, w[k]) for d, g, w in zip(docs, column, want, strict=True) if not same(g, w[k])]
         assert not bad, bad
 
 

@@ -91,9 +91,7 @@ def test_fill_with_a_constant_leaves_no_null(arrow: pa.DataType, data: list[Any]
 
 def test_nan_is_a_value_not_a_null() -> None:
     table = pa.table({"a": pa.array([math.nan, None], pa.float64())})
-    got = cb.evaluate(
-        {"null": col("a").is_null(), "nan": col("a").is_nan(), "fill": col("a").fill(1.0)}, table
-    )
+    got = cb.evaluate({"null": col("a").is_null(), "nan": col("a").is_nan(), "fill": col("a").fill(1.0)}, table)
     assert got["null"].to_pylist() == [False, True]
     assert got["nan"].to_pylist() == [True, None]
     assert same(got["fill"].to_pylist(), [math.nan, 1.0])

@@ -19,11 +19,7 @@ from tests.twins import numbers as twin
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 
-INTS = (
-    st.integers(twin.INT_MIN, twin.INT_MAX)
-    | st.integers(-5, 5)
-    | st.sampled_from([twin.INT_MIN, twin.INT_MAX])
-)
+INTS = st.integers(twin.INT_MIN, twin.INT_MAX) | st.integers(-5, 5) | st.sampled_from([twin.INT_MIN, twin.INT_MAX])
 FLOATS = st.floats(width=64) | st.sampled_from(
     [
         0.0,
@@ -54,9 +50,7 @@ def check(
 ) -> None:
     """``expr`` over columns a, b, … equals ``slow`` row by row."""
     arrow = {"i": pa.int64(), "f": pa.float64(), "b": pa.bool_(), "s": pa.binary(), "t": pa.timestamp("us")}
-    table = pa.table(
-        {"abc"[k]: pa.array([row[k] for row in data], arrow[kind]) for k, kind in enumerate(types)}
-    )
+    table = pa.table({"abc"[k]: pa.array([row[k] for row in data], arrow[kind]) for k, kind in enumerate(types)})
     got = cb.evaluate({"out": expr}, table, chunk_rows=chunk_rows)["out"]
     if pa.types.is_large_string(got.type):
         got = got.cast(pa.large_binary())
@@ -122,9 +116,7 @@ def test_two_integers_equal_python_modulo_two_to_the_64(expr: cb.Expr, slow: Cal
 def test_two_floats_equal_ieee_754(expr: cb.Expr, slow: Callable[..., Any]) -> None:
     @unhurried
     @given(rows(FLOATS, FLOATS))
-    @example(
-        [(math.nan, 1.0), (1.0, math.nan), (0.0, -0.0), (-0.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (0.0, 0.0)]
-    )
+    @example([(math.nan, 1.0), (1.0, math.nan), (0.0, -0.0), (-0.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (0.0, 0.0)])
     @example([(math.inf, math.inf), (math.inf, -math.inf), (1e308, 10.0), (5e-324, 0.5)])
     def run(data: list[tuple[Any, ...]]) -> None:
         check(expr, "ff", data, twin.maybe(slow))
@@ -233,9 +225,7 @@ def test_one_boolean_equals_python(expr: cb.Expr, slow: Callable[..., Any]) -> N
 
 @unhurried
 @given(rows(FLOATS))
-@example(
-    [(-1.0,), (-2.0,), (math.inf,), (-math.inf,), (math.nan,), (-0.0,), (5e-324,), (-0.9999999999999999,)]
-)
+@example([(-1.0,), (-2.0,), (math.inf,), (-math.inf,), (math.nan,), (-0.0,), (5e-324,), (-0.9999999999999999,)])
 def test_log1p_is_within_an_ulp_of_the_truth(data: list[tuple[float | None]]) -> None:
     got = cb.evaluate({"out": A.log1p()}, pa.table({"a": pa.array([x for (x,) in data], pa.float64())}))[
         "out"
@@ -347,9 +337,7 @@ def test_elements_that_are_no_number_are_dropped(data: list[list[bytes | None] |
         want = [v for v in (twin.str_to_int(s) for s in row if s is not None) if v is not None]
         assert ints == want
         assert texts == [str(v) for v in want]
-        assert twin.same(
-            floats, [v for v in (twin.str_to_float(s) for s in row if s is not None) if v is not None]
-        )
+        assert twin.same(floats, [v for v in (twin.str_to_float(s) for s in row if s is not None) if v is not None])
 
 
 @unhurried
@@ -358,9 +346,7 @@ def test_bucketize_equals_searchsorted(data: list[tuple[float | None]], boundari
     boundaries = [b for k, b in enumerate(boundaries) if k == 0 or b > boundaries[k - 1]]
     check(A.bucketize(boundaries), "f", data, twin.maybe(lambda x: twin.bucketize(x, boundaries)))
     present = [x for (x,) in data if x is not None]
-    assert [twin.bucketize(x, boundaries) for x in present] == list(
-        np.searchsorted(boundaries, present, side="right")
-    )
+    assert [twin.bucketize(x, boundaries) for x in present] == list(np.searchsorted(boundaries, present, side="right"))
 
 
 @unhurried
@@ -371,9 +357,7 @@ def test_an_integer_is_in_a_set_of_any_size(data: list[tuple[int | None]], membe
 
 @unhurried
 @given(rows(FLOATS), st.lists(FLOATS, max_size=30))
-def test_a_float_is_in_a_set_by_value_and_nan_in_none(
-    data: list[tuple[float | None]], members: list[float]
-) -> None:
+def test_a_float_is_in_a_set_by_value_and_nan_in_none(data: list[tuple[float | None]], members: list[float]) -> None:
     check(A.is_in(members), "f", data, twin.maybe(lambda x: any(x == m for m in members)))
 
 

@@ -178,9 +178,7 @@ def test_ngrams_are_runs_of_code_points(values: list[bytes | None], n: int) -> N
     assert run(col("x").ngrams(n), x=values) == each(values, twin.ngrams, n)
 
 
-close = st.lists(
-    st.text(st.sampled_from("ab中\U0001f44d"), max_size=30).map(str.encode) | rows, min_size=2, max_size=2
-)
+close = st.lists(st.text(st.sampled_from("ab中\U0001f44d"), max_size=30).map(str.encode) | rows, min_size=2, max_size=2)
 
 
 @unhurried
@@ -221,9 +219,7 @@ def test_results_feed_the_next_operator() -> None:
     assert run(expr, x=values) == [b"blue+hats", None, None, b""]
 
 
-@pytest.mark.parametrize(
-    "build", [lambda x: x.split(""), lambda x: x.ngrams(0), lambda x: x.edit_distance(x, 65)]
-)
+@pytest.mark.parametrize("build", [lambda x: x.split(""), lambda x: x.ngrams(0), lambda x: x.edit_distance(x, 65)])
 def test_what_cannot_run_is_refused_when_the_plan_is_built(build: Any) -> None:
     with pytest.raises(cb.PlanError):
         build(col("x"))
@@ -232,15 +228,11 @@ def test_what_cannot_run_is_refused_when_the_plan_is_built(build: Any) -> None:
 @pytest.mark.skipif(not SAME_UNICODE, reason=OTHER_UNICODE)
 def test_every_code_point_has_python_s_case_space_and_category() -> None:
     # All that Python knows by name or category, and some of the 830,000 it does not.
-    known = [
-        c for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Co", "Cs") or c % 97 == 0
-    ]
+    known = [c for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Co", "Cs") or c % 97 == 0]
     values = [chr(c).encode() for c in known if not 0xD800 <= c < 0xE000]
     table = pa.table({"x": strings(values)})
     x = col("x")
-    out = cb.evaluate(
-        {"lower": x.lower(), "words": cb.concat(cb.lit("a"), x).words(), "strip": x.strip()}, table
-    )
+    out = cb.evaluate({"lower": x.lower(), "words": cb.concat(cb.lit("a"), x).words(), "strip": x.strip()}, table)
     assert as_bytes(out["lower"]) == [twin.lower(row) for row in values]
     assert as_bytes(out["words"]) == [twin.words(b"a" + row) for row in values]
     assert as_bytes(out["strip"]) == [twin.strip(row) for row in values]

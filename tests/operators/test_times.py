@@ -32,9 +32,7 @@ def times(values: list[int | None]) -> pa.Array:
 
 @unhurried
 @given(st.lists(st.none() | TIMES, max_size=30), st.integers(-24 * 60, 24 * 60))
-@example(
-    [951_782_400_000_000, 951_868_799_999_999, 4_107_542_400_000_000, -2_203_891_200_000_000], 0
-)  # leap years
+@example([951_782_400_000_000, 951_868_799_999_999, 4_107_542_400_000_000, -2_203_891_200_000_000], 0)  # leap years
 @example([-1, 0], 330)
 def test_parts_equal_numpys_calendar(data: list[int | None], offset: int) -> None:
     got = cb.evaluate({p: getattr(col("t"), p)(offset) for p in PARTS}, pa.table({"t": times(data)}))

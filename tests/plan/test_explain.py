@@ -79,9 +79,7 @@ def test_the_cpu_page_has_a_note_when_a_gpu_was_asked_for() -> None:
 
 def test_odd_names_and_constants_stay_on_their_line() -> None:
     log = cb.View(pa.table({"a\nb": ["x"], 'q"': ["y"]}), name="l\nog")
-    features = cb.FeatureSet(
-        sparse={"f\n": col("a\nb").replace("\n", "\t\u200b"), "g": col('q"').split("\udcff")}
-    )
+    features = cb.FeatureSet(sparse={"f\n": col("a\nb").replace("\n", "\t\u200b"), "g": col('q"').split("\udcff")})
     page = cb.compile(log, features, device="cpu").explain()
     page.encode("utf-8")
     assert not any(c in page for c in "\t\x00\r")

@@ -137,9 +137,7 @@ def test_placement_is_the_same_every_time() -> None:
     assert [(k, p.device, p.reason, p.bytes) for k, p in first.operators.items()] == [
         (k, p.device, p.reason, p.bytes) for k, p in second.operators.items()
     ]
-    assert [(c.node.id, c.way, c.bytes) for c in first.copies] == [
-        (c.node.id, c.way, c.bytes) for c in second.copies
-    ]
+    assert [(c.node.id, c.way, c.bytes) for c in first.copies] == [(c.node.id, c.way, c.bytes) for c in second.copies]
 
 
 def test_a_view_that_nothing_asks_for_takes_no_memory() -> None:

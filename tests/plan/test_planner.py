@@ -111,9 +111,7 @@ def test_hoisting_goes_through_two_levels_of_joins() -> None:
 
 
 def test_constants_do_not_hinder_hoisting() -> None:
-    g = graph(
-        view().join(ads(), on="ad_id"), a=cb.when(col("title") == "Hat").then("x").otherwise(col("title"))
-    )
+    g = graph(view().join(ads(), on="ad_id"), a=cb.when(col("title") == "Hat").then("x").otherwise(col("title")))
     assert {"eq", "select"} <= set(ops(g, frame(g, "ads")))
 
 
@@ -199,9 +197,7 @@ def test_wrong_types_are_refused_with_the_accepted_ones() -> None:
     message = refused(a=col("price").lower())
     assert "lower on 'price' does not take float" in message
     assert "str" in message
-    assert "filter needs a condition (bool), got float" in refused(
-        view().filter(col("price") + 1.0), a=col("id")
-    )
+    assert "filter needs a condition (bool), got float" in refused(view().filter(col("price") + 1.0), a=col("id"))
     assert "must be a number" in refused(dense={"a": col("query")})
 
 

@@ -169,9 +169,7 @@ def test_lists_of_paths_and_formats_are_found_again(tmp_path: Path) -> None:
 
 
 def test_two_views_in_memory_of_one_name_are_refused(tmp_path: Path) -> None:
-    log = cb.View(pa.table({"k": [1]})).join(
-        cb.View(pa.table({"k": [1], "x": [1]}), key="k").fill(x=0), on="k"
-    )
+    log = cb.View(pa.table({"k": [1]})).join(cb.View(pa.table({"k": [1], "x": [1]}), key="k").fill(x=0), on="k")
     plan = cb.compile(log, cb.FeatureSet(sparse={"x": col("x")}), device="cpu")
     with pytest.raises(PlanError, match="two views are called 'memory'"):
         plan.save(tmp_path / "p.plan")
@@ -193,9 +191,7 @@ def test_dictionaries_of_any_words_come_back(tmp_path: Path) -> None:
     big = cb.Dictionary(words, [2**62, -1, 0, 5])
     numbers = cb.Dictionary([10, -3], [[0.1, float("nan")], [1e300, -0.0]])
     log = cb.View(pa.table({"w": ["zürich", "q"], "n": [10, 7]}), name="log")
-    features = cb.FeatureSet(
-        sparse={"w": col("w").lookup(big, default=-7)}, dense={"v": col("n").lookup(numbers)}
-    )
+    features = cb.FeatureSet(sparse={"w": col("w").lookup(big, default=-7)}, dense={"v": col("n").lookup(numbers)})
     plan = cb.compile(log, features, device="cpu")
     plan.save(tmp_path / "p.plan")
     loaded = cb.Plan.load(tmp_path / "p.plan", views={"log": pa.table({"w": ["zürich", "q"], "n": [10, 7]})})
@@ -261,9 +257,7 @@ def test_user_operators_are_imported_only_when_allowed(tmp_path: Path) -> None:
     )
 
     def run(code: str) -> str:
-        found = subprocess.run(
-            [sys.executable, "-c", code, "p.plan"], cwd=tmp_path, capture_output=True, text=True
-        )
+        found = subprocess.run([sys.executable, "-c", code, "p.plan"], cwd=tmp_path, capture_output=True, text=True)
         assert found.stderr == ""
         return found.stdout.strip()
 
@@ -495,9 +489,7 @@ def deep(header: dict[str, Any]) -> None:
         deep,
     ],
 )
-def test_a_forged_header_is_refused(
-    saved: bytes, damaged: Path, change: Callable[[dict[str, Any]], Any]
-) -> None:
+def test_a_forged_header_is_refused(saved: bytes, damaged: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     refuses(damaged, forged(saved, change))
 
 
@@ -516,9 +508,7 @@ def test_a_forged_import_path_is_not_imported(saved: bytes, damaged: Path) -> No
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_any_change_of_the_header_gives_a_plan_or_one_error(
-    saved: bytes, damaged: Path, data: st.DataObject
-) -> None:
+def test_any_change_of_the_header_gives_a_plan_or_one_error(saved: bytes, damaged: Path, data: st.DataObject) -> None:
     """Whatever a header with right checksums says, nothing but an error of ours comes out."""
 
     def change(header: dict[str, Any]) -> None:
@@ -530,9 +520,7 @@ def test_any_change_of_the_header_gives_a_plan_or_one_error(
             key = data.draw(st.sampled_from(keys))
             if not isinstance(here[key], dict | list) or data.draw(st.integers(0, 5)) == 0:
                 here[key] = data.draw(
-                    st.sampled_from(
-                        [None, -1, 0, 1, 2**70, 0.5, "", "x", [], {}, True, [[]], {"float": "nan"}]
-                    )
+                    st.sampled_from([None, -1, 0, 1, 2**70, 0.5, "", "x", [], {}, True, [[]], {"float": "nan"}])
                 )
                 return
             here = here[key]

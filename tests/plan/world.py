@@ -30,9 +30,7 @@ def tables() -> dict[str, pa.Table]:
                 "unused": ["x"] * ROWS,
             }
         ),
-        "users": pa.table(
-            {"user_id": list(range(6)), "age": [20, 30, None, 50, 60, 70], "gender": ["f", "m"] * 3}
-        ),
+        "users": pa.table({"user_id": list(range(6)), "age": [20, 30, None, 50, 60, 70], "gender": ["f", "m"] * 3}),
         "ads": pa.table(
             {
                 "ad_id": list(range(4)),

@@ -48,9 +48,7 @@ def parse(text: bytes) -> int | None:
         return None
     date, clock, second, fraction, zone = (g.decode() if g else "" for g in match.groups())
     try:
-        moment = datetime.strptime(
-            f"{date} {clock or '00:00'}:{second or '00'} +0000", "%Y-%m-%d %H:%M:%S %z"
-        )
+        moment = datetime.strptime(f"{date} {clock or '00:00'}:{second or '00'} +0000", "%Y-%m-%d %H:%M:%S %z")
     except ValueError:
         return None
     if second and int(second) > 59:

@@ -62,9 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / kind).mkdir()
     pacsv.write_csv(log(2000), folder / "csv/a.csv")
     (folder / "csv/b.csv.gz").write_bytes(gzip.compress((folder / "csv/a.csv").read_bytes()))
-    (folder / "json/a.jsonl").write_text(
-        "".join(f'{{"id": {i}, "noise": 1, "query": "q"}}\n' for i in range(500))
-    )
+    (folder / "json/a.jsonl").write_text("".join(f'{{"id": {i}, "noise": 1, "query": "q"}}\n' for i in range(500)))
     feather.write_feather(log(2000), str(folder / "arrow/a.arrow"), chunksize=300)
     with pa.ipc.new_stream(folder / "arrows/a.arrows", log(1).schema) as out:
         out.write_table(log(2000), max_chunksize=300)

@@ -186,9 +186,7 @@ def test_skipped_row_groups_are_not_decoded(tmp_path: Path) -> None:
         read(source, ["id"], start=99)
 
 
-def test_csv_values_may_hold_line_ends_and_lone_quotes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_csv_values_may_hold_line_ends_and_lone_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "BLOCK_BYTES", 40)
     rows = [f'{i},"line\n{i}, ""said"""' if i % 3 else f'{i},5" phone' for i in range(50)]
     (tmp_path / "a.csv").write_text("id,note\n" + "\n".join(rows) + "\n")
@@ -314,9 +312,7 @@ def test_hive_partitions_are_columns_and_prune(tmp_path: Path) -> None:
         morsels = list(source.scan(["id", "hour"], prune=prune))
         assert morsels[0].start == (8 if len(morsels) == 2 else 12)
         assert sum(morsel.rows.num_rows for morsel in morsels) == (8 if len(morsels) == 2 else 4)
-    assert (
-        read(open_source(tmp_path / "day=2026-01-02" / "*"), ["day"])["day"].to_pylist() == ["2026-01-02"] * 8
-    )
+    assert read(open_source(tmp_path / "day=2026-01-02" / "*"), ["day"])["day"].to_pylist() == ["2026-01-02"] * 8
 
 
 def test_hive_default_partition_is_null(tmp_path: Path) -> None:
@@ -488,9 +484,7 @@ def simple_cases() -> dict[str, tuple[pa.Array, pa.DataType, list[Any]]]:
         "fixed": (pa.array([b"ab", None], pa.binary(2)), pa.utf8(), ["ab", None]),
         "null": (pa.nulls(2), pa.utf8(), [None, None]),
         "words": (
-            pa.array(text, pa.large_utf8())
-            .dictionary_encode()
-            .cast(pa.dictionary(pa.int8(), pa.large_utf8())),
+            pa.array(text, pa.large_utf8()).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.large_utf8())),
             pa.dictionary(pa.int32(), pa.utf8()),
             text,
         ),
@@ -737,9 +731,7 @@ def flip(path: Path, group: int, column: int) -> None:
     path.write_bytes(bytes(data))
 
 
-def fails(
-    data: Any, *words: str, columns: list[str] | None = None, kind: type = SourceError, **options: Any
-) -> str:
+def fails(data: Any, *words: str, columns: list[str] | None = None, kind: type = SourceError, **options: Any) -> str:
     with pytest.raises(kind) as caught:
         read(open_source(data, **options), columns)
     message = str(caught.value)
@@ -800,9 +792,7 @@ def test_damaged_parquet_footer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [100, 65_536])
 def test_flipped_bit_in_a_page_names_file_and_row_group(tmp_path: Path, rows: int) -> None:
     path = tmp_path / "a.parquet"
-    pq.write_table(
-        log(), path, row_group_size=100, write_page_checksum=True, compression="none", use_dictionary=False
-    )
+    pq.write_table(log(), path, row_group_size=100, write_page_checksum=True, compression="none", use_dictionary=False)
     flip(path, group=4, column=0)
     source, seen = open_source(path), []
     with pytest.raises(SourceError, match=r"a\.parquet row group 4 cannot be read: .*[Cc][Rr][Cc]"):
@@ -1002,11 +992,7 @@ def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
     assert open_source(tmp_path / "y").fingerprint() == first
     pq.write_table(log(6), tmp_path / "y" / "a.parquet")
     assert open_source(tmp_path / "y").fingerprint() != first
-    assert (
-        open_source(log()).fingerprint()
-        == open_source(log()).fingerprint()
-        != open_source(log(3)).fingerprint()
-    )
+    assert open_source(log()).fingerprint() == open_source(log()).fingerprint() != open_source(log(3)).fingerprint()
 
 
 def test_nearest() -> None:

@@ -174,7 +174,8 @@ class Batch:
             if field.ragged:
                 offsets = column.offsets.to_numpy()
                 sparse[field.name] = Ragged(
-                    column.values.to_numpy()[offsets[0] : offsets[-1]], (offsets - offsets[0]).astype(np.int64)
+                    column.values.to_numpy()[offsets[0] : offsets[-1]],
+                    (offsets - offsets[0]).astype(np.int64),
                 )
             else:
                 sparse[field.name] = Ragged(column.to_numpy(), np.arange(rows.num_rows + 1, dtype=np.int64))

@@ -57,18 +57,14 @@ class ClickSet:
 
     def dimension(self, name: str) -> pa.Table:
         if name not in self.dimensions:
-            raise DataError(
-                f"{self.name} has no table {name!r}; it has {', '.join(self.dimensions) or 'none'}"
-            )
+            raise DataError(f"{self.name} has no table {name!r}; it has {', '.join(self.dimensions) or 'none'}")
         return _keyed(pq.read_table(self.dimensions[name], use_threads=False))
 
 
 def _keyed(table: pa.Table) -> pa.Table:
     """Add `row`, and `item` (campaign/item_id) where an item is known by both."""
     if "campaign" in table.column_names and "item_id" in table.column_names:
-        item = pc.binary_join_element_wise(
-            table["campaign"].cast(pa.string()), table["item_id"].cast(pa.string()), "/"
-        )
+        item = pc.binary_join_element_wise(table["campaign"].cast(pa.string()), table["item_id"].cast(pa.string()), "/")
         table = table.append_column("item", item)
     row = pa.array(np.arange(table.num_rows, dtype=np.int64))
     if "row" in table.column_names:

@@ -138,7 +138,5 @@ def avazu(path: Paths, *, on_error: OnError = "raise") -> TextLog:
         raise DataError(f"{paths[0]} line 1: the header has no column 'hour'{nearest('hour', names)}")
     twice = sorted({name for name in names if names.count(name) > 1 or name in ("row", "ts")})
     if twice:
-        raise DataError(
-            f"{paths[0]} line 1: the header names {twice[0]!r} twice, or it is a column added here"
-        )
+        raise DataError(f"{paths[0]} line 1: the header names {twice[0]!r} twice, or it is a column added here")
     return TextLog(paths, Avazu(names, first[0].rstrip(b"\r")), on_error)

@@ -175,17 +175,13 @@ def blocks(path: str, header: bytes | None = None, size: int = BLOCK_BYTES) -> I
             if data and not cut:
                 rest += data
                 if len(rest) > LINE_BYTES:
-                    raise DataError(
-                        f"{path} line {line}: longer than {LINE_BYTES >> 20} MiB; expected a text log"
-                    )
+                    raise DataError(f"{path} line {line}: longer than {LINE_BYTES >> 20} MiB; expected a text log")
                 continue
             whole, rest = rest + data[:cut], data[cut:]
             if first and whole:
                 found, _, whole = whole.partition(b"\n")
                 if found.rstrip(b"\r") != header:
-                    raise DataError(
-                        f"{path} line 1: found {_shown(found)}; expected the header {_shown(header)}"
-                    )
+                    raise DataError(f"{path} line 1: found {_shown(found)}; expected the header {_shown(header)}")
                 first = False
                 line = 2
             if whole:

@@ -314,9 +314,7 @@ def _write_block(folder: Path, world: World, known: pa.Array, first: int, rows: 
         pa.Table.from_arrays(columns, schema=IMPRESSIONS),
         ["device", "position"],
     )
-    _save(
-        folder / "truth" / _part(block), pa.Table.from_arrays([pa.array(instance), pa.array(p)], schema=TRUTH)
-    )
+    _save(folder / "truth" / _part(block), pa.Table.from_arrays([pa.array(instance), pa.array(p)], schema=TRUTH))
     _save(folder / "basic" / _part(block), _basic(rng, world, draw, instance))
     return _Score.of(p, clicked)
 

@@ -147,9 +147,7 @@ def contexts(rng: np.random.Generator, draw: Draw) -> pa.Array:
     }
     wide = rng.random(n) >= _PLAIN
     stops = np.where(draw.broken, rng.integers(1, len(index), n), len(index))
-    return join(
-        *(tables[name].take(at, wide, (at < 0) | (k >= stops)) for k, (name, at) in enumerate(index.items()))
-    )
+    return join(*(tables[name].take(at, wide, (at < 0) | (k >= stops)) for k, (name, at) in enumerate(index.items())))
 
 
 def joined(pieces: list[pa.Array | str], separator: str) -> pa.Array:

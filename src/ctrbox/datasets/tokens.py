@@ -71,9 +71,7 @@ def _binary_complaint(label: str) -> str | None:
     return None if float(label) in (-1.0, 0.0, 1.0) else f"label is {label!r}; binary=True expects -1, 0 or 1"
 
 
-def _columns(
-    rows: int, groups: int, row: Ints, group: Ints, names: pa.Array, weights: pa.Array
-) -> list[pa.Array]:
+def _columns(rows: int, groups: int, row: Ints, group: Ints, names: pa.Array, weights: pa.Array) -> list[pa.Array]:
     """Tokens in line order → for every group the list column of names and that of weights."""
     # One stable sort for all groups; 16-bit numbers are sorted by radix.
     order = np.argsort(group.astype(np.uint16) if groups < 1 << 16 else group, kind="stable")
@@ -217,9 +215,7 @@ class LibFfm:
 
     def __init__(self, fields: int, binary: bool) -> None:
         self._fields = [f"f{k}" for k in range(fields)]
-        self.schema = pa.schema(
-            [pa.field("label", pa.float64(), nullable=False), *_list_fields(self._fields)]
-        )
+        self.schema = pa.schema([pa.field("label", pa.float64(), nullable=False), *_list_fields(self._fields)])
         self._binary = binary
 
     def parse(self, block: bytes) -> pa.RecordBatch:
@@ -298,9 +294,7 @@ def vw(
     return TextLog(paths, VowpalWabbit(namespaces, columns, binary), on_error)
 
 
-def libffm(
-    path: Paths, *, fields: int | None = None, binary: bool = False, on_error: OnError = "raise"
-) -> TextLog:
+def libffm(path: Paths, *, fields: int | None = None, binary: bool = False, on_error: OnError = "raise") -> TextLog:
     """A libffm text log.
 
     Columns: row int64, label float64, and for every field k ``f<k>`` list<string> (the indices, as text) and

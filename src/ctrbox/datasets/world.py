@@ -229,9 +229,7 @@ class World:
         shown_user = user_id(user)
         unknown = rng.random(count) < UNKNOWN_USERS
         strangers = int(np.count_nonzero(unknown))
-        shown_user[unknown] = user_id(
-            users.count + power_law(rng.random(strangers), users.count // 20 + 1, 0.7)
-        )
+        shown_user[unknown] = user_id(users.count + power_law(rng.random(strangers), users.count // 20 + 1, 0.7))
         user[unknown] = users.count
 
         pick = rng.integers(0, 4, count)
@@ -320,9 +318,7 @@ def _times(rng: np.random.Generator, first: int, count: int, total: int, days: i
     return np.minimum(START_US + (at * 3_600_000_000).astype(np.int64), last)
 
 
-def _compose(
-    rng: np.random.Generator, topic: Ints, language: Ints, width: int, none: int
-) -> npt.NDArray[np.int16]:
+def _compose(rng: np.random.Generator, topic: Ints, language: Ints, width: int, none: int) -> npt.NDArray[np.int16]:
     """Word numbers (width, n): [brand] word [word [word …]] [generic]; `none` where a slot stays empty."""
     known = vocabulary()
     n = len(topic)

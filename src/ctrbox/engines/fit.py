@@ -11,18 +11,14 @@ Memory: a morsel in work per thread, the sketches, and one row per (key, time bu
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from ctrbox import _native
 from ctrbox.columns.batch import Schema
 from ctrbox.engines.cpu.extract import Extractor
-from ctrbox.engines.cpu.stages import Prepared
 from ctrbox.engines.sketch import Moments, QuantileSketch
 from ctrbox.errors import DataError
 from ctrbox.plan.graph import FitSpec, Graph, Output
@@ -149,7 +145,7 @@ def learn(
     learners = {k: LEARNERS[spec.how](spec) for k, spec in fits.items()}
     position = {n.id: at for at, n in enumerate(nodes)}
     rows = 0
-    stream = kept_frames(extractor, nodes, FIT_ROWS)
+    stream = extractor.frames(FIT_ROWS)
     try:
         for frame in stream:
             columns = [exported(frame, at) for at in range(len(nodes))]
@@ -175,42 +171,6 @@ def exported(frame: Any, column: int) -> Values:
 def described(spec: FitSpec) -> str:
     what = {"quantiles": "bucketize", "moments": "standardise", "history": "shows, clicks or rate"}[spec.how]
     return f"{what} of {origin(spec.inputs[0]).name!r}"
-
-
-def kept_frames(extractor: Extractor, nodes: list[Node], rows: int) -> Generator[Any, None, None]:
-    """The extractor's outputs (role "column") as native frames of ``rows`` rows, in the order of the log.
-
-    Same threads and same bounds as ``Extractor.batches``; closing the generator ends them.
-    """
-    kinds, nullable = [n.kind for n in nodes], [n.nullable for n in nodes]
-
-    def run(pieces: list[tuple[Prepared, int, int]]) -> Any:
-        rows_of = [p.piece(b, n) for p, b, n in pieces]
-        keep = list({id(f): f for p, _, _ in pieces for f, _, _ in p.sources if f is not None}.values())
-        try:
-            return extractor.body.native.run_frame(rows_of, kinds, nullable, keep)[0]
-        except _native.RowError as error:
-            raise extractor.located(error, pieces) from None
-
-    pool = ThreadPoolExecutor(extractor.threads, thread_name_prefix="ctrbox-columns")
-    running: deque[Future[Any]] = deque()
-    work = extractor.pieces(rows, 0, pool.submit)
-    try:
-        ended = False
-        while not ended or running:
-            while not ended and len(running) < extractor.threads + 1:
-                pieces = next(work, None)
-                if pieces is None:
-                    ended = True
-                else:
-                    running.append(pool.submit(run, pieces))
-            if running:
-                yield running.popleft().result()
-    finally:
-        for future in running:
-            future.cancel()
-        work.close()  # type: ignore[attr-defined]  # a generator
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 # ---- what is learned ---------------------------------------------------------------------------------------

@@ -29,18 +29,14 @@ import pyarrow.parquet as pq
 from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.extract import Extractor
-from ctrbox.engines.fit import NO_BATCH, kept_frames
-from ctrbox.errors import CtrboxError, DataError, PlanError, nearest
+from ctrbox.engines.fit import NO_BATCH
+from ctrbox.errors import CtrboxError, DataError, PlanError, WriteError, nearest
 from ctrbox.plan.graph import Output
 from ctrbox.plan.node import Node
 
 PART_ROWS = 1 << 22  # of a file in a folder
 COMPRESSIONS = ("zstd", "lz4", "snappy", "gzip", "brotli", "none")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-class WriteError(CtrboxError, OSError):
-    """A file cannot be written; the message names it, and the bytes where the disk is full."""
 
 
 def materialize(
@@ -141,7 +137,7 @@ def tables(plan: Any, key: Node, outputs: list[Output], schema: pa.Schema, rows:
         threads=plan.threads,
     )
     plan._dimensions = extractor.dimensions
-    frames = kept_frames(extractor, [o.node for o in columns], rows)
+    frames = extractor.frames(rows)
     done = 0
     try:
         for frame in frames:

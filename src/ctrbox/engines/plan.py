@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.columns.kind import arrow_type, kind_of_arrow, name_of
 from ctrbox.engines.cpu.arrow import column_of, frame_of
-from ctrbox.engines.cpu.assemble import Dimension
+from ctrbox.engines.cpu.assemble import Assembled, Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
 from ctrbox.engines.cpu.stages import Prepared, Rows
 from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.plan.build import build, build_columns
 from ctrbox.plan.features import FeatureSet
 from ctrbox.plan.graph import Graph
+from ctrbox.plan.typing import origin
 from ctrbox.views.source import Origin, open_source
 from ctrbox.views.view import View
+
+EVALUATE_ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,13 @@ class Plan:
     """From raw rows to batches. Made by ``cb.compile`` or ``cb.Plan.load``."""
 
     def __init__(
-        self, log: View, features: FeatureSet, *, device: str = "auto", threads: int | None = None, chunk_rows: int = CHUNK_ROWS
+        self,
+        log: View,
+        features: FeatureSet,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        chunk_rows: int = CHUNK_ROWS,
     ) -> None:
         self.log = log
         self.features = features
@@ -59,8 +68,8 @@ class Plan:
 
     @property
     def schema(self) -> Schema:
-        """What the batches hold."""
-        return self.graph.schema(self.fingerprint)
+        """What the batches hold. Its fingerprint covers what is fitted, so fitting comes first."""
+        return self.fit().graph.schema(self.fingerprint)
 
     @property
     def fingerprint(self) -> str:
@@ -79,11 +88,15 @@ class Plan:
             self._extractor = None
         return self
 
-    def explain(self, device: Any = None) -> str:
-        """Layers, placement and its reasons, rows and bytes, in words; for another ``cb.Device`` if given."""
-        from ctrbox.plan.explain import explain
+    @overload
+    def explain(self, device: Any = None, *, json: Literal[False] = False) -> str: ...
+    @overload
+    def explain(self, device: Any = None, *, json: Literal[True]) -> dict[str, Any]: ...
+    def explain(self, device: Any = None, *, json: bool = False) -> str | dict[str, Any]:
+        """Layers, placement and its reasons, rows and bytes, in words or as plain data; for another ``cb.Device`` if given."""
+        from ctrbox.plan.explain import explain, explain_json
 
-        return explain(self.graph, device or self.device)
+        return explain_json(self.graph, device or self.device) if json else explain(self.graph, device or self.device)
 
     def show(self, path: str | os.PathLike[str], device: Any = None) -> None:
         """Draw the plan as an SVG picture."""
@@ -98,7 +111,9 @@ class Plan:
         save_plan(self, path)
 
     @staticmethod
-    def load(path: str | os.PathLike[str], *, views: dict[str, Any] | None = None, allow_operators: bool = False) -> Plan:
+    def load(
+        path: str | os.PathLike[str], *, views: dict[str, Any] | None = None, allow_operators: bool = False
+    ) -> Plan:
         """Read a saved plan. ``views``: other data by view name. Runs no code of the file; user operators are imported by
         their path only with ``allow_operators=True``."""
         from ctrbox.engines.saved import load_plan
@@ -129,8 +144,14 @@ class Plan:
             return self._extractor
 
     def batches(
-        self, batch_size: int = 65_536, *, shuffle: int = 0, seed: int = 0, start: Position | None = None, limit: int | None = None
-    ) -> Iterator[Batch]:
+        self,
+        batch_size: int = 65_536,
+        *,
+        shuffle: int = 0,
+        seed: int = 0,
+        start: Position | None = None,
+        limit: int | None = None,
+    ) -> Generator[Batch, None, None]:
         """Batches of ``batch_size`` rows in the order of the log; the last may be smaller.
 
         ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: go on from a
@@ -140,24 +161,17 @@ class Plan:
             raise PlanError(f"batch_size must be at least 1, got {batch_size}")
         if shuffle and shuffle < batch_size:
             raise PlanError(f"shuffle within {shuffle} rows needs a window of at least a batch, {batch_size}")
-        batches = self._shuffled(batch_size, shuffle, seed, start) if shuffle else self._ordered(batch_size, start)
-        left = limit
-        try:
-            for batch in batches:
-                if left is not None and batch.rows >= left:
-                    if left:
-                        yield batch if batch.rows == left else batch.take(np.arange(left))
-                    return
-                yield batch
-                left = None if left is None else left - batch.rows
-        finally:
-            batches.close()
+        if limit is not None and limit < 0:
+            raise PlanError(f"limit must be at least 0, got {limit}")
+        if shuffle:
+            return self._shuffled(batch_size, shuffle, seed, start, limit)
+        return self._ordered(batch_size, start, limit)
 
-    def _ordered(self, batch_size: int, start: Position | None) -> Iterator[Batch]:
+    def _ordered(self, batch_size: int, start: Position | None, limit: int | None) -> Generator[Batch, None, None]:
         here = start or Position()
         if here.skip:
             raise PlanError("this position lies inside a shuffle window; go on with the same shuffle and seed")
-        stream = self.extractor().batches(batch_size, here.row)
+        stream = self.extractor().batches(batch_size, here.row, limit)
         try:
             for batch, after in stream:
                 self.position = Position(after)
@@ -165,20 +179,30 @@ class Plan:
         finally:
             stream.close()
 
-    def _shuffled(self, batch_size: int, window: int, seed: int, start: Position | None) -> Iterator[Batch]:
+    def _shuffled(
+        self, batch_size: int, window: int, seed: int, start: Position | None, limit: int | None
+    ) -> Generator[Batch, None, None]:
         here = start or Position()
         whole = window // batch_size * batch_size
+        left = limit
         stream = self.extractor().batches(whole, here.row)
-        row, number, skip = here.row, here.window, here.skip
+        row, number, begin = here.row, here.window, here.skip
         try:
             for batch, after in stream:
                 order = np.random.Generator(np.random.Philox(key=[seed, number])).permutation(batch.rows)
-                for begin in range(skip, batch.rows, batch_size):
+                while begin < batch.rows:
                     end = min(begin + batch_size, batch.rows)
+                    if left is not None:
+                        end = min(end, begin + left)
+                        left -= end - begin
+                        if end == begin:
+                            return
                     part = batch.take(order[begin:end])
-                    self.position = Position(row, end, number) if end < batch.rows else Position(after, 0, number + 1)
+                    whole_done = end == batch.rows
+                    self.position = Position(after, 0, number + 1) if whole_done else Position(row, end, number)
                     yield part
-                row, number, skip = after, number + 1, 0
+                    begin = end
+                row, number, begin = after, number + 1, 0
         finally:
             stream.close()
 
@@ -207,24 +231,42 @@ class Plan:
         for name in extractor.columns[0]:
             if name not in source.schema.names:
                 raise DataError(f"the request lacks column {name!r}{nearest(name, source.schema.names)}")
-            kind, wanted = kind_of_arrow(source.schema.field(name).type), kind_of_arrow(schema.field(name).type)
+            kind, wanted = (
+                kind_of_arrow(source.schema.field(name).type),
+                kind_of_arrow(schema.field(name).type),
+            )
             if kind != wanted:
                 raise DataError(
                     f"column {name!r} of the request is {name_of(kind) if kind else source.schema.field(name).type}, "
                     f"the plan was built on {name_of(wanted or 's')}"
                 )
         wanted_names = [
-            [n for n in names if n in source.schema.names] if k == 0 else names if set(names) <= set(source.schema.names) else []
+            [n for n in names if n in source.schema.names]
+            if k == 0
+            else names
+            if set(names) <= set(source.schema.names)
+            else []
             for k, names in enumerate(extractor.columns)
         ]
         every = list(dict.fromkeys(n for names in wanted_names for n in names))
         parts_ = [m.rows for m in source.scan(every)]
-        table = pa.Table.from_batches(parts_) if parts_ else pa.table({n: pa.array([], source.schema.field(n).type) for n in every})
+        table = (
+            pa.Table.from_batches(parts_)
+            if parts_
+            else pa.table({n: pa.array([], source.schema.field(n).type) for n in every})
+        )
         table = table.combine_chunks()
         batches = table.to_batches()
-        batch = batches[0] if batches else pa.RecordBatch.from_arrays([c.combine_chunks() for c in table.columns], table.schema.names)
+        batch = (
+            batches[0]
+            if batches
+            else pa.RecordBatch.from_arrays([c.combine_chunks() for c in table.columns], table.schema.names)
+        )
         if isinstance(rows, pa.RecordBatch) and batch.schema.equals(rows.schema.empty_table().select(every).schema):
-            self._request = (rows.schema, [[rows.schema.get_field_index(n) for n in names] for names in wanted_names])
+            self._request = (
+                rows.schema,
+                [[rows.schema.get_field_index(n) for n in names] for names in wanted_names],
+            )
         return [(frame_of(batch.select(names)) if names else None, None, 0) for names in wanted_names], batch.num_rows
 
     # ---- what happened
@@ -249,25 +291,31 @@ class Plan:
         for program in self._programs():
             for node, (_, _, warned) in zip(program.nodes, program.native.profile(), strict=True):
                 if warned and node is not None:
-                    from ctrbox.plan.typing import origin
-
                     name = f"{node.op} of {origin(node).name!r}"
                     counts[name] = counts.get(name, 0) + warned
         return counts
 
-    def _programs(self) -> list[Any]:
+    def _programs(self) -> list[Assembled]:
         extractor = self.extractor()
-        from ctrbox.engines.cpu.stages import Native
-
-        return [extractor.body, *(s.program for s in extractor.stages.steps if isinstance(s, Native))]
+        joined = [p for d in extractor.dimensions.values() for p in d.programs]
+        return [extractor.body, *extractor.stages.programs, *joined]
 
 
 def compile(
-    log: View, features: FeatureSet, *, device: str = "auto", threads: int | None = None, chunk_rows: int = CHUNK_ROWS
+    log: View,
+    features: FeatureSet,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    chunk_rows: int = CHUNK_ROWS,
 ) -> Plan:
     """The plan of a job. ``device``: "cpu", "cuda" or "auto"."""
     if not isinstance(log, View):
         raise PlanError(f"compile needs a View, got {type(log).__name__}; wrap it: cb.View(data, key=…)")
+    if not isinstance(features, FeatureSet):
+        raise PlanError(
+            f"compile needs a FeatureSet, got {type(features).__name__}: cb.FeatureSet(label=…, sparse={{…}})"
+        )
     return Plan(log, features, device=device, threads=threads, chunk_rows=chunk_rows)
 
 
@@ -275,19 +323,16 @@ def evaluate(columns: dict[str, Any], rows: Any, *, chunk_rows: int = CHUNK_ROWS
     """Expressions over rows of a view or of anything that speaks Arrow, as a table: nulls kept, filters applied."""
     view = rows if isinstance(rows, View) else View(rows)
     graph = build_columns(view, columns)
+    if graph.fits:
+        raise PlanError(
+            "evaluate cannot run operators that are fitted (bucketize(quantiles=…), standardise, shows, clicks, rate); "
+            "compile a plan"
+        )
     extractor = Extractor(graph, {}, schema=Schema((), (), False, False, False), chunk_rows=chunk_rows)
-    nodes = [o.node for o in graph.outputs]
-    kinds, nullable = [n.kind for n in nodes], [n.nullable for n in nodes]
-    parts = []
-    for morsel, merged in extractor.stream():
-        prepared = extractor.prepare(morsel, merged)
-        pieces = [prepared.piece(0, prepared.rows)]
-        keep = [frame for frame, _, _ in prepared.sources if frame is not None]
-        frame, _ = extractor.body.native.run_frame(pieces, kinds, nullable, keep)
-        parts.append(pa.table({name: column_of(frame, k) for k, name in enumerate(columns)}))
+    parts = [
+        pa.table({name: column_of(frame, k) for k, name in enumerate(columns)})
+        for frame in extractor.frames(EVALUATE_ROWS)
+    ]
     if parts:
         return pa.concat_tables(parts)
-    from ctrbox.columns.kind import arrow_type
-
-    return pa.table({name: pa.array([], arrow_type(kind)) for name, kind in zip(columns, kinds, strict=True)})
-
+    return pa.table({o.name: pa.array([], arrow_type(o.node.kind)) for o in graph.outputs})

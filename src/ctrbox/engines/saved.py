@@ -206,10 +206,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     for d in writer.dictionaries:
         values = blobs.array(d.vectors.reshape(-1, d.width) if d.width else d.ids)
         dictionaries.append({"words": blobs.words(d.words), "values": values})
-    fitted = {
-        str(k): {n: blobs.array(a) for n, a in sorted(state.items())}
-        for k, state in sorted(plan.fitted.items())
-    }
+    fitted = {str(k): {n: blobs.array(a) for n, a in sorted(state.items())} for k, state in sorted(plan.fitted.items())}
     header = {
         "device": plan.device if isinstance(plan.device, str) else "auto",
         "fingerprint": fingerprint(plan),
@@ -223,9 +220,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     }
     text = canonical(header).encode()
     if len(text) > MOST_HEADER_BYTES:
-        raise PlanError(
-            f"the plan's description takes {len(text):,} bytes; the most is {MOST_HEADER_BYTES:,}"
-        )
+        raise PlanError(f"the plan's description takes {len(text):,} bytes; the most is {MOST_HEADER_BYTES:,}")
     _write_aside(Path(path), [HEAD.pack(MAGIC, VERSION, len(text)), text, *blobs.parts])
 
 
@@ -353,9 +348,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             # Empty files cannot be mapped; the copy outlives whatever happens to the file.
-            data = (
-                memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
-            )
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
     except FileNotFoundError:
         raise PlanError(f"there is no plan at {path}") from None
     except (OSError, ValueError) as error:
@@ -366,9 +359,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:
         raise PlanError(f"the plan at {path} is cut off: {size} bytes")
     _, version, length = HEAD.unpack(data[: HEAD.size])
     if version > VERSION:
-        raise PlanError(
-            f"the plan at {path} has layout {version}, this program reads up to {VERSION}; update ctrbox"
-        )
+        raise PlanError(f"the plan at {path} has layout {version}, this program reads up to {VERSION}; update ctrbox")
     if hashlib.sha256(data[:-32]).digest() != data[-32:]:
         raise PlanError(f"the plan at {path} is damaged or cut off: its checksum does not fit")
     if version < 1 or length > min(MOST_HEADER_BYTES, size - HEAD.size - 32):
@@ -394,9 +385,7 @@ def _blobs(header: dict[str, Any], data: memoryview) -> Iterator[memoryview]:
         raise malformed(f"{len(data) - at:,} bytes belong to nothing")
 
 
-def _rebuild(
-    header: dict[str, Any], parts: list[memoryview], given: dict[str, Any], allow_operators: bool
-) -> Plan:
+def _rebuild(header: dict[str, Any], parts: list[memoryview], given: dict[str, Any], allow_operators: bool) -> Plan:
     entries = a_list(header["blobs"], "blobs")
 
     def blob(place: Any) -> tuple[dict[str, Any], memoryview]:
@@ -413,9 +402,7 @@ def _rebuild(
     names = [a_text(v.get("name"), "a view's name") for v in written]
     for name in given:
         if name not in names:
-            raise PlanError(
-                f"the plan has no view {name!r}{nearest(name, names) or '; it has ' + ', '.join(names)}"
-            )
+            raise PlanError(f"the plan has no view {name!r}{nearest(name, names) or '; it has ' + ', '.join(names)}")
     views: list[View] = []
     opened: dict[str, View] = {}
     for entry in written:
@@ -524,8 +511,7 @@ def _open(name: str, key: tuple[str, ...], keep: str | None, source: Any, given:
         return data if isinstance(data, View) else View(data, key, keep=keep, name=name)
     if source is None:
         raise PlanError(
-            f"view {name!r} was rows in memory, which are not saved; "
-            f"give them: load(…, views={{{name!r}: …}})"
+            f"view {name!r} was rows in memory, which are not saved; give them: load(…, views={{{name!r}: …}})"
         )
     paths = list(texts(a_dict(source, "a source").get("paths"), "paths"))
     if not paths:
@@ -534,9 +520,7 @@ def _open(name: str, key: tuple[str, ...], keep: str | None, source: Any, given:
     try:
         return View(paths[0] if len(paths) == 1 else paths, key, keep=keep, name=name, format=form)
     except SourceError as error:
-        raise SourceError(
-            f"view {name!r}: {error}; or give other data: load(…, views={{{name!r}: …}})"
-        ) from error
+        raise SourceError(f"view {name!r}: {error}; or give other data: load(…, views={{{name!r}: …}})") from error
 
 
 def _opened(source: Source) -> Source:

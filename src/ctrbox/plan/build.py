@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from ctrbox import _native
 from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.errors import PlanError, nearest
 from ctrbox.plan.expr import Expr, col, expression
@@ -14,7 +16,7 @@ from ctrbox.plan.features import FeatureSet, space_of
 from ctrbox.plan.graph import FitSpec, FrameSpec, Graph, Output, SourceSpec
 from ctrbox.plan.node import Node
 from ctrbox.plan.operators import crossed, hashed, resolve
-from ctrbox.plan.typing import Typed, null_origin, origin
+from ctrbox.plan.typing import Typed, null_origin, origin, shown_name
 from ctrbox.plan.user import UserOperator
 from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
 
@@ -33,6 +35,7 @@ class Scope:
     builder: Builder
     frame: FrameSpec
     columns: dict[str, Node | Unusable] = field(default_factory=dict)
+    known: dict[int, tuple[Expr, Node]] = field(default_factory=dict)  # cleared when columns change
 
     @property
     def typed(self) -> Typed:
@@ -58,14 +61,16 @@ class Scope:
     def user(self, function: UserOperator, args: tuple[Node, ...]) -> Node:
         widened = []
         for k, (arg, kind) in enumerate(zip(args, function.args, strict=True)):
-            if arg.kind != kind and not (arg.kind, kind) in (("b", "i"), ("i", "f"), ("b", "f")):
+            if arg.kind != kind and (arg.kind, kind) not in (("b", "i"), ("i", "f"), ("b", "f")):
                 raise PlanError(
                     f"operator {function.name!r} takes {name_of(kind)} as argument {k + 1}, got {name_of(arg.kind)} "
                     f"({origin(arg).name!r})"
                 )
             widened.append(self.typed.widen(arg, kind))
         why = f"operator {function.name!r} may return nulls" if function.nullable else ""
-        return self.typed.node("user", tuple(widened), (("function", function),), function.result, function.nullable, why)
+        return self.typed.node(
+            "user", tuple(widened), (("function", function),), function.result, function.nullable, why
+        )
 
 
 class Builder:
@@ -117,6 +122,10 @@ class Builder:
         return columns
 
     def apply(self, scope: Scope, step: Any) -> None:
+        self.change(scope, step)
+        scope.known.clear()
+
+    def change(self, scope: Scope, step: Any) -> None:
         match step:
             case WithColumns(columns):
                 made = {name: resolve(expression(e), scope) for name, e in columns}
@@ -124,6 +133,7 @@ class Builder:
             case Fill(values):
                 for name, value in values:
                     scope.columns[name] = resolve(col(name).fill(value), scope)
+                scope.known.clear()
             case Cast(types):
                 for name, to in types:
                     scope.columns[name] = resolve(col(name).cast(to), scope)
@@ -145,10 +155,12 @@ class Builder:
         return node
 
     def join(self, scope: Scope, step: Join) -> None:
-        key = (id(step.view), step.how)
+        # Below a left join even an inner one has a row for missing keys: the null row of the view that holds it.
+        role = "left" if scope.frame.role == "left" else step.how
+        key = (id(step.view), role)
         inner = self.dimensions.get(key)
         if inner is None:
-            inner = self.dimensions[key] = self.open(step.view, step.how)
+            inner = self.dimensions[key] = self.open(step.view, role)
         members = []
         for name, theirs in zip(step.on, step.view.key, strict=True):
             mine, other = scope.column(name), inner.frame.view.source.schema.field(theirs)
@@ -185,19 +197,26 @@ class Builder:
     def merge(self, scope: Scope, step: Merge) -> None:
         frame, view = scope.frame, step.view
         mine, theirs = frame.view.key[0], view.key[0]
+        mine_kind, their_kind = (
+            kind_of_arrow(v.source.schema.field(k).type) for v, k in ((frame.view, mine), (view, theirs))
+        )
+        if mine_kind != their_kind or mine_kind not in ("i", "s", "t", "b"):
+            raise PlanError(
+                f"merge by id: {mine!r} of view {frame.name!r} is {frame.view.source.schema.field(mine).type}, {theirs!r} of "
+                f"view {view.name!r} is {view.source.schema.field(theirs).type}; both must be whole numbers, or both strings"
+            )
         simple = frame.role == "log" and not any(isinstance(s, Join | Merge | Filter) for s in view.steps)
         if step.ordered and not simple:
             raise PlanError(f"merge with {view.name!r} can stream only a view without filters and joins into the log")
         ordered = step.ordered
         if ordered is None:
-            ordered = simple and frame.view.source.ordered(mine) and view.source.ordered(theirs)
+            ordered = simple and mine_kind == "i" and looks_ordered(frame.view, mine) and looks_ordered(view, theirs)
         if not ordered:
             inner = self.open(view, "left")
             inner.frame.budget_bytes = step.budget_bytes
             self.bring(scope, inner, self.row(scope, inner.frame, (scope.column(mine),)), "", view)
             return
-        kinds = [kind_of_arrow(v.source.schema.field(k).type) for v, k in ((frame.view, mine), (view, theirs))]
-        if kinds != ["i", "i"]:
+        if mine_kind != "i":
             raise PlanError(f"merge by streaming needs whole-number ids in {mine!r} and {theirs!r}; use ordered=False")
         frame.sources.append(SourceSpec(view, theirs))
         self.views.append(view)
@@ -209,8 +228,20 @@ class Builder:
             if name == theirs:
                 continue
             if name in scope.columns:
-                raise PlanError(f"column {name!r} is in both {frame.name!r} and {view.name!r}; leave it out with .select(…)")
+                raise PlanError(
+                    f"column {name!r} is in both {frame.name!r} and {view.name!r}; leave it out with .select(…)"
+                )
             scope.columns[name] = node
+
+
+def looks_ordered(view: View, key: str) -> bool:
+    """Whether statistics say that row groups ascend and the first rows do; the stream checks every row it meets."""
+    if not view.source.ordered(key):
+        return False
+    for morsel in view.source.scan([key], threads=0):
+        ids = morsel.rows.column(0).to_numpy(zero_copy_only=False).astype("int64", copy=False)
+        return bool(_native.first_descent(np.ascontiguousarray(ids)) < 0)
+    return True
 
 
 def build(log: View, features: FeatureSet) -> Graph:
@@ -275,11 +306,12 @@ def present(node: Node, what: str) -> Node:
         return node
     begin = null_origin(node)
     raw = origin(begin)
+    shown = shown_name(begin.op)
     example = {"s": '""', "f": "0.0", "b": "False", "t": "0"}.get(begin.kind, "[]" if begin.kind[0] == "*" else "0")
     if begin.op == "column":
         cure = f".fill({raw.name}={example}) to its view"
         cause = f"column {raw.name!r} may be null ({begin.why})"
     else:
-        cure = f".fill({example}) after {begin.op}"
-        cause = begin.why or f"{begin.op} on {raw.name!r} may be null"
+        cure = f".fill({example}) after {shown}"
+        cause = begin.why or f"{shown} on {raw.name!r} may be null"
     raise PlanError(f"{what} may be null: {cause}; add {cure}")

@@ -196,9 +196,7 @@ def _parts(
         for a in (*n.args, *([n.inner] if n.inner is not None else [])):
             if a.id in users:
                 users[a.id].append(n.id)
-    coarse = _numbered(
-        {n.id: (where[n.id], n.op, n.kind, placement.device_of(n), roles.get(n.id)) for n in nodes}
-    )
+    coarse = _numbered({n.id: (where[n.id], n.op, n.kind, placement.device_of(n), roles.get(n.id)) for n in nodes})
     fine = coarse
     for _ in range(4):  # nodes that differ in what they read or in who reads them play different parts
         fine = _numbered(
@@ -233,16 +231,10 @@ def _box(nodes: list[Node], frame: int, layer: int, graph: Graph, placement: Pla
     lines = [f"{n} = {words.operator(n)}" for n in nodes[:40]]
     if len(nodes) > 40:
         lines.append(f"… {len(nodes) - 40} more")
-    for_ = (
-        words.features(first)
-        if len(nodes) == 1
-        else list(_distinct(f for n in nodes for f in words.features(n)))
-    )
+    for_ = words.features(first) if len(nodes) == 1 else list(_distinct(f for n in nodes for f in words.features(n)))
     lines.append(f"for {', '.join(for_[:20])}{f' and {len(for_) - 20} more' if len(for_) > 20 else ''}")
     lines.append(f"{'GPU' if placed.device == 'cuda' else 'CPU'}: {placed.reason}")
-    lines.append(
-        f"{shown_bytes(sum(placement.operators[n.id].bytes for n in nodes))} for a batch of 65,536 rows"
-    )
+    lines.append(f"{shown_bytes(sum(placement.operators[n.id].bytes for n in nodes))} for a batch of 65,536 rows")
     family = FAMILY.get(first.op, "numbers")
     return Box(nodes, frame, layer, label, about, "\n".join(lines), family, placed.device)
 
@@ -384,9 +376,7 @@ class _Page:
         for chip in chips:
             self.chip(chip)
         for head in self.heads:
-            self.parts.append(
-                f'<text class="head" x="{head.x:.1f}" y="{head.y + 14:.1f}">{_text(head.name)}</text>'
-            )
+            self.parts.append(f'<text class="head" x="{head.x:.1f}" y="{head.y + 14:.1f}">{_text(head.name)}</text>')
         height = self.bottom + MARGIN
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:.0f} {height:.0f}" '
@@ -511,11 +501,7 @@ class _Page:
         )
 
     def curve(self, above: Box, below: Box, kind: str, colour: str) -> None:
-        if (
-            self.placement.device.kind == "cuda"
-            and above.device != below.device
-            and above.family != "raw column"
-        ):
+        if self.placement.device.kind == "cuda" and above.device != below.device and above.family != "raw column":
             kind, colour = "copy", COPY
         self.line(above.x + BOX_W / 2, above.y + BOX_H, below.x + BOX_W / 2, below.y, kind, colour)
 
@@ -553,9 +539,7 @@ def _lines(chips: list[Chip], room: float) -> list[list[Chip]]:
     return [[chip] for chip in chips]
 
 
-def _rect(
-    x: float, y: float, width: float, height: float, radius: int, fill: str, stroke: str, kind: str = ""
-) -> str:
+def _rect(x: float, y: float, width: float, height: float, radius: int, fill: str, stroke: str, kind: str = "") -> str:
     return (
         f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
         f'height="{height:.1f}" rx="{radius}" fill="{fill}" stroke="{stroke}"/>'

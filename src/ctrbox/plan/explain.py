@@ -144,14 +144,11 @@ def explain_json(graph: Graph, device: Any = "auto") -> dict[str, Any]:
         "frames": [_frame(graph, f, f.id in live, rows, placement, words) for f in graph.frames],
         "outputs": [_output(o) for o in graph.outputs],
         "sharing": _sharing(graph),
-        "fits": [
-            {"how": f.how, "inputs": [str(n) for n in f.inputs], **dict(f.settings)} for f in graph.fits
-        ],
+        "fits": [{"how": f.how, "inputs": [str(n) for n in f.inputs], **dict(f.settings)} for f in graph.fits],
         "placement": {
             "used_bytes": placement.used_bytes,
             "tables": [
-                {"what": t.what, "device": t.device, "bytes": t.bytes, "reason": t.reason}
-                for t in placement.tables
+                {"what": t.what, "device": t.device, "bytes": t.bytes, "reason": t.reason} for t in placement.tables
             ],
             "copies": [
                 {
@@ -248,9 +245,7 @@ def _sharing(graph: Graph) -> dict[str, int]:
         sizes[node.id] = below + own
         dropped += own and node.id not in kept
     roots = [o.node for o in graph.outputs] + [n for f in live for n in graph.roots(f)]
-    counted = [
-        n for n in graph.typed.nodes.order if n.id in kept and n.op not in ("column", "literal", "gather")
-    ]
+    counted = [n for n in graph.typed.nodes.order if n.id in kept and n.op not in ("column", "literal", "gather")]
     return {"written": sum(sizes[n.id] for n in roots), "kept": len(counted), "dropped": dropped}
 
 
@@ -291,9 +286,7 @@ def _head(facts: dict[str, Any]) -> list[str]:
         lines.append(f"           {facts['note']}")
     for fit in facts["fits"]:
         settings = ", ".join(f"{k} {v}" for k, v in fit.items() if k not in ("how", "inputs"))
-        lines.append(
-            f"Fitted     {fit['how']} of {', '.join(fit['inputs'])}{f' ({settings})' if settings else ''}"
-        )
+        lines.append(f"Fitted     {fit['how']} of {', '.join(fit['inputs'])}{f' ({settings})' if settings else ''}")
     return lines
 
 
@@ -316,9 +309,7 @@ def _frame_lines(frame: dict[str, Any], placed: bool) -> list[str]:
     if frame["hoisted"]:
         factor = frame["hoisted_factor"]
         saved = "" if factor is None else f" (the log has {factor:,.1f} rows for each)"
-        lines.append(
-            f"   hoisted below the join: {frame['hoisted']} operators, once a row of this view{saved}"
-        )
+        lines.append(f"   hoisted below the join: {frame['hoisted']} operators, once a row of this view{saved}")
     return lines + _layer_lines(frame["layers"], placed)
 
 

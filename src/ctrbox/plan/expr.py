@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from ctrbox.errors import PlanError
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +79,14 @@ class Expr:
     def __floordiv__(self, other: Any) -> Expr:
         return self._call("floordiv", other)
 
+    def __rfloordiv__(self, other: Any) -> Expr:
+        return expression(other)._call("floordiv", self)
+
     def __mod__(self, other: Any) -> Expr:
         return self._call("mod", other)
+
+    def __rmod__(self, other: Any) -> Expr:
+        return expression(other)._call("mod", self)
 
     def __neg__(self) -> Expr:
         return self._call("neg")
@@ -115,7 +122,7 @@ class Expr:
             raise PlanError("bucketize needs boundaries=[…] or quantiles=n, one of the two")
         if boundaries is not None:
             values = tuple(float(b) for b in boundaries)
-            if any(not a < b for a, b in zip(values, values[1:], strict=False)) or any(b != b for b in values):
+            if any(not a < b for a, b in pairwise(values)) or any(b != b for b in values):
                 raise PlanError(f"boundaries must ascend, got {list(values)}")
             return self._call("bucketize", boundaries=values)
         if not isinstance(quantiles, int) or not 2 <= quantiles <= 10_000:
@@ -315,10 +322,10 @@ class Expr:
 def plain(value: Any) -> Any:
     """A Python value as a literal: times become microseconds tagged as such."""
     if isinstance(value, datetime):
-        moment = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
         return Time((moment - EPOCH) // timedelta(microseconds=1))
     if isinstance(value, date):
-        return Time((datetime(value.year, value.month, value.day, tzinfo=timezone.utc) - EPOCH) // timedelta(microseconds=1))
+        return Time((datetime(value.year, value.month, value.day, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1))
     if hasattr(value, "item") and not isinstance(value, (str, bytes)):
         return value.item()  # NumPy scalars
     return value
@@ -353,7 +360,9 @@ def lit(value: Any) -> Expr:
             raise PlanError("a list literal must be empty; use is_in([...]) to compare with several values")
         value = ()
     elif not isinstance(value, bool | int | float | str | bytes):
-        raise PlanError(f"a constant must be a number, a string, a bool or a time, got {type(value).__name__} {value!r}")
+        raise PlanError(
+            f"a constant must be a number, a string, a bool or a time, got {type(value).__name__} {value!r}"
+        )
     return Expr("literal", (), (("value", value),))
 
 

@@ -30,6 +30,12 @@ class FeatureSet:
         sparse: Mapping[str, Any] | None = None,
         dense: Mapping[str, Any] | None = None,
     ) -> None:
+        for role, given in (("sparse", sparse), ("dense", dense)):
+            if given is not None and not isinstance(given, Mapping):
+                raise PlanError(f"{role} features come as a dict, name → expression, got {type(given).__name__}")
+            for name, value in (given or {}).items():
+                if not isinstance(value, Expr | str):
+                    raise PlanError(f"feature {name!r} must be an expression or a column's name, got {value!r}")
         for name, value in (("label", label), ("group", group), ("weight", weight)):
             object.__setattr__(self, name, None if value is None else column(value))
         object.__setattr__(self, "sparse", {k: column(v) for k, v in (sparse or {}).items()})
@@ -60,7 +66,9 @@ def span(text: str) -> int:
         raise PlanError(f"expected a span such as '30m', '6h', '1d' or '2w', got {text!r}") from None
 
 
-def _history(what: str, members: tuple[Any, ...], time: Any, label: Any, every: str, window: str | None, **more: Any) -> Expr:
+def _history(
+    what: str, members: tuple[Any, ...], time: Any, label: Any, every: str, window: str | None, **more: Any
+) -> Expr:
     if not members:
         raise PlanError(f"{what} needs the column or columns to count by")
     length = span(every)

@@ -52,7 +52,7 @@ class Nodes:
         why: str = "",
     ) -> Node:
         # 1, 1.0 and True are equal in Python and different literals here, so types are part of the key.
-        marked = tuple((k, type(v).__name__, repr(v) if isinstance(v, float) else v) for k, v in params)
+        marked = tuple((k, marked_value(v)) for k, v in params)
         key = (op, tuple(a.id for a in args), marked, kind, nullable, frame, inner.id if inner else None)
         found = self.known.get(key)
         if found is None:
@@ -60,6 +60,13 @@ class Nodes:
             self.known[key] = found
             self.order.append(found)
         return found
+
+
+def marked_value(value: Any) -> Any:
+    """A parameter as a key that tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    if isinstance(value, tuple):
+        return tuple(marked_value(v) for v in value)
+    return type(value).__name__, repr(value) if isinstance(value, float) else value
 
 
 def inputs(node: Node) -> tuple[Node, ...]:

@@ -21,7 +21,10 @@ from ctrbox.plan.typing import Typed, origin
 class Names(Protocol):
     """Where columns are looked up."""
 
-    typed: Typed
+    known: dict[int, tuple[Expr, Node]]  # expressions resolved so far, by id
+
+    @property
+    def typed(self) -> Typed: ...
 
     def column(self, name: str) -> Node: ...
 
@@ -39,11 +42,37 @@ class Plain:
 
 PLAIN: dict[str, Plain] = {
     **dict.fromkeys(
-        "add sub mul div floordiv mod neg abs sqrt log1p floor ceil is_nan and or not "
-        "length byte_length lower words distinct sum mean min max hash".split(),
+        [
+            "add",
+            "sub",
+            "mul",
+            "div",
+            "floordiv",
+            "mod",
+            "neg",
+            "abs",
+            "sqrt",
+            "log1p",
+            "floor",
+            "ceil",
+            "is_nan",
+            "and",
+            "or",
+            "not",
+            "length",
+            "byte_length",
+            "lower",
+            "words",
+            "distinct",
+            "sum",
+            "mean",
+            "min",
+            "max",
+            "hash",
+        ],
         Plain(),
     ),
-    **dict.fromkeys("hour minute weekday day month year epoch_day".split(), Plain(ints=("offset",))),
+    **dict.fromkeys(["hour", "minute", "weekday", "day", "month", "year", "epoch_day"], Plain(ints=("offset",))),
     "round": Plain(ints=("digits",)),
     "prefix": Plain(ints=("n",)),
     "suffix": Plain(ints=("n",)),
@@ -67,6 +96,14 @@ AT_LEAST_ZERO = {"prefix", "suffix", "first", "last"}
 
 def resolve(e: Expr, names: Names) -> Node:
     """The node of an expression; PlanError where a column or a type is wrong."""
+    known = names.known.get(id(e))
+    if known is None:
+        # Shared sub-expressions are resolved once. The expression is held, so its id stays its own.
+        known = names.known[id(e)] = (e, resolve_fresh(e, names))
+    return known[1]
+
+
+def resolve_fresh(e: Expr, names: Names) -> Node:
     params = dict(e.params)
     if e.op == "column":
         return names.column(params["name"])
@@ -135,7 +172,7 @@ def fit_literal(names: Names, literal: Node, like: Node) -> Node:
         return names.typed.literal(float(value), "f")
     if like.kind == "i" and literal.kind == "b":
         return names.typed.literal(int(value), "i")
-    if like.kind == "i" and literal.kind == "f" and value == int(value):
+    if like.kind == "i" and literal.kind == "f" and float(value).is_integer() and abs(value) < 2**63:
         return names.typed.literal(int(value), "i")
     if like.kind == "b" and literal.kind == "i" and value in (0, 1):
         return names.typed.literal(bool(value), "b")
@@ -161,6 +198,10 @@ def cast(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
         raise PlanError(f"cast to {params['to']!r} is not known; expected int, float, str, bool or time")
     if value.kind.startswith("*") and not wanted.startswith("*"):
         wanted = "*" + wanted
+    if wanted.startswith("*") and not value.kind.startswith("*"):
+        raise PlanError(
+            f"cast of {origin(value).name!r} ({name_of(value.kind)}) to a list: use .split(…) or .json(…) first"
+        )
     if value.kind == wanted:
         return value
     return names.typed.call(f"cast_{wanted[-1]}", (value,), shown=f"cast to {params['to']}")
@@ -181,6 +222,11 @@ def is_null(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Nod
 
 def clip(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     low, high = params["low"], params["high"]
+    for bound in (low, high):
+        if isinstance(bound, bool) or not isinstance(bound, int | float):
+            raise PlanError(f"clip needs numbers, got {bound!r}")
+        if isinstance(bound, int) and not -(2**63) <= bound < 2**63:
+            raise PlanError(f"clip: {bound} does not fit 64 bits; write it as a float: {float(bound)!r}")
     if not low <= high:
         raise PlanError(f"clip needs low ≤ high, got {low!r} and {high!r}")
     if args[0].kind == "i" and isinstance(low, int) and isinstance(high, int):
@@ -213,8 +259,8 @@ def is_in(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     if value.kind == "b":
         value = names.typed.widen(value, "i")
     checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "i": ("int_set", lambda v: isinstance(v, int) and not isinstance(v, Time)),
-        "t": ("int_set", lambda v: isinstance(v, int)),
+        "i": ("int_set", lambda v: isinstance(v, int) and not isinstance(v, Time) and -(2**63) <= v < 2**63),
+        "t": ("int_set", lambda v: isinstance(v, int) and -(2**63) <= v < 2**63),
         "f": ("float_set", lambda v: isinstance(v, int | float)),
         "s": ("str_set", lambda v: isinstance(v, str | bytes)),
     }
@@ -259,7 +305,7 @@ def json(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     try:
         _native.JsonPaths([path], [kind])
     except (ValueError, TypeError) as error:
-        raise PlanError(f"JSON path {path!r}: {error}") from None
+        raise PlanError(str(error)) from None
     why = f"JSON path {path} of {origin(value).name!r} can be missing"
     return names.typed.node(
         "json", (value,), (("path", path), ("strict", bool(params["strict"]))), kind, nullable=True, why=why
@@ -293,16 +339,20 @@ def as_key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node
 
 
 def salted(names: Names, value: Node, space: str) -> Node:
-    salt = _native.salt(space.encode())
+    salt = _native.salt(space.encode("utf-8", "surrogateescape"))
     return names.typed.call("key", (value,), ints=(salt - 2**64 if salt >= 2**63 else salt,))
 
 
 def crossed(names: Names, args: tuple[Node, ...], limit: int) -> Node:
+    """The fold of all members. Only the last fold cuts at ``limit`` and counts the row: the ones before it keep one key
+    more, by which the last one can tell that there were too many."""
     result = hashed(names, args[0], "cross")
-    for member in args[1:]:
+    for k, member in enumerate(args[1:], 2):
         member = hashed(names, member, "cross")
-        lists = result.kind == "*k" or member.kind == "*k"
-        result = names.typed.call("cross", (result, member), **({"ints": (limit,)} if lists else {}))
+        cut: dict[str, Any] = {}
+        if result.kind == "*k" or member.kind == "*k":
+            cut = {"ints": (limit,)} if k == len(args) else {"ints": (limit + 1,), "quiet": True}
+        result = names.typed.call("cross", (result, member), **cut)
     return result
 
 
@@ -341,7 +391,9 @@ def dictionary(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> 
     if table.width:
         return names.typed.call("dictionary_vector", (value,), table=spec)
     if default is None and word.kind.startswith("*"):
-        raise PlanError("lookup of a list needs a default for words the dictionary lacks: .lookup(dictionary, default=0)")
+        raise PlanError(
+            "lookup of a list needs a default for words the dictionary lacks: .lookup(dictionary, default=0)"
+        )
     if default is None:
         return names.typed.call("dictionary_maybe", (value,), table=spec, shown="lookup")
     if not isinstance(default, int):

@@ -48,9 +48,7 @@ class Device:
 
     def __post_init__(self) -> None:
         if self.kind not in ("cpu", "cuda"):
-            raise PlanError(
-                f"a device is 'cpu' or 'cuda', got {self.kind!r}{nearest(self.kind, ['cpu', 'cuda'])}"
-            )
+            raise PlanError(f"a device is 'cpu' or 'cuda', got {self.kind!r}{nearest(self.kind, ['cpu', 'cuda'])}")
         if self.kind == "cuda" and self.budget <= 0:
             raise PlanError('a GPU needs its memory: cb.Device("cuda", memory="80GB")')
 
@@ -249,9 +247,7 @@ class _Placer:
         where, reason = self.decide(node, frame, reserved, key, need)
         return Placed(node, where, reason, table, register_bytes(node))
 
-    def decide(
-        self, node: Node, frame: FrameSpec, reserved: bool, key: Any, need: _Need | None
-    ) -> tuple[str, str]:
+    def decide(self, node: Node, frame: FrameSpec, reserved: bool, key: Any, need: _Need | None) -> tuple[str, str]:
         if node.op == "column":
             return "cpu", "read and decoded by the CPU"
         if node.op == "user":
@@ -288,9 +284,7 @@ class _Placer:
         return (spec.what, spec.data), _Need(described(spec, self.graph), table_bytes(spec, self.graph))
 
     def joined(self, frame: int) -> tuple[Any, _Need]:
-        return ("view", frame), _Need(
-            f"index and records of {self.graph.frames[frame].name}", self.records[frame]
-        )
+        return ("view", frame), _Need(f"index and records of {self.graph.frames[frame].name}", self.records[frame])
 
     def home(self, frame: int) -> str:
         """Where a joined view's index and records lie."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ class Dictionary:
             self.ids, self.width = np.ascontiguousarray(table, np.int64), 0
             self.vectors = np.zeros(0, np.float64)
         elif table.ndim == 2 and np.issubdtype(table.dtype, np.number):
-            self.ids, self.width = np.zeros(0, np.int64), int(table.shape[1])
+            self.ids, self.width = np.zeros(0, np.int64), int(table.shape[-1])
             self.vectors = np.ascontiguousarray(table, np.float64).reshape(-1)
         else:
             raise PlanError("a dictionary's values must be whole numbers, one a word, or a matrix, one row a word")
@@ -79,10 +78,3 @@ class Dictionary:
         while slots < 2 * len(self):
             slots *= 2
         return slots * 16 + self.ids.nbytes + self.vectors.nbytes
-
-    def digest(self) -> str:
-        h = hashlib.sha256()
-        for buffer in self.words.buffers():
-            h.update(buffer or b"")
-        h.update(self.ids.tobytes() + self.vectors.tobytes() + str(self.width).encode())
-        return h.hexdigest()

@@ -35,7 +35,9 @@ class Typed:
         kind = kind or literal_kind(value)
         return self.nodes.intern("literal", (), (("value", value),), kind, False, LITERAL)
 
-    def call(self, op: str, args: tuple[Node, ...], *, shown: str = "", nullable: bool | None = None, **params: Any) -> Node:
+    def call(
+        self, op: str, args: tuple[Node, ...], *, shown: str = "", nullable: bool | None = None, **params: Any
+    ) -> Node:
         """A node of operator ``op``. ``params``: ints, floats, texts (tuples), table (a description), strict."""
         kinds, result, makes_nulls = self.match(op, args)
         args = tuple(self.widen(a, k) for a, k in zip(args, kinds, strict=True))
@@ -45,7 +47,13 @@ class Typed:
         return self.node(op, args, tuple(sorted(params.items())), result, nullable, why)
 
     def node(
-        self, op: str, args: tuple[Node, ...], params: tuple[tuple[str, Any], ...], kind: str, nullable: bool, why: str
+        self,
+        op: str,
+        args: tuple[Node, ...],
+        params: tuple[tuple[str, Any], ...],
+        kind: str,
+        nullable: bool,
+        why: str,
     ) -> Node:
         """The node; where every argument comes through one join, computed below it (hoisting)."""
         rows = {a.args[0].id for a in args if a.op == "gather"}
@@ -91,11 +99,39 @@ class Typed:
         return best[1], *known[best[1]]
 
     def mismatch(self, op: str, args: tuple[Node, ...], known: dict[tuple[str, ...], tuple[str, bool]]) -> str:
-        given = ", ".join(name_of(a.kind) for a in args)
-        accepted = sorted({", ".join(name_of(k) for k in kinds) for kinds in known if len(kinds) == len(args)})
-        names = [repr(origin(a).name) for a in args if origin(a).name]
-        on = f" on {', '.join(names)}" if names else ""
-        return f"{op}{on} does not take {given}; it takes: {'; '.join(accepted) or 'another number of arguments'}"
+        given = " and ".join(
+            f"{name_of(a.kind)} ({origin(a).name!r})" if origin(a).name else name_of(a.kind) for a in args
+        )
+        if op == "select":
+            return f"when(…).then(…).otherwise(…) needs a bool condition and two branches of one kind, got {given}"
+        kinds = sorted({" and ".join(name_of(k) for k in kinds) for kinds in known if len(kinds) == len(args)})
+        hint = HINTS.get(op, "")
+        return f"{shown_name(op)} of {given} is not possible; it takes {' or '.join(kinds) or 'other arguments'}{hint}"
+
+
+SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "neg": "-", "and": "&", "or": "|",
+    "not": "~", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "overlap_count": "overlap",
+    "distinct_count": "overlap", "dictionary_vector": "lookup", "dictionary_id": "lookup", "dictionary_maybe": "lookup",
+    "cast_i": "cast('int')", "cast_f": "cast('float')", "cast_s": "cast('str')", "cast_b": "cast('bool')",
+    "cast_t": "cast('time')",
+}  # fmt: skip
+HINTS = {
+    "overlap_count": "; make lists with .split(…) or .words()",
+    "distinct_count": "; make lists with .split(…) or .words()",
+    "mean": "; .cast('float') first",
+    "min": "; the smaller of two values of a row is cb.min_(a, b)",
+    "max": "; the larger of two values of a row is cb.max_(a, b)",
+    "cast_b": "; compare instead: col('x') == 'true'",
+    "hash": "; a float cannot be a key: .bucketize([…]) or .round().cast('int') first",
+    "dictionary_vector": "; take one word of a list with .get(n)",
+    "age": "; write a datetime, or cast a string: .cast('time')",
+}
+
+
+def shown_name(op: str) -> str:
+    """An operator as the user wrote it."""
+    return SIGNS.get(op, op)
 
 
 def widening(have: str, want: str) -> int | None:

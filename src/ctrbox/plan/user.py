@@ -50,7 +50,9 @@ def operator(
     for name in [*args, result]:
         kind = kind_named(name)
         if kind is None or kind.endswith("k"):
-            raise PlanError(f"operator: {name!r} is not a type; expected int, float, str, bool, time or list[…] of them")
+            raise PlanError(
+                f"operator: {name!r} is not a type; expected int, float, str, bool, time or list[…] of them"
+            )
         kinds.append(kind)
     if arrays not in ("arrow", "numpy"):
         raise PlanError(f"operator: arrays must be 'arrow' or 'numpy', got {arrays!r}")

@@ -29,8 +29,7 @@ class Columns:
         """The leaves asked for; those in `dictionary` that are text come as ``dictionary<int32, utf8>``."""
         found = choose(self.all, columns, source)
         return [
-            replace(leaf, type=STRINGS) if leaf.name in dictionary and is_text(leaf.type) else leaf
-            for leaf in found
+            replace(leaf, type=STRINGS) if leaf.name in dictionary and is_text(leaf.type) else leaf for leaf in found
         ]
 
     def assemble(

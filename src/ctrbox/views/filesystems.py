@@ -101,9 +101,7 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0].removesuffix(".").strip()
 
 
-def open_store(
-    path: str, filesystem: Any = None, options: Mapping[str, Any] | None = None
-) -> tuple[Store, str]:
+def open_store(path: str, filesystem: Any = None, options: Mapping[str, Any] | None = None) -> tuple[Store, str]:
     """The store that `path` lies on and the path inside it."""
     options = dict(options or {})
     if filesystem is not None:
@@ -233,9 +231,7 @@ def _expand(store: Store, path: str, given: str) -> list[File]:
     if info.type == pafs.FileType.Directory:
         found = _folder(store, path)
         if not found:
-            raise SourceError(
-                f"folder {given} holds no data files (names that start with '_' or '.' are hidden)"
-            )
+            raise SourceError(f"folder {given} holds no data files (names that start with '_' or '.' are hidden)")
         return found
     if _WILD.search(path):
         found = _glob(store, path)
@@ -274,9 +270,7 @@ def _folder(store: Store, folder: str) -> list[File]:
 
 def _hidden(path: str) -> bool:
     """Whether a part of `path` is a writer's own file (_SUCCESS, .crc, _metadata, _temporary/…)."""
-    return any(
-        part.startswith(".") or (part.startswith("_") and "=" not in part) for part in path.split("/") if part
-    )
+    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in path.split("/") if part)
 
 
 def natural(path: str) -> list[tuple[int, int, str]]:

@@ -56,7 +56,5 @@ def _by_name(file: File) -> str:
             "text may end in .gz, .zst, .bz2 or .lz4; or say format='parquet' (csv, tsv, json, arrow, arrows)"
         )
     if compressed and name in ("parquet", "arrow"):
-        raise SourceError(
-            f"{file.shown} is a compressed {name} file, expected it plain: it compresses inside"
-        )
+        raise SourceError(f"{file.shown} is a compressed {name} file, expected it plain: it compresses inside")
     return name

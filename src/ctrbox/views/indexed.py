@@ -161,9 +161,7 @@ class IndexedFiles:
         stored = [leaf for leaf in chosen if leaf.name not in self._partitions.columns]
         alike = [self._first.leaves[leaf.name] for leaf in stored]
         theirs = [
-            alike
-            if footer.leaves is self._first.leaves
-            else [self._agree(i, footer, leaf) for leaf in stored]
+            alike if footer.leaves is self._first.leaves else [self._agree(i, footer, leaf) for leaf in stored]
             for i, footer in enumerate(footers)
         ]
         pieces = self._pieces(footers, start, rows, prune)
@@ -252,9 +250,7 @@ class IndexedFiles:
             return file.store.attempt(names, lambda: self._format.read(file, footer, groups, leaves, coded))
         except Exception as error:
             if len(groups) > 1 and not file.store.remote:  # one by one, to name the damaged one
-                return [
-                    batch for group in groups for batch in self._read(file, footer, [group], leaves, coded)
-                ]
+                return [batch for group in groups for batch in self._read(file, footer, [group], leaves, coded)]
             if isinstance(error, CtrboxError):
                 raise
             raise SourceError(f"{names} cannot be read: {first_line(error)}") from error

@@ -95,8 +95,7 @@ class IpcStream:
                 found = reader.schema.field(place).type
                 if len(leaf.path) == 1 and found != leaf.stored:
                     raise SourceError(
-                        f"column {leaf.name!r} of {file.shown} is {found}, "
-                        f"expected {leaf.stored} as in the first file"
+                        f"column {leaf.name!r} of {file.shown} is {found}, expected {leaf.stored} as in the first file"
                     )
             for batch in reader:
                 yield partial(_check_batch, batch)

@@ -63,9 +63,7 @@ class MemorySource:
             last = values[len(values) - 1]
         return True
 
-    def _fact(
-        self, kind: str, leaf: Leaf, ask: Callable[[pa.Array], bool], join: Callable[[Any], bool]
-    ) -> bool:
+    def _fact(self, kind: str, leaf: Leaf, ask: Callable[[pa.Array], bool], join: Callable[[Any], bool]) -> bool:
         with self._lock:
             if (kind, leaf.name) not in self._facts:
                 arrays = (pick(batch, leaf.path) for batch in self._batches)

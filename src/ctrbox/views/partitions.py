@@ -26,17 +26,13 @@ class Partitions:
         for file, value in zip(files, found, strict=True):
             if set(value) != set(names):
                 raise SourceError(
-                    f"{file.shown} is partitioned by {_words(value)}, expected {_words(names)} "
-                    f"as in {files[0].shown}"
+                    f"{file.shown} is partitioned by {_words(value)}, expected {_words(names)} as in {files[0].shown}"
                 )
         self.columns = {name: _column([value[name] for value in found]) for name in names}
 
     @property
     def fields(self) -> list[pa.Field]:
-        return [
-            pa.field(name, column.type, nullable=column.null_count > 0)
-            for name, column in self.columns.items()
-        ]
+        return [pa.field(name, column.type, nullable=column.null_count > 0) for name, column in self.columns.items()]
 
     def array(self, name: str, file: int, rows: int) -> pa.Array:
         return pa.repeat(self.columns[name][file], rows)

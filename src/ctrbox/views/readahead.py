@@ -23,9 +23,7 @@ def readahead(tasks: Iterator[Callable[[], T]], *, threads: int, ahead: int) -> 
             yield task()
         return
     line = _Line(tasks, limit=threads + max(ahead, 0))
-    crew = [
-        threading.Thread(target=line.work, name=f"ctrbox-reader-{i}", daemon=True) for i in range(threads)
-    ]
+    crew = [threading.Thread(target=line.work, name=f"ctrbox-reader-{i}", daemon=True) for i in range(threads)]
     try:
         for thread in crew:
             thread.start()

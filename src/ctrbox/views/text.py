@@ -105,9 +105,7 @@ class Csv:
         types = {leaf.path[0]: leaf.stored for leaf in leaves}
         for name, type in types.items():
             if name not in names:
-                raise SourceError(
-                    f"{file.shown} has no column {name!r}, expected {type} as in the first file"
-                )
+                raise SourceError(f"{file.shown} has no column {name!r}, expected {type} as in the first file")
         # At least one column is parsed, because rows are counted by it.
         convert = pacsv.ConvertOptions(
             include_columns=list(types) or names[:1],

@@ -85,9 +85,7 @@ class View:
         keys = (key,) if isinstance(key, str) else tuple(key)
         for k in keys:
             if k not in source.schema.names:
-                raise PlanError(
-                    f"key {k!r} is not a column of {source.name}{nearest(k, source.schema.names)}"
-                )
+                raise PlanError(f"key {k!r} is not a column of {source.name}{nearest(k, source.schema.names)}")
         if keep not in (None, "last"):
             raise PlanError(f"keep must be None or 'last', got {keep!r}")
         object.__setattr__(self, "source", source)
@@ -137,13 +135,9 @@ class View:
         if not isinstance(view, View):
             raise PlanError(f"join needs a View, got {type(view).__name__}; wrap it: cb.View(data, key=…)")
         if not view.key:
-            raise PlanError(
-                f"view {view.name!r} has no key to join on; make it with View(…, key={keys[0]!r})"
-            )
+            raise PlanError(f"view {view.name!r} has no key to join on; make it with View(…, key={keys[0]!r})")
         if len(keys) != len(view.key):
-            raise PlanError(
-                f"join on {keys} needs as many columns as the key {view.key} of view {view.name!r}"
-            )
+            raise PlanError(f"join on {keys} needs as many columns as the key {view.key} of view {view.name!r}")
         return self._with(Join(view, keys, how, prefix))
 
     def merge(self, view: View, *, ordered: bool | None = None, budget: str | int = "4GB") -> View:

@@ -30,9 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
 
 def log(rows: int, first: int = 0) -> pa.Table:
     ids = range(first, first + rows)
-    return pa.table(
-        {"id": pa.array(ids, pa.int64()), "query": [f"word{i % 31} {i * 7919 % 104729}" for i in ids]}
-    )
+    return pa.table({"id": pa.array(ids, pa.int64()), "query": [f"word{i % 31} {i * 7919 % 104729}" for i in ids]})
 
 
 def rows_of(data: Any, **scan: Any) -> pa.Table:

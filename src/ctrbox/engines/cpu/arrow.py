@@ -29,7 +29,11 @@ def column_of(frame: _native.Frame, column: int) -> pa.Array:
     offsets, elements = arrays
     child = values_of(kind[1:], elements, None, 0)
     return pa.Array.from_buffers(
-        arrow_type(kind), len(offsets) - 1, [bitmap, pa.py_buffer(offsets)], null_count=nulls, children=[child]
+        arrow_type(kind),
+        len(offsets) - 1,
+        [bitmap, pa.py_buffer(offsets)],
+        null_count=nulls,
+        children=[child],
     )
 
 

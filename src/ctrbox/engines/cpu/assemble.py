@@ -18,6 +18,16 @@ MOST_JSON_PATHS = 32  # that a native scan takes at once
 
 
 @dataclass
+class Assembled:
+    """A native program and what its instructions stand for."""
+
+    native: Any  # _native.Program
+    sources: int
+    labels: list[str]  # per instruction: operator class, for profiles
+    nodes: list[Node | None]
+
+
+@dataclass
 class Dimension:
     """A joined view, ready to be looked up."""
 
@@ -26,20 +36,11 @@ class Dimension:
     records: Any  # _native.Records
     rows: int  # real ones; the record behind them is the null row
     fields: dict[int, int]  # node id → field of the record
+    programs: list[Assembled] = field(default_factory=list)  # what ran to make it, for warnings
 
     @property
     def bytes(self) -> int:
         return int(self.index.bytes + self.records.bytes)
-
-
-@dataclass
-class Assembled:
-    """A native program and what its instructions stand for."""
-
-    native: Any  # _native.Program
-    sources: int
-    labels: list[str]  # per instruction: operator class, for profiles
-    nodes: list[Node | None]
 
 
 @dataclass
@@ -112,7 +113,9 @@ class Assembler:
         for node in nodes:
             if node.id in self.given:
                 source, position = self.given[node.id]
-                self.registers[node.id] = self.program.load(source, position, node.kind, node.nullable, node.name or node.op)
+                self.registers[node.id] = self.program.load(
+                    source, position, node.kind, node.nullable, node.name or node.op
+                )
                 self.note("load", node)
             elif node.op == "json":
                 scans.setdefault((node.args[0].id, node.param("strict")), []).append(node)
@@ -122,7 +125,7 @@ class Assembler:
                 self.single(node)
         for (source, strict), group in scans.items():
             for k in range(0, len(group), MOST_JSON_PATHS):
-                self.scan(source, strict, group[k : k + MOST_JSON_PATHS])
+                self.scan(source, strict, group[k : k + MOST_JSON_PATHS], counted=k == 0)
         for row, group in visits.items():
             dimension = self.dimensions[group[0].args[0].param("frame")]
             fields = [dimension.fields[n.inner.id] for n in group if n.inner is not None]
@@ -132,14 +135,23 @@ class Assembler:
                 self.registers[node.id] = register
             self.note("gather", group[0])
 
-    def scan(self, source: int, strict: bool, group: list[Node]) -> None:
+    def scan(self, source: int, strict: bool, group: list[Node], counted: bool) -> None:
         table = _native.JsonPaths([n.param("path") for n in group], [n.kind for n in group])
         registers = self.program.call(
-            "json", "s", [self.registers[source]], [n.kind for n in group], [True] * len(group), [], [], [], table, strict
+            "json",
+            "s",
+            [self.registers[source]],
+            [n.kind for n in group],
+            [True] * len(group),
+            [],
+            [],
+            [],
+            table,
+            strict,
         )
         for node, register in zip(group, registers, strict=True):
             self.registers[node.id] = register
-        self.note("json", group[0])
+        self.note("json", group[0] if counted else None)  # a document is warned of once, however many scans it takes
 
     def single(self, node: Node) -> None:
         program = self.program
@@ -176,7 +188,7 @@ class Assembler:
                 table,
                 False,
             )
-            self.note(node.op, node)
+            self.note(node.op, None if params.get("quiet") else node)
 
 
 def literal(program: Any, kind: str, value: Any) -> int:

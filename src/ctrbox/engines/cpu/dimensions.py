@@ -66,7 +66,14 @@ def load_dimension(
         unfiltered, assembler = program([])
         null_row = unfiltered.prepare(1, [(None, None, 0)]).piece(0, 1)
         assembler.assemble(asked, list(enumerate(asked)), unfiltered.sources).native.run_records([null_row], records)
-    return Dimension(frame.name, index, records, len(every), {n.id: k for k, n in enumerate(asked)})
+    return Dimension(
+        frame.name,
+        index,
+        records,
+        len(every),
+        {n.id: k for k, n in enumerate(asked)},
+        [body, *stages.programs],
+    )
 
 
 def duplicate(frame: FrameSpec, parts: list[Prepared], first: int, second: int) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from ctrbox.errors import CtrboxError, DataError
 from ctrbox.plan.graph import Graph, Output
 from ctrbox.plan.node import Node
 from ctrbox.views.source import Morsel
+
+T = TypeVar("T")
 
 CHUNK_ROWS = 1024  # registers of a chunk stay in a 1 MB L2 cache; docs/tried.md has the figures
 MORSEL_ROWS = 65_536
@@ -102,7 +104,8 @@ class Extractor:
             ready = [f for f in waiting if all(n in loaded for n in self._needs(f))]
             with ThreadPoolExecutor(self.threads) as pool:
                 futures = [
-                    pool.submit(load_dimension, self.graph, f, self.tables, dict(loaded), self.chunk_rows) for f in ready
+                    pool.submit(load_dimension, self.graph, f, self.tables, dict(loaded), self.chunk_rows)
+                    for f in ready
                 ]
                 for f, future in zip(ready, futures, strict=True):
                     loaded[f.id] = future.result()
@@ -186,7 +189,9 @@ class Extractor:
 
     # ---- a morsel
     def prepare(self, morsel: Morsel, merged: list[Rows]) -> Prepared:
-        return self.staged(morsel.rows.num_rows, [(frame_of(morsel.rows), None, 0), *merged], morsel.origin, morsel.start)
+        return self.staged(
+            morsel.rows.num_rows, [(frame_of(morsel.rows), None, 0), *merged], morsel.origin, morsel.start
+        )
 
     def staged(self, rows: int, sources: list[Rows], origin: Any, start: int) -> Prepared:
         """Rows through the stages before the last program."""
@@ -200,11 +205,15 @@ class Extractor:
         return prepared
 
     # ---- the whole log
-    def stream(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Morsel, list[Rows]]]:
+    def stream(self, start: int = 0, stop: int | None = None) -> Generator[tuple[Morsel, list[Rows]], None, None]:
         """Morsels of the log with the rows merged into them."""
         source = self.log.view.source
         scan = source.scan(
-            self.columns[0], start=start, rows=MORSEL_ROWS, threads=self.threads, prune=prune_expression(self.log)
+            self.columns[0],
+            start=start,
+            rows=MORSEL_ROWS,
+            threads=self.threads,
+            prune=prune_expression(self.log),
         )
         cursors: list[MergeCursor] = []
         last: int | None = None
@@ -242,12 +251,14 @@ class Extractor:
                 if close is not None:
                     close()
 
-    def pieces(self, batch_size: int, start: int, submit: Callable[..., Future[Any]]) -> Iterator[list[tuple[Prepared, int, int]]]:
+    def pieces(
+        self, batch_size: int, start: int, submit: Callable[..., Future[Any]], limit: int | None = None
+    ) -> Generator[list[tuple[Prepared, int, int]], None, None]:
         """The rows of each batch, filters applied, in order; a batch is a list of (prepared rows, begin, count)."""
         ahead: deque[Future[Prepared]] = deque()
         stream = self.stream(start)
         gathered: list[tuple[Prepared, int, int]] = []
-        missing = batch_size
+        missing, left = batch_size, limit
         failure: Exception | None = None
         try:
             ended = False
@@ -264,15 +275,21 @@ class Extractor:
                 if not ahead:
                     break
                 prepared = ahead.popleft().result()
-                begin = 0
-                while begin < prepared.rows:
-                    take = min(missing, prepared.rows - begin)
+                begin, end = 0, prepared.rows
+                if left is not None:
+                    end = min(end, left)
+                    left -= end
+                while begin < end:
+                    take = min(missing, end - begin)
                     gathered.append((prepared, begin, take))
                     begin += take
                     missing -= take
                     if not missing:
                         yield gathered
                         gathered, missing = [], batch_size
+                if left == 0:
+                    failure = None  # what lies behind the limit was not asked for
+                    break
             if failure is not None:
                 raise failure
             if gathered:
@@ -282,11 +299,17 @@ class Extractor:
                 future.cancel()
             stream.close()
 
-    def batches(self, batch_size: int, start: int = 0) -> Iterator[tuple[Batch, int]]:
-        """Batches in order, each with the row of the log at which the next one begins."""
+    def each_batch(
+        self,
+        run: Callable[[list[tuple[Prepared, int, int]]], T],
+        batch_size: int,
+        start: int = 0,
+        limit: int | None = None,
+    ) -> Generator[tuple[T, int], None, None]:
+        """What ``run`` makes of each batch's pieces, in order, with the row of the log at which the next batch begins."""
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="ctrbox-extract")
-        running: deque[tuple[Future[Batch], int]] = deque()
-        work = self.pieces(batch_size, start, pool.submit)
+        running: deque[tuple[Future[T], int]] = deque()
+        work = self.pieces(batch_size, start, pool.submit, limit)
         failure: Exception | None = None
         try:
             ended = False
@@ -301,7 +324,7 @@ class Extractor:
                         break
                     prepared, begin, count = pieces[-1]
                     after = prepared.start + prepared.row(begin + count - 1) + 1
-                    running.append((pool.submit(self.run, pieces), after))
+                    running.append((pool.submit(run, pieces), after))
                 if running:
                     future, after = running.popleft()
                     yield future.result(), after
@@ -312,3 +335,28 @@ class Extractor:
                 future.cancel()
             work.close()
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def batches(
+        self, batch_size: int, start: int = 0, limit: int | None = None
+    ) -> Generator[tuple[Batch, int], None, None]:
+        """Batches in order, each with the row of the log at which the next one begins; ``limit`` rows in all."""
+        return self.each_batch(self.run, batch_size, start, limit)
+
+    def frames(self, rows: int) -> Generator[Any, None, None]:
+        """The outputs (role "column") as native frames of ``rows`` rows, in the order of the log."""
+        nodes = [o.node for o in self.outputs]
+        kinds, nullable = [n.kind for n in nodes], [n.nullable for n in nodes]
+
+        def run(pieces: list[tuple[Prepared, int, int]]) -> Any:
+            keep = list({id(f): f for p, _, _ in pieces for f, _, _ in p.sources if f is not None}.values())
+            try:
+                return self.body.native.run_frame([p.piece(b, n) for p, b, n in pieces], kinds, nullable, keep)[0]
+            except _native.RowError as error:
+                raise self.located(error, pieces) from None
+
+        stream = self.each_batch(run, rows)
+        try:
+            for frame, _ in stream:
+                yield frame
+        finally:
+            stream.close()

@@ -66,6 +66,7 @@ class MergeCursor:
             theirs = np.concatenate(parts)
         else:
             rows, theirs = slices[0], np.ascontiguousarray(parts[0])
+        index: Any
         index, found = _native.align(ids, theirs)
         same = found == len(ids) == len(theirs)  # the usual case: both sides hold the same rows
         return frame_of(rows), None if same else index, 0

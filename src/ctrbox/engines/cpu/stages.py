@@ -89,9 +89,7 @@ class Stages:
         # filter unless it is strict itself: a row that it drops is no error of a feature.
         scanned = {(n.args[0].id, n.param("strict")) for n in computed.values() if n.op == "json"}
         extra = [
-            n
-            for n in later
-            if n.op == "json" and n.id not in computed and (n.args[0].id, n.param("strict")) in scanned
+            n for n in later if n.op == "json" and n.id not in computed and (n.args[0].id, n.param("strict")) in scanned
         ]
         computed |= {n.id: n for n in extra}
         asked_ids = {n.id for n in asked}
@@ -123,6 +121,10 @@ class Stages:
     def conjunction(self, a: Node, b: Node) -> Node:
         return Node(-1 - a.id * 1_000_003 - b.id, "and", (a, b), (), "b", a.nullable or b.nullable, a.frame)
 
+    @property
+    def programs(self) -> list[Assembled]:
+        return [step.program for step in self.steps if isinstance(step, Native)]
+
     def prepare(self, rows: int, sources: list[Rows]) -> Prepared:
         selected: np.ndarray | None = None
         kept_frame: Any = None
@@ -142,7 +144,10 @@ class Stages:
                     arguments = [column_of(kept_frame, step.inputs[a.id]) for a in node.args]
                     with self.python:
                         result = call_user(node.param("function"), arguments, rows)
-                    sources = [*sources, (frame_of(pa.RecordBatch.from_arrays([result], ["result"])), None, 0)]
+                    sources = [
+                        *sources,
+                        (frame_of(pa.RecordBatch.from_arrays([result], ["result"])), None, 0),
+                    ]
         return Prepared(rows, sources, selected)
 
 
@@ -162,9 +167,9 @@ def users(nodes: list[Node]) -> list[Node]:
 
 def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Array:
     """The result of a user's function as an array of its declared type; DataError where it breaks its declaration."""
-    if op.arrays == "numpy":
-        arguments = [a.to_numpy(zero_copy_only=False) for a in arguments]
     try:
+        if op.arrays == "numpy":
+            arguments = [a.to_numpy(zero_copy_only=False) for a in arguments]
         result = op.function(*arguments)
     except Exception as error:
         raise DataError(f"operator {op.name!r} failed: {type(error).__name__}: {error}") from error
@@ -182,4 +187,3 @@ def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Arra
     if array.null_count and not op.nullable:
         raise DataError(f"operator {op.name!r} returned {array.null_count} nulls; declare it with nullable=True")
     return array
-

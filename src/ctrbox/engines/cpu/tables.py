@@ -36,6 +36,7 @@ class Tables:
             return None, [float(state["mean"][0]), float(state["scale"][0])]
         key = ("fit", number)
         if key not in self.built:
+            table: _native.Table
             if "boundaries" in state:
                 table = _native.Boundaries([float(b) for b in state["boundaries"]])
             else:
