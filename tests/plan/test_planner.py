@@ -195,7 +195,7 @@ def test_an_unknown_column_is_refused_with_the_nearest_name() -> None:
 
 def test_wrong_types_are_refused_with_the_accepted_ones() -> None:
     message = refused(a=col("price").lower())
-    assert "lower on 'price' does not take float" in message
+    assert "lower of float ('price') is not possible" in message
     assert "str" in message
     assert "filter needs a condition (bool), got float" in refused(view().filter(col("price") + 1.0), a=col("id"))
     assert "must be a number" in refused(dense={"a": col("query")})

@@ -62,9 +62,8 @@ def plain(names: str, columns: str) -> dict[str, Written]:
     return {name: one(f'col("{columns}").{name}()', f".{name}", name) for name in names.split()}
 
 
-def two_sided(op: str, sign: str, example: str, *, reflected: bool = True) -> Written:
-    calls = (f".__{sign}__", f".__r{sign}__") if reflected else (f".__{sign}__",)
-    return Written((example,), calls, (op,))
+def two_sided(op: str, sign: str, example: str) -> Written:
+    return Written((example,), (f".__{sign}__", f".__r{sign}__"), (op,))
 
 
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -105,8 +104,8 @@ NUMBERS = {
     "sub": two_sided("sub", "sub", 'col("x") - col("n")'),
     "mul": two_sided("mul", "mul", '2 * col("x")'),
     "div": two_sided("div", "truediv", 'col("n") / col("x")'),
-    "floordiv": two_sided("floordiv", "floordiv", 'col("n") // 60', reflected=False),
-    "mod": two_sided("mod", "mod", 'col("n") % 7', reflected=False),
+    "floordiv": two_sided("floordiv", "floordiv", 'col("n") // 60'),
+    "mod": two_sided("mod", "mod", 'col("n") % 7'),
     "neg": one('-col("n")', ".__neg__", "neg"),
     **plain("abs sqrt log1p floor ceil standardise is_nan", "x"),
     "round": one('col("x").round(2)', ".round", "round"),

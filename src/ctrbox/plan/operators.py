@@ -270,7 +270,7 @@ def is_in(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     for v in values:
         if not fits(v):
             raise PlanError(
-                f"is_in on {origin(value).name!r} ({name_of(value.kind)}) cannot hold {v!r} ({type(v).__name__})"
+                f"is_in on {origin(value).name!r} ({name_of(value.kind)}, 64 bits) cannot hold {v!r} ({type(v).__name__})"
             )
     if value.kind == "s":
         values = tuple(text_bytes("is_in", v) for v in values)
