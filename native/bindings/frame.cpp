@@ -129,8 +129,11 @@ void bind_frame(nb::module_& m) {
              new (self) Records(std::move(fields));
            })
       .def(
-          "add_blank", [](Records& r) { r.grow(1); }, "A record of zeros and nulls.")
+          "add_blank", [](Records& r) { r.add(r.fixed_bytes()); }, "A row of zeros and nulls.")
       .def_prop_ro("rows", &Records::rows)
-      .def_prop_ro("stride", &Records::stride)
+      .def_prop_ro("fixed_bytes", &Records::fixed_bytes)
+      .def_prop_ro(
+          "null_row", [](const Records& r) { return r.handles().empty() ? 0 : r.handles().back(); },
+          "The handle of the row added last.")
       .def_prop_ro("bytes", &Records::bytes);
 }

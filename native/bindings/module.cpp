@@ -3,9 +3,10 @@
 
 NB_MODULE(_native, m) {
   m.doc() = "Native core of CTRBox: operators, programs, indexes, batches.";
-  bind_catalogue(m);  // which kernels there are; hashing of names
-  bind_tables(m);     // sets, boundaries, JSON paths, dictionaries
-  bind_frame(m);      // columns in, columns out
-  bind_program(m);    // instructions over registers
-  bind_batch(m);      // what training gets
+  nb::set_leak_warnings(false);  // arrays still alive when the interpreter ends are no leak
+  bind_catalogue(m);             // which kernels there are; hashing of names
+  bind_tables(m);                // sets, boundaries, JSON paths, dictionaries
+  bind_frame(m);                 // columns in, columns out
+  bind_program(m);               // instructions over registers
+  bind_batch(m);                 // what training gets
 }

@@ -117,6 +117,9 @@ void bind_program(nb::module_& m) {
           },
           nb::arg("hashes"), nb::arg("keep_last"), "The index and the first two rows that share a hash (-1, -1: none).")
       .def(
+          "point_at", [](Index& i, const Records& records) { i.map.renumber(records.handles()); }, nb::arg("records"),
+          "From row numbers to the handles of the records made of those rows.")
+      .def(
           "find",
           [](const Index& i, nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> hashes) {
             auto rows = std::make_shared<std::vector<int64_t>>(hashes.size());

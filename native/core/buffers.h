@@ -5,12 +5,12 @@
 // rest is freed.
 #pragma once
 #include <cstddef>
+#include <cstdlib>
 #include <map>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
-
-#include "core/memory.h"
 
 namespace cb {
 
@@ -37,7 +37,9 @@ class BufferPool {
         return p;
       }
     }
-    return big_alloc(size);
+    void* p = std::aligned_alloc(64, size);
+    if (!p) throw std::bad_alloc();
+    return p;
   }
 
   void give(void* p, size_t capacity) {
@@ -50,7 +52,7 @@ class BufferPool {
         return;
       }
     }
-    big_free(p);
+    std::free(p);
   }
 
  private:

@@ -9,8 +9,6 @@
 #include <memory>
 #include <vector>
 
-#include "core/memory.h"
-
 namespace cb {
 
 class Bump {
@@ -68,7 +66,7 @@ class Bump {
 
  private:
   struct Block {
-    std::unique_ptr<char[], BigFree> memory;
+    std::unique_ptr<char[]> memory;
     size_t size;
   };
 
@@ -88,9 +86,7 @@ class Bump {
     head_ = 0;
   }
 
-  void add(size_t size) {
-    blocks_.push_back({std::unique_ptr<char[], BigFree>(static_cast<char*>(big_alloc(size + kSlack))), size});
-  }
+  void add(size_t size) { blocks_.push_back({std::unique_ptr<char[]>(new char[size + kSlack]), size}); }
 
   std::vector<Block> blocks_;
   size_t at_ = 0;

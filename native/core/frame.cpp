@@ -147,11 +147,15 @@ inline int64_t dictionary_index(const FrameColumn& c, int64_t row) {
   }
 }
 
-Str string_at(const FrameColumn& c, int64_t row) {
-  if (c.storage != Storage::Dictionary) return text_at(c, row);
+int64_t checked_index(const FrameColumn& c, int64_t row) {
   int64_t k = dictionary_index(c, row);
   if (k < 0 || k >= c.child->rows) throw std::out_of_range("a dictionary index outside its dictionary");
-  return text_at(*c.child, k);
+  return k;
+}
+
+Str string_at(const FrameColumn& c, int64_t row) {
+  if (c.storage != Storage::Dictionary) return text_at(c, row);
+  return text_at(*c.child, checked_index(c, row));
 }
 
 // The rows of a frame that a load is about.
@@ -165,7 +169,7 @@ struct Picked {
 template <class F, class N>
 int64_t each_row(const FrameColumn& c, const Picked& index, uint32_t rows, F f, N null) {
   int64_t first = -1;
-  if (!c.bitmap && !c.bytes_valid && !index.missing) {
+  if (c.whole() && !index.missing) {
     if (index.rows)
       for (uint32_t r = 0; r < rows; ++r) f(r, index.rows[r]);
     else
@@ -272,7 +276,7 @@ template <class T>
 int64_t load_list(const FrameColumn& c, const Picked& index, uint32_t rows, Column& out, Bump& pool) {
   List<T>* to = static_cast<List<T>*>(out.data);
   const FrameColumn& e = *c.child;
-  bool direct = !e.bitmap && ((std::is_same_v<T, int64_t> && e.storage == Storage::I64) ||
+  bool direct = e.whole() && ((std::is_same_v<T, int64_t> && e.storage == Storage::I64) ||
                               (std::is_same_v<T, double> && e.storage == Storage::F64));
   if (out.valid) std::memset(out.valid, 1, rows);
   return each_row(
@@ -300,6 +304,8 @@ int64_t load_list(const FrameColumn& c, const Picked& index, uint32_t rows, Colu
         uint32_t used = 0;
         for (int64_t j = 0; j < n; ++j)
           if (e.has(from + j)) at[used++] = element_at<T>(e, from + j);
+        if (used < n && c.storage == Storage::FixedList)  // dropping it would shift the others
+          throw std::invalid_argument("a null inside a list of fixed size; a vector needs all its elements");
         to[r] = List<T>{at, used};
       },
       [&](uint32_t r) {
@@ -337,6 +343,8 @@ int64_t load_entries(const FrameColumn& c, const Picked& index, uint32_t rows, C
 }
 
 }  // namespace
+
+bool FrameColumn::has_value(int64_t row) const { return child->has(checked_index(*this, row)); }
 
 std::shared_ptr<Frame> Frame::from_arrow(ArrowSchema* schema, ArrowArray* array) {
   auto frame = std::make_shared<Frame>();

@@ -86,10 +86,17 @@ struct FrameColumn {
 
   bool has(int64_t row) const {
     if (bytes_valid) return bytes_valid[row];
-    if (!bitmap) return true;
-    int64_t k = row + offset;
-    return bitmap[k >> 3] >> (k & 7) & 1;
+    if (bitmap) {
+      int64_t k = row + offset;
+      if (!(bitmap[k >> 3] >> (k & 7) & 1)) return false;
+    }
+    return storage != Storage::Dictionary || !child->bitmap || has_value(row);
   }
+  // Whether no row can be null.
+  bool whole() const { return !bitmap && !bytes_valid && !(storage == Storage::Dictionary && child->bitmap); }
+
+ private:
+  bool has_value(int64_t row) const;  // Dictionary: the value that the row points at is not null
 };
 
 class Frame {

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/memory.h"
 #include "operators/lookup.h"
 
 namespace cb {
@@ -46,6 +45,12 @@ class HashIndex {
       }
   }
 
+  // Row r becomes to[r].
+  void renumber(const std::vector<uint32_t>& to) {
+    for (Slot& s : slots_)
+      if (s.row != kEmpty) s.row = to.at(s.row);
+  }
+
   uint32_t find(uint64_t hash) const { return find_row(view(), hash); }
 
   IndexView view() const { return {slots_.data(), mask_}; }  // valid until the next insert
@@ -59,7 +64,7 @@ class HashIndex {
   using Slot = IndexSlot;
 
   void grow() {
-    std::vector<Slot, HugePages<Slot>> old(slots_.size() * 2, Slot{0, kEmpty});
+    std::vector<Slot> old(slots_.size() * 2, Slot{0, kEmpty});
     old.swap(slots_);
     mask_ = slots_.size() - 1;
     for (const Slot& s : old) {
@@ -70,7 +75,7 @@ class HashIndex {
     }
   }
 
-  std::vector<Slot, HugePages<Slot>> slots_;
+  std::vector<Slot> slots_;
   size_t mask_ = 0;
   size_t count_ = 0;
 };

@@ -31,48 +31,46 @@ void lookup_rows(const HashIndex& index, uint32_t rows, const Column& hash, int6
   }
 }
 
-// Fields of the records `at` (one a row from row `from` on) into a register.
-template <class T>
+// One field of the blocks `at` (a row each, from row `from` on) into a register.
 void gather_field(const RecordField& f, const char* const* at, uint32_t from, uint32_t rows, Column& out) {
-  T* data = static_cast<T*>(out.data) + from;
-  for (uint32_t r = 0; r < rows; ++r) std::memcpy(&data[r], at[r] + f.offset, sizeof(T));
-  if constexpr (sizeof(T) == 16) {  // what strings and lists point at is read by the next layers
-    const uint32_t width = f.kind[0] != '*' ? 1 : f.kind == "*s" ? 16 : 8;
+  const uint32_t offset = f.offset;
+  if (f.inside()) {
+    Str* data = static_cast<Str*>(out.data) + from;
+    const uint32_t element = static_cast<uint32_t>(f.element());
     for (uint32_t r = 0; r < rows; ++r) {
-      const Str& entry = reinterpret_cast<const Str&>(data[r]);
-      const uint32_t bytes = entry.n < 64 ? entry.n * width : 256;  // four lines: a history of 20 keys has three
-      for (uint32_t at_byte = 0; at_byte < bytes && at_byte < 256; at_byte += 64) __builtin_prefetch(entry.p + at_byte);
+      Inside inside;
+      std::memcpy(&inside, at[r] + offset, sizeof inside);
+      data[r] = Str{at[r] + inside.offset, inside.count};
+      // What it holds is read by the next layers. Four lines at most: a history of 20 keys has three.
+      const uint32_t bytes = inside.count < 256 / element ? inside.count * element : 256;
+      for (uint32_t line = 0; line < bytes; line += 64) __builtin_prefetch(data[r].p + line);
     }
+  } else if (f.width() == 16) {
+    Str* data = static_cast<Str*>(out.data) + from;
+    for (uint32_t r = 0; r < rows; ++r) std::memcpy(&data[r], at[r] + offset, sizeof(Str));
+  } else if (f.width() == 8) {
+    uint64_t* data = static_cast<uint64_t*>(out.data) + from;
+    for (uint32_t r = 0; r < rows; ++r) std::memcpy(&data[r], at[r] + offset, sizeof(uint64_t));
+  } else {
+    uint8_t* data = static_cast<uint8_t*>(out.data) + from;
+    for (uint32_t r = 0; r < rows; ++r) data[r] = static_cast<uint8_t>(at[r][offset]);
   }
   if (!out.valid) return;
   for (uint32_t r = 0; r < rows; ++r)
     out.valid[from + r] = f.nullable ? static_cast<uint8_t>(at[r][f.valid_offset]) : 1;
 }
 
-void gather_rows(const Records& records, const std::vector<int>& fields, const int64_t* row, uint32_t rows,
+void gather_rows(const Records& records, const std::vector<int>& fields, const int64_t* handle, uint32_t rows,
                  const std::vector<int>& out, std::vector<Column>& columns) {
   const char* at[kBlock];
   for (uint32_t from = 0; from < rows; from += kBlock) {
     uint32_t n = std::min(rows - from, kBlock);
     for (uint32_t r = 0; r < n; ++r) {
-      at[r] = records.at(static_cast<size_t>(row[from + r]));
-      for (uint32_t line = 0; line < records.stride(); line += 64) __builtin_prefetch(at[r] + line);
+      at[r] = records.at(handle[from + r]);
+      for (uint32_t line = 0; line < records.fixed_bytes(); line += 64) __builtin_prefetch(at[r] + line);
     }
-    for (size_t f = 0; f < fields.size(); ++f) {
-      const RecordField& field = records.fields()[static_cast<size_t>(fields[f])];
-      Column& column = columns[static_cast<size_t>(out[f])];
-      switch (entry_width(field.kind)) {
-        case 16:
-          gather_field<Str>(field, at, from, n, column);
-          break;
-        case 8:
-          gather_field<uint64_t>(field, at, from, n, column);
-          break;
-        default:
-          gather_field<uint8_t>(field, at, from, n, column);
-          break;
-      }
-    }
+    for (size_t f = 0; f < fields.size(); ++f)
+      gather_field(records.fields()[static_cast<size_t>(fields[f])], at, from, n, columns[static_cast<size_t>(out[f])]);
   }
 }
 
@@ -305,11 +303,16 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
         Column& c = w.columns[r];
         c.data = base + registers_[r].data_at;  // a zero-copy load of the last chunk may have moved it
         int64_t null = -1;
-        if (source.frame)
-          null = load_column(source.frame->columns()[static_cast<size_t>(k.fields[1])],
-                             source.index ? source.index + begin : nullptr, source.missing, source.base + begin, rows,
-                             c, w.pool);
-        else {  // a source that this run has no rows of
+        if (source.frame) {
+          try {
+            null = load_column(source.frame->columns()[static_cast<size_t>(k.fields[1])],
+                               source.index ? source.index + begin : nullptr, source.missing, source.base + begin, rows,
+                               c, w.pool);
+          } catch (const std::logic_error& e) {  // out_of_range, length_error, invalid_argument: damaged or oversized
+            throw RowError(piece_number, begin,
+                           "column '" + k.name + "' within " + std::to_string(rows) + " rows has " + e.what());
+          }
+        } else {  // a source that this run has no rows of
           std::memset(c.data, 0, entry_width(registers_[r].kind) * rows);
           if (c.valid) std::memset(c.valid, 0, rows);
           null = rows ? 0 : -1;

@@ -1,19 +1,23 @@
-// The rows of a dimension view after hoisting: one fixed-width record a row.
+// The rows of a dimension view after hoisting: one block of bytes a row, everything the row needs side by side.
 //
-//   record: the fields of a row side by side (widest first, so all are aligned), then a validity byte for each nullable
-//   field, padded to 8 bytes. Strings and lists of a row lie together in memory_, in row order. An impression that
-//   needs ten columns of its user touches the record's one or two cache lines and the lists, not ten columns.
+//   block:  fixed part    an entry a field (widest first, so all are aligned), then a validity byte for each nullable
+//   field;
+//                         a number is its 8 bytes, a bool 1, a string or list {u32 offset in the block, u32 count}
+//           variable part what the strings and lists hold, in the order of the fields, each 8-byte aligned
 //
-// Built by one thread (RecordSink), then read by all.
+// An impression that needs ten columns of its user touches a few neighbouring cache lines of one page. A row is known
+// by its handle, the block's offset / 8, so tables up to 32 GiB fit 32 bits. Only lists of strings leave the block:
+// their entries are pointers. Built by one thread (RecordSink), then read by all; handles stay valid while rows are
+// added, addresses do not.
 #pragma once
 #include <cstdint>
-#include <memory>
+#include <cstring>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "core/bump.h"
 #include "core/kernel.h"
-#include "core/memory.h"
 
 namespace cb {
 
@@ -22,45 +26,61 @@ inline size_t entry_width(const std::string& kind) { return kind[0] == '*' || ki
 struct RecordField {
   std::string kind;
   bool nullable;
-  uint32_t offset = 0;        // of the entry inside the record
+  uint32_t offset = 0;        // of the entry inside the block
   uint32_t valid_offset = 0;  // of its validity byte, when nullable
+
+  bool inside() const { return entry_width(kind) == 16 && kind != "*s"; }  // its elements lie in the block
+  size_t width() const { return inside() ? 8 : entry_width(kind); }        // of the entry
+  size_t element() const { return kind == "s" || kind == "*b" ? 1 : 8; }   // of what it holds
+};
+
+// A string or list of a block.
+struct Inside {
+  uint32_t offset;
+  uint32_t count;
 };
 
 class Records {
  public:
-  explicit Records(std::vector<RecordField> fields) : fields_(std::move(fields)), memory_(size_t{1} << 18) {
+  explicit Records(std::vector<RecordField> fields) : fields_(std::move(fields)), memory_(size_t{1} << 16) {
     uint32_t at = 0;
     for (size_t width : {size_t{16}, size_t{8}, size_t{1}})
       for (RecordField& f : fields_)
-        if (entry_width(f.kind) == width) {
+        if (f.width() == width) {
           f.offset = at;
           at += static_cast<uint32_t>(width);
         }
     for (RecordField& f : fields_)
       if (f.nullable) f.valid_offset = at++;
-    stride_ = (at + 7) / 8 * 8;
-    if (stride_ == 0) stride_ = 8;
+    fixed_ = at ? (at + 7) / 8 * 8 : 8;
   }
 
   const std::vector<RecordField>& fields() const { return fields_; }
-  uint32_t stride() const { return stride_; }
-  size_t rows() const { return data_.size() / stride_; }
-  const char* at(size_t row) const { return data_.data() + row * stride_; }
-  size_t bytes() const { return data_.capacity() + memory_.capacity(); }
+  uint32_t fixed_bytes() const { return fixed_; }
+  const char* at(int64_t handle) const { return blob_.data() + handle * 8; }
+  const std::vector<uint32_t>& handles() const { return handles_; }
+  size_t rows() const { return handles_.size(); }
+  size_t bytes() const { return blob_.capacity() + memory_.capacity() + handles_.capacity() * sizeof(uint32_t); }
 
-  // For the builder.
-  char* grow(size_t rows) {
-    size_t before = data_.size();
-    data_.resize(before + rows * stride_);
-    return data_.data() + before;
+  // For the builder: a block of `bytes` zeros, a multiple of 8.
+  char* add(size_t bytes) {
+    if (used_ / 8 >= UINT32_MAX) throw std::length_error("a joined view of more than 32 GiB");
+    handles_.push_back(static_cast<uint32_t>(used_ / 8));
+    size_t need = used_ + bytes + Bump::kSlack;
+    if (need > blob_.size()) blob_.resize(need > 2 * blob_.size() ? need : 2 * blob_.size());
+    char* block = blob_.data() + used_;
+    used_ += bytes;
+    return block;
   }
   Bump& memory() { return memory_; }
 
  private:
   std::vector<RecordField> fields_;
-  uint32_t stride_ = 8;
-  std::vector<char, HugePages<char>> data_;
-  Bump memory_;
+  uint32_t fixed_ = 8;
+  size_t used_ = 0;
+  std::vector<char> blob_;
+  std::vector<uint32_t> handles_;
+  Bump memory_;  // lists of strings
 };
 
 }  // namespace cb

@@ -284,28 +284,46 @@ std::shared_ptr<Frame> FrameBuilder::frame() {
 // ---- records ----------------------------------------------------------------------------------------------------
 
 void RecordSink::take(int slot, const Column& c, const Bump&) {
-  const RecordField& f = records_->fields()[static_cast<size_t>(slot)];
-  size_t width = entry_width(f.kind), stride = records_->stride();
+  size_t k = static_cast<size_t>(slot), width = entry_width(records_->fields()[k].kind);
   const char* from = static_cast<const char*>(c.data);
-  for (uint32_t r = 0; r < chunk_; ++r) std::memcpy(at_ + r * stride + f.offset, from + r * width, width);
-  if (f.nullable)
-    for (uint32_t r = 0; r < chunk_; ++r)
-      at_[r * stride + f.valid_offset] = c.valid ? static_cast<char>(c.valid[r]) : 1;
-  if (width == 16) pointers_.push_back(slot);
+  entries_[k].assign(from, from + width * chunk_);
+  valid_[k].assign(chunk_, 1);
+  if (c.valid) valid_[k].assign(c.valid, c.valid + chunk_);
 }
 
-// Row by row, so that all a row points at lies together.
 void RecordSink::end() {
-  size_t stride = records_->stride();
-  for (uint32_t r = 0; r < chunk_; ++r)
-    for (int slot : pointers_) {
-      const RecordField& f = records_->fields()[static_cast<size_t>(slot)];
-      Str entry;
-      std::memcpy(&entry, at_ + r * stride + f.offset, sizeof entry);
-      entry = keep_entry(f.kind, entry, records_->memory());
-      std::memcpy(at_ + r * stride + f.offset, &entry, sizeof entry);
+  const std::vector<RecordField>& fields = records_->fields();
+  for (uint32_t r = 0; r < chunk_; ++r) {
+    size_t bytes = records_->fixed_bytes();
+    for (size_t k = 0; k < fields.size(); ++k)
+      if (fields[k].inside()) {
+        const Str& entry = reinterpret_cast<const Str*>(entries_[k].data())[r];
+        bytes += (entry.n * fields[k].element() + 7) / 8 * 8;
+      }
+    if (bytes > UINT32_MAX) throw std::length_error("a row of a joined view of 4 GiB or more");
+    char* block = records_->add(bytes);
+    uint32_t at = records_->fixed_bytes();
+    for (size_t k = 0; k < fields.size(); ++k) {
+      const RecordField& f = fields[k];
+      if (f.nullable) block[f.valid_offset] = static_cast<char>(valid_[k][r]);
+      size_t width = entry_width(f.kind);
+      if (width != 16) {
+        std::memcpy(block + f.offset, entries_[k].data() + r * width, width);
+        continue;
+      }
+      Str entry = reinterpret_cast<const Str*>(entries_[k].data())[r];
+      if (!f.inside()) {
+        entry = keep_entry(f.kind, entry, records_->memory());
+        std::memcpy(block + f.offset, &entry, sizeof entry);
+        continue;
+      }
+      Inside inside{at, entry.n};
+      std::memcpy(block + f.offset, &inside, sizeof inside);
+      size_t n = entry.n * f.element();
+      if (n) std::memcpy(block + at, entry.p, n);
+      at += static_cast<uint32_t>((n + 7) / 8 * 8);
     }
-  pointers_.clear();
+  }
 }
 
 }  // namespace cb

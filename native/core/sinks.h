@@ -82,18 +82,21 @@ class FrameBuilder : public Sink {
   std::vector<int32_t> picked_;
 };
 
+// Registers of a chunk are copied when they are emitted (their memory is used again), blocks are written when all are
+// there.
 class RecordSink : public Sink {
  public:
-  explicit RecordSink(std::shared_ptr<Records> records) : records_(std::move(records)) {}
-  void begin(uint32_t rows) override { at_ = records_->grow(rows), chunk_ = rows; }
+  explicit RecordSink(std::shared_ptr<Records> records)
+      : records_(std::move(records)), entries_(records_->fields().size()), valid_(records_->fields().size()) {}
+  void begin(uint32_t rows) override { chunk_ = rows; }
   void* direct(int) override { return nullptr; }
   void take(int slot, const Column& column, const Bump& pool) override;
   void end() override;
 
  private:
   std::shared_ptr<Records> records_;
-  std::vector<int> pointers_;  // slots of strings and lists in this chunk
-  char* at_ = nullptr;
+  std::vector<std::vector<char>> entries_;
+  std::vector<std::vector<uint8_t>> valid_;
   uint32_t chunk_ = 0;
 };
 

@@ -119,7 +119,7 @@ def test_a_join_key_cast_to_the_other_type_is_found() -> None:
 
 def test_a_float_cannot_be_a_join_key() -> None:
     people = cb.View(table(score=[0.5], age=[1]), key="score", name="scores").fill(age=0)
-    with pytest.raises(cb.PlanError, match="float, which cannot be a key"):
+    with pytest.raises(cb.PlanError, match="float, which cannot be a join key"):
         dense(log().join(people, on="score"), col("age"))
 
 
@@ -368,3 +368,75 @@ def test_a_null_that_appears_after_the_plan_was_built(tmp_path: Path) -> None:
     pq.write_table(table(instance_id=[1, 2], score=pa.array([1.0, None])), tmp_path / "a.parquet")
     with pytest.raises((cb.DataError, cb.SourceError), match=r"a\.parquet"):
         list(plan.batches(10))
+
+
+# ---- what an attack found
+
+
+def test_a_list_cannot_be_a_join_key() -> None:
+    left = cb.View(pa.table({"k": [[1, 2], [3]]}))
+    right = cb.View(pa.table({"k": [[1, 2], [3]], "v": [7, 8]}), key="k", name="lists").fill(v=0)
+    with pytest.raises(cb.PlanError, match="cannot be a join key"):
+        cb.evaluate({"v": col("v")}, left.join(right, on="k"))
+
+
+def test_a_null_inside_a_dictionary_is_a_null() -> None:
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int8()), pa.array(["a", None, "c"]))
+    view = cb.View(pa.table({"x": coded}))
+    found = cb.evaluate({"x": col("x").fill("none"), "null": col("x").is_null()}, view)
+    assert found.to_pydict() == {"x": ["a", "none", "c"], "null": [False, True, False]}
+
+
+def test_a_list_view_from_a_user_operator_is_read_right() -> None:
+    @cb.operator(args=["int"], result="list[int]")
+    def lists(x: pa.Array) -> pa.Array:
+        return pa.array([[1], [2, 2], [3]], pa.list_view(pa.int64()))
+
+    found = cb.evaluate({"sum": lists(col("x")).sum()}, pa.table({"x": [1, 2, 3]}))
+    assert found["sum"].to_pylist() == [1, 4, 3]
+
+
+def test_a_user_operator_may_run_its_own_plan() -> None:
+    inner = cb.compile(cb.View(pa.table({"x": [5]})), cb.FeatureSet(dense={"x": col("x")}))
+
+    @cb.operator(args=["int"], result="float")
+    def nested(x: pa.Array) -> Any:
+        return [float(plan.run(pa.table({"y": [1]})).dense[0, 0]) if len(x) > 1 else 9.0 for _ in range(len(x))]
+
+    assert inner.run(pa.table({"x": [1]})).rows == 1
+    plan = cb.compile(cb.View(pa.table({"y": [1, 2]})), cb.FeatureSet(dense={"n": nested(col("y"))}))
+    assert plan.run(pa.table({"y": [1, 2]})).dense.tolist() == [[9.0], [9.0]]
+
+
+def test_a_null_inside_a_vector_is_an_error() -> None:
+    vectors = pa.array([[1.0, None, 3.0]], pa.list_(pa.float64(), 3))
+    with pytest.raises(cb.DataError, match=r"column .v.*null inside a list of fixed size"):
+        cb.evaluate({"v": col("v")}, pa.table({"v": vectors}))
+
+
+def test_strict_json_in_a_joined_view_names_the_row() -> None:
+    users = cb.View(pa.table({"u": [1, 2], "profile": ['{"a": 1}', "{"]}), key="u", name="users")
+    age = col("profile").json("$.a", "int", strict=True).fill(0)
+    plan = cb.compile(cb.View(pa.table({"u": [1]})).join(users, on="u"), cb.FeatureSet(dense={"a": age}))
+    with pytest.raises(cb.DataError, match=r"malformed value \(at memory row 1\)"):
+        next(plan.batches(1))
+
+
+def test_pruning_leaves_durations_alone(tmp_path: Path) -> None:
+    table = pa.table({"z": pa.array([1000, 1000, 2000, 2000], pa.duration("ns"))})
+    pq.write_table(table, tmp_path / "z.parquet", row_group_size=2)
+    for data in (table, str(tmp_path / "z.parquet")):
+        assert cb.evaluate({"z": col("z")}, cb.View(data).filter(col("z").is_in([1]))).num_rows == 2
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 2.5}, {"limit": 2.5}, {"seed": 2**70}, {"start": 5}, {"shuffle": -1}])
+def test_sizes_that_are_no_whole_numbers_are_refused(sizes: dict[str, Any]) -> None:
+    plan = cb.compile(cb.View(pa.table({"x": [1]})), cb.FeatureSet(dense={"x": col("x")}))
+    with pytest.raises(cb.PlanError):
+        next(plan.batches(**{"batch_size": 10, **sizes}))
+
+
+@pytest.mark.parametrize("options", [{"threads": -1}, {"threads": 0}, {"chunk_rows": 0}, {"chunk_rows": 2**32}])
+def test_options_out_of_bounds_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(cb.PlanError, match="whole number"):
+        cb.compile(cb.View(pa.table({"x": [1]})), cb.FeatureSet(dense={"x": col("x")}), **options)

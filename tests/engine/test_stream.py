@@ -191,7 +191,7 @@ def test_position_inside_a_window_needs_the_shuffle() -> None:
 
 
 def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(cb.PlanError, match="at least 1"):
+    with pytest.raises(cb.PlanError, match="batch_size must be a whole number"):
         next(plan_of("plain").batches(0))
     with pytest.raises(cb.PlanError, match="at least a batch"):
         next(plan_of("plain").batches(10, shuffle=5))

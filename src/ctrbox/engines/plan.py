@@ -28,6 +28,13 @@ from ctrbox.views.view import View
 EVALUATE_ROWS = 65_536
 
 
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    """The value, if it is a whole number within bounds."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise PlanError(f"{name} must be a whole number from {low:,} to {high:,}, got {value!r}")
+    return value
+
+
 @dataclass(frozen=True)
 class Position:
     """Where a stream of batches stands: give it to ``batches(start=…)`` to go on exactly there.
@@ -56,7 +63,8 @@ class Plan:
         self.log = log
         self.features = features
         self.device = device
-        self.threads = threads or os.cpu_count() or 1
+        self.threads = os.cpu_count() or 1 if threads is None else whole("threads", threads, 1, 1024)
+        whole("chunk_rows", chunk_rows, 1, 65_536)
         self.chunk_rows = chunk_rows
         self.graph: Graph = build(log, features)
         self.fitted: dict[int, dict[str, np.ndarray]] = {}
@@ -157,12 +165,17 @@ class Plan:
         ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: go on from a
         saved ``plan.position``. ``limit``: stop after so many rows.
         """
-        if batch_size < 1:
-            raise PlanError(f"batch_size must be at least 1, got {batch_size}")
+        whole("batch_size", batch_size, 1, 2**31 - 1)
+        whole("shuffle", shuffle, 0, 2**31 - 1)
+        whole("seed", seed, 0, 2**64 - 1)
+        if limit is not None:
+            whole("limit", limit, 0, 2**62)
+        if start is not None and not isinstance(start, Position):
+            raise PlanError(f"start must be a Position, as plan.position gives it, got {start!r}")
+        if start is not None and (start.row < 0 or start.window < 0 or start.skip < 0 or 0 < shuffle <= start.skip):
+            raise PlanError(f"{start} is no position of a stream with shuffle={shuffle}")
         if shuffle and shuffle < batch_size:
             raise PlanError(f"shuffle within {shuffle} rows needs a window of at least a batch, {batch_size}")
-        if limit is not None and limit < 0:
-            raise PlanError(f"limit must be at least 0, got {limit}")
         if shuffle:
             return self._shuffled(batch_size, shuffle, seed, start, limit)
         return self._ordered(batch_size, start, limit)
@@ -239,6 +252,11 @@ class Plan:
                 raise DataError(
                     f"column {name!r} of the request is {name_of(kind) if kind else source.schema.field(name).type}, "
                     f"the plan was built on {name_of(wanted or 's')}"
+                )
+            width, planned = (getattr(t.field(name).type, "list_size", None) for t in (source.schema, schema))
+            if width != planned:
+                raise DataError(
+                    f"column {name!r} of the request holds lists of {width}, the plan was built on {planned}"
                 )
         wanted_names = [
             [n for n in names if n in source.schema.names]

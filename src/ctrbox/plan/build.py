@@ -98,7 +98,7 @@ class Builder:
         scope = Scope(self, frame, self.raw_columns(frame, 0, view, missing=role == "left"))
         if role != "log":
             members = tuple(scope.column(k) for k in view.key)
-            frame.hash = crossed(scope, members, 1) if len(members) > 1 else hashed(scope, members[0], "join")
+            frame.hash = self.single_key(scope, members)
         for step in view.steps:
             self.apply(scope, step)
         return scope
@@ -177,8 +177,18 @@ class Builder:
             scope.frame.filters.append(self.typed.node("found", (row,), (), "b", False, ""))
         self.bring(scope, inner, row, step.prefix, step.view)
 
+    def single_key(self, scope: Scope, members: tuple[Node, ...]) -> Node:
+        """The hash of a join key; PlanError unless each member is one value a row of a type that can be a key."""
+        for member in members:
+            if member.kind not in ("i", "s", "b", "t", "k"):
+                raise PlanError(
+                    f"{origin(member).name!r} of view {scope.frame.name!r} is {name_of(member.kind)}, which cannot be a join "
+                    "key; expected a whole number, a string, a bool or a time"
+                )
+        return crossed(scope, members, 1) if len(members) > 1 else hashed(scope, members[0], "join")
+
     def row(self, scope: Scope, frame: FrameSpec, members: tuple[Node, ...]) -> Node:
-        value = crossed(scope, members, 1) if len(members) > 1 else hashed(scope, members[0], "join")
+        value = self.single_key(scope, members)
         return self.typed.nodes.intern("row", (value,), (("frame", frame.id),), "i", False, scope.frame.id)
 
     def bring(self, scope: Scope, inner: Scope, row: Node, prefix: str, view: View) -> None:

@@ -142,6 +142,11 @@ class IndexedFiles:
                 last = high
         return True
 
+    def prunable(self, column: str) -> bool:
+        """Whether statistics of the column are in the unit and type that `scan` hands out."""
+        leaf = self._first.leaves.get(column)
+        return column in self._partitions.columns or (leaf is not None and leaf.stored == leaf.type)
+
     def fingerprint(self) -> str:
         return digest(self.schema, self._files)
 

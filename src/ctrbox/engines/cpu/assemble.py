@@ -34,7 +34,8 @@ class Dimension:
     name: str
     index: Any  # _native.Index
     records: Any  # _native.Records
-    rows: int  # real ones; the record behind them is the null row
+    rows: int
+    null_row: int  # handle of the record for missing keys
     fields: dict[int, int]  # node id → field of the record
     programs: list[Assembled] = field(default_factory=list)  # what ran to make it, for warnings
 
@@ -163,10 +164,12 @@ class Assembler:
             self.registers[node.id] = literal(program, node.kind, node.param("value"))
         elif node.op == "row":
             dimension = self.dimensions[node.param("frame")]
-            self.registers[node.id] = program.lookup(dimension.index, self.registers[node.args[0].id], dimension.rows)
+            self.registers[node.id] = program.lookup(
+                dimension.index, self.registers[node.args[0].id], dimension.null_row
+            )
             self.note("join", node)
         elif node.op == "found":
-            missing = literal(program, "i", self.dimensions[node.args[0].param("frame")].rows)
+            missing = literal(program, "i", self.dimensions[node.args[0].param("frame")].null_row)
             arguments = [self.registers[node.args[0].id], missing]
             (self.registers[node.id],) = program.call("ne", "i,i", arguments, ["b"], [False], [], [], [], None, False)
             self.note("ne", node)

@@ -7,7 +7,7 @@ import numpy as np
 from ctrbox import _native
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.assemble import Assembler, Dimension
-from ctrbox.engines.cpu.stages import Prepared, Stages
+from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
 from ctrbox.engines.cpu.tables import Tables
 from ctrbox.errors import DataError
 from ctrbox.plan.graph import FrameSpec, Graph
@@ -41,11 +41,16 @@ def load_dimension(
     parts: list[Prepared] = []
     hashes: list[np.ndarray] = []
     for morsel in frame.view.source.scan(columns, rows=LOAD_ROWS):
-        part = stages.prepare(morsel.rows.num_rows, [(frame_of(morsel.rows), None, 0)])
-        part.origin, part.start = morsel.origin, morsel.start
-        if not part.rows:
-            continue
-        kept, _ = hashing.native.run_frame([part.piece(0, part.rows)], ["k"], [frame.hash.nullable], [])
+        rows: list[Rows] = [(frame_of(morsel.rows), None, 0)]
+        part = Prepared(morsel.rows.num_rows, rows, None, morsel.origin, morsel.start)
+        try:
+            part = stages.prepare(part.rows, rows)
+            part.origin, part.start = morsel.origin, morsel.start
+            if not part.rows:
+                continue
+            kept, _ = hashing.native.run_frame([part.piece(0, part.rows)], ["k"], [frame.hash.nullable], [])
+        except _native.RowError as error:
+            raise located(error, [(part, 0, part.rows)]) from None
         _, valid, (values,) = kept.export(0)
         if valid is not None and not valid.all():
             raise DataError(
@@ -59,18 +64,23 @@ def load_dimension(
     if first >= 0:
         raise DataError(duplicate(frame, parts, first, second))
     records = _native.Records([n.kind for n in asked], [n.nullable for n in asked])
-    body.native.run_records([part.piece(0, part.rows) for part in parts], records)
+    try:
+        body.native.run_records([part.piece(0, part.rows) for part in parts], records)
+    except _native.RowError as error:
+        raise located(error, [(part, 0, part.rows) for part in parts]) from None
     if frame.role == "inner":
         records.add_blank()  # met only by rows that the join's filter is about to drop
     else:  # the row for missing keys: nulls, cleaned like any other but past the filters
         unfiltered, assembler = program([])
         null_row = unfiltered.prepare(1, [(None, None, 0)]).piece(0, 1)
         assembler.assemble(asked, list(enumerate(asked)), unfiltered.sources).native.run_records([null_row], records)
+    index.point_at(records)
     return Dimension(
         frame.name,
         index,
         records,
         len(every),
+        records.null_row,
         {n.id: k for k, n in enumerate(asked)},
         [body, *stages.programs],
     )

@@ -23,9 +23,9 @@ from ctrbox.engines.cpu.assemble import Assembled, Assembler, Dimension
 from ctrbox.engines.cpu.dimensions import load_dimension
 from ctrbox.engines.cpu.merge import MergeCursor, ids_of
 from ctrbox.engines.cpu.prune import prune_expression
-from ctrbox.engines.cpu.stages import Prepared, Rows, Stages
+from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
 from ctrbox.engines.cpu.tables import Tables
-from ctrbox.errors import CtrboxError, DataError
+from ctrbox.errors import DataError
 from ctrbox.plan.graph import Graph, Output
 from ctrbox.plan.node import Node
 from ctrbox.views.source import Morsel
@@ -150,7 +150,7 @@ class Extractor:
         try:
             native = self.body.native.run_batch([p.piece(b, n) for p, b, n in pieces], self.batch_plan, self.hints)
         except _native.RowError as error:
-            raise self.located(error, pieces) from None
+            raise located(error, pieces) from None
         batch = self.wrap(native)
         self.stats.add("extract", batch.rows, time.perf_counter() - began)
         return batch
@@ -180,13 +180,6 @@ class Extractor:
             native.weight if s.weight else None,
         )
 
-    def located(self, error: Any, pieces: list[tuple[Prepared, int, int]]) -> CtrboxError:
-        message, piece, position = error.args
-        prepared, begin, _ = pieces[piece]
-        row = prepared.row(begin + position)
-        where = prepared.origin.name(row) if prepared.origin is not None else f"row {row}"
-        return DataError(f"{message} (at {where})")
-
     # ---- a morsel
     def prepare(self, morsel: Morsel, merged: list[Rows]) -> Prepared:
         return self.staged(
@@ -199,7 +192,7 @@ class Extractor:
         try:
             prepared = self.stages.prepare(rows, sources)
         except _native.RowError as error:
-            raise self.located(error, [(Prepared(rows, sources, None, origin, start), 0, rows)]) from None
+            raise located(error, [(Prepared(rows, sources, None, origin, start), 0, rows)]) from None
         prepared.origin, prepared.start = origin, start
         self.stats.add("filter", rows, time.perf_counter() - began)
         return prepared
@@ -352,7 +345,7 @@ class Extractor:
             try:
                 return self.body.native.run_frame([p.piece(b, n) for p, b, n in pieces], kinds, nullable, keep)[0]
             except _native.RowError as error:
-                raise self.located(error, pieces) from None
+                raise located(error, pieces) from None
 
         stream = self.each_batch(run, rows)
         try:

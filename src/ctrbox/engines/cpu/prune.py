@@ -25,22 +25,25 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 def prune_expression(frame: FrameSpec) -> pc.Expression | None:
     """An Arrow expression that every selected row satisfies, or None."""
     found: pc.Expression | None = None
+    prunable = getattr(frame.view.source, "prunable", None)  # sources without statistics have none
+    if prunable is None:
+        return None
     for node in frame.filters:
-        part = necessary(node)
+        part = necessary(node, prunable)
         if part is not None:
             found = part if found is None else found & part
     return found
 
 
-def necessary(node: Node) -> pc.Expression | None:
+def necessary(node: Node, prunable: Callable[[str], bool]) -> pc.Expression | None:
     if node.op == "and":
-        parts = [p for p in (necessary(a) for a in node.args) if p is not None]
+        parts = [p for p in (necessary(a, prunable) for a in node.args) if p is not None]
         return None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1]
-    if node.op in COMPARE and raw(node.args[0]) and node.args[1].op == "literal":
+    if node.op in COMPARE and raw(node.args[0], prunable) and node.args[1].op == "literal":
         value = plain(node.args[1].param("value"))
         if node.args[0].kind in ("i", "f", "s") and value is not None:
             return COMPARE[node.op](pc.field(node.args[0].name), pc.scalar(value))
-    if node.op == "is_in" and raw(node.args[0]) and node.args[0].kind in ("i", "s"):
+    if node.op == "is_in" and raw(node.args[0], prunable) and node.args[0].kind in ("i", "s"):
         values = [plain(v) for v in node.param("table").data]
         return pc.field(node.args[0].name).isin(values) if values and None not in values else None
     return None
@@ -57,5 +60,5 @@ def plain(value: Any) -> int | float | str | None:
     return text
 
 
-def raw(node: Node) -> bool:
-    return node.op == "column" and node.param("source") == 0
+def raw(node: Node, prunable: Callable[[str], bool]) -> bool:
+    return bool(node.op == "column" and node.param("source") == 0 and prunable(node.name))

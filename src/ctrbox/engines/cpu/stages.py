@@ -61,7 +61,7 @@ class Stages:
         self.assembler = assembler
         self.sources = sources
         self.steps: list[Native | User] = []
-        self.python = threading.Lock()  # user functions run one at a time, in no promised order
+        self.python = threading.RLock()  # user functions run one at a time, in no promised order
         filter_users = users(filters)
         self._user_rounds(filter_users)
         if filters:
@@ -151,6 +151,15 @@ class Stages:
         return Prepared(rows, sources, selected)
 
 
+def located(error: Any, pieces: list[tuple[Prepared, int, int]]) -> DataError:
+    """A native RowError as an error that names file and row; ``pieces``: what the program was given."""
+    message, piece, position = error.args
+    prepared, begin, _ = pieces[piece]
+    row = prepared.row(begin + position)
+    where = prepared.origin.name(row) if prepared.origin is not None else f"row {row}"
+    return DataError(f"{message} (at {where})")
+
+
 def narrowed(source: Rows, picked: np.ndarray) -> Rows:
     frame, index, base = source
     if frame is None:
@@ -178,8 +187,11 @@ def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Arra
         result = result.combine_chunks()
     try:
         array = result if isinstance(result, pa.Array) else pa.array(result, from_pandas=False)
+        if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
+            array = pa.array(array.to_pylist(), wanted)  # casting a list view can give offsets that are too short
         if array.type != wanted:
             array = array.cast(wanted)
+        array.validate()
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise DataError(f"operator {op.name!r} must return {name_of(op.result)}: {error}") from error
     if len(array) != rows:
