@@ -101,7 +101,7 @@ lint: setup  ## ruff, mypy, import direction, clang-format, codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports --cache-dir .cache/import-linter
 	$(if $(NATIVE),$(BIN)/clang-format --dry-run --Werror $(NATIVE))
-	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs native $(PYTHON_PATHS)
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs native $(filter-out tests,$(PYTHON_PATHS))
 
 format: setup  ## write what lint wants
 	$(BIN)/ruff check --fix $(PYTHON_PATHS) || true
