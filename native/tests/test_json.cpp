@@ -6,18 +6,11 @@
 #include <vector>
 
 #include "core/tables.h"
+#include "tests/check.h"
 
 using namespace cb;
 
 namespace {
-
-#define CHECK(ok)                                                            \
-  do {                                                                       \
-    if (!(ok)) {                                                             \
-      std::fprintf(stderr, "%s:%d: %s is false\n", __FILE__, __LINE__, #ok); \
-      std::exit(1);                                                          \
-    }                                                                        \
-  } while (0)
 
 // The document in memory of its exact size: a sanitizer then sees any read past its end.
 bool valid(const std::string& doc, const JsonPaths& paths, std::vector<JsonSlice>* slots = nullptr) {

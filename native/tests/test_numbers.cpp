@@ -9,18 +9,11 @@
 
 #include "core/tables.h"
 #include "operators/times.h"
+#include "tests/check.h"
 
 using namespace cb;
 
 namespace {
-
-#define CHECK(ok)                                                            \
-  do {                                                                       \
-    if (!(ok)) {                                                             \
-      std::fprintf(stderr, "%s:%d: %s is false\n", __FILE__, __LINE__, #ok); \
-      std::exit(1);                                                          \
-    }                                                                        \
-  } while (0)
 
 const int64_t kLeast = std::numeric_limits<int64_t>::min();
 const int64_t kMost = std::numeric_limits<int64_t>::max();

@@ -8,16 +8,9 @@
 
 #include "core/sinks.h"
 #include "operators/hash.h"
+#include "tests/check.h"
 
 using namespace cb;
-
-#define CHECK(what)                                                   \
-  do {                                                                \
-    if (!(what)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
-      std::exit(1);                                                   \
-    }                                                                 \
-  } while (0)
 
 namespace {
 

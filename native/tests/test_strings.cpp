@@ -13,14 +13,7 @@
 #include "operators/edit_distance.h"
 #include "operators/lists.h"
 #include "operators/strings.h"
-
-#define CHECK(what)                                                   \
-  do {                                                                \
-    if (!(what)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
-      std::exit(1);                                                   \
-    }                                                                 \
-  } while (0)
+#include "tests/check.h"
 
 using namespace cb;
 using Texts = std::vector<std::string>;

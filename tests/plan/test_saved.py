@@ -442,9 +442,9 @@ def doubling(header: dict[str, Any]) -> None:
 def deep(header: dict[str, Any]) -> None:
     place = len(header["expressions"])
     header["expressions"].append(["column", [], {"name": "price"}])
-    for k in range(900):
+    for k in range(10_000):
         header["expressions"].append(["abs", [place + k], {}])
-    header["features"]["dense"].append(["deep", place + 900])
+    header["features"]["dense"].append(["deep", place + 10_000])
 
 
 @pytest.mark.parametrize(
@@ -527,7 +527,9 @@ def test_any_change_of_the_header_gives_a_plan_or_one_error(saved: bytes, damage
 
     damaged.write_bytes(forged(saved, change))
     with suppress(CtrboxError):
-        load_plan(damaged, views=world.tables())
+        plan = load_plan(damaged, views=world.tables())
+        list(plan.batches(7))
+        plan.explain("cpu")
 
 
 # ---- expressions as data

@@ -7,17 +7,14 @@ list<int64>. One row for each row of the log that passes its filters, in the ord
 A key column holds the very keys of the plan that wrote it: value and field are hashed in already, and the
 field's metadata ``ctrbox.space`` names the space. Hashed again with ``.key()`` they would be other keys.
 
-Nothing is seen at ``path`` until everything is on disk: rows go to a hidden ``.….partial`` beside it, which
-is flushed and renamed. On any failure the partial is removed and what was at ``path`` stays.
+Nothing is seen at ``path`` until everything is on disk, and on any failure what was there stays (`engines.aside`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -27,16 +24,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.engines.aside import written_aside
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.fit import NO_BATCH
-from ctrbox.errors import CtrboxError, DataError, PlanError, WriteError, nearest
+from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.plan.graph import Output
 from ctrbox.plan.node import Node
 
 PART_ROWS = 1 << 22  # of a file in a folder
 COMPRESSIONS = ("zstd", "lz4", "snappy", "gzip", "brotli", "none")
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def materialize(
@@ -62,8 +59,9 @@ def materialize(
     if key.name in {o.name for o in outputs}:
         raise PlanError(f"feature {key.name!r} has the name of the key column; rename it")
     schema = file_schema(key, outputs, plan.fingerprint)
-    with written_aside(place) as aside:
-        files = Parts(aside, schema, compression, part_rows if place.suffix != ".parquet" else None)
+    folder = place.suffix != ".parquet"
+    with written_aside(place, folder=folder) as aside:
+        files = Parts(aside, schema, compression, part_rows if folder else None)
         rows = 0
         try:
             for table in tables(plan, key, outputs, schema, row_group_rows):
@@ -203,66 +201,16 @@ def target(path: str | os.PathLike[str]) -> Path:
     if place.suffix == ".parquet":
         if place.is_dir():
             raise PlanError(f"{place} is a folder; expected a file or a folder without the ending .parquet")
+        if place.exists() and not place.is_file():
+            raise PlanError(f"{place} is a pipe, a socket or a device, which is not replaced; expected a file")
     elif place.exists():
         if not place.is_dir():
-            raise PlanError(f"{place} is a file; expected a folder, or a file that ends with .parquet")
+            met = "is a file" if place.is_file() else "is a pipe, a socket or a device"
+            raise PlanError(f"{place} {met}; expected a folder, or a file that ends with .parquet")
         other = next((p.name for p in sorted(place.iterdir()) if not p.match("part-*.parquet")), None)
         if other is not None:
             raise PlanError(f"folder {place} would be replaced, but holds {other!r}, which is no part file")
     return place
-
-
-@contextlib.contextmanager
-def written_aside(place: Path) -> Iterator[Path]:
-    """A path beside ``place``, which replaces it at the end; without an end it is removed."""
-    aside = place.with_name(f".{place.name}.{os.getpid()}.partial")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        yield aside
-        replace(aside, place)
-    except OSError as error:
-        if isinstance(error, CtrboxError):
-            raise
-        raise failure(error, aside, place) from error
-    finally:
-        remove(aside)
-
-
-def replace(aside: Path, place: Path) -> None:
-    """A file is replaced in one step, a folder in two: a crash between them leaves the old as ``.….old``."""
-    old = place.with_name(f".{place.name}.{os.getpid()}.old")
-    if place.is_dir():
-        place.rename(old)
-        try:
-            aside.rename(place)
-        except BaseException:
-            old.rename(place)
-            raise
-        remove(old)
-    else:
-        aside.replace(place)
-    folder = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name is on disk too
-    finally:
-        os.close(folder)
-
-
-def remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def failure(error: OSError, aside: Path, place: Path) -> WriteError:
-    files = aside.glob("*") if aside.is_dir() else [aside]
-    written = sum(f.stat().st_size for f in files if f.exists())
-    kept = "what was there before is untouched" if place.exists() else "nothing was kept"
-    reason = error.strerror or str(error)
-    if error.errno in FULL:
-        with contextlib.suppress(OSError):
-            free = shutil.disk_usage(aside.parent).free
-            reason = f"{reason} after {written:,} bytes, {free:,} bytes free"
-    return WriteError(f"cannot write {place}: {reason}; {kept}")
 
 
 class Parts:

@@ -49,9 +49,10 @@ from ctrbox.plan.serial import (
     a_text,
     canonical,
     malformed,
+    sizes,
     texts,
 )
-from ctrbox.plan.tables import Dictionary
+from ctrbox.plan.tables import Dictionary, misfit
 from ctrbox.plan.user import UserOperator
 from ctrbox.views.source import Morsel, Source
 from ctrbox.views.view import View
@@ -63,7 +64,7 @@ HEAD = struct.Struct("<8sIQ")
 MOST_HEADER_BYTES = 256 << 20
 DTYPES = frozenset(["|b1", "|u1", "<i4", "<u4", "<i8", "<u8", "<f4", "<f8"])
 SECRETS = {"access_key", "secret_key", "session_token"}
-BROKEN = (LookupError, TypeError, ValueError, AttributeError, AssertionError, RecursionError)
+BROKEN = (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -200,6 +201,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     _check_names(writer.views)
     views = [_view_entry(view, writer.steps(view)) for view in list(writer.views)]
     features = writer.features(plan.features)
+    sizes(writer.expressions)  # what could not be loaded is not saved
     for operator in writer.operators:
         _check_importable(operator)
     dictionaries = []
@@ -228,6 +230,8 @@ def _write_aside(path: Path, parts: Sequence[Any]) -> None:
     whole = hashlib.sha256()
     aside = None
     try:
+        if path.exists() and not path.is_file():
+            raise PlanError(f"the plan cannot be written to {path}: it is there and not a file")
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
             for part in parts:
@@ -243,8 +247,8 @@ def _write_aside(path: Path, parts: Sequence[Any]) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-    except OSError as error:
-        raise PlanError(f"the plan cannot be written to {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise PlanError(f"the plan cannot be written to {path}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         if aside is not None:
             with suppress(OSError):
@@ -338,7 +342,7 @@ def load_plan(
     except CtrboxError:
         raise
     except BROKEN as error:
-        raise malformed(f"{type(error).__name__}: {error}") from error
+        raise malformed(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
     return plan
 
 
@@ -414,7 +418,12 @@ def _rebuild(header: dict[str, Any], parts: list[memoryview], given: dict[str, A
         if not number.isdecimal() or int(number) >= len(plan.graph.fits):
             raise malformed(f"it holds state for fit {number[:20]!r}, which the plan lacks")
         arrays = {name: _array(*blob(place)) for name, place in a_dict(state, "a fit").items()}
+        wrong = misfit(plan.graph.fits[int(number)].how, arrays)
+        if wrong:
+            raise malformed(wrong)
         plan.fitted[int(number)] = arrays
+    if plan.fitted and len(plan.fitted) < len(plan.graph.fits):
+        raise malformed(f"it holds {len(plan.fitted)} of {len(plan.graph.fits)} fits")
     return plan
 
 
@@ -422,7 +431,7 @@ def _words(data: memoryview) -> pa.Array:
     try:
         with pa.ipc.open_stream(pa.py_buffer(bytes(data))) as stream:
             column = stream.read_all().column("word").combine_chunks()
-        column.validate()
+        column.validate(full=True)
     except (pa.ArrowException, KeyError, OSError) as error:
         raise malformed(f"a dictionary's words ({error})") from None
     return column

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from itertools import pairwise
 from typing import Any
 
 from ctrbox.errors import PlanError
+from ctrbox.plan import checks
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MOST_SHOWN = 100_000  # characters of an expression; sharing hides how long one is
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,13 +122,8 @@ class Expr:
         if (boundaries is None) == (quantiles is None):
             raise PlanError("bucketize needs boundaries=[…] or quantiles=n, one of the two")
         if boundaries is not None:
-            values = tuple(float(b) for b in boundaries)
-            if any(not a < b for a, b in pairwise(values)) or any(b != b for b in values):
-                raise PlanError(f"boundaries must ascend, got {list(values)}")
-            return self._call("bucketize", boundaries=values)
-        if not isinstance(quantiles, int) or not 2 <= quantiles <= 10_000:
-            raise PlanError(f"quantiles must be a whole number from 2 to 10,000, got {quantiles!r}")
-        return self._call("bucketize", quantiles=quantiles)
+            return self._call("bucketize", boundaries=checks.boundaries(boundaries))
+        return self._call("bucketize", quantiles=checks.whole("bucketize", "quantiles", quantiles))
 
     def standardise(self) -> Expr:
         """(x − mean) / standard deviation, both fitted on the log."""
@@ -169,7 +165,7 @@ class Expr:
 
     def is_in(self, values: Iterable[Any]) -> Expr:
         """Whether the value is one of the given ones."""
-        return self._call("is_in", values=tuple(plain(v) for v in values))
+        return self._call("is_in", values=tuple(plain(v) for v in checks.listed("is_in", values)))
 
     # ---- time
     def hour(self, offset_minutes: int = 0) -> Expr:
@@ -242,8 +238,7 @@ class Expr:
 
     def split(self, separator: str) -> Expr:
         """Tokens between separators; an empty string has none."""
-        if not separator:
-            raise PlanError("split needs a separator of at least one character; for characters use .ngrams(1)")
+        checks.separator("split", separator)
         return self._call("split", separator=separator)
 
     def words(self) -> Expr:
@@ -252,15 +247,11 @@ class Expr:
 
     def ngrams(self, n: int) -> Expr:
         """Of a string: every run of n characters. Of a list: a key for every n consecutive elements."""
-        if not isinstance(n, int) or not 1 <= n <= 64:
-            raise PlanError(f"ngrams needs a whole number from 1 to 64, got {n!r}")
-        return self._call("ngrams", n=n)
+        return self._call("ngrams", n=checks.whole("ngrams", "n", n))
 
     def edit_distance(self, other: Any, limit: int = 8) -> Expr:
         """Levenshtein distance in characters; limit + 1 when it is more than ``limit`` (at most 64)."""
-        if not isinstance(limit, int) or not 0 <= limit <= 64:
-            raise PlanError(f"edit_distance needs a limit from 0 to 64, got {limit!r}")
-        return self._call("edit_distance", other, limit=limit)
+        return self._call("edit_distance", other, limit=checks.whole("edit_distance", "limit", limit))
 
     def json(self, path: str, to: str = "str", *, strict: bool = False) -> Expr:
         """The value at a path such as "$.geo.city" as "str", "int", "float", "bool" or "list[…]"; null where absent.
@@ -327,7 +318,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, date):
         return Time((datetime(value.year, value.month, value.day, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1))
     if hasattr(value, "item") and not isinstance(value, (str, bytes)):
-        return value.item()  # NumPy scalars
+        try:
+            return value.item()  # NumPy scalars
+        except (ValueError, TypeError, RuntimeError):
+            return value  # an array of several; whoever asked says what it needs
     return value
 
 
@@ -361,7 +355,7 @@ def lit(value: Any) -> Expr:
         value = ()
     elif not isinstance(value, bool | int | float | str | bytes):
         raise PlanError(
-            f"a constant must be a number, a string, a bool or a time, got {type(value).__name__} {value!r}"
+            f"a constant must be a number, a string, a bool or a time, got {type(value).__name__} {checks.shown(value)}"
         )
     return Expr("literal", (), (("value", value),))
 
@@ -395,9 +389,8 @@ def cross(*members: Any, limit: int = 1024) -> Expr:
     """
     if len(members) < 2:
         raise PlanError("cross needs two or more members")
-    if not isinstance(limit, int) or not 1 <= limit <= 1_000_000:
-        raise PlanError(f"cross needs a limit from 1 to 1,000,000, got {limit!r}")
-    return Expr("cross", tuple(column(m) for m in members), (("limit", limit), ("space", None)))
+    most = checks.whole("cross", "limit", limit)
+    return Expr("cross", tuple(column(m) for m in members), (("limit", most), ("space", None)))
 
 
 def overlap(a: Any, b: Any, measure: str = "count") -> Expr:
@@ -411,10 +404,11 @@ def concat(*parts: Any, sep: str = "") -> Expr:
     """Strings one after the other with ``sep`` between them."""
     if not parts:
         raise PlanError("concat needs at least one part")
-    result = column(parts[0])
-    for part in parts[1:]:
-        result = result._call("concat", column(part), separator=sep)
-    return result
+    found = [column(part) for part in parts]
+    while len(found) > 1:  # neighbours in pairs: what is copied grows as n log n, not as n²
+        pairs = [a._call("concat", b, separator=sep) for a, b in zip(found[::2], found[1::2], strict=False)]
+        found = pairs + found[len(pairs) * 2 :]
+    return found[0]
 
 
 def min_(a: Any, b: Any) -> Expr:
@@ -428,14 +422,32 @@ def max_(a: Any, b: Any) -> Expr:
 
 
 def render(e: Expr) -> str:
-    """How the user would have written it."""
+    """How the user would have written it, cut where it is long."""
+    parts: list[str] = []
+    length = 0
+    waiting: list[Expr | str] = [e]
+    while waiting:
+        here = waiting.pop()
+        if isinstance(here, Expr):
+            waiting.extend(reversed(pieces(here)))
+            continue
+        parts.append(here)
+        length += len(here)
+        if length > MOST_SHOWN:
+            return "".join(parts)[: MOST_SHOWN - 1] + "…"
+    return "".join(parts)
+
+
+def pieces(e: Expr) -> list[Expr | str]:
+    """A call as text and the expressions between."""
     params = dict(e.params)
     if e.op == "column":
-        return f"col({params['name']!r})"
+        return [f"col({params['name']!r})"]
     if e.op == "literal":
-        return repr(params["value"])
-    shown = [render(a) for a in e.args[1:]] + [
-        f"{k}={v!r}" for k, v in params.items() if v is not None and k not in ("strict",)
-    ]
-    head = render(e.args[0]) if e.args else ""
-    return f"{head}.{e.op}({', '.join(shown)})"
+        return [checks.shown(params["value"], 1000)]
+    shown: list[list[Expr | str]] = [[a] for a in e.args[1:]]
+    shown += [[f"{k}={checks.shown(v, 1000)}"] for k, v in params.items() if v is not None and k != "strict"]
+    found: list[Expr | str] = [*e.args[:1], f".{e.op}("]
+    for k, part in enumerate(shown):
+        found += [*([", "] if k else []), *part]
+    return [*found, ")"]

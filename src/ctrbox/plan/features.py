@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ctrbox.errors import PlanError
+from ctrbox.plan import checks
 from ctrbox.plan.expr import Expr, column
 
 RESERVED = {"label", "weight", "group"}
@@ -34,15 +36,17 @@ class FeatureSet:
             if given is not None and not isinstance(given, Mapping):
                 raise PlanError(f"{role} features come as a dict, name → expression, got {type(given).__name__}")
             for name, value in (given or {}).items():
+                checks.name("a feature's name", name)
                 if not isinstance(value, Expr | str):
-                    raise PlanError(f"feature {name!r} must be an expression or a column's name, got {value!r}")
+                    raise PlanError(
+                        f"feature {name!r} must be an expression or a column's name, got {checks.shown(value)}"
+                    )
         for name, value in (("label", label), ("group", group), ("weight", weight)):
             object.__setattr__(self, name, None if value is None else column(value))
         object.__setattr__(self, "sparse", {k: column(v) for k, v in (sparse or {}).items()})
         object.__setattr__(self, "dense", {k: column(v) for k, v in (dense or {}).items()})
-        names = [*self.sparse, *self.dense]
-        for name in names:
-            if name in RESERVED or names.count(name) > 1:
+        for name, times in Counter([*self.sparse, *self.dense]).items():
+            if name in RESERVED or times > 1:
                 raise PlanError(f"feature name {name!r} is taken; each feature needs a name of its own")
 
 
@@ -79,7 +83,7 @@ def _history(
         buckets, rest = divmod(span(window), length)
         if rest or buckets < 1:
             raise PlanError(f"window {window!r} must be a whole number of {every!r}")
-    params = {"what": what, "every": length, "buckets": buckets, **more}
+    params = checks.history({"what": what, "every": length, "buckets": buckets, **more})
     args = (column(label), column(time), *(column(m) for m in members))
     return Expr("history", args, tuple(sorted(params.items())))
 
@@ -108,6 +112,4 @@ def rate(
     Time is cut into buckets of ``every``. A row counts the buckets that ended before its own began, the last ``window`` of
     them (default: all): it can see neither its own click nor any later one.
     """
-    if not weight >= 0 or not 0 <= prior <= 1:
-        raise PlanError(f"rate needs a prior from 0 to 1 and a weight of at least 0, got {prior!r} and {weight!r}")
-    return _history("rate", by, time, label, every, window, prior=float(prior), weight=float(weight))
+    return _history("rate", by, time, label, every, window, prior=prior, weight=weight)

@@ -12,10 +12,13 @@ from typing import Any, Protocol
 from ctrbox import _native
 from ctrbox.columns.kind import kind_named, name_of
 from ctrbox.errors import PlanError
+from ctrbox.plan import checks
+from ctrbox.plan.checks import encoded
 from ctrbox.plan.expr import Expr, Time, plain
 from ctrbox.plan.node import Node
 from ctrbox.plan.tables import Dictionary, TableSpec
 from ctrbox.plan.typing import Typed, origin
+from ctrbox.plan.user import UserOperator
 
 
 class Names(Protocol):
@@ -91,19 +94,26 @@ PLAIN: dict[str, Plain] = {
 }
 
 UNITS = {"seconds": 1e6, "minutes": 60e6, "hours": 3600e6, "days": 86400e6}
-AT_LEAST_ZERO = {"prefix", "suffix", "first", "last"}
 
 
 def resolve(e: Expr, names: Names) -> Node:
     """The node of an expression; PlanError where a column or a type is wrong."""
-    known = names.known.get(id(e))
-    if known is None:
-        # Shared sub-expressions are resolved once. The expression is held, so its id stays its own.
-        known = names.known[id(e)] = (e, resolve_fresh(e, names))
-    return known[1]
+    # Arguments before what uses them, shared ones once, and without recursion: an expression may be of any depth.
+    known, waiting = names.known, [e]
+    while waiting:
+        here = waiting[-1]
+        missing = [] if id(here) in known else [a for a in here.args if id(a) not in known]
+        if missing:
+            waiting.extend(reversed(missing))
+            continue
+        waiting.pop()
+        if id(here) not in known:
+            # The expression is held, so its id stays its own.
+            known[id(here)] = (here, resolved(here, tuple(known[id(a)][1] for a in here.args), names))
+    return known[id(e)][1]
 
 
-def resolve_fresh(e: Expr, names: Names) -> Node:
+def resolved(e: Expr, args: tuple[Node, ...], names: Names) -> Node:
     params = dict(e.params)
     if e.op == "column":
         return names.column(params["name"])
@@ -111,7 +121,6 @@ def resolve_fresh(e: Expr, names: Names) -> Node:
         if params["value"] == () and isinstance(params["value"], tuple):
             return names.typed.literal((), "*s")  # an empty list; fill gives it the kind it needs
         return names.typed.literal(params["value"])
-    args = tuple(resolve(a, names) for a in e.args)
     special = SPECIAL.get(e.op)
     if special is not None:
         return special(names, args, params)
@@ -124,26 +133,11 @@ def resolve_fresh(e: Expr, names: Names) -> Node:
 def parameters(op: str, plan: Plain, params: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if plan.ints:
-        for n in plan.ints:
-            value = params[n]
-            if not isinstance(value, int) or isinstance(value, bool) or not -(2**62) < value < 2**62:
-                raise PlanError(f"{op} needs a whole number for {n}, got {value!r}")
-            if op in AT_LEAST_ZERO and value < 0:
-                raise PlanError(f"{op} needs {n} of at least 0, got {value}")
-        out["ints"] = tuple(params[n] for n in plan.ints)
-        if op == "round" and not 0 <= params["digits"] <= 15:
-            raise PlanError(f"round needs 0 to 15 digits, got {params['digits']}")
+        out["ints"] = tuple(checks.whole(op, n, params[n]) for n in plan.ints)
     if plan.texts:
-        out["texts"] = tuple(text_bytes(op, params[n]) for n in plan.texts)
+        check = checks.separator if op == "split" else encoded
+        out["texts"] = tuple(check(op, params[n]) for n in plan.texts)
     return out
-
-
-def text_bytes(op: str, value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if not isinstance(value, str):
-        raise PlanError(f"{op} needs a string, got {value!r}")
-    return value.encode("utf-8", "surrogateescape")
 
 
 # ---- the operators that are more than a kernel ----------------------------------------------------------------------
@@ -195,7 +189,7 @@ def cast(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     (value,) = args
     wanted = kind_named(str(params["to"]))
     if wanted is None or wanted.endswith("k"):
-        raise PlanError(f"cast to {params['to']!r} is not known; expected int, float, str, bool or time")
+        raise PlanError(f"cast to {checks.shown(params['to'])} is not known; expected int, float, str, bool or time")
     if value.kind.startswith("*") and not wanted.startswith("*"):
         wanted = "*" + wanted
     if wanted.startswith("*") and not value.kind.startswith("*"):
@@ -221,12 +215,12 @@ def is_null(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Nod
 
 
 def clip(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
-    low, high = params["low"], params["high"]
+    low, high = plain(params["low"]), plain(params["high"])
     for bound in (low, high):
         if isinstance(bound, bool) or not isinstance(bound, int | float):
-            raise PlanError(f"clip needs numbers, got {bound!r}")
-        if isinstance(bound, int) and not -(2**63) <= bound < 2**63:
-            raise PlanError(f"clip: {bound} does not fit 64 bits; write it as a float: {float(bound)!r}")
+            raise PlanError(f"clip needs numbers, got {checks.shown(bound)}")
+        if isinstance(bound, int) and not checks.fits_64_bits(bound):
+            raise PlanError(f"clip: {checks.too_long(bound)}")
     if not low <= high:
         raise PlanError(f"clip needs low ≤ high, got {low!r} and {high!r}")
     if args[0].kind == "i" and isinstance(low, int) and isinstance(high, int):
@@ -240,9 +234,10 @@ def bucketize(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> N
     if value.kind != "f":
         raise PlanError(f"bucketize takes a number, not {name_of(value.kind)} ({origin(value).name!r})")
     if "boundaries" in params:
-        table = TableSpec("boundaries", params["boundaries"])
+        table = TableSpec("boundaries", checks.boundaries(params["boundaries"]))
     else:
-        table = TableSpec("fit", names.fit("quantiles", (value,), (("quantiles", params["quantiles"]),)))
+        parts = checks.whole("bucketize", "quantiles", params["quantiles"])
+        table = TableSpec("fit", names.fit("quantiles", (value,), (("quantiles", parts),)), "quantiles")
     return names.typed.call("bucketize", (value,), table=table)
 
 
@@ -250,30 +245,32 @@ def standardise(names: Names, args: tuple[Node, ...], params: dict[str, Any]) ->
     value = names.typed.widen(args[0], "f") if args[0].kind in "bi" else args[0]
     if value.kind != "f":
         raise PlanError(f"standardise takes a number, not {name_of(value.kind)} ({origin(value).name!r})")
-    return names.typed.call("standardise", (value,), table=TableSpec("fit", names.fit("moments", (value,), ())))
+    table = TableSpec("fit", names.fit("moments", (value,), ()), "moments")
+    return names.typed.call("standardise", (value,), table=table)
 
 
 def is_in(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     (value,) = args
-    values = params["values"]
+    values = checks.listed("is_in", params["values"])
     if value.kind == "b":
         value = names.typed.widen(value, "i")
-    checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "i": ("int_set", lambda v: isinstance(v, int) and not isinstance(v, Time) and -(2**63) <= v < 2**63),
-        "t": ("int_set", lambda v: isinstance(v, int) and -(2**63) <= v < 2**63),
-        "f": ("float_set", lambda v: isinstance(v, int | float)),
+    sets: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "i": ("int_set", lambda v: isinstance(v, int) and not isinstance(v, Time) and checks.fits_64_bits(v)),
+        "t": ("int_set", lambda v: isinstance(v, int) and checks.fits_64_bits(v)),
+        "f": ("float_set", lambda v: isinstance(v, float) or (isinstance(v, int) and abs(v) < 2**1023)),
         "s": ("str_set", lambda v: isinstance(v, str | bytes)),
     }
-    if value.kind not in checks:
+    if value.kind not in sets:
         raise PlanError(f"is_in takes int, float, str or time, not {name_of(value.kind)} ({origin(value).name!r})")
-    table, fits = checks[value.kind]
+    table, fits = sets[value.kind]
     for v in values:
         if not fits(v):
             raise PlanError(
-                f"is_in on {origin(value).name!r} ({name_of(value.kind)}, 64 bits) cannot hold {v!r} ({type(v).__name__})"
+                f"is_in on {origin(value).name!r} ({name_of(value.kind)}, 64 bits) cannot hold {checks.shown(v)} "
+                f"({type(v).__name__})"
             )
     if value.kind == "s":
-        values = tuple(text_bytes("is_in", v) for v in values)
+        values = tuple(encoded("is_in", v) for v in values)
     elif value.kind == "f":
         values = tuple(float(v) for v in values)
     else:
@@ -283,14 +280,14 @@ def is_in(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
 
 def age(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     unit = params["unit"]
-    if unit not in UNITS:
-        raise PlanError(f"age needs a unit of {', '.join(UNITS)}, got {unit!r}")
+    if not isinstance(unit, str) or unit not in UNITS:
+        raise PlanError(f"age needs a unit of {', '.join(UNITS)}, got {checks.shown(unit)}")
     return names.typed.call("age", args, floats=(UNITS[unit],))
 
 
 def contains(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     if len(args) == 1:
-        return names.typed.call("contains", args, texts=(text_bytes("contains", params["text"]),))
+        return names.typed.call("contains", args, texts=(encoded("contains", params["text"]),))
     return names.typed.call("contains", (hashed(names, args[0], "contains"), hashed(names, args[1], "contains")))
 
 
@@ -298,18 +295,25 @@ def json(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     (value,) = args
     kind = kind_named(str(params["to"]))
     if kind not in ("s", "i", "f", "b", "*s", "*i", "*f"):
-        raise PlanError(f"json gives str, int, float, bool or a list of str, int, float, not {params['to']!r}")
+        raise PlanError(
+            f"json gives str, int, float, bool or a list of str, int, float, not {checks.shown(params['to'])}"
+        )
     if value.kind != "s":
         raise PlanError(f"json reads a str column; {origin(value).name!r} is {name_of(value.kind)}")
-    path = params["path"]
+    path, strict = params["path"], plain(params["strict"])
+    if not isinstance(path, str) or not isinstance(strict, bool):
+        raise PlanError(
+            f"json needs a path and strict=True or False, got {checks.shown(path)} and {checks.shown(strict)}"
+        )
     try:
+        path.encode()
         _native.JsonPaths([path], [kind])
-    except (ValueError, TypeError) as error:
+    except UnicodeEncodeError:
+        raise PlanError(f"JSON path {checks.shown(path)} is no valid text") from None
+    except ValueError as error:
         raise PlanError(str(error)) from None
     why = f"JSON path {path} of {origin(value).name!r} can be missing"
-    return names.typed.node(
-        "json", (value,), (("path", path), ("strict", bool(params["strict"]))), kind, nullable=True, why=why
-    )
+    return names.typed.node("json", (value,), (("path", path), ("strict", strict)), kind, nullable=True, why=why)
 
 
 def hashed(names: Names, value: Node, op: str) -> Node:
@@ -327,7 +331,7 @@ def key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     space = params["space"]
     if space is None:
         raise PlanError("key outside a feature needs a space: .key(space='…')")
-    return salted(names, hashed(names, args[0], "key"), str(space))
+    return salted(names, hashed(names, args[0], "key"), space)
 
 
 def as_key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
@@ -335,11 +339,13 @@ def as_key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node
         raise PlanError(
             f"as_key takes whole numbers that are keys already; {origin(args[0]).name!r} is {name_of(args[0].kind)}; use .key()"
         )
+    if params["space"] is not None:
+        checks.name("a key's space", params["space"])
     return names.typed.call("as_key", args)
 
 
 def salted(names: Names, value: Node, space: str) -> Node:
-    salt = _native.salt(space.encode("utf-8", "surrogateescape"))
+    salt = _native.salt(checks.name("a key's space", space))
     return names.typed.call("key", (value,), ints=(salt - 2**64 if salt >= 2**63 else salt,))
 
 
@@ -357,13 +363,15 @@ def crossed(names: Names, args: tuple[Node, ...], limit: int) -> Node:
 
 
 def cross(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
-    folded = crossed(names, args, params["limit"])
+    if len(args) < 2:
+        raise PlanError("cross needs two or more members")
+    folded = crossed(names, args, checks.whole("cross", "limit", params["limit"]))
     return folded if params["space"] is None else salted(names, folded, params["space"])
 
 
 def ngrams(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     value = args[0] if args[0].kind == "s" else hashed(names, args[0], "ngrams")
-    return names.typed.call("ngrams", (value,), ints=(params["n"],))
+    return names.typed.call("ngrams", (value,), ints=(checks.whole("ngrams", "n", params["n"]),))
 
 
 def overlap_count(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
@@ -396,14 +404,19 @@ def dictionary(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> 
         )
     if default is None:
         return names.typed.call("dictionary_maybe", (value,), table=spec, shown="lookup")
-    if not isinstance(default, int):
-        raise PlanError(f"the default of a dictionary of ids must be a whole number, got {default!r}")
-    return names.typed.call("dictionary_id", (value,), table=spec, ints=(default,))
+    if not isinstance(default, int) or not checks.fits_64_bits(default):
+        raise PlanError(
+            f"the default of a dictionary of ids must be a whole number of 64 bits, got {checks.shown(default)}"
+        )
+    return names.typed.call("dictionary_id", (value,), table=spec, ints=(int(default),))
 
 
 def history(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     """args: label, time, then the key's members."""
     label, time, *members = args
+    params = checks.history(params)
+    if not members:
+        raise PlanError(f"{params['what']} needs the column or columns to count by")
     if time.kind != "t":
         raise PlanError(f"{params['what']} needs a time column, {origin(time).name!r} is {name_of(time.kind)}")
     value = crossed(names, tuple(members), 1) if len(members) > 1 else hashed(names, members[0], params["what"])
@@ -413,14 +426,19 @@ def history(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Nod
     if click.kind != "f":
         raise PlanError(f"{params['what']} needs a label of numbers, {origin(label).name!r} is {name_of(label.kind)}")
     fit = names.fit("history", (value, time, click), (("every", params["every"]),))
-    call: dict[str, Any] = {"table": TableSpec("fit", fit), "ints": (params["every"], params["buckets"])}
+    call: dict[str, Any] = {"table": TableSpec("fit", fit, "history"), "ints": (params["every"], params["buckets"])}
     if params["what"] == "rate":
         call["floats"] = (params["prior"], params["weight"])
     return names.typed.call(f"history_{params['what']}", (value, time), **call)
 
 
 def user(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
-    return names.user(params["function"], args)
+    function = params["function"]
+    if not isinstance(function, UserOperator):
+        raise PlanError(f"an operator must be declared with @cb.operator, got {checks.shown(function)}")
+    if len(args) != len(function.args):
+        raise PlanError(f"operator {function.name!r} takes {len(function.args)} columns, got {len(args)}")
+    return names.user(function, args)
 
 
 SPECIAL: dict[str, Callable[[Names, tuple[Node, ...], dict[str, Any]], Node]] = {

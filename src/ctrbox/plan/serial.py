@@ -29,7 +29,7 @@ from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, Step, Vie
 OPERATORS = frozenset([*PLAIN, *SPECIAL, "column", "literal"])
 MOST_ENTRIES = 1_000_000  # of a table
 MOST_CALLS = 5_000_000  # of all expressions written out; sharing hides a tree's size
-DEEPEST = 1_000  # calls inside each other
+DEEPEST = 10_000  # calls inside each other
 ROLES = ("label", "group", "weight")
 
 
@@ -192,6 +192,21 @@ def texts(value: Any, what: str) -> tuple[str, ...]:
     return tuple(a_text(v, what) for v in a_list(value, what))
 
 
+def sizes(expressions: list[list[Any]]) -> list[int]:
+    """The calls of each expression, written out; PlanError where one is too large to be kept in a file."""
+    depth: list[int] = []
+    calls: list[int] = []
+    for _, args, _ in expressions:
+        depth.append(1 + max((depth[a] for a in args), default=0))
+        calls.append(1 + sum(calls[a] for a in args))
+        if depth[-1] > DEEPEST or calls[-1] > MOST_CALLS:
+            raise PlanError(
+                f"an expression of {calls[-1]:,} calls, {depth[-1]:,} inside each other, is too large for a saved plan; "
+                f"the most is {MOST_CALLS:,} and {DEEPEST:,}"
+            )
+    return calls
+
+
 @dataclass
 class Reader:
     """Builds expressions, features and steps from their tables. `operator` finds a user's operator again."""
@@ -204,21 +219,14 @@ class Reader:
     def expressions(self, table: Any) -> None:
         """Check a whole table of expressions, then make it."""
         entries = a_list(table, "expressions")
-        depth: list[int] = []
-        calls: list[int] = []
         for place, entry in enumerate(entries):
             op, args, params = a_list(entry, "an expression", length=3)
             if a_text(op, "an operator") not in OPERATORS:
                 raise malformed(f"there is no operator {op!r}{nearest(op, OPERATORS)}")
-            below = [a_number(a, "an argument", place) for a in a_list(args, "arguments")]
+            for a in a_list(args, "arguments"):
+                a_number(a, "an argument", place)
             a_dict(params, "parameters")
-            depth.append(1 + max((depth[a] for a in below), default=0))
-            calls.append(1 + sum(calls[a] for a in below))
-            if depth[-1] > DEEPEST or calls[-1] > MOST_CALLS:
-                raise malformed(
-                    f"an expression of {calls[-1]:,} calls, {depth[-1]:,} inside each other; "
-                    f"the most is {MOST_CALLS:,} and {DEEPEST:,}"
-                )
+        calls = sizes(entries)
         for op, args, params in entries:
             values = tuple(sorted((name, self.value(value)) for name, value in params.items()))
             self.made.append(Expr(op, tuple(self.made[a] for a in args), values))

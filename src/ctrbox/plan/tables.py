@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ctrbox.columns.kind import kind_of_arrow
-from ctrbox.errors import PlanError
+from ctrbox.errors import PlanError, SourceError, nearest
+from ctrbox.plan.checks import shown
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,41 @@ class TableSpec:
 
     what: str
     data: Any
+    how: str = ""  # of a fit: quantiles, moments, history
+
+
+# What each kind of fit learns.
+FITTED: dict[str, dict[str, type]] = {
+    "quantiles": {"boundaries": np.float64},
+    "moments": {"mean": np.float64, "scale": np.float64},
+    "history": {"hashes": np.uint64, "buckets": np.int64, "shows": np.int64, "clicks": np.int64},
+}
+
+
+def misfit(how: str, state: Any) -> str:
+    """Why arrays cannot be what a fit of this kind learned, or "". Native tables trust them."""
+    wanted = FITTED[how]
+    if not isinstance(state, dict) or state.keys() != wanted.keys():
+        return f"{how} need {', '.join(wanted)}, got {shown(list(state) if isinstance(state, dict) else state)}"
+    for name, dtype in wanted.items():
+        array = state[name]
+        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
+            return f"{name} of {how} must be a vector of {np.dtype(dtype)}"
+    lengths = {len(array) for array in state.values()}
+    if len(lengths) > 1 or (how == "moments" and lengths != {1}):
+        return f"{', '.join(wanted)} of {how} must have {'one value' if how == 'moments' else 'one length'}"
+    match how:
+        case "quantiles":
+            b = state["boundaries"]
+            return "" if not np.isnan(b).any() and (b[1:] > b[:-1]).all() else "boundaries must ascend"
+        case "moments":
+            return "" if all(np.isfinite(array).all() for array in state.values()) else "moments must be finite"
+    hashes, buckets = state["hashes"], state["buckets"]
+    ahead = (hashes[1:] > hashes[:-1]) | ((hashes[1:] == hashes[:-1]) & (buckets[1:] > buckets[:-1]))
+    if not ahead.all():
+        return "a history must be sorted by hash and bucket, each pair once"
+    counted = (state["clicks"] >= 0).all() and (state["clicks"] <= state["shows"]).all()
+    return "" if counted else "a history cannot have fewer shows than clicks, or fewer than none"
 
 
 class Dictionary:
@@ -29,23 +66,31 @@ class Dictionary:
     """
 
     def __init__(self, words: Any, values: Any = None) -> None:
-        array = words if isinstance(words, pa.Array | pa.ChunkedArray) else pa.array(words)
-        if isinstance(array, pa.ChunkedArray):
-            array = array.combine_chunks()
+        array = _words(words)
         kind = kind_of_arrow(array.type)
         if kind not in ("s", "i"):
             raise PlanError(f"a dictionary's words must be strings or whole numbers, got {array.type}")
         if array.null_count:
             raise PlanError(f"a dictionary's words must not be null; {array.null_count} are")
-        self.words: pa.Array = array.cast(pa.large_string() if kind == "s" else pa.int64())
+        try:
+            self.words: pa.Array = array.cast(pa.large_string() if kind == "s" else pa.int64())
+        except pa.ArrowException as error:
+            raise PlanError(f"a dictionary's words must be UTF-8 or whole numbers of 64 bits: {error}") from None
         self.word_kind: str = kind
-        table = np.arange(len(array), dtype=np.int64) if values is None else np.asarray(values)
-        if len(table) != len(array):
+        try:
+            table: np.ndarray = np.arange(len(array)) if values is None else np.asarray(values)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise PlanError(f"a dictionary's values must be numbers, or rows of one length: {error}") from None
+        if table.ndim and len(table) != len(array):
             raise PlanError(f"a dictionary needs one value a word: {len(array)} words, {len(table)} values")
-        if table.ndim == 1 and np.issubdtype(table.dtype, np.integer):
+        if table.ndim == 1 and table.dtype.kind in "iu":
+            if table.dtype.kind == "u" and (table > np.uint64(2**63 - 1)).any():
+                raise PlanError(f"a dictionary's ids must fit 64 bits with a sign; the largest is {table.max()}")
             self.ids, self.width = np.ascontiguousarray(table, np.int64), 0
             self.vectors = np.zeros(0, np.float64)
-        elif table.ndim == 2 and np.issubdtype(table.dtype, np.number):
+        elif table.ndim == 2 and table.dtype.kind in "iuf":
+            if not table.shape[1]:
+                raise PlanError("a dictionary's vectors must hold at least one number")
             self.ids, self.width = np.zeros(0, np.int64), int(table.shape[-1])
             self.vectors = np.ascontiguousarray(table, np.float64).reshape(-1)
         else:
@@ -56,16 +101,26 @@ class Dictionary:
         """From two columns of a Parquet file; ``value`` holds whole numbers or lists of equal length."""
         import pyarrow.parquet as pq
 
-        table = pq.read_table(path, columns=[word, value])
+        try:
+            file = pq.ParquetDataset(path)
+            for name in (word, value):
+                if name not in file.schema.names:
+                    raise PlanError(f"{path} has no column {name!r}{nearest(str(name), file.schema.names)}")
+            table = file.read(columns=[word, value])
+        except (OSError, pa.ArrowException, TypeError, ValueError) as error:
+            raise SourceError(f"{path}: a dictionary cannot be read: {' '.join(str(error).split())[:200]}") from None
         column = table.column(value).combine_chunks()
         kind = kind_of_arrow(column.type)
+        if column.null_count:
+            raise PlanError(f"{path}: column {value!r} must not be null; {column.null_count} values are")
         if kind == "i":
-            return Dictionary(table.column(word), column.to_numpy())
+            return Dictionary(table.column(word), column.to_numpy(zero_copy_only=False))
         if kind in ("*f", "*i"):
-            flat = column.flatten().to_numpy(zero_copy_only=False)
-            if len(column) == 0 or len(flat) % len(column):
-                raise PlanError(f"{path}: vectors in {value!r} must all have one length")
-            return Dictionary(table.column(word), flat.reshape(len(column), -1))
+            flat = column.flatten()
+            if len(column) == 0 or pc.count_distinct(pc.list_value_length(column)).as_py() != 1 or flat.null_count:
+                raise PlanError(f"{path}: vectors in {value!r} must all have one length, and no nulls")
+            numbers = flat.to_numpy(zero_copy_only=False)
+            return Dictionary(table.column(word), numbers.reshape(len(column), len(flat) // len(column)))
         raise PlanError(f"{path}: column {value!r} must hold whole numbers or lists of numbers, not {column.type}")
 
     def __len__(self) -> int:
@@ -78,3 +133,11 @@ class Dictionary:
         while slots < 2 * len(self):
             slots *= 2
         return slots * 16 + self.ids.nbytes + self.vectors.nbytes
+
+
+def _words(words: Any) -> pa.Array:
+    try:
+        array = words if isinstance(words, pa.Array | pa.ChunkedArray) else pa.array(words)
+        return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise PlanError(f"a dictionary's words must be strings, or whole numbers of 64 bits: {error}") from None

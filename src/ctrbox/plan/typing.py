@@ -11,6 +11,7 @@ from typing import Any
 from ctrbox import _native
 from ctrbox.columns.kind import name_of
 from ctrbox.errors import PlanError
+from ctrbox.plan import checks
 from ctrbox.plan.node import LITERAL, Node, Nodes
 
 WIDER = {"b": "i", "i": "f", "*b": "*i", "*i": "*f"}
@@ -149,17 +150,16 @@ def literal_kind(value: Any) -> str:
 
     if isinstance(value, bool):
         return "b"
-    if isinstance(value, Time):
-        return "t"
     if isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
-            raise PlanError(f"the constant {value} does not fit 64 bits; write it as a float: {float(value)!r}")
-        return "i"
+        if not checks.fits_64_bits(value):
+            raise PlanError(f"the constant {checks.too_long(value)}")
+        return "t" if isinstance(value, Time) else "i"
     if isinstance(value, float):
         return "f"
     if isinstance(value, str | bytes):
+        checks.encoded("a constant", value)
         return "s"
-    raise PlanError(f"a constant must be a number, a string, a bool or a time, got {value!r}")
+    raise PlanError(f"a constant must be a number, a string, a bool or a time, got {checks.shown(value)}")
 
 
 def origin(node: Node) -> Node:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ctrbox.columns.kind import kind_named
 from ctrbox.errors import PlanError
+from ctrbox.plan import checks
 from ctrbox.plan.expr import Expr, column
 
 
@@ -25,12 +26,13 @@ class UserOperator:
 
     @property
     def name(self) -> str:
-        return self.function.__qualname__
+        """Of a callable without a name of its own, such as a functools.partial, how Python shows it."""
+        return getattr(self.function, "__qualname__", None) or repr(self.function)
 
     @property
     def path(self) -> str:
         """Where a saved plan finds it again."""
-        return f"{self.function.__module__}:{self.function.__qualname__}"
+        return f"{self.function.__module__}:{self.name}"
 
     def __call__(self, *columns: Any) -> Expr:
         if len(columns) != len(self.args):
@@ -47,8 +49,8 @@ def operator(
     nulls, which a feature then has to fill.
     """
     kinds = []
-    for name in [*args, result]:
-        kind = kind_named(name)
+    for name in (*checks.listed("operator", args), result):
+        kind = kind_named(name) if isinstance(name, str) else None
         if kind is None or kind.endswith("k"):
             raise PlanError(
                 f"operator: {name!r} is not a type; expected int, float, str, bool, time or list[…] of them"
@@ -58,6 +60,8 @@ def operator(
         raise PlanError(f"operator: arrays must be 'arrow' or 'numpy', got {arrays!r}")
 
     def declare(function: Callable[..., Any]) -> UserOperator:
+        if not callable(function):
+            raise PlanError(f"operator: {checks.shown(function)} is not a function")
         return UserOperator(function, tuple(kinds[:-1]), kinds[-1], nullable, arrays)
 
     return declare

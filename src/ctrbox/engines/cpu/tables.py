@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ctrbox import _native
 from ctrbox.errors import PlanError
-from ctrbox.plan.tables import Dictionary, TableSpec
+from ctrbox.plan.tables import Dictionary, TableSpec, misfit
 
 
 class Tables:
@@ -22,27 +22,33 @@ class Tables:
     def native(self, spec: TableSpec) -> tuple[Any, list[float]]:
         """The native table, and numbers the operator needs from it."""
         if spec.what == "fit":
-            return self.learned(int(spec.data))
+            return self.learned(int(spec.data), spec.how)
         key = (spec.what, id(spec.data) if spec.what == "dictionary" else spec.data)
         if key not in self.built:
             self.built[key] = (build(spec), spec.data)  # the data is held so that its id stays its own
         return self.built[key][0], []
 
-    def learned(self, number: int) -> tuple[Any, list[float]]:
+    def learned(self, number: int, how: str) -> tuple[Any, list[float]]:
         state = self.fitted.get(number)
         if state is None:
             raise PlanError("the plan has operators that learn from the log; call plan.fit() first")
-        if "mean" in state:
-            return None, [float(state["mean"][0]), float(state["scale"][0])]
         key = ("fit", number)
         if key not in self.built:
-            table: _native.Table
-            if "boundaries" in state:
-                table = _native.Boundaries([float(b) for b in state["boundaries"]])
-            else:
-                table = _native.History(state["hashes"], state["buckets"], state["shows"], state["clicks"])
-            self.built[key] = (table, state)
-        return self.built[key][0], []
+            wrong = misfit(how, state)
+            if wrong:
+                raise PlanError(f"what was fitted is not what the plan's operators need: {wrong}")
+            self.built[key] = (fitted_table(how, state), state)
+        numbers = [float(state["mean"][0]), float(state["scale"][0])] if how == "moments" else []
+        return self.built[key][0], numbers
+
+
+def fitted_table(how: str, state: dict[str, np.ndarray]) -> Any:
+    match how:
+        case "quantiles":
+            return _native.Boundaries([float(b) for b in state["boundaries"]])
+        case "history":
+            return _native.History(state["hashes"], state["buckets"], state["shows"], state["clicks"])
+    return None
 
 
 def build(spec: TableSpec) -> Any:

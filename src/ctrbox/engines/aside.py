@@ -1,0 +1,127 @@
+"""Files and folders that appear at their place whole, or not at all.
+
+Nothing is seen at a place until everything is on disk: it is written to a hidden ``.….partial`` beside it, which is
+flushed and renamed. On any failure the partial is removed and what was there stays. A process that is killed leaves its
+partial behind; the next one that writes to the same place on the same machine removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from ctrbox.errors import CtrboxError, WriteError
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextlib.contextmanager
+def written_aside(place: Path, *, folder: bool = False) -> Iterator[Path]:
+    """A path beside ``place`` for a file (or a folder), which replaces it at the end; without an end it is removed.
+
+    Every `OSError` on the way becomes a `WriteError`.
+    """
+    check(place, folder)
+    aside = beside(place, "partial")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(place, "partial")
+        yield aside
+        if not folder:
+            with aside.open("rb+") as file:
+                os.fsync(file.fileno())
+        replace(aside, place)
+    except OSError as error:
+        if isinstance(error, CtrboxError):
+            raise
+        raise failure(error, aside, place) from error
+    finally:
+        remove(aside)
+
+
+def check(place: Path, folder: bool = False) -> None:
+    """A file is replaced by a file, a folder by a folder, and a pipe, a socket or a device by nothing."""
+    met = ""
+    if not place.name or place.is_dir():
+        met = "" if folder and place.name else "a folder; expected the name of a file"
+    elif place.is_file():
+        met = "a file; expected the name of a folder" if folder else ""
+    elif place.exists():
+        met = "a pipe, a socket or a device, which is not replaced"
+    if met:
+        raise WriteError(f"cannot write {place}: it is {met}")
+
+
+def beside(place: Path, state: str) -> Path:
+    return place.with_name(f".{place.stem}.{_host()}-{os.getpid()}.{state}{place.suffix}")
+
+
+def _host() -> str:
+    # A process of another machine that shares the disk, or of another container, cannot be seen from here.
+    return re.sub(r"\W", "_", socket.gethostname())[:40]
+
+
+def remove_leftovers(place: Path, state: str) -> None:
+    """What this machine's processes that are no more left beside ``place``; also this process's own."""
+    ours = re.compile(rf"\.{re.escape(place.stem)}\.{_host()}-(\d+)\.{state}{re.escape(place.suffix)}")
+    for path in list(place.parent.iterdir()):
+        found = ours.fullmatch(path.name)
+        if found and (int(found[1]) == os.getpid() or not _runs(int(found[1]))):
+            remove(path)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def replace(aside: Path, place: Path) -> None:
+    """A file is replaced in one step, a folder in two: a crash between them leaves the old as ``.….old``."""
+    if place.is_dir():
+        old = beside(place, "old")
+        place.rename(old)
+        try:
+            aside.rename(place)
+        except BaseException:
+            old.rename(place)
+            raise
+        remove(old)
+    else:
+        aside.replace(place)
+    remove_leftovers(place, "old")
+    folder = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name is on disk too
+    finally:
+        os.close(folder)
+
+
+def remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def failure(error: OSError, aside: Path, place: Path) -> WriteError:
+    files = aside.glob("*") if aside.is_dir() else [aside]
+    written = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            written += file.stat().st_size
+    kept = "what was there before is untouched" if place.exists() else "nothing was kept"
+    reason = error.strerror or str(error)
+    if error.errno in FULL:
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(aside.parent).free
+            reason = f"{reason} after {written:,} bytes, {free:,} bytes free"
+    return WriteError(f"cannot write {place}: {reason}; {kept}")
