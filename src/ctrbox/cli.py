@@ -1,19 +1,29 @@
 """The command line: verbs over a job, which is a Python file that defines `plan`.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done; 1 a mistake in the job, the data or the
-disk, told in one line; 2 a wrong command line; 130 Ctrl-C. `CTRBOX_TRACEBACK=1` shows the traceback behind a
-one-line error.
+disk, told in one line; 2 a wrong command line; 130 Ctrl-C; 143 SIGTERM. `CTRBOX_TRACEBACK=1` shows the
+traceback behind a one-line error.
 
 Nothing heavy is imported at the top: `ctrbox --help` does not wait for pyarrow or torch.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+import os
+import signal
+import threading
+
+# Ctrl-C in the tenth of a second in which modules load: there is nothing to tidy, and a traceback helps nobody.
+LOADING = threading.current_thread() is threading.main_thread() and (
+    signal.getsignal(signal.SIGINT) is signal.default_int_handler
+)
+if LOADING:
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
 import contextlib
 import json
-import os
 import runpy
-import signal
 import sys
 import time
 import traceback
@@ -111,7 +121,7 @@ def extract(
             output=output,
         )
     elif count:
-        print(rows)
+        say(rows)
     report(plan, rows, seconds, "" if output in (None, "-") else f" to {output}")
     hint(f"ctrbox explain {job}" if output in (None, "-") else f"ctrbox show {job} -o plan.svg")
 
@@ -137,7 +147,7 @@ def explain(
 
         say_json(**explain_json(plan.graph, device or plan.device))
     else:
-        print(plan.explain(device))
+        say(plan.explain(device))
     hint(f"ctrbox show {job} -o plan.svg")
 
 
@@ -173,7 +183,7 @@ def datasets_adlog(
     if as_json:
         say_json(rows=rows, seed=seed, out=str(out), seconds=seconds)
     else:
-        print(out)
+        say(out)
     tell(f"{rows:,} impressions in {seconds:.1f} s under {out}")
     hint("ctrbox demo")
 
@@ -192,7 +202,7 @@ def datasets_list(as_json: AsJson = False) -> None:
         say_json(**known)
     else:
         for name, line in known.items():
-            print(f"{name:<20} {line}")
+            say(f"{name:<20} {line}")
     hint("ctrbox datasets adlog --rows 100000 --out data")
 
 
@@ -253,7 +263,7 @@ def version(as_json: AsJson = False) -> None:
     if as_json:
         say_json(ctrbox=__version__, python=sys.version.split()[0])
     else:
-        print(f"ctrbox {__version__}")
+        say(f"ctrbox {__version__}")
 
 
 # ---- the job -------------------------------------------------------------------------------------
@@ -268,10 +278,10 @@ def load_plan(job: Path) -> Any:
     sys.argv = [str(job)]
     try:
         names = runpy.run_path(str(job), run_name="ctrbox_job")
-    except SystemExit as stop:
-        raise Mistake(f"{job} ended by itself (exit code {stop.code}) before it defined `plan`") from stop
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):
         raise
+    except SystemExit as end:
+        raise Mistake(f"{job} ended by itself (exit code {end.code}) before it defined `plan`") from end
     except BaseException as error:
         raise_mistake(error, job)
     if "plan" not in names:
@@ -319,22 +329,10 @@ def _same_file(name: str | None, job: Path) -> bool:
 
 @contextlib.contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to. It replaces `path` at the end; without an end it is removed."""
-    aside = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield aside
-        with aside.open("rb+") as file:
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError as error:
-        size = aside.stat().st_size if aside.exists() else 0
-        kept = "the old file is untouched" if path.exists() else "nothing was kept"
-        reason = error.strerror or error
-        raise Mistake(f"cannot write {path} ({reason}, after {size:,} bytes); {kept}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()
+    from ctrbox.engines import aside
+
+    with aside.written_aside(path) as beside:
+        yield beside
 
 
 @contextlib.contextmanager
@@ -373,6 +371,10 @@ def sink(output: str | None, plan: Any) -> Iterator[Callable[[Any], None]]:
             if writer is None:
                 # No row passed the filters: the file has the right columns all the same.
                 write(no_rows(plan.schema))
+        except OSError as error:
+            if output != "-" or isinstance(error, CtrboxError):
+                raise
+            raise Mistake(f"cannot write to stdout ({error.strerror or error})") from error
         finally:
             # Closing after a failure can fail again, with a less useful message.
             with contextlib.suppress(Exception) if sys.exc_info()[0] else contextlib.nullcontext():
@@ -403,8 +405,20 @@ def no_rows(schema: Any) -> Any:
 # ---- talking -------------------------------------------------------------------------------------
 
 
+def say(text: object) -> None:
+    """Data, to stdout."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        raise Mistake(f"cannot write to stdout ({error.strerror})") from error
+
+
 def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    """Words about it, to stderr; where they cannot be written the work goes on."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        silence(2)
 
 
 def hint(command: str) -> None:
@@ -412,7 +426,7 @@ def hint(command: str) -> None:
 
 
 def say_json(**fields: Any) -> None:
-    print(json.dumps(fields, default=str), flush=True)
+    say(json.dumps(fields, default=str))
 
 
 def report(plan: Any, rows: int, seconds: float, where: str) -> None:
@@ -458,29 +472,69 @@ def generate(rows: int, seed: int, out: Path) -> None:
 # ---- the door ------------------------------------------------------------------------------------
 
 
+class Stopped(SystemExit):
+    """A polite kill unwinds like Ctrl-C, so that files written aside are removed."""
+
+
+signals: list[int] = []  # those that came to stop the process
+
+
+def stop(number: int, frame: Any) -> NoReturn:
+    signals.append(number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise Stopped(128 + number)
+
+
 def main() -> NoReturn:
-    # A polite kill unwinds like Ctrl-C: files written aside are removed.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    command = typer.main.get_command(app)
+    open_streams()
+    code = 0
     try:
-        with stop_told():
-            command.main(prog_name="ctrbox")
-    except (CtrboxError, Mistake) as error:
-        if os.environ.get("CTRBOX_TRACEBACK"):
-            raise
-        tell(f"ctrbox: error: {error}")
-        sys.exit(1)
-    sys.exit(0)
+        signal.signal(signal.SIGTERM, stop)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, stop)
+        typer.main.get_command(app).main(prog_name="ctrbox")
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+    except Exception as error:
+        code = 1
+        if not signals:  # else it is what became of the interrupt in somebody's code
+            if os.environ.get("CTRBOX_TRACEBACK") or not isinstance(error, CtrboxError | Mistake | OSError):
+                raise
+            tell(f"ctrbox: error: {error}")
+    if signals and code:
+        code = 128 + signals[-1]
+    if code == 130:
+        tell("ctrbox: stopped; nothing unfinished was kept")
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        silence(1)
+        if not code:
+            tell(f"ctrbox: error: cannot write to stdout ({error.strerror})")
+            code = 1
+    sys.exit(code)
 
 
-@contextlib.contextmanager
-def stop_told() -> Iterator[None]:
-    try:
-        yield
-    except SystemExit as stop:
-        if stop.code == 130:
-            tell("ctrbox: stopped; nothing unfinished was kept")
-        raise
+def open_streams() -> None:
+    """Where a stream is closed (`2>&-`), the next file opened would take its number, and print would fail."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # What is read is empty; writing fails on stdout, as on any that is not there, and is lost on stderr.
+            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def silence(number: int) -> None:
+    """Let what a broken stream still holds go nowhere; the interpreter would fail on it at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 DEMO_JOB = '''\
@@ -529,6 +583,9 @@ features = cb.FeatureSet(
 
 plan = cb.compile(log, features)
 '''
+
+if LOADING:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if __name__ == "__main__":
     main()

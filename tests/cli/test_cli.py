@@ -184,6 +184,115 @@ def test_full_disk_leaves_the_old_file_and_nothing_else(job: Path) -> None:
     assert [p.name for p in job.parent.iterdir() if "partial" in p.name] == []
 
 
+@pytest.mark.parametrize("verb", [["datasets", "adlog"], ["demo"]])
+def test_full_disk_under_generated_data_is_one_line(tmp_path: Path, verb: list[str]) -> None:
+    done = ctrbox(*verb, "--rows", 5_000, "--out", "log", cwd=tmp_path, check=1, preexec_fn=lambda: at_most(4_096))
+    assert "ctrbox: error: cannot write " in done.stderr
+    assert "File too large" in done.stderr
+    assert "nothing was kept" in done.stderr
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["extract", "job.py", "--count"], ["extract", "job.py", "-o", "-"], ["explain", "job.py"], ["--help"]],
+)
+def test_full_disk_under_stdout_is_one_line(job: Path, arguments: list[str]) -> None:
+    with (job.parent / "stdout").open("wb") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", "ctrbox.cli", *arguments],
+            cwd=job.parent,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            preexec_fn=lambda: at_most(0),
+        )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("ctrbox: error: ") == 1
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
+
+
+def test_a_reader_of_stdout_that_goes_away_is_one_line(job: Path) -> None:
+    for arguments in (["extract", "job.py", "-o", "-"], ["explain", "job.py"]):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ctrbox.cli", *arguments],
+            cwd=job.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        stderr = process.stderr.read().decode()
+        process.stderr.close()
+        assert process.wait(timeout=60) == 1
+        assert "ctrbox: error: cannot write to stdout (Broken pipe)" in stderr
+        assert "Traceback" not in stderr
+        assert "ignored" not in stderr
+
+
+def test_streams_that_are_closed(job: Path) -> None:
+    command = f"{sys.executable} -m ctrbox.cli extract job.py"
+    for rest, code, stdout in (
+        ("--count 2>&-", 0, f"{ROWS}\n"),
+        ("--count <&- 2>&-", 0, f"{ROWS}\n"),
+        ("-o a.parquet 2>&- >&-", 0, ""),
+        ("--count >&-", 1, ""),
+        ("-o - >&-", 1, ""),
+    ):
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {rest}"], cwd=job.parent, capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stdout) == (code, stdout), done.stderr
+        assert "Traceback" not in done.stderr
+    assert pq.read_table(job.parent / "a.parquet").num_rows == ROWS
+
+
+def test_what_is_no_file_is_not_replaced(job: Path) -> None:
+    here = job.parent
+    os.mkfifo(here / "pipe.svg")
+    os.mkfifo(here / "pipe.parquet")
+    (here / "d.parquet").mkdir()
+    for arguments, met in (
+        (["show", "job.py", "-o", "pipe.svg"], "cannot write pipe.svg: it is a pipe"),
+        (["extract", "job.py", "-o", "pipe.parquet"], "cannot write pipe.parquet: it is a pipe"),
+        (["extract", "job.py", "-o", "d.parquet"], "cannot write d.parquet: it is a folder"),
+        (["show", "job.py", "-o", "."], "cannot write .: it is a folder"),
+        (["show", "job.py", "-o", "/"], "cannot write /: it is a folder"),
+    ):
+        assert met in ctrbox(*arguments, cwd=here, check=1).stderr
+    assert (here / "pipe.svg").is_fifo()
+    assert (here / "pipe.parquet").is_fifo()
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(job: Path) -> None:
+    job.write_text(
+        JOB + "class Killed:\n"
+        "    stats, warnings = {}, {}\n"
+        "    def batches(self, rows, limit=None, plan=plan):\n"
+        "        import os\n"
+        "        for batch in plan.batches(rows):\n"
+        "            yield batch\n"
+        "            os.kill(os.getpid(), 9)\n"
+        "plan = Killed()\n"
+    )
+    ctrbox("extract", "job.py", "-o", "a.parquet", cwd=job.parent, check=-9)
+    assert len([p for p in job.parent.iterdir() if "partial" in p.name]) == 1
+    job.write_text(JOB)
+    ctrbox("extract", "job.py", "-o", "a.parquet", cwd=job.parent)
+    assert sorted(p.name for p in job.parent.iterdir()) == ["a.parquet", "data", "job.py"]
+
+
+def at_most(size: int) -> None:
+    """A file that may not grow further fails like a disk that is full."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
 def test_output_folder_that_cannot_be_made_is_named(job: Path) -> None:
     done = ctrbox("extract", job.name, "-o", "job.py/a.parquet", cwd=job.parent, check=1)
     assert "cannot write job.py/a.parquet" in done.stderr
@@ -221,6 +330,43 @@ def test_a_signal_stops_cleanly(job: Path, sent: signal.Signals, code: int) -> N
     assert process.returncode == code, stderr
     assert "Traceback" not in stderr
     assert sorted(p.name for p in job.parent.iterdir() if "a.parquet" in p.name or "partial" in p.name) == []
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_signal_while_the_job_loads(job: Path, sent: signal.Signals, code: int, swallowed: bool) -> None:
+    wait = "import pathlib, time\npathlib.Path('started').touch()\n"
+    # Modules in C are known to turn an interrupt into an ImportError.
+    wait += "try: time.sleep(60)\nexcept BaseException: raise ImportError\n" if swallowed else "time.sleep(60)\n"
+    job.write_text(wait)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ctrbox.cli", "extract", "job.py", "--count"],
+        cwd=job.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (job.parent / "started").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(sent)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    assert "ended by itself" not in stderr
+
+
+def test_an_interrupt_while_modules_load_is_quiet(tmp_path: Path) -> None:
+    # The interrupt comes when typer is asked for, which is before main().
+    code = (
+        "import os, signal, sys\n"
+        "class Press:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Press())\n"
+        "from ctrbox.cli import main\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 # ---- mistakes in a job --------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ctrbox.datasets import text as text_module
 from ctrbox.datasets.synthetic import ADS, BASIC, IMPRESSIONS, TRUTH, USERS
 from ctrbox.datasets.words import COUNTRIES, TOPICS, vocabulary
 from ctrbox.datasets.world import power_law
-from ctrbox.errors import CtrboxError, DataError
+from ctrbox.errors import CtrboxError, DataError, WriteError
 
 ROWS = 40_000
 
@@ -238,7 +238,7 @@ def test_a_failure_leaves_the_old_log_and_no_litter(tmp_path: Path, monkeypatch:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(text_module, "contexts", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(WriteError, match=r"cannot write .*log: no space left on device; the log .* untouched"):
         adlog(2_000, 0, out)
     assert [p.name for p in tmp_path.iterdir()] == ["log"]
     assert adlog(1_000, 0, out) == first
@@ -246,7 +246,15 @@ def test_a_failure_leaves_the_old_log_and_no_litter(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"rows": 0}, {"rows": -1}, {"rows": 10, "days": 0}, {"rows": 10, "seed": -1}, {"rows": 10, "users": 0}],
+    [
+        {"rows": 0},
+        {"rows": -1},
+        {"rows": 10, "days": 0},
+        {"rows": 10, "seed": -1},
+        {"rows": 10, "users": 0},
+        {"rows": None},
+        {"rows": 10, "seed": 1.5},
+    ],
 )
 def test_impossible_sizes_are_named(tmp_path: Path, bad: dict[str, int]) -> None:
     with pytest.raises(CtrboxError, match=r"adlog needs"):

@@ -62,6 +62,9 @@ def test_open_bandit_joins_by_item() -> None:
 
 
 def test_an_unknown_part_and_an_absent_or_foreign_file_are_named(tmp_path: Path) -> None:
+    for reader in (frappe, criteo_sample, criteo_attribution, open_bandit):
+        with pytest.raises(SourceError, match="cannot read a NoneType, expected the folder of"):
+            reader(None)  # type: ignore[arg-type]
     with pytest.raises(SourceError, match=r"frappe_x1\.parquet cannot be read"):
         frappe(tmp_path)
     pq.write_table(pa.table({"split": ["train"], "label": [1]}), tmp_path / "frappe_x1.parquet")

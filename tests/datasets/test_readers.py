@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import gzip
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from ctrbox.datasets import TextLog, avazu, criteo, libffm, lines, vw
 from ctrbox.errors import DataError, SourceError
+from ctrbox.views.view import View
 
 AVAZU_HEADER = "id,click,hour,C1,banner_pos,site_id,device_type,C14"
 
@@ -146,6 +148,12 @@ def test_absent_files_are_named(tmp_path: Path) -> None:
         criteo(tmp_path)
     with pytest.raises(SourceError, match="no file was given"):
         criteo([])
+    for wrong in (None, 5, [None]):
+        with pytest.raises(SourceError, match=r"cannot read a (NoneType|int), expected a path"):
+            criteo(wrong)  # type: ignore[arg-type]
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceError, match="pipe is a pipe, a socket or a device"):
+        criteo(tmp_path / "pipe")
     with pytest.raises(DataError, match="on_error is 'ignore'"):
         criteo(write(tmp_path / "x", ""), on_error="ignore")  # type: ignore[arg-type]
 
@@ -329,3 +337,9 @@ def test_vw_reads_back_what_was_written(tmp_path_factory: pytest.TempPathFactory
         assert row["label"] == label
         for ns in ("a", "b", "c"):
             assert list(zip(row[ns], row[f"{ns}.weights"], strict=True)) == spaces.get(ns, [])
+
+
+def test_a_view_of_a_bad_log_raises_the_readers_own_error(tmp_path: Path) -> None:
+    log = criteo(write(tmp_path / "day_0", criteo_line(), "1\t2"))
+    with pytest.raises(DataError, match=r"day_0 line 2: [^\n]*$"):
+        list(View(log, key="row").source.scan(["label"]))

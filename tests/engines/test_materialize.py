@@ -19,7 +19,8 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.materialize import WriteError
+from ctrbox.engines import aside
+from ctrbox.errors import WriteError
 
 ROWS = 1000
 VECTORS = cb.Dictionary(["red", "blue"], np.array([[1.5, 2.5, 3.5], [4.0, 5.0, 6.0]]))
@@ -217,7 +218,11 @@ def test_places_that_cannot_be_are_refused_before_any_work(tmp_path: Path) -> No
     (tmp_path / "file").write_text("x")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.txt").write_text("precious")
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.parquet")
     for path, met in (
+        ("pipe", "is a pipe"),
+        ("pipe.parquet", "is a pipe"),
         ("d.parquet", "is a folder"),
         ("file", "is a file"),
         ("home", "'thesis.txt'"),
@@ -231,6 +236,8 @@ def test_places_that_cannot_be_are_refused_before_any_work(tmp_path: Path) -> No
     with pytest.raises(cb.PlanError, match="row_group_rows"):
         plan().materialize(tmp_path / "b.parquet", row_group_rows=0)
     assert (tmp_path / "home" / "thesis.txt").read_text() == "precious"
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "pipe.parquet").is_fifo()
 
 
 # ---- what goes wrong on the way ----------------------------------------------------------------------------
@@ -368,3 +375,23 @@ def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(WriteError, match=r"cannot write .*file/b\.parquet: "):
         plan().materialize(tmp_path / "file" / "b.parquet")
+
+
+@pytest.mark.parametrize("name", ["basic.parquet", "basic"])
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, name: str) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = []
+    for process, state in (
+        (gone.pid, "partial"),
+        (gone.pid, "old"),
+        (os.getpid(), "partial"),
+        (os.getppid(), "partial"),
+    ):
+        mine = aside.beside(tmp_path / name, state).name.replace(f"-{os.getpid()}.", f"-{process}.")
+        left.append(tmp_path / mine)
+        left[-1].mkdir() if name == "basic" else left[-1].write_bytes(b"PAR1")
+    other = tmp_path / f".other.{gone.pid}.partial"
+    other.write_bytes(b"not ours")
+    plan().materialize(tmp_path / name)
+    assert names(tmp_path) == sorted([other.name, left[-1].name, name])  # the one whose process runs stays

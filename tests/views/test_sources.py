@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import signal
 import subprocess
 import sys
@@ -29,10 +30,11 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 
-from ctrbox.errors import CtrboxError, DataError, SourceError, nearest
+from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, nearest
 from ctrbox.views import text
 from ctrbox.views.readahead import readahead
 from ctrbox.views.source import Source, open_source
+from ctrbox.views.view import View
 
 ROWS = 1000
 
@@ -1004,3 +1006,97 @@ def test_nearest() -> None:
 def test_pandas_missing_values_are_null() -> None:
     frame = pd.DataFrame({"x": ["a", None], "y": [1.0, float("nan")]})
     assert read(open_source(frame))["x"].to_pylist() == ["a", None]
+
+
+def test_json_lines_that_are_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow crashes where a block begins with null; a null is a row of nulls wherever it stands."""
+    path = tmp_path / "n.json"
+    for nothing in ("null\n", " null \nnull\n", "{}\n", "null\n{}\n"):
+        path.write_text(nothing)
+        fails(path, "n.json begins without a JSON object that has fields")
+    path.write_text('null\n{"a": 1}\nnull\n')
+    assert read(open_source(path))["a"].to_pylist() == [None, 1, None]
+    path.write_text('null\n{"a": 1}\n[]\n')
+    fails(path, "n.json row 2")
+    monkeypatch.setattr(text, "BLOCK_BYTES", 12)
+    path.write_text('{"a": 1111}\nnull\n{"a": 2}\nnull\nnull\nnull\n')
+    assert read(open_source(path))["a"].to_pylist() == [1111, None, 2, None, None, None]
+    assert sum(m.rows.num_rows for m in open_source(path).scan([])) == 6
+
+
+def test_links_that_lead_back_are_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    (folder / "day=1").mkdir(parents=True)
+    pq.write_table(log(5), folder / "day=1" / "a.parquet")
+    (tmp_path / "elsewhere").mkdir()
+    pq.write_table(log(7), tmp_path / "elsewhere" / "b.parquet")
+    for name in ("loop", "again", "day=1/up"):  # two loops in a folder are met in 2**40 ways
+        (folder / name).symlink_to(folder)
+    (folder / "day=2").symlink_to(tmp_path / "elsewhere")
+    for path in (folder, f"{folder}/**", f"{folder}/**/*.parquet", f"{tmp_path}/s*"):
+        source = open_source(path)
+        assert source.rows == 12
+        assert read(source)["day"].to_pylist() == [1] * 5 + [2] * 7
+    fails(f"{tmp_path}/absent/**", "matches no file")
+
+
+def test_csv_lines_that_end_with_cr_alone_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old_mac.csv"
+    path.write_bytes(b"a,b\r1,2\r3,4\r")
+    fails(path, "old_mac.csv has lines that end with CR alone")
+    path.write_bytes(b'"a\r1",b\r\n1,2\r\n')
+    assert read(open_source(path)).to_pydict() == {"a\r1": [1], "b": [2]}
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/\xff.csv"
+    try:
+        Path(os.fsdecode(odd)).write_text("a\n1\n")
+    except OSError:
+        pytest.skip("this disk takes UTF-8 names alone")
+    for path in (tmp_path, f"{tmp_path}/*.csv", f"{tmp_path}/**", os.fsdecode(odd)):
+        fails(path, "not UTF-8")
+    fails(f"{tmp_path}/a\0b.csv", "NUL")
+
+
+def test_what_is_no_regular_file_is_said_so(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    fails(tmp_path / "pipe.csv", "pipe.csv is a pipe, a socket or a device, expected a regular file")
+    fails(tmp_path, "holds no data files")
+
+
+def test_the_errors_of_a_streaming_reader_survive() -> None:
+    class Reader:
+        streaming = True
+        schema = pa.schema([("a", pa.int64())])
+
+        def __arrow_c_schema__(self) -> Any:
+            return self.schema.__arrow_c_schema__()
+
+        def __arrow_c_stream__(self, requested: Any = None) -> Any:
+            raise AssertionError("batches() are read")
+
+        def batches(self) -> Iterator[pa.RecordBatch]:
+            yield pa.record_batch({"a": [1, 2]})
+            raise DataError("day_0 line 3: found 'x'")
+
+    with pytest.raises(DataError, match=r"^day_0 line 3: found 'x'$"):
+        read(open_source(Reader()))
+
+
+def test_arguments_of_a_wrong_type_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(log(5), path)
+    with pytest.raises(SourceError, match="format is a int, expected one of parquet"):
+        View(path, format=5)  # type: ignore[arg-type]
+    for key in (5, None, ["id", 5], b"id"):
+        with pytest.raises(PlanError, match="key takes names of columns, got"):
+            View(path, key=key)  # type: ignore[arg-type]
+    view = View(path, key="id")
+    with pytest.raises(PlanError, match="on takes names of columns, got None"):
+        view.join(view, on=None)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="select takes names of columns, got 5"):
+        view.select(5)  # type: ignore[arg-type]
+    for budget in (None, 1.5, True):
+        with pytest.raises(PlanError, match="expected a size such as"):
+            view.merge(view, budget=budget)  # type: ignore[arg-type]

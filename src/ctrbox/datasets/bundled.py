@@ -73,6 +73,8 @@ def _keyed(table: pa.Table) -> pa.Table:
 
 
 def _find(folder: Folder, name: str, columns: tuple[str, ...]) -> Path:
+    if not isinstance(folder, (str, PathLike)):
+        raise SourceError(f"cannot read a {type(folder).__name__}, expected the folder of {name}")
     path = Path(folder) / name
     try:
         found = pq.read_schema(path).names

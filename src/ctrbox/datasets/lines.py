@@ -132,13 +132,18 @@ class TextLog:
 
 def find(paths: Paths) -> tuple[str, ...]:
     """Paths, globs and lists of them → files; a glob gives its files in order of name."""
-    given = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
+    given = [paths] if isinstance(paths, (str, PathLike)) else list(paths) if isinstance(paths, Iterable) else [paths]
+    for one in given:
+        if not isinstance(one, (str, PathLike)):
+            raise SourceError(f"cannot read a {type(one).__name__}, expected a path, a glob or a list of them")
     found: list[str] = []
     for one in (fspath(path) for path in given):
         if "://" in one or Path(one).is_file():
             found.append(one)
         elif Path(one).is_dir():
             raise SourceError(f"{one} is a folder; expected a file or a glob such as {one}/*")
+        elif Path(one).exists():
+            raise SourceError(f"{one} is a pipe, a socket or a device, expected a regular file")
         else:
             files = sorted(name for name in glob.glob(one, recursive=True) if Path(name).is_file())  # noqa: PTH207
             if not files:

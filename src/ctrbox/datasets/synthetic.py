@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from ctrbox.datasets import text
 from ctrbox.datasets.words import CATEGORIES, COUNTRIES, TOPICS, vocabulary
 from ctrbox.datasets.world import DEVICES, Draw, Mask, World, ad_id, stream, user_id
-from ctrbox.errors import DataError
+from ctrbox.errors import DataError, WriteError
 
 VERSION = 2  # a log of another version is made anew
 BLOCK = 1 << 18
@@ -146,6 +146,11 @@ def adlog(
     `ads` to a fortieth (at most 200,000). `progress(done, rows)` is called as blocks are written, from the
     calling thread. A folder that holds another ad log is replaced; one that holds anything else is refused.
     """
+    for name, given in (("rows", rows), ("seed", seed), ("days", days), ("users", users), ("ads", ads)):
+        if not isinstance(given, int) and not (given is None and name in ("users", "ads")):
+            raise DataError(f"adlog needs {name} as an int, got {given!r}")
+    if not isinstance(out, (str, os.PathLike)):
+        raise DataError(f"adlog needs a folder to write to, got out={out!r}")
     if rows < 1:
         raise DataError(f"adlog needs at least 1 row, got rows={rows}")
     if days < 1:
@@ -172,15 +177,18 @@ def adlog(
     if found is None and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DataError(f"{target} exists and holds no ad log; choose another folder or empty this one")
 
-    target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.part"
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         for view in _VIEWS:
             (aside / view).mkdir(parents=True)
         scores = _write(aside, rows, seed, user_count, ad_count, days, progress)
         manifest = asked | scores
         (aside / "adlog.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         _swap(aside, target)
+    except OSError as error:
+        kept = "the log that was there is untouched" if found is not None else "nothing was kept"
+        raise WriteError(f"cannot write {target}: {error.strerror or error}; {kept}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return _load(target, manifest)

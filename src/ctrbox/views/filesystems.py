@@ -95,6 +95,11 @@ class File:
         return self.store.show(self.path)
 
 
+def printable(text: str) -> str:
+    """The text with what is no Unicode (bytes of a file name) written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, without the place in Arrow's source where it arose."""
     text = str(error).strip() or type(error).__name__
@@ -238,16 +243,55 @@ def _expand(store: Store, path: str, given: str) -> list[File]:
         if not found:
             raise SourceError(f"{given} matches no file{_hint(store, path)}")
         return found
+    if info.type == pafs.FileType.Unknown:
+        raise SourceError(f"{given} is a pipe, a socket or a device, expected a regular file or a folder")
     raise SourceError(f"{given} does not exist{_hint(store, path)}")
 
 
 def _info(store: Store, path: str) -> pafs.FileInfo:
-    return store.attempt(store.show(path), lambda: store.fs.get_file_info(path))
+    return _asked(store, path, lambda: store.fs.get_file_info(path))
+
+
+def _asked(store: Store, path: str, ask: Callable[[], T]) -> T:
+    """What the store says about a path, which must be one that Arrow can be given."""
+    shown = printable(store.show(path))
+    try:
+        return store.attempt(shown, ask)
+    except UnicodeError as error:
+        raise SourceError(f"{shown} is or holds a file whose name is not UTF-8; rename it") from error
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"{shown!r} cannot be read: {first_line(error)}") from error
 
 
 def _list(store: Store, folder: str, recursive: bool) -> list[pafs.FileInfo]:
+    if recursive and isinstance(store.fs, pafs.LocalFileSystem):
+        return _walk(store, folder, ())
     selector = pafs.FileSelector(folder or ".", allow_not_found=True, recursive=recursive)
-    return store.attempt(store.show(folder), lambda: store.fs.get_file_info(selector))
+
+    def ask() -> list[pafs.FileInfo]:
+        found: list[pafs.FileInfo] = store.fs.get_file_info(selector)
+        for info in found:
+            info.path.encode()  # a name that is not UTF-8 fails here, and nowhere later
+        return found
+
+    return _asked(store, folder, ask)
+
+
+def _walk(store: Store, folder: str, above: tuple[tuple[int, int], ...]) -> list[pafs.FileInfo]:
+    """All below a local folder; a link that leads back to a folder above itself is not followed."""
+    try:
+        facts = Path(folder or ".").stat()
+    except FileNotFoundError:
+        return []
+    here = (facts.st_dev, facts.st_ino)
+    if here in above:
+        return []
+    found = []
+    for info in _list(store, folder, recursive=False):
+        found.append(info)
+        if info.type == pafs.FileType.Directory:
+            found += _walk(store, info.path, (*above, here))
+    return found
 
 
 def _file(store: Store, info: pafs.FileInfo) -> File:

@@ -29,6 +29,8 @@ def codec_of(path: str) -> str | None:
 def format_of(files: Sequence[File], given: str | None) -> str:
     """The one format of all files: `given`, or what their names say."""
     if given is not None:
+        if not isinstance(given, str):
+            raise SourceError(f"format is a {type(given).__name__}, expected one of {', '.join(EXTENSIONS)}")
         name = _BY_EXTENSION.get(given.lower().lstrip("."), given.lower())
         if name not in EXTENSIONS:
             known = nearest(given, EXTENSIONS)

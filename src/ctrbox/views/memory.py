@@ -230,7 +230,12 @@ def _stream(data: Any) -> StreamSource:
         with pa.RecordBatchReader.from_stream(data) as reader:
             schema = reader.schema
 
+    batches = getattr(data, "batches", None)
+
     def start(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        if callable(batches):  # its own errors come as they are; through the stream they would be ArrowInvalid
+            yield from batches()
+            return
         with pa.RecordBatchReader.from_stream(data) as reader:
             yield from reader
 

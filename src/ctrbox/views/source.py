@@ -41,7 +41,8 @@ def open_source(
 
     Anything with ``__arrow_c_stream__`` or ``__arrow_c_array__`` is read as rows in memory. A reader that can
     be read only once is drained here and held. An object whose attribute ``streaming`` is True is asked for a
-    fresh stream at each scan and never held. A ``pyarrow.dataset.Dataset`` of files is opened as files.
+    fresh stream at each scan and never held; its ``batches()``, where it has them, are read instead. A
+    ``pyarrow.dataset.Dataset`` of files is opened as files.
     """
     if isinstance(data, (str, os.PathLike)):
         path = os.fspath(data)

@@ -26,6 +26,8 @@ LINE_BYTES = 256 << 20  # A line longer than this is not a log's line.
 
 _CSV_ROW = re.compile(r"Row #(\d+): ")
 _JSON_ROW = re.compile(r" in row (\d+)$")
+_NULL_FIRST = re.compile(rb"\s*null")
+_QUOTED = re.compile(rb'"[^"]*+"')
 
 
 def _blocks(file: File, find_end: Callable[[bytes], int]) -> Iterator[bytes]:
@@ -80,6 +82,8 @@ class Csv:
         blocks = _blocks(file, self._last_line_end)
         first = next(blocks, b"")
         end = self._first_line_end(first) or len(first)
+        if b"\r" in _QUOTED.sub(b"", first[:end].rstrip(b"\r\n")):
+            raise SourceError(f"{file.shown} has lines that end with CR alone, expected LF or CR LF")
         names, rest = self._names(file, first[:end]), first[end:]
 
         def remaining() -> Iterator[bytes]:
@@ -172,6 +176,8 @@ class Json:
         except BlockError as error:
             where = "" if error.row is None else f" row {error.row}"
             raise SourceError(f"{file.shown}{where}: {error}; expected one JSON object a line") from error
+        if not found.names:
+            raise SourceError(f"{file.shown} begins without a JSON object that has fields, expected one on each line")
         return pa.schema([pa.field(field.name, _no_null_type(field.type)) for field in found])
 
     def blocks(self, file: File, leaves: Sequence[Leaf]) -> Iterator[Parse]:
@@ -191,11 +197,18 @@ class Json:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             text = first_line(error)
             found = _JSON_ROW.search(text)
-            row = int(found[1]) if found else _broken_line(block, schema)
+            row = int(found[1]) - _led(block) if found else _broken_line(block, schema)
             raise BlockError(_JSON_ROW.sub("", text), row) from error
 
 
+def _led(block: bytes) -> int:
+    """How many rows must go before a block: pyarrow crashes where the first value is null."""
+    return 1 if _NULL_FIRST.match(block) else 0
+
+
 def _parse_json(block: bytes, schema: pa.Schema | None) -> pa.RecordBatch:
+    if _led(block):
+        return _parse_json(b"{}\n" + block, schema).slice(1)
     read = pajson.ReadOptions(use_threads=False, block_size=len(block) + 1)
     behaviour = "infer" if schema is None else "ignore"
     parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=behaviour)

@@ -5,7 +5,7 @@ Everything is lazy: a view is a source and a tuple of steps. The planner reads t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,7 +82,7 @@ class View:
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         source = open_source(data, format=format, filesystem=filesystem, storage_options=storage_options)
-        keys = (key,) if isinstance(key, str) else tuple(key)
+        keys = _names(key, "key")
         for k in keys:
             if k not in source.schema.names:
                 raise PlanError(f"key {k!r} is not a column of {source.name}{nearest(k, source.schema.names)}")
@@ -106,7 +106,7 @@ class View:
 
     def select(self, *columns: str) -> View:
         """Only these columns."""
-        return self._with(Select(tuple(columns)))
+        return self._with(Select(_names(columns, "select")))
 
     def with_columns(self, **columns: Any) -> View:
         """New columns, or old ones anew, from expressions."""
@@ -129,7 +129,7 @@ class View:
 
         "left" keeps rows whose key is missing, with nulls that fills clean; "inner" drops them.
         """
-        keys = (on,) if isinstance(on, str) else tuple(on)
+        keys = _names(on, "on")
         if how not in ("left", "inner"):
             raise PlanError(f"how must be 'left' or 'inner', got {how!r}")
         if not isinstance(view, View):
@@ -155,6 +155,17 @@ class View:
         return self._with(Merge(view, ordered, parse_bytes(budget)))
 
 
+def _names(names: Any, what: str) -> tuple[str, ...]:
+    """One name or several, as a tuple."""
+    if isinstance(names, str):
+        return (names,)
+    found = tuple(names) if isinstance(names, Iterable) else (names,)
+    for name in found:
+        if not isinstance(name, str):
+            raise PlanError(f"{what} takes names of columns, got {name!r}")
+    return found
+
+
 def short_name(name: str) -> str:
     """The last part of a path that says something: 'data/users/*.parquet' → 'users'."""
     parts = [p for p in name.replace("\\", "/").rstrip("/").split("/") if p and "*" not in p]
@@ -166,8 +177,10 @@ UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 
 def parse_bytes(size: str | int) -> int:
     """'2GB' → 2147483648."""
-    if isinstance(size, int):
+    if isinstance(size, int) and not isinstance(size, bool):
         return size
+    if not isinstance(size, str):
+        raise PlanError(f"expected a size such as '512MB' or '2GB', got {size!r}")
     text = size.strip().upper().replace("IB", "B")
     for unit in ("TB", "GB", "MB", "KB", "B"):
         if text.endswith(unit):

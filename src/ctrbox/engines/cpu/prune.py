@@ -22,23 +22,30 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+MOST_CONDITIONS = 64  # Arrow nests them; a handful prunes, thousands only deepen
+
+
 def prune_expression(frame: FrameSpec) -> pc.Expression | None:
     """An Arrow expression that every selected row satisfies, or None."""
     found: pc.Expression | None = None
     prunable = getattr(frame.view.source, "prunable", None)  # sources without statistics have none
     if prunable is None:
         return None
-    for node in frame.filters:
+    conditions = list(frame.filters)
+    used = 0
+    while conditions and used < MOST_CONDITIONS:
+        node = conditions.pop()
+        if node.op == "and":
+            conditions.extend(node.args)
+            continue
         part = necessary(node, prunable)
         if part is not None:
             found = part if found is None else found & part
+            used += 1
     return found
 
 
 def necessary(node: Node, prunable: Callable[[str], bool]) -> pc.Expression | None:
-    if node.op == "and":
-        parts = [p for p in (necessary(a, prunable) for a in node.args) if p is not None]
-        return None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1]
     if node.op in COMPARE and raw(node.args[0], prunable) and node.args[1].op == "literal":
         value = plain(node.args[1].param("value"))
         if node.args[0].kind in ("i", "f", "s") and value is not None:
