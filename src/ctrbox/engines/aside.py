@@ -48,6 +48,8 @@ def written_aside(place: Path, *, folder: bool = False) -> Iterator[Path]:
 def check(place: Path, folder: bool = False) -> None:
     """A file is replaced by a file, a folder by a folder, and a pipe, a socket or a device by nothing."""
     met = ""
+    if "\0" in str(place):
+        raise WriteError(f"cannot write {str(place)!r}: a path cannot hold a NUL byte")
     if not place.name or place.is_dir():
         met = "" if folder and place.name else "a folder; expected the name of a file"
     elif place.is_file():

@@ -23,10 +23,8 @@ import os
 import re
 import struct
 import sys
-import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.engines.aside import written_aside
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, PlanError, SourceError, nearest
 from ctrbox.plan.graph import Graph
@@ -223,42 +222,16 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     text = canonical(header).encode()
     if len(text) > MOST_HEADER_BYTES:
         raise PlanError(f"the plan's description takes {len(text):,} bytes; the most is {MOST_HEADER_BYTES:,}")
-    _write_aside(Path(path), [HEAD.pack(MAGIC, VERSION, len(text)), text, *blobs.parts])
+    _write(Path(path), [HEAD.pack(MAGIC, VERSION, len(text)), text, *blobs.parts])
 
 
-def _write_aside(path: Path, parts: Sequence[Any]) -> None:
+def _write(path: Path, parts: Sequence[Any]) -> None:
     whole = hashlib.sha256()
-    aside = None
-    try:
-        if path.exists() and not path.is_file():
-            raise PlanError(f"the plan cannot be written to {path}: it is there and not a file")
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            for part in parts:
-                whole.update(part)
-                file.write(part)
-            file.write(whole.digest())
-            file.flush()
-            os.fsync(file.fileno())
-        Path(aside).chmod(0o666 & ~_umask())
-        Path(aside).replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except (OSError, ValueError) as error:
-        raise PlanError(f"the plan cannot be written to {path}: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        if aside is not None:
-            with suppress(OSError):
-                Path(aside).unlink()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with written_aside(path) as aside, aside.open("wb") as file:
+        for part in parts:
+            whole.update(part)
+            file.write(part)
+        file.write(whole.digest())
 
 
 def _check_names(views: Sequence[View]) -> None:
