@@ -188,18 +188,46 @@ int64_t each_row(const FrameColumn& c, const Picked& index, uint32_t rows, F f, 
   return first;
 }
 
+// Calls put(position, row, present) for every row without a branch on what is null; row is one of the frame's in any
+// case. For nullable registers only: nobody asks which row was the first null.
+template <class F>
+void each_row_steadily(const FrameColumn& c, const Picked& index, uint32_t rows, F put) {
+  const uint8_t* bitmap = c.bitmap;
+  for (uint32_t r = 0; r < rows; ++r) {
+    const int64_t row = index.rows ? index.rows[r] : index.base + r;
+    const bool there = row >= 0;
+    const int64_t safe = there ? row : 0;
+    const int64_t k = safe + c.offset;
+    put(r, safe, there & (!bitmap || (bitmap[k >> 3] >> (k & 7) & 1)));
+  }
+}
+
+// Nulls of the kind that each_row_steadily() knows: of a bitmap, or missing rows.
+bool steady(const FrameColumn& c, const Column& out) {
+  return out.valid && c.rows > 0 && !c.bytes_valid && c.storage != Storage::Dictionary;
+}
+
 template <class T, class From>
 int64_t load_fixed(const FrameColumn& c, const Picked& index, uint32_t rows, Column& out) {
   const From* from = static_cast<const From*>(c.values) + c.offset;
   T* to = static_cast<T*>(out.data);
   uint8_t* valid = out.valid;
-  if (valid) std::memset(valid, 1, rows);
   if constexpr (std::is_same_v<T, From>) {
-    if (!index.rows && !c.bitmap && !c.bytes_valid) {
+    if (!index.rows && c.whole()) {
+      if (valid) std::memset(valid, 1, rows);
       out.data = const_cast<From*>(from + index.base);
       return -1;
     }
   }
+  if (steady(c, out) && !(c.whole() && !index.missing)) {
+    each_row_steadily(c, index, rows, [&](uint32_t r, int64_t row, bool present) {
+      const T value = static_cast<T>(from[row]);
+      to[r] = present ? value : T{};
+      valid[r] = present;
+    });
+    return -1;
+  }
+  if (valid) std::memset(valid, 1, rows);
   return each_row(
       c, index, rows, [&](uint32_t r, int64_t row) { to[r] = static_cast<T>(from[row]); },
       [&](uint32_t r) {
@@ -231,6 +259,15 @@ int64_t load_strings(const FrameColumn& c, const Picked& index, uint32_t rows, C
     to[r] = Str{};
     if (out.valid) out.valid[r] = 0;
   };
+  if (c.storage == Storage::Utf8 && steady(c, out) && !(c.whole() && !index.missing)) {
+    const int32_t* o = static_cast<const int32_t*>(c.values) + c.offset;
+    each_row_steadily(c, index, rows, [&](uint32_t r, int64_t row, bool present) {
+      const Str value{c.text + o[row], static_cast<uint32_t>(o[row + 1] - o[row])};
+      to[r] = present ? value : Str{};
+      out.valid[r] = present;
+    });
+    return -1;
+  }
   if (c.storage == Storage::Utf8)  // the usual case, without the switch inside
     return each_row(
         c, index, rows,
