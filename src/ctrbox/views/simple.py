@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
@@ -264,9 +265,9 @@ def _simple_list(array: pa.Array) -> pa.Array:
     # pyarrow 26 casts list views to lists with a short offsets buffer, so offsets are rebuilt from lengths.
     values = conform(_simple(array.flatten()), target.value_type)
     width = pa.int64() if pt.is_large_list(target) else pa.int32()
-    lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
-    ends = pc.cumulative_sum(lengths).cast(width)
-    offsets = pa.concat_arrays([pa.array([0], width), ends])
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    # From NumPy, so that they carry no validity buffer: older pyarrow refuses one beside a mask.
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(width.to_pandas_dtype()))
     mask = array.is_null() if array.null_count else None
     kind = pa.LargeListArray if pt.is_large_list(target) else pa.ListArray
     return kind.from_arrays(offsets, values, type=target, mask=mask)
