@@ -20,5 +20,4 @@ void bind_catalogue(nb::module_& m) {
   m.def(
       "salt", [](nb::bytes name) { return hash_bytes(name.c_str(), static_cast<uint32_t>(name.size())); },
       nb::arg("name"), "The salt of a field: the hash of its name.");
-  m.def("finish", [](uint64_t x) { return finish(x); }, "The 64-bit finisher behind every key.");
 }

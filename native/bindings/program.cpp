@@ -118,18 +118,7 @@ void bind_program(nb::module_& m) {
           nb::arg("hashes"), nb::arg("keep_last"), "The index and the first two rows that share a hash (-1, -1: none).")
       .def(
           "point_at", [](Index& i, const Records& records) { i.map.renumber(records.handles()); }, nb::arg("records"),
-          "From row numbers to the handles of the records made of those rows.")
-      .def(
-          "find",
-          [](const Index& i, nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> hashes) {
-            auto rows = std::make_shared<std::vector<int64_t>>(hashes.size());
-            for (size_t k = 0; k < hashes.size(); ++k) {
-              uint32_t row = i.map.find(hashes.data()[k]);
-              (*rows)[k] = row == HashIndex::kEmpty ? -1 : static_cast<int64_t>(row);
-            }
-            return shared_array(rows->data(), {rows->size()}, rows);
-          },
-          nb::arg("hashes"));
+          "From row numbers to the handles of the records made of those rows.");
 
   m.def(
       "align",

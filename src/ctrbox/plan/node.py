@@ -69,11 +69,6 @@ def marked_value(value: Any) -> Any:
     return type(value).__name__, repr(value) if isinstance(value, float) else value
 
 
-def inputs(node: Node) -> tuple[Node, ...]:
-    """What must be computed in the node's own frame before it."""
-    return node.args
-
-
 def closure(roots: list[Node]) -> list[Node]:
     """Everything the roots need inside their frame, inputs before users."""
     seen: set[int] = set()
@@ -88,5 +83,5 @@ def closure(roots: list[Node]) -> list[Node]:
             continue
         seen.add(node.id)
         stack.append((node, True))
-        stack.extend((a, False) for a in reversed(inputs(node)) if a.id not in seen)
+        stack.extend((a, False) for a in reversed(node.args) if a.id not in seen)
     return out

@@ -6,7 +6,7 @@ Everything is lazy: a view is a source and a tuple of steps. The planner reads t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ctrbox.errors import PlanError, nearest
@@ -189,23 +189,3 @@ def parse_bytes(size: str | int) -> int:
             except ValueError:
                 break
     raise PlanError(f"expected a size such as '512MB' or '2GB', got {size!r}")
-
-
-def rebind(view: View, sources: dict[str, Any]) -> View:
-    """The same steps over other data, by view name; used when a saved plan meets new files or a request."""
-    if view.name in sources:
-        data = sources[view.name]
-        fresh = data if isinstance(data, View) else View(data, view.key, keep=view.keep, name=view.name)
-        view_ = fresh
-        for step in view.steps:
-            view_ = view_._with(step)
-        view = view_
-    steps = tuple(
-        replace(step, view=rebind(step.view, sources)) if isinstance(step, Join | Merge) else step
-        for step in view.steps
-    )
-    rebound = object.__new__(View)
-    for field in ("source", "key", "keep", "name"):
-        object.__setattr__(rebound, field, getattr(view, field))
-    object.__setattr__(rebound, "steps", steps)
-    return rebound
