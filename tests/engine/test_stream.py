@@ -186,7 +186,7 @@ def test_resume_inside_a_shuffle_window(kind: str) -> None:
 def test_position_inside_a_window_needs_the_shuffle() -> None:
     plan = plan_of("plain")
     next(plan.batches(5, shuffle=20))
-    with pytest.raises(cb.PlanError, match="shuffle window"):
+    with pytest.raises(cb.PlanError, match="shuffle=20"):
         next(plan.batches(5, start=plan.position))
 
 
@@ -587,3 +587,43 @@ def test_ten_million_rows_of_a_trivial_plan() -> None:
     for batch in plan.batches(100_003):
         again ^= int(np.bitwise_xor.reduce(batch.sparse["id"].values))
     assert again == keys
+
+
+# ---- requests ----------------------------------------------------------------------------------------------
+
+
+def request_plan() -> cb.Plan:
+    log = cb.View(
+        pa.table({"id": [1, 2, 3], "device": ["ios", "tv", "web"], "price": [1.0, 2.0, 3.0], "clicked": [0, 1, 1]}),
+        key="id",
+    ).filter(col("device") != "tv")
+    basic = cb.View(pa.table({"id": [1, 2, 3], "f": [7.0, 8.0, 9.0]}), key="id").fill(f=-1.0)
+    return cb.compile(log.merge(basic), cb.FeatureSet(label="clicked", dense={"price": "price", "f": "f"}))
+
+
+def test_a_request_needs_no_label_and_no_id_and_says_which_rows_passed() -> None:
+    plan = request_plan()
+    rows = pa.table({"device": ["tv", "ios", "web"], "price": [4.0, 5.0, 6.0]})
+    for _ in range(2):  # the second time by the remembered schema
+        batch = plan.run(rows)
+        assert batch.label is None
+        assert batch.dense.tolist() == [[5.0, -1.0], [6.0, -1.0]]
+        assert batch.index is not None
+        assert batch.index.tolist() == [1, 2]
+    labelled = plan.run(rows.append_column("clicked", pa.array([0, 1, 0])))
+    assert labelled.label is not None
+    assert labelled.label.tolist() == [1.0, 0.0]
+    with_merged = plan.run(rows.append_column("id", pa.array([1, 2, 3])).append_column("f", pa.array([1.0, 2.0, 3.0])))
+    assert with_merged.dense[:, 1].tolist() == [2.0, 3.0]
+    with pytest.raises(cb.DataError, match="lacks column 'price'"):
+        plan.run(rows.drop_columns("price"))
+
+
+def test_a_position_of_another_shuffle_is_refused() -> None:
+    plan = plan_of("plain")
+    stream = plan.batches(5, shuffle=20, seed=7)
+    next(stream)
+    stream.close()
+    for other in ({"shuffle": 20, "seed": 8}, {"shuffle": 40, "seed": 7}, {}):
+        with pytest.raises(cb.PlanError, match="shuffle=20, seed=7"):
+            next(plan.batches(5, start=plan.position, **other))

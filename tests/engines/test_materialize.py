@@ -395,3 +395,16 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, name:
     other.write_bytes(b"not ours")
     plan().materialize(tmp_path / name)
     assert names(tmp_path) == sorted([other.name, left[-1].name, name])  # the one whose process runs stays
+
+
+def test_a_plan_does_not_replace_what_it_reads(tmp_path: Path) -> None:
+    for name in ("log", "basic"):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"id": [1, 2], name[0]: [0.5, 1.5]}), tmp_path / name / "part-0.parquet")
+    basic = cb.View(str(tmp_path / "basic"), key="id").fill(b=0.0)
+    plan = cb.compile(cb.View(str(tmp_path / "log"), key="id").merge(basic), cb.FeatureSet(dense={"l": "l", "x": "b"}))
+    for place in (tmp_path / "log", tmp_path / "basic", tmp_path, tmp_path / "log" / "part-0.parquet"):
+        with pytest.raises(cb.CtrboxError):
+            plan.materialize(place)
+    assert pq.read_table(tmp_path / "log").column_names == ["id", "l"]
+    assert plan.materialize(tmp_path / "fresh") == 2

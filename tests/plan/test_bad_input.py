@@ -440,3 +440,11 @@ def test_a_plan_is_written_to_files_only(tmp_path: Path) -> None:
     with pytest.raises(cb.WriteError, match="cannot write"):
         plan.save(tmp_path / "a\0b")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_a_mapping_is_a_dictionary() -> None:
+    words = cb.Dictionary({"ios": 7, "android": 9})
+    found = cb.evaluate({"id": col("s").lookup(words, default=0)}, pa.table({"s": ["android", "ios", "tv"]}))
+    assert found["id"].to_pylist() == [9, 7, 0]
+    with pytest.raises(PlanError, match="one mapping"):
+        cb.Dictionary({"a": 1}, [2])

@@ -101,6 +101,7 @@ class Batch:
     sparse: Mapping[str, Ragged]
     group: np.ndarray | None
     weight: np.ndarray | None = None
+    index: np.ndarray | None = None  # of a request: which of its rows these are, where filters dropped some
 
     def __len__(self) -> int:
         return self.rows

@@ -54,6 +54,7 @@ def materialize(
         raise PlanError(f"expected 1 ≤ row_group_rows ≤ part_rows, got {row_group_rows} and {part_rows}")
     if compression not in COMPRESSIONS:
         raise PlanError(f"compression {compression!r} is not known; expected {', '.join(COMPRESSIONS)}")
+    refuse_own_input(plan, place)
     outputs = chosen(plan, features)
     key = key_node(plan)
     if key.name in {o.name for o in outputs}:
@@ -72,6 +73,16 @@ def materialize(
             raise
         files.close()
     return rows
+
+
+def refuse_own_input(plan: Any, place: Path) -> None:
+    """A plan must not replace what it reads: its log, a joined view, the basic features it merges."""
+    for frame in plan.graph.frames:
+        for source in frame.sources:
+            for file in getattr(source.view.source, "_files", ()):
+                read = Path(file.path).resolve()
+                if not file.store.remote and (place.resolve() == read or place.resolve() in read.parents):
+                    raise PlanError(f"cannot write {place}: the plan reads {read.name} there; choose another place")
 
 
 # ---- what is written ---------------------------------------------------------------------------------------

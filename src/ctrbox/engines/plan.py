@@ -5,24 +5,23 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.columns.kind import arrow_type, kind_of_arrow, name_of
-from ctrbox.engines.cpu.arrow import column_of, frame_of
+from ctrbox.columns.kind import arrow_type
+from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.assemble import Assembled, Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
-from ctrbox.engines.cpu.stages import Prepared, Rows
-from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.engines.request import Requests, names_of, single
+from ctrbox.errors import PlanError
 from ctrbox.plan.build import build, build_columns
 from ctrbox.plan.features import FeatureSet
 from ctrbox.plan.graph import Graph
 from ctrbox.plan.typing import origin
-from ctrbox.views.source import Origin, open_source
 from ctrbox.views.view import View
 
 EVALUATE_ROWS = 65_536
@@ -40,12 +39,14 @@ class Position:
     """Where a stream of batches stands: give it to ``batches(start=…)`` to go on exactly there.
 
     ``row``: of the log, at which the current shuffle window (or the next batch) begins. ``skip``: rows of that window already
-    handed out. ``window``: its number.
+    handed out. ``window``: its number. ``shuffle`` and ``seed``: those of the stream, which must go on with the same.
     """
 
     row: int = 0
     skip: int = 0
     window: int = 0
+    shuffle: int = 0
+    seed: int = 0
 
 
 class Plan:
@@ -72,7 +73,11 @@ class Plan:
         self._dimensions: dict[int, Dimension] | None = None
         self._extractor: Extractor | None = None
         self._lock = threading.Lock()
-        self._request: tuple[pa.Schema, list[list[int]]] | None = None
+        self._requests: tuple[Requests, Requests | None] | None = None
+
+    def __repr__(self) -> str:
+        roles = [o.role for o in self.graph.outputs]
+        return f"Plan({self.log.name!r}, sparse={roles.count('sparse')}, dense={roles.count('dense')}, threads={self.threads})"
 
     @property
     def schema(self) -> Schema:
@@ -93,7 +98,7 @@ class Plan:
             from ctrbox.engines.fit import fit_plan
 
             self.fitted = fit_plan(self)
-            self._extractor = None
+            self._extractor = self._requests = None
         return self
 
     @overload
@@ -174,6 +179,11 @@ class Plan:
             raise PlanError(f"start must be a Position, as plan.position gives it, got {start!r}")
         if start is not None and (start.row < 0 or start.window < 0 or start.skip < 0 or 0 < shuffle <= start.skip):
             raise PlanError(f"{start} is no position of a stream with shuffle={shuffle}")
+        if start is not None and start.shuffle and (start.shuffle, start.seed) != (shuffle, seed):
+            raise PlanError(
+                f"this position is of a stream with shuffle={start.shuffle}, seed={start.seed}; go on with the same, "
+                f"not shuffle={shuffle}, seed={seed}"
+            )
         if shuffle and shuffle < batch_size:
             raise PlanError(f"shuffle within {shuffle} rows needs a window of at least a batch, {batch_size}")
         if shuffle:
@@ -195,11 +205,11 @@ class Plan:
     def _shuffled(
         self, batch_size: int, window: int, seed: int, start: Position | None, limit: int | None
     ) -> Generator[Batch, None, None]:
-        here = start or Position()
+        first = start or Position()
         whole = window // batch_size * batch_size
         left = limit
-        stream = self.extractor().batches(whole, here.row)
-        row, number, begin = here.row, here.window, here.skip
+        stream = self.extractor().batches(whole, first.row)
+        row, number, begin = first.row, first.window, first.skip
         try:
             for batch, after in stream:
                 order = np.random.Generator(np.random.Philox(key=[seed, number])).permutation(batch.rows)
@@ -212,7 +222,8 @@ class Plan:
                             return
                     part = batch.take(order[begin:end])
                     whole_done = end == batch.rows
-                    self.position = Position(after, 0, number + 1) if whole_done else Position(row, end, number)
+                    here = (after, 0, number + 1) if whole_done else (row, end, number)
+                    self.position = Position(*here, window, seed)
                     yield part
                     begin = end
                 row, number, begin = after, number + 1, 0
@@ -220,72 +231,39 @@ class Plan:
             stream.close()
 
     def run(self, rows: Any) -> Batch:
-        """A handful of raw rows of the log (a request) through the very same operators."""
-        extractor = self._extractor or self.extractor()
-        prepared = self._prepare(extractor, rows)
-        return extractor.run([(prepared, 0, prepared.rows)])
+        """A handful of raw rows of the log (a request) through the very same operators.
 
-    def _prepare(self, extractor: Extractor, rows: Any) -> Prepared:
-        sources, count = self._request_rows(extractor, rows)
-        if not extractor.stages.steps:
-            return Prepared(count, sources, None, Origin("request", 0))
-        return extractor.staged(count, sources, Origin("request", 0), 0)
+        A request without the label's columns gets a batch without labels. Filters apply; ``batch.index`` then says which rows
+        of the request are in it.
+        """
+        rows = single(rows)
+        full, unlabelled = self._requests or (None, None)
+        if full is not None and full.knows(rows):
+            return full.run(rows)
+        if unlabelled is not None and unlabelled.knows(rows):
+            return unlabelled.run(rows)
+        if full is None:
+            full = Requests(self.extractor())
+            self._requests = (full, None)
+        if full.lacks(names_of(rows)):
+            unlabelled = unlabelled or self._without_labels(full.extractor)
+            self._requests = (full, unlabelled)
+            return unlabelled.run(rows)
+        return full.run(rows)
 
-    def _request_rows(self, extractor: Extractor, rows: Any) -> tuple[list[Rows], int]:
-        if isinstance(rows, pa.Table) and rows.num_rows and rows.column(0).num_chunks == 1:
-            batches = rows.to_batches()
-            rows = batches[0] if len(batches) == 1 else rows
-        known = self._request
-        if known is not None and isinstance(rows, pa.RecordBatch) and rows.schema.equals(known[0]):
-            frames = [frame_of(rows.select(names)) if names else None for names in known[1]]
-            return [(frame, None, 0) for frame in frames], rows.num_rows
-        source = open_source(rows)
-        schema = self.log.source.schema
-        for name in extractor.columns[0]:
-            if name not in source.schema.names:
-                raise DataError(f"the request lacks column {name!r}{nearest(name, source.schema.names)}")
-            kind, wanted = (
-                kind_of_arrow(source.schema.field(name).type),
-                kind_of_arrow(schema.field(name).type),
-            )
-            if kind != wanted:
-                raise DataError(
-                    f"column {name!r} of the request is {name_of(kind) if kind else source.schema.field(name).type}, "
-                    f"the plan was built on {name_of(wanted or 's')}"
-                )
-            width, planned = (getattr(t.field(name).type, "list_size", None) for t in (source.schema, schema))
-            if width != planned:
-                raise DataError(
-                    f"column {name!r} of the request holds lists of {width}, the plan was built on {planned}"
-                )
-        wanted_names = [
-            [n for n in names if n in source.schema.names]
-            if k == 0
-            else names
-            if set(names) <= set(source.schema.names)
-            else []
-            for k, names in enumerate(extractor.columns)
-        ]
-        every = list(dict.fromkeys(n for names in wanted_names for n in names))
-        parts_ = [m.rows for m in source.scan(every)]
-        table = (
-            pa.Table.from_batches(parts_)
-            if parts_
-            else pa.table({n: pa.array([], source.schema.field(n).type) for n in every})
+    def _without_labels(self, full: Extractor) -> Requests:
+        outputs = [o for o in full.outputs if o.role not in ("label", "weight")]
+        schema = replace(full.schema, label=False, weight=False)
+        extractor = Extractor(
+            self.graph,
+            self.fitted,
+            schema=schema,
+            outputs=outputs,
+            dimensions=full.dimensions,
+            chunk_rows=self.chunk_rows,
+            threads=self.threads,
         )
-        table = table.combine_chunks()
-        batches = table.to_batches()
-        batch = (
-            batches[0]
-            if batches
-            else pa.RecordBatch.from_arrays([c.combine_chunks() for c in table.columns], table.schema.names)
-        )
-        if isinstance(rows, pa.RecordBatch) and batch.schema.equals(rows.schema.empty_table().select(every).schema):
-            self._request = (
-                rows.schema,
-                [[rows.schema.get_field_index(n) for n in names] for names in wanted_names],
-            )
-        return [(frame_of(batch.select(names)) if names else None, None, 0) for names in wanted_names], batch.num_rows
+        return Requests(extractor)
 
     # ---- what happened
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,10 @@ class Dictionary:
     """
 
     def __init__(self, words: Any, values: Any = None) -> None:
+        if isinstance(words, Mapping):
+            if values is not None:
+                raise PlanError("a dictionary is given as words and values, or as one mapping from word to value")
+            words, values = list(words), list(words.values())
         array = _words(words)
         kind = kind_of_arrow(array.type)
         if kind not in ("s", "i"):

@@ -101,6 +101,11 @@ class View:
         object.__setattr__(view, "steps", (*self.steps, step))
         return view
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the source, before any step."""
+        return list(self.source.schema.names)
+
     def __repr__(self) -> str:
         return f"View({self.name!r}, key={self.key}, steps={len(self.steps)})"
 

@@ -121,10 +121,12 @@ class Extractor:
     def _id_columns(self) -> None:
         """A streamed merge reads the ids of both sides, whether or not a feature does."""
         self.merged = len(self.columns) > 1
+        self.only_for_merge: set[str] = set()
         if self.merged:
             key = self.log.key[0]
             if key not in self.columns[0]:
                 self.columns[0].append(key)
+                self.only_for_merge.add(key)
             self.id_at = self.columns[0].index(key)
         for k, source in enumerate(self.log.sources):
             if source.on is not None and source.on not in self.columns[k]:
