@@ -296,6 +296,10 @@ CTRL_C = """
                 if k == 0 and plan.position.row == 1000:
                     print("started", flush=True)
     except KeyboardInterrupt:
+        # Ctrl-C may fall into the very start of a thread, which then ends by itself a moment later.
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread():
+                thread.join(timeout=5)
         left = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
         print("stopped", plan.position.row % 1000, left, flush=True)
         sys.exit(7)

@@ -329,7 +329,7 @@ class Extractor:
             for future, _ in running:
                 future.cancel()
             work.close()
-            pool.shutdown(wait=True, cancel_futures=True)
+            end(pool)
 
     def batches(
         self, batch_size: int, start: int = 0, limit: int | None = None
@@ -355,3 +355,12 @@ class Extractor:
                 yield frame
         finally:
             stream.close()
+
+
+def end(pool: ThreadPoolExecutor) -> None:
+    """Wait for the pool's threads, also when Ctrl-C comes while waiting: it goes on once they have ended."""
+    try:
+        pool.shutdown(wait=True, cancel_futures=True)
+    except KeyboardInterrupt:
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
