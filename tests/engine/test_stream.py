@@ -284,7 +284,7 @@ def test_keyboard_interrupt_in_the_consumer_ends_cleanly_and_resumes() -> None:
 
 
 CTRL_C = """
-    import sys, threading, pyarrow as pa, numpy as np, ctrbox as cb
+    import sys, threading, time, pyarrow as pa, numpy as np, ctrbox as cb
     from ctrbox import col
     n = 200_000
     log = pa.table({"id": np.arange(n), "words": pa.array(["a b c d e f g"] * n)})
@@ -297,10 +297,11 @@ CTRL_C = """
                     print("started", flush=True)
     except KeyboardInterrupt:
         # Ctrl-C may fall into the very start of a thread, which then ends by itself a moment later.
-        for thread in threading.enumerate():
-            if thread is not threading.main_thread():
-                thread.join(timeout=5)
-        left = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+        for _ in range(200):
+            left = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+            if not left:
+                break
+            time.sleep(0.05)
         print("stopped", plan.position.row % 1000, left, flush=True)
         sys.exit(7)
 """
