@@ -1,0 +1,1 @@
+"""Embedders: keys in, trainable vectors out. ``docs/training.md`` has the contract."""

@@ -1,0 +1,1 @@
+"""Click models in PyTorch: parts plus wiring, no loops, no optimizers."""

@@ -1,0 +1,154 @@
+"""What a model reads, stated once (``Reads``), and what it sees of one batch (``Inputs``).
+
+class Mine(nn.Module):
+    def __init__(self, schema):
+        super().__init__()
+        self.reads = cb.models.Reads(schema, dim=16, linear=True)
+        self.tower = cb.models.MLP(self.reads.width, (64, 32, 1))
+
+    def forward(self, x):                            # x: Inputs → logits, one a row
+        return x.linear.sum(1) + self.tower(x.flat).squeeze(1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ctrbox.columns.batch import Schema
+from ctrbox.embed.embedder import Row
+from ctrbox.errors import PlanError, nearest
+
+POOLINGS = ("sum", "mean", "max", "none")
+
+
+@dataclass(frozen=True, init=False)
+class Reads:
+    """Which fields a model reads and how. A field pooled by ``"none"`` is read as a sequence: ``x.sequence(name)``."""
+
+    fields: tuple[str, ...]  # pooled ones, in the order of ``x.vectors``
+    sequences: tuple[str, ...]
+    dims: Mapping[str, int]
+    pooling: Mapping[str, str]
+    linear: bool
+    dense: int  # columns of ``x.dense``
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        linear: bool = False,
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        known = [f.name for f in schema.sparse]
+        asked = known if fields is None else list(fields)
+        by_field = {} if isinstance(pooling, str) else dict(pooling)
+        for name in [*asked, *(dims or {}), *by_field]:
+            if name not in known:
+                raise PlanError(f"{name!r} is no sparse field of this plan{nearest(name, known)}; it has {known}")
+        for name, width in [("dim", dim), *(dims or {}).items()]:
+            if not isinstance(width, int) or isinstance(width, bool) or not 0 <= width <= 4096:
+                raise PlanError(f"dim of {name!r} must be a whole number from 0 to 4,096, got {width!r}")
+        how = {
+            name: by_field.get(name, "mean" if by_field or not isinstance(pooling, str) else pooling) for name in asked
+        }
+        for name, kind in how.items():
+            if kind not in POOLINGS:
+                raise PlanError(f"pooling of {name!r} is {kind!r}; expected one of {', '.join(POOLINGS)}")
+        spaces: dict[str, tuple[str, int]] = {}
+        sizes = {name: (dims or {}).get(name, dim) for name in asked}
+        for field in schema.sparse:
+            if field.name in sizes:
+                first, size = spaces.setdefault(field.space, (field.name, sizes[field.name]))
+                if size != sizes[field.name]:
+                    raise PlanError(
+                        f"fields {first!r} and {field.name!r} share the keys of {field.space!r} and so their vectors; "
+                        f"give both one dim, not {size} and {sizes[field.name]}"
+                    )
+        object.__setattr__(self, "fields", tuple(n for n in asked if how[n] != "none"))
+        object.__setattr__(self, "sequences", tuple(n for n in asked if how[n] == "none"))
+        object.__setattr__(self, "dims", sizes)
+        object.__setattr__(self, "pooling", how)
+        object.__setattr__(self, "linear", linear)
+        object.__setattr__(self, "dense", schema.dense_width)
+
+    @property
+    def width(self) -> int:
+        """Columns of ``x.flat``: the dims of the pooled fields, one after the other."""
+        return sum(self.dims[name] for name in self.fields)
+
+    @property
+    def dim(self) -> int:
+        """The dim of all pooled fields, for models that multiply vectors with each other."""
+        found = {self.dims[name] for name in self.fields}
+        if len(found) != 1:
+            raise PlanError(f"this model needs one dim for all its fields, got {dict(self.dims)}")
+        return found.pop()
+
+    def row(self, field: str) -> Row:
+        return Row(self.dims[field], self.linear)
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Fields read from one embedder: first-order weights (rows, fields) and vectors (rows, fields, dim)."""
+
+    fields: tuple[str, ...]
+    linear: torch.Tensor | None
+    vectors: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One batch as a model sees it."""
+
+    reads: Reads
+    rows: int
+    dense: torch.Tensor  # (rows, columns) float32
+    pooled: tuple[Pooled, ...]
+    sequences: Mapping[
+        str, tuple[torch.Tensor, torch.Tensor]
+    ]  # (rows, longest, dim) padded with zeros, lengths (rows,)
+
+    @property
+    def vectors(self) -> torch.Tensor:
+        """(rows, fields, dim), in the order of ``reads.fields``."""
+        if len(self.pooled) == 1 and self.pooled[0].fields == self.reads.fields:
+            return self.pooled[0].vectors
+        _ = self.reads.dim
+        return torch.stack([self.field(name) for name in self.reads.fields], 1)
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """(rows, reads.width): the vectors side by side."""
+        if len(self.pooled) == 1 and self.pooled[0].fields == self.reads.fields:
+            return self.pooled[0].vectors.reshape(self.rows, -1)
+        return torch.cat([self.field(name) for name in self.reads.fields], 1)
+
+    @property
+    def linear(self) -> torch.Tensor:
+        """(rows, fields): first-order weights, added up or averaged as the field is pooled."""
+        parts = [p.linear for p in self.pooled if p.linear is not None]
+        if not parts:
+            raise PlanError("this model reads x.linear; build its Reads with linear=True")
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def field(self, name: str) -> torch.Tensor:
+        """(rows, dim) of one pooled field."""
+        for part in self.pooled:
+            if name in part.fields:
+                return part.vectors[:, part.fields.index(name)]
+        if name in self.sequences:
+            raise PlanError(f"field {name!r} is read as a sequence: x.sequence({name!r})")
+        raise PlanError(f"this model does not read {name!r}{nearest(name, self.reads.fields)}")
+
+    def sequence(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Vectors of a field's keys in their order, padded with zeros, and how many each row has."""
+        if name not in self.sequences:
+            raise PlanError(f"field {name!r} is not read as a sequence; build Reads with pooling={{{name!r}: 'none'}}")
+        return self.sequences[name]

@@ -1,0 +1,1 @@
+"""Extraction and learning in one pipeline; metrics, checkpoints, run folders, reports."""
