@@ -9,4 +9,6 @@ NB_MODULE(_native, m) {
   bind_frame(m);                 // columns in, columns out
   bind_program(m);               // instructions over registers
   bind_batch(m);                 // what training gets
+  bind_lookup(m);                // unique keys, pooling, gradients
+  bind_embed(m);                 // tables of trainable rows
 }

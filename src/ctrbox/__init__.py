@@ -38,26 +38,54 @@ HOME = {
     "Batch": "ctrbox.columns.batch",
     "Ragged": "ctrbox.columns.batch",
     "Schema": "ctrbox.columns.batch",
+    "Trainer": "ctrbox.train.trainer",
+    "Run": "ctrbox.train.run",
+    "Classifier": "ctrbox.train.classifier",
+    "trial": "ctrbox.train.trial",
+    "MemoryTable": "ctrbox.embed.memory",
+    "Embedder": "ctrbox.embed.embedder",
+    "SGD": "ctrbox.embed.optimizers",
+    "Adagrad": "ctrbox.embed.optimizers",
+    "RowwiseAdagrad": "ctrbox.embed.optimizers",
+    "Adam": "ctrbox.embed.optimizers",
+    "FTRL": "ctrbox.embed.optimizers",
+    "Warmup": "ctrbox.train.schedule",
+    "Cosine": "ctrbox.train.schedule",
+    "Decay": "ctrbox.train.schedule",
     "CtrboxError": "ctrbox.errors",
     "PlanError": "ctrbox.errors",
     "DataError": "ctrbox.errors",
     "SourceError": "ctrbox.errors",
     "WriteError": "ctrbox.errors",
+    "BudgetError": "ctrbox.errors",
+    "TrainError": "ctrbox.errors",
 }
+
+FOLDERS = ("datasets", "models")
 
 if TYPE_CHECKING:
     from ctrbox import datasets as datasets
+    from ctrbox import models as models
     from ctrbox.columns.batch import Batch as Batch
     from ctrbox.columns.batch import Ragged as Ragged
     from ctrbox.columns.batch import Schema as Schema
+    from ctrbox.embed.embedder import Embedder as Embedder
+    from ctrbox.embed.memory import MemoryTable as MemoryTable
+    from ctrbox.embed.optimizers import FTRL as FTRL
+    from ctrbox.embed.optimizers import SGD as SGD
+    from ctrbox.embed.optimizers import Adagrad as Adagrad
+    from ctrbox.embed.optimizers import Adam as Adam
+    from ctrbox.embed.optimizers import RowwiseAdagrad as RowwiseAdagrad
     from ctrbox.engines.plan import Plan as Plan
     from ctrbox.engines.plan import Position as Position
     from ctrbox.engines.plan import compile as compile
     from ctrbox.engines.plan import evaluate as evaluate
+    from ctrbox.errors import BudgetError as BudgetError
     from ctrbox.errors import CtrboxError as CtrboxError
     from ctrbox.errors import DataError as DataError
     from ctrbox.errors import PlanError as PlanError
     from ctrbox.errors import SourceError as SourceError
+    from ctrbox.errors import TrainError as TrainError
     from ctrbox.errors import WriteError as WriteError
     from ctrbox.plan.expr import Expr as Expr
     from ctrbox.plan.expr import col as col
@@ -75,6 +103,13 @@ if TYPE_CHECKING:
     from ctrbox.plan.placement import Device as Device
     from ctrbox.plan.tables import Dictionary as Dictionary
     from ctrbox.plan.user import operator as operator
+    from ctrbox.train.classifier import Classifier as Classifier
+    from ctrbox.train.run import Run as Run
+    from ctrbox.train.schedule import Cosine as Cosine
+    from ctrbox.train.schedule import Decay as Decay
+    from ctrbox.train.schedule import Warmup as Warmup
+    from ctrbox.train.trainer import Trainer as Trainer
+    from ctrbox.train.trial import trial as trial
     from ctrbox.views.view import View as View
 
 
@@ -83,10 +118,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(HOME[name]), name)
         globals()[name] = value
         return value
-    if name == "datasets":
-        return import_module("ctrbox.datasets")
+    if name in FOLDERS:
+        return import_module(f"ctrbox.{name}")
     raise AttributeError(f"module 'ctrbox' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*HOME, "datasets", "__version__"])
+    return sorted([*HOME, *FOLDERS, "__version__"])

@@ -26,6 +26,14 @@ class WriteError(CtrboxError, OSError):
     """A file cannot be written; the message names it, and the bytes where the disk is full."""
 
 
+class BudgetError(CtrboxError):
+    """Something would outgrow the memory it was given; the message states what it holds and the budget."""
+
+
+class TrainError(CtrboxError):
+    """Training cannot go on or begin: a constant label, an empty split, a value that is not a number."""
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return ``"; nearest: 'query'"`` for the name most like `name`, or ``""`` when none is like it."""
     known = list(dict.fromkeys(names))

@@ -88,7 +88,7 @@ def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
     assert "Examples" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["extract", "explain", "show", "demo"])
+@pytest.mark.parametrize("command", ["extract", "explain", "show", "train", "evaluate", "predict", "report", "demo"])
 def test_each_command_has_examples(command: str, tmp_path: Path) -> None:
     assert "Examples:" in ctrbox(command, "--help", cwd=tmp_path).stdout
 
@@ -411,7 +411,7 @@ def test_a_job_imports_its_neighbours(job: Path) -> None:
     assert ctrbox("extract", "job.py", "--count", cwd=job.parent).stdout == f"{ROWS}\n"
 
 
-# ---- explain, show, datasets, demo --------------------------------------------------------------
+# ---- explain, show, datasets --------------------------------------------------------------
 
 
 def test_explain_in_words_and_as_json(job: Path) -> None:
@@ -437,11 +437,3 @@ def test_datasets_adlog_makes_every_view(tmp_path: Path) -> None:
 
 def test_datasets_list_names_the_ad_log(tmp_path: Path) -> None:
     assert "adlog" in ctrbox("datasets", "list", cwd=tmp_path).stdout
-
-
-def test_demo_leaves_a_job_and_a_drawing(tmp_path: Path) -> None:
-    done = ctrbox("demo", "--rows", 2_000, "--out", "d", "--json", cwd=tmp_path)
-    assert json.loads(done.stdout)["rows"] > 0
-    assert "<svg" in (tmp_path / "d" / "plan.svg").read_text()
-    assert "next: ctrbox explain d/job.py" in done.stderr
-    assert int(ctrbox("extract", "d/job.py", "--count", cwd=tmp_path).stdout) == json.loads(done.stdout)["rows"]

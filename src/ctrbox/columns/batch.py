@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ctrbox.errors import PlanError, nearest
+
 
 @dataclass(frozen=True)
 class Field:
@@ -120,6 +122,27 @@ class Batch:
             {name: ragged.take(rows) for name, ragged in self.sparse.items()},
             pick(self.group),
             pick(self.weight),
+        )
+
+    def select(self, schema: Schema) -> Batch:
+        """The features that ``schema`` names, in its order. Keys are shared; dense columns are copied where some are left out."""
+        columns, at = {}, 0
+        for name, width in self.schema.dense:
+            columns[name] = range(at, at + width)
+            at += width
+        for name in [*(f.name for f in schema.sparse), *(name for name, _ in schema.dense)]:
+            if name not in self.sparse and name not in columns:
+                raise PlanError(f"feature {name!r} is not in this batch{nearest(name, [*self.sparse, *columns])}")
+        chosen = [k for name, _ in schema.dense for k in columns[name]]
+        return Batch(
+            schema,
+            self.rows,
+            self.label if schema.label else None,
+            self.dense if chosen == list(range(self.dense.shape[1])) else np.ascontiguousarray(self.dense[:, chosen]),
+            {f.name: self.sparse[f.name] for f in schema.sparse},
+            self.group if schema.group else None,
+            self.weight if schema.weight else None,
+            self.index,
         )
 
     @staticmethod

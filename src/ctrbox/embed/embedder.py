@@ -32,7 +32,9 @@ class Embedder(Protocol):
     ``prefetch`` may run in one thread while another pulls and pushes. Keys given to one call differ from each other.
     """
 
-    dim: int
+    @property
+    def dim(self) -> int:
+        """Floats of a key's vector."""
 
     @property
     def row(self) -> Row:

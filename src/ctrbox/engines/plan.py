@@ -164,17 +164,41 @@ class Plan:
         seed: int = 0,
         start: Position | None = None,
         limit: int | None = None,
+        stop: int | None = None,
     ) -> Generator[Batch, None, None]:
         """Batches of ``batch_size`` rows in the order of the log; the last may be smaller.
 
         ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: go on from a
-        saved ``plan.position``. ``limit``: stop after so many rows.
+        saved ``plan.position``. ``limit``: stop after so many rows. ``stop``: read no row of the log from this one on.
         """
+        walk = self.walk(batch_size, shuffle=shuffle, seed=seed, start=start, limit=limit, stop=stop)
+        return self._followed(walk)
+
+    def _followed(self, walk: Generator[tuple[Batch, Position], None, None]) -> Generator[Batch, None, None]:
+        try:
+            for batch, position in walk:
+                self.position = position
+                yield batch
+        finally:
+            walk.close()
+
+    def walk(
+        self,
+        batch_size: int = 65_536,
+        *,
+        shuffle: int = 0,
+        seed: int = 0,
+        start: Position | None = None,
+        limit: int | None = None,
+        stop: int | None = None,
+    ) -> Generator[tuple[Batch, Position], None, None]:
+        """As ``batches``, each with the position behind it."""
         whole("batch_size", batch_size, 1, 2**31 - 1)
         whole("shuffle", shuffle, 0, 2**31 - 1)
         whole("seed", seed, 0, 2**64 - 1)
-        if limit is not None:
-            whole("limit", limit, 0, 2**62)
+        for name, rows in (("limit", limit), ("stop", stop)):
+            if rows is not None:
+                whole(name, rows, 0, 2**62)
         if start is not None and not isinstance(start, Position):
             raise PlanError(f"start must be a Position, as plan.position gives it, got {start!r}")
         if start is not None and (start.row < 0 or start.window < 0 or start.skip < 0 or 0 < shuffle <= start.skip):
@@ -187,28 +211,29 @@ class Plan:
         if shuffle and shuffle < batch_size:
             raise PlanError(f"shuffle within {shuffle} rows needs a window of at least a batch, {batch_size}")
         if shuffle:
-            return self._shuffled(batch_size, shuffle, seed, start, limit)
-        return self._ordered(batch_size, start, limit)
+            return self._shuffled(batch_size, shuffle, seed, start, limit, stop)
+        return self._ordered(batch_size, start, limit, stop)
 
-    def _ordered(self, batch_size: int, start: Position | None, limit: int | None) -> Generator[Batch, None, None]:
+    def _ordered(
+        self, batch_size: int, start: Position | None, limit: int | None, stop: int | None
+    ) -> Generator[tuple[Batch, Position], None, None]:
         here = start or Position()
         if here.skip:
             raise PlanError("this position lies inside a shuffle window; go on with the same shuffle and seed")
-        stream = self.extractor().batches(batch_size, here.row, limit)
+        stream = self.extractor().batches(batch_size, here.row, limit, stop)
         try:
             for batch, after in stream:
-                self.position = Position(after)
-                yield batch
+                yield batch, Position(after)
         finally:
             stream.close()
 
     def _shuffled(
-        self, batch_size: int, window: int, seed: int, start: Position | None, limit: int | None
-    ) -> Generator[Batch, None, None]:
+        self, batch_size: int, window: int, seed: int, start: Position | None, limit: int | None, stop: int | None
+    ) -> Generator[tuple[Batch, Position], None, None]:
         first = start or Position()
         whole = window // batch_size * batch_size
         left = limit
-        stream = self.extractor().batches(whole, first.row)
+        stream = self.extractor().batches(whole, first.row, None, stop)
         row, number, begin = first.row, first.window, first.skip
         try:
             for batch, after in stream:
@@ -223,12 +248,50 @@ class Plan:
                     part = batch.take(order[begin:end])
                     whole_done = end == batch.rows
                     here = (after, 0, number + 1) if whole_done else (row, end, number)
-                    self.position = Position(*here, window, seed)
-                    yield part
+                    yield part, Position(*here, window, seed)
                     begin = end
                 row, number, begin = after, number + 1, 0
         finally:
             stream.close()
+
+    def columns(
+        self, columns: dict[str, Any], *, rows: int = EVALUATE_ROWS, start: int = 0, stop: int | None = None
+    ) -> Generator[pa.Table, None, None]:
+        """Other expressions over the rows that the batches are of, in the same order: for slices, never for training.
+
+        ``start`` and ``stop`` are rows of the log.
+        """
+        graph = build_columns(self.log, columns)
+        if graph.fits:
+            raise PlanError(
+                "columns cannot run operators that are fitted (bucketize(quantiles=…), standardise, rate, …)"
+            )
+        extractor = Extractor(
+            graph, {}, schema=Schema((), (), False, False, False), chunk_rows=self.chunk_rows, threads=self.threads
+        )
+        frames = extractor.frames(rows, start, None, stop)
+        try:
+            for frame in frames:
+                yield pa.table({name: column_of(frame, k) for k, name in enumerate(columns)})
+        finally:
+            frames.close()
+
+    def over(self, data: Any, *, label: bool = True) -> Plan:
+        """The same plan, with what was fitted, over another log; ``label=False``: of a log that has no labels yet."""
+        features = self.features if label else replace(self.features, label=None, weight=None)
+        log = self.log.over(data)
+        plan = Plan(log, features, device=self.device, threads=self.threads, chunk_rows=self.chunk_rows)
+        plan.fitted = self.fit().fitted
+        return plan
+
+    @property
+    def rows(self) -> int:
+        """Rows of the log, before filters; a log that does not say is read once to count them."""
+        known = self.log.source.rows
+        if known is None:
+            source = self.log.source
+            known = sum(m.rows.num_rows for m in source.scan(source.schema.names[:1], threads=self.threads))
+        return known
 
     def run(self, rows: Any) -> Batch:
         """A handful of raw rows of the log (a request) through the very same operators.

@@ -1,1 +1,92 @@
-"""Click models in PyTorch: parts plus wiring, no loops, no optimizers."""
+"""Click models in PyTorch: parts plus wiring, no loops, no optimizers.
+
+A model is an ``nn.Module`` with ``reads`` (what it needs of a batch) and ``forward(x: Inputs) → logits (rows,)``; these here
+also have ``config``, from which ``build`` makes them again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.errors import PlanError, nearest
+from ctrbox.models.attention import LocalActivation
+from ctrbox.models.cin import CIN
+from ctrbox.models.dcnv2 import DCNv2
+from ctrbox.models.deep_crossing import DeepCrossing
+from ctrbox.models.deepfm import DeepFM
+from ctrbox.models.dense import DenseInput, FirstOrder
+from ctrbox.models.din import DIN
+from ctrbox.models.embedding_mlp import EmbeddingMLP
+from ctrbox.models.fm import FM
+from ctrbox.models.inputs import Inputs, Pooled, Reads
+from ctrbox.models.lr import LR
+from ctrbox.models.mlp import MLP, Dice
+from ctrbox.models.pnn import PNN
+from ctrbox.models.products import CrossMixture, CrossNetwork, InnerProducts, OuterProducts, PairSum
+from ctrbox.models.wide_deep import WideDeep
+from ctrbox.models.xdeepfm import XDeepFM
+from ctrbox.models.youtube_dnn import YouTubeDNN
+
+MODELS: dict[str, type[nn.Module]] = {
+    "LR": LR,
+    "FM": FM,
+    "EmbeddingMLP": EmbeddingMLP,
+    "WideDeep": WideDeep,
+    "DeepCrossing": DeepCrossing,
+    "PNN": PNN,
+    "YouTubeDNN": YouTubeDNN,
+    "DeepFM": DeepFM,
+    "XDeepFM": XDeepFM,
+    "DCNv2": DCNv2,
+    "DIN": DIN,
+}
+
+
+def build(name: str, schema: Schema, config: Mapping[str, Any] | None = None) -> nn.Module:
+    """The model of that name with the arguments of ``config``, its weights new."""
+    if name not in MODELS:
+        raise PlanError(f"there is no model {name!r}{nearest(str(name), MODELS)}; expected one of {', '.join(MODELS)}")
+    if not isinstance(config, Mapping | None):
+        raise PlanError(f"the config of {name} must be a dict of its arguments, got {type(config).__name__}")
+    known = list(inspect.signature(MODELS[name]).parameters)[1:]
+    for argument in config or {}:
+        if argument not in known:
+            found = f"{name} has no argument {argument!r}{nearest(str(argument), known)}"
+            raise PlanError(f"{found}; it has {', '.join(known)}")
+    return MODELS[name](schema, **(config or {}))
+
+
+__all__ = [
+    "CIN",
+    "DIN",
+    "FM",
+    "LR",
+    "MLP",
+    "MODELS",
+    "PNN",
+    "CrossMixture",
+    "CrossNetwork",
+    "DCNv2",
+    "DeepCrossing",
+    "DeepFM",
+    "DenseInput",
+    "Dice",
+    "EmbeddingMLP",
+    "FirstOrder",
+    "InnerProducts",
+    "Inputs",
+    "LocalActivation",
+    "OuterProducts",
+    "PairSum",
+    "Pooled",
+    "Reads",
+    "WideDeep",
+    "XDeepFM",
+    "YouTubeDNN",
+    "build",
+]

@@ -46,7 +46,7 @@ class Reads:
         fields: Sequence[str] | None = None,
     ) -> None:
         known = [f.name for f in schema.sparse]
-        asked = known if fields is None else list(fields)
+        asked = known if fields is None else list(dict.fromkeys(fields))
         by_field = {} if isinstance(pooling, str) else dict(pooling)
         for name in [*asked, *(dims or {}), *by_field]:
             if name not in known:
@@ -127,16 +127,23 @@ class Inputs:
     def flat(self) -> torch.Tensor:
         """(rows, reads.width): the vectors side by side."""
         if len(self.pooled) == 1 and self.pooled[0].fields == self.reads.fields:
-            return self.pooled[0].vectors.reshape(self.rows, -1)
+            return self.pooled[0].vectors.flatten(1)
+        if not self.reads.fields:
+            return self.dense.new_zeros(self.rows, 0)
         return torch.cat([self.field(name) for name in self.reads.fields], 1)
 
     @property
     def linear(self) -> torch.Tensor:
-        """(rows, fields): first-order weights, added up or averaged as the field is pooled."""
-        parts = [p.linear for p in self.pooled if p.linear is not None]
-        if not parts:
+        """(rows, fields), in the order of ``reads.fields``: first-order weights, added up or averaged as the field is pooled."""
+        if not self.reads.linear:
             raise PlanError("this model reads x.linear; build its Reads with linear=True")
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        parts = {p.fields: p.linear for p in self.pooled if p.linear is not None}
+        if self.reads.fields in parts:
+            return parts[self.reads.fields]
+        found = {name: part[:, k] for names, part in parts.items() for k, name in enumerate(names)}
+        if not self.reads.fields:
+            return self.dense.new_zeros(self.rows, 0)
+        return torch.stack([found[name] for name in self.reads.fields], 1)
 
     def field(self, name: str) -> torch.Tensor:
         """(rows, dim) of one pooled field."""

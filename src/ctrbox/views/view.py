@@ -101,6 +101,12 @@ class View:
         object.__setattr__(view, "steps", (*self.steps, step))
         return view
 
+    def over(self, data: Any) -> View:
+        """The same steps over other rows."""
+        view = View(data, self.key, keep=self.keep, name=self.name)
+        object.__setattr__(view, "steps", self.steps)
+        return view
+
     @property
     def columns(self) -> list[str]:
         """The columns of the source, before any step."""

@@ -247,11 +247,16 @@ class Extractor:
                     close()
 
     def pieces(
-        self, batch_size: int, start: int, submit: Callable[..., Future[Any]], limit: int | None = None
+        self,
+        batch_size: int,
+        start: int,
+        submit: Callable[..., Future[Any]],
+        limit: int | None = None,
+        stop: int | None = None,
     ) -> Generator[list[tuple[Prepared, int, int]], None, None]:
         """The rows of each batch, filters applied, in order; a batch is a list of (prepared rows, begin, count)."""
         ahead: deque[Future[Prepared]] = deque()
-        stream = self.stream(start)
+        stream = self.stream(start, stop)
         gathered: list[tuple[Prepared, int, int]] = []
         missing, left = batch_size, limit
         failure: Exception | None = None
@@ -300,11 +305,12 @@ class Extractor:
         batch_size: int,
         start: int = 0,
         limit: int | None = None,
+        stop: int | None = None,
     ) -> Generator[tuple[T, int], None, None]:
         """What ``run`` makes of each batch's pieces, in order, with the row of the log at which the next batch begins."""
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="ctrbox-extract")
         running: deque[tuple[Future[T], int]] = deque()
-        work = self.pieces(batch_size, start, pool.submit, limit)
+        work = self.pieces(batch_size, start, pool.submit, limit, stop)
         failure: Exception | None = None
         try:
             ended = False
@@ -332,12 +338,15 @@ class Extractor:
             end(pool)
 
     def batches(
-        self, batch_size: int, start: int = 0, limit: int | None = None
+        self, batch_size: int, start: int = 0, limit: int | None = None, stop: int | None = None
     ) -> Generator[tuple[Batch, int], None, None]:
-        """Batches in order, each with the row of the log at which the next one begins; ``limit`` rows in all."""
-        return self.each_batch(self.run, batch_size, start, limit)
+        """Batches in order, each with the row of the log at which the next one begins; ``limit`` rows in all, and none
+        from row ``stop`` of the log on."""
+        return self.each_batch(self.run, batch_size, start, limit, stop)
 
-    def frames(self, rows: int) -> Generator[Any, None, None]:
+    def frames(
+        self, rows: int, start: int = 0, limit: int | None = None, stop: int | None = None
+    ) -> Generator[Any, None, None]:
         """The outputs (role "column") as native frames of ``rows`` rows, in the order of the log."""
         nodes = [o.node for o in self.outputs]
         kinds, nullable = [n.kind for n in nodes], [n.nullable for n in nodes]
@@ -349,7 +358,7 @@ class Extractor:
             except _native.RowError as error:
                 raise located(error, pieces) from None
 
-        stream = self.each_batch(run, rows)
+        stream = self.each_batch(run, rows, start, limit, stop)
         try:
             for frame, _ in stream:
                 yield frame

@@ -1,0 +1,222 @@
+// Files of ours that notice damage: bytes written in blocks, each sealed by a 64-bit checksum.
+//
+// The checksum of a block starts from the one of the block before, so blocks cannot change places. Every step of it is
+// a bijection of the word it takes, so a block with one changed word never has the same checksum; other damage passes
+// with probability 2^-64. Little-endian machines only.
+#pragma once
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "operators/hash.h"
+
+namespace cb {
+
+static_assert(std::endian::native == std::endian::little);
+
+// The file is not what was written; the message says what was met and where.
+struct DamagedFile : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class Checksum {
+ public:
+  explicit Checksum(uint64_t seed = 0) { restart(seed); }
+
+  void restart(uint64_t seed) {
+    for (unsigned k = 0; k < 4; ++k) lane_[k] = finish(seed + k + 1);
+    held_ = 0;
+    total_ = 0;
+  }
+
+  void add(const void* data, size_t size) {
+    const char* p = static_cast<const char*>(data);
+    total_ += size;
+    if (held_ > 0) {
+      size_t part = size < 32 - held_ ? size : 32 - held_;
+      std::memcpy(carry_ + held_, p, part);
+      held_ += part;
+      p += part;
+      size -= part;
+      if (held_ < 32) return;
+      stripe(carry_);
+      held_ = 0;
+    }
+    for (; size >= 32; p += 32, size -= 32) stripe(p);
+    std::memcpy(carry_, p, size);
+    held_ = size;
+  }
+
+  uint64_t value() const {
+    Checksum rest = *this;
+    std::memset(rest.carry_ + rest.held_, 0, 32 - rest.held_);
+    rest.stripe(rest.carry_);
+    uint64_t out = finish(rest.total_ + 1);
+    for (uint64_t lane : rest.lane_) out = finish(out ^ lane);
+    return out;
+  }
+
+ private:
+  void stripe(const char* p) {
+    for (unsigned k = 0; k < 4; ++k) {
+      uint64_t word;
+      std::memcpy(&word, p + 8 * k, 8);
+      lane_[k] = std::rotl(lane_[k] ^ (word * 0x9e3779b97f4a7c15ull), 29) * 0xbf58476d1ce4e5b9ull;
+    }
+  }
+
+  uint64_t lane_[4];
+  char carry_[32];
+  size_t held_ = 0;
+  uint64_t total_ = 0;
+};
+
+class CheckedWriter {
+ public:
+  explicit CheckedWriter(const std::string& path) : buffer_(size_t{1} << 20) {
+    file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file_ < 0) fail();
+  }
+  CheckedWriter(const CheckedWriter&) = delete;
+  CheckedWriter& operator=(const CheckedWriter&) = delete;
+  ~CheckedWriter() {
+    if (file_ >= 0) ::close(file_);
+  }
+
+  void put(const void* data, size_t size) {
+    sum_.add(data, size);
+    plain(data, size);
+  }
+  template <class T>
+  void put(const T& value) {
+    put(&value, sizeof value);
+  }
+
+  // The end of a block.
+  void seal() {
+    uint64_t sum = sum_.value();
+    plain(&sum, sizeof sum);
+    sum_.restart(sum);
+  }
+
+  void close() {
+    flush();
+    int file = file_;
+    file_ = -1;
+    if (::close(file) != 0) fail();
+  }
+
+ private:
+  [[noreturn]] static void fail() { throw std::system_error(errno, std::generic_category()); }
+
+  void plain(const void* data, size_t size) {
+    const char* p = static_cast<const char*>(data);
+    while (size > 0) {
+      if (held_ == buffer_.size()) flush();
+      size_t part = size < buffer_.size() - held_ ? size : buffer_.size() - held_;
+      std::memcpy(buffer_.data() + held_, p, part);
+      held_ += part;
+      p += part;
+      size -= part;
+    }
+  }
+
+  void flush() {
+    for (size_t done = 0; done < held_;) {
+      ssize_t n = ::write(file_, buffer_.data() + done, held_ - done);
+      if (n < 0 && errno != EINTR) fail();
+      if (n > 0) done += static_cast<size_t>(n);
+    }
+    held_ = 0;
+  }
+
+  int file_ = -1;
+  std::vector<char> buffer_;
+  size_t held_ = 0;
+  Checksum sum_;
+};
+
+class CheckedReader {
+ public:
+  explicit CheckedReader(const std::string& path) : buffer_(size_t{1} << 20) {
+    file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file_ < 0) fail();
+    struct stat facts;
+    if (::fstat(file_, &facts) != 0) {
+      int reason = errno;
+      ::close(file_);
+      throw std::system_error(reason, std::generic_category());
+    }
+    left_ = S_ISREG(facts.st_mode) ? static_cast<uint64_t>(facts.st_size) : 0;
+    size_ = left_;
+  }
+  CheckedReader(const CheckedReader&) = delete;
+  CheckedReader& operator=(const CheckedReader&) = delete;
+  ~CheckedReader() { ::close(file_); }
+
+  uint64_t left() const { return left_; }  // bytes not yet taken: an upper bound of everything a count may claim
+
+  void get(void* data, size_t size) {
+    plain(data, size);
+    sum_.add(data, size);
+  }
+  template <class T>
+  T get() {
+    T value;
+    get(&value, sizeof value);
+    return value;
+  }
+
+  void check_seal(const std::string& block) {
+    uint64_t met, expected = sum_.value();
+    plain(&met, sizeof met);
+    if (met != expected) throw DamagedFile("the checksum of " + block + " is wrong");
+    sum_.restart(met);
+  }
+
+ private:
+  [[noreturn]] static void fail() { throw std::system_error(errno, std::generic_category()); }
+
+  void plain(void* data, size_t size) {
+    if (size > left_) throw DamagedFile("it ends at byte " + std::to_string(size_) + ", before its end mark");
+    char* p = static_cast<char*>(data);
+    left_ -= size;
+    while (size > 0) {
+      if (at_ == held_) fill();
+      size_t part = size < held_ - at_ ? size : held_ - at_;
+      std::memcpy(p, buffer_.data() + at_, part);
+      at_ += part;
+      p += part;
+      size -= part;
+    }
+  }
+
+  void fill() {
+    for (;;) {
+      ssize_t n = ::read(file_, buffer_.data(), buffer_.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail();
+      if (n == 0) throw DamagedFile("it became shorter while it was read");
+      at_ = 0;
+      held_ = static_cast<size_t>(n);
+      return;
+    }
+  }
+
+  int file_ = -1;
+  std::vector<char> buffer_;
+  size_t at_ = 0, held_ = 0;
+  uint64_t size_ = 0, left_ = 0;
+  Checksum sum_;
+};
+
+}  // namespace cb

@@ -1,0 +1,546 @@
+#include "core/memory_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "core/checked_file.h"
+#include "core/parallel.h"
+
+namespace cb {
+
+namespace {
+
+constexpr size_t kFewKeys = 2048;      // below it, waking threads costs more than it gives
+constexpr size_t kBlock = 8;           // keys whose misses are awaited together
+constexpr size_t kAhead = 16;          // rows between asking for one and using it
+constexpr size_t kMostPrefetched = 4;  // batches between prefetch and pull whose addresses are kept
+constexpr size_t kLeastSlots = 16;
+constexpr size_t kLeastChunk = size_t{4} << 10, kMostChunk = size_t{2} << 20;
+constexpr uint32_t kMostDim = 4096;
+constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
+
+constexpr char kMagic[8] = {'C', 'T', 'R', 'T', 'A', 'B', 'L', 'E'};
+constexpr char kEnd[8] = {'C', 'T', 'R', 'T', 'E', 'N', 'D', '.'};
+constexpr uint32_t kVersion = 1;
+
+void prefetch_row(const float* row, size_t floats) {
+  for (size_t k = 0; k < floats; k += 16) __builtin_prefetch(row + k);
+}
+
+void copy_floats(float* __restrict to, const float* __restrict from, size_t n) {
+  size_t k = 0;
+  for (; k + 4 <= n; k += 4) std::memcpy(to + k, from + k, 16);
+  for (; k < n; ++k) to[k] = from[k];
+}
+
+bool all_finite(const float* p, size_t n) {
+  uint32_t most = 0;
+  for (size_t k = 0; k < n; ++k) {
+    uint32_t bits;
+    std::memcpy(&bits, p + k, 4);
+    most = std::max(most, bits & 0x7fffffffu);
+  }
+  return most < 0x7f800000u;
+}
+
+}  // namespace
+
+MemoryTable::MemoryTable(const TableShape& shape, size_t budget_bytes, size_t threads)
+    : shape_(shape),
+      width_(shape.width()),
+      row_floats_(width_ + shape.states()),
+      stride_((row_floats_ + 3) / 4 * 4),
+      seed_mix_(finish(shape.seed + kGolden)),
+      init_unit_(static_cast<float>(shape.init * std::sqrt(3.0) / 8388608.0)),
+      budget_(budget_bytes),
+      threads_(threads ? threads : usable_cores()),
+      shards_(new Shard[kShards]) {
+  if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
+}
+
+size_t MemoryTable::threads_for(size_t keys) const { return keys < kFewKeys ? 1 : threads_; }
+
+// ---- rows -----------------------------------------------------------------------------------------------------
+
+// Two columns of one mix, 24 bits each: a float's whole mantissa, so the conversion is exact.
+void MemoryTable::initial_values(int64_t key, float* out) const {
+  if (shape_.linear) *out++ = 0.0f;
+  const uint64_t h = finish(static_cast<uint64_t>(key) ^ seed_mix_);
+  for (size_t c = 0; c < shape_.dim; c += 2) {
+    uint64_t x = finish(h + (c / 2 + 1) * kGolden);
+    out[c] = static_cast<float>(static_cast<int32_t>(x >> 40) - 8388608) * init_unit_;
+    if (c + 1 < shape_.dim)
+      out[c + 1] = static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(x) >> 8) - 8388608) * init_unit_;
+  }
+}
+
+void MemoryTable::initial_row(int64_t key, float* row) const {
+  initial_values(key, row);
+  const size_t linear = shape_.linear ? 1 : 0;
+  float* states = row + width_;
+  begin_states(shape_.weight, row, states, linear);
+  begin_states(shape_.vector, row + linear, states + states_of(shape_.weight.kind, linear), shape_.dim);
+  for (size_t k = row_floats_; k < stride_; ++k) row[k] = 0.0f;
+}
+
+void MemoryTable::reserve_bytes(size_t more) {
+  size_t before = bytes_.fetch_add(more, std::memory_order_relaxed);
+  if (before + more <= budget_) return;
+  bytes_.fetch_sub(more, std::memory_order_relaxed);
+  throw TableFull("the budget of the table is spent");
+}
+
+void MemoryTable::add_chunk(Shard& shard) {
+  const size_t row_bytes = stride_ * sizeof(float);
+  size_t rows = std::max<size_t>(1, std::clamp(shard.chunk_bytes / 8, kLeastChunk, kMostChunk) / row_bytes);
+  size_t bytes = (rows * row_bytes + 63) / 64 * 64;
+  reserve_bytes(bytes);
+  try {
+    shard.fresh = static_cast<float*>(rows_.take(bytes));
+  } catch (...) {
+    bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+    throw;
+  }
+  shard.chunk_bytes += bytes;
+  shard.fresh_rows = rows;
+}
+
+void MemoryTable::grow_slots(Shard& shard, size_t size) {
+  const size_t old_bytes = shard.slots ? (shard.mask + 1) * sizeof(Slot) : 0, bytes = size * sizeof(Slot);
+  reserve_bytes(bytes);  // for a moment both are there
+  std::vector<Slot> few;
+  HugeBlock many;
+  try {
+    if (bytes < HugeBlock::kPage)
+      few.resize(size);
+    else
+      many = HugeBlock(bytes);
+  } catch (...) {
+    bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+    throw;
+  }
+  Slot* slots = few.empty() ? reinterpret_cast<Slot*>(many.data()) : few.data();
+  const size_t mask = size - 1;
+  for (size_t k = 0; old_bytes && k <= shard.mask; ++k) {
+    const Slot& s = shard.slots[k];
+    if (s.key == 0) continue;
+    size_t at = mix_of(s.key) & mask;
+    while (slots[at].key != 0) at = (at + 1) & mask;
+    slots[at] = s;
+  }
+  shard.few_slots = std::move(few);
+  shard.many_slots = std::move(many);
+  shard.slots = slots;
+  shard.mask = mask;
+  bytes_.fetch_sub(old_bytes, std::memory_order_relaxed);
+}
+
+// The new row's floats are whatever was there: the caller writes them.
+float* MemoryTable::create_row(Shard& shard, int64_t key, uint64_t mix) {
+  if (!shard.slots || (shard.count + 1) * 4 > (shard.mask + 1) * 3)
+    grow_slots(shard, shard.slots ? (shard.mask + 1) * 2 : kLeastSlots);
+  if (shard.fresh_rows == 0) add_chunk(shard);
+  size_t at = mix & shard.mask;
+  while (shard.slots[at].key != 0) at = (at + 1) & shard.mask;
+  float* row = shard.fresh;
+  shard.fresh += stride_;
+  --shard.fresh_rows;
+  shard.slots[at] = {key, row};
+  ++shard.count;
+  count_.fetch_add(1, std::memory_order_relaxed);
+  return row;
+}
+
+// ---- keys to rows ---------------------------------------------------------------------------------------------
+
+bool MemoryTable::Known::same_keys(std::span<const int64_t> others) const {
+  return keys.size() == others.size() &&
+         (others.empty() || std::memcmp(keys.data(), others.data(), others.size_bytes()) == 0);
+}
+
+// Where the shards begin if the keys are grouped; `walk` notices if they are not.
+void MemoryTable::find_bounds(std::span<const int64_t> keys, Known& known) const {
+  known.bounds[0] = 0;
+  for (unsigned s = 1; s < kShards; ++s) {
+    size_t low = known.bounds[s - 1], high = keys.size();
+    while (low < high) {
+      size_t middle = low + (high - low) / 2;
+      if (shard_of(keys[middle]) < s)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    known.bounds[s] = low;
+  }
+  known.bounds[kShards] = keys.size();
+}
+
+void MemoryTable::sort_by_shard(std::span<const int64_t> keys, Known& known) const {
+  if (keys.size() > UINT32_MAX) throw std::length_error("more than 4,294,967,295 keys in one call");
+  known.order.resize(keys.size());
+  known.bounds.fill(0);
+  for (int64_t key : keys) ++known.bounds[shard_of(key) + 1];
+  for (unsigned s = 0; s < kShards; ++s) known.bounds[s + 1] += known.bounds[s];
+  std::array<size_t, kShards> next{};
+  std::copy_n(known.bounds.begin(), kShards, next.begin());
+  uint32_t* order = known.order.data();
+  for (size_t k = 0; k < keys.size(); ++k) order[next[shard_of(keys[k])]++] = static_cast<uint32_t>(k);
+}
+
+// kReads: visit reads the row's values. visit(place, key, row) for the keys of one shard, in order; row is nullptr for
+// key 0 and, without create, for keys that are not there. False, and no more visits, where a key turns out to be of
+// another shard. Three blocks are on their way at once: slots of the third are being fetched while the second is probed
+// and the rows of the first are visited.
+template <bool kReads, class Visit>
+bool MemoryTable::walk(unsigned number, const Known& known, const int64_t* keys, bool create, Visit visit) {
+  struct Block {
+    size_t n = 0;
+    size_t place[kBlock];
+    uint64_t mix[kBlock];
+    float* row[kBlock];
+  };
+  Shard& shard = shards_[number];
+  std::lock_guard<std::mutex> hold(shard.lock);
+  const size_t begin = known.bounds[number], end = known.bounds[number + 1];
+  const uint32_t* order = known.order.size() ? known.order.data() : nullptr;
+  Block blocks[3];
+  const size_t turns = (end - begin + kBlock - 1) / kBlock;
+  for (size_t turn = 0; turn < turns + 2; ++turn) {
+    if (turn < turns) {
+      Block& b = blocks[turn % 3];
+      const size_t first = begin + turn * kBlock;
+      b.n = std::min(kBlock, end - first);
+      for (size_t k = 0; k < b.n; ++k) {
+        b.place[k] = order ? order[first + k] : first + k;
+        b.mix[k] = mix_of(keys[b.place[k]]);
+        if (shard_of_mix(b.mix[k]) != number) return false;
+        __builtin_prefetch(shard.slots + (b.mix[k] & shard.mask));
+      }
+    }
+    if (turn >= 1 && turn - 1 < turns) {
+      Block& b = blocks[(turn - 1) % 3];
+      for (size_t k = 0; k < b.n; ++k) {
+        const int64_t key = keys[b.place[k]];
+        float* row = nullptr;
+        if (key != 0 && shard.slots) {
+          size_t at = b.mix[k] & shard.mask;
+          while (shard.slots[at].key != key && shard.slots[at].key != 0) at = (at + 1) & shard.mask;
+          if (shard.slots[at].key == key) row = shard.slots[at].row;
+        }
+        if (row) {
+          if constexpr (kReads) prefetch_row(row, width_);
+        } else if (create && key != 0) {
+          row = create_row(shard, key, b.mix[k]);
+          initial_row(key, row);
+        }
+        b.row[k] = row;
+      }
+    }
+    if (turn >= 2) {
+      Block& b = blocks[(turn - 2) % 3];
+      for (size_t k = 0; k < b.n; ++k) visit(b.place[k], keys[b.place[k]], b.row[k]);
+    }
+  }
+  return true;
+}
+
+template <bool kReads, class Visit>
+void MemoryTable::visit_all(std::span<const int64_t> keys, Known& known, bool create, Visit visit) {
+  const size_t threads = threads_for(keys.size());
+  find_bounds(keys, known);
+  std::atomic<bool> grouped{true};
+  parallel_for(threads, kShards, [&](size_t s) {
+    if (grouped.load(std::memory_order_relaxed) &&
+        !walk<kReads>(static_cast<unsigned>(s), known, keys.data(), create, visit))
+      grouped.store(false, std::memory_order_relaxed);
+  });
+  if (grouped) return;
+  sort_by_shard(keys, known);
+  parallel_for(threads, kShards,
+               [&](size_t s) { walk<kReads>(static_cast<unsigned>(s), known, keys.data(), create, visit); });
+}
+
+std::unique_ptr<MemoryTable::Known> MemoryTable::find_or_create(std::span<const int64_t> keys) {
+  auto known = std::make_unique<Known>();
+  known->keys.resize(keys.size());
+  known->rows.resize(keys.size());
+  int64_t* kept = known->keys.data();
+  float** rows = known->rows.data();
+  visit_all<false>(keys, *known, true, [=](size_t place, int64_t key, float* row) {
+    kept[place] = key;
+    rows[place] = row;
+  });
+  return known;
+}
+
+std::unique_ptr<MemoryTable::Known> MemoryTable::take_prefetched(std::span<const int64_t> keys) {
+  std::lock_guard<std::mutex> hold(prefetched_lock_);
+  for (auto it = prefetched_.begin(); it != prefetched_.end(); ++it) {
+    if (!(*it)->same_keys(keys)) continue;
+    auto found = std::move(*it);
+    prefetched_.erase(it);
+    return found;
+  }
+  return nullptr;
+}
+
+// ---- the three verbs ------------------------------------------------------------------------------------------
+
+void MemoryTable::prefetch(std::span<const int64_t> keys) {
+  auto known = find_or_create(keys);
+  std::lock_guard<std::mutex> hold(prefetched_lock_);
+  prefetched_.push_back(std::move(known));
+  if (prefetched_.size() > kMostPrefetched) prefetched_.pop_front();
+}
+
+void MemoryTable::pull(std::span<const int64_t> keys, float* out, bool create) {
+  const size_t width = width_;
+  auto give = [this, out, width](size_t place, int64_t key, const float* row) {
+    float* to = out + place * width;
+    if (row)
+      copy_floats(to, row, width);
+    else if (key != 0)
+      initial_values(key, to);
+    else
+      std::fill_n(to, width, 0.0f);
+  };
+  if (!create) {
+    Known known;
+    visit_all<true>(keys, known, false, give);
+    return;
+  }
+  std::lock_guard<std::mutex> hold(calls_);
+  last_.reset();  // its buffers are used again by this call
+  auto known = take_prefetched(keys);
+  if (known) {
+    parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
+      std::lock_guard<std::mutex> hold_shard(shards_[s].lock);
+      const uint32_t* order = known->order.size() ? known->order.data() : nullptr;
+      float* const* rows = known->rows.data();
+      const size_t end = known->bounds[s + 1];
+      for (size_t k = known->bounds[s]; k < end; ++k) {
+        if (k + kAhead < end) {
+          const float* ahead = rows[order ? order[k + kAhead] : k + kAhead];
+          if (ahead) prefetch_row(ahead, width);
+        }
+        const size_t place = order ? order[k] : k;
+        give(place, keys[place], rows[place]);
+      }
+    });
+  } else {
+    known = std::make_unique<Known>();
+    known->keys.resize(keys.size());
+    known->rows.resize(keys.size());
+    int64_t* kept = known->keys.data();
+    float** rows = known->rows.data();
+    visit_all<true>(keys, *known, true, [=](size_t place, int64_t key, float* row) {
+      kept[place] = key;
+      rows[place] = row;
+      give(place, key, row);
+    });
+  }
+  last_ = std::move(known);
+}
+
+int64_t MemoryTable::first_not_finite(std::span<const int64_t> keys, const float* gradients) const {
+  const size_t floats = keys.size() * width_, tasks = std::min<size_t>(kShards, keys.size());
+  std::atomic<bool> fine{true};
+  parallel_for(threads_for(keys.size()), tasks, [&](size_t t) {
+    size_t begin = floats * t / tasks, end = floats * (t + 1) / tasks;
+    if (!all_finite(gradients + begin, end - begin)) fine.store(false, std::memory_order_relaxed);
+  });
+  if (fine) return -1;
+  for (size_t k = 0; k < floats; ++k)
+    if (!std::isfinite(gradients[k]) && keys[k / width_] != 0) return static_cast<int64_t>(k);
+  return -1;  // of the null slot, whose gradient nobody reads
+}
+
+int64_t MemoryTable::push(std::span<const int64_t> keys, const float* gradients, double factor) {
+  std::lock_guard<std::mutex> hold(calls_);
+  const int64_t bad = first_not_finite(keys, gradients);
+  if (bad >= 0) return bad;
+  if (!last_ || !last_->same_keys(keys)) {
+    last_.reset();
+    last_ = find_or_create(keys);
+  }
+  apply(*last_, gradients, factor);
+  return -1;
+}
+
+void MemoryTable::apply(const Known& known, const float* gradients, double factor) {
+  const size_t linear = shape_.linear ? 1 : 0, dim = shape_.dim;
+  const size_t weight_states = states_of(shape_.weight.kind, linear);
+  const StepConstants weight = constants_of(shape_.weight, factor), vector = constants_of(shape_.vector, factor);
+  const Step step_weight = step_of(shape_.weight.kind, 1), step_vector = step_of(shape_.vector.kind, dim);
+  const uint32_t* order = known.order.size() ? known.order.data() : nullptr;
+  float* const* rows = known.rows.data();
+  parallel_for(threads_for(known.keys.size()), kShards, [&](size_t s) {
+    std::lock_guard<std::mutex> hold(shards_[s].lock);
+    const size_t end = known.bounds[s + 1];
+    for (size_t k = known.bounds[s]; k < end; ++k) {
+      if (k + kAhead < end) {
+        const float* ahead = rows[order ? order[k + kAhead] : k + kAhead];
+        if (ahead) prefetch_row(ahead, row_floats_);
+      }
+      const size_t place = order ? order[k] : k;
+      float* row = rows[place];
+      if (!row) continue;
+      const float* g = gradients + place * width_;
+      if (linear) step_weight(weight, row, row + width_, g, 1);
+      if (dim) step_vector(vector, row + linear, row + width_ + weight_states, g + linear, dim);
+    }
+  });
+}
+
+size_t MemoryTable::copy_out(int64_t* keys, float* values, float* states, size_t room) {
+  size_t n = 0;
+  for (unsigned s = 0; s < kShards; ++s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    for (size_t k = 0; shard.slots && k <= shard.mask && n < room; ++k) {
+      const Slot& slot = shard.slots[k];
+      if (slot.key == 0) continue;
+      keys[n] = slot.key;
+      copy_floats(values + n * width_, slot.row, width_);
+      copy_floats(states + n * (row_floats_ - width_), slot.row + width_, row_floats_ - width_);
+      ++n;
+    }
+  }
+  return n;
+}
+
+// ---- the file -------------------------------------------------------------------------------------------------
+
+namespace {
+
+void put_optimizer(CheckedWriter& file, const OptimizerSpec& spec) {
+  file.put(static_cast<uint32_t>(spec.kind));
+  file.put(spec.parameters.data(), sizeof spec.parameters);
+}
+
+OptimizerSpec get_optimizer(CheckedReader& file) {
+  OptimizerSpec spec;
+  spec.kind = static_cast<OptimizerKind>(file.get<uint32_t>());
+  file.get(spec.parameters.data(), sizeof spec.parameters);
+  return spec;
+}
+
+bool known_kind(const OptimizerSpec& spec) {
+  uint32_t kind = static_cast<uint32_t>(spec.kind);
+  return kind >= 1 && kind <= kMostOptimizerKind;
+}
+
+TableShape get_head(CheckedReader& file) {
+  char magic[8];
+  if (file.left() < sizeof magic)
+    throw DamagedFile("it is no saved table: only " + std::to_string(file.left()) + " bytes");
+  file.get(magic, sizeof magic);
+  if (std::memcmp(magic, kMagic, sizeof magic) != 0)
+    throw DamagedFile("it is no saved table: it does not start with CTRTABLE");
+  uint32_t version = file.get<uint32_t>();
+  if (version != kVersion)
+    throw DamagedFile("it has version " + std::to_string(version) + " of the format, this program reads version 1");
+  uint32_t shards = file.get<uint32_t>();
+  TableShape shape;
+  shape.dim = file.get<uint32_t>();
+  uint32_t linear = file.get<uint32_t>();
+  shape.linear = linear == 1;
+  shape.weight = get_optimizer(file);
+  shape.vector = get_optimizer(file);
+  shape.init = file.get<double>();
+  shape.seed = file.get<uint64_t>();
+  uint64_t floats = file.get<uint64_t>();
+  file.check_seal("its head");
+  if (shards != kShards || linear > 1 || shape.dim > kMostDim || shape.width() == 0 || !known_kind(shape.weight) ||
+      !known_kind(shape.vector) || floats != shape.width() + shape.states())
+    throw DamagedFile("its head contradicts itself");
+  return shape;
+}
+
+}  // namespace
+
+TableShape saved_shape(const std::string& path) {
+  CheckedReader file(path);
+  return get_head(file);
+}
+
+void MemoryTable::save(const std::string& path) {
+  CheckedWriter file(path);
+  file.put(kMagic, sizeof kMagic);
+  file.put(kVersion);
+  file.put(uint32_t{kShards});
+  file.put(shape_.dim);
+  file.put(uint32_t{shape_.linear});
+  put_optimizer(file, shape_.weight);
+  put_optimizer(file, shape_.vector);
+  file.put(shape_.init);
+  file.put(shape_.seed);
+  file.put(uint64_t{row_floats_});
+  file.seal();
+  uint64_t total = 0;
+  std::vector<Slot> rows;
+  for (unsigned s = 0; s < kShards; ++s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    rows.clear();
+    rows.reserve(shard.count);
+    for (size_t k = 0; shard.slots && k <= shard.mask; ++k)
+      if (shard.slots[k].key != 0) rows.push_back(shard.slots[k]);
+    std::sort(rows.begin(), rows.end(),
+              [](const Slot& a, const Slot& b) { return static_cast<uint64_t>(a.key) < static_cast<uint64_t>(b.key); });
+    file.put(uint64_t{rows.size()});
+    for (const Slot& slot : rows) file.put(slot.key);
+    for (size_t k = 0; k < rows.size(); ++k) {
+      if (k + kAhead < rows.size()) prefetch_row(rows[k + kAhead].row, row_floats_);
+      file.put(rows[k].row, row_floats_ * sizeof(float));
+    }
+    file.seal();
+    total += rows.size();
+  }
+  file.put(kEnd, sizeof kEnd);
+  file.put(total);
+  file.seal();
+  file.close();
+}
+
+// Counts are bounded by the bytes that are left before anything of their size is made.
+void MemoryTable::read_shard(CheckedReader& file, unsigned number) {
+  const std::string name = "shard " + std::to_string(number);
+  Shard& shard = shards_[number];
+  const uint64_t count = file.get<uint64_t>();
+  if (count > file.left() / (sizeof(int64_t) + row_floats_ * sizeof(float)))
+    throw DamagedFile(name + " claims " + std::to_string(count) + " keys, more than the file can hold");
+  std::vector<int64_t> keys(count);
+  file.get(keys.data(), count * sizeof(int64_t));
+  size_t slots = kLeastSlots;
+  while (slots * 3 < count * 4) slots *= 2;
+  if (count) grow_slots(shard, slots);
+  uint64_t before = 0;  // key 0 is never stored
+  for (int64_t key : keys) {
+    const uint64_t mix = mix_of(key);
+    if (static_cast<uint64_t>(key) <= before || shard_of_mix(mix) != number)
+      throw DamagedFile(name + " has keys out of order");
+    before = static_cast<uint64_t>(key);
+    float* row = create_row(shard, key, mix);
+    file.get(row, row_floats_ * sizeof(float));
+    for (size_t k = row_floats_; k < stride_; ++k) row[k] = 0.0f;
+  }
+  file.check_seal(name);
+}
+
+std::unique_ptr<MemoryTable> MemoryTable::load(const std::string& path, size_t budget_bytes, size_t threads) {
+  CheckedReader file(path);
+  auto table = std::make_unique<MemoryTable>(get_head(file), budget_bytes, threads);
+  for (unsigned s = 0; s < kShards; ++s) table->read_shard(file, s);
+  char end[8];
+  file.get(end, sizeof end);
+  const uint64_t total = file.get<uint64_t>();
+  file.check_seal("its end");
+  if (std::memcmp(end, kEnd, sizeof end) != 0 || total != table->size()) throw DamagedFile("its end mark is wrong");
+  if (file.left() > 0) throw DamagedFile(std::to_string(file.left()) + " bytes follow its end mark");
+  return table;
+}
+
+}  // namespace cb

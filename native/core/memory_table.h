@@ -1,0 +1,155 @@
+// The in-memory embedder: from a 64-bit key to a row of floats and the states of its optimizers.
+//
+//   64 shards, chosen by the high bits of the key's mix (shard.h). A shard is
+//     slots    a power of two of {key, row}, at most 3/4 full, linear probing from the low bits of the mix; key 0 is
+//     free chunks   rows end to end; a chunk is about 1/8 of what the shard holds, 4 kB to 2 MB. Rows never move and
+//     are
+//              never freed, so an address once found stays good and growing never holds rows twice.
+//     a lock   held while slots are read or changed, and while rows are read or changed
+//   a row      [first-order weight?][vector][states of the weight][states of the vector], a multiple of 16 bytes
+//
+// pull and push work shard by shard on all cores. Keys that come grouped by shard, as lookups give them, are used in
+// place; others are put in order once. The addresses that a prefetch found are kept for the pull of the same keys, and
+// those of a pull for its push: three calls, one probe. A key's row is changed by one thread in the order of the calls,
+// and a key repeated in one push is updated once for each time, in order.
+//
+// Who may call what at once: prefetch, pull, save and size from any threads; push from one thread at a time with all of
+// these. A pull with create = false remembers nothing and waits for no other pull.
+//
+// Refused: rows beyond the budget (TableFull; rows created until then stay, nothing is pushed), and gradients that are
+// not finite (push says where, and has changed nothing).
+//
+// The file (little-endian, CheckedWriter; [seal] is the checksum of the block before it):
+//
+//   8   "CTRTABLE"
+//   4   version, 1
+//   4   shards, 64
+//   4   dim;  4  linear, 0 or 1
+//   44  optimizer of the weight: 4 kind, 40 five parameters as doubles;  44  optimizer of the vector
+//   8   init as double;  8  seed
+//   8   floats of a row in this file, without padding
+//   [seal]
+//   for each shard:  8 count, 8 × count keys ascending (as unsigned), rows in the same order  [seal]
+//   8   "CTRTEND."  8 keys in all  [seal]
+//
+// The bytes depend on the rows alone, not on the order in which they came or on how often the table was restored.
+#pragma once
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/buffers.h"
+#include "core/huge_pages.h"
+#include "core/row_optimizers.h"
+#include "core/shard.h"
+
+namespace cb {
+
+struct TableFull : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// What decides the shape and the meaning of rows; two tables of one shape read each other's files.
+struct TableShape {
+  uint32_t dim = 0;
+  bool linear = false;
+  OptimizerSpec weight, vector;
+  double init = 0.0;  // standard deviation of a new vector's floats; new first-order weights are 0
+  uint64_t seed = 0;
+
+  size_t width() const { return dim + (linear ? 1u : 0u); }
+  size_t states() const { return states_of(weight.kind, linear ? 1 : 0) + states_of(vector.kind, dim); }
+};
+
+// The head of a saved table. DamagedFile where there is none, or of another version.
+TableShape saved_shape(const std::string& path);
+
+class MemoryTable {
+ public:
+  MemoryTable(const TableShape& shape, size_t budget_bytes, size_t threads);
+  static std::unique_ptr<MemoryTable> load(const std::string& path, size_t budget_bytes, size_t threads);
+  void save(const std::string& path);
+
+  void prefetch(std::span<const int64_t> keys);
+  void pull(std::span<const int64_t> keys, float* out, bool create);
+  // -1, or the place in `gradients` of the first number that is not finite. `factor` scales the learning rates.
+  int64_t push(std::span<const int64_t> keys, const float* gradients, double factor);
+
+  // Keys, values (n, width) and states (n, states) of at most `room` rows in no promised order; returns how many.
+  size_t copy_out(int64_t* keys, float* values, float* states, size_t room);
+
+  const TableShape& shape() const { return shape_; }
+  size_t size() const { return count_.load(std::memory_order_relaxed); }
+  size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  size_t budget() const { return budget_; }
+
+ private:
+  struct Slot {
+    int64_t key;
+    float* row;
+  };
+  struct alignas(64) Shard {
+    std::mutex lock;
+    std::vector<Slot> few_slots;  // below a huge page
+    HugeBlock many_slots;
+    Slot* slots = nullptr;   // of one of the two
+    size_t mask = 0;         // slots - 1; no slots yet: 0
+    size_t count = 0;        // keys
+    size_t chunk_bytes = 0;  // of all chunks
+    float* fresh = nullptr;  // the next row to give away
+    size_t fresh_rows = 0;
+  };
+
+  // Keys of one call and where their rows are. Range s of `bounds` is shard s; `order` lists the keys' places, or is
+  // empty where the keys themselves are grouped.
+  struct Known {
+    Buffer<int64_t> keys;
+    Buffer<float*> rows;
+    Buffer<uint32_t> order;
+    std::array<size_t, kShards + 1> bounds{};
+    bool same_keys(std::span<const int64_t> others) const;
+  };
+
+  template <bool kReads, class Visit>
+  bool walk(unsigned shard, const Known& known, const int64_t* keys, bool create, Visit visit);
+  template <bool kReads, class Visit>
+  void visit_all(std::span<const int64_t> keys, Known& known, bool create, Visit visit);
+  void find_bounds(std::span<const int64_t> keys, Known& known) const;
+  void sort_by_shard(std::span<const int64_t> keys, Known& known) const;
+  std::unique_ptr<Known> find_or_create(std::span<const int64_t> keys);
+  std::unique_ptr<Known> take_prefetched(std::span<const int64_t> keys);
+  int64_t first_not_finite(std::span<const int64_t> keys, const float* gradients) const;
+  void apply(const Known& known, const float* gradients, double factor);
+
+  float* create_row(Shard& shard, int64_t key, uint64_t mix);
+  void grow_slots(Shard& shard, size_t size);
+  void add_chunk(Shard& shard);
+  void reserve_bytes(size_t more);
+  void initial_values(int64_t key, float* out) const;
+  void initial_row(int64_t key, float* row) const;
+  size_t threads_for(size_t keys) const;
+  void read_shard(class CheckedReader& file, unsigned number);
+
+  const TableShape shape_;
+  const size_t width_, row_floats_, stride_;  // in floats; stride_ is row_floats_ with padding
+  const uint64_t seed_mix_;
+  const float init_unit_;  // uniform in ±init·√3, in steps of this
+  const size_t budget_, threads_;
+  std::atomic<size_t> count_{0}, bytes_{0};
+  HugeArena rows_;
+  std::unique_ptr<Shard[]> shards_;
+
+  std::mutex calls_;  // pulls that create, and pushes, one after the other
+  std::unique_ptr<Known> last_;
+  std::mutex prefetched_lock_;
+  std::deque<std::unique_ptr<Known>> prefetched_;
+};
+
+}  // namespace cb

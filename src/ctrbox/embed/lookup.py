@@ -1,0 +1,83 @@
+"""Which keys a batch reads from one embedder, each once, and which reference means which of them.
+
+References stand field after field, row after row within a field. ``keys`` are ordered by shard (64 of them, decided by
+the key alone) and within a shard by first reference: the order never depends on the number of threads, and an embedder
+with the same shards meets its keys shard by shard. Key 0, the null slot, is a key like any other here.
+
+Refuses fields the batch does not have, values that are not int64, and offsets that do not fit rows or values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrbox import _native
+from ctrbox.columns.batch import Batch, Ragged
+from ctrbox.errors import DataError, PlanError, nearest
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """All keys that a batch reads from one embedder, each once. One made by hand has no ``native`` and pools slowly."""
+
+    keys: Ints  # (unique,)
+    inverse: npt.NDArray[np.int32]  # reference → position in keys; fields one after the other; read-only
+    rows: int
+    fields: tuple[str, ...]
+    starts: tuple[int, ...]  # len(fields) + 1: where each field's references begin in inverse
+    offsets: tuple[Ints | None, ...]  # of a field, from 0; None: exactly one key a row
+    native: _native.Lookup | None = field(default=None, repr=False)  # the same, and the references grouped by key
+
+    @staticmethod
+    def of(batch: Batch, fields: Sequence[str], threads: int = 1) -> Lookup:
+        """What ``batch`` reads for ``fields``. The result is the same for any number of ``threads``."""
+        ragged = {f.name: f.ragged for f in batch.schema.sparse}
+        read: list[Ragged] = []
+        parts: list[tuple[Ints, Ints | None]] = []
+        for name in fields:
+            if name not in ragged or name not in batch.sparse:
+                raise PlanError(f"{name!r} is no sparse field of this batch{nearest(name, ragged)}; it has {[*ragged]}")
+            one = batch.sparse[name]
+            values, offsets = np.ascontiguousarray(one.values), np.ascontiguousarray(one.offsets)
+            if values.dtype != np.int64 or offsets.dtype != np.int64:
+                raise DataError(f"field {name!r} has {values.dtype} keys and {offsets.dtype} offsets; expected int64")
+            if len(offsets) != batch.rows + 1:
+                raise DataError(f"field {name!r} has {len(offsets) - 1} rows in a batch of {batch.rows}")
+            read.append(one)
+            # Offsets of a field of one key a row are known; only where it begins is looked at.
+            whole = ragged[name] or len(values) != batch.rows or offsets[0] != 0
+            parts.append((values, offsets if whole else None))
+        try:
+            native = _native.Lookup.of(parts, batch.rows, max(1, threads))
+        except ValueError as refused:
+            named = re.sub(r"^field (\d+)", lambda m: f"field {fields[int(m[1])]!r}", str(refused))
+            raise DataError(named) from None
+        single = [native.single(k) for k in range(len(parts))]
+        for name, alone in zip(fields, single, strict=True):
+            if not alone and not ragged[name]:
+                raise DataError(f"field {name!r} has rows with other than one key; its schema says exactly one")
+        inverse = np.asarray(native.inverse)
+        inverse.setflags(write=False)
+        return Lookup(
+            np.asarray(native.keys),
+            inverse,
+            batch.rows,
+            tuple(fields),
+            tuple(native.starts),
+            tuple(None if alone else from_zero(one.offsets) for one, alone in zip(read, single, strict=True)),
+            native,
+        )
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def from_zero(offsets: Ints) -> Ints:
+    return offsets if offsets[0] == 0 else offsets - offsets[0]

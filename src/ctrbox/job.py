@@ -1,0 +1,113 @@
+"""Loading a job: a Python file of the user's that defines `plan` and, where a verb learns, `model` and `table`.
+
+What goes wrong inside the file is told as file, line and message, never as our traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ctrbox.errors import CtrboxError
+from ctrbox.terminal import Mistake, Stopped
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job file defines. `model` and `table` are None where it leaves them out."""
+
+    path: Path
+    plan: Any
+    model: Any = None
+    table: Any = None
+
+    def needed_model(self) -> Any:
+        """The model, for a verb that cannot do without one."""
+        if self.model is None:
+            raise Mistake(f"{self.path} defines no `model`; add: model = cb.models.DeepFM(plan.schema)")
+        if isinstance(self.model, type):
+            name = self.model.__name__
+            raise Mistake(f"`model` in {self.path} is the class {name}; expected one of it: {name}(plan.schema)")
+        if not hasattr(self.model, "reads") or not callable(self.model):
+            raise Mistake(
+                f"`model` in {self.path} is a {type(self.model).__name__}; "
+                "expected a torch module with `reads`, such as cb.models.DeepFM(plan.schema)"
+            )
+        return self.model
+
+
+def load_job(path: Path) -> Job:
+    """Run the user's file and return what it defines. Its folder is importable, as for any script."""
+    if not path.is_file():
+        near = sorted(p.name for p in path.parent.glob("*.py"))[:5] if path.parent.is_dir() else []
+        raise Mistake(f"there is no job file {path}" + (f"; here are: {', '.join(near)}" if near else ""))
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.argv = [str(path)]
+    try:
+        names = runpy.run_path(str(path), run_name="ctrbox_job")
+    except (KeyboardInterrupt, Stopped):
+        raise
+    except SystemExit as end:
+        raise Mistake(f"{path} ended by itself (exit code {end.code}) before it defined `plan`") from end
+    except BaseException as error:
+        raise_mistake(error, path)
+    if "plan" not in names:
+        raise Mistake(f"{path} defines no `plan`; end it with: plan = cb.compile(log, features)")
+    plan = names["plan"]
+    if not hasattr(plan, "batches"):
+        raise Mistake(f"`plan` in {path} is a {type(plan).__name__}; expected what cb.compile returns")
+    return Job(path, plan, names.get("model"), names.get("table"))
+
+
+def load_plan(path: Path) -> Any:
+    """The `plan` of a job, for verbs that learn nothing."""
+    return load_job(path).plan
+
+
+def raise_mistake(error: BaseException, job: Path) -> NoReturn:
+    """Turn an error of the user's file into file:line and its message."""
+    if os.environ.get("CTRBOX_TRACEBACK"):
+        raise error
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        where = job if _same_file(error.filename, job) else error.filename
+        raise Mistake(f"{where}:{error.lineno}: {type(error).__name__}: {error.msg}") from error
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if _same_file(f.filename, job)]
+    where = f"{job}:{lines[-1]}" if lines else str(job)
+    if isinstance(error, CtrboxError | Mistake):
+        raise Mistake(f"{where}: {error}") from error
+    raise Mistake(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def batches(plan: Any, job: Path, rows: int, limit: int | None = None) -> Iterator[Any]:
+    """The plan's batches; what goes wrong inside a user's operator points at the user's line."""
+    with blaming(job):
+        try:
+            yield from plan.batches(rows, limit=limit)
+        except OSError as error:
+            if isinstance(error, CtrboxError):
+                raise
+            raise Mistake(f"cannot read: {error}") from error
+
+
+@contextlib.contextmanager
+def blaming(job: Path | None) -> Iterator[None]:
+    """What goes wrong in a line of the user's file, an operator or a model of their own, points at that line."""
+    try:
+        yield
+    except (CtrboxError, Mistake):
+        raise
+    except Exception as error:
+        if job is not None and any(_same_file(f.filename, job) for f in traceback.extract_tb(error.__traceback__)):
+            raise_mistake(error, job)
+        raise
+
+
+def _same_file(name: str | None, job: Path) -> bool:
+    return name is not None and Path(name).resolve() == job.resolve()

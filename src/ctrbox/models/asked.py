@@ -1,0 +1,68 @@
+"""What a model was asked for: its arguments as plain JSON, and the refusals that several models share.
+
+``config`` of a model is what ``models.build`` needs to make it again from the same schema; weights are not part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctrbox.errors import PlanError, nearest
+from ctrbox.models.inputs import Reads
+
+
+def asked(**given: Any) -> dict[str, Any]:
+    """Keyword arguments as plain JSON: tuples become lists, mappings become dicts."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(name): plain(v) for name, v in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return [plain(v) for v in value]
+        return value
+
+    return {name: plain(value) for name, value in given.items()}
+
+
+def pooled_only(model: str, reads: Reads) -> None:
+    """A field read as a sequence would be read by nobody."""
+    if reads.sequences:
+        raise PlanError(f"{model} reads no sequences; field {reads.sequences[0]!r} must be pooled by sum, mean or max")
+
+
+def needs_vectors(model: str, reads: Reads) -> None:
+    """For models that multiply the vectors of fields: at least one field, and one dim for all."""
+    if not reads.fields:
+        raise PlanError(f"{model} multiplies the vectors of sparse fields, and reads none; expected at least one")
+    if reads.dim == 0:
+        raise PlanError(f"{model} multiplies the vectors of sparse fields, which needs a dim of 1 or more, got 0")
+
+
+def needs_inputs(model: str, reads: Reads) -> None:
+    """For models that read vectors and dense columns alike."""
+    if reads.width + reads.dense == 0:
+        raise PlanError(
+            f"{model} reads neither a dense column nor a sparse field of dim 1 or more; expected one of them"
+        )
+
+
+def sizes(what: str, given: Any, *, empty: bool = True) -> tuple[int, ...]:
+    """Widths of layers: whole numbers of 1 or more."""
+    if isinstance(given, str) or not isinstance(given, Sequence) or (not given and not empty):
+        raise PlanError(f"{what} must be a list of layer widths such as (128, 64), got {given!r}")
+    for width in given:
+        whole(what, width)
+    return tuple(given)
+
+
+def whole(what: str, given: int) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise PlanError(f"{what} must be made of whole numbers of 1 or more, got {given!r}")
+    return given
+
+
+def one_of(what: str, given: str, known: Sequence[str]) -> str:
+    if given not in known:
+        raise PlanError(f"{what} is {given!r}{nearest(str(given), known)}; expected one of {', '.join(known)}")
+    return given

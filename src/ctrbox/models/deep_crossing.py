@@ -1,0 +1,63 @@
+"""Deep Crossing: the stacked inputs go through residual units.
+
+Shan et al., "Deep Crossing: Web-Scale Modeling without Manually Crafted Combinatorial Features", KDD 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.models.asked import asked, needs_inputs, pooled_only, sizes
+from ctrbox.models.dense import DenseInput
+from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.mlp import MLP
+
+
+class Residual(nn.Module):
+    """x ← relu(x + W₂ relu(W₁ x + b₁) + b₂): as wide inside as asked, as wide outside as its input."""
+
+    def __init__(self, width: int, inside: int, *, dropout: float, batch_norm: bool) -> None:
+        super().__init__()
+        self.maps = MLP(width, (inside, width), dropout=dropout, batch_norm=batch_norm)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + self.maps(x))
+
+
+class DeepCrossing(nn.Module):
+    """y = b + w · units(vectors, dense); ``hidden`` gives the inner width of each residual unit."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        hidden: Sequence[int] = (128, 64),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = asked(
+            dim=dim, dims=dims, pooling=pooling, fields=fields, hidden=hidden, dropout=dropout, batch_norm=batch_norm
+        )
+        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
+        pooled_only("DeepCrossing", self.reads)
+        needs_inputs("DeepCrossing", self.reads)
+        width = self.reads.width + self.reads.dense
+        self.dense = DenseInput(self.reads.dense)
+        self.units = nn.Sequential(
+            *(Residual(width, inside, dropout=dropout, batch_norm=batch_norm) for inside in sizes("hidden", hidden))
+        )
+        self.score = MLP(width, (1,), bias=False)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        stacked = torch.cat([x.flat, self.dense(x.dense)], 1)
+        return self.score(self.units(stacked)).squeeze(1) + self.bias

@@ -1,0 +1,58 @@
+"""DeepFM: a factorization machine and a tower over the same vectors.
+
+Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.models.asked import asked, needs_vectors, pooled_only, sizes
+from ctrbox.models.dense import DenseInput, FirstOrder
+from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.mlp import MLP
+from ctrbox.models.products import PairSum
+
+
+class DeepFM(nn.Module):
+    """y = b + first order + Σ_{i<j} <v_i, v_j> + tower(vectors, dense)."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        hidden: Sequence[int] = (128, 64),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = asked(
+            dim=dim, dims=dims, pooling=pooling, fields=fields, hidden=hidden, dropout=dropout, batch_norm=batch_norm
+        )
+        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
+        pooled_only("DeepFM", self.reads)
+        needs_vectors("DeepFM", self.reads)
+        self.dense = DenseInput(self.reads.dense)
+        self.first = FirstOrder(self.reads.dense)
+        self.pairs = PairSum(self.reads.dense, self.reads.dim)
+        self.tower = MLP(
+            self.reads.width + self.reads.dense,
+            (*sizes("hidden", hidden), 1),
+            dropout=dropout,
+            batch_norm=batch_norm,
+            bias=False,
+        )
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        vectors, dense = x.vectors, self.dense(x.dense)
+        machine = self.first(x.linear, dense) + self.pairs(vectors, dense)
+        return machine + self.tower(vectors.flatten(1), dense).squeeze(1) + self.bias

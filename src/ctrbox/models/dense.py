@@ -1,0 +1,63 @@
+"""Dense columns made harmless, whatever their scale: ages, prices, counts up to 1e9.
+
+    z = (s(x) - mean) / deviation, kept within ±10,   s(x) = sign(x) · log(1 + |x|)
+
+Mean and deviation of s(x) are those of every row trained on so far: right after the first batch, the same for training and
+prediction, and so for a row in any batch. (Batch normalisation trains on other numbers than it predicts with.) A constant
+column becomes zero. What is not finite is not repaired here: the trainer stops at it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+# A column that is 0 in all but one row of a million has a deviation of next to nothing.
+REACH = 10.0
+# Below this share of the mean, float32 cannot tell a deviation from rounding.
+CONSTANT = 1e-6
+
+
+class DenseInput(nn.Module):
+    """(rows, columns) of any scale → (rows, columns) around zero. Its buffers are part of the model's state."""
+
+    seen: torch.Tensor  # rows, and per column the mean and the sum of squared distances from it
+    mean: torch.Tensor
+    spread: torch.Tensor
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(columns, dtype=torch.float64))
+        self.register_buffer("spread", torch.zeros(columns, dtype=torch.float64))
+
+    def forward(self, dense: torch.Tensor) -> torch.Tensor:
+        if dense.numel() == 0:
+            return dense
+        logs = torch.sign(dense) * torch.log1p(dense.abs())
+        if self.training:
+            self._learn(logs.detach())
+        deviation = (self.spread / self.seen.clamp(min=1.0)).sqrt()
+        scale = torch.where(deviation > CONSTANT * self.mean.abs(), 1.0 / deviation, 1.0)
+        return ((logs - self.mean.to(logs.dtype)) * scale.to(logs.dtype)).clamp(-REACH, REACH)
+
+    def _learn(self, logs: torch.Tensor) -> None:
+        """Merge the moments of a batch into those of all rows before it."""
+        rows = len(logs)
+        variance, mean = torch.var_mean(logs, 0, correction=0)
+        total = self.seen + rows
+        step = mean.double() - self.mean
+        self.spread += variance.double() * rows + step.square() * (self.seen * rows / total)
+        self.mean += step * (rows / total)
+        self.seen.copy_(total)
+
+
+class FirstOrder(nn.Module):
+    """The linear part of a model: first-order weights of its keys added up, and a weight for each dense column."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(columns))
+
+    def forward(self, linear: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+        return linear.sum(1) + dense @ self.weight

@@ -1,0 +1,62 @@
+"""Embedding & MLP: vectors and dense columns side by side, then a tower. What the deep models here add to.
+
+Zhang, Du and Wang, "Deep Learning over Multi-field Categorical Data", ECIR 2016, with learned embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.models.asked import asked, needs_inputs, pooled_only, sizes
+from ctrbox.models.dense import DenseInput
+from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.mlp import MLP
+
+
+class EmbeddingMLP(nn.Module):
+    """y = b + tower(vectors, dense)."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        hidden: Sequence[int] = (128, 64),
+        activation: str = "relu",
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = asked(
+            dim=dim,
+            dims=dims,
+            pooling=pooling,
+            fields=fields,
+            hidden=hidden,
+            activation=activation,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
+        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
+        pooled_only("EmbeddingMLP", self.reads)
+        needs_inputs("EmbeddingMLP", self.reads)
+        self.dense = DenseInput(self.reads.dense)
+        self.tower = MLP(
+            self.reads.width + self.reads.dense,
+            (*sizes("hidden", hidden), 1),
+            activation=activation,
+            dropout=dropout,
+            batch_norm=batch_norm,
+            bias=False,
+        )
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        return self.tower(x.flat, self.dense(x.dense)).squeeze(1) + self.bias

@@ -1,0 +1,44 @@
+"""Factorization machine: first-order weights and the inner products of all pairs of features.
+
+Rendle, "Factorization Machines", ICDM 2010.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.models.asked import asked, needs_vectors, pooled_only
+from ctrbox.models.dense import DenseInput, FirstOrder
+from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.products import PairSum
+
+
+class FM(nn.Module):
+    """y = b + Σ w_i x_i + Σ_{i<j} <v_i, v_j> x_i x_j. Dense columns are features like the others."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = asked(dim=dim, dims=dims, pooling=pooling, fields=fields)
+        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
+        pooled_only("FM", self.reads)
+        needs_vectors("FM", self.reads)
+        self.dense = DenseInput(self.reads.dense)
+        self.first = FirstOrder(self.reads.dense)
+        self.pairs = PairSum(self.reads.dense, self.reads.dim)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        dense = self.dense(x.dense)
+        return self.first(x.linear, dense) + self.pairs(x.vectors, dense) + self.bias

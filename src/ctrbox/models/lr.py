@@ -1,0 +1,37 @@
+"""Logistic regression: one weight a key, one a dense column, one bias.
+
+McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013 (train its table with FTRL for that paper's learner).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.errors import PlanError
+from ctrbox.models.asked import asked, pooled_only
+from ctrbox.models.dense import DenseInput, FirstOrder
+from ctrbox.models.inputs import Inputs, Reads
+
+
+class LR(nn.Module):
+    """Reads no vectors, so it has no dim. ``pooling="sum"`` makes a field of many keys count for more."""
+
+    def __init__(
+        self, schema: Schema, *, pooling: str | Mapping[str, str] = "mean", fields: Sequence[str] | None = None
+    ) -> None:
+        super().__init__()
+        self.config = asked(pooling=pooling, fields=fields)
+        self.reads = Reads(schema, 0, pooling=pooling, fields=fields, linear=True)
+        pooled_only("LR", self.reads)
+        if not self.reads.fields and not self.reads.dense:
+            raise PlanError("LR reads neither a sparse field nor a dense column; expected one of them")
+        self.dense = DenseInput(self.reads.dense)
+        self.first = FirstOrder(self.reads.dense)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        return self.first(x.linear, self.dense(x.dense)) + self.bias

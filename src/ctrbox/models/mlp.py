@@ -1,0 +1,118 @@
+"""The tower: linear maps with an activation between them.
+
+Several inputs count as one, side by side, without being copied into one: at 16,384 rows × 477 columns that saves a copy of
+31 MB forward and its inverse backward. The last map has no activation. Batch normalisation of fewer than two rows uses the
+running statistics, so a last batch of one row trains too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ctrbox.errors import PlanError
+from ctrbox.models.asked import one_of, sizes
+
+ACTIVATIONS = ("relu", "prelu", "dice", "tanh", "sigmoid")
+# The last map starts small: a new model predicts about its bias.
+LAST = 0.1
+
+
+class Norm(nn.BatchNorm1d):
+    """Batch normalisation that accepts a batch of one row, or of none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and len(x) < 2:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        return super().forward(x)
+
+
+class Dice(nn.Module):
+    """DIN's activation: between x and alpha·x, by where x lies in its own distribution."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = Norm(width, affine=False, eps=1e-8)
+        self.alpha = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = torch.sigmoid(self.norm(x))
+        return x * (gate + (1 - gate) * self.alpha)
+
+
+def activation(kind: str, width: int) -> nn.Module:
+    one_of("activation", kind, ACTIVATIONS)
+    if kind == "dice":
+        return Dice(width)
+    if kind == "prelu":
+        return nn.PReLU(width)
+    return {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}[kind]()
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True, last: bool = False) -> nn.Linear:
+    """A linear map, Xavier-uniform, its bias zero; the last one of a tower ten times smaller."""
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.xavier_uniform_(layer.weight, LAST if last else 1.0)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def side_by_side(layer: nn.Linear, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``layer(torch.cat(parts, 1))`` without the copy."""
+    parts = [part for part in parts if part.shape[1]]
+    if len(parts) == 1:
+        return layer(parts[0])
+    out = None
+    at = 0
+    for part in parts:
+        weight = layer.weight[:, at : at + part.shape[1]]
+        out = F.linear(part, weight, layer.bias) if out is None else torch.addmm(out, part, weight.t())
+        at += part.shape[1]
+    if out is None or at != layer.in_features:
+        raise PlanError(f"a tower of {layer.in_features} inputs was given {at}")
+    return out
+
+
+class MLP(nn.Module):
+    """``MLP(480, (128, 64, 1))``: (rows, 480) → (rows, 1). ``bias=False`` leaves the last bias out."""
+
+    def __init__(
+        self,
+        inputs: int,
+        widths: Sequence[int],
+        *,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
+            raise PlanError(f"dropout must be from 0 to less than 1, got {dropout!r}")
+        if inputs < 1:
+            raise PlanError(f"a tower needs at least one input, got {inputs}")
+        *hidden, last = sizes("the widths of a tower", widths, empty=False)
+        self.layers = nn.ModuleList()
+        self.between = nn.ModuleList()
+        for width in hidden:
+            self.layers.append(linear(inputs, width))
+            steps: list[nn.Module] = [Norm(width)] if batch_norm else []
+            steps.append(_activation(activation, width))
+            if dropout:
+                steps.append(nn.Dropout(dropout))
+            self.between.append(nn.Sequential(*steps))
+            inputs = width
+        self.layers.append(linear(inputs, last, bias=bias, last=True))
+
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        x = side_by_side(self.layers[0], parts)
+        for layer, step in zip(self.layers[1:], self.between, strict=True):
+            x = layer(step(x))
+        return x
+
+
+_activation = activation  # MLP has an argument of that name

@@ -1,0 +1,65 @@
+"""PNN: the products of the fields' vectors stand beside the vectors at the entrance of the tower.
+
+Qu et al., "Product-based Neural Networks for User Response Prediction", ICDM 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.models.asked import asked, needs_vectors, one_of, pooled_only, sizes
+from ctrbox.models.dense import DenseInput
+from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.mlp import MLP
+from ctrbox.models.products import InnerProducts, OuterProducts
+
+
+class PNN(nn.Module):
+    """y = b + tower(vectors, products, dense). ``product``: "inner" (pairs of fields), "outer" (of their sum) or "both"."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        product: str = "inner",
+        hidden: Sequence[int] = (128, 64),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = asked(
+            dim=dim,
+            dims=dims,
+            pooling=pooling,
+            fields=fields,
+            product=product,
+            hidden=hidden,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
+        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
+        pooled_only("PNN", self.reads)
+        needs_vectors("PNN", self.reads)
+        one_of("product", product, ("inner", "outer", "both"))
+        self.dense = DenseInput(self.reads.dense)
+        self.products = nn.ModuleList()
+        if product != "outer":
+            self.products.append(InnerProducts(len(self.reads.fields)))
+        if product != "inner":
+            self.products.append(OuterProducts(self.reads.dim))
+        width = self.reads.width + self.reads.dense + sum(layer.width for layer in self.products)
+        self.tower = MLP(width, (*sizes("hidden", hidden), 1), dropout=dropout, batch_norm=batch_norm, bias=False)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        vectors = x.vectors
+        products = [layer(vectors) for layer in self.products]
+        return self.tower(vectors.flatten(1), *products, self.dense(x.dense)).squeeze(1) + self.bias

@@ -1,0 +1,124 @@
+"""Products of vectors: FM's pairs, all inner products, PNN's product layers, DCNv2's crosses.
+
+Batched products here take contiguous factors only: on CPU a transposed second factor made torch's ``bmm`` 15 times slower
+(1,070 ms against 73 ms for 16,384 × 29 × 16, 2 cores of a Neoverse-N1), backward included.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ctrbox.models.mlp import linear
+
+
+class _Dots(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(left, right)
+        return torch.bmm(left, right.transpose(1, 2).contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        left, right = ctx.saved_tensors
+        return (
+            torch.bmm(gradient.contiguous(), right),
+            torch.bmm(gradient.transpose(1, 2).contiguous(), left),
+        )
+
+
+def dots(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """(rows, m, dim), (rows, n, dim) → (rows, m, n): every vector of the left times every one of the right."""
+    return _Dots.apply(left.contiguous(), right.contiguous())
+
+
+class PairSum(nn.Module):
+    """FM's second-order term: Σ <v_i, v_j> over pairs of features i < j, as (|Σ v|² - Σ |v|²) / 2.
+
+    A dense column x is a feature whose vector is x times a weight vector, as in FM: it needs no (rows, columns, dim), because
+    both sums are matrix products.
+    """
+
+    def __init__(self, columns: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(columns, dim) * 0.01)
+
+    def forward(self, vectors: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+        total = vectors.sum(1)
+        squares = vectors.square().sum((1, 2))
+        if dense.shape[1]:
+            total = total + dense @ self.weight
+            squares = squares + dense.square() @ self.weight.square().sum(1)
+        return 0.5 * (total.square().sum(1) - squares)
+
+
+class InnerProducts(nn.Module):
+    """(rows, fields, dim) → (rows, pairs): <f_i, f_j> for i < j, row by row of the triangle."""
+
+    at: torch.Tensor
+
+    def __init__(self, fields: int) -> None:
+        super().__init__()
+        first, second = torch.triu_indices(fields, fields, 1)
+        self.register_buffer("at", first * fields + second, persistent=False)
+        self.width = len(first)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return dots(vectors, vectors).flatten(1).index_select(1, self.at)
+
+
+class OuterProducts(nn.Module):
+    """(rows, fields, dim) → (rows, dim²): Σ_i Σ_j f_i f_jᵀ, which is f fᵀ of the sum f, as in the paper."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.width = dim * dim
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        total = vectors.sum(1)
+        return (total.unsqueeze(2) * total.unsqueeze(1)).flatten(1)
+
+
+class CrossNetwork(nn.Module):
+    """DCNv2's cross layers: x ← x₀ ∘ (W x + b) + x."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(linear(width, width) for _ in range(layers))
+
+    def forward(self, x0: torch.Tensor) -> torch.Tensor:
+        x = x0
+        for layer in self.layers:
+            x = torch.addcmul(x, x0, layer(x))
+        return x
+
+
+class CrossMixture(nn.Module):
+    """DCNv2's low-rank mixture: x ← x₀ ∘ (Σ_e G_e(x) U_e tanh(C_e tanh(V_eᵀ x)) + b) + x, the gates G a softmax."""
+
+    def __init__(self, width: int, layers: int, rank: int, experts: int) -> None:
+        super().__init__()
+        self.rank, self.experts = rank, experts
+        self.down = nn.ModuleList(linear(width, experts * rank, bias=False) for _ in range(layers))
+        self.turn = nn.ParameterList(torch.empty(experts, rank, rank) for _ in range(layers))
+        self.up = nn.ModuleList(linear(experts * rank, width) for _ in range(layers))
+        # One expert needs no gate.
+        self.gate = nn.ModuleList(linear(width, experts) for _ in range(layers if experts > 1 else 0))
+        for turn in self.turn:
+            for expert in turn:
+                nn.init.xavier_uniform_(expert)
+
+    def forward(self, x0: torch.Tensor) -> torch.Tensor:
+        x = x0
+        for k, (down, up) in enumerate(zip(self.down, self.up, strict=True)):
+            low = torch.tanh(down(x))
+            turned = [F.linear(part, turn) for part, turn in zip(low.split(self.rank, 1), self.turn[k], strict=True)]
+            low = torch.tanh(torch.cat(turned, 1))
+            if self.gate:
+                # The gates of a row add up to 1, so b needs no gate and one map U takes all experts at once.
+                low = (low.unflatten(1, (self.experts, -1)) * self.gate[k](x).softmax(1).unsqueeze(2)).flatten(1)
+            x = torch.addcmul(x, x0, up(low))
+        return x

@@ -1,0 +1,75 @@
+"""Wide & Deep: a linear model that remembers crosses, and a tower that generalises, trained together.
+
+Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.errors import PlanError, nearest
+from ctrbox.models.asked import asked, needs_inputs, pooled_only, sizes
+from ctrbox.models.dense import DenseInput, FirstOrder
+from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.mlp import MLP
+
+
+class WideDeep(nn.Module):
+    """y = b + wide(first-order weights, dense) + tower(vectors, dense).
+
+    ``wide`` names the fields of the wide part, the paper's crosses; all by default. A field of dim 0 in ``dims`` is wide only.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        wide: Sequence[str] | None = None,
+        hidden: Sequence[int] = (128, 64),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = asked(
+            dim=dim,
+            dims=dims,
+            pooling=pooling,
+            fields=fields,
+            wide=wide,
+            hidden=hidden,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
+        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
+        pooled_only("WideDeep", self.reads)
+        needs_inputs("WideDeep", self.reads)
+        for name in wide or ():
+            if name not in self.reads.fields:
+                known = list(self.reads.fields)
+                raise PlanError(
+                    f"wide field {name!r} is not read by this model{nearest(name, known)}; it reads {known}"
+                )
+        self.wide = None if wide is None else [self.reads.fields.index(name) for name in wide]
+        self.dense = DenseInput(self.reads.dense)
+        self.first = FirstOrder(self.reads.dense)
+        self.tower = MLP(
+            self.reads.width + self.reads.dense,
+            (*sizes("hidden", hidden), 1),
+            dropout=dropout,
+            batch_norm=batch_norm,
+            bias=False,
+        )
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        dense = self.dense(x.dense)
+        wide = x.linear if self.wide is None else x.linear[:, self.wide]
+        return self.first(wide, dense) + self.tower(x.flat, dense).squeeze(1) + self.bias

@@ -1,0 +1,68 @@
+"""xDeepFM: a linear part, a compressed interaction network and a tower over the same vectors.
+
+Lian et al., "xDeepFM: Combining Explicit and Implicit Feature Interactions for Recommender Systems", KDD 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.models.asked import asked, needs_vectors, pooled_only, sizes
+from ctrbox.models.cin import CIN
+from ctrbox.models.dense import DenseInput, FirstOrder
+from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.mlp import MLP
+
+
+class XDeepFM(nn.Module):
+    """y = b + first order + w · cin(vectors) + tower(vectors, dense); ``cin`` gives the maps of each layer."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        cin: Sequence[int] = (32, 32),
+        hidden: Sequence[int] = (128, 64),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = asked(
+            dim=dim,
+            dims=dims,
+            pooling=pooling,
+            fields=fields,
+            cin=cin,
+            hidden=hidden,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
+        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
+        pooled_only("XDeepFM", self.reads)
+        needs_vectors("XDeepFM", self.reads)
+        self.dense = DenseInput(self.reads.dense)
+        self.first = FirstOrder(self.reads.dense)
+        self.cin = CIN(len(self.reads.fields), cin)
+        self.of_cin = MLP(self.cin.width, (1,), bias=False)
+        self.tower = MLP(
+            self.reads.width + self.reads.dense,
+            (*sizes("hidden", hidden), 1),
+            dropout=dropout,
+            batch_norm=batch_norm,
+            bias=False,
+        )
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        vectors, dense = x.vectors, self.dense(x.dense)
+        explicit = self.of_cin(self.cin(vectors)).squeeze(1)
+        implicit = self.tower(vectors.flatten(1), dense).squeeze(1)
+        return self.first(x.linear, dense) + explicit + implicit + self.bias

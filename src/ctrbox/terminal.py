@@ -1,0 +1,154 @@
+"""Talking to a person: two streams, one progress line, signals and exit codes.
+
+Data goes to stdout (`say`), everything else to stderr (`tell`). Exit codes: 0 done; 1 a mistake in the job, the data or
+the disk, told in one line; 2 a wrong command line; 130 Ctrl-C; 143 SIGTERM. `CTRBOX_TRACEBACK=1` shows the traceback
+behind a one-line error. Knows no verb and imports nothing heavy at the top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ctrbox.errors import CtrboxError
+
+
+class Mistake(Exception):
+    """Something the user can put right; shown as one line."""
+
+
+def say(text: object) -> None:
+    """Data, to stdout."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        raise Mistake(f"cannot write to stdout ({error.strerror})") from error
+
+
+def tell(line: str) -> None:
+    """Words about it, to stderr; where they cannot be written the work goes on."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        silence(2)
+
+
+def hint(command: str) -> None:
+    tell(f"next: {command}")
+
+
+def say_json(**fields: Any) -> None:
+    say(json.dumps(fields, default=str))
+
+
+@contextlib.contextmanager
+def meter(what: str) -> Iterator[Callable[[int], None]]:
+    """`tick(done)` moves a progress line, where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    started = time.perf_counter()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what)
+
+        def tick(done: int) -> None:
+            rate = done / max(time.perf_counter() - started, 1e-9)
+            progress.update(task, description=f"{what} {done:,} rows, {rate:,.0f} rows/s")
+
+        yield tick
+
+
+@contextlib.contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    from ctrbox.engines import aside
+
+    with aside.written_aside(path) as beside:
+        yield beside
+
+
+# ---- the door ------------------------------------------------------------------------------------
+
+
+class Stopped(SystemExit):
+    """A polite kill unwinds like Ctrl-C, so that files written aside are removed."""
+
+
+signals: list[int] = []  # those that came to stop the process
+farewells: list[str] = []  # what is said then, if not that nothing was kept
+
+
+def stopped_with(line: str) -> None:
+    """Say this when a signal ends the process: something unfinished was kept."""
+    farewells.append(line)
+
+
+def stop(number: int, frame: Any) -> NoReturn:
+    signals.append(number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise Stopped(128 + number)
+
+
+def run(command: Callable[[], Any]) -> NoReturn:
+    """Run a command to its end and leave with the exit code of what happened."""
+    open_streams()
+    code = 0
+    try:
+        signal.signal(signal.SIGTERM, stop)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, stop)
+        command()
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+    except Exception as error:
+        code = 1
+        if not signals:  # else it is what became of the interrupt in somebody's code
+            if os.environ.get("CTRBOX_TRACEBACK") or not isinstance(error, CtrboxError | Mistake | OSError):
+                raise
+            tell(f"ctrbox: error: {error}")
+    if signals and code:
+        code = 128 + signals[-1]
+    if signals and code and farewells:
+        tell(f"ctrbox: stopped\n{farewells[-1]}")
+    elif code == 130:
+        tell("ctrbox: stopped; nothing unfinished was kept")
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        silence(1)
+        if not code:
+            tell(f"ctrbox: error: cannot write to stdout ({error.strerror})")
+            code = 1
+    sys.exit(code)
+
+
+def open_streams() -> None:
+    """Where a stream is closed (`2>&-`), the next file opened would take its number, and print would fail."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # What is read is empty; writing fails on stdout, as on any that is not there, and is lost on stderr.
+            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def silence(number: int) -> None:
+    """Let what a broken stream still holds go nowhere; the interpreter would fail on it at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)

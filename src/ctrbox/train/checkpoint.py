@@ -1,0 +1,216 @@
+"""Weights in folders: checkpoints, from which a run goes on exactly, and the model at its end.
+
+    state.json            what (sealed), with the size and (of small files) SHA-256 of every other file
+    dense.safetensors     the model's state_dict
+    optimizer.safetensors dense optimizer state and torch's random state (checkpoints only)
+    table-K.ctrtable      each embedder, in its own checked format
+
+A folder is written aside, every file synced, and renamed: it is there whole or not at all, and the one before it goes
+only after that. Reading believes nothing before sizes and checksums fit, and gives every tensor's shape to the model
+to refuse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import nn
+
+from ctrbox.embed.embedder import Embedder
+from ctrbox.engines.aside import remove, written_aside
+from ctrbox.errors import CtrboxError, DataError
+from ctrbox.train.sealed import read_sealed, sealed
+
+STATE = "state.json"
+NAME = re.compile(r"step-(\d{10})")
+
+
+def write_weights(
+    place: Path,
+    state: Mapping[str, Any],
+    model: nn.Module,
+    embedders: Sequence[Embedder],
+    optimizer: torch.optim.Optimizer | None = None,
+    random: bool = False,
+) -> None:
+    """Write a folder of weights at ``place``, whole or not at all."""
+    with written_aside(place, folder=True) as aside:
+        aside.mkdir()
+        # Not save_file: its errors do not say that a disk is full.
+        (aside / "dense.safetensors").write_bytes(save({k: v.contiguous() for k, v in model.state_dict().items()}))
+        kept, plain = _optimizer_state(optimizer)
+        if random:
+            kept["random"] = torch.get_rng_state()
+        if kept:
+            (aside / "optimizer.safetensors").write_bytes(save(kept))
+        for k, embedder in enumerate(embedders):
+            embedder.save(aside / f"table-{k}.ctrtable")
+        files = {p.name: _facts(p) for p in sorted(aside.iterdir())}
+        (aside / STATE).write_text(sealed({**state, "optimizer": plain, "files": files}), encoding="utf-8")
+        for path in [*aside.iterdir(), aside]:
+            _sync(path)
+
+
+def read_state(place: Path) -> dict[str, Any]:
+    """The state of a folder of weights, after its files were checked."""
+    state = read_sealed(place / STATE, "folder of weights")
+    if not isinstance(state.get("files"), dict):
+        raise DataError(f"{place / STATE} names no files")
+    for name, facts in state["files"].items():
+        _check(place, name, facts)
+    return state
+
+
+def read_weights(
+    place: Path,
+    state: Mapping[str, Any],
+    model: nn.Module,
+    embedders: Sequence[Embedder],
+    optimizer: torch.optim.Optimizer | None = None,
+) -> None:
+    """Put the weights of a checked folder into a model, its embedders and its optimizer."""
+    tables = sorted(n for n in state["files"] if n.startswith("table-"))
+    if len(tables) != len(embedders):
+        raise DataError(f"{place} holds {len(tables)} tables; the model reads {len(embedders)}")
+    tensors = _dense(place, model)
+    for k, embedder in enumerate(embedders):
+        embedder.restore(place / f"table-{k}.ctrtable")
+    model.load_state_dict(tensors)
+    kept = _tensors(place / "optimizer.safetensors") if "optimizer.safetensors" in state["files"] else {}
+    random = kept.pop("random", None)
+    if optimizer is not None:
+        _restore_optimizer(optimizer, kept, state.get("optimizer") or {}, place)
+    if random is not None:
+        torch.set_rng_state(random)
+
+
+def read_dense(place: Path, model: nn.Module) -> None:
+    """The model's own weights of a checked folder."""
+    model.load_state_dict(_dense(place, model))
+
+
+def _dense(place: Path, model: nn.Module) -> dict[str, torch.Tensor]:
+    tensors = _tensors(place / "dense.safetensors")
+    mine = model.state_dict()
+    if set(tensors) != set(mine):
+        odd = sorted(set(tensors) ^ set(mine))[0]
+        raise DataError(f"{place} holds another model: weight {odd!r} is on one side only")
+    for name, tensor in tensors.items():
+        if tensor.shape != mine[name].shape or tensor.dtype != mine[name].dtype:
+            raise DataError(
+                f"{place} holds another model: weight {name!r} has shape {tuple(tensor.shape)}, expected "
+                f"{tuple(mine[name].shape)}"
+            )
+    return tensors
+
+
+# ---- checkpoints of a run
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:010}"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Those that are there, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir())
+
+
+def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
+    """The newest checkpoint that is whole, its state, and what was wrong with newer ones; None when there is none."""
+    wrong: list[str] = []
+    for place in reversed(checkpoints(folder)):
+        try:
+            return place, read_state(place), wrong
+        except CtrboxError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise DataError(f"no checkpoint in {folder} can be used: {wrong[0]}")
+    return None
+
+
+def remove_older(folder: Path, keep: int) -> None:
+    for place in checkpoints(folder)[:-keep]:
+        remove(place)
+
+
+# ---- parts
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    # A table carries checksums of its own, and may be many gigabytes.
+    whole = path.suffix == ".ctrtable"
+    return {"bytes": path.stat().st_size, **({} if whole else {"sha256": _digest(path)})}
+
+
+def _check(place: Path, name: str, facts: Any) -> None:
+    if not re.fullmatch(r"[\w-]+\.[a-z]+", name) or not isinstance(facts, dict):
+        raise DataError(f"{place / STATE} names a file {name!r}; expected a plain name")
+    path = place / name
+    if not path.is_file():
+        raise DataError(f"{place} is damaged: {name} is missing")
+    if path.stat().st_size != facts.get("bytes"):
+        raise DataError(f"{path} is damaged: {path.stat().st_size:,} bytes, expected {facts.get('bytes')!r}")
+    if "sha256" in facts and _digest(path) != facts["sha256"]:
+        raise DataError(f"{path} is damaged: its checksum does not fit")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        found: dict[str, torch.Tensor] = load_file(path)
+        return found
+    except SafetensorError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors by "parameter.name", and plain values by the same names."""
+    tensors: dict[str, torch.Tensor] = {}
+    plain: dict[str, Any] = {}
+    if optimizer is not None:
+        for number, state in optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{number}.{name}"] = value.contiguous()
+                else:
+                    plain[f"{number}.{name}"] = value
+    return tensors, plain
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any], place: Path
+) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in [*tensors.items(), *plain.items()]:
+        number, _, what = name.partition(".")
+        if not number.isdigit() or not what:
+            raise DataError(f"{place} holds an optimizer state named {name!r}; expected one such as '0.exp_avg'")
+        state.setdefault(int(number), {})[what] = value
+    whole = optimizer.state_dict()
+    sizes = [len(g["params"]) for g in whole["param_groups"]]
+    if state and max(state) >= sum(sizes):
+        raise DataError(f"{place} holds the state of an optimizer of more weights than this model has")
+    optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})

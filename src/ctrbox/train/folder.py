@@ -1,0 +1,173 @@
+"""The run folder on disk: who may write it, what it holds, what a resumed run finds. ``docs/training.md`` has its layout.
+
+One process trains into a folder at a time (a lock). A folder that holds something else is refused, never emptied.
+``summary.json`` is the mark of a finished run and is written after the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ctrbox.engines.aside import remove, written_aside
+from ctrbox.engines.plan import Plan
+from ctrbox.errors import CtrboxError, DataError, WriteError
+from ctrbox.train.checkpoint import checkpoint_path, newest, remove_older, write_weights
+from ctrbox.train.events import Events
+from ctrbox.train.learner import Learner
+from ctrbox.train.sealed import plain, read_sealed, sealed, tidy
+from ctrbox.train.settings import same_run
+
+OURS = (
+    "config.json",
+    "plan.ctrplan",
+    "plan.svg",
+    "metrics.jsonl",
+    "summary.json",
+    "report.html",
+    "model",
+    "best",
+    "checkpoints",
+)
+KEEP_CHECKPOINTS = 2
+
+
+class RunFolder:
+    """Made by ``open``; holds the folder's lock until it is closed or the process ends."""
+
+    def __init__(self, path: Path, lock: int, config: Mapping[str, Any]) -> None:
+        self.path = path
+        self.lock = lock
+        self.config = config
+        self.best = path / "best"
+        self.events: Events | None = None
+        self.resumed_at: int | None = None
+
+    @staticmethod
+    def open(path: Path, identity: dict[str, Any], plan: Plan, *, resume: bool, overwrite: bool) -> RunFolder:
+        """Begin a run in ``path``, or go on with the unfinished one there."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise WriteError(f"cannot write run folder {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise WriteError(f"another process is training into {path}; choose another out=, or wait for it") from None
+        try:
+            return RunFolder._begin(path, lock, identity, plan, resume, overwrite)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    @staticmethod
+    def _begin(path: Path, lock: int, identity: dict[str, Any], plan: Plan, resume: bool, overwrite: bool) -> RunFolder:
+        mine = json.loads(json.dumps(identity))  # as it will be read back
+        there = path / "config.json"
+        foreign = [p.name for p in path.iterdir() if p.name != ".lock" and not p.name.endswith(".partial")]
+        if not there.exists() and foreign:
+            raise DataError(
+                f"{path} is no run folder: it holds {sorted(foreign)[0]!r} and no config.json; choose another out="
+            )
+        if there.exists() and not overwrite:
+            kept = read_sealed(there, "run folder")
+            if (path / "summary.json").exists():
+                raise DataError(f"{path} holds a finished run; choose another out=, or overwrite=True")
+            if not resume:
+                raise DataError(f"{path} holds an unfinished run; resume=True goes on, overwrite=True begins anew")
+            same_run(path, kept.get("identity"), mine)
+            return RunFolder(path, lock, kept)
+        for name in OURS:
+            remove(path / name)
+        for old in path.glob("events.out.tfevents.*"):
+            remove(old)
+        plan.save(path / "plan.ctrplan")
+        with written_aside(path / "plan.svg") as aside:
+            plan.show(aside)
+        config = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "identity": mine}
+        with written_aside(there) as aside:
+            aside.write_text(sealed(config), encoding="utf-8")
+        return RunFolder(path, lock, config)
+
+    # ---- while it runs
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl and its numbers as TensorBoard scalars."""
+        line = {"kind": kind, "step": step, **{k: plain(v) for k, v in values.items()}}
+        try:
+            with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            if self.events is None:
+                self.events = Events(self.path, resumed_at=self.resumed_at)
+            for name, value in line.items():
+                if isinstance(value, int | float) and name not in ("step", "epoch"):
+                    self.events.scalar(f"{kind}/{name}", float(value), step)
+            self.events.flush()
+        except OSError as error:
+            if isinstance(error, CtrboxError):
+                raise
+            raise WriteError(f"cannot write to run folder {self.path}: {error.strerror}") from error
+
+    def checkpoint(self, learner: Learner, step: int, state: Mapping[str, Any]) -> None:
+        """Everything the next step depends on; the one before stays until this one is whole."""
+        folder = self.path / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        place = checkpoint_path(folder, step)
+        write_weights(place, {"state": dict(state)}, learner.model, learner.embedders, learner.optimizer, random=True)
+        remove_older(folder, KEEP_CHECKPOINTS)
+
+    def newest(self) -> tuple[Path, dict[str, Any]] | None:
+        """The newest whole checkpoint and its state; what was recorded after it is forgotten."""
+        found = newest(self.path / "checkpoints")
+        step = -1 if found is None else found[1].get("state", {}).get("step", -1)
+        self._forget(step)
+        self.resumed_at = max(0, step)  # later points of the run before are void
+        return None if found is None else (found[0], found[1])
+
+    def _forget(self, step: int) -> None:
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                if json.loads(line)["step"] <= step:
+                    kept.append(line)
+        with written_aside(path) as aside:
+            aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def finish(self, learner: Learner, summary: Mapping[str, Any]) -> None:
+        """The model, then the summary, then nothing else is needed to go on."""
+        write_weights(self.path / "model", describe(learner, summary), learner.model, learner.embedders)
+        with written_aside(self.path / "summary.json") as aside:
+            aside.write_text(sealed(summary), encoding="utf-8")
+        remove(self.path / "checkpoints")
+        remove(self.best)
+
+    def close(self) -> None:
+        """Give the folder free for others."""
+        if self.events is not None:
+            self.events.close()
+            self.events = None
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
+
+
+def describe(learner: Learner, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What is needed, besides the plan, to build the model and its tables again."""
+    return {
+        "model": type(learner.model).__name__,
+        "config": getattr(learner.model, "config", None),
+        "fingerprint": learner.schema.fingerprint,
+        "shift": learner.shift,
+        "tables": [list(s.fields) for s in learner.sources],
+        "metrics": tidy(summary.get("metrics", {})),
+    }

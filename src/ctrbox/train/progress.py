@@ -1,0 +1,98 @@
+"""What a person sees while a training runs: one line on a terminal, nothing elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Progress:
+    rows: int  # learned
+    share: float  # of all there is to do, 0 to 1
+    loss: float  # smoothed
+    rows_per_second: float
+    seconds: float
+    step: int
+    epoch: int
+    stages: Mapping[str, float]  # name → share of its time that it was busy
+
+    @property
+    def seconds_left(self) -> float | None:
+        return self.seconds * (1 - self.share) / self.share if self.share > 0 else None
+
+
+class Watcher(Protocol):
+    def see(self, progress: Progress) -> None:
+        """At most ten times a second."""
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None: ...
+
+    def resumed(self, step: int, rows: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Silent:
+    def see(self, progress: Progress) -> None: ...
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None: ...
+
+    def resumed(self, step: int, rows: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Line:
+    """A bar, rows a second, what each stage is doing, loss and time left; evaluations stay above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        self.bars = Bars(
+            TextColumn("training"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[stages]}"),
+            TextColumn("{task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self.task: Any = None
+
+    def see(self, progress: Progress) -> None:
+        stages = " ".join(f"{name} {share:.0%}" for name, share in progress.stages.items())
+        fields: dict[str, Any] = {
+            "rate": f"{progress.rows_per_second:,.0f} rows/s",
+            "stages": stages,
+            "loss": f"loss {progress.loss:.4f}",
+        }
+        if self.task is None:
+            self.bars.start()
+            self.task = self.bars.add_task("train", total=1.0, **fields)
+        self.bars.update(self.task, completed=progress.share, **fields)
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        shown = "  ".join(f"{name} {metrics[name]:.4f}" for name in ("auc", "gauc", "logloss", "calibration"))
+        self.bars.console.print(f"validation  {shown}", highlight=False)
+
+    def resumed(self, step: int, rows: int) -> None:
+        self.bars.console.print(f"going on after step {step:,} ({rows:,} rows)", highlight=False)
+
+    def end(self) -> None:
+        if self.task is not None:
+            self.bars.stop()
+            self.task = None
+
+
+def watcher(asked: bool | Watcher) -> Watcher:
+    """The one given; for True a line on a terminal."""
+    if isinstance(asked, bool):
+        return Line() if asked and sys.stderr.isatty() else Silent()
+    return asked

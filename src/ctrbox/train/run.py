@@ -1,0 +1,143 @@
+"""A training that has ended: its plan, its model and its tables, to look at and to predict with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch import nn
+
+from ctrbox import models
+from ctrbox.columns.batch import Batch
+from ctrbox.embed.memory import MemoryTable
+from ctrbox.engines.plan import Plan
+from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.train.checkpoint import read_dense, read_state
+from ctrbox.train.evaluation import score_plan, scored
+from ctrbox.train.learner import Learner
+from ctrbox.train.sealed import read_sealed
+
+ROWS = 16_384
+
+
+class Run:
+    """``run.metrics["auc"]``, ``run.predict(data)``, ``run.report()``; ``cb.Run.load("runs/today")`` brings one back."""
+
+    def __init__(self, plan: Plan, learner: Learner, summary: Mapping[str, Any], folder: Path | None) -> None:
+        self.plan = plan
+        self.learner = learner
+        self.summary = summary
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        where = "" if self.folder is None else f", {str(self.folder)!r}"
+        return f"Run({type(self.model).__name__}, auc={self.metrics.get('auc') or float('nan'):.4f}{where})"
+
+    @property
+    def model(self) -> nn.Module:
+        return self.learner.model
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of the validation rows, at the end."""
+        found: Mapping[str, float] = self.summary.get("metrics", {})
+        return found
+
+    def predict_batch(self, batch: Batch) -> np.ndarray:
+        """Probabilities of a click, one a row of a batch of this run's plan."""
+        if batch.schema.fingerprint not in ("", self.learner.schema.fingerprint):
+            raise PlanError(other_plan(self.learner.schema.fingerprint, batch.schema.fingerprint))
+        return self.learner.predict(batch)
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """Probabilities of a click for raw rows (anything that speaks Arrow), one a row; NaN where a filter drops the row."""
+        batch = self.plan.run(rows)
+        p = self.learner.predict(batch)
+        if batch.index is None:
+            return p
+        whole = np.full(pa.table(rows).num_rows if not hasattr(rows, "num_rows") else rows.num_rows, np.nan, np.float32)
+        whole[batch.index] = p
+        return whole
+
+    def predictions(self, data: Any, batch_size: int = ROWS) -> Iterator[np.ndarray]:
+        """Probabilities for a whole log in its order, rows that filters drop left out, a batch at a time."""
+        for _, p in scored(self.learner, self.plan.over(data, label=False), batch_size):
+            yield p
+
+    def evaluate(self, data: Any = None, batch_size: int = ROWS) -> dict[str, float]:
+        """Metrics over another log with labels (or a plan over one), or over the whole log of this run."""
+        if isinstance(data, Plan):
+            if data.fingerprint != self.learner.schema.fingerprint:
+                raise PlanError(other_plan(self.learner.schema.fingerprint, data.fingerprint))
+            plan = data
+        else:
+            plan = self.plan if data is None else self.plan.over(data)
+        return score_plan(self.learner, plan, batch_size).result()
+
+    def report(self) -> Path:
+        """Write report.html into the run folder and return its path."""
+        if self.folder is None:
+            raise PlanError("this run has no folder; fit with out='runs/…' to get a report")
+        from ctrbox.train.report import write_report
+
+        return write_report(self.folder)
+
+    @staticmethod
+    def load(
+        folder: str | Path,
+        *,
+        model: nn.Module | None = None,
+        views: dict[str, Any] | None = None,
+        allow_operators: bool = False,
+    ) -> Run:
+        """Bring a finished run back. ``model``: an untrained one of your own class; those of ``cb.models`` are built.
+        ``views`` and ``allow_operators``: as for ``cb.Plan.load``."""
+        place = Path(folder)
+        if not place.is_dir():
+            raise SourceError(f"there is no run folder {place}")
+        read_sealed(place / "config.json", "run folder")
+        if not (place / "model").is_dir():
+            raise DataError(
+                f"{place} holds an unfinished run: its model is missing; train again with the same out= to go on"
+            )
+        state = read_state(place / "model")
+        plan = Plan.load(place / "plan.ctrplan", views=views, allow_operators=allow_operators)
+        schema = plan.schema
+        if schema.fingerprint != state.get("fingerprint"):
+            raise DataError(f"{place}: " + other_plan(str(state.get("fingerprint")), schema.fingerprint))
+        if model is None:
+            name, config = state.get("model"), state.get("config")
+            if name not in models.MODELS or not isinstance(config, dict):
+                raise PlanError(
+                    f"{place} was trained with {name!r}, which is none of cb.models; build it and give it: "
+                    f"cb.Run.load(…, model={name}(plan.schema))"
+                )
+            model = models.build(name, schema, config)
+        learner = Learner(model, schema, _tables(place, state), threads=plan.threads)
+        read_dense(place / "model", model)
+        shift = state.get("shift")
+        if not isinstance(shift, int | float) or not -50 < shift <= 0:
+            raise DataError(f"{place / 'model'} is damaged: its shift is {shift!r}")
+        learner.shift = float(shift)
+        return Run(plan, learner, read_sealed(place / "summary.json", "finished run"), place)
+
+
+def _tables(place: Path, state: Mapping[str, Any]) -> dict[str, MemoryTable]:
+    by_field = {}
+    try:
+        for k, fields in enumerate(state["tables"]):
+            table = MemoryTable.load(place / "model" / f"table-{k}.ctrtable")
+            by_field.update(dict.fromkeys(fields, table))
+    except (KeyError, TypeError):
+        raise DataError(f"{place / 'model'} is damaged: it does not describe its tables") from None
+    return by_field
+
+
+def other_plan(mine: str, theirs: str) -> str:
+    return (
+        f"this model was trained with a plan of fingerprint {mine[:16]}…, this one has {theirs[:16]}…: features, cleaning or "
+        "fitted values differ; use run.plan, or run.plan.over(data)"
+    )

@@ -1,0 +1,68 @@
+"""Thinning out rows without a click, the same rows in every run: a row stays by a hash of seed, epoch and its number."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ctrbox.columns.batch import Batch
+from ctrbox.errors import DataError, TrainError
+
+
+def thin(batch: Batch, first: int, share: float, seed: int, epoch: int) -> Batch:
+    """All clicks and about ``share`` of the others. ``first``: number of the batch's first row in its pass."""
+    if share >= 1.0 or batch.label is None:
+        return batch
+    drawn = uniform(np.arange(first, first + batch.rows, dtype=np.uint64), seed, epoch)
+    stays = (batch.label > 0) | (drawn < share)
+    return batch if stays.all() else batch.take(np.flatnonzero(stays))
+
+
+def uniform(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """Numbers in [0, 1), one a row number."""
+    mask = 2**64 - 1
+    x = rows + np.uint64((seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & mask)
+    x ^= x >> np.uint64(32)
+    x *= np.uint64(0xE9846AF9B1A615D)
+    x ^= x >> np.uint64(32)
+    x *= np.uint64(0xE9846AF9B1A615D)
+    x ^= x >> np.uint64(28)
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def recalibrated(p: float, share: float) -> float:
+    """The probability in the whole log of what is ``p`` in the thinned one; the trainer adds log(share) to the logit."""
+    logit = math.log(p / (1 - p)) + math.log(share)
+    return 1 / (1 + math.exp(-logit))
+
+
+class Labels:
+    """Checks labels as they come and counts them."""
+
+    def __init__(self, rows: int = 0, clicks: int = 0) -> None:
+        self.rows = rows
+        self.clicks = clicks
+
+    def add(self, batch: Batch, first: int, where: str) -> None:
+        label = batch.label
+        if label is None:
+            raise TrainError("the plan has no label; give one: cb.FeatureSet(label=col('clicked'), …)")
+        good = (label == 0) | (label == 1)
+        if not good.all():
+            at = int(np.flatnonzero(~good)[0])
+            raise DataError(
+                f"the label is {label[at]} in row {first + at:,} of the {where} rows; expected 0 or 1: "
+                "label=(col(…) > 0) turns counts into clicks"
+            )
+        self.rows += batch.rows
+        self.clicks += int(label.sum())
+
+    def check(self, where: str) -> None:
+        if self.rows == 0:
+            raise TrainError(f"there are no {where} rows: every row was filtered out, or the split leaves none")
+        if self.clicks in (0, self.rows):
+            raise TrainError(
+                f"the label is {int(self.clicks > 0)} in all {self.rows:,} {where} rows; nothing can be learned from a "
+                "constant label"
+            )

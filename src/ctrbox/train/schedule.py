@@ -1,0 +1,77 @@
+"""Schedules of the learning rate: a factor for every step, the same for dense weights and tables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from ctrbox.errors import PlanError
+
+
+class Schedule(Protocol):
+    """``schedule(step)`` is the factor of the learning rate at a step, counted from 0."""
+
+    def __call__(self, step: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    def __call__(self, step: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """From nearly 0 to 1 in ``steps`` steps, in a line; then 1."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        _steps("Warmup", self.steps)
+
+    def __call__(self, step: int) -> float:
+        return min(1.0, (step + 1) / self.steps)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """A warm-up, then half a cosine down to ``floor`` at step ``steps``, and ``floor`` from there on."""
+
+    steps: int
+    warmup: int = 0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _steps("Cosine", self.steps)
+        if not 0 <= self.warmup < self.steps:
+            raise PlanError(f"warmup of Cosine must lie between 0 and its steps, {self.steps}, got {self.warmup!r}")
+        if not 0 <= self.floor <= 1:
+            raise PlanError(f"floor of Cosine must lie between 0 and 1, got {self.floor!r}")
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        part = min(1.0, (step - self.warmup) / (self.steps - self.warmup))
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * part))
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Times ``factor`` every ``every`` steps."""
+
+    factor: float
+    every: int
+
+    def __post_init__(self) -> None:
+        _steps("Decay", self.every)
+        if not 0 < self.factor <= 1:
+            raise PlanError(f"factor of Decay must lie above 0 and at most 1, got {self.factor!r}")
+
+    def __call__(self, step: int) -> float:
+        return self.factor ** (step // self.every)
+
+
+def _steps(name: str, steps: int) -> None:
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise PlanError(f"steps of {name} must be a whole number above 0, got {steps!r}")

@@ -1,0 +1,67 @@
+"""JSON files that know when they were damaged: an object whose last entry is the SHA-256 of the others.
+
+{"format": 1, …, "seal": "…"}       readable and comparable by a person; not meant to be edited by one
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ctrbox.errors import DataError, SourceError
+
+FORMAT = 1
+MOST_BYTES = 64 << 20
+
+
+def sealed(value: Mapping[str, Any]) -> str:
+    """The text of a sealed object; numbers that are none become null."""
+    whole = {"format": FORMAT, **tidy(value)}
+    return json.dumps({**whole, "seal": _seal(whole)}, indent=1)
+
+
+def read_sealed(path: Path, what: str) -> dict[str, Any]:
+    """The object in a sealed file, or one sentence about what is wrong with it. ``what``: the folder, for a missing file."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise DataError(f"{path} has {path.stat().st_size:,} bytes; expected at most {MOST_BYTES:,}")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SourceError(f"{path.parent} is no {what}: {path.name} is missing") from None
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict) or "format" not in found or "seal" not in found:
+        raise DataError(f"{path} is damaged, or is no file of a CTRBox {what}")
+    seal = found.pop("seal")
+    if seal != _seal(found):
+        raise DataError(f"{path} is damaged: its checksum does not fit")
+    if found["format"] != FORMAT:
+        raise DataError(f"{path} has format {found['format']!r}; this version reads {FORMAT}")
+    return found
+
+
+def _seal(value: Mapping[str, Any]) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """A number as JSON takes it; one that is none becomes null."""
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def tidy(value: Any) -> Any:
+    """The same with every number plain."""
+    if isinstance(value, Mapping):
+        return {str(k): tidy(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [tidy(v) for v in value]
+    return plain(value)

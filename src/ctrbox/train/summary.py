@@ -1,0 +1,148 @@
+"""What is known of a training at its end, as plain data: ``summary.json``, from which the report is made."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctrbox.columns.kind import kind_of_arrow
+from ctrbox.engines.plan import Plan
+from ctrbox.errors import PlanError
+from ctrbox.plan.expr import Expr, col
+from ctrbox.train.evaluation import Split, columns_of, scored
+from ctrbox.train.importance import features, sample
+from ctrbox.train.learner import Learner
+from ctrbox.train.metrics import Scores
+from ctrbox.train.pipeline import Clock
+from ctrbox.train.settings import Settings
+from ctrbox.train.slices import Slice, slices, worst
+
+MOST_VALUES = 200  # distinct values of a field that is cut into slices unasked
+WORST = 12
+
+
+def summarize(
+    learner: Learner,
+    plan: Plan,
+    split: Split,
+    settings: Settings,
+    state: Any,
+    clocks: list[Clock],
+    time: Any,
+    by: Mapping[str, Any] | None,
+    best_auc: float | None,
+) -> dict[str, Any]:
+    stages = [
+        {
+            "name": c.name,
+            "seconds": c.busy,
+            "waited": c.waited,
+            "rows": c.rows,
+            "utilisation": min(1.0, c.busy / max(1e-9, state.seconds)),
+        }
+        for c in clocks
+        if c.rows or c.busy
+    ]
+    trained = [s for s in stages if s["name"] in ("extract", "lookup", "learn")]
+    summary: dict[str, Any] = {
+        "model": type(learner.model).__name__,
+        "data": plan.log.name,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rows": {"train": state.seen, "valid": 0},
+        "epochs": state.epoch,
+        "steps": state.step,
+        "batch_size": settings.batch_size,
+        "seconds": state.seconds,
+        "rows_per_second": state.seen / max(1e-9, state.seconds),
+        "intermediate_bytes": 0,
+        "stages": stages,
+        "extraction": plan.stats,
+        "bottleneck": max(trained, key=lambda s: s["seconds"])["name"] if trained else None,
+        "table": {"keys": sum(map(len, learner.embedders)), "bytes": sum(e.nbytes for e in learner.embedders)},
+        "dense_weights": sum(p.numel() for p in learner.model.parameters()),
+        "warnings": plan.warnings,
+        "machine": f"{platform.machine()}, {learner.threads} threads",
+        "metrics": {},
+    }
+    if split.valid is not None:
+        summary |= judge(learner, split.valid, split.start, split.stop, settings.batch_size, time, by)
+        summary["rows"]["valid"] = summary["metrics"]["rows"]
+        if best_auc is not None:
+            summary["metrics"]["best_auc"] = best_auc
+    return summary
+
+
+def judge(
+    learner: Learner,
+    plan: Plan,
+    start: int,
+    stop: int | None,
+    batch_size: int,
+    time: Any = None,
+    by: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A model looked at from all sides, on one part of a log."""
+    few = sample(plan, start, stop)
+    described = features(learner, few) if few is not None and few.rows else []
+    clock = time if time is not None else time_column(plan)
+    cut = dict(by) if by is not None else few_valued(plan, described)
+    asked = {**({} if clock is None else {"time": clock}), **{f"by {k}": v for k, v in cut.items()}}
+    columns = columns_of(plan, asked, start, stop) if asked else {}
+    moments = columns.pop("time", None)
+    times = None if moments is None else np.asarray(moments.cast(pa.timestamp("us")).cast(pa.int64()).fill_null(0))
+    scores = Scores()
+    labels: list[Any] = []
+    guesses: list[Any] = []
+    weights: list[Any] = []
+    at = 0
+    for batch, p in scored(learner, plan, batch_size, start, stop):
+        moment = None if times is None else times[at : at + batch.rows]
+        scores.add(batch.label, p, weight=batch.weight, group=batch.group, time=moment)
+        labels.append(batch.label)
+        guesses.append(p)
+        weights.append(batch.weight)
+        at += batch.rows
+    found: list[Slice] = []
+    if columns and labels:
+        weight = None if weights[0] is None else np.concatenate(weights)
+        cuts = {name.removeprefix("by "): column for name, column in columns.items()}
+        found = slices(cuts, np.concatenate(labels), np.concatenate(guesses), weight)
+    return {
+        "metrics": scores.result(),
+        "calibration": [{"p": b["mean_p"], "rate": b["click_rate"], "rows": b["rows"]} for b in scores.curve()["bins"]],
+        "windows": scores.windows(),
+        "slices": [{"field": one.column, **one.as_dict()} for one in worst(found, WORST)],
+        "features": described,
+    }
+
+
+def time_column(plan: Plan) -> Expr | None:
+    """The log's only time, if it has exactly one."""
+    names = [f.name for f in plan.log.source.schema if kind_of_arrow(f.type) == "t"]
+    return col(names[0]) if len(names) == 1 and _usable(plan, col(names[0])) else None
+
+
+def few_valued(plan: Plan, described: list[dict[str, Any]]) -> dict[str, Expr]:
+    """Fields that are a column as it stands and have few values."""
+    few = {f["name"] for f in described if f["kind"] == "sparse" and f["distinct"] <= MOST_VALUES and f["keys"] == 1.0}
+    found = {}
+    for name, e in plan.features.sparse.items():
+        inner = e.args[0] if e.op == "key" and len(e.args) == 1 else e
+        if name in few and isinstance(inner, Expr) and inner.op == "column" and _usable(plan, inner):
+            found[name] = inner
+    return found
+
+
+def _usable(plan: Plan, e: Expr) -> bool:
+    from ctrbox.plan.build import build_columns
+
+    try:
+        build_columns(plan.log, {"x": e})
+    except PlanError:
+        return False
+    return True

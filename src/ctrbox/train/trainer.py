@@ -1,0 +1,387 @@
+"""``Trainer.fit``: extraction, lookup and learning as one pipeline, with checkpoints from which it goes on exactly.
+
+    plan.walk ──► thin, look (unique keys, prefetch) ──► learn ──► every so often: evaluate, checkpoint
+
+Threads: one feeds from the plan (which has workers of its own), one looks keys up, the caller's learns. Weights
+change in the caller's thread only, between two checks for Ctrl-C. A checkpoint is taken between two steps and holds
+all that the next step depends on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Batch
+from ctrbox.embed.embedder import Embedder
+from ctrbox.embed.optimizers import SGD, Adagrad, Adam
+from ctrbox.engines.plan import Plan, Position
+from ctrbox.errors import DataError, PlanError, TrainError
+from ctrbox.train.checkpoint import read_state, read_weights, write_weights
+from ctrbox.train.evaluation import Split, evaluate
+from ctrbox.train.folder import RunFolder
+from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
+from ctrbox.train.learner import Learner, Looked
+from ctrbox.train.pipeline import Clock, Stage, run_stages
+from ctrbox.train.progress import Progress, Watcher, watcher
+from ctrbox.train.run import Run
+from ctrbox.train.sampling import Labels, thin
+from ctrbox.train.settings import Settings, identity
+from ctrbox.train.summary import summarize
+
+DenseOptimizer: TypeAlias = SGD | Adagrad | Adam | Callable[[Any], torch.optim.Optimizer]
+REPORT_SECONDS = 1.0  # of training loss into metrics.jsonl, at most this often
+
+
+@dataclass
+class State:
+    """Where a training stands between two steps. Plain data: this is what a checkpoint's state.json holds."""
+
+    epoch: int = 0
+    step: int = 0
+    rows: int = 0  # handed out by the plan in this epoch
+    clicks: int = 0  # among them
+    position: dict[str, int] = field(default_factory=dict)
+    seen: int = 0  # rows learned in all
+    seconds: float = 0.0
+    best: float | None = None
+    best_step: int = 0
+    since_best: int = 0
+    loss: float = 0.0  # smoothed
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A batch to learn from, and where the plan stands behind it."""
+
+    batch: Batch
+    position: Position
+    rows: int
+    clicks: int
+    number: int
+
+
+class Trainer:
+    """A model and its embedder, and how to fit them.
+
+    ``embedder``: one for all fields, a dict by field (``"*"``: the rest), or None for memory tables. ``optimizer``: of the dense
+    weights, ``cb.Adam(lr=…)``, ``cb.Adagrad``, ``cb.SGD``, or a function from parameters to a torch optimizer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        embedder: Embedder | Mapping[str, Embedder] | None = None,
+        *,
+        optimizer: DenseOptimizer | None = None,
+        threads: int | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise PlanError(f"Trainer needs a torch module, got {type(model).__name__}: cb.models.DeepFM(plan.schema)")
+        self.model = model
+        self.embedder = embedder
+        self.optimizer = Adam(lr=1e-3) if optimizer is None else optimizer
+        self.threads = threads
+
+    def fit(
+        self,
+        plan: Plan,
+        *,
+        valid: float | Plan = 0.1,
+        out: str | Path | None = None,
+        resume: bool = True,
+        overwrite: bool = False,
+        overlap: bool = True,
+        ahead: int = 2,
+        checkpoint_seconds: float = 300.0,
+        checkpoint_steps: int | None = None,
+        time: Any = None,
+        by: Mapping[str, Any] | None = None,
+        best_auc: float | None = None,
+        progress: bool | Watcher = False,
+        **settings: Any,
+    ) -> Run:
+        """Train, evaluate, and keep everything in the run folder ``out``.
+
+        ``valid``: share of the log, its newest rows, or another plan of the same features. ``resume``: go on where an unfinished
+        run in ``out`` stopped. ``overlap=False``: one stage after the other, same weights. ``time`` and ``by``: expressions by
+        which the evaluation is cut into windows and slices. Other settings: see ``cb.train.Settings`` (batch_size, epochs, limit,
+        shuffle, negatives, patience, monitor, evaluate_every, clip, seed, schedule).
+        """
+        if not isinstance(plan, Plan):
+            raise PlanError(f"fit needs a plan, as cb.compile gives it, got {type(plan).__name__}")
+        share = 0.0 if isinstance(valid, Plan) else valid
+        chosen = Settings(**{**settings, "valid": share})
+        split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
+        return _Fit(self, plan, split, chosen, overlap, ahead, watcher(progress)).run(
+            None if out is None else Path(out),
+            resume=resume,
+            overwrite=overwrite,
+            seconds=checkpoint_seconds,
+            steps=checkpoint_steps,
+            time_=time,
+            by=by,
+            best_auc=best_auc,
+        )
+
+
+class _Fit:
+    """One call of ``fit``."""
+
+    def __init__(
+        self, trainer: Trainer, plan: Plan, split: Split, settings: Settings, overlap: bool, ahead: int, watch: Watcher
+    ) -> None:
+        self.plan, self.split, self.settings, self.overlap, self.ahead = plan, split, settings, overlap, ahead
+        schema = plan.schema
+        if not schema.label:
+            raise TrainError("the plan has no label; give one: cb.FeatureSet(label=col('clicked'), …)")
+        self.learner = Learner(
+            trainer.model,
+            schema,
+            trainer.embedder,
+            dense_optimizer(trainer.optimizer),
+            threads=trainer.threads or plan.threads,
+            clip=settings.clip,
+            keep=settings.negatives,
+        )
+        self.optimizer = repr(trainer.optimizer)
+        self.state = State()
+        self.clocks = {name: Clock(name) for name in ("extract", "lookup", "learn", "evaluate", "checkpoint")}
+        self.watch = watch
+        self.folder: RunFolder | None = None
+        self.aside: tempfile.TemporaryDirectory[str] | None = None
+        self.reported = self.told = self.saved = 0.0
+
+    def run(
+        self,
+        out: Path | None,
+        *,
+        resume: bool,
+        overwrite: bool,
+        seconds: float,
+        steps: int | None,
+        time_: Any,
+        by: Mapping[str, Any] | None,
+        best_auc: float | None,
+    ) -> Run:
+        try:
+            if out is not None:
+                mine = identity(self.plan, self.split.other, self.learner.model, self.learner.embedders, self.settings)
+                mine["optimizer"] = self.optimizer
+                self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
+                self._go_on(self.folder)
+            self._train(seconds, steps)
+            summary = summarize(
+                self.learner,
+                self.plan,
+                self.split,
+                self.settings,
+                self.state,
+                list(self.clocks.values()),
+                time_,
+                by,
+                best_auc,
+            )
+            if self.folder is not None:
+                self.folder.finish(self.learner, summary)
+            return Run(self.plan, self.learner, summary, None if self.folder is None else self.folder.path)
+        finally:
+            self.watch.end()
+            if self.folder is not None:
+                self.folder.close()
+            if self.aside is not None:
+                self.aside.cleanup()
+
+    def _train(self, seconds: float, steps: int | None) -> None:
+        if self.state.step == 0:
+            torch.manual_seed(self.settings.seed)
+        self.seconds, self.steps = seconds, steps
+        self.began = time.perf_counter() - self.state.seconds
+        self.saved = time.perf_counter()
+        with asked_to_end() as asked:
+            for epoch in range(self.state.epoch, self.settings.epochs):
+                if not self.state.finished:
+                    self._epoch(epoch, asked)
+        self._take_best()
+        self.state.seconds = time.perf_counter() - self.began
+
+    # ---- passes over the log
+    def _epoch(self, epoch: int, asked: Asked) -> None:
+        state, learn, every = self.state, self.clocks["learn"], self.settings.evaluate_every
+        stages = run_stages(
+            self._walk(epoch),
+            self.clocks["extract"],
+            [Stage(self.clocks["lookup"], self._look)],
+            ahead=self.ahead,
+            overlap=self.overlap,
+        )
+        try:
+            while True:
+                began = time.perf_counter()
+                item = next(stages, None)
+                learn.waited += time.perf_counter() - began
+                if item is None:
+                    break
+                handed, looked = item
+                if looked is not None:
+                    loss = learn.time(self.learner.learn, looked, self.settings.schedule(state.step))
+                    state.loss = loss if state.step == 0 else 0.95 * state.loss + 0.05 * loss
+                    state.step += 1
+                    state.seen += looked.batch.rows
+                    learn.rows += looked.batch.rows
+                state.rows, state.clicks, state.position = handed.rows, handed.clicks, asdict(handed.position)
+                self._report(handed.position.row)
+                if every and looked is not None and state.step % every == 0 and self._evaluate():
+                    break
+                self._checkpoint_if_due(asked)
+        finally:
+            stages.close()
+        if not state.finished:
+            Labels(state.rows, state.clicks).check("training")
+        state.epoch, state.rows, state.clicks, state.position = epoch + 1, 0, 0, {}
+        if not state.finished and not (every and state.step % every == 0):
+            self._evaluate()
+        if self.folder is not None:
+            self._checkpoint()
+
+    def _walk(self, epoch: int) -> Generator[Handed, None, None]:
+        """Batches of an epoch from where the state stands, rows without clicks thinned out."""
+        s, state = self.settings, self.state
+        start = Position(**state.position) if state.position else None
+        walk = self.plan.walk(
+            s.batch_size, shuffle=s.shuffle, seed=s.seed + epoch, start=start, stop=self.split.train_stop
+        )
+        labels, number = Labels(state.rows, state.clicks), state.step
+        try:
+            for batch, position in walk:
+                first = labels.rows
+                labels.add(batch, first, "training")
+                kept = thin(batch, first, s.negatives, s.seed, epoch)
+                yield Handed(kept, position, labels.rows, labels.clicks, number)
+                number += 1
+        finally:
+            walk.close()
+
+    def _look(self, handed: Handed) -> tuple[Handed, Looked | None]:
+        rows = handed.batch.rows
+        self.clocks["lookup"].rows += rows
+        self.clocks["extract"].rows += rows
+        return handed, self.learner.look(handed.batch, handed.number) if rows else None
+
+    # ---- now and then
+    def _report(self, log_row: int) -> None:
+        state, now = self.state, time.perf_counter()
+        seconds = now - self.began
+        rate = state.seen / seconds if seconds else 0.0
+        if now - self.told > 0.1:
+            self.told = now
+            done = state.epoch * self.split.train_rows + log_row
+            self.watch.see(
+                Progress(
+                    rows=state.seen,
+                    share=min(1.0, done / max(1, self.split.train_rows * self.settings.epochs)),
+                    loss=state.loss,
+                    rows_per_second=rate,
+                    seconds=seconds,
+                    step=state.step,
+                    epoch=state.epoch,
+                    stages={c.name: c.busy / max(1e-9, c.busy + c.waited) for c in list(self.clocks.values())[:3]},
+                )
+            )
+        if self.folder is not None and (now - self.reported > REPORT_SECONDS or state.step == 1):
+            self.reported = now
+            rates = {"rows_per_second": rate, "lr": self.settings.schedule(max(0, state.step - 1))}
+            values = {"epoch": state.epoch, "rows": state.seen, "seconds": seconds, "loss": state.loss}
+            self.folder.record("train", state.step, {**values, **rates})
+
+    def _evaluate(self) -> bool:
+        """Score the validation rows; True when training should stop."""
+        state, s, clock = self.state, self.settings, self.clocks["evaluate"]
+        if self.split.valid is None:
+            return False
+        metrics = clock.time(evaluate, self.learner, self.split, s.batch_size, self.overlap).result()
+        clock.rows += int(metrics["rows"])
+        self.watch.evaluated(metrics)
+        if self.folder is not None:
+            self.folder.record("valid", state.step, {"epoch": state.epoch, "rows": state.seen, **metrics})
+        value = metrics[s.monitor] if s.monitor == "logloss" else -metrics[s.monitor]
+        if value == value and (state.best is None or value < state.best):
+            state.best, state.best_step, state.since_best = value, state.step, 0
+            if s.patience is not None:
+                write_weights(self._best(), {"step": state.step}, self.learner.model, self.learner.embedders)
+        else:
+            state.since_best += 1
+        state.finished = s.patience is not None and state.since_best >= s.patience
+        return state.finished
+
+    def _best(self) -> Path:
+        """Where the best weights so far wait for the end."""
+        if self.folder is not None:
+            return self.folder.best
+        if self.aside is None:
+            self.aside = tempfile.TemporaryDirectory(prefix="ctrbox-best-")
+        return Path(self.aside.name) / "best"
+
+    def _take_best(self) -> None:
+        if (
+            self.settings.patience is not None
+            and self.state.best is not None
+            and self.state.best_step < self.state.step
+        ):
+            read_weights(self._best(), read_state(self._best()), self.learner.model, self.learner.embedders)
+
+    # ---- checkpoints
+    def _checkpoint_if_due(self, asked: Asked) -> None:
+        if self.folder is not None:
+            now = time.perf_counter()
+            due = now - self.saved > self.seconds or (self.steps and self.state.step % self.steps == 0)
+            if due or asked.by is not None:
+                self._checkpoint()
+        if asked.by is not None:
+            end_as_asked(asked)
+
+    def _checkpoint(self) -> None:
+        assert self.folder is not None
+        self.state.seconds = time.perf_counter() - self.began
+        self.clocks["checkpoint"].time(self.folder.checkpoint, self.learner, self.state.step, asdict(self.state))
+        self.saved = time.perf_counter()
+
+    def _go_on(self, folder: RunFolder) -> None:
+        """Become what the newest checkpoint holds, if there is one."""
+        found = folder.newest()
+        if found is None:
+            return
+        place, state = found
+        names = {f.name for f in fields(State)}
+        try:
+            self.state = State(**{k: v for k, v in state["state"].items() if k in names})
+        except (KeyError, TypeError, AttributeError):
+            raise DataError(f"{place} is damaged: its state is not that of a training") from None
+        read_weights(place, state, self.learner.model, self.learner.embedders, self.learner.optimizer)
+        self.watch.resumed(self.state.step, self.state.seen)
+
+
+def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimizer]:
+    """torch's optimizer of the same name and settings."""
+    match given:
+        case SGD():
+            return lambda weights: torch.optim.SGD(weights, lr=given.lr)
+        case Adagrad():
+            return lambda weights: torch.optim.Adagrad(
+                weights, lr=given.lr, eps=given.eps, initial_accumulator_value=given.initial
+            )
+        case Adam():
+            return lambda weights: torch.optim.Adam(
+                weights, lr=given.lr, betas=(given.beta1, given.beta2), eps=given.eps, foreach=True
+            )
+    if not callable(given):
+        raise PlanError(f"optimizer must be cb.Adam(…), cb.Adagrad(…), cb.SGD(…) or a function, got {given!r}")
+    return given

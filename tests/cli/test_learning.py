@@ -1,0 +1,400 @@
+"""The verbs that learn, as a user meets them: train, evaluate, predict, report, demo.
+
+A process of its own takes seconds to import torch: what does not need one calls the verb in this process.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ctrbox import learning
+from ctrbox.errors import CtrboxError
+from ctrbox.learning import run_place
+from ctrbox.terminal import Mistake
+
+ROWS = 3_000
+
+# A model of the user's own, so that loading it again needs the job; PAUSE makes a training long enough to be interrupted.
+JOB = """\
+import os
+import time
+
+import torch
+
+import ctrbox as cb
+from ctrbox import col
+
+log = cb.View("data/impressions", key="instance_id").fill(query="", device="unknown", position=-1)
+features = cb.FeatureSet(
+    label=col("clicked"),
+    group=col("user_id"),
+    sparse={"user": col("user_id").key(), "ad": col("ad_id").key(), "device": col("device").key()},
+    dense={"position": col("position")},
+)
+plan = cb.compile(log.filter(col("device") != "tv"), features)
+
+
+class Mine(torch.nn.Module):
+    def __init__(self, schema):
+        super().__init__()
+        self.reads = cb.models.Reads(schema, dim=4, linear=True)
+        self.top = torch.nn.Linear(self.reads.width + 1, 1)
+
+    def forward(self, x):
+        time.sleep(float(os.environ.get("PAUSE", 0)))
+        return x.linear.sum(1) + self.top(torch.cat([x.flat, x.dense], 1)).squeeze(1)
+
+
+model = Mine(plan.schema)
+"""
+
+
+def ctrbox(*arguments: object, cwd: Path, check: int = 0, text: bool = True, **more: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "ctrbox.cli", *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=text,
+        timeout=300,
+    )
+    assert done.returncode == check, done.stderr
+    assert "Traceback" not in str(done.stderr)
+    return done
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in ("CTRBOX_TRACEBACK", "PAUSE")} | more
+
+
+Call = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """`call(verb, …)` as cli.py would in a folder; returns what it wrote to stdout and stderr."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def called(verb: Callable[..., None], *arguments: Any, cwd: Path = here, **options: Any) -> tuple[str, str]:
+        monkeypatch.chdir(cwd)
+        capfd.readouterr()
+        verb(*arguments, **options)
+        found = capfd.readouterr()
+        return found.out, found.err
+
+    return called
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data and a job."""
+    from ctrbox import datasets
+
+    folder = tmp_path_factory.mktemp("learning")
+    datasets.adlog(rows=ROWS, seed=1, out=folder / "data")
+    (folder / "job.py").write_text(JOB)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(here: Path) -> Any:
+    """The same folder after a training, and what the training said."""
+    return ctrbox("train", "job.py", "--batch-size", 500, "--seed", 3, cwd=here)
+
+
+def kept_rows(folder: Path) -> pa.Table:
+    """What the job's filter keeps; a null device is filled before it."""
+    table = pq.read_table(folder / "data" / "impressions")
+    return table.filter(pa.compute.fill_null(pa.compute.not_equal(table.column("device"), "tv"), True))
+
+
+# ---- train --------------------------------------------------------------------------------------
+
+
+def test_train_ends_with_metrics_stages_report_and_the_next_command(here: Path, trained: Any) -> None:
+    assert trained.stdout == "runs/job\n"
+    for words in (
+        "AUC 0.",
+        "log loss 0.",
+        "rows/s",
+        "← bottleneck",
+        "intermediate files: 0 bytes",
+        "extract",
+        "lookup",
+    ):
+        assert words in trained.stderr
+    assert "report: runs/job/report.html\nnext: ctrbox evaluate runs/job\n" in trained.stderr
+    page = (here / "runs" / "job" / "report.html").read_text(encoding="utf-8")
+    assert "ctrbox train job.py --out runs/job --batch-size 500 --seed 3" in page
+
+
+@pytest.mark.slow
+def test_the_command_of_the_report_gives_the_same_weights(here: Path, trained: Any, tmp_path: Path) -> None:
+    config = json.loads((here / "runs" / "job" / "config.json").read_text())
+    command = [word if word != "runs/job" else str(tmp_path / "again") for word in config["command"][1:]]
+    done = ctrbox(*command, "--json", cwd=here)
+    found = json.loads(done.stdout)
+    assert found["rows"]["train"] + found["rows"]["valid"] == kept_rows(here).num_rows
+    assert found["intermediate_bytes"] == 0
+    assert Path(found["report"]).is_file()
+    first = sorted(p for p in (here / "runs" / "job" / "model").iterdir() if p.suffix == ".safetensors")
+    assert first
+    for file in first:
+        assert file.read_bytes() == (tmp_path / "again" / "model" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("finished", "begun", "options", "expected"),
+    [
+        ([], [], {}, ("runs/job", False)),
+        (["job"], [], {}, ("runs/job-2", False)),
+        (["job", "job-2"], [], {}, ("runs/job-3", False)),
+        ([], ["job"], {}, ("runs/job", True)),
+        (["job"], ["job-2"], {}, ("runs/job-2", True)),
+        ([], ["job"], {"resume": False}, ("runs/job-2", False)),
+        (["job"], [], {"overwrite": True}, ("runs/job", False)),
+        (["x"], [], {"out": Path("runs/x"), "overwrite": True}, ("runs/x", False)),
+        ([], ["x"], {"out": Path("runs/x")}, ("runs/x", True)),
+        (["x"], [], {"out": Path("runs/x")}, "finished run; choose another --out, or replace it with --overwrite"),
+        ([], ["x"], {"out": Path("runs/x"), "resume": False}, "unfinished run; drop --no-resume"),
+    ],
+)
+def test_where_a_run_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: list[str], begun: list[str], options: Any, expected: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [*finished, *begun]:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.json").touch()
+    for name in finished:
+        (tmp_path / "runs" / name / "summary.json").touch()
+    asked = {"out": None, "resume": True, "overwrite": False} | options
+    if isinstance(expected, str):
+        with pytest.raises(Mistake, match=expected):
+            run_place(Path("jobs/job.py"), **asked)
+    else:
+        place, going_on = run_place(Path("jobs/job.py"), **asked)
+        assert (str(place), going_on) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_training_says_how_to_go_on_and_does(
+    here: Path, tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ctrbox.cli", "train", "job.py", "--out", tmp_path / "run", "--batch-size", "20"],
+        cwd=here,
+        env=environment(PAUSE="0.1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A runner that ignores Ctrl-C would hand that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(sent)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == code, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert "nothing unfinished was kept" not in stderr
+    line = stderr.strip().split("\n")[-1]
+    assert line == f"resume: ctrbox train job.py --out {tmp_path / 'run'} --batch-size 20"
+
+    done = ctrbox("train", "job.py", "--out", tmp_path / "run", "--batch-size", 30, cwd=here, check=1)
+    assert "differs in" in done.stderr
+    assert "or begin anew with --overwrite" in done.stderr
+    done = ctrbox("report", tmp_path / "run", cwd=here, check=1)
+    assert "its run has not ended" in done.stderr
+    done = ctrbox(*shlex.split(line)[2:], cwd=here)
+    assert f"going on with the unfinished run in {tmp_path / 'run'}" in done.stderr
+    assert "going on after step " in done.stderr
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (
+            ("model = Mine(plan.schema)", ""),
+            {},
+            "job.py defines no `model`; add: model = cb.models.DeepFM(plan.schema)",
+        ),
+        (("model = Mine(plan.schema)", "model = Mine"), {}, "is the class Mine; expected one of it: Mine(plan.schema)"),
+        (("model = Mine(plan.schema)", "model = 7"), {}, "is a int; expected a torch module with `reads`"),
+        (("self.top(torch", "self.tip(torch"), {}, "job.py:27: AttributeError: 'Mine' object has no attribute 'tip'"),
+        (("", ""), {"valid": "2"}, "valid must be a share from 0 to 0.9, got 2.0"),
+        (("", ""), {"valid": "nowhere"}, "nowhere does not exist"),
+        (("", ""), {"out": Path("data")}, "data is no run folder: it holds "),
+        (('label=col("clicked")', 'label=col("position").fill(0)'), {}, "label"),
+        (('col("device") != "tv"', 'col("device") == "toaster"'), {}, "rows"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    here: Path, tmp_path: Path, call: Call, change: tuple[str, str], options: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "data").symlink_to(here / "data")
+    (tmp_path / "job.py").write_text(JOB.replace(*change))
+    with pytest.raises((Mistake, CtrboxError)) as caught:
+        call(learning.train, Path("job.py"), cwd=tmp_path, **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_in_a_process_is_one_line_and_code_1(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").symlink_to(here / "data")
+    (tmp_path / "job.py").write_text(JOB.replace("model = Mine(plan.schema)", ""))
+    done = ctrbox("train", "job.py", cwd=tmp_path, check=1)
+    assert done.stdout == ""
+    assert done.stderr == "ctrbox: error: job.py defines no `model`; add: model = cb.models.DeepFM(plan.schema)\n"
+
+
+# ---- evaluate, predict, report ------------------------------------------------------------------
+
+
+RUN, OWN = Path("runs/job"), Path("job.py")
+
+
+def test_evaluate_measures_the_rows_of_a_log(here: Path, trained: Any, call: Call) -> None:
+    stdout, stderr = call(learning.evaluate, RUN, job=OWN, as_json=True)
+    whole = json.loads(stdout)
+    kept = kept_rows(here)
+    assert whole["rows"] == kept.num_rows
+    assert whole["clicks"] == pa.compute.sum(kept.column("clicked")).as_py()
+    assert 0.5 < whole["auc"] < 1
+    assert "the rows it learned from among them" in stderr
+    assert "next: ctrbox predict runs/job DATA" in stderr
+    part = sorted((here / "data" / "impressions").glob("*.parquet"))[0]
+    words, _ = call(learning.evaluate, RUN, str(part), job=OWN)
+    assert f"{whole['auc']:.4f}" in words
+    assert f"{whole['rows']:,.0f}" in words
+
+
+def test_predictions_carry_their_keys_in_the_order_of_the_log(
+    here: Path, trained: Any, tmp_path: Path, call: Call
+) -> None:
+    call(learning.predict, RUN, "data/impressions", str(tmp_path / "p.parquet"), job=OWN)
+    call(learning.predict, RUN, "data/impressions", str(tmp_path / "p.csv"), job=OWN, threads=1)
+    stream = ctrbox(
+        "predict", "runs/job", "data/impressions", "--job", "job.py", "-o", "-", cwd=here, text=False
+    ).stdout
+    table = pq.read_table(tmp_path / "p.parquet", page_checksum_verification=True)
+    assert table.column_names == ["instance_id", "probability"]
+    assert table.column("instance_id").to_pylist() == kept_rows(here).column("instance_id").to_pylist()
+    p = table.column("probability").to_numpy()
+    assert ((p > 0) & (p < 1)).all()
+    assert len(set(p.tolist())) > 100
+    assert pa.ipc.open_stream(stream).read_all().to_pydict() == table.to_pydict()
+    with (tmp_path / "p.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [int(line["instance_id"]) for line in lines] == table.column("instance_id").to_pylist()
+    assert [float(line["probability"]) for line in lines] == pytest.approx(p.tolist(), rel=1e-12)
+
+
+def test_a_log_without_labels_is_predicted_and_one_without_rows_left_too(
+    here: Path, trained: Any, tmp_path: Path, call: Call
+) -> None:
+    kept = kept_rows(here).drop_columns(["clicked"])
+    pq.write_table(kept, tmp_path / "new.parquet")
+    pq.write_table(kept.slice(0, 0), tmp_path / "none.parquet")
+    for name, rows in (("new", kept.num_rows), ("none", 0)):
+        data, output = str(tmp_path / f"{name}.parquet"), str(tmp_path / "p.arrow")
+        stdout, _ = call(learning.predict, RUN, data, output, job=OWN, as_json=True)
+        assert json.loads(stdout)["rows"] == rows
+        found = pa.ipc.open_file(output).read_all()
+        assert found.num_rows == rows
+        assert found.schema.field("instance_id").type == pa.int64()
+        assert found.schema.field("probability").type == pa.float64()
+
+
+def test_report_is_written_again(here: Path, trained: Any, call: Call) -> None:
+    page = here / "runs" / "job" / "report.html"
+    before = page.read_bytes()
+    page.unlink()
+    stdout, _ = call(learning.report, RUN)
+    assert stdout == "runs/job/report.html\n"
+    assert page.read_bytes() == before
+
+
+def test_what_cannot_be_loaded_is_one_line(here: Path, trained: Any, tmp_path: Path, call: Call) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(here / "runs" / "job", broken)
+    weights = next((broken / "model").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-3])
+    (broken / "summary.json").write_text("{")
+    own: dict[str, Any] = {"job": OWN}
+    for verb, arguments, options, message in (
+        (learning.evaluate, [RUN], {}, "name the job that has it: --job JOB.PY"),
+        (learning.evaluate, [Path("runs/jop")], {}, "there is no run folder runs/jop; here are: runs/job"),
+        (learning.evaluate, [broken], own, "broken"),
+        (learning.evaluate, [Path("data")], own, "data is no run folder"),
+        (learning.evaluate, [RUN, "data/users"], own, "data/users"),
+        (learning.predict, [RUN, "nowhere", "p.csv"], own, "nowhere does not exist"),
+        (learning.predict, [RUN, "data", "p.txt"], own, "must end in .parquet, .arrow or .csv"),
+        (learning.report, [broken], {}, "summary.json is damaged"),
+        (learning.report, [Path("data")], {}, "data is no run folder"),
+    ):
+        with pytest.raises((Mistake, CtrboxError)) as caught:
+            call(verb, *arguments, **options)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert not (here / "p.csv").exists()
+
+
+# ---- demo ---------------------------------------------------------------------------------------
+
+
+def test_demo_goes_the_whole_path(tmp_path: Path, call: Call) -> None:
+    out, rows = Path("d"), 3_000
+    stdout, stderr = call(learning.demo, rows, out, as_json=True, cwd=tmp_path)
+    found = json.loads(stdout)
+    assert found["rows"]["train"] + found["rows"]["valid"] == rows
+    assert 0.5 < found["metrics"]["best_auc"] < 1
+    assert "best possible" in stderr
+    assert "intermediate files: 0 bytes" in stderr
+    assert "next: ctrbox predict d/run d/data/impressions -o clicks.parquet" in stderr
+    assert "best possible" in (tmp_path / "d" / "run" / "report.html").read_text(encoding="utf-8")
+    # The next command works, and a second demo replaces the first.
+    call(learning.predict, Path("d/run"), "d/data/impressions", "clicks.parquet", cwd=tmp_path)
+    assert pq.read_table(tmp_path / "clicks.parquet").num_rows == rows
+    again = json.loads(call(learning.demo, rows, out, as_json=True, cwd=tmp_path)[0])
+    assert again["metrics"] == found["metrics"]
+
+
+def test_the_best_possible_auc_counts_every_pair_of_the_validation_rows(here: Path) -> None:
+    import ctrbox as cb
+    from ctrbox import col
+    from ctrbox.demo import best_auc
+
+    log = cb.View(str(here / "data" / "impressions"), key="instance_id").fill(device="unknown")
+    plan = cb.compile(
+        log.filter(col("device") != "tv"), cb.FeatureSet(label=col("clicked"), sparse={"u": col("user_id").key()})
+    )
+    # The slow twin: the newest tenth of the log, filtered, every pair of a click and a non-click.
+    impressions = pq.read_table(here / "data" / "impressions").to_pylist()
+    truth = {row["instance_id"]: row["p_click"] for row in pq.read_table(here / "data" / "truth").to_pylist()}
+    newest = [row for row in impressions[ROWS - ROWS // 10 :] if row["device"] != "tv"]
+    clicked = np.array([np.float32(truth[r["instance_id"]]) for r in newest if r["clicked"]])
+    others = np.array([np.float32(truth[r["instance_id"]]) for r in newest if not r["clicked"]])
+    above = (clicked[:, None] > others).sum() + 0.5 * (clicked[:, None] == others).sum()
+    assert best_auc(plan, here / "data" / "truth") == pytest.approx(above / (len(clicked) * len(others)), abs=1e-12)

@@ -1,0 +1,254 @@
+"""A run folder: goes on exactly where it stopped, comes back whole, and refuses what is damaged or not its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ctrbox as cb
+from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
+from tests.train.worlds import FAST, Small, checkerboard, fit, on_disk, plan_of, table, weights
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAt:
+    """Ends a training from inside, as a crash would: nothing of the trainer's is tidied up but threads and locks."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.resumed_at: int | None = None
+
+    def see(self, progress: Any) -> None:
+        if progress.step >= self.step:
+            raise Stop
+
+    def evaluated(self, metrics: Any) -> None: ...
+    def resumed(self, step: int, rows: int) -> None:
+        self.resumed_at = step
+
+    def end(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def see_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is told at most ten times a second; here at each step."""
+    from ctrbox.train import trainer
+
+    original = trainer._Fit._report
+
+    def report(self: Any, row: int) -> None:
+        self.told = -1e9
+        original(self, row)
+
+    monkeypatch.setattr(trainer._Fit, "_report", report)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> cb.Plan:
+    return on_disk(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"epochs": 2, "shuffle": 1500, "negatives": 0.6},
+        {"epochs": 3, "patience": 1, "evaluate_every": 7},
+    ],
+)
+@pytest.mark.parametrize("stop", [1, 10, 18])
+def test_a_resumed_run_ends_with_the_same_weights(plan: cb.Plan, tmp_path: Path, stop: int, options: dict) -> None:
+    whole = fit(plan, out=tmp_path / "whole", checkpoint_steps=4, **options)
+    out = tmp_path / "broken"
+    with pytest.raises(Stop):
+        fit(plan, out=out, checkpoint_steps=4, progress=StopAt(stop), **options)
+    watch = StopAt(10**9)
+    again = fit(plan, out=out, checkpoint_steps=4, progress=watch, **options)
+    assert (watch.resumed_at is None) == (stop < 4)
+    assert weights(again) == weights(whole)
+    assert again.metrics == whole.metrics
+    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+
+
+def test_a_loaded_run_predicts_what_the_trained_one_does(plan: cb.Plan, tmp_path: Path) -> None:
+    run = fit(plan, out=tmp_path / "run", negatives=0.5)
+    loaded = cb.Run.load(tmp_path / "run", model=Small(plan.schema, seed=9))
+    rows = checkerboard(100, seed=5)
+    assert np.array_equal(run.predict(rows), loaded.predict(rows))
+    assert weights(run) == weights(loaded)
+    assert loaded.metrics["auc"] == run.metrics["auc"]
+    assert loaded.evaluate(rows) == run.evaluate(rows)
+
+
+def test_a_model_of_cb_models_is_built_again_from_the_folder(plan: cb.Plan, tmp_path: Path) -> None:
+    run = cb.Trainer(cb.models.DeepFM(plan.schema, dim=4, hidden=(8,))).fit(plan, out=tmp_path / "run", **FAST)
+    loaded = cb.Run.load(tmp_path / "run")
+    rows = checkerboard(100, seed=5)
+    assert np.array_equal(run.predict(rows), loaded.predict(rows))
+
+
+def test_the_folder_holds_what_its_page_says(plan: cb.Plan, tmp_path: Path) -> None:
+    run = fit(plan, out=tmp_path / "run")
+    names = {p.name for p in (tmp_path / "run").iterdir() if not p.name.startswith((".", "events.out"))}
+    assert names == {"config.json", "plan.ctrplan", "plan.svg", "metrics.jsonl", "summary.json", "model"}
+    assert list((tmp_path / "run").glob("events.out.tfevents.*"))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {line["kind"] for line in lines} == {"train", "valid"}
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["metrics"]["auc"] == run.metrics["auc"]
+    assert summary["intermediate_bytes"] == 0
+    assert {f["name"] for f in summary["features"]} == {"user", "ad", "tags", "device", "price"}
+    assert run.report() == tmp_path / "run" / "report.html"
+    assert "device" in (tmp_path / "run" / "report.html").read_text()
+
+
+# ---- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_trained_over(plan: cb.Plan, tmp_path: Path) -> None:
+    fit(plan, out=tmp_path / "run", limit=600)
+    with pytest.raises(DataError, match="holds a finished run; choose another out=, or overwrite=True"):
+        fit(plan, out=tmp_path / "run", limit=600)
+    fit(plan, out=tmp_path / "run", limit=600, overwrite=True)
+
+
+def test_a_foreign_folder_is_left_alone(plan: cb.Plan, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.doc").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(DataError, match=r"is no run folder: it holds 'thesis\.doc'"):
+            fit(plan, out=tmp_path / "home", overwrite=overwrite)
+    assert (tmp_path / "home" / "thesis.doc").read_text() == "years of work"
+    with pytest.raises(WriteError):
+        fit(plan, out=tmp_path / "home" / "thesis.doc")
+
+
+def unfinished(plan: cb.Plan, out: Path, **options: Any) -> None:
+    with pytest.raises(Stop):
+        fit(plan, out=out, checkpoint_steps=4, progress=StopAt(10), **options)
+
+
+def test_resume_with_other_settings_names_the_difference(plan: cb.Plan, tmp_path: Path) -> None:
+    unfinished(plan, tmp_path / "run")
+    with pytest.raises(DataError, match="differs in settings 'batch_size': 256 there, 128 now"):
+        fit(plan, out=tmp_path / "run", batch_size=128)
+    with pytest.raises(DataError, match="differs in tables"):
+        cb.Trainer(Small(plan.schema), cb.MemoryTable(4)).fit(plan, out=tmp_path / "run", **FAST)
+    with pytest.raises(DataError, match="unfinished run; resume=True goes on"):
+        fit(plan, out=tmp_path / "run", resume=False)
+
+
+def test_resume_with_other_data_is_refused(plan: cb.Plan, tmp_path: Path) -> None:
+    unfinished(plan, tmp_path / "run")
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(DataError, match="differs in data"):
+        fit(on_disk(other, 5000), out=tmp_path / "run")
+
+
+def test_resume_with_other_code_is_refused(plan: cb.Plan, tmp_path: Path) -> None:
+    unfinished(plan, tmp_path / "run")
+
+    from tests.train import worlds
+
+    class Other(worlds.Small):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) * 2
+
+    Other.__name__ = "Small"
+    with pytest.raises(DataError, match="differs in code of the model"):
+        cb.Trainer(Other(plan.schema), table()).fit(plan, out=tmp_path / "run", **FAST)
+
+
+def test_two_trainings_into_one_folder_are_refused(plan: cb.Plan, tmp_path: Path) -> None:
+    held: list[str] = []
+
+    class Watch(StopAt):
+        def see(self, progress: Any) -> None:
+            if not held:
+                with pytest.raises(WriteError, match="another process is training into"):
+                    fit(plan, out=tmp_path / "run")
+                held.append("seen")
+
+    fit(plan, out=tmp_path / "run", progress=Watch(0))
+    assert held
+
+
+def test_any_damaged_file_of_a_checkpoint_is_met_and_the_one_before_is_used(plan: cb.Plan, tmp_path: Path) -> None:
+    whole = weights(fit(plan, out=tmp_path / "whole", checkpoint_steps=4))
+    for name in ("dense.safetensors", "optimizer.safetensors", "table-0.ctrtable", "state.json"):
+        out = tmp_path / name
+        unfinished(plan, out)
+        newest = sorted((out / "checkpoints").iterdir())[-1] / name
+        newest.write_bytes(newest.read_bytes()[:-7])
+        watch = StopAt(10**9)
+        assert weights(fit(plan, out=out, checkpoint_steps=4, progress=watch)) == whole
+        assert watch.resumed_at == 4
+
+
+def test_a_run_folder_with_any_damaged_file_is_refused_by_name(plan: cb.Plan, tmp_path: Path) -> None:
+    fit(plan, out=tmp_path / "run", limit=600)
+    for name in ("config.json", "plan.ctrplan", "summary.json", "model/state.json", "model/dense.safetensors",
+                 "model/table-0.ctrtable"):  # fmt: skip
+        path = tmp_path / "run" / name
+        good = path.read_bytes()
+        for bad in (b"", good[: len(good) // 2], good[:40] + bytes([good[40] ^ 0x10]) + good[41:]):
+            path.write_bytes(bad)
+            with pytest.raises(CtrboxError, match=Path(name).name.split(".")[0]):
+                cb.Run.load(tmp_path / "run", model=Small(plan.schema))
+        path.write_bytes(good)
+    cb.Run.load(tmp_path / "run", model=Small(plan.schema))
+    with pytest.raises(SourceError, match="there is no run folder"):
+        cb.Run.load(tmp_path / "nowhere")
+    with pytest.raises(PlanError, match=r"trained with 'Small', which is none of cb\.models"):
+        cb.Run.load(tmp_path / "run")
+
+
+def test_a_plan_of_another_fingerprint_is_refused(plan: cb.Plan, tmp_path: Path) -> None:
+    run = fit(plan, limit=600)
+    other = plan_of(checkerboard(600), dense={"twice": cb.col("price") * 2})
+    with pytest.raises(PlanError, match=f"fingerprint {plan.fingerprint[:16]}…, this one has {other.fingerprint[:16]}"):
+        run.evaluate(other)
+    with pytest.raises(PlanError, match="trained with a plan of fingerprint"):
+        run.predict_batch(next(iter(other.batches(10))))
+
+
+def test_a_disk_that_fills_at_a_checkpoint_leaves_the_one_before_valid(
+    plan: cb.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights(fit(plan, out=tmp_path / "whole", checkpoint_steps=4))
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(small)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small disk cannot be mounted here: needs root")
+    try:
+        out = small / "run"
+        filler = small / "filler"
+
+        class Fill(StopAt):
+            def see(self, progress: Any) -> None:
+                if progress.step == 9:
+                    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                        while True:
+                            file.write(bytes(4096))
+
+        with pytest.raises(WriteError, match="No space left"):
+            fit(plan, out=out, checkpoint_steps=4, progress=Fill(0))
+        assert [p.name for p in sorted((out / "checkpoints").iterdir())] == ["step-0000000004", "step-0000000008"]
+        filler.unlink()
+        watch = StopAt(10**9)
+        assert weights(fit(plan, out=out, checkpoint_steps=4, progress=watch)) == whole
+        assert watch.resumed_at == 8
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
