@@ -12,7 +12,7 @@ PYTHON ?= python3
 VENV_FLAGS ?=
 PYTEST_FLAGS ?=
 SANITIZERS ?= address,undefined thread
-DEMO_ROWS ?= 200000
+DEMO_ROWS ?= 2000000
 
 BIN := .venv/bin
 PY := $(BIN)/python
@@ -60,7 +60,7 @@ native: .venv/.native  ## rebuild the native extension where native/ changed
 
 # ---- run ------------------------------------------------------------------------------------------------------------
 
-demo: setup  ## generate an ad log, extract features from it, print rows/s by stage, draw the plan
+demo: setup  ## the whole path: generate an ad log, train on it, evaluate, write a report
 	$(BIN)/ctrbox demo --rows $(DEMO_ROWS) --out ctrbox-demo
 
 bench: setup  ## every benchmark, at its quick size

@@ -34,7 +34,7 @@ ROWS, QUICK_ROWS, TINY_ROWS = 2_000_000, 200_000, 2_000
 CORES = 2
 SIDES = ["ours", "polars", "spark"]
 GOALS = {"polars": 2.0, "spark": 10.0}
-SAME_AUC = 0.002
+SAME_AUC, EQUAL_AUC = 0.002, 0.0001  # of timed runs; of runs that start from equal weights
 WAKE_UPS = 65_536  # threads wake each other by writing a few bytes; more than this is a file
 THIS = "benchmarks.end_to_end"
 
@@ -107,7 +107,10 @@ def scratch(side: str) -> Path:
 
 
 def check(side: str, roots: list[Path]) -> None:
-    """A peer's features of whole logs: of the smallest against plain Python, of others against ours."""
+    """A peer's features of whole logs: of the smallest against plain Python, of others against ours.
+
+    Then both train on the last log from equal weights, where the AUC tells any difference that is left.
+    """
     from benchmarks import extract_oracle
     from benchmarks.extract_check import differences, gathered
 
@@ -120,10 +123,16 @@ def check(side: str, roots: list[Path]) -> None:
             theirs = gathered(end_to_end_job.chunks(work))
             found += differences(truth, theirs) + end_to_end_job.faults(root, work)
             rows += len(theirs.label)
+    last = roots[-1]
+    ours, _ = staged_train.train(lambda: extract_job.plan(last), staged_train.HELD, init=0.0)
+    peers, _ = staged_train.train(lambda: end_to_end_job.plan(work), staged_train.held_share(last), init=0.0)
+    auc = ours.metrics["auc"], peers.metrics["auc"]
+    if abs(auc[0] - auc[1]) > EQUAL_AUC:
+        found.append(f"AUC of equal starts: {auc[0]:.5f} against {auc[1]:.5f}")
     shutil.rmtree(work)
     if found:
         raise SystemExit("\n".join([f"{side} differs:", *(f"  {what}" for what in found)]))
-    print(json.dumps({"rows": rows}))
+    print(json.dumps({"rows": rows, "auc": auc}))
 
 
 def preload() -> None:
@@ -201,7 +210,7 @@ class Side:
 
     @property
     def auc(self) -> float:
-        return statistics.median(answer["auc"] for answer in self.answers)
+        return float(statistics.median(answer["auc"] for answer in self.answers))
 
 
 def megabytes(size: int) -> str:
@@ -245,8 +254,12 @@ def question(given: argparse.Namespace) -> None:
     tiny, small, root = (extract_job.data(n) for n in (TINY_ROWS, QUICK_ROWS, rows))
     for side in names:
         if side != "ours":
-            checked = report.fresh(THIS, "--check", side, "--data", f"{tiny},{small}")["rows"]
-            print(f"{side}: {checked:,} rows agree with plain Python or with ours, in the order of the log")
+            checked = report.fresh(THIS, "--check", side, "--data", f"{tiny},{small}")
+            theirs, rows_checked = checked["auc"][1], checked["rows"]
+            print(f"{side}: {rows_checked:,} rows agree with plain Python or with ours, in the order of the log;")
+            print(
+                f"  from equal weights, {QUICK_ROWS:,} rows give ours AUC {checked['auc'][0]:.5f} and {side} {theirs:.5f}"
+            )
 
     sides = {name: Side() for name in names}
     report.fresh("benchmarks.extract", "--measure", "decode", "--data", str(root))  # files into the page cache
@@ -268,10 +281,10 @@ def question(given: argparse.Namespace) -> None:
         shares = f"{bound['extract_cpu']:.2f} s to extract, {bound['learn_cpu']:.2f} s for all else"
         times = sides["ours"].runs.best / bound["seconds"]
         print(f"\nours used {shares}, on {CORES} cores at best {bound['seconds']:.2f} s; it took {times:.2f} × that")
-    finish(sides, bound, given.warm)
+    finish(sides, bound, given)
 
 
-def finish(sides: dict[str, Side], bound: dict[str, float], warm: bool) -> None:
+def finish(sides: dict[str, Side], bound: dict[str, float], given: argparse.Namespace) -> None:
     aucs = {name: side.auc for name, side in sides.items()}
     apart = max(aucs.values()) - min(aucs.values())
     same = apart <= SAME_AUC
@@ -279,7 +292,9 @@ def finish(sides: dict[str, Side], bound: dict[str, float], warm: bool) -> None:
     ours = best.get("ours")
     goals = {name: best[name] / ours >= goal for name, goal in GOALS.items() if ours and name in best}
     met = [f"{GOALS[name]:g} × {name} is {'met' if done else 'NOT met'}" for name, done in goals.items()]
-    print(f"AUC lie {apart:.4f} apart, {SAME_AUC} allowed: {'met' if same else 'NOT met'}; {', '.join(met)}\n")
+    print(f"AUC lie {apart:.4f} apart, {SAME_AUC} allowed: {'met' if same else 'NOT met'}; {', '.join(met)}")
+    if given.quick:
+        print("in the quick log other starting weights alone move AUC that far: neither proves anything\n")
     report.finish(
         ours,
         {name: seconds for name, seconds in best.items() if name != "ours"},
@@ -289,7 +304,8 @@ def finish(sides: dict[str, Side], bound: dict[str, float], warm: bool) -> None:
         auc=aucs,
         same_auc=same,
         goals=goals,
-        warm=warm,
+        warm=given.warm,
+        quick=given.quick,
         intermediate_bytes={name: side.best["intermediate"] for name, side in sides.items()},
         bytes_by_stage={name: side.best["bytes"] for name, side in sides.items()},
         stages={name: side.best["stages"] for name, side in sides.items()},
@@ -301,7 +317,7 @@ def finish(sides: dict[str, Side], bound: dict[str, float], warm: bool) -> None:
         limit=bound,
     )
     sys.stdout.flush()
-    if not same:
+    if not same and not given.quick:
         raise SystemExit(1)
 
 

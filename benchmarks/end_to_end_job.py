@@ -57,7 +57,7 @@ def files(work: Path) -> list[str]:
     def first(file: Path) -> int:
         footer = pq.read_metadata(file)
         at = footer.schema.names.index("instance_id")
-        return min(footer.row_group(group).column(at).statistics.min for group in range(footer.num_row_groups))
+        return int(min(footer.row_group(group).column(at).statistics.min for group in range(footer.num_row_groups)))
 
     found = sorted(folder(work, "extract").glob("*.parquet"))
     return [str(file) for file in sorted((f for f in found if pq.read_metadata(f).num_rows), key=first)]

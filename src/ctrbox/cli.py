@@ -21,7 +21,6 @@ LOADING = threading.current_thread() is threading.main_thread() and (
 if LOADING:
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
-import functools
 import sys
 import time
 from pathlib import Path
@@ -92,8 +91,7 @@ def extract(
     if threads is not None:
         plan.threads = threads
     started = time.perf_counter()
-    nothing = functools.partial(no_rows, plan.schema)
-    with meter("extracting") as tick, sink(output, lambda batch: batch.to_arrow(), nothing) as write:
+    with meter("extracting") as tick, sink(output, lambda b: b.to_arrow(), lambda: no_rows(plan.schema)) as write:
         rows = 0
         for batch in batches(plan, job, batch_size, limit):
             write(batch)
@@ -162,6 +160,7 @@ def show(
 app.command(epilog=learning.TRAIN_EXAMPLES)(learning.train)
 app.command(epilog=learning.EVALUATE_EXAMPLES)(learning.evaluate)
 app.command(epilog=learning.PREDICT_EXAMPLES)(learning.predict)
+app.command(epilog=learning.TRIAL_EXAMPLES)(learning.trial)
 app.command(epilog=learning.REPORT_EXAMPLES)(learning.report)
 app.command(epilog=learning.DEMO_EXAMPLES)(learning.demo)
 

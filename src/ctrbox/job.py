@@ -11,7 +11,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,14 +19,20 @@ from ctrbox.errors import CtrboxError
 from ctrbox.terminal import Mistake, Stopped
 
 
+FROM_THE_COMMAND_LINE = frozenset(["out", "resume", "overwrite", "progress"])
+
+
 @dataclass(frozen=True)
 class Job:
-    """What a job file defines. `model` and `table` are None where it leaves them out."""
+    """What a job file defines. `model`, `table` and `optimizer` are None where it leaves them out; `settings` are the
+    arguments of ``Trainer.fit`` that it wants other than usual."""
 
     path: Path
     plan: Any
     model: Any = None
     table: Any = None
+    optimizer: Any = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def needed_model(self) -> Any:
         """The model, for a verb that cannot do without one."""
@@ -63,7 +69,12 @@ def load_job(path: Path) -> Job:
     plan = names["plan"]
     if not hasattr(plan, "batches"):
         raise Mistake(f"`plan` in {path} is a {type(plan).__name__}; expected what cb.compile returns")
-    return Job(path, plan, names.get("model"), names.get("table"))
+    settings = names.get("settings", {})
+    if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
+        raise Mistake(f"`settings` in {path} must be a dict of arguments of Trainer.fit, got {settings!r}")
+    for name in FROM_THE_COMMAND_LINE & settings.keys():
+        raise Mistake(f"`settings` in {path} has {name!r}; that one comes from the command line")
+    return Job(path, plan, names.get("model"), names.get("table"), names.get("optimizer"), settings)
 
 
 def load_plan(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""The verbs that learn and what follows from it: train, evaluate, predict, report, demo.
+"""The verbs that learn and what follows from it: train, evaluate, predict, trial, report, demo.
 
 A run folder has one writer. `train` without --out takes runs/<job>: an unfinished run there goes on, a finished one stays
 and the next free of runs/<job>-2, -3 … is taken. Ctrl-C and SIGTERM leave a checkpoint and say how to go on. Registered by
@@ -175,15 +175,13 @@ def fit(
     watch = Watch()
     try:
         with blaming(job.path), in_words_of_options():
-            run = Trainer(model, job.table, threads=threads).fit(
-                plan,
-                valid=validation(plan, valid),
-                out=place,
-                resume=resume,
-                overwrite=overwrite,
-                best_auc=best,
-                progress=watch,
-                **asked,
+            settings = {**job.settings, **asked}
+            if valid is not None:
+                settings["valid"] = validation(plan, valid)
+            if best is not None:
+                settings["best_auc"] = best
+            run = Trainer(model, job.table, optimizer=job.optimizer, threads=threads).fit(
+                plan, out=place, resume=resume, overwrite=overwrite, progress=watch, **settings
             )
     except (KeyboardInterrupt, Stopped):
         if (place / "config.json").exists():
@@ -195,10 +193,8 @@ def fit(
     return Done(run, place, run.report())
 
 
-def validation(plan: Any, valid: str | None) -> Any:
+def validation(plan: Any, valid: str) -> Any:
     """A share of the log, or another log read by the same plan."""
-    if valid is None:
-        return 0.1
     try:
         return float(valid)
     except ValueError:
@@ -451,6 +447,64 @@ def keyed(run: Any, keys: pa.Table | None, p: np.ndarray | None) -> pa.RecordBat
     return pa.RecordBatch.from_pydict({**columns, "probability": pa.array([] if p is None else p, pa.float64())})
 
 
+# ---- trial ---------------------------------------------------------------------------------------
+
+TRIAL_EXAMPLES = """\b
+Examples:
+  ctrbox trial job.py --add "city_x_ad=cross('city', 'ad_id')"
+  ctrbox trial job.py --add "tags=col('tags').split('|')" --add "h=col('ts').hour()" --limit 200000
+"""
+
+
+def trial(
+    job: JobFile,
+    add: Annotated[
+        list[str], typer.Option(metavar="NAME=EXPR", help="A feature to try; given again, each is tried alone.")
+    ],
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each side.")] = 3,
+    together: Annotated[bool, typer.Option("--together", help="Try all of them at once.")] = False,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the log.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, metavar="ROWS", help="Rows of a step.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "--rows", min=1, help="Only the first rows of the log.")
+    ] = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Is a model with one more feature better, by how much, and what does the feature cost?"""
+    from ctrbox.plan.written import parse_features
+
+    wanted = parse_features(add)
+    loaded = load_seeded(job, 0)
+    model = loaded.needed_model()
+    from ctrbox.train.trial import trial as try_out
+
+    asked = {"epochs": epochs, "batch_size": batch_size, "limit": limit}
+    settings = {**loaded.settings, **{name: value for name, value in asked.items() if value is not None}}
+    watch = Watch()
+    try:
+        with blaming(job):
+            found = try_out(
+                loaded.plan,
+                model,
+                wanted,
+                table=loaded.table,
+                seeds=seeds,
+                together=together,
+                optimizer=loaded.optimizer,
+                threads=threads,
+                progress=watch,
+                **settings,
+            )
+    finally:
+        watch.end()
+    if as_json:
+        say_json(**found.to_dict())
+    else:
+        say(found)
+    hint(f"ctrbox train {shlex.quote(str(job))}")
+
+
 # ---- report --------------------------------------------------------------------------------------
 
 REPORT_EXAMPLES = """\b
@@ -478,12 +532,10 @@ Examples:
   ctrbox demo
   ctrbox demo --rows 200000 --out /tmp/demo     quicker, further from the best possible AUC
 """
-# A million rows in steps of 16,384 are too few steps to learn from in one pass.
-DEMO_SETTINGS = {"batch_size": 1_024}
 
 
 def demo(
-    rows: Annotated[int, typer.Option(min=1, help="Impressions to generate.")] = 1_000_000,
+    rows: Annotated[int, typer.Option(min=1, help="Impressions to generate.")] = 2_000_000,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where data, job and run go.")] = Path("ctrbox-demo"),
     as_json: AsJson = False,
 ) -> None:
@@ -502,6 +554,6 @@ def demo(
     place = out / "run"
     best = best_auc(job.plan, out / "data" / "truth")
     over = (place / "summary.json").exists()
-    done = fit(job, place, DEMO_SETTINGS, overwrite=over, best=best)
+    done = fit(job, place, {}, overwrite=over, best=best)
     finish(done, as_json)
     hint(f"ctrbox predict {shlex.quote(str(place))} {shlex.quote(str(out / 'data' / 'impressions'))} -o clicks.parquet")

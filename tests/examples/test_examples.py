@@ -131,3 +131,9 @@ def test_a_trial_of_the_planted_taste_is_run_on_an_example(tmp_path: Path, monke
     name, e = parse_feature("user_decade=cross('userId', year.prefix(3))")
     trial = cb.trial(plan, cb.models.LR(plan.schema), {name: e}, seeds=1, batch_size=256, valid=0.3, epochs=3)
     assert trial["user_decade"].verdict == "better"
+
+
+def test_the_ad_log_example_is_the_job_that_the_demo_writes() -> None:
+    from ctrbox.demo import DEMO_JOB
+
+    assert (Path(__file__).parents[2] / "examples" / "adlog.py").read_text(encoding="utf-8") == DEMO_JOB

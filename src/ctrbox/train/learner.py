@@ -29,6 +29,9 @@ from ctrbox.errors import DataError, PlanError, TrainError
 from ctrbox.models.inputs import Inputs, Pooled, Reads
 
 
+HUGE = 1e6  # no useful weight is so large; products of such ones are what makes a loss infinite
+
+
 @dataclass(frozen=True)
 class Source:
     """Fields that a model reads from one embedder."""
@@ -250,14 +253,16 @@ class Learner:
                 return TrainError(f"{where}: {what} is {array[bad[0]]} in row {bad[0]} of the batch")
         for what, tensors in (("value", pulled), ("gradient", [p.grad for p in pulled])):
             for source, lookup, rows in zip(self.sources, looked.lookups, tensors, strict=True):
-                if rows is None:
+                if rows is None or not len(lookup.keys):
                     continue
-                bad = np.flatnonzero(~np.isfinite(rows.detach().numpy()).all(1))
-                if len(bad):
-                    name, key = _field_of(lookup, source, int(bad[0])), int(lookup.keys[bad[0]])
+                largest = np.abs(rows.detach().numpy()).max(1)
+                largest[np.isnan(largest)] = np.inf
+                worst = int(largest.argmax())
+                if largest[worst] > HUGE:
+                    name, key = _field_of(lookup, source, worst), int(lookup.keys[worst])
                     return TrainError(
-                        f"{where}: a {what} of key {key} of field {name!r} is not finite; lower the learning rate of its "
-                        "table, or clip gradients"
+                        f"{where}: a {what} of key {key} of field {name!r} has grown to {largest[worst]:.3g}; lower the learning "
+                        "rate of its table, or clip gradients"
                     )
         for parameter, weight in self.model.named_parameters():
             if not bool(torch.isfinite(weight).all()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -57,6 +57,14 @@ class Settings:
 
     def plain(self) -> dict[str, Any]:
         return {**asdict(self), "schedule": repr(self.schedule)}
+
+
+def settings_of(given: dict[str, Any]) -> Settings:
+    known = [f.name for f in fields(Settings)]
+    for name in given:
+        if name not in known:
+            raise PlanError(f"there is no setting {name!r}{nearest(name, known)}; expected one of {', '.join(known)}")
+    return Settings(**given)
 
 
 def identity(

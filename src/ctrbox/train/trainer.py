@@ -33,7 +33,7 @@ from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Progress, Watcher, watcher
 from ctrbox.train.run import Run
 from ctrbox.train.sampling import Labels, thin
-from ctrbox.train.settings import Settings, identity
+from ctrbox.train.settings import Settings, identity, settings_of
 from ctrbox.train.summary import summarize
 
 DenseOptimizer: TypeAlias = SGD | Adagrad | Adam | Callable[[Any], torch.optim.Optimizer]
@@ -119,7 +119,7 @@ class Trainer:
         if not isinstance(plan, Plan):
             raise PlanError(f"fit needs a plan, as cb.compile gives it, got {type(plan).__name__}")
         share = 0.0 if isinstance(valid, Plan) else valid
-        chosen = Settings(**{**settings, "valid": share})
+        chosen = settings_of({**settings, "valid": share})
         split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
         return _Fit(self, plan, split, chosen, overlap, ahead, watcher(progress)).run(
             None if out is None else Path(out),
@@ -311,7 +311,7 @@ class _Fit:
         clock.rows += int(metrics["rows"])
         self.watch.evaluated(metrics)
         if self.folder is not None:
-            self.folder.record("valid", state.step, {"epoch": state.epoch, "rows": state.seen, **metrics})
+            self.folder.record("valid", state.step, {**metrics, "epoch": state.epoch, "rows": state.seen})
         value = metrics[s.monitor] if s.monitor == "logloss" else -metrics[s.monitor]
         if value == value and (state.best is None or value < state.best):
             state.best, state.best_step, state.since_best = value, state.step, 0
