@@ -294,7 +294,8 @@ def finish(sides: dict[str, Side], bound: dict[str, float], given: argparse.Name
     met = [f"{GOALS[name]:g} × {name} is {'met' if done else 'NOT met'}" for name, done in goals.items()]
     print(f"AUC lie {apart:.4f} apart, {SAME_AUC} allowed: {'met' if same else 'NOT met'}; {', '.join(met)}")
     if given.quick:
-        print("in the quick log other starting weights alone move AUC that far: neither proves anything\n")
+        print("in the quick log other starting weights alone move AUC that far: neither proves anything")
+    print()
     report.finish(
         ours,
         {name: seconds for name, seconds in best.items() if name != "ours"},

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from ctrbox.errors import CtrboxError
 from ctrbox.terminal import Mistake, Stopped
 
-
 FROM_THE_COMMAND_LINE = frozenset(["out", "resume", "overwrite", "progress"])
 
 

@@ -28,7 +28,6 @@ from ctrbox.embed.pooling import pool, sequence
 from ctrbox.errors import DataError, PlanError, TrainError
 from ctrbox.models.inputs import Inputs, Pooled, Reads
 
-
 HUGE = 1e6  # no useful weight is so large; products of such ones are what makes a loss infinite
 
 
