@@ -86,21 +86,23 @@ def codes(name: str, *, least: int | None = None) -> tuple[list[npt.NDArray[np.i
 
 
 def rates(coded: list[npt.NDArray[np.int64]], label: npt.NDArray[np.float32]) -> list[npt.NDArray[np.float32]]:
-    """Click rate and log count of each code. A train row is scored by the other four fifths of the train rows."""
-    train = coded[0]
-    fold = np.arange(len(train)) * 5 // len(train)
+    """Click rate and log count of each code so far: a train row knows only the twentieths of the train part before its own.
+
+    Leaving out a row's own fold instead would tell its label: the rest of a rare code, and its count, give it away.
+    """
+    train, blocks = coded[0], 20
+    block = np.arange(len(train)) * blocks // len(train)
     base, weight = float(label.mean()), 20.0
     out: list[list[npt.NDArray[np.float64]]] = [[] for _ in coded]
     for j in range(train.shape[1]):
         size = int(max(c[:, j].max() for c in coded)) + 1
-        shows = np.bincount(train[:, j] * 5 + fold, minlength=size * 5).reshape(size, 5)
-        clicks = np.bincount(train[:, j] * 5 + fold, weights=label, minlength=size * 5).reshape(size, 5)
+        at = train[:, j] * (blocks + 1) + block + 1
+        both = (np.bincount(at, weights=w, minlength=size * (blocks + 1)) for w in (None, label))
+        shows, clicks = (np.cumsum(table.reshape(size, blocks + 1), axis=1) for table in both)
         for k, table in enumerate(coded):
-            n, c = shows.sum(1)[table[:, j]], clicks.sum(1)[table[:, j]]
-            seen = np.log1p(n)
-            if k == 0:
-                n, c = n - shows[train[:, j], fold], c - clicks[train[:, j], fold]
-            out[k] += [(c + base * weight) / (n + weight), seen]
+            until = block if k == 0 else blocks
+            n, c = shows[table[:, j], until], clicks[table[:, j], until]
+            out[k] += [(c + base * weight) / (n + weight), np.log1p(n)]
     return [np.stack(found, axis=1).astype(np.float32) for found in out]
 
 
@@ -108,7 +110,7 @@ def rates(coded: list[npt.NDArray[np.int64]], label: npt.NDArray[np.float32]) ->
 
 
 def lightgbm(name: str, options: dict[str, Any]) -> Result:
-    """`encode`: "codes" as LightGBM's own categories, "rates" as out-of-fold click rates and counts, or "both"."""
+    """`encode`: "codes" as LightGBM's own categories, "rates" as click rates and counts of the past, or "both"."""
     import lightgbm as lgb
 
     settings = dict(options)

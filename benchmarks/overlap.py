@@ -1,0 +1,118 @@
+"""Do the stages overlap? Extract, look up and learn: each alone, one after the other, and as a pipeline.
+
+    python -m benchmarks.overlap [--quick] [--repeats 3] [--threads 1]
+
+Every stage has ``--threads`` threads of its own in all measurements, so that on two cores extraction and learning have
+a core each. Weights after the pipeline must equal those after the stages one after the other, bit for bit. Asked: the
+pipeline takes at most 1.15 times as long as its slowest stage alone.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.extract_job import data, plan
+
+BATCH = 16_384
+
+
+def main() -> None:
+    parser = report.options(__doc__)
+    parser.add_argument("--quick", action="store_true", help="100,000 rows")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="of each stage")
+    asked = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(asked.threads)
+    rows = 100_000 if asked.quick else 1_000_000
+    root = data(rows)
+    seconds: dict[str, list[float]] = {}
+    ends: dict[str, Any] = {}
+    for _ in range(1 if asked.quick else asked.repeats):
+        for name, took, end in measure(root, asked.threads):
+            seconds.setdefault(name, []).append(took)
+            if end is not None:
+                assert ends.setdefault("weights", end) == end, f"{name} ends with other weights"
+    best = {name: min(times) for name, times in seconds.items()}
+    slowest = max(("extract", "lookup", "learn"), key=lambda name: best[name])
+    report.table(
+        ["", "seconds", "rows/s"], [[name, f"{took:.2f}", f"{rows / took:,.0f}"] for name, took in best.items()]
+    )
+    share = best["pipelined"] / best[slowest]
+    print(f"pipelined / {slowest} alone: {share:.3f} (asked: at most 1.15); weights equal bit for bit")
+    report.finish(
+        best["pipelined"],
+        {"one after the other": best["sequential"], f"{slowest} alone": best[slowest]},
+        "seconds",
+        more_is_better=False,
+    )
+
+
+def measure(root: Path, threads: int) -> list[tuple[str, float, Any]]:
+    """(what, seconds, weights where it learned), each from a fresh model and table."""
+    job = plan(root)
+    job.threads = threads
+    job.extractor()  # dimensions are loaded once, outside
+    batches = [batch.take(np.arange(batch.rows)) for batch in job.batches(BATCH)]
+    found: list[tuple[str, float, Any]] = []
+
+    began = time.perf_counter()
+    for _ in job.batches(BATCH):
+        pass
+    found.append(("extract", time.perf_counter() - began, None))
+
+    learner = fresh(job, threads)
+    began = time.perf_counter()
+    looked = [learner.look(batch) for batch in batches]
+    found.append(("lookup", time.perf_counter() - began, None))
+    began = time.perf_counter()
+    for one in looked:
+        learner.learn(one)
+    found.append(("learn", time.perf_counter() - began, weights(learner)))
+    del looked, batches
+
+    for name, overlap in (("sequential", False), ("pipelined", True)):
+        learner = fresh(job, threads)
+        began = time.perf_counter()
+        run(job, learner, overlap)
+        found.append((name, time.perf_counter() - began, weights(learner)))
+    return found
+
+
+def run(job: Any, learner: Any, overlap: bool) -> None:
+    from ctrbox.train.pipeline import Clock, Stage, run_stages
+
+    walk = job.walk(BATCH)
+    stages = [Stage(Clock("lookup"), lambda item: learner.look(item[0]))]
+    for looked in run_stages(walk, Clock("extract"), stages, overlap=overlap):
+        learner.learn(looked)
+
+
+def fresh(job: Any, threads: int) -> Any:
+    import torch
+
+    import ctrbox as cb
+    from ctrbox.train.learner import Learner
+    from ctrbox.train.trainer import dense_optimizer
+
+    torch.manual_seed(0)
+    model = cb.models.DeepFM(job.schema, dim=8, hidden=(64, 32))
+    table = cb.MemoryTable(8, threads=threads)
+    return Learner(model, job.schema, table, dense_optimizer(cb.Adam()), threads=threads)
+
+
+def weights(learner: Any) -> dict[str, bytes]:
+    found = {name: value.numpy().tobytes() for name, value in learner.model.state_dict().items()}
+    for name, array in zip(("keys", "values", "states"), learner.embedders[0].export(), strict=True):
+        found[name] = array.tobytes()
+    return found
+
+
+if __name__ == "__main__":
+    main()
