@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ctrbox.columns.kind import kind_of_arrow
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
 from ctrbox.plan.expr import Expr, col
-from ctrbox.train.evaluation import Split, columns_of, scored
+from ctrbox.train.evaluation import columns_of, scored
 from ctrbox.train.importance import features, sample
 from ctrbox.train.learner import Learner
 from ctrbox.train.metrics import Scores
@@ -26,17 +27,16 @@ MOST_VALUES = 200  # distinct values of a field that is cut into slices unasked
 WORST = 12
 
 
-def summarize(
-    learner: Learner,
-    plan: Plan,
-    split: Split,
-    settings: Settings,
-    state: Any,
-    clocks: list[Clock],
-    time: Any,
-    by: Mapping[str, Any] | None,
-    best_auc: float | None,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Look:
+    """By what the validation rows are cut: a time, and expressions by name. None: whatever the plan makes likely."""
+
+    time: Any = None
+    by: Mapping[str, Any] | None = None
+
+
+def summarize(learner: Learner, plan: Plan, settings: Settings, state: Any, clocks: list[Clock]) -> dict[str, Any]:
+    """What happened; what the model is worth is ``judge``'s to say."""
     stages = [
         {
             "name": c.name,
@@ -52,6 +52,7 @@ def summarize(
     summary: dict[str, Any] = {
         "model": type(learner.model).__name__,
         "data": plan.log.name,
+        "started": (datetime.now(UTC) - timedelta(seconds=state.seconds)).isoformat(timespec="seconds"),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "rows": {"train": state.seen, "valid": 0},
         "epochs": state.epoch,
@@ -69,11 +70,6 @@ def summarize(
         "machine": f"{platform.machine()}, {learner.threads} threads",
         "metrics": {},
     }
-    if split.valid is not None:
-        summary |= judge(learner, split.valid, split.start, split.stop, settings.batch_size, time, by)
-        summary["rows"]["valid"] = summary["metrics"]["rows"]
-        if best_auc is not None:
-            summary["metrics"]["best_auc"] = best_auc
     return summary
 
 
@@ -83,14 +79,13 @@ def judge(
     start: int,
     stop: int | None,
     batch_size: int,
-    time: Any = None,
-    by: Mapping[str, Any] | None = None,
+    look: Look,
 ) -> dict[str, Any]:
     """A model looked at from all sides, on one part of a log."""
     few = sample(plan, start, stop)
     described = features(learner, few) if few is not None and few.rows else []
-    clock = time if time is not None else time_column(plan)
-    cut = dict(by) if by is not None else few_valued(plan, described)
+    clock = look.time if look.time is not None else time_column(plan)
+    cut = dict(look.by) if look.by is not None else few_valued(plan, described)
     asked = {**({} if clock is None else {"time": clock}), **{f"by {k}": v for k, v in cut.items()}}
     columns = columns_of(plan, asked, start, stop) if asked else {}
     moments = columns.pop("time", None)

@@ -34,7 +34,7 @@ from ctrbox.train.progress import Progress, Watcher, watcher
 from ctrbox.train.run import Run
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.settings import Settings, identity, settings_of
-from ctrbox.train.summary import summarize
+from ctrbox.train.summary import Look, judge, summarize
 
 DenseOptimizer: TypeAlias = SGD | Adagrad | Adam | Callable[[Any], torch.optim.Optimizer]
 REPORT_SECONDS = 1.0  # of training loss into metrics.jsonl, at most this often
@@ -105,16 +105,19 @@ class Trainer:
         checkpoint_steps: int | None = None,
         time: Any = None,
         by: Mapping[str, Any] | None = None,
+        explain: bool | None = None,
         best_auc: float | None = None,
         progress: bool | Watcher = False,
         **settings: Any,
     ) -> Run:
         """Train, evaluate, and keep everything in the run folder ``out``.
 
-        ``valid``: share of the log, its newest rows, or another plan of the same features. ``resume``: go on where an unfinished
-        run in ``out`` stopped. ``overlap=False``: one stage after the other, same weights. ``time`` and ``by``: expressions by
-        which the evaluation is cut into windows and slices. Other settings: see ``cb.train.Settings`` (batch_size, epochs, limit,
-        shuffle, negatives, patience, monitor, evaluate_every, clip, seed, schedule).
+        ``valid``: share of the log, its newest rows, or another plan of the same features. ``resume``: go on where an
+        unfinished run in ``out`` stopped. ``overlap=False``: one stage after the other, same weights. ``time`` and ``by``:
+        expressions by which the evaluation is cut into windows and slices. ``explain``: look for the worst slices and for
+        what each feature is worth; where there is a run folder, unless told. Other settings: see
+        ``ctrbox.train.settings.Settings`` (batch_size, epochs, limit, shuffle, negatives, patience, monitor,
+        evaluate_every, clip, seed, schedule).
         """
         if not isinstance(plan, Plan):
             raise PlanError(f"fit needs a plan, as cb.compile gives it, got {type(plan).__name__}")
@@ -127,8 +130,7 @@ class Trainer:
             overwrite=overwrite,
             seconds=checkpoint_seconds,
             steps=checkpoint_steps,
-            time_=time,
-            by=by,
+            look=Look(time, by) if (out is not None if explain is None else explain) else None,
             best_auc=best_auc,
         )
 
@@ -158,6 +160,8 @@ class _Fit:
         self.watch = watch
         self.folder: RunFolder | None = None
         self.aside: tempfile.TemporaryDirectory[str] | None = None
+        self.metrics: dict[str, float] = {}
+        self.evaluated = -1  # the step after which ``metrics`` were taken
         self.reported = self.told = self.saved = 0.0
 
     def run(
@@ -168,8 +172,7 @@ class _Fit:
         overwrite: bool,
         seconds: float,
         steps: int | None,
-        time_: Any,
-        by: Mapping[str, Any] | None,
+        look: Look | None,
         best_auc: float | None,
     ) -> Run:
         try:
@@ -179,17 +182,12 @@ class _Fit:
                 self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
                 self._go_on(self.folder)
             self._train(seconds, steps)
-            summary = summarize(
-                self.learner,
-                self.plan,
-                self.split,
-                self.settings,
-                self.state,
-                list(self.clocks.values()),
-                time_,
-                by,
-                best_auc,
-            )
+            summary = summarize(self.learner, self.plan, self.settings, self.state, list(self.clocks.values()))
+            if self.split.valid is not None:
+                summary |= self._judge(look)
+                summary["rows"]["valid"] = summary["metrics"]["rows"]
+            if best_auc is not None:
+                summary["metrics"]["best_auc"] = best_auc
             if self.folder is not None:
                 self.folder.finish(self.learner, summary)
             return Run(self.plan, self.learner, summary, None if self.folder is None else self.folder.path)
@@ -212,6 +210,16 @@ class _Fit:
                     self._epoch(epoch, asked)
         self._take_best()
         self.state.seconds = time.perf_counter() - self.began
+
+    def _judge(self, look: Look | None) -> dict[str, Any]:
+        """The final weights on the validation rows, from all sides where asked."""
+        split, s = self.split, self.settings
+        assert split.valid is not None
+        if look is not None:
+            return judge(self.learner, split.valid, split.start, split.stop, s.batch_size, look)
+        if self.evaluated != self.state.step:
+            self.metrics = evaluate(self.learner, split, s.batch_size, self.overlap).result()
+        return {"metrics": self.metrics}
 
     # ---- passes over the log
     def _epoch(self, epoch: int, asked: Asked) -> None:
@@ -308,6 +316,7 @@ class _Fit:
         if self.split.valid is None:
             return False
         metrics = clock.time(evaluate, self.learner, self.split, s.batch_size, self.overlap).result()
+        self.metrics, self.evaluated = metrics, state.step
         clock.rows += int(metrics["rows"])
         self.watch.evaluated(metrics)
         if self.folder is not None:
@@ -337,6 +346,7 @@ class _Fit:
             and self.state.best_step < self.state.step
         ):
             read_weights(self._best(), read_state(self._best()), self.learner.model, self.learner.embedders)
+            self.evaluated = -1
 
     # ---- checkpoints
     def _checkpoint_if_due(self, asked: Asked) -> None:
