@@ -251,6 +251,8 @@ def question(given: argparse.Namespace) -> None:
         if why:
             print(f"{side} is left out: {why}")
     names = [side for side, why in reasons.items() if not why]
+    if not names:
+        raise SystemExit("no side is left to run")
     tiny, small, root = (extract_job.data(n) for n in (TINY_ROWS, QUICK_ROWS, rows))
     for side in names:
         if side != "ours":

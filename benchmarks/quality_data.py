@@ -88,7 +88,7 @@ def adlog_folder() -> Path:
 
 def folder(name: str) -> Path:
     """The set's parts as `train.parquet`, `valid.parquet`, `test.parquet`; written at the first call."""
-    found = KEPT / name
+    found = KEPT / (f"adlog-{ADLOG_ROWS}" if name == "adlog" else name)  # parts of another log would meet other users
     if not found.exists():
         aside = KEPT / f".{name}.{uuid.uuid4().hex[:8]}.part"
         aside.mkdir(parents=True)

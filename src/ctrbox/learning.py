@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctrbox.demo import DEMO_JOB, best_auc, generate
+from ctrbox.demo import best_auc, demo_job, generate
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.job import Job, blaming, load_job
 from ctrbox.output import check_output, sink
@@ -546,7 +546,7 @@ def demo(
 
     path = out / "job.py"
     with written_aside(path) as aside:
-        aside.write_text(DEMO_JOB, encoding="utf-8")
+        aside.write_text(demo_job(), encoding="utf-8")
     started = time.perf_counter()
     job = load_seeded(path, 0)
     tell(f"compiled {path} in {time.perf_counter() - started:.2f} s")

@@ -134,6 +134,6 @@ def test_a_trial_of_the_planted_taste_is_run_on_an_example(tmp_path: Path, monke
 
 
 def test_the_ad_log_example_is_the_job_that_the_demo_writes() -> None:
-    from ctrbox.demo import DEMO_JOB
+    from ctrbox.demo import demo_job
 
-    assert (Path(__file__).parents[2] / "examples" / "adlog.py").read_text(encoding="utf-8") == DEMO_JOB
+    assert (Path(__file__).parents[2] / "examples" / "adlog.py").read_text(encoding="utf-8") == demo_job()

@@ -144,7 +144,7 @@ def test_cross_network_is_the_formula_of_the_paper() -> None:
     x = x0.clone()
     for layer in part.layers:
         torch.nn.init.normal_(layer.bias)
-        x = torch.stack([x0[r] * (layer.weight @ x[r] + layer.bias) + x[r] for r in range(4)])
+        x = torch.stack([x0[r] * (x[r] @ layer.weight + layer.bias) + x[r] for r in range(4)])
     torch.testing.assert_close(part(x0), x)
 
 
@@ -161,8 +161,8 @@ def test_cross_mixture_is_the_formula_of_the_paper(experts: int) -> None:
             total = torch.zeros(5)
             for e in range(experts):
                 of = slice(e * rank, (e + 1) * rank)
-                low = torch.tanh(part.turn[k][e] @ torch.tanh(part.down[k].weight[of] @ x[r]))
-                total = total + gates[e] * (x0[r] * (part.up[k].weight[:, of] @ low + part.up[k].bias))
+                low = torch.tanh(part.turn[k][e] @ torch.tanh(x[r] @ part.down[k].weight[:, of]))
+                total = total + gates[e] * (x0[r] * (low @ part.up[k].weight[of] + part.up[k].bias))
             rows.append(total + x[r])
         x = torch.stack(rows)
     torch.testing.assert_close(part(x0), x)
@@ -224,7 +224,7 @@ def test_a_tower_reads_parts_as_if_they_were_side_by_side(rows: int, widths: lis
     torch.testing.assert_close(tower(*parts), whole)
     first, second = tower.layers
     expected = [
-        second.weight @ torch.relu(first.weight @ row + first.bias) + second.bias for row in torch.cat(parts, 1)
+        torch.relu(row @ first.weight + first.bias) @ second.weight + second.bias for row in torch.cat(parts, 1)
     ]
     close(whole, torch.stack(expected).detach() if rows else np.zeros((0, 2)))
     if rows:

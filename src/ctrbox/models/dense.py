@@ -34,7 +34,7 @@ class DenseInput(nn.Module):
     def forward(self, dense: torch.Tensor) -> torch.Tensor:
         if dense.numel() == 0:
             return dense
-        logs = torch.sign(dense) * torch.log1p(dense.abs())
+        logs = torch.copysign(torch.log1p(dense.abs()), dense)
         if self.training:
             self._learn(logs.detach())
         deviation = (self.spread / self.seen.clamp(min=1.0)).sqrt()
