@@ -114,8 +114,21 @@ BASIC = tuple(f"f{i:02d}" for i in range(15))
 SCALE = {"f04": 50.0, "f05": 1e3, "f06": 10.0, "f07": 10.0, "f12": 24.0, "f13": 1e5}  # about the largest value
 
 
-def frappe(log: cb.View) -> cb.Plan:
-    features = cb.FeatureSet(label=col("label"), group=col("user"), sparse={name: col(name).key() for name in FRAPPE})
+def frappe(log: cb.View, *, crosses: int = 0) -> cb.Plan:
+    """`crosses=1` adds user × item as a field, `crosses=2` the item with everything else, `crosses=3` also user × item with
+    everything else."""
+    rest = [name for name in FRAPPE if name not in ("user", "item")]
+    several = [("user", "item")] if crosses else []
+    several += [("item", name) for name in rest] if crosses > 1 else []
+    several += [("user", "item", name) for name in rest] if crosses > 2 else []
+    features = cb.FeatureSet(
+        label=col("label"),
+        group=col("user"),
+        sparse={
+            **{name: col(name).key() for name in FRAPPE},
+            **{"_x_".join(names): cb.cross(*names) for names in several},
+        },
+    )
     return cb.compile(log, features, device="cpu")
 
 

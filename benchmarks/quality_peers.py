@@ -34,6 +34,7 @@ CAP_SECONDS = 720.0  # of one training run; what is cut off says so
 TOOLS = ("lightgbm", "vw", "fuxictr")
 LETTERS = string.ascii_letters  # VW knows a namespace by its first letter
 Probabilities = npt.NDArray[np.float64]
+Codes = list[npt.NDArray[np.int64]]  # by part, (rows, fields)
 
 
 @dataclass
@@ -69,11 +70,11 @@ def parts(name: str, *, nan: bool = False, least: int | None = None) -> list[dat
     return [part(name, which, nan, least) for which in data.PARTS]
 
 
-def codes(name: str, *, least: int | None = None) -> tuple[list[npt.NDArray[np.int64]], list[str], list[int]]:
+def codes(name: str, *, least: int | None = None) -> tuple[Codes, list[str], list[int]]:
     """Single-key fields as numbers from 1, by the words of the train part; 0 is a word it did not have."""
     made = parts(name, least=least)
     fields = made[0].single
-    columns: list[list[npt.NDArray[np.int64]]] = [[] for _ in made]
+    columns: list[Codes] = [[] for _ in made]
     sizes = []
     for each in fields:
         words = np.unique(made[0].sparse[each][0])
@@ -85,24 +86,25 @@ def codes(name: str, *, least: int | None = None) -> tuple[list[npt.NDArray[np.i
     return [np.stack(found, axis=1) for found in columns], fields, sizes
 
 
-def rates(coded: list[npt.NDArray[np.int64]], label: npt.NDArray[np.float32]) -> list[npt.NDArray[np.float32]]:
-    """Click rate and log count of each code so far: a train row knows only the twentieths of the train part before its own.
-
-    Leaving out a row's own fold instead would tell its label: the rest of a rare code, and its count, give it away.
-    """
-    train, blocks = coded[0], 20
+def rates(coded: Codes, label: npt.NDArray[np.float32], folds: bool) -> list[npt.NDArray[np.float32]]:
+    """Click rate and log count of each code. What a train row knows of the train part: the twentieths before its own, or,
+    with `folds`, the four fifths without it (more rows, but the rest of a rare code and its count give a label away)."""
+    train, blocks = coded[0], 5 if folds else 20
     block = np.arange(len(train)) * blocks // len(train)
     base, weight = float(label.mean()), 20.0
     out: list[list[npt.NDArray[np.float64]]] = [[] for _ in coded]
     for j in range(train.shape[1]):
         size = int(max(c[:, j].max() for c in coded)) + 1
-        at = train[:, j] * (blocks + 1) + block + 1
-        both = (np.bincount(at, weights=w, minlength=size * (blocks + 1)) for w in (None, label))
-        shows, clicks = (np.cumsum(table.reshape(size, blocks + 1), axis=1) for table in both)
+        at = train[:, j] * blocks + block
+        n, c = (np.bincount(at, weights=w, minlength=size * blocks).reshape(size, blocks) for w in (None, label))
         for k, table in enumerate(coded):
-            until = block if k == 0 else blocks
-            n, c = shows[table[:, j], until], clicks[table[:, j], until]
-            out[k] += [(c + base * weight) / (n + weight), np.log1p(n)]
+            code = table[:, j]
+            shows, clicks, seen = n.sum(1)[code], c.sum(1)[code], n.sum(1)[code]
+            if k == 0 and folds:
+                shows, clicks = shows - n[code, block], clicks - c[code, block]
+            elif k == 0:
+                shows, clicks, seen = ((np.cumsum(x, axis=1) - x)[code, block] for x in (n, c, n))
+            out[k] += [(clicks + base * weight) / (shows + weight), np.log1p(seen)]
     return [np.stack(found, axis=1).astype(np.float32) for found in out]
 
 
@@ -110,12 +112,11 @@ def rates(coded: list[npt.NDArray[np.int64]], label: npt.NDArray[np.float32]) ->
 
 
 def lightgbm(name: str, options: dict[str, Any]) -> Result:
-    """`encode`: "codes" as LightGBM's own categories, "rates" as click rates and counts of the past, or "both"."""
+    """`encode`: "codes" as LightGBM's own categories, "rates" as click rates and counts, or "both"; `folds`: see `rates`."""
     import lightgbm as lgb
 
     settings = dict(options)
-    encode = settings.pop("encode", "codes")
-    rounds = settings.pop("rounds", 3000)
+    encode, folds = settings.pop("encode", "codes"), settings.pop("folds", False)
     made = parts(name, nan=True)
     coded, fields, _ = codes(name)
     blocks: list[list[npt.NDArray[np.float32]]] = [[a.dense] if a.dense.size else [] for a in made]
@@ -126,7 +127,7 @@ def lightgbm(name: str, options: dict[str, Any]) -> Result:
             block.append(c.astype(np.float32))
     if encode in ("rates", "both"):
         names += [f"{kind}_{f}" for f in fields for kind in ("rate", "count")]
-        for block, r in zip(blocks, rates(coded, made[0].label), strict=True):
+        for block, r in zip(blocks, rates(coded, made[0].label, folds), strict=True):
             block.append(r)
     x = [np.concatenate(block, axis=1) for block in blocks]
     categories = fields if encode in ("codes", "both") else []
@@ -146,9 +147,7 @@ def lightgbm(name: str, options: dict[str, Any]) -> Result:
         if clock.over():
             raise lgb.callback.EarlyStopException(env.iteration, env.evaluation_result_list)
 
-    model = lgb.train(
-        fixed | settings, train, rounds, [valid], callbacks=[lgb.early_stopping(100, verbose=False), stop]
-    )
+    model = lgb.train(fixed | settings, train, 3000, [valid], callbacks=[lgb.early_stopping(100, verbose=False), stop])
     best = model.best_iteration
     return Result(
         np.asarray(model.predict(x[1], num_iteration=best)),
@@ -455,10 +454,8 @@ SETTINGS: dict[str, list[Setting]] = {
         of_lightgbm(encode="codes", learning_rate=0.03, num_leaves=31, min_data_in_leaf=50, cat_smooth=50, cat_l2=30),
         of_lightgbm(encode="rates", learning_rate=0.02, num_leaves=15, min_data_in_leaf=100, feature_fraction=0.4),
         of_lightgbm(encode="both", learning_rate=0.02, num_leaves=15, min_data_in_leaf=100, feature_fraction=0.4),
-        of_lightgbm(
-            encode="rates", learning_rate=0.02, num_leaves=7, min_data_in_leaf=100, feature_fraction=0.3, lambda_l2=10,
-            bagging_fraction=0.7, bagging_freq=1,
-        ),
+        *(of_lightgbm(encode="rates", folds=folds, learning_rate=0.02, num_leaves=7, min_data_in_leaf=100, lambda_l2=10,
+                      feature_fraction=0.3, bagging_fraction=0.7, bagging_freq=1) for folds in (False, True)),
         of_vw(LINEAR, "-b 22 -l 0.1"),
         of_vw(LINEAR, "-b 22 -l 0.02"),
         of_vw(LINEAR, "-b 22 --ftrl --ftrl_alpha 0.02 --ftrl_beta 1 --l1 1"),
@@ -474,6 +471,7 @@ SETTINGS: dict[str, list[Setting]] = {
         of_lightgbm(encode="codes", learning_rate=0.05, num_leaves=31, min_data_in_leaf=20),
         of_lightgbm(encode="codes", learning_rate=0.05, num_leaves=31, min_data_in_leaf=50, max_cat_to_onehot=40),
         of_lightgbm(encode="both", learning_rate=0.05, num_leaves=15, min_data_in_leaf=100),
+        of_lightgbm(encode="both", folds=True, learning_rate=0.05, num_leaves=15, min_data_in_leaf=100),
         of_vw(LINEAR, "-b 18 -l 0.1", passes=5),
         of_vw(PAIRS, "-b 20 -l 0.1 {pairs}", passes=5),
         of_vw(PAIRS, "-b 20 -l 0.02 {pairs}", passes=5),
@@ -486,7 +484,8 @@ SETTINGS: dict[str, list[Setting]] = {
     ],
     "open_bandit_60k": [
         of_lightgbm(encode="codes", learning_rate=0.02, num_leaves=7, min_data_in_leaf=200),
-        of_lightgbm(encode="rates", learning_rate=0.02, num_leaves=7, min_data_in_leaf=200),
+        *(of_lightgbm(encode="rates", folds=folds, learning_rate=0.02, num_leaves=7, min_data_in_leaf=200)
+          for folds in (False, True)),
         of_vw(LINEAR, "-b 18 -l 0.1", passes=5),
         of_vw(LINEAR, "-b 18 -l 0.01", passes=8),
         of_vw(PAIRS, "-b 20 -l 0.02 {pairs}", passes=5),

@@ -1,9 +1,13 @@
 // Output memory that is used again: buffers return to a free list when a batch is dropped.
 //
-// A batch of 65,536 rows is some 50 MB; fresh memory for each would cost 13,000 page faults a batch. Sizes are rounded
-// up to a power of two so that batches of about equal size share buffers. The list holds at most kMostIdle bytes; the
-// rest is freed.
+// A batch of 65,536 rows is some 50 MB, and 300 MB while it is looked up, pooled and pushed; fresh memory for each
+// would cost 13,000 page faults and more a batch. Small sizes are rounded up to a power of two, large ones to an eighth
+// of one, and a buffer serves any wish of at least half its size: batches of about equal size share buffers. The list
+// holds at most kMostIdle bytes; the rest is freed. Buffers of 2 MB and more lie in huge pages,
+// since lookups and pooling meet them at random.
 #pragma once
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdlib>
 #include <map>
@@ -12,11 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/huge_pages.h"
+
 namespace cb {
 
 class BufferPool {
  public:
-  static constexpr size_t kMostIdle = size_t{256} << 20;
+  static constexpr size_t kMostIdle = size_t{512} << 20;
 
   static BufferPool& shared() {
     static BufferPool* pool = new BufferPool;  // never destroyed: arrays may outlive the interpreter's teardown
@@ -24,19 +30,21 @@ class BufferPool {
   }
 
   void* take(size_t bytes, size_t* capacity) {
-    size_t size = 4096;
-    while (size < bytes) size *= 2;
-    *capacity = size;
+    const size_t size = rounded(bytes);
     {
       std::lock_guard<std::mutex> hold(mutex_);
-      auto it = idle_.find(size);
-      if (it != idle_.end() && !it->second.empty()) {
+      auto it = idle_.lower_bound(size);
+      if (it != idle_.end() && it->first <= 2 * size) {
+        *capacity = it->first;
         void* p = it->second.back();
         it->second.pop_back();
-        idle_bytes_ -= size;
+        if (it->second.empty()) idle_.erase(it);
+        idle_bytes_ -= *capacity;
         return p;
       }
     }
+    *capacity = size;
+    if (size >= HugeBlock::kPage) return HugeBlock(size).release();
     void* p = std::aligned_alloc(64, size);
     if (!p) throw std::bad_alloc();
     return p;
@@ -52,12 +60,20 @@ class BufferPool {
         return;
       }
     }
-    std::free(p);
+    if (capacity >= HugeBlock::kPage)
+      HugeBlock::free(p, capacity);
+    else
+      std::free(p);
   }
 
  private:
+  static size_t rounded(size_t bytes) {
+    const size_t size = std::bit_ceil(std::max<size_t>(bytes, 4096)), step = std::max(HugeBlock::kPage, size / 16);
+    return size < HugeBlock::kPage ? size : (bytes + step - 1) / step * step;
+  }
+
   std::mutex mutex_;
-  std::map<size_t, std::vector<void*>> idle_;
+  std::map<size_t, std::vector<void*>> idle_;  // by capacity; no list is empty
   size_t idle_bytes_ = 0;
 };
 

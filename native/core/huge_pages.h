@@ -38,11 +38,18 @@ class HugeBlock {
     return *this;
   }
   ~HugeBlock() {
-    if (data_) ::munmap(data_, size_);
+    if (data_) free(data_, size_);
   }
 
   char* data() const { return data_; }
   size_t size() const { return size_; }
+
+  // Leaves the memory to the caller, who gives it back by free().
+  char* release() {
+    size_ = 0;
+    return std::exchange(data_, nullptr);
+  }
+  static void free(void* data, size_t size) { ::munmap(data, size); }
 
  private:
   char* data_ = nullptr;

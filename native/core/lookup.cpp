@@ -1,8 +1,9 @@
 // Deduplication in three passes, each parallel, none of which leaves the second-level cache for its random accesses:
 //
 //   1 scatter   a chunk of references is mixed and partitioned by shard into the chunk's own area: no global counts
-//   2 unique    a shard walks its segments of all chunks through a small open-addressing table, numbers keys by first
-//               occurrence and groups the cells of each key by counting
+//   2 unique    a shard walks its segments of all chunks through a small open-addressing table and numbers keys by
+//   first
+//               occurrence
 //   3 gather    the number of keys before each shard is known now: inverse is read back chunk by chunk
 //
 // The mix is a bijection, so the table compares mixed keys and only unique ones are turned back.
@@ -16,16 +17,13 @@
 #include <utility>
 
 #include "core/parallel.h"
-#include "core/shard.h"
 
 namespace cb {
 
 namespace {
 
-// 16,384 references: 128 KB of mixed keys, 64 KB of cells, 32 KB of places. A place must fit 16 bits.
+// 16,384 references: 128 KB of mixed keys, 32 KB of places. A place must fit 16 bits.
 constexpr size_t kChunk = 16384;
-constexpr size_t kSpill = 8;
-constexpr int32_t kPadding = 64;  // readable past the end of inverse and cells, for prefetches
 
 constexpr uint64_t inverse_of(uint64_t odd) {
   uint64_t x = odd;
@@ -72,13 +70,7 @@ struct Numbers {
 // What a thread keeps from shard to shard and batch to batch.
 struct Shard {
   Numbers numbers;
-  size_t expected = 0;         // keys of the shard before: shards are about equal
-  std::vector<uint32_t> next;  // where the next cell of each key goes
-};
-
-struct Scratch {
-  uint64_t mixed[kChunk];
-  uint32_t cells[kChunk + kSpill];
+  size_t expected = 0;  // keys of the shard before: shards are about equal
 };
 
 class Builder {
@@ -94,27 +86,21 @@ class Builder {
 
   void run() {
     mixed_.resize(total_);
-    cells_.resize(total_);
     places_.resize(total_);
     unique_.resize(total_);
-    begins_.resize(total_);
-    out_.cells.resize(total_ + kPadding);
-    out_.inverse.resize(total_ + kPadding);
-    std::fill_n(out_.cells.data() + total_, kPadding, 0u);
-    std::fill_n(out_.inverse.data() + total_, kPadding, 0);
+    out_.inverse.resize(total_ + Lookup::kPadding);
+    std::fill_n(out_.inverse.data() + total_, Lookup::kPadding, 0);
 
     size_t threads = total_ < 2 * kChunk ? 1 : threads_;
     parallel_for(threads, chunks_.size(), [&](size_t c) { scatter(c); });
     for (size_t s = 0; s < kShards; ++s) {
       size_t size = 0;
       for (const Chunk& chunk : chunks_) size += chunk.first[s + 1] - chunk.first[s];
-      area_[s + 1] = area_[s] + size;
+      out_.shard_references[s + 1] = out_.shard_references[s] + size;
     }
     parallel_for(threads, kShards, [&](size_t s) { unique(s); });
-    for (size_t s = 0; s < kShards; ++s) base_[s + 1] = base_[s] + count_[s];
-    out_.keys.resize(base_[kShards]);
-    out_.groups.resize(base_[kShards] + 1);
-    out_.groups.data()[base_[kShards]] = static_cast<uint32_t>(total_);
+    for (size_t s = 0; s < kShards; ++s) out_.shard_keys[s + 1] = out_.shard_keys[s] + count_[s];
+    out_.keys.resize(out_.shard_keys[kShards]);
     parallel_for(threads, chunks_.size() + kShards, [&](size_t k) {
       if (k < kShards) {
         settle(k);
@@ -127,11 +113,10 @@ class Builder {
  private:
   void scatter(size_t c) {
     const size_t from = c * kChunk, to = std::min(total_, from + kChunk), n = to - from;
-    thread_local Scratch kept;  // a reference, since each use of a thread_local is a call in a shared library
-    uint64_t* mixed = kept.mixed;
-    uint32_t* cells = kept.cells;
+    // A vector: the address of a thread_local array is a call in a shared library, and GCC makes it anew at each use.
+    thread_local std::vector<uint64_t> kept(kChunk);
+    uint64_t* mixed = kept.data();
     uint64_t* to_mixed = mixed_.data() + from;
-    uint32_t* to_cells = cells_.data() + from;
     uint32_t counts[2][kShards] = {};  // two, so that a run of one key waits less for its own counter
     size_t field = field_of(from);
     for (size_t at = from; at < to;) {
@@ -139,16 +124,12 @@ class Builder {
       const size_t end = std::min(to, out_.starts[field + 1]), m = end - at, place = at - from;
       const int64_t* values = values_[field] + (at - out_.starts[field]);
       for (size_t k = 0; k < m; ++k) {
-        if (k % 8 == 0) {
-          // The area is cold and about to be written in 64 places at once.
-          __builtin_prefetch(to_mixed + place + k, 1, 2);
-          __builtin_prefetch(to_cells + place + k, 1, 2);
-        }
+        // The area is cold and about to be written in 64 places at once.
+        if (k % 8 == 0) __builtin_prefetch(to_mixed + place + k, 1, 2);
         const uint64_t x = mix_of(values[k]);
         mixed[place + k] = x;
         ++counts[k % 2][shard_of_mix(x)];
       }
-      label(field, at - out_.starts[field], end - out_.starts[field], cells + place);
       at = end;
     }
     Chunk& chunk = chunks_[c];
@@ -166,30 +147,6 @@ class Builder {
       const uint32_t place = cursor[shard_of_mix(m)]++;
       places[k] = static_cast<uint16_t>(place);
       to_mixed[place] = m;
-      to_cells[place] = cells[k];
-    }
-  }
-
-  // Cells of a field's references [from, to). May write kSpill cells past the last one.
-  void label(size_t field, size_t from, size_t to, uint32_t* cells) const {
-    const uint32_t bits = out_.field_bits, tag = static_cast<uint32_t>(field);
-    if (out_.single(field)) {
-      for (size_t k = from; k < to; ++k) cells[k - from] = static_cast<uint32_t>(k) << bits | tag;
-      return;
-    }
-    const int32_t* offsets = out_.offsets[field].data();
-    const size_t first = static_cast<size_t>(
-        std::upper_bound(offsets, offsets + out_.rows + 1, static_cast<int32_t>(from)) - offsets - 1);
-    // kSpill cells at once whatever the row's length, the next row writes over the rest: no branch to guess wrong.
-    for (size_t row = first, at = from; at < to; ++row) {
-      const uint32_t cell = static_cast<uint32_t>(row) << bits | tag;
-      const size_t end = std::min(to, static_cast<size_t>(offsets[row + 1]));
-      size_t k = at;
-      do {
-        for (size_t j = 0; j < kSpill; ++j) cells[k - from + j] = cell;
-        k += kSpill;
-      } while (k < end);
-      at = end;
     }
   }
 
@@ -197,8 +154,7 @@ class Builder {
     thread_local Shard kept;  // a reference: each use of a thread_local is a call in a shared library
     Shard& scratch = kept;
     Numbers& numbers = scratch.numbers;
-    uint64_t* found = unique_.data() + area_[s];
-    uint32_t* begins = begins_.data() + area_[s];  // counts until all are known
+    uint64_t* found = unique_.data() + out_.shard_references[s];
     uint32_t count = 0;
     numbers.clear(scratch.expected);
     for (size_t c = 0; c < chunks_.size(); ++c) {
@@ -213,7 +169,6 @@ class Builder {
         while ((number = slots[at]) != 0 && found[number - 1] != m) at = (at + 1) & mask;
         if (number == 0) {
           found[count] = m;
-          begins[count] = 0;
           number = slots[at] = ++count;
           if (count * size_t{4} > mask + 1) {
             numbers.grow(found, count);
@@ -221,35 +176,17 @@ class Builder {
             mask = numbers.mask;
           }
         }
-        ++begins[number - 1];
         segment[k] = number - 1;
       }
     }
     scratch.expected = count;
     count_[s] = count;
-    scratch.next.resize(std::max<size_t>(scratch.next.size(), count));
-    uint32_t* next = scratch.next.data();
-    uint32_t sum = static_cast<uint32_t>(area_[s]);
-    for (uint32_t k = 0; k < count; ++k) {
-      next[k] = sum;
-      sum += begins[k];
-      begins[k] = next[k];
-    }
-    uint32_t* cells = out_.cells.data();
-    for (size_t c = 0; c < chunks_.size(); ++c) {
-      const size_t first = c * kChunk + chunks_[c].first[s];
-      const size_t n = chunks_[c].first[s + 1] - chunks_[c].first[s];
-      const uint64_t* segment = mixed_.data() + first;
-      const uint32_t* from = cells_.data() + first;
-      for (size_t k = 0; k < n; ++k) cells[next[segment[k]]++] = from[k];
-    }
   }
 
   void settle(size_t s) {
-    int64_t* keys = out_.keys.data() + base_[s];
-    const uint64_t* found = unique_.data() + area_[s];
+    int64_t* keys = out_.keys.data() + out_.shard_keys[s];
+    const uint64_t* found = unique_.data() + out_.shard_references[s];
     for (size_t k = 0; k < count_[s]; ++k) keys[k] = static_cast<int64_t>(unmix(found[k]));
-    std::copy_n(begins_.data() + area_[s], count_[s], out_.groups.data() + base_[s]);
   }
 
   void gather(size_t c) {
@@ -258,7 +195,7 @@ class Builder {
     int32_t* local = kept.data();
     const uint64_t* numbers = mixed_.data() + from;
     for (size_t s = 0; s < kShards; ++s) {
-      const int32_t base = static_cast<int32_t>(base_[s]);
+      const int32_t base = static_cast<int32_t>(out_.shard_keys[s]);
       const uint32_t end = chunks_[c].first[s + 1];
       for (uint32_t k = chunks_[c].first[s]; k < end; ++k) local[k] = base + static_cast<int32_t>(numbers[k]);
     }
@@ -277,14 +214,10 @@ class Builder {
   size_t total_ = 0;
   std::vector<const int64_t*> values_;
   std::vector<Chunk> chunks_;
-  size_t area_[kShards + 1] = {};  // references before each shard
-  size_t base_[kShards + 1] = {};  // keys before each shard
   size_t count_[kShards] = {};
   Buffer<uint64_t> mixed_;   // by chunk, then shard; numbers take the place of mixed keys in pass 2
-  Buffer<uint32_t> cells_;   // beside mixed_
   Buffer<uint16_t> places_;  // reference → place in its chunk's area
   Buffer<uint64_t> unique_;  // by shard
-  Buffer<uint32_t> begins_;  // beside unique_
 };
 
 // Offsets from 0 as 32-bit numbers; nothing where each row has exactly one key.
@@ -318,11 +251,7 @@ Buffer<int32_t> rebased(const FieldKeys& in, size_t rows, size_t field) {
 std::shared_ptr<Lookup> Lookup::of(std::span<const FieldKeys> fields, size_t rows, size_t threads) {
   auto out = std::make_shared<Lookup>();
   out->rows = rows;
-  out->field_bits = fields.empty() ? 0 : static_cast<uint32_t>(std::bit_width(fields.size() - 1));
-  if (rows > (uint64_t{1} << 32 >> out->field_bits) || rows > INT32_MAX) {
-    throw std::invalid_argument(std::to_string(rows) + " rows of " + std::to_string(fields.size()) +
-                                " fields are more than 2^32 cells; take smaller batches");
-  }
+  if (rows > INT32_MAX) throw std::invalid_argument("more than 2^31 - 1 rows; take smaller batches");
   out->starts.push_back(0);
   for (size_t f = 0; f < fields.size(); ++f) {
     const FieldKeys& in = fields[f];
@@ -339,7 +268,7 @@ std::shared_ptr<Lookup> Lookup::of(std::span<const FieldKeys> fields, size_t row
     }
     out->starts.push_back(out->starts.back() + count);
   }
-  if (out->starts.back() > INT32_MAX - static_cast<size_t>(kPadding)) {
+  if (out->starts.back() > INT32_MAX - Lookup::kPadding) {
     throw std::invalid_argument("more than 2^31 - 1 references; take smaller batches");
   }
   Builder(*out, fields, std::max<size_t>(threads, 1)).run();

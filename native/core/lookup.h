@@ -3,12 +3,11 @@
 //   keys      [unique]        ordered by shard, within a shard by first reference: threads have no say in it
 //   inverse   [references]    position in keys; references stand field after field, row after row
 //   offsets   [field][rows+1] a field's references of a row, from the field's start; empty: exactly one a row
-//   groups    [unique+1]      where each key's cells begin
-//   cells     [references]    row << field_bits | field, grouped by key, in the order of the references
+//   shards    keys and references before each shard: who shares keys among threads weighs them by references
 //
-// Cells are what a gradient needs: whoever owns a range of keys sums them alone and in one order.
-// Refuses offsets that fall or point outside their values, and more than 2^31 - 1 references or 2^32 cells.
+// Refuses offsets that fall or point outside their values, and more than 2^31 - 1 rows or references.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "core/buffers.h"
+#include "core/shard.h"
 
 namespace cb {
 
@@ -26,14 +26,14 @@ struct FieldKeys {
 };
 
 struct Lookup {
+  static constexpr size_t kPadding = 64;  // readable past the end of inverse, for prefetches
+
   size_t rows = 0;
-  uint32_t field_bits = 0;
   std::vector<size_t> starts;            // fields + 1
   std::vector<Buffer<int32_t>> offsets;  // one a field
   Buffer<int64_t> keys;
   Buffer<int32_t> inverse;
-  Buffer<uint32_t> groups;
-  Buffer<uint32_t> cells;
+  std::array<size_t, kShards + 1> shard_keys{}, shard_references{};
 
   size_t fields() const { return offsets.size(); }
   bool single(size_t field) const { return offsets[field].size() == 0; }

@@ -6,10 +6,11 @@
 //   winners   [rows][maxima][width] of columns pooled by maximum: the key (position in keys) that gave each number, -1
 //                                   where there is none
 //
-// A column is a field of the lookup and how it is pooled. Sums run in the order of the references. Forward they begin
-// with the first reference, so that a row of one key is copied to the bit, and a mean is sum / count; backward they
-// begin at 0 and a mean's share is gradient * (1 / count). A maximum is taken number by number; NaN counts as greater
-// than any number, and among equals the first one wins and gets the gradient.
+// A column is a field of the lookup and how it is pooled. Forward, sums run in the order of the references and begin
+// with the first one, so that a row of one key is copied to the bit, and a mean is sum / count. Backward, sums run in
+// the order of rows, then columns, then references; they begin at 0 and a mean's share is gradient * (1 / count). A
+// maximum is taken number by number; NaN counts as greater than any number, and among equals the first one wins and
+// gets the gradient.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -64,21 +64,18 @@ void agrees(const Log& log, const Lookup& found) {
   CHECK(at == found.keys.size());
   CHECK(references == found.starts.back());
 
-  std::vector<std::vector<uint32_t>> cells(at);
+  std::vector<size_t> counts(kShards);
   size_t reference = 0;
   for (size_t f = 0; f < log.values.size(); ++f) {
-    for (size_t r = 0; r < log.rows; ++r) {
-      for (size_t k = log.begin(f, r); k < log.begin(f, r + 1); ++k, ++reference) {
-        const size_t place = seen[log.values[f][k]];
-        CHECK(found.inverse.data()[reference] == static_cast<int32_t>(place));
-        cells[place].push_back(static_cast<uint32_t>(r << found.field_bits | f));
-      }
+    for (size_t k = log.begin(f, 0); k < log.begin(f, log.rows); ++k, ++reference) {
+      CHECK(found.inverse.data()[reference] == static_cast<int32_t>(seen[log.values[f][k]]));
+      ++counts[shard_of(log.values[f][k])];
     }
   }
-  for (size_t u = 0; u < at; ++u) {
-    const uint32_t from = found.groups.data()[u], to = found.groups.data()[u + 1];
-    CHECK(to - from == cells[u].size());
-    CHECK(std::equal(cells[u].begin(), cells[u].end(), found.cells.data() + from));
+  CHECK(found.shard_keys[0] == 0 && found.shard_references[0] == 0);
+  for (size_t s = 0; s < kShards; ++s) {
+    CHECK(found.shard_keys[s + 1] - found.shard_keys[s] == shards[s].size());
+    CHECK(found.shard_references[s + 1] - found.shard_references[s] == counts[s]);
   }
 }
 
@@ -163,6 +160,33 @@ void stages_may_run_at_once() {
   for (std::thread& t : callers) t.join();
 }
 
+void buffers_are_used_again() {
+  static BufferPool& pool = *new BufferPool;  // never destroyed, as the shared one
+  // Falling sizes: what is idle from the size before is too large to be taken.
+  for (size_t bytes : {size_t{100} << 20, size_t{9000001}, size_t{2} << 20, (size_t{2} << 20) - 1, size_t{1} << 20,
+                       size_t{5000}, size_t{1}}) {
+    size_t capacity = 0, again = 0;
+    void* first = pool.take(bytes, &capacity);
+    CHECK(capacity >= bytes && reinterpret_cast<uintptr_t>(first) % 64 == 0);
+    std::memset(first, 7, bytes);
+    static_cast<char*>(first)[capacity - 1] = 7;
+    pool.give(first, capacity);
+    void* second = pool.take(bytes - bytes / 3, &again);  // a little less: the same buffer
+    CHECK(second == first && again == capacity);
+    void* other = pool.take(bytes, &again);
+    CHECK(other != first);
+    pool.give(other, again);
+    pool.give(second, capacity);
+  }
+  size_t capacity = 0;
+  void* beyond = pool.take(BufferPool::kMostIdle + 1, &capacity);
+  pool.give(beyond, capacity);  // more than the list holds: freed
+  size_t little = 0;
+  void* small = pool.take(size_t{40} << 20, &little);
+  CHECK(little < size_t{80} << 20);  // not the 100 MB that are idle
+  pool.give(small, little);
+}
+
 void refuses(std::vector<int64_t> offsets, size_t count) {
   std::vector<int64_t> values(count);
   FieldKeys field{values.data(), values.size(), offsets.data()};
@@ -181,6 +205,7 @@ int main() {
   lookups_equal_the_plain_loop();
   threads_have_no_say();
   stages_may_run_at_once();
+  buffers_are_used_again();
   constexpr int64_t most = std::numeric_limits<int64_t>::max(), least = std::numeric_limits<int64_t>::min();
   refuses({0, 2, 1}, 2);
   refuses({0, 1, 3}, 2);

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import ctrbox as cb
 from ctrbox import col
 
-data = Path(os.environ.get("CTRBOX_DATA", Path(__file__).parent / "data"))
+beside = Path(__file__).parent / "data"
+data = Path(os.environ.get("CTRBOX_DATA", beside if beside.is_dir() else "data"))
 
 users = cb.View(f"{data}/users", key="user_id").fill(
     age=0, gender="unknown", country="none", segment=-1, interests="", history=""

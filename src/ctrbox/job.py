@@ -56,7 +56,9 @@ def load_job(path: Path) -> Job:
     sys.path.insert(0, str(path.parent.resolve()))
     sys.argv = [str(path)]
     try:
-        names = runpy.run_path(str(path), run_name="ctrbox_job")
+        # What a job prints is talk; stdout is for data.
+        with contextlib.redirect_stdout(sys.stderr):
+            names = runpy.run_path(str(path), run_name="ctrbox_job")
     except (KeyboardInterrupt, Stopped):
         raise
     except SystemExit as end:
@@ -90,9 +92,10 @@ def raise_mistake(error: BaseException, job: Path) -> NoReturn:
         raise Mistake(f"{where}:{error.lineno}: {type(error).__name__}: {error.msg}") from error
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if _same_file(f.filename, job)]
     where = f"{job}:{lines[-1]}" if lines else str(job)
+    told = " ".join(str(error).split())  # one line, whatever the job raised
     if isinstance(error, CtrboxError | Mistake):
-        raise Mistake(f"{where}: {error}") from error
-    raise Mistake(f"{where}: {type(error).__name__}: {error}") from error
+        raise Mistake(f"{where}: {told}") from error
+    raise Mistake(f"{where}: {type(error).__name__}: {told}") from error
 
 
 def batches(plan: Any, job: Path, rows: int, limit: int | None = None) -> Iterator[Any]:

@@ -38,6 +38,10 @@ OwnJob = Annotated[
     Path | None,
     typer.Option("--job", metavar="JOB.PY", help="The job, where its model or an operator is code of your own."),
 ]
+OtherViews = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=DATA", help="Other data for a joined or merged view; may be given again."),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Worker threads; all cores unless told.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
@@ -79,7 +83,7 @@ def train(
     valid: Annotated[
         str | None, typer.Option(metavar="SHARE|DATA", help="Newest rows to validate on (0.1), or another log.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same weights.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Same seed, same weights.")] = None,
     negatives: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Keep this share of the rows without a click.")
     ] = None,
@@ -122,7 +126,7 @@ def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tup
             raise Mistake(f"{out} holds a finished run; choose another --out, or replace it with --overwrite")
         if begun and not resume and not overwrite:
             raise Mistake(f"{out} holds an unfinished run; drop --no-resume to go on, or replace it with --overwrite")
-        return out, begun and not finished and not overwrite
+        return out, going_on(out) and not finished and not overwrite
     number = 1
     while True:
         place = Path("runs") / (job.stem if number == 1 else f"{job.stem}-{number}")
@@ -130,8 +134,13 @@ def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tup
         if not begun or overwrite:
             return place, False
         if not finished and resume:
-            return place, True
+            return place, going_on(place)
         number += 1
+
+
+def going_on(place: Path) -> bool:
+    """Whether there is a checkpoint to go on from."""
+    return any((place / "checkpoints").glob("step-*"))
 
 
 def load_seeded(path: Path, seed: int) -> Job:
@@ -274,10 +283,13 @@ def finish(done: Done, as_json: bool) -> None:
         say(done.place)
     tell_metrics(s["metrics"])
     rows = s["rows"]
+    passes = f" ({s['epochs']} passes)" if s["epochs"] > 1 else ""
     tell(
-        f"learned {rows['train']:,.0f} rows in {s['seconds']:.1f} s ({s['rows_per_second']:,.0f} rows/s), "
-        f"{s['table']['keys']:,} keys in the table"
+        f"learned {rows['train']:,.0f} rows{passes} in {s['steps']:,} steps of {s['batch_size']:,} and {s['seconds']:.1f} s "
+        f"({s['rows_per_second']:,.0f} rows/s), {s['table']['keys']:,} keys in the table"
     )
+    if "patience" not in s["settings"] and 0 < s["best_step"] < s["steps"]:
+        tell(f"validation was best after step {s['best_step']:,}: --patience 1 stops there and keeps those weights")
     for stage in s["stages"]:
         busy, count = stage["seconds"], stage["rows"]
         rate = f"{count / busy:>12,.0f} rows/s" if busy > 0 and count else " " * 19
@@ -285,7 +297,7 @@ def finish(done: Done, as_json: bool) -> None:
         tell(f"  {stage['name']:<12}{busy:>9.2f} s busy{rate}{stage['utilisation']:>7.0%}{mark}")
     for what, times in s["warnings"].items():
         if times:
-            tell(f"  warning: {what}: {times:,} rows")
+            tell(f"  warning: {what}: {times:,} values lost, counted over all passes")
     tell(f"intermediate files: {s['intermediate_bytes']:,} bytes")
     tell(f"report: {done.report}")
 
@@ -305,8 +317,9 @@ def tell_metrics(m: Mapping[str, float]) -> None:
 
 EVALUATE_EXAMPLES = """\b
 Examples:
-  ctrbox evaluate runs/job                     on the whole log of the run
+  ctrbox evaluate runs/job                     on the rows that the run held back
   ctrbox evaluate runs/job data/tomorrow       on another log with labels
+  ctrbox evaluate runs/job tomorrow/impressions --view basic=tomorrow/basic
 """
 
 
@@ -316,6 +329,7 @@ def evaluate(
         str | None,
         typer.Argument(metavar="[DATA]", help="Another log with labels: a path or glob.", show_default=False),
     ] = None,
+    view: OtherViews = None,
     job: OwnJob = None,
     threads: Threads = None,
     as_json: AsJson = False,
@@ -326,7 +340,7 @@ def evaluate(
     loaded = load_run(run, job, threads)
     started = time.perf_counter()
     with meter("evaluating"), blaming(job), reading(data):
-        found = loaded.evaluate(data)
+        found = loaded.evaluate(data, views=views_of(view, data))
     seconds = time.perf_counter() - started
     if as_json:
         say_json(**tidy({**found, "seconds": seconds, "run": str(run), "data": data}))
@@ -336,8 +350,21 @@ def evaluate(
             say(f"{title:<12} {value:>12,.0f}" if name in ("rows", "clicks") else f"{title:<12} {value:>12.4f}")
     tell(f"scored {found['rows']:,.0f} rows in {seconds:.1f} s ({found['rows'] / max(seconds, 1e-9):,.0f} rows/s)")
     if data is None:
-        tell("this is the whole log of the run, the rows it learned from among them; name another log to be sure")
+        tell("these are the rows that the run held back for validation")
     hint(f"ctrbox predict {shlex.quote(str(run))} {shlex.quote(data or 'DATA')} -o predictions.parquet")
+
+
+def views_of(asked: list[str] | None, data: str | None) -> dict[str, str]:
+    """["basic=tomorrow/basic"] → {"basic": "tomorrow/basic"}."""
+    found = {}
+    for text in asked or []:
+        name, equals, path = text.partition("=")
+        if not name or not equals or not path:
+            raise Mistake(f"--view {text}: expected NAME=DATA, such as --view users=tomorrow/users")
+        found[name] = path
+    if found and data is None:
+        raise Mistake("--view goes with another log; name it: ctrbox evaluate RUN DATA --view NAME=DATA")
+    return found
 
 
 def load_run(folder: Path, job: Path | None, threads: int | None) -> Any:
@@ -346,8 +373,10 @@ def load_run(folder: Path, job: Path | None, threads: int | None) -> Any:
         near = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))[:5]
         raise Mistake(f"there is no run folder {folder}" + (f"; here are: {', '.join(near)}" if near else ""))
     own = None if job is None else load_job(job)
-    from ctrbox.train.run import Run
+    from ctrbox.train.run import Run, other_plan, trained_with
 
+    if own is not None and own.plan.fingerprint != trained_with(folder):
+        raise Mistake(f"{job} is not the job of {folder}: {other_plan(trained_with(folder), own.plan.fingerprint)}")
     try:
         run = Run.load(folder, model=None if own is None else own.model, allow_operators=own is not None)
     except PlanError as error:
@@ -389,6 +418,7 @@ def predict(
             "-o", "--output", metavar="FILE", help="*.parquet, *.arrow, *.csv, or - for an Arrow stream on stdout."
         ),
     ],
+    view: OtherViews = None,
     job: OwnJob = None,
     threads: Threads = None,
     as_json: AsJson = False,
@@ -400,7 +430,7 @@ def predict(
     rows = 0
     with meter("predicting") as tick, sink(output, lambda part: part, lambda: keyed(loaded, None, None)) as write:
         with blaming(job), reading(data):
-            for part in predictions(loaded, data):
+            for part in predictions(loaded, data, views_of(view, data)):
                 write(part)
                 rows += part.num_rows
                 tick(rows)
@@ -412,7 +442,7 @@ def predict(
     hint(f"ctrbox report {shlex.quote(str(run))}")
 
 
-def predictions(run: Any, data: str) -> Iterator[pa.RecordBatch]:
+def predictions(run: Any, data: str, views: dict[str, str]) -> Iterator[pa.RecordBatch]:
     """Key columns and probability, in the order of the log; without a key, the probability alone."""
     import pyarrow as pa
 
@@ -420,13 +450,13 @@ def predictions(run: Any, data: str) -> Iterator[pa.RecordBatch]:
 
     names = run.plan.log.key
     if not names:
-        for p in run.predictions(data):
+        for p in run.predictions(data, views=views):
             yield keyed(run, None, p)
         return
-    keys = run.plan.over(data, label=False).columns({name: col(name) for name in names})
+    keys = run.plan.over(data, label=False, views=views).columns({name: col(name) for name in names})
     waiting: pa.Table | None = None
     try:
-        for p in run.predictions(data):
+        for p in run.predictions(data, views=views):
             while waiting is None or waiting.num_rows < len(p):
                 more = next(keys)
                 waiting = more if waiting is None else pa.concat_tables([waiting, more])
@@ -456,6 +486,9 @@ Examples:
 """
 
 
+TRIAL_SETTINGS = ("valid", "batch_size", "epochs", "limit", "shuffle", "negatives", "clip", "seed", "schedule")
+
+
 def trial(
     job: JobFile,
     add: Annotated[
@@ -480,7 +513,9 @@ def trial(
     from ctrbox.train.trial import trial as try_out
 
     asked = {"epochs": epochs, "batch_size": batch_size, "limit": limit}
-    settings = {**loaded.settings, **{name: value for name, value in asked.items() if value is not None}}
+    # A trial trains all sides equally long and keeps no run folder.
+    usual = {k: v for k, v in loaded.settings.items() if k in TRIAL_SETTINGS}
+    settings = {**usual, **{name: value for name, value in asked.items() if value is not None}}
     watch = Watch()
     try:
         with blaming(job):
@@ -545,6 +580,8 @@ def demo(
     tell(f"generated {rows:,} impressions in {time.perf_counter() - started:.1f} s: {out / 'data'}")
 
     path = out / "job.py"
+    if path.exists() and path.read_text(encoding="utf-8", errors="replace") != demo_job():
+        raise Mistake(f"{path} is there and is not the demo's; choose another --out, or move it")
     with written_aside(path) as aside:
         aside.write_text(demo_job(), encoding="utf-8")
     started = time.perf_counter()

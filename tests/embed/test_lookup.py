@@ -163,7 +163,7 @@ def test_native_refuses_arrays_that_do_not_fit() -> None:
         _native.Lookup.of([(values, np.array([0, 3]))], 2, 1)
     with pytest.raises(ValueError, match="3 values for 2 rows of one key"):
         _native.Lookup.of([(values, None)], 2, 1)
-    with pytest.raises(ValueError, match=r"more than 2\^32 cells"):
+    with pytest.raises(ValueError, match=r"more than 2\^31 - 1 rows"):
         _native.Lookup.of([(values, None)] * 3, 2**31, 1)
     with pytest.raises(TypeError):
         _native.Lookup.of([(np.arange(6).reshape(3, 2), None)], 3, 1)

@@ -84,7 +84,7 @@ def test_pooling_and_its_gradient_equal_the_plain_loop(
     torch.autograd.backward([o for o, _ in outputs], [torch.from_numpy(np.ascontiguousarray(g)) for _, g in outputs])
     assert given_rows.grad is not None
     with np.errstate(all="ignore"):
-        back = twin.pool_gradient(rows, lists, kinds, gradient, np.argsort(order).tolist())
+        back = twin.pool_gradient(rows, lists, kinds, gradient)
     assert same(given_rows.grad.numpy(), back)
 
 
@@ -169,6 +169,8 @@ def test_any_number_of_threads_gives_the_same_bits(dim: int) -> None:
         results.append([joined(weights, vectors), given_rows.grad.numpy().copy(), alone.numpy()])
     slow = twin.lookup(batch, names)
     assert same(results[0][0], twin.pool(rows, slow.lists, kinds))
+    both = torch.cat([gradient[:, :, :1], gradient], 2).numpy()
+    assert same(results[0][1], twin.pool_gradient(rows, slow.lists, kinds, both))
     for other in results[1:]:
         assert all(same(x, y) for x, y in zip(results[0], other, strict=True))
 

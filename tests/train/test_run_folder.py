@@ -252,3 +252,96 @@ def test_a_disk_that_fills_at_a_checkpoint_leaves_the_one_before_valid(
         assert watch.resumed_at == 8
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+# ---- what an attack found once ------------------------------------------------------------------------------------------
+
+
+def test_overwrite_spares_a_folder_that_is_not_a_run(plan: cb.Plan, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "model").mkdir(parents=True)
+    (project / "config.json").write_text('{"mine": 1}')
+    (project / "model" / "weights.bin").write_text("w")
+    with pytest.raises(DataError, match=r"config\.json"):
+        fit(plan, out=project, overwrite=True)
+    assert sorted(p.name for p in project.iterdir()) == ["config.json", "model"]
+    assert (project / "model" / "weights.bin").read_text() == "w"
+
+
+def test_a_failed_overwrite_gives_the_old_run_back(plan: cb.Plan, tmp_path: Path) -> None:
+    old = weights(fit(plan, out=tmp_path / "run", limit=600))
+    files = sorted(p.name for p in (tmp_path / "run").iterdir())
+    with pytest.raises(Stop):
+        fit(plan, out=tmp_path / "run", overwrite=True, progress=StopAt(3))
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == files
+    assert weights(cb.Run.load(tmp_path / "run", model=Small(plan.schema))) == old
+
+
+def test_a_run_killed_while_it_replaced_another_gives_it_back(plan: cb.Plan, tmp_path: Path) -> None:
+    old = weights(fit(plan, out=tmp_path / "run", limit=600))
+    before = tmp_path / "run" / ".before"
+    before.mkdir()
+    for item in list((tmp_path / "run").iterdir()):
+        if item.name not in (".before", ".lock"):
+            item.rename(before / item.name)
+    (tmp_path / "run" / "config.json").write_text("half of")
+    with pytest.raises(DataError, match="holds a finished run"):
+        fit(plan, out=tmp_path / "run", limit=600)
+    assert weights(cb.Run.load(tmp_path / "run", model=Small(plan.schema))) == old
+
+
+def test_a_run_that_ended_before_its_plan_was_written_begins_again(plan: cb.Plan, tmp_path: Path) -> None:
+    unfinished(plan, tmp_path / "run")
+    for name in ("plan.ctrplan", "plan.svg"):
+        (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / ".plan.host-1.partial.ctrplan").write_text("")
+    fit(plan, out=tmp_path / "run")
+    cb.Run.load(tmp_path / "run", model=Small(plan.schema))
+
+
+def test_a_flipped_bit_in_a_table_means_the_checkpoint_before_it(plan: cb.Plan, tmp_path: Path) -> None:
+    whole = weights(fit(plan, out=tmp_path / "whole", checkpoint_steps=4))
+    unfinished(plan, tmp_path / "run")
+    path = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1] / "table-0.ctrtable"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    watch = StopAt(10**9)
+    assert weights(fit(plan, out=tmp_path / "run", checkpoint_steps=4, progress=watch)) == whole
+    assert watch.resumed_at == 4
+
+
+def test_other_rows_in_memory_are_other_data(tmp_path: Path) -> None:
+    unfinished(plan_of(checkerboard(6000, seed=1)), tmp_path / "run")
+    with pytest.raises(DataError, match="differs in data"):
+        fit(plan_of(checkerboard(6000, seed=2)), out=tmp_path / "run")
+
+
+def test_functions_as_optimizer_and_schedule_can_be_resumed(plan: cb.Plan, tmp_path: Path) -> None:
+    import torch
+
+    def train(**options: Any) -> cb.Run:
+        trainer = cb.Trainer(Small(plan.schema), table(), optimizer=lambda p: torch.optim.AdamW(p, lr=0.01))
+        return trainer.fit(plan, out=tmp_path / "run", checkpoint_steps=4, schedule=lambda step: 0.5, **FAST, **options)
+
+    with pytest.raises(Stop):
+        train(progress=StopAt(10))
+    watch = StopAt(10**9)
+    train(progress=watch)
+    assert watch.resumed_at == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epoch", "1"), ("step", None), ("rows", []), ("position", {"row": "x"}), ("position", {"far": 1}), ("losses", 3)],
+)
+def test_a_hostile_state_is_damage_not_a_crash(plan: cb.Plan, tmp_path: Path, name: str, value: Any) -> None:
+    from ctrbox.train.sealed import read_sealed, sealed
+
+    unfinished(plan, tmp_path / "run")
+    for place in (tmp_path / "run" / "checkpoints").iterdir():
+        kept = read_sealed(place / "state.json", "")
+        kept["state"][name] = value
+        (place / "state.json").write_text(sealed(kept))
+    with pytest.raises(DataError, match=r"no checkpoint in .* can be used"):
+        fit(plan, out=tmp_path / "run")

@@ -231,3 +231,119 @@ def test_wrong_settings_are_named(plan: cb.Plan, options: dict[str, Any], messag
 def test_a_module_that_does_not_say_what_it_reads_is_told_how(plan: cb.Plan) -> None:
     with pytest.raises(PlanError, match=r"does not say what it reads; set self\.reads"):
         cb.Trainer(nn.Linear(1, 1)).fit(plan, **FAST)
+
+
+# ---- what an attack found once ------------------------------------------------------------------------------------------
+
+
+def test_a_validation_plan_of_other_expressions_is_refused(log: pa.Table, plan: cb.Plan) -> None:
+    other = plan_of(log, dense={"price": -col("price")})
+    with pytest.raises(PlanError, match=r"make it by plan\.over\(data\)"):
+        fit(plan, valid=other)
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.inf, math.nan])
+def test_a_sample_weight_below_zero_or_not_finite_is_named(log: pa.Table, weight: float) -> None:
+    weights_ = np.ones(len(log))
+    weights_[70] = weight
+    with pytest.raises(DataError, match=r"sample weight is (-1\.0|inf|nan) in row 70 of the training rows"):
+        fit(plan_of(log.append_column("w", pa.array(weights_)), weight=col("w")))
+
+
+def test_early_stop_ends_with_the_same_table_pipelined_or_not(plan: cb.Plan) -> None:
+    options: dict[str, Any] = {"epochs": 6, "evaluate_every": 1, "patience": 1, "batch_size": 32, "limit": 1000}
+    assert weights(fit(plan, overlap=True, **options)) == weights(fit(plan, overlap=False, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ahead": "a"}, "ahead must be a whole number"),
+        ({"ahead": 0}, "ahead must be a whole number"),
+        ({"checkpoint_seconds": "x"}, "checkpoint_seconds must be a number above 0"),
+        ({"checkpoint_steps": 0}, "checkpoint_steps must be a whole number"),
+        ({"progress": "x"}, "progress must be True, False or a Watcher"),
+        ({"out": 3}, "out must be a path"),
+        ({"explain": True, "time": col("price")}, "time must be a moment"),
+        ({"explain": True, "by": ["device"]}, "by must be a dict"),
+        ({"explain": True, "by": {"z": col("zz")}}, "column 'zz' is not in view"),
+        ({"batch": 3}, "there is no setting 'batch'; nearest: 'batch_size'"),
+    ],
+)
+def test_wrong_arguments_are_named_before_training(plan: cb.Plan, options: dict[str, Any], message: str) -> None:
+    class Never:
+        def see(self, progress: Any) -> None:
+            raise AssertionError("training began")
+
+        def evaluated(self, metrics: Any) -> None: ...
+        def resumed(self, step: int, rows: int) -> None: ...
+        def end(self) -> None: ...
+
+    with pytest.raises(PlanError, match=message):
+        fit(plan, **{"progress": Never(), **options})
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda y: None, "gave a NoneType; expected logits"),
+        (lambda y: (y,), "gave a tuple"),
+        (lambda y: y.detach(), "have no gradient"),
+        (lambda y: y.long(), "gave a tensor of torch.int64"),
+        (lambda y: y[:-1], "expected one a row"),
+    ],
+)
+def test_a_forward_that_gives_no_logits_is_told_so(plan: cb.Plan, made: Any, message: str) -> None:
+    class Odd(Small):
+        def forward(self, x: Any) -> Any:
+            return made(super().forward(x))
+
+    with pytest.raises(PlanError, match=message):
+        cb.Trainer(Odd(plan.schema), table()).fit(plan, **FAST)
+
+
+@pytest.mark.parametrize("given", ["x", 3, {"*": "x"}])
+def test_a_table_that_is_none_is_told_so(plan: cb.Plan, given: Any) -> None:
+    with pytest.raises(PlanError, match="a table must be an embedder"):
+        cb.Trainer(Small(plan.schema), given).fit(plan, **FAST)
+
+
+def test_a_model_of_another_schema_names_the_field(log: pa.Table, plan: cb.Plan) -> None:
+    other = cb.compile(cb.View(log, key="id"), cb.FeatureSet(label=col("clicked"), sparse={"ad": col("ad").key()}))
+    with pytest.raises(PlanError, match="the model reads 'user', which this plan does not have"):
+        cb.Trainer(Small(plan.schema), table()).fit(other, **FAST)
+
+
+def test_a_model_that_changes_its_input_changes_no_batch(plan: cb.Plan) -> None:
+    class Halving(Small):
+        def forward(self, x: Any) -> torch.Tensor:
+            x.dense.mul_(0.5)
+            return super().forward(x)
+
+    run = cb.Trainer(Halving(plan.schema), table()).fit(plan, **FAST)
+    batch = next(iter(plan.batches(100)))
+    first = run.predict_batch(batch)
+    assert np.array_equal(first, run.predict_batch(batch))
+
+
+def test_predict_takes_dicts_and_wants_merged_columns(log: pa.Table) -> None:
+    more = cb.View(
+        pa.table({"id": np.arange(6000), "extra": np.random.default_rng(0).random(6000)}), key="id", name="more"
+    )
+    plan = cb.compile(
+        cb.View(log, key="id").fill(tags=[]).merge(more.fill(extra=0.0)),
+        cb.FeatureSet(label=col("clicked"), sparse={"user": col("user").key()}, dense={"extra": col("extra")}),
+    )
+    run = cb.Trainer(Small(plan.schema), table()).fit(plan, **FAST)
+    row = log.slice(3, 1).to_pylist()[0]
+    with pytest.raises(DataError, match="lack column 'extra', which the plan merges from view 'more'"):
+        run.predict([row])
+    assert run.predict({**row, "extra": 0.25}).shape == (1,)
+    with pytest.raises(PlanError, match=r"for a whole log: run\.predictions\(path\)"):
+        run.predict("data/impressions")
+
+
+def test_a_batch_size_follows_the_rows() -> None:
+    from ctrbox.train.settings import Settings, with_batch_size
+
+    assert [with_batch_size(Settings(), n).batch_size for n in (1, 30_000, 1_800_000, 10**9)] == [64, 128, 8192, 16_384]

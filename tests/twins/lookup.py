@@ -71,19 +71,19 @@ def pool(rows: np.ndarray, lists: list[list[list[int]]], kinds: Sequence[str]) -
 
 
 def pool_gradient(
-    rows: np.ndarray, lists: list[list[list[int]]], kinds: Sequence[str], gradient: np.ndarray, order: Sequence[int]
+    rows: np.ndarray, lists: list[list[list[int]]], kinds: Sequence[str], gradient: np.ndarray
 ) -> np.ndarray:
-    """Gradient of rows; ``order`` tells in which order the lookup holds the fields."""
+    """Gradient of rows: row after row, within a row field after field."""
     out = np.zeros_like(rows)
-    for f in order:
-        for r, keys in enumerate(lists[f]):
-            g = gradient[r, f]
-            if kinds[f] == "max" and keys:
+    for r in range(len(gradient)):
+        for f, kind in enumerate(kinds):
+            keys, g = lists[f][r], gradient[r, f]
+            if kind == "max" and keys:
                 wins = [keys[winner(column)] for column in zip(*(rows[k] for k in keys), strict=True)]
                 for key in dict.fromkeys(keys):
                     out[key] += np.where(np.equal(wins, key), g, ZERO)
             else:
-                share = np.float32(1) / np.float32(len(keys) or 1) if kinds[f] == "mean" else np.float32(1)
+                share = np.float32(1) / np.float32(len(keys) or 1) if kind == "mean" else np.float32(1)
                 for key in keys:
                     out[key] += g * share
     return out

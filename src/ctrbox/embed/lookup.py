@@ -33,7 +33,7 @@ class Lookup:
     fields: tuple[str, ...]
     starts: tuple[int, ...]  # len(fields) + 1: where each field's references begin in inverse
     offsets: tuple[Ints | None, ...]  # of a field, from 0; None: exactly one key a row
-    native: _native.Lookup | None = field(default=None, repr=False)  # the same, and the references grouped by key
+    native: _native.Lookup | None = field(default=None, repr=False)  # the same, for native pooling
 
     @staticmethod
     def of(batch: Batch, fields: Sequence[str], threads: int = 1) -> Lookup:

@@ -26,6 +26,7 @@ from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, neares
 from ctrbox.views.view import parse_bytes
 
 MOST_DIM = 4096
+MOST_BUDGET = 1 << 50
 
 
 class MemoryTable:
@@ -55,9 +56,12 @@ class MemoryTable:
             raise PlanError(f"init= must be a number from 0 to 1,000,000, got {init!r}")
         self.init = float(init)
         self.seed = _whole("seed", seed, 0, 2**64 - 1)
-        self.budget = parse_bytes(budget)
-        if self.budget < 1:
-            raise PlanError(f"budget= must be above 0 bytes, got {budget!r}")
+        try:
+            self.budget = parse_bytes(budget)
+        except OverflowError:
+            self.budget = 0
+        if not 1 <= self.budget <= MOST_BUDGET:
+            raise PlanError(f"budget= must be from 1 byte to {MOST_BUDGET:,}, got {budget!r}")
         self.threads = None if threads is None else _whole("threads", threads, 1, 256)
         self._row = Row(_whole("dim", dim, 0, MOST_DIM))
         self._opened = False

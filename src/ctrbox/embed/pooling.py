@@ -2,8 +2,8 @@
 
 Sums run in the order of the references and begin with the first one, whatever the number of threads; a mean is the sum
 divided by the count; a maximum is taken number by number, NaN counts as greater than any other, and among equals the
-first wins. A row without keys gives zeros. The gradient of a key is summed in the order of its references, from 0; a
-mean gives each of its n keys gradient * (1 / n), a maximum gives all to the key that won.
+first wins. A row without keys gives zeros. The gradient of a key is summed from 0 in the order of rows, then of the
+fields as they are pooled; a mean gives each of its n keys gradient * (1 / n), a maximum gives all to the key that won.
 
 Native on the CPU (``native/core/pooling.h``); on a device, or for a lookup made by hand, torch operations do the same
 up to rounding. Refuses rows that do not fit the lookup, unknown fields, and a field pooled twice.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
@@ -69,6 +69,7 @@ class Plan:
         self.chunk_rows = chunk_rows
         self.graph: Graph = build(log, features)
         self.fitted: dict[int, dict[str, np.ndarray]] = {}
+        self.made_over = ""  # the fingerprint of the plan that this one is, over another log
         self.position = Position()
         self._dimensions: dict[int, Dimension] | None = None
         self._extractor: Extractor | None = None
@@ -276,12 +277,14 @@ class Plan:
         finally:
             frames.close()
 
-    def over(self, data: Any, *, label: bool = True) -> Plan:
-        """The same plan, with what was fitted, over another log; ``label=False``: of a log that has no labels yet."""
+    def over(self, data: Any, *, label: bool = True, views: Mapping[str, Any] | None = None) -> Plan:
+        """The same plan, with what was fitted, over another log; ``label=False``: of a log that has no labels yet.
+        ``views``: other data for joined and merged views, by name."""
         features = self.features if label else replace(self.features, label=None, weight=None)
-        log = self.log.over(data)
+        log = self.log.over(data, views)
         plan = Plan(log, features, device=self.device, threads=self.threads, chunk_rows=self.chunk_rows)
         plan.fitted = self.fit().fitted
+        plan.made_over = self.made_over or self.fingerprint
         return plan
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,8 @@ def write_weights(
 def read_state(place: Path) -> dict[str, Any]:
     """The state of a folder of weights, after its files were checked."""
     state = read_sealed(place / STATE, "folder of weights")
-    if not isinstance(state.get("files"), dict):
-        raise DataError(f"{place / STATE} names no files")
+    if not isinstance(state.get("files"), dict) or "dense.safetensors" not in state["files"]:
+        raise DataError(f"{place / STATE} does not name the files of a model")
     for name, facts in state["files"].items():
         _check(place, name, facts)
     return state
@@ -126,17 +126,13 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir())
 
 
-def newest(folder: Path) -> tuple[Path, dict[str, Any], list[str]] | None:
-    """The newest checkpoint that is whole, its state, and what was wrong with newer ones; None when there is none."""
-    wrong: list[str] = []
+def whole(folder: Path, wrong: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Checkpoints whose files fit their state, newest first; ``wrong`` gets what is the matter with others."""
     for place in reversed(checkpoints(folder)):
         try:
-            return place, read_state(place), wrong
+            yield place, read_state(place)
         except CtrboxError as error:
             wrong.append(str(error))
-    if wrong:
-        raise DataError(f"no checkpoint in {folder} can be used: {wrong[0]}")
-    return None
 
 
 def remove_older(folder: Path, keep: int) -> None:

@@ -33,8 +33,7 @@ class Split:
     def of(plan: Plan, other: Plan | None, settings: Settings) -> Split:
         total = plan.rows if settings.limit is None else min(plan.rows, settings.limit)
         if other is not None:
-            mine, theirs = plan.schema, other.schema
-            if (mine.sparse, mine.dense) != (theirs.sparse, theirs.dense):
+            if plan.fingerprint not in (other.fingerprint, other.made_over):
                 raise PlanError(
                     "the plan for validation has other features than the one for training; make it by plan.over(data)"
                 )

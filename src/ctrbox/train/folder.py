@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from ctrbox.engines.aside import remove, written_aside
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, DataError, WriteError
-from ctrbox.train.checkpoint import checkpoint_path, newest, remove_older, write_weights
+from ctrbox.train.checkpoint import checkpoint_path, remove_older, whole, write_weights
 from ctrbox.train.events import Events
 from ctrbox.train.learner import Learner
 from ctrbox.train.sealed import plain, read_sealed, sealed, tidy
@@ -41,42 +41,43 @@ KEEP_CHECKPOINTS = 2
 class RunFolder:
     """Made by ``open``; holds the folder's lock until it is closed or the process ends."""
 
-    def __init__(self, path: Path, lock: int, config: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self.lock = lock
-        self.config = config
         self.best = path / "best"
+        self.before = path / ".before"
         self.events: Events | None = None
         self.resumed_at: int | None = None
 
     @staticmethod
     def open(path: Path, identity: dict[str, Any], plan: Plan, *, resume: bool, overwrite: bool) -> RunFolder:
         """Begin a run in ``path``, or go on with the unfinished one there."""
+        mine = json.loads(json.dumps(identity))  # as it will be read back
         try:
             path.mkdir(parents=True, exist_ok=True)
+            refuse_foreign(path)
             lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
+            if isinstance(error, CtrboxError):
+                raise
             raise WriteError(f"cannot write run folder {path}: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
             raise WriteError(f"another process is training into {path}; choose another out=, or wait for it") from None
+        folder = RunFolder(path, lock)
         try:
-            return RunFolder._begin(path, lock, identity, plan, resume, overwrite)
+            folder._begin(mine, plan, resume, overwrite)
         except BaseException:
-            os.close(lock)
+            folder.close()
             raise
+        return folder
 
-    @staticmethod
-    def _begin(path: Path, lock: int, identity: dict[str, Any], plan: Plan, resume: bool, overwrite: bool) -> RunFolder:
-        mine = json.loads(json.dumps(identity))  # as it will be read back
-        there = path / "config.json"
-        foreign = [p.name for p in path.iterdir() if p.name != ".lock" and not p.name.endswith(".partial")]
-        if not there.exists() and foreign:
-            raise DataError(
-                f"{path} is no run folder: it holds {sorted(foreign)[0]!r} and no config.json; choose another out="
-            )
+    def _begin(self, mine: dict[str, Any], plan: Plan, resume: bool, overwrite: bool) -> None:
+        path, there = self.path, self.path / "config.json"
+        if self.before.exists():
+            self._bring_back()  # a process that was to replace this run ended before it had anything better
         if there.exists() and not overwrite:
             kept = read_sealed(there, "run folder")
             if (path / "summary.json").exists():
@@ -84,18 +85,30 @@ class RunFolder:
             if not resume:
                 raise DataError(f"{path} holds an unfinished run; resume=True goes on, overwrite=True begins anew")
             same_run(path, kept.get("identity"), mine)
-            return RunFolder(path, lock, kept)
-        for name in OURS:
-            remove(path / name)
-        for old in path.glob("events.out.tfevents.*"):
-            remove(old)
-        plan.save(path / "plan.ctrplan")
-        with written_aside(path / "plan.svg") as aside:
-            plan.show(aside)
-        config = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "identity": mine}
-        with written_aside(there) as aside:
-            aside.write_text(sealed(config), encoding="utf-8")
-        return RunFolder(path, lock, config)
+        else:
+            if there.exists():
+                self._set_aside()
+            config = {"started": datetime.now(UTC).isoformat(timespec="seconds"), "identity": mine}
+            with written_aside(there) as aside:
+                aside.write_text(sealed(config), encoding="utf-8")
+        if not (path / "plan.ctrplan").exists():
+            plan.save(path / "plan.ctrplan")
+        if not (path / "plan.svg").exists():
+            with written_aside(path / "plan.svg") as aside:
+                plan.show(aside)
+
+    # ---- a run that is to be replaced waits in .before until the new one has a checkpoint or an end
+    def _set_aside(self) -> None:
+        self.before.mkdir()
+        for item in ours(self.path):
+            item.rename(self.before / item.name)
+
+    def _bring_back(self) -> None:
+        for item in ours(self.path):
+            remove(item)
+        for item in list(self.before.iterdir()):
+            item.rename(self.path / item.name)
+        remove(self.before)
 
     # ---- while it runs
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
@@ -122,14 +135,16 @@ class RunFolder:
         place = checkpoint_path(folder, step)
         write_weights(place, {"state": dict(state)}, learner.model, learner.embedders, learner.optimizer, random=True)
         remove_older(folder, KEEP_CHECKPOINTS)
+        remove(self.before)
 
-    def newest(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest whole checkpoint and its state; what was recorded after it is forgotten."""
-        found = newest(self.path / "checkpoints")
-        step = -1 if found is None else found[1].get("state", {}).get("step", -1)
+    def whole_checkpoints(self, wrong: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Newest first; ``wrong`` gets what is the matter with others."""
+        return whole(self.path / "checkpoints", wrong)
+
+    def goes_on_after(self, step: int) -> None:
+        """What was recorded after that step is void."""
         self._forget(step)
-        self.resumed_at = max(0, step)  # later points of the run before are void
-        return None if found is None else (found[0], found[1])
+        self.resumed_at = max(0, step)
 
     def _forget(self, step: int) -> None:
         path = self.path / "metrics.jsonl"
@@ -148,17 +163,40 @@ class RunFolder:
         write_weights(self.path / "model", describe(learner, summary), learner.model, learner.embedders)
         with written_aside(self.path / "summary.json") as aside:
             aside.write_text(sealed(summary), encoding="utf-8")
-        remove(self.path / "checkpoints")
-        remove(self.best)
+        for item in (self.path / "checkpoints", self.best, self.before):
+            remove(item)
 
     def close(self) -> None:
-        """Give the folder free for others."""
+        """Give the folder free for others; a run that was to be replaced and was not comes back."""
+        if self.before.exists():
+            self._bring_back()
         if self.events is not None:
             self.events.close()
             self.events = None
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
+
+
+def ours(path: Path) -> list[Path]:
+    """What a run put into a folder."""
+    return [
+        p for p in path.iterdir() if p.name in OURS or p.name.startswith("events.out.tfevents.") or ".partial" in p.name
+    ]
+
+
+def refuse_foreign(path: Path) -> None:
+    """A folder with anything in it must be a run folder: nothing else is touched."""
+    if (path / ".before").exists():
+        return  # a run that was being replaced
+    known = {p.name for p in ours(path)} - {"config.json"}
+    names = sorted(p.name for p in path.iterdir() if p.name != ".lock" and p.name not in known)
+    if (path / "config.json").exists():
+        read_sealed(path / "config.json", "run folder")
+    elif names or (path / "model").exists():
+        raise DataError(
+            f"{path} is no run folder: it holds {[*names, 'model'][0]!r} and no config.json; choose another out="
+        )
 
 
 def describe(learner: Learner, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,10 @@ from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.optimizers import Adagrad
 from ctrbox.embed.pooling import pool, sequence
-from ctrbox.errors import DataError, PlanError, TrainError
+from ctrbox.errors import DataError, PlanError, TrainError, nearest
 from ctrbox.models.inputs import Inputs, Pooled, Reads
 
+LONGEST = 1024  # keys of a row that a sequence hands over, its last ones: one row of 200,000 would be 25 GB of padding
 HUGE = 1e6  # no useful weight is so large; products of such ones are what makes a loss infinite
 
 
@@ -55,6 +56,12 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedder | Mapping[str, E
     """Which embedder serves which field: the one given, one by field name ("*": the rest), or memory tables by dim."""
     names = [*reads.fields, *reads.sequences]
     spaces = {f.name: f.space for f in schema.sparse}
+    for name in names:
+        if name not in spaces:
+            raise PlanError(
+                f"the model reads {name!r}, which this plan does not have{nearest(name, spaces)}; build it with the schema of "
+                "this plan"
+            )
     chosen: dict[str, Embedder] = {}
     if embedder is None:
         tables = {reads.dims[n]: MemoryTable(reads.dims[n], optimizer=Adagrad()) for n in names}
@@ -70,6 +77,9 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedder | Mapping[str, E
             chosen[name] = found
     else:
         chosen = dict.fromkeys(names, embedder)
+    for one in chosen.values():
+        if not isinstance(one, Embedder):
+            raise PlanError(f"a table must be an embedder, such as cb.MemoryTable(dim=16), got {one!r}")
     owner: dict[str, str] = {}
     for name in names:
         first = owner.setdefault(spaces[name], name)
@@ -137,6 +147,8 @@ class Learner:
     # ---- ahead of learning
     def look(self, batch: Batch, number: int = 0, *, prefetch: bool = True) -> Looked:
         """The batch's unique keys; with ``prefetch`` their rows may be made now. Changes no weight."""
+        if not np.isfinite(batch.dense).all():
+            raise self._culprit(Looked(batch, (), number), (), math.nan)
         lookups = tuple(Lookup.of(batch, s.fields, self.threads) for s in self.sources)
         if prefetch:
             for source, lookup in zip(self.sources, lookups, strict=True):
@@ -192,10 +204,17 @@ class Learner:
 
     def _logits(self, looked: Looked, pulled: Sequence[torch.Tensor]) -> torch.Tensor:
         logits: torch.Tensor = self.model(self.inputs(looked, pulled))
+        name = type(self.model).__name__
+        if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
+            met = f"a tensor of {logits.dtype}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
+            raise PlanError(f"{name} gave {met}; expected logits, a tensor of one float a row")
+        if self.model.training and not logits.requires_grad:
+            raise PlanError(
+                f"the logits of {name} have no gradient: its forward detaches them, or reads nothing trainable"
+            )
         if logits.shape != (looked.batch.rows,):
             raise PlanError(
-                f"{type(self.model).__name__} gave logits of shape {tuple(logits.shape)}; expected one a row, "
-                f"({looked.batch.rows},)"
+                f"{name} gave logits of shape {tuple(logits.shape)}; expected one a row, ({looked.batch.rows},)"
             )
         return logits
 
@@ -207,8 +226,8 @@ class Learner:
                 linear, vectors = pool(rows, lookup, row, source.pooling, self.threads, source.pooled)
                 pools.append(Pooled(source.pooled, linear, vectors))
             for name in source.sequences:
-                sequences[name] = sequence(rows, lookup, row, name)
-        dense = torch.from_numpy(looked.batch.dense)
+                sequences[name] = sequence(rows, lookup, row, name, LONGEST)
+        dense = torch.from_numpy(looked.batch.dense).clone()  # a model may change it in place, a batch never changes
         return Inputs(self.reads, looked.batch.rows, dense, tuple(pools), sequences)
 
     @staticmethod

@@ -21,6 +21,7 @@ from ctrbox.train.learner import Learner
 from ctrbox.train.sealed import read_sealed
 
 ROWS = 16_384
+BUDGET = 8 << 30  # of a loaded table at least; it holds what it held, and may go on learning
 
 
 class Run:
@@ -53,28 +54,74 @@ class Run:
         return self.learner.predict(batch)
 
     def predict(self, rows: Any) -> np.ndarray:
-        """Probabilities of a click for raw rows (anything that speaks Arrow), one a row; NaN where a filter drops the row."""
-        batch = self.plan.run(rows)
+        """Probabilities of a click for raw rows, one a row; NaN where a filter drops the row.
+
+        ``rows``: anything that speaks Arrow, a dict or a list of dicts. Columns that the plan merges from another view must
+        be among them.
+        """
+        table = self._table(rows)
+        merged = self.plan.extractor()
+        for source, columns in zip(merged.log.sources[1:], merged.columns[1:], strict=True):
+            for name in columns:
+                if name not in table.column_names:
+                    raise DataError(
+                        f"these rows lack column {name!r}, which the plan merges from view {source.view.name!r}; add it, or "
+                        "predict a whole log with its views: run.predictions(path)"
+                    )
+        batch = self.plan.run(table)
         p = self.learner.predict(batch)
         if batch.index is None:
             return p
-        whole = np.full(pa.table(rows).num_rows if not hasattr(rows, "num_rows") else rows.num_rows, np.nan, np.float32)
+        whole = np.full(table.num_rows, np.nan, np.float32)
         whole[batch.index] = p
         return whole
 
-    def predictions(self, data: Any, batch_size: int = ROWS) -> Iterator[np.ndarray]:
-        """Probabilities for a whole log in its order, rows that filters drop left out, a batch at a time."""
-        for _, p in scored(self.learner, self.plan.over(data, label=False), batch_size):
+    def _table(self, rows: Any) -> pa.Table:
+        if isinstance(rows, Mapping):
+            rows = [rows]
+        if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+            known = self.plan.log.source.schema
+            names = dict.fromkeys(name for row in rows for name in row)
+            try:
+                columns = {
+                    n: pa.array([row.get(n) for row in rows], known.field(n).type if n in known.names else None)
+                    for n in names
+                }
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                raise DataError(f"these rows cannot be read: {error}") from error
+            return pa.table(columns)
+        if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
+            return pa.table(rows)
+        raise PlanError(
+            f"predict takes rows (a frame, an Arrow table, a list of dicts), got {type(rows).__name__}; for a whole log: "
+            "run.predictions(path)"
+        )
+
+    def predictions(
+        self, data: Any, batch_size: int = ROWS, views: Mapping[str, Any] | None = None
+    ) -> Iterator[np.ndarray]:
+        """Probabilities for a whole log in its order, rows that filters drop left out, a batch at a time.
+
+        ``views``: other data for joined and merged views, by name.
+        """
+        for _, p in scored(self.learner, self.plan.over(data, label=False, views=views), batch_size):
             yield p
 
-    def evaluate(self, data: Any = None, batch_size: int = ROWS) -> dict[str, float]:
-        """Metrics over another log with labels (or a plan over one), or over the whole log of this run."""
+    def evaluate(
+        self, data: Any = None, batch_size: int = ROWS, views: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
+        """Metrics over another log with labels (or a plan over one); without, over the rows this run held back."""
+        if data is None:
+            held = self.summary.get("held")
+            if not isinstance(held, Mapping):
+                raise PlanError("this run held no rows of its log back; name a log with labels to evaluate on")
+            return score_plan(self.learner, self.plan, batch_size, int(held["start"]), int(held["stop"])).result()
         if isinstance(data, Plan):
-            if data.fingerprint != self.learner.schema.fingerprint:
+            if self.learner.schema.fingerprint not in (data.fingerprint, data.made_over):
                 raise PlanError(other_plan(self.learner.schema.fingerprint, data.fingerprint))
             plan = data
         else:
-            plan = self.plan if data is None else self.plan.over(data)
+            plan = self.plan.over(data, views=views)
         return score_plan(self.learner, plan, batch_size).result()
 
     def report(self) -> Path:
@@ -110,12 +157,17 @@ class Run:
             raise DataError(f"{place}: " + other_plan(str(state.get("fingerprint")), schema.fingerprint))
         if model is None:
             name, config = state.get("model"), state.get("config")
-            if name not in models.MODELS or not isinstance(config, dict):
+            if not isinstance(name, str) or name not in models.MODELS or not isinstance(config, dict):
                 raise PlanError(
                     f"{place} was trained with {name!r}, which is none of cb.models; build it and give it: "
                     f"cb.Run.load(…, model={name}(plan.schema))"
                 )
-            model = models.build(name, schema, config)
+            try:
+                model = models.build(name, schema, config)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise DataError(
+                    f"{place / 'model'} is damaged: {name} cannot be built from its config: {error}"
+                ) from None
         learner = Learner(model, schema, _tables(place, state), threads=plan.threads)
         read_dense(place / "model", model)
         shift = state.get("shift")
@@ -129,11 +181,17 @@ def _tables(place: Path, state: Mapping[str, Any]) -> dict[str, MemoryTable]:
     by_field = {}
     try:
         for k, fields in enumerate(state["tables"]):
-            table = MemoryTable.load(place / "model" / f"table-{k}.ctrtable")
+            file = place / "model" / f"table-{k}.ctrtable"
+            table = MemoryTable.load(file, budget=max(BUDGET, 4 * file.stat().st_size))
             by_field.update(dict.fromkeys(fields, table))
     except (KeyError, TypeError):
         raise DataError(f"{place / 'model'} is damaged: it does not describe its tables") from None
     return by_field
+
+
+def trained_with(folder: Path) -> str:
+    """The fingerprint of the plan that a finished run was trained with."""
+    return str(read_state(folder / "model").get("fingerprint"))
 
 
 def other_plan(mine: str, theirs: str) -> str:

@@ -55,6 +55,13 @@ class Labels:
                 f"the label is {label[at]} in row {first + at:,} of the {where} rows; expected 0 or 1: "
                 "label=(col(…) > 0) turns counts into clicks"
             )
+        if batch.weight is not None:
+            odd = np.flatnonzero(~(np.isfinite(batch.weight) & (batch.weight >= 0)))
+            if len(odd):
+                raise DataError(
+                    f"the sample weight is {batch.weight[odd[0]]} in row {first + int(odd[0]):,} of the {where} rows; expected a "
+                    "number that is 0 or more"
+                )
         self.rows += batch.rows
         self.clicks += int(label.sum())
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
+import json
 import platform
-from dataclasses import asdict, dataclass, fields
+import re
+import sys
+from dataclasses import asdict, dataclass, fields, replace
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -17,13 +20,15 @@ from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.train.schedule import Constant, Schedule
 
 MONITORS = ("logloss", "auc", "gauc")
+STEPS = 250  # of an epoch: with fewer a model of fresh weights has hardly moved
+LEAST_BATCH, MOST_BATCH = 64, 16_384
 
 
 @dataclass(frozen=True)
 class Settings:
     """``Trainer.fit``'s arguments that decide the weights. Rows are rows of the log unless said otherwise."""
 
-    batch_size: int = 16_384
+    batch_size: int | None = None  # None: a power of two that gives about STEPS steps an epoch
     epochs: int = 1
     valid: float = 0.1  # share of the log, its newest rows; 0: none
     limit: int | None = None  # of the log, to try things out
@@ -37,7 +42,8 @@ class Settings:
     schedule: Schedule = Constant()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
-        _whole("batch_size", self.batch_size, 1, 2**24)
+        if self.batch_size is not None:
+            _whole("batch_size", self.batch_size, 1, 2**24)
         _whole("epochs", self.epochs, 1, 10_000)
         _whole("shuffle", self.shuffle, 0, 2**31 - 1)
         _whole("seed", self.seed, 0, 2**63 - 1)
@@ -56,7 +62,17 @@ class Settings:
             raise PlanError(f"schedule must give a factor for a step, as cb.Cosine does, got {self.schedule!r}")
 
     def plain(self) -> dict[str, Any]:
-        return {**asdict(self), "schedule": repr(self.schedule)}
+        return {**asdict(replace(self, schedule=Constant())), "schedule": described(self.schedule)}
+
+
+def with_batch_size(settings: Settings, rows: int) -> Settings:
+    """The settings with a batch size, for so many rows of training."""
+    if settings.batch_size is not None:
+        return settings
+    size = LEAST_BATCH
+    while size < MOST_BATCH and size * STEPS < rows:
+        size *= 2
+    return replace(settings, batch_size=size)
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
@@ -73,14 +89,22 @@ def identity(
     """Everything that decides the weights a run ends with."""
     import ctrbox
 
+    config = getattr(model, "config", None)
+    try:
+        json.dumps(config)
+    except (TypeError, ValueError) as error:
+        raise PlanError(
+            f"config of {type(model).__name__} must be plain JSON, so that a run can keep it: {error}"
+        ) from None
     return {
         "ctrbox": ctrbox.__version__,
         "torch": str(torch.__version__),
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
         "machine": platform.machine(),
         "plan": plan.fingerprint,
         "data": _data(plan) if valid is None else [*_data(plan), *_data(valid)],
         "model": type(model).__name__,
-        "model config": getattr(model, "config", None),
+        "model config": config,
         "code of the model": _code(model),
         "tables": [_table(t) for t in tables],
         "settings": settings.plain(),
@@ -116,10 +140,36 @@ def _table(table: Embedder) -> str:
 
 
 def _code(model: nn.Module) -> str:
-    try:
-        return hashlib.sha256(inspect.getsource(type(model)).encode()).hexdigest()[:16]
-    except (OSError, TypeError):
-        return ""  # typed at a prompt: its source cannot be read again
+    """A digest of the compiled methods of the model's class and its parents below nn.Module."""
+    digest = hashlib.sha256()
+    for cls in type(model).__mro__:
+        if cls in (nn.Module, object):
+            continue
+        for name, value in sorted(vars(cls).items()):
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            if isinstance(function, FunctionType):
+                digest.update(name.encode())
+                _add_code(digest, function.__code__)
+    return digest.hexdigest()[:16]
+
+
+def _add_code(digest: Any, code: CodeType) -> None:
+    digest.update(code.co_code + repr((code.co_names, code.co_varnames)).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _add_code(digest, constant)
+        elif not isinstance(constant, frozenset):  # printed in any order
+            digest.update(repr(constant).encode())
+
+
+def described(value: Any) -> str:
+    """The same text for the same thing in every process, also for a function."""
+    function = getattr(value, "__func__", value)
+    if isinstance(function, FunctionType):
+        digest = hashlib.sha256()
+        _add_code(digest, function.__code__)
+        return f"{function.__qualname__} {digest.hexdigest()[:16]}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _short(value: Any) -> str:

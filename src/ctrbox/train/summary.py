@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctrbox.columns.kind import kind_of_arrow
+from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
+from ctrbox.plan.build import build_columns
 from ctrbox.plan.expr import Expr, col
 from ctrbox.train.evaluation import columns_of, scored
 from ctrbox.train.importance import features, sample
@@ -33,6 +34,17 @@ class Look:
 
     time: Any = None
     by: Mapping[str, Any] | None = None
+
+    def check(self, plan: Plan) -> None:
+        """Refuse before training what could not be looked at after it."""
+        if self.by is not None and not isinstance(self.by, Mapping):
+            raise PlanError(f"by must be a dict, name → expression, got {type(self.by).__name__}")
+        for name, e in (self.by or {}).items():
+            build_columns(plan.log, {str(name): e})
+        if self.time is not None:
+            kind = build_columns(plan.log, {"time": self.time}).outputs[0].node.kind
+            if kind != "t":
+                raise PlanError(f"time must be a moment, such as col('ts'), got {name_of(kind)}")
 
 
 def summarize(learner: Learner, plan: Plan, settings: Settings, state: Any, clocks: list[Clock]) -> dict[str, Any]:
@@ -57,7 +69,9 @@ def summarize(learner: Learner, plan: Plan, settings: Settings, state: Any, cloc
         "rows": {"train": state.seen, "valid": 0},
         "epochs": state.epoch,
         "steps": state.step,
+        "best_step": state.best_step,
         "batch_size": settings.batch_size,
+        "settings": {k: v for k, v in settings.plain().items() if v is not None},
         "seconds": state.seconds,
         "rows_per_second": state.seen / max(1e-9, state.seconds),
         "intermediate_bytes": 0,
@@ -134,8 +148,6 @@ def few_valued(plan: Plan, described: list[dict[str, Any]]) -> dict[str, Expr]:
 
 
 def _usable(plan: Plan, e: Expr) -> bool:
-    from ctrbox.plan.build import build_columns
-
     try:
         build_columns(plan.log, {"x": e})
     except PlanError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ from ctrbox.columns.batch import Batch
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.optimizers import SGD, Adagrad, Adam
 from ctrbox.engines.plan import Plan, Position
-from ctrbox.errors import DataError, PlanError, TrainError
+from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
 from ctrbox.train.checkpoint import read_state, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate
 from ctrbox.train.folder import RunFolder
@@ -33,7 +33,7 @@ from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Progress, Watcher, watcher
 from ctrbox.train.run import Run
 from ctrbox.train.sampling import Labels, thin
-from ctrbox.train.settings import Settings, identity, settings_of
+from ctrbox.train.settings import Settings, described, identity, settings_of, with_batch_size
 from ctrbox.train.summary import Look, judge, summarize
 
 DenseOptimizer: TypeAlias = SGD | Adagrad | Adam | Callable[[Any], torch.optim.Optimizer]
@@ -54,8 +54,13 @@ class State:
     best: float | None = None
     best_step: int = 0
     since_best: int = 0
-    loss: float = 0.0  # smoothed
+    losses: list[float] = field(default_factory=lambda: [0.0, 0.0])  # smoothed sum and its weight
     finished: bool = False
+
+    @property
+    def loss(self) -> float:
+        """Of about the last 20 steps."""
+        return self.losses[0] / self.losses[1] if self.losses[1] else 0.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,10 @@ class Trainer:
         self.model = model
         self.embedder = embedder
         self.optimizer = Adam(lr=1e-3) if optimizer is None else optimizer
+        if threads is not None and (
+            not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 256
+        ):
+            raise PlanError(f"threads must be a whole number from 1 to 256, got {threads!r}")
         self.threads = threads
 
     def fit(
@@ -119,18 +128,23 @@ class Trainer:
         ``ctrbox.train.settings.Settings`` (batch_size, epochs, limit, shuffle, negatives, patience, monitor,
         evaluate_every, clip, seed, schedule).
         """
+        check_arguments(out, ahead, checkpoint_seconds, checkpoint_steps, progress)
         if not isinstance(plan, Plan):
             raise PlanError(f"fit needs a plan, as cb.compile gives it, got {type(plan).__name__}")
         share = 0.0 if isinstance(valid, Plan) else valid
         chosen = settings_of({**settings, "valid": share})
         split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
+        chosen = with_batch_size(chosen, split.train_rows)
+        look = Look(time, by) if (out is not None if explain is None else explain) else None
+        if look is not None and split.valid is not None:
+            look.check(split.valid)
         return _Fit(self, plan, split, chosen, overlap, ahead, watcher(progress)).run(
             None if out is None else Path(out),
             resume=resume,
             overwrite=overwrite,
             seconds=checkpoint_seconds,
             steps=checkpoint_steps,
-            look=Look(time, by) if (out is not None if explain is None else explain) else None,
+            look=look,
             best_auc=best_auc,
         )
 
@@ -142,6 +156,8 @@ class _Fit:
         self, trainer: Trainer, plan: Plan, split: Split, settings: Settings, overlap: bool, ahead: int, watch: Watcher
     ) -> None:
         self.plan, self.split, self.settings, self.overlap, self.ahead = plan, split, settings, overlap, ahead
+        assert settings.batch_size is not None
+        self.batch_size = settings.batch_size
         schema = plan.schema
         if not schema.label:
             raise TrainError("the plan has no label; give one: cb.FeatureSet(label=col('clicked'), …)")
@@ -154,7 +170,7 @@ class _Fit:
             clip=settings.clip,
             keep=settings.negatives,
         )
-        self.optimizer = repr(trainer.optimizer)
+        self.optimizer = described(trainer.optimizer)
         self.state = State()
         self.clocks = {name: Clock(name) for name in ("extract", "lookup", "learn", "evaluate", "checkpoint")}
         self.watch = watch
@@ -186,6 +202,8 @@ class _Fit:
             if self.split.valid is not None:
                 summary |= self._judge(look)
                 summary["rows"]["valid"] = summary["metrics"]["rows"]
+                if self.split.other is None:
+                    summary["held"] = {"start": self.split.start, "stop": self.split.stop}
             if best_auc is not None:
                 summary["metrics"]["best_auc"] = best_auc
             if self.folder is not None:
@@ -213,12 +231,12 @@ class _Fit:
 
     def _judge(self, look: Look | None) -> dict[str, Any]:
         """The final weights on the validation rows, from all sides where asked."""
-        split, s = self.split, self.settings
+        split = self.split
         assert split.valid is not None
         if look is not None:
-            return judge(self.learner, split.valid, split.start, split.stop, s.batch_size, look)
+            return judge(self.learner, split.valid, split.start, split.stop, self.batch_size, look)
         if self.evaluated != self.state.step:
-            self.metrics = evaluate(self.learner, split, s.batch_size, self.overlap).result()
+            self.metrics = evaluate(self.learner, split, self.batch_size, self.overlap).result()
         return {"metrics": self.metrics}
 
     # ---- passes over the log
@@ -241,7 +259,7 @@ class _Fit:
                 handed, looked = item
                 if looked is not None:
                     loss = learn.time(self.learner.learn, looked, self.settings.schedule(state.step))
-                    state.loss = loss if state.step == 0 else 0.95 * state.loss + 0.05 * loss
+                    state.losses = [0.95 * state.losses[0] + 0.05 * loss, 0.95 * state.losses[1] + 0.05]
                     state.step += 1
                     state.seen += looked.batch.rows
                     learn.rows += looked.batch.rows
@@ -265,7 +283,7 @@ class _Fit:
         s, state = self.settings, self.state
         start = Position(**state.position) if state.position else None
         walk = self.plan.walk(
-            s.batch_size, shuffle=s.shuffle, seed=s.seed + epoch, start=start, stop=self.split.train_stop
+            self.batch_size, shuffle=s.shuffle, seed=s.seed + epoch, start=start, stop=self.split.train_stop
         )
         labels, number = Labels(state.rows, state.clicks), state.step
         try:
@@ -282,7 +300,9 @@ class _Fit:
         rows = handed.batch.rows
         self.clocks["lookup"].rows += rows
         self.clocks["extract"].rows += rows
-        return handed, self.learner.look(handed.batch, handed.number) if rows else None
+        # Rows made ahead of an early stop would stay: the table would depend on how far ahead the stages were.
+        ahead = self.settings.patience is None
+        return handed, self.learner.look(handed.batch, handed.number, prefetch=ahead) if rows else None
 
     # ---- now and then
     def _report(self, log_row: int) -> None:
@@ -315,7 +335,7 @@ class _Fit:
         state, s, clock = self.state, self.settings, self.clocks["evaluate"]
         if self.split.valid is None:
             return False
-        metrics = clock.time(evaluate, self.learner, self.split, s.batch_size, self.overlap).result()
+        metrics = clock.time(evaluate, self.learner, self.split, self.batch_size, self.overlap).result()
         self.metrics, self.evaluated = metrics, state.step
         clock.rows += int(metrics["rows"])
         self.watch.evaluated(metrics)
@@ -366,17 +386,54 @@ class _Fit:
 
     def _go_on(self, folder: RunFolder) -> None:
         """Become what the newest checkpoint holds, if there is one."""
-        found = folder.newest()
-        if found is None:
+        wrong: list[str] = []
+        for place, kept in folder.whole_checkpoints(wrong):
+            try:
+                state = state_of(kept.get("state"))
+                read_weights(place, kept, self.learner.model, self.learner.embedders, self.learner.optimizer)
+            except (CtrboxError, *BROKEN) as error:
+                wrong.append(f"{place} is damaged: {error}")
+                continue
+            self.state = state
+            folder.goes_on_after(state.step)
+            self.watch.resumed(state.step, state.seen)
             return
-        place, state = found
-        names = {f.name for f in fields(State)}
-        try:
-            self.state = State(**{k: v for k, v in state["state"].items() if k in names})
-        except (KeyError, TypeError, AttributeError):
-            raise DataError(f"{place} is damaged: its state is not that of a training") from None
-        read_weights(place, state, self.learner.model, self.learner.embedders, self.learner.optimizer)
-        self.watch.resumed(self.state.step, self.state.seen)
+        if wrong:
+            raise DataError(f"no checkpoint in {folder.path} can be used: {wrong[0]}; overwrite=True begins anew")
+        folder.goes_on_after(-1)
+
+
+BROKEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
+
+
+def state_of(kept: Any) -> State:
+    """A state read back; what has another type than it should raises TypeError."""
+    fresh = asdict(State())
+    if not isinstance(kept, dict) or set(kept) != set(fresh):
+        raise TypeError("its state is not that of a training")
+    for name, usual in fresh.items():
+        value = kept[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = isinstance(value, type(usual)) or (isinstance(usual, float) and number) or (name == "best" and number)
+        if not fits or (name == "position" and not all(isinstance(v, int) for v in value.values())):
+            raise TypeError(f"{name} of its state is {value!r}")
+    Position(**kept["position"])
+    return State(**kept)
+
+
+def check_arguments(out: Any, ahead: Any, seconds: Any, steps: Any, progress: Any) -> None:
+    if out is not None and not isinstance(out, str | Path):
+        raise PlanError(f"out must be a path, got {out!r}")
+    if not isinstance(ahead, int) or isinstance(ahead, bool) or not 1 <= ahead <= 1000:
+        raise PlanError(f"ahead must be a whole number from 1 to 1,000, got {ahead!r}")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
+        raise PlanError(f"checkpoint_seconds must be a number above 0, got {seconds!r}")
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise PlanError(f"checkpoint_steps must be a whole number above 0, got {steps!r}")
+    if not isinstance(progress, bool) and not all(
+        hasattr(progress, name) for name in ("see", "evaluated", "resumed", "end")
+    ):
+        raise PlanError(f"progress must be True, False or a Watcher (see, evaluated, resumed, end), got {progress!r}")
 
 
 def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimizer]:
@@ -392,6 +449,14 @@ def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimi
             return lambda weights: torch.optim.Adam(
                 weights, lr=given.lr, betas=(given.beta1, given.beta2), eps=given.eps, foreach=True
             )
-    if not callable(given):
-        raise PlanError(f"optimizer must be cb.Adam(…), cb.Adagrad(…), cb.SGD(…) or a function, got {given!r}")
-    return given
+    if not callable(given) or isinstance(given, type):
+        shown = given.__name__ if isinstance(given, type) else repr(given)
+        raise PlanError(f"optimizer must be cb.Adam(…), cb.Adagrad(…), cb.SGD(…) or a function, got {shown}")
+
+    def made(weights: Any) -> torch.optim.Optimizer:
+        found = given(weights)
+        if not isinstance(found, torch.optim.Optimizer):
+            raise PlanError(f"the optimizer function gave a {type(found).__name__}; expected a torch optimizer")
+        return found
+
+    return made

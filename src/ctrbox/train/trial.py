@@ -45,7 +45,7 @@ from ctrbox.train.learner import Learner, Looked, reads_of
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Progress, Watcher, watcher
 from ctrbox.train.sampling import Labels, thin
-from ctrbox.train.settings import Settings
+from ctrbox.train.settings import Settings, with_batch_size
 from ctrbox.train.trainer import DenseOptimizer, dense_optimizer
 from ctrbox.train.verdict import Candidate, Cost, Trial
 
@@ -98,6 +98,7 @@ def trial(
     build = _builder(model)
     union = _union(plan, candidates, plan)
     split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
+    chosen = with_batch_size(chosen, split.train_rows)
     judged = union if split.other is None else _union(plan, candidates, split.other, union)
     with torch.random.fork_rng(devices=[]):
         arms = _arms(union.schema, candidates, build, table, numbers, optimizer, threads or plan.threads, chosen)
@@ -108,7 +109,7 @@ def trial(
             count = len(arms) * len(numbers)
             raise BudgetError(f"{error} (a trial divides the budget among its {count} learners)") from None
         seconds = time.perf_counter() - began
-        label, scores = _score(judged, arms, chosen.batch_size, split, overlap)
+        label, scores = _score(judged, arms, chosen.batch_size or 1, split, overlap)
     extracted = _extraction_cost(union, arms, split.train_stop)
     base = arms[0]
     found = {}
@@ -329,6 +330,7 @@ def _learn(plan: Plan, arms: list[_Arm], settings: Settings, split: Split, overl
     clocks = [Clock("extract"), Clock("lookup"), Clock("learn")]
     seen = step = 0
     loss, began, told = 0.0, time.perf_counter(), 0.0
+    smoothed = (0.0, 0.0)
     try:
         for epoch in range(settings.epochs):
             labels = Labels()
@@ -345,7 +347,8 @@ def _learn(plan: Plan, arms: list[_Arm], settings: Settings, split: Split, overl
                     for k in ((step + j) % len(arms) for j in range(len(arms))):
                         now = clocks[2].time(arms[k].learn, looked[k], factor)
                         if k == 0:
-                            loss = now if step == 0 else 0.95 * loss + 0.05 * now
+                            smoothed = (0.95 * smoothed[0] + 0.05 * now, 0.95 * smoothed[1] + 0.05)
+                            loss = smoothed[0] / smoothed[1]
                     step, seen = step + 1, seen + looked[0].batch.rows
                     seconds = time.perf_counter() - began
                     if seconds - told > 0.1:
@@ -365,7 +368,7 @@ def _walk(
     plan: Plan, s: Settings, split: Split, epoch: int, labels: Labels, number: int
 ) -> Generator[tuple[int, Batch, int], None, None]:
     """Number of the step, batch with some of the rows without a click left out, and where the log stands."""
-    walk = plan.walk(s.batch_size, shuffle=s.shuffle, seed=s.seed + epoch, stop=split.train_stop)
+    walk = plan.walk(s.batch_size or 1, shuffle=s.shuffle, seed=s.seed + epoch, stop=split.train_stop)
     try:
         for batch, position in walk:
             first = labels.rows

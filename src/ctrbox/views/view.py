@@ -5,8 +5,8 @@ Everything is lazy: a view is a source and a tuple of steps. The planner reads t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ctrbox.errors import PlanError, nearest
@@ -101,10 +101,20 @@ class View:
         object.__setattr__(view, "steps", (*self.steps, step))
         return view
 
-    def over(self, data: Any) -> View:
-        """The same steps over other rows."""
+    def over(self, data: Any, views: Mapping[str, Any] | None = None) -> View:
+        """The same steps over other rows; ``views``: other data for joined and merged views, by name."""
+        known = [step.view.name for step in self.steps if isinstance(step, Join | Merge)]
+        for name in views or {}:
+            if name not in known:
+                raise PlanError(f"view {name!r} is not joined or merged here{nearest(name, known)}; there are: {known}")
         view = View(data, self.key, keep=self.keep, name=self.name)
-        object.__setattr__(view, "steps", self.steps)
+        steps = tuple(
+            replace(step, view=step.view.over((views or {})[step.view.name]))
+            if isinstance(step, Join | Merge) and step.view.name in (views or {})
+            else step
+            for step in self.steps
+        )
+        object.__setattr__(view, "steps", steps)
         return view
 
     @property
