@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 
 from benchmarks.extract_job import DEVICES
 
-DIM, HIDDEN = 8, (64, 32)
+DIM, HIDDEN = 8, (32, 16)
 BATCH, SEED = 16_384, 1
 INIT = 0.01  # of new vectors, MemoryTable's default
 HELD = 0.1  # of the raw log
@@ -77,7 +77,7 @@ def train(plan: Callable[[], Any], held: float, *, init: float = INIT) -> tuple[
     torch.manual_seed(SEED)
     planned = plan()
     model = cb.models.DeepFM(planned.schema, dim=DIM, hidden=HIDDEN)
-    table = cb.MemoryTable(DIM, optimizer=cb.Adagrad(lr=0.05), init=init, seed=SEED)
+    table = cb.MemoryTable(DIM, optimizer=cb.Adagrad(lr=0.05, initial=1.0), init=init, seed=SEED)
     # by={}: no slices by field; only the raw plan knows columns by which to cut.
     trainer = cb.Trainer(model, table)
     return clock, trainer.fit(planned, valid=held, batch_size=BATCH, seed=SEED, by={}, progress=clock)

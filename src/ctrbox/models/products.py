@@ -35,6 +35,20 @@ def dots(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return _Dots.apply(left.contiguous(), right.contiguous())
 
 
+class _Sums(torch.autograd.Function):
+    """Σ v and Σ |v|² over fields. Their gradient in one pass over the vectors, where autograd makes four."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(vectors)
+        return vectors.sum(1), torch.linalg.vector_norm(vectors, dim=(1, 2)).square_()
+
+    @staticmethod
+    def backward(ctx: Any, of_sum: torch.Tensor, of_squares: torch.Tensor) -> torch.Tensor:
+        (vectors,) = ctx.saved_tensors
+        return torch.addcmul(of_sum.unsqueeze(1), vectors, of_squares.view(-1, 1, 1), value=2)
+
+
 class PairSum(nn.Module):
     """FM's second-order term: Σ <v_i, v_j> over pairs of features i < j, as (|Σ v|² - Σ |v|²) / 2.
 
@@ -47,8 +61,7 @@ class PairSum(nn.Module):
         self.weight = nn.Parameter(torch.randn(columns, dim) * 0.01)
 
     def forward(self, vectors: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-        total = vectors.sum(1)
-        squares = vectors.square().sum((1, 2))
+        total, squares = _Sums.apply(vectors)
         if dense.shape[1]:
             total = total + dense @ self.weight
             squares = squares + dense.square() @ self.weight.square().sum(1)
