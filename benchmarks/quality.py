@@ -21,26 +21,35 @@ from benchmarks.report import machine
 
 ALL = ("LR", "FM", "EmbeddingMLP", "WideDeep", "DeepCrossing", "PNN", "YouTubeDNN", "DeepFM", "XDeepFM", "DCNv2", "DIN")
 
-TABLE = ["Adagrad", {"lr": 0.02}]
+NORM = {"batch_norm": True}
+SLOW = ["Adagrad", {"lr": 0.05, "initial": 0.1}]
 
-# Settings tried for every model of a set: of the model ("model"), its table ("table") and the training ("fit").
+# Settings tried for every model of a set: of the plan (crosses, rates, least), the model, its table and the training.
 GRID: dict[str, list[dict[str, Any]]] = {
     "frappe_x1": [
-        {"dim": 10, "hidden": (400, 400, 400), "dropout": 0.2, "batch": 1024, "table": TABLE, "lr": 1e-3, "epochs": 20},
+        {"crosses": 1, "dim": 16, "hidden": (256, 128), "dropout": 0.2, "PNN": NORM, "batch": 1024, "shuffle": 204_800,
+         "table": SLOW, "lr": 1e-3, "epochs": 8, "cosine": True, "patience": 3},
     ],
     "criteo_1tb_80k": [
-        {"dim": 8, "hidden": (64, 32), "dropout": 0.2, "batch": 1024, "table": TABLE, "lr": 1e-3, "epochs": 4},
+        {"least": 4, "dim": 8, "hidden": (64, 32), "dropout": 0.3, "batch": 512, "shuffle": 55_808,
+         "table": ["Adagrad", {"lr": 0.005, "initial": 0.1}], "linear": ["FTRL", {"alpha": 0.05, "l1": 1.0}],
+         "lr": 5e-4, "epochs": 5, "every": 40, "patience": 4},
+        {"least": 4, "dim": 4, "hidden": (64, 32), "dropout": 0.5, "batch": 512, "shuffle": 55_808,
+         "table": ["Adagrad", {"lr": 0.005, "initial": 0.1}], "lr": 1e-3, "epochs": 5, "every": 40, "patience": 4},
     ],
     "criteo_attribution_165k": [
-        {"dim": 8, "hidden": (64, 32), "dropout": 0.1, "batch": 1024, "table": TABLE, "lr": 1e-3, "epochs": 8},
+        {"rates": 5, "crosses": 2, "dim": 8, "hidden": (64, 32), "dropout": 0.1, "batch": 1024, "shuffle": 118_784,
+         "table": ["Adagrad", {"lr": 0.01, "initial": 0.1}], "lr": 1e-3, "epochs": 6, "cosine": True, "patience": 3},
     ],
     "open_bandit_60k": [
-        {"dim": 4, "hidden": (16,), "dropout": 0.2, "batch": 1024, "table": TABLE, "lr": 1e-3, "epochs": 4},
+        {"dim": 4, "hidden": (16,), "dropout": 0.2, "batch": 512, "shuffle": 30_000,
+         "table": ["Adagrad", {"lr": 0.005, "initial": 0.1}], "lr": 3e-4, "epochs": 4, "every": 20, "patience": 4},
     ],
     "adlog": [
-        {"dim": 8, "hidden": (64, 32), "dropout": 0.0, "batch": 8192, "table": TABLE, "lr": 1e-3, "epochs": 2},
+        {"dim": 8, "hidden": (64, 32), "dropout": 0.1, "batch": 8192, "drop": ["user"],
+         "table": ["Adagrad", {"lr": 0.05, "initial": 1.0}], "lr": 2e-3, "epochs": 2, "cosine": True},
     ],
-}
+}  # fmt: skip
 
 
 def one(set_: str, name: str, options: dict[str, Any], limit: int | None) -> dict[str, Any]:

@@ -24,11 +24,13 @@ using Columns = std::vector<std::pair<size_t, int>>;  // field, kind
 // Pooled memory as an array: outputs of equal size a batch would cost a page fault every 4 KB if they were fresh.
 template <class T>
 struct Output {
+  static constexpr size_t kMostElements = size_t{1} << 40;  // far beyond any memory; what is more is a wrong argument
   std::shared_ptr<Buffer<T>> buffer = std::make_shared<Buffer<T>>();
   std::vector<size_t> shape;
   explicit Output(std::vector<size_t> dims) : shape(std::move(dims)) {
     size_t n = 1;
-    for (size_t d : shape) n *= d;
+    for (size_t d : shape)
+      if (__builtin_mul_overflow(n, d, &n) || n > kMostElements) throw std::bad_alloc();
     buffer->resize(n);
   }
   T* data() { return buffer->data(); }

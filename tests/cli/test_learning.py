@@ -185,6 +185,8 @@ def test_where_a_run_goes(
         (tmp_path / "runs" / name / "config.json").touch()
     for name in finished:
         (tmp_path / "runs" / name / "summary.json").touch()
+    for name in begun:
+        (tmp_path / "runs" / name / "checkpoints" / "step-0000000004").mkdir(parents=True)
     asked = {"out": None, "resume": True, "overwrite": False} | options
     if isinstance(expected, str):
         with pytest.raises(Mistake, match=expected):
@@ -277,14 +279,18 @@ RUN, OWN = Path("runs/job"), Path("job.py")
 
 def test_evaluate_measures_the_rows_of_a_log(here: Path, trained: Any, call: Call) -> None:
     stdout, stderr = call(learning.evaluate, RUN, job=OWN, as_json=True)
+    held = json.loads(stdout)
+    told = json.loads((here / RUN / "summary.json").read_text(encoding="utf-8"))["metrics"]
+    assert (held["rows"], held["auc"], held["logloss"]) == (told["rows"], told["auc"], told["logloss"])
+    assert "the rows that the run held back" in stderr
+    assert "next: ctrbox predict runs/job DATA" in stderr
+    part = sorted((here / "data" / "impressions").glob("*.parquet"))[0]
+    stdout, _ = call(learning.evaluate, RUN, str(part), job=OWN, as_json=True)
     whole = json.loads(stdout)
     kept = kept_rows(here)
     assert whole["rows"] == kept.num_rows
     assert whole["clicks"] == pa.compute.sum(kept.column("clicked")).as_py()
     assert 0.5 < whole["auc"] < 1
-    assert "the rows it learned from among them" in stderr
-    assert "next: ctrbox predict runs/job DATA" in stderr
-    part = sorted((here / "data" / "impressions").glob("*.parquet"))[0]
     words, _ = call(learning.evaluate, RUN, str(part), job=OWN)
     assert f"{whole['auc']:.4f}" in words
     assert f"{whole['rows']:,.0f}" in words

@@ -277,14 +277,16 @@ def test_a_failed_overwrite_gives_the_old_run_back(plan: cb.Plan, tmp_path: Path
     assert weights(cb.Run.load(tmp_path / "run", model=Small(plan.schema))) == old
 
 
-def test_a_run_killed_while_it_replaced_another_gives_it_back(plan: cb.Plan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("moved", [0, 1, 3, 99])
+def test_a_run_killed_while_it_replaced_another_gives_it_back(plan: cb.Plan, tmp_path: Path, moved: int) -> None:
     old = weights(fit(plan, out=tmp_path / "run", limit=600))
     before = tmp_path / "run" / ".before"
     before.mkdir()
-    for item in list((tmp_path / "run").iterdir()):
-        if item.name not in (".before", ".lock"):
-            item.rename(before / item.name)
-    (tmp_path / "run" / "config.json").write_text("half of")
+    items = [p for p in (tmp_path / "run").iterdir() if p.name not in (".before", ".lock")]
+    for item in sorted(items, key=lambda p: p.name == "config.json")[:moved]:
+        item.rename(before / item.name)
+    if moved == 99:
+        (tmp_path / "run" / "config.json").write_text("half of")
     with pytest.raises(DataError, match="holds a finished run"):
         fit(plan, out=tmp_path / "run", limit=600)
     assert weights(cb.Run.load(tmp_path / "run", model=Small(plan.schema))) == old

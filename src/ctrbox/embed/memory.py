@@ -61,7 +61,7 @@ class MemoryTable:
         except OverflowError:
             self.budget = 0
         if not 1 <= self.budget <= MOST_BUDGET:
-            raise PlanError(f"budget= must be from 1 byte to {MOST_BUDGET:,}, got {budget!r}")
+            raise PlanError(f"budget= must be above 0 bytes and at most {MOST_BUDGET:,}, got {budget!r}")
         self.threads = None if threads is None else _whole("threads", threads, 1, 256)
         self._row = Row(_whole("dim", dim, 0, MOST_DIM))
         self._opened = False

@@ -98,15 +98,19 @@ class RunFolder:
                 plan.show(aside)
 
     # ---- a run that is to be replaced waits in .before until the new one has a checkpoint or an end
+    #
+    # Killed at any moment, nothing is lost: config.json goes in last and comes out first, so .before holds it exactly while
+    # the whole old run is there and whatever stands beside it is the new one's.
     def _set_aside(self) -> None:
         self.before.mkdir()
-        for item in ours(self.path):
+        for item in sorted(ours(self.path), key=lambda p: p.name == "config.json"):
             item.rename(self.before / item.name)
 
     def _bring_back(self) -> None:
-        for item in ours(self.path):
-            remove(item)
-        for item in list(self.before.iterdir()):
+        if (self.before / "config.json").exists():
+            for item in ours(self.path):
+                remove(item)
+        for item in sorted(self.before.iterdir(), key=lambda p: p.name != "config.json"):
             item.rename(self.path / item.name)
         remove(self.before)
 

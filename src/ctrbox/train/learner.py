@@ -138,6 +138,7 @@ class Learner:
         self.rates = [g["lr"] for g in self.optimizer.param_groups] if self.optimizer else []
         self.threads = threads
         self.clip = clip
+        self.begun = False
         self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not thinned out
 
     @property
@@ -159,6 +160,9 @@ class Learner:
     def learn(self, looked: Looked, factor: float = 1.0) -> float:
         """One step; returns the mean loss. ``factor``: of the learning rates."""
         batch = looked.batch
+        if not self.begun:
+            self.begun = True
+            self._start_from_the_click_rate(batch)
         pulled = self._pull(looked, create=True)
         for rows in pulled:
             rows.requires_grad_()
@@ -196,6 +200,15 @@ class Learner:
         return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
     # ---- parts of a step
+    def _start_from_the_click_rate(self, batch: Batch) -> None:
+        """A model whose output bias is still 0 begins with the log odds of its first batch, not with one click in two."""
+        bias = getattr(self.model, "bias", None)
+        if batch.label is None or not isinstance(bias, nn.Parameter) or bias.shape != (1,) or bool(bias.detach().any()):
+            return
+        clicks = float(batch.label.sum())
+        with torch.no_grad():
+            bias.fill_(math.log((clicks + 0.5) / (batch.rows - clicks + 0.5)))
+
     def _pull(self, looked: Looked, create: bool) -> list[torch.Tensor]:
         return [
             torch.from_numpy(s.embedder.pull(lookup.keys, create=create))

@@ -191,6 +191,7 @@ def _tables(place: Path, state: Mapping[str, Any]) -> dict[str, MemoryTable]:
 
 def trained_with(folder: Path) -> str:
     """The fingerprint of the plan that a finished run was trained with."""
+    read_sealed(folder / "config.json", "run folder")
     return str(read_state(folder / "model").get("fingerprint"))
 
 
