@@ -120,6 +120,7 @@ def test_json_is_one_object_on_stdout(job: Path) -> None:
     assert found["stages"]
 
 
+@pytest.mark.slow
 def test_parquet_arrow_and_stream_hold_the_same_rows(job: Path) -> None:
     here = job.parent
     ctrbox("extract", job.name, "-o", "a.parquet", cwd=here)
@@ -215,6 +216,7 @@ def test_full_disk_under_stdout_is_one_line(job: Path, arguments: list[str]) -> 
     assert "ignored" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_of_stdout_that_goes_away_is_one_line(job: Path) -> None:
     for arguments in (["extract", "job.py", "-o", "-"], ["explain", "job.py"]):
         process = subprocess.Popen(
@@ -234,6 +236,7 @@ def test_a_reader_of_stdout_that_goes_away_is_one_line(job: Path) -> None:
         assert "ignored" not in stderr
 
 
+@pytest.mark.slow
 def test_streams_that_are_closed(job: Path) -> None:
     command = f"{sys.executable} -m ctrbox.cli extract job.py"
     for rest, code, stdout in (
@@ -251,6 +254,7 @@ def test_streams_that_are_closed(job: Path) -> None:
     assert pq.read_table(job.parent / "a.parquet").num_rows == ROWS
 
 
+@pytest.mark.slow
 def test_what_is_no_file_is_not_replaced(job: Path) -> None:
     here = job.parent
     os.mkfifo(here / "pipe.svg")
@@ -268,6 +272,7 @@ def test_what_is_no_file_is_not_replaced(job: Path) -> None:
     assert (here / "pipe.parquet").is_fifo()
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_by_the_next(job: Path) -> None:
     job.write_text(
         JOB + "class Killed:\n"

@@ -263,6 +263,7 @@ def test_a_mistake_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_process_is_one_line_and_code_1(here: Path, tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(here / "data")
     (tmp_path / "job.py").write_text(JOB.replace("model = Mine(plan.schema)", ""))
@@ -296,6 +297,7 @@ def test_evaluate_measures_the_rows_of_a_log(here: Path, trained: Any, call: Cal
     assert f"{whole['rows']:,.0f}" in words
 
 
+@pytest.mark.slow
 def test_predictions_carry_their_keys_in_the_order_of_the_log(
     here: Path, trained: Any, tmp_path: Path, call: Call
 ) -> None:
@@ -370,6 +372,7 @@ def test_what_cannot_be_loaded_is_one_line(here: Path, trained: Any, tmp_path: P
 # ---- demo ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_demo_goes_the_whole_path(tmp_path: Path, call: Call) -> None:
     out, rows = Path("d"), 3_000
     stdout, stderr = call(learning.demo, rows, out, as_json=True, cwd=tmp_path)

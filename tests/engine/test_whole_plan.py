@@ -695,6 +695,7 @@ def rich(sources: dict[str, Any], ordered: bool, condition: Any = None) -> tuple
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("rows", [0, 1, 60])
+@pytest.mark.slow
 def test_every_setting_gives_the_same_batches(rows: int, ordered: bool, tmp_path: Path) -> None:
     made = world(7, rows, ordered=ordered)
     log, features = rich(made.tables, ordered)
@@ -709,6 +710,7 @@ def test_every_setting_gives_the_same_batches(rows: int, ordered: bool, tmp_path
                 assert_equal(list(plan.batches(batch_size)), wanted, batch_size)
 
 
+@pytest.mark.slow
 def test_long_strings_and_long_lists() -> None:
     """More than a pool's first block in one row, between rows that need little; kept by filter and join."""
     rng = random.Random(1)

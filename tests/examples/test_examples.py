@@ -39,6 +39,7 @@ def test_there_is_a_test_for_every_example() -> None:
 @pytest.mark.parametrize(
     ("name", "rows", "least"), [("adlog.py", 4000, 0.5), ("movielens.py", 6000, 0.6), ("criteo.py", 4000, 0.52)]
 )
+@pytest.mark.slow
 def test_an_example_trains_and_its_run_comes_back(
     name: str, rows: int, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

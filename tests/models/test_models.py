@@ -179,6 +179,7 @@ def test_one_field_is_enough(name: str) -> None:
 
 
 @every_model
+@pytest.mark.slow
 def test_the_checkerboard_is_learned_by_all_but_lr(name: str) -> None:
     world = Checkerboard(made(name, schema(), dim=8, **({} if name in ("LR", "FM") else {"hidden": (32, 16)})))
     found = world.learn(80)

@@ -157,6 +157,7 @@ def test_values_equal_pythons_json(
         b"truee",
     ]
 )
+@pytest.mark.slow
 def test_validity_equals_pythons_json(docs: list[bytes]) -> None:
     # The whole document is asked for: a value tells that it is valid ("null" is valid without one).
     for doc, value in zip(docs, got(list(docs), [([], "str")])[0], strict=True):

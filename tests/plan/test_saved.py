@@ -237,6 +237,7 @@ def plus_one(x: pa.Array) -> pa.Array:
     return pa.compute.add(x, 1)
 
 
+@pytest.mark.slow
 def test_user_operators_are_imported_only_when_allowed(tmp_path: Path) -> None:
     module = tmp_path / "my_operators.py"
     module.write_text(
@@ -349,6 +350,7 @@ def test_what_is_fitted_counts_and_the_digest_is_kept() -> None:
     assert plan.fingerprint != fitted
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_the_same_in_another_process() -> None:
     code = "from tests.plan import world; print(world.plan().fit().fingerprint)"
     wanted = world.plan().fit().fingerprint

@@ -66,6 +66,7 @@ def test_one_seed_gives_one_model() -> None:
     assert not np.array_equal(found[0], found[2])
 
 
+@pytest.mark.slow
 def test_frames_of_every_kind_give_the_same_model() -> None:
     pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
     X, y = world(400)
@@ -351,6 +352,7 @@ def test_parameters_are_kept_as_given() -> None:
     assert repr(cb.Classifier()) == "Classifier()"
 
 
+@pytest.mark.slow
 def test_scikit_learn_takes_it_for_a_classifier() -> None:
     pytest.importorskip("sklearn")
     from sklearn.base import clone, is_classifier

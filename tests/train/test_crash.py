@@ -63,6 +63,7 @@ def killed_until_done(folder: Path, out: str, kills: int, rng: random.Random) ->
         done += 1
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     on_disk(tmp_path)
     whole = end(start(tmp_path, "whole"))

@@ -66,6 +66,7 @@ def plan(tmp_path: Path) -> cb.Plan:
     ],
 )
 @pytest.mark.parametrize("stop", [1, 10, 18])
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_weights(plan: cb.Plan, tmp_path: Path, stop: int, options: dict) -> None:
     whole = fit(plan, out=tmp_path / "whole", checkpoint_steps=4, **options)
     out = tmp_path / "broken"
@@ -184,6 +185,7 @@ def test_two_trainings_into_one_folder_are_refused(plan: cb.Plan, tmp_path: Path
     assert held
 
 
+@pytest.mark.slow
 def test_any_damaged_file_of_a_checkpoint_is_met_and_the_one_before_is_used(plan: cb.Plan, tmp_path: Path) -> None:
     whole = weights(fit(plan, out=tmp_path / "whole", checkpoint_steps=4))
     for name in ("dense.safetensors", "optimizer.safetensors", "table-0.ctrtable", "state.json"):
