@@ -139,6 +139,7 @@ def test_limit_cuts_in_the_middle_of_a_batch(job: Path) -> None:
     assert pq.read_table(job.parent / "a.parquet").num_rows == 1_500
 
 
+@pytest.mark.slow
 def test_no_row_left_gives_an_empty_file_with_the_same_columns(job: Path) -> None:
     ctrbox("extract", job.name, "-o", "some.parquet", cwd=job.parent)
     job.write_text(JOB.replace("cb.compile(log,", 'cb.compile(log.filter(col("device") == "toaster"),'))
@@ -419,6 +420,7 @@ def test_a_job_imports_its_neighbours(job: Path) -> None:
 # ---- explain, show, datasets --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_explain_in_words_and_as_json(job: Path) -> None:
     assert "layer" in ctrbox("explain", "job.py", cwd=job.parent).stdout.lower()
     assert json.loads(ctrbox("explain", "job.py", "--json", cwd=job.parent).stdout)

@@ -149,6 +149,7 @@ def many(seed: int) -> tuple[Batch, list[str]]:
 
 
 @pytest.mark.parametrize("dim", [5, 16])
+@pytest.mark.slow
 def test_any_number_of_threads_gives_the_same_bits(dim: int) -> None:
     batch, names = many(dim)
     random = np.random.default_rng(1)

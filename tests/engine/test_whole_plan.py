@@ -628,6 +628,7 @@ QUIET = {
 
 @settings(max_examples=80, **QUIET)
 @given(job=jobs(), **ENGINE)
+@pytest.mark.slow
 def test_any_plan_equals_the_oracle(job: Job, **engine: Any) -> None:
     check(job, **engine)
 

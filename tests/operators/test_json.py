@@ -116,6 +116,7 @@ def check(docs: list[bytes | None], paths: list[tuple[list[bytes | int], str]], 
     2,
 )
 @example([b'[1,[2],{"a":"]"},"\\n",null,1.0,true]', b"[]", b"[ ]", b"{}", b""], [([], k) for k in KINDS], 2)
+@pytest.mark.slow
 def test_values_equal_pythons_json(
     docs: list[bytes | None], paths: list[tuple[list[bytes | int], str]], chunk_rows: int
 ) -> None:

@@ -192,6 +192,7 @@ def test_edit_distance_stops_at_its_limit(values: list[Any], limit: int) -> None
 @unhurried
 @given(pairs)
 @example([(b"abcdefgh\xff", b"abcdefgh\x01"), (b"a", b"a\0")])
+@pytest.mark.slow
 def test_comparison_is_by_bytes(values: list[Any]) -> None:
     x, y = col("x"), col("y")
     assert of_pairs(x == y, values) == both(values, lambda a, b: a == b)
@@ -226,6 +227,7 @@ def test_what_cannot_run_is_refused_when_the_plan_is_built(build: Any) -> None:
 
 
 @pytest.mark.skipif(not SAME_UNICODE, reason=OTHER_UNICODE)
+@pytest.mark.slow
 def test_every_code_point_has_python_s_case_space_and_category() -> None:
     # All that Python knows by name or category, and some of the 830,000 it does not.
     known = [c for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Co", "Cs") or c % 97 == 0]

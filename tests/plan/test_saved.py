@@ -511,6 +511,7 @@ def test_a_forged_import_path_is_not_imported(saved: bytes, damaged: Path) -> No
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_change_of_the_header_gives_a_plan_or_one_error(saved: bytes, damaged: Path, data: st.DataObject) -> None:
     """Whatever a header with right checksums says, nothing but an error of ours comes out."""
 

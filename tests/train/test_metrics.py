@@ -74,6 +74,7 @@ def test_auc_without_weights_is_the_nearest_float(log: list[Any]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(LOG, st.lists(st.integers(0, 24), max_size=5), st.booleans(), st.sampled_from([3, 8, 1 << 25]))
+@pytest.mark.slow
 def test_how_rows_are_cut_into_batches_changes_no_bit(
     log: list[Any], cuts: list[int], weighted: bool, limit: int
 ) -> None:
