@@ -349,3 +349,14 @@ def test_a_hostile_state_is_damage_not_a_crash(plan: cb.Plan, tmp_path: Path, na
         (place / "state.json").write_text(sealed(kept))
     with pytest.raises(DataError, match=r"no checkpoint in .* can be used"):
         fit(plan, out=tmp_path / "run")
+
+
+def test_half_a_removal_of_a_replaced_run_is_finished_not_undone(plan: cb.Plan, tmp_path: Path) -> None:
+    unfinished(plan, tmp_path / "run")
+    gone = tmp_path / "run" / ".gone"
+    (gone / "model").mkdir(parents=True)
+    (gone / "config.json").write_text("of the run before")
+    watch = StopAt(10**9)
+    fit(plan, out=tmp_path / "run", progress=watch)
+    assert watch.resumed_at == 8
+    assert not gone.exists()

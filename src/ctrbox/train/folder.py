@@ -46,6 +46,7 @@ class RunFolder:
         self.lock = lock
         self.best = path / "best"
         self.before = path / ".before"
+        self.gone = path / ".gone"
         self.events: Events | None = None
         self.resumed_at: int | None = None
 
@@ -76,6 +77,7 @@ class RunFolder:
 
     def _begin(self, mine: dict[str, Any], plan: Plan, resume: bool, overwrite: bool) -> None:
         path, there = self.path, self.path / "config.json"
+        remove(self.gone)
         if self.before.exists():
             self._bring_back()  # a process that was to replace this run ended before it had anything better
         if there.exists() and not overwrite:
@@ -114,6 +116,12 @@ class RunFolder:
             item.rename(self.path / item.name)
         remove(self.before)
 
+    def _let_go(self) -> None:
+        """In one step: half a removal in .before would look like a run to bring back."""
+        if self.before.exists():
+            self.before.rename(self.gone)
+            remove(self.gone)
+
     # ---- while it runs
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl and its numbers as TensorBoard scalars."""
@@ -139,7 +147,7 @@ class RunFolder:
         place = checkpoint_path(folder, step)
         write_weights(place, {"state": dict(state)}, learner.model, learner.embedders, learner.optimizer, random=True)
         remove_older(folder, KEEP_CHECKPOINTS)
-        remove(self.before)
+        self._let_go()
 
     def whole_checkpoints(self, wrong: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Newest first; ``wrong`` gets what is the matter with others."""
@@ -167,16 +175,17 @@ class RunFolder:
         write_weights(self.path / "model", describe(learner, summary), learner.model, learner.embedders)
         with written_aside(self.path / "summary.json") as aside:
             aside.write_text(sealed(summary), encoding="utf-8")
-        for item in (self.path / "checkpoints", self.best, self.before):
+        self._let_go()
+        for item in (self.path / "checkpoints", self.best):
             remove(item)
 
     def close(self) -> None:
         """Give the folder free for others; a run that was to be replaced and was not comes back."""
-        if self.before.exists():
-            self._bring_back()
         if self.events is not None:
             self.events.close()
             self.events = None
+        if self.before.exists():
+            self._bring_back()
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
@@ -194,7 +203,7 @@ def refuse_foreign(path: Path) -> None:
     if (path / ".before").exists():
         return  # a run that was being replaced
     known = {p.name for p in ours(path)} - {"config.json"}
-    names = sorted(p.name for p in path.iterdir() if p.name != ".lock" and p.name not in known)
+    names = sorted(p.name for p in path.iterdir() if p.name not in (".lock", ".gone") and p.name not in known)
     if (path / "config.json").exists():
         read_sealed(path / "config.json", "run folder")
     elif names or (path / "model").exists():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ctrbox.columns.batch import Batch
@@ -29,12 +27,6 @@ def uniform(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     x *= np.uint64(0xE9846AF9B1A615D)
     x ^= x >> np.uint64(28)
     return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def recalibrated(p: float, share: float) -> float:
-    """The probability in the whole log of what is ``p`` in the thinned one; the trainer adds log(share) to the logit."""
-    logit = math.log(p / (1 - p)) + math.log(share)
-    return 1 / (1 + math.exp(-logit))
 
 
 class Labels:

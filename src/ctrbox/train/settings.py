@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ctrbox.embed.embedder import Embedder
-from ctrbox.engines.plan import Plan
+from ctrbox.engines.plan import Plan, whole
 from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.train.schedule import Constant, Schedule
 
@@ -43,13 +43,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
-            _whole("batch_size", self.batch_size, 1, 2**24)
-        _whole("epochs", self.epochs, 1, 10_000)
-        _whole("shuffle", self.shuffle, 0, 2**31 - 1)
-        _whole("seed", self.seed, 0, 2**63 - 1)
+            whole("batch_size", self.batch_size, 1, 2**24)
+        whole("epochs", self.epochs, 1, 10_000)
+        whole("shuffle", self.shuffle, 0, 2**31 - 1)
+        whole("seed", self.seed, 0, 2**63 - 1)
         for name in ("limit", "patience", "evaluate_every"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1, 2**62)
+                whole(name, getattr(self, name), 1, 2**62)
         _share("valid", self.valid, 0.0, 0.9)
         _share("negatives", self.negatives, 1e-6, 1.0)
         if self.clip is not None and not (isinstance(self.clip, int | float) and 0 < self.clip < float("inf")):
@@ -175,11 +175,6 @@ def described(value: Any) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise PlanError(f"{name} must be a whole number from {low:,} to {high:,}, got {value!r}")
 
 
 def _share(name: str, value: Any, low: float, high: float) -> None:

@@ -22,7 +22,7 @@ from torch import nn
 from ctrbox.columns.batch import Batch
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.optimizers import SGD, Adagrad, Adam
-from ctrbox.engines.plan import Plan, Position
+from ctrbox.engines.plan import Plan, Position, whole
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
 from ctrbox.train.checkpoint import read_state, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate
@@ -94,10 +94,8 @@ class Trainer:
         self.model = model
         self.embedder = embedder
         self.optimizer = Adam(lr=1e-3) if optimizer is None else optimizer
-        if threads is not None and (
-            not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 256
-        ):
-            raise PlanError(f"threads must be a whole number from 1 to 256, got {threads!r}")
+        if threads is not None:
+            whole("threads", threads, 1, 256)
         self.threads = threads
 
     def fit(
@@ -424,12 +422,11 @@ def state_of(kept: Any) -> State:
 def check_arguments(out: Any, ahead: Any, seconds: Any, steps: Any, progress: Any) -> None:
     if out is not None and not isinstance(out, str | Path):
         raise PlanError(f"out must be a path, got {out!r}")
-    if not isinstance(ahead, int) or isinstance(ahead, bool) or not 1 <= ahead <= 1000:
-        raise PlanError(f"ahead must be a whole number from 1 to 1,000, got {ahead!r}")
+    whole("ahead", ahead, 1, 1000)
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
         raise PlanError(f"checkpoint_seconds must be a number above 0, got {seconds!r}")
-    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
-        raise PlanError(f"checkpoint_steps must be a whole number above 0, got {steps!r}")
+    if steps is not None:
+        whole("checkpoint_steps", steps, 1, 2**62)
     if not isinstance(progress, bool) and not all(
         hasattr(progress, name) for name in ("see", "evaluated", "resumed", "end")
     ):
