@@ -36,11 +36,11 @@ for found in re.finditer(r"^(template\s*<[^{;]*>\s*)?struct (\w+)[^;{]*\{(.*?)^\
     if re.search(r"\b(apply|write)\(", found[3]):
         (templates if found[1] else plain).add(found[2])
 
-# Shape<Body<Arguments>> in the catalogue: follow the brackets of each template's name.
+# CB_RUN(shape, Body<Arguments>) in the catalogue: follow the brackets of each template's name.
 used = set()
 for file in sorted(Path("native/core").glob("*.cpp")):
     code = file.read_text()
-    for found in re.finditer(r"<\s*(\w+)<", code):
+    for found in re.finditer(r"[<,]\s*(\w+)<", code):
         if found[1] not in templates:
             continue
         depth, end = 1, found.end()

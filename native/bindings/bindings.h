@@ -24,3 +24,20 @@ nb::object shared_array(const T* data, std::initializer_list<size_t> shape, std:
   return nb::cast(
       nb::ndarray<nb::numpy, T>(const_cast<T*>(data ? data : &empty), shape.size(), shape.begin(), capsule));
 }
+
+constexpr const char* kImageSignature = "def image(self, device_base: int) -> NDArray[numpy.uint8]";
+constexpr const char* kImage = "The bytes to copy to device_base: its pointers are addresses there.";
+
+// The image of a table or of records for memory at `device_base`, as bytes to copy there.
+template <class T>
+nb::object image_array(const T& table, uint64_t device_base) {
+  size_t n = 0;
+  std::shared_ptr<uint8_t[]> bytes;
+  {
+    nb::gil_scoped_release release;
+    n = table.image_bytes();
+    bytes = std::shared_ptr<uint8_t[]>(new uint8_t[n]);  // not make_shared: nobody reads zeros here
+    table.image(reinterpret_cast<char*>(bytes.get()), device_base);
+  }
+  return shared_array(bytes.get(), {n}, bytes);
+}

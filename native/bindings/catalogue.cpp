@@ -18,6 +18,18 @@ void bind_catalogue(nb::module_& m) {
       },
       "Every kernel: name, argument kinds, result kind, whether it makes nulls.");
   m.def(
+      "bodies",
+      [] {
+        nb::dict lines;
+        for (const Entry& e : catalogue())
+          lines[(e.name + "(" + e.args + ")").c_str()] =
+              nb::make_tuple(e.result, e.shape, e.body, e.makes_nulls, e.header);
+        return lines;
+      },
+      nb::sig("def bodies() -> dict[str, tuple[str, str, str, bool, str]]"),
+      "What every kernel runs, by 'name(args)': result kind, shape, body, whether it makes nulls, header "
+      "(core/kernel.h).");
+  m.def(
       "salt", [](nb::bytes name) { return hash_bytes(name.c_str(), static_cast<uint32_t>(name.size())); },
       nb::arg("name"), "The salt of a field: the hash of its name.");
 }

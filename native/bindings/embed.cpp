@@ -10,6 +10,8 @@
 #include "bindings/bindings.h"
 #include "core/checked_file.h"
 #include "core/memory_table.h"
+#include "core/parallel.h"
+#include "core/table_file.h"
 
 using namespace cb;
 
@@ -120,4 +122,25 @@ void bind_embed(nb::module_& m) {
            })
       .def_prop_ro("size", &MemoryTable::size)
       .def_prop_ro("bytes", &MemoryTable::bytes);
+
+  // Rows of a table that lies elsewhere, in the same file: (keys, floats of a row) as the file has them.
+  m.def(
+      "save_rows",
+      [](const std::string& path, const Shape& shape, Keys keys, Gradients rows) {
+        const auto& [dim, linear, weight, vector, init, seed] = shape;
+        const TableShape s{dim, linear, spec_of(weight), spec_of(vector), init, seed};
+        if (rows.shape(0) != keys.size() || rows.shape(1) != s.floats())
+          throw nb::value_error("rows are not (keys, floats of a row)");
+        with_file(path, [&] { save_rows(path, s, span_of(keys), rows.data(), usable_cores()); });
+      },
+      nb::arg("path"), nb::arg("shape"), nb::arg("keys"), nb::arg("rows"));
+  m.def(
+      "load_rows",
+      [](const std::string& path) {
+        auto saved = std::make_shared<SavedRows>(with_file(path, [&] { return load_rows(path); }));
+        const size_t n = saved->keys.size(), floats = saved->shape.floats();
+        return nb::make_tuple(shared_array(saved->keys.data(), {n}, saved),
+                              shared_array(saved->rows.data(), {n, floats}, saved));
+      },
+      nb::arg("path"), "Keys by shard, ascending within one, and their rows.");
 }

@@ -1,5 +1,6 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -135,5 +136,17 @@ void bind_frame(nb::module_& m) {
       .def_prop_ro(
           "null_row", [](const Records& r) { return r.handles().empty() ? 0 : r.handles().back(); },
           "The handle of the row added last.")
-      .def_prop_ro("bytes", &Records::bytes);
+      .def_prop_ro("bytes", &Records::bytes)
+      .def_prop_ro(
+          "layout",
+          [](const Records& r) {
+            std::vector<std::tuple<uint32_t, int64_t, bool, std::string>> fields;
+            for (const RecordField& f : r.fields())
+              fields.emplace_back(f.offset, f.nullable ? int64_t{f.valid_offset} : -1, f.inside(), f.kind);
+            return fields;
+          },
+          "A field each: offset of its entry in a block, of its validity byte (-1: never null), whether its elements\n"
+          "lie in the block, kind.")
+      .def_prop_ro("image_bytes", &Records::image_bytes)
+      .def("image", &image_array<Records>, nb::arg("device_base"), nb::sig(kImageSignature), kImage);
 }

@@ -125,12 +125,31 @@ void bind_program(nb::module_& m) {
       [](nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ids,
          nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> others) {
         auto rows = std::make_shared<std::vector<int32_t>>(ids.size());
-        size_t at = 0, found = 0;
-        for (size_t r = 0; r < ids.size(); ++r) {
-          while (at < others.size() && others.data()[at] < ids.data()[r]) ++at;
-          bool here = at < others.size() && others.data()[at] == ids.data()[r];
-          (*rows)[r] = here ? static_cast<int32_t>(at) : -1;
-          found += here;
+        size_t at = 0, found = 0, r = 0;
+        const int64_t *id = ids.data(), *other = others.data();
+        {
+          nb::gil_scoped_release free;
+          constexpr size_t kBlock = 32;  // both sides mostly hold the same rows: those are met by blocks
+          while (r < ids.size()) {
+            if (ids.size() - r >= kBlock && others.size() - at >= kBlock) {
+              int64_t differ = 0;
+              for (size_t k = 0; k < kBlock; ++k) differ |= id[r + k] ^ other[at + k];
+              if (!differ) {
+                for (size_t k = 0; k < kBlock; ++k) (*rows)[r + k] = static_cast<int32_t>(at + k);
+                r += kBlock;
+                at += kBlock;
+                found += kBlock;
+                continue;
+              }
+            }
+            for (size_t end = std::min(ids.size(), r + kBlock); r < end; ++r) {
+              while (at < others.size() && other[at] < id[r]) ++at;
+              bool here = at < others.size() && other[at] == id[r];
+              (*rows)[r] = here ? static_cast<int32_t>(at) : -1;
+              found += here;
+              at += here;
+            }
+          }
         }
         return std::make_tuple(shared_array(rows->data(), {rows->size()}, rows), found);
       },
@@ -140,8 +159,17 @@ void bind_program(nb::module_& m) {
   m.def(
       "first_descent",
       [](nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ids) {
-        for (size_t r = 1; r < ids.size(); ++r)
-          if (ids.data()[r] <= ids.data()[r - 1]) return static_cast<int64_t>(r);
+        // Blocks without a branch inside become vectors: ids are looked at twice as fast as they are read from memory.
+        constexpr size_t kBlock = 1024;
+        const int64_t* id = ids.data();
+        for (size_t from = 1; from < ids.size(); from += kBlock) {
+          size_t to = std::min(ids.size(), from + kBlock);
+          int64_t falls = 0;
+          for (size_t r = from; r < to; ++r) falls |= static_cast<int64_t>(id[r] <= id[r - 1]);
+          if (!falls) continue;
+          for (size_t r = from; r < to; ++r)
+            if (id[r] <= id[r - 1]) return static_cast<int64_t>(r);
+        }
         return int64_t{-1};
       },
       nb::arg("ids"), "The first row whose id is not above the one before it, or -1.");

@@ -21,7 +21,10 @@ using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 }  // namespace
 
 void bind_tables(nb::module_& m) {
-  nb::class_<Table>(m, "Table", "What an operator was given besides columns.").def_prop_ro("bytes", &Table::bytes);
+  nb::class_<Table>(m, "Table", "What an operator was given besides columns.")
+      .def_prop_ro("bytes", &Table::bytes)
+      .def_prop_ro("image_bytes", &Table::image_bytes)
+      .def("image", &image_array<Table>, nb::arg("device_base"), nb::sig(kImageSignature), kImage);
   nb::class_<IntSet, Table>(m, "IntSet").def(nb::init<const std::vector<int64_t>&>());
   nb::class_<FloatSet, Table>(m, "FloatSet").def(nb::init<const std::vector<double>&>());
   nb::class_<StrSet, Table>(m, "StrSet").def("__init__", [](StrSet* self, nb::list members) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/bump.h"
@@ -167,15 +168,75 @@ void each(Run& run, const Params& q, const Column* in, Column* out) {
 
 // One line of the catalogue: operator `name` for arguments `args` gives `result`; kinds by letter, comma between
 // ("i,i", "*s,s"). makes_nulls: the result may be null although no input is.
+//
+// shape, body and header say in words what the kernel runs, so that source for another engine can be written from them:
+//
+//   shape    "map", "partial", "items", "each": the template above; "special": a kernel of its own, body is its name
+//   body     the body's type as C++ inside namespace cb: "HashInt", "Eq<int64_t>"
+//   header   of native/operators: declares the body, or what a special is made of
 struct Entry {
   std::string name;
   std::string args;
   std::string result;
   Kernel kernel;
   bool makes_nulls;
+  std::string shape;
+  std::string body;
+  std::string header;
 };
 
 using Catalogue = std::vector<Entry>;
+
+// What a line runs. Kernel and words come from one spelling, CB_RUN or CB_RUN_OF, so they cannot disagree.
+struct Runs {
+  Kernel kernel;
+  std::string shape;
+  std::string body;
+  bool makes_nulls = false;  // beyond what the shape says: every partial does
+
+  // The same results from a kernel that suits a CPU better.
+  Runs by(Kernel own) const { return {own, shape, body, makes_nulls}; }
+};
+
+inline Runs special(const char* name, Kernel kernel, bool makes_nulls = false) {
+  return {kernel, "special", name, makes_nulls};
+}
+
+template <class T>
+constexpr const char* type_text() {
+  if constexpr (std::is_same_v<T, uint8_t>) {
+    return "uint8_t";
+  } else if constexpr (std::is_same_v<T, int64_t>) {
+    return "int64_t";
+  } else if constexpr (std::is_same_v<T, uint64_t>) {
+    return "uint64_t";
+  } else if constexpr (std::is_same_v<T, double>) {
+    return "double";
+  } else {
+    static_assert(std::is_same_v<T, Str>, "a type without a text");
+    return "Str";
+  }
+}
+
+// CB_RUN(map, HashInt), CB_RUN(items, Distinct<Str>); inside a template over T: CB_RUN_OF(map, Eq, T).
+#define CB_RUN(shape, ...) \
+  Runs { shape<__VA_ARGS__>, #shape, #__VA_ARGS__ }
+#define CB_RUN_OF(shape, body, T) Runs{shape<body<T>>, #shape, std::string(#body "<") + type_text<T>() + ">"}
+
+// Adds lines whose bodies are declared in operators/<header>.
+class Lines {
+ public:
+  Lines(Catalogue& catalogue, const char* header) : catalogue_(catalogue), header_(header) {}
+
+  void add(const std::string& name, const std::string& args, const std::string& result, const Runs& runs) {
+    const bool makes_nulls = runs.makes_nulls || runs.shape == "partial";
+    catalogue_.push_back({name, args, result, runs.kernel, makes_nulls, runs.shape, runs.body, header_});
+  }
+
+ private:
+  Catalogue& catalogue_;
+  std::string header_;
+};
 
 // Each family adds its lines in its own file, core/kernels_<family>.cpp.
 void add_keys(Catalogue&);

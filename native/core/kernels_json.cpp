@@ -103,6 +103,6 @@ void json_scan(Run& run, const Params& q, const Column* in, Column* out) {
 
 }  // namespace
 
-void add_json(Catalogue& c) { c.push_back({"json", "s", "?", json_scan, true}); }
+void add_json(Catalogue& c) { Lines(c, "json.h").add("json", "s", "?", special("json", json_scan, true)); }
 
 }  // namespace cb

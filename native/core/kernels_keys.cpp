@@ -5,22 +5,23 @@
 namespace cb {
 
 void add_keys(Catalogue& c) {
-  c.push_back({"hash", "i", "k", map<HashInt>, false});
-  c.push_back({"hash", "t", "k", map<HashTime>, false});
-  c.push_back({"hash", "b", "k", map<HashBool>, false});
-  c.push_back({"hash", "s", "k", map<HashStr>, false});
-  c.push_back({"hash", "*i", "*k", each<HashInt>, false});
-  c.push_back({"hash", "*t", "*k", each<HashTime>, false});
-  c.push_back({"hash", "*b", "*k", each<HashBool>, false});
-  c.push_back({"hash", "*s", "*k", each<HashStr>, false});
-  c.push_back({"key", "k", "k", map<Key>, false});
-  c.push_back({"key", "*k", "*k", each<Key>, false});
-  c.push_back({"as_key", "i", "k", map<AsKey>, false});
-  c.push_back({"as_key", "*i", "*k", each<AsKey>, false});  // copied: key lists always lie in pools (copy_keys)
-  c.push_back({"cross", "k,k", "k", map<Cross>, false});
-  c.push_back({"cross", "*k,k", "*k", items<CrossListScalar>, false});
-  c.push_back({"cross", "k,*k", "*k", items<CrossScalarList>, false});
-  c.push_back({"cross", "*k,*k", "*k", items<CrossLists>, false});
+  Lines hash(c, "hash.h");
+  hash.add("hash", "i", "k", CB_RUN(map, HashInt));
+  hash.add("hash", "t", "k", CB_RUN(map, HashTime));
+  hash.add("hash", "b", "k", CB_RUN(map, HashBool));
+  hash.add("hash", "s", "k", CB_RUN(map, HashStr));
+  hash.add("hash", "*i", "*k", CB_RUN(each, HashInt));
+  hash.add("hash", "*t", "*k", CB_RUN(each, HashTime));
+  hash.add("hash", "*b", "*k", CB_RUN(each, HashBool));
+  hash.add("hash", "*s", "*k", CB_RUN(each, HashStr));
+  hash.add("key", "k", "k", CB_RUN(map, Key));
+  hash.add("key", "*k", "*k", CB_RUN(each, Key));
+  hash.add("as_key", "i", "k", CB_RUN(map, AsKey));
+  hash.add("as_key", "*i", "*k", CB_RUN(each, AsKey));  // copied: key lists always lie in pools (copy_keys)
+  hash.add("cross", "k,k", "k", CB_RUN(map, Cross));
+  hash.add("cross", "*k,k", "*k", CB_RUN(items, CrossListScalar));
+  hash.add("cross", "k,*k", "*k", CB_RUN(items, CrossScalarList));
+  hash.add("cross", "*k,*k", "*k", CB_RUN(items, CrossLists));
 }
 
 }  // namespace cb

@@ -38,40 +38,41 @@ void distinct_count_rows(Run& run, const Params& q, const Column* in, Column* ou
 }
 
 template <class T>
-void add_parts(Catalogue& c, const std::string& kind) {
-  c.push_back({"length", "*" + kind, "i", map<ListLength<T>>, false});
-  c.push_back({"first", "*" + kind, "*" + kind, map<First<T>>, false});
-  c.push_back({"last", "*" + kind, "*" + kind, map<Last<T>>, false});
-  c.push_back({"get", "*" + kind, kind, partial<Get<T>>, true});
+void add_parts(Lines& lists, const std::string& kind) {
+  lists.add("length", "*" + kind, "i", CB_RUN_OF(map, ListLength, T));
+  lists.add("first", "*" + kind, "*" + kind, CB_RUN_OF(map, First, T));
+  lists.add("last", "*" + kind, "*" + kind, CB_RUN_OF(map, Last, T));
+  lists.add("get", "*" + kind, kind, CB_RUN_OF(partial, Get, T));
 }
 
 }  // namespace
 
 void add_lists(Catalogue& c) {
-  add_parts<uint8_t>(c, "b");
-  add_parts<int64_t>(c, "i");
-  add_parts<double>(c, "f");
-  add_parts<int64_t>(c, "t");
-  add_parts<Str>(c, "s");
-  add_parts<uint64_t>(c, "k");
-  c.push_back({"join", "*s", "s", items<Join>, false});
-  c.push_back({"distinct", "*b", "*b", items<DistinctBool>, false});
-  c.push_back({"distinct", "*i", "*i", items<Distinct<int64_t>>, false});
-  c.push_back({"distinct", "*t", "*t", items<Distinct<int64_t>>, false});
-  c.push_back({"distinct", "*s", "*s", items<Distinct<Str>>, false});
-  c.push_back({"distinct", "*k", "*k", items<Distinct<uint64_t>>, false});
-  c.push_back({"ngrams", "*k", "*k", items<ListNgrams>, false});
-  c.push_back({"overlap_count", "*k,*k", "i", overlap_rows, false});
-  c.push_back({"distinct_count", "*k", "i", distinct_count_rows, false});
-  c.push_back({"jaccard", "i,i,i", "f", map<Jaccard>, false});
-  c.push_back({"contains", "*k,k", "b", map<ListContains>, false});
-  c.push_back({"sum", "*i", "i", map<SumInt>, false});
-  c.push_back({"sum", "*f", "f", map<SumFloat>, false});
-  c.push_back({"mean", "*f", "f", partial<Mean>, true});
-  c.push_back({"max", "*i", "i", partial<ListMax<int64_t>>, true});
-  c.push_back({"max", "*f", "f", partial<ListMax<double>>, true});
-  c.push_back({"min", "*i", "i", partial<ListMin<int64_t>>, true});
-  c.push_back({"min", "*f", "f", partial<ListMin<double>>, true});
+  Lines lists(c, "lists.h");
+  add_parts<uint8_t>(lists, "b");
+  add_parts<int64_t>(lists, "i");
+  add_parts<double>(lists, "f");
+  add_parts<int64_t>(lists, "t");
+  add_parts<Str>(lists, "s");
+  add_parts<uint64_t>(lists, "k");
+  lists.add("join", "*s", "s", CB_RUN(items, Join));
+  lists.add("distinct", "*b", "*b", CB_RUN(items, DistinctBool));
+  lists.add("distinct", "*i", "*i", CB_RUN(items, Distinct<int64_t>));
+  lists.add("distinct", "*t", "*t", CB_RUN(items, Distinct<int64_t>));
+  lists.add("distinct", "*s", "*s", CB_RUN(items, Distinct<Str>));
+  lists.add("distinct", "*k", "*k", CB_RUN(items, Distinct<uint64_t>));
+  lists.add("ngrams", "*k", "*k", CB_RUN(items, ListNgrams));
+  lists.add("overlap_count", "*k,*k", "i", special("overlap_count", overlap_rows));
+  lists.add("distinct_count", "*k", "i", special("distinct_count", distinct_count_rows));
+  lists.add("jaccard", "i,i,i", "f", CB_RUN(map, Jaccard));
+  lists.add("contains", "*k,k", "b", CB_RUN(map, ListContains));
+  lists.add("sum", "*i", "i", CB_RUN(map, SumInt));
+  lists.add("sum", "*f", "f", CB_RUN(map, SumFloat));
+  lists.add("mean", "*f", "f", CB_RUN(partial, Mean));
+  lists.add("max", "*i", "i", CB_RUN(partial, ListMax<int64_t>));
+  lists.add("max", "*f", "f", CB_RUN(partial, ListMax<double>));
+  lists.add("min", "*i", "i", CB_RUN(partial, ListMin<int64_t>));
+  lists.add("min", "*f", "f", CB_RUN(partial, ListMin<double>));
 }
 
 }  // namespace cb

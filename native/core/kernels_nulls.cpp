@@ -54,18 +54,19 @@ void is_null(Run& run, const Params&, const Column* in, Column* out) {
 }
 
 template <class T>
-void add_kind(Catalogue& c, const std::string& kind) {
-  c.push_back({"fill", kind + "," + kind, kind, fill<T>, false});
-  c.push_back({"select", "b," + kind + "," + kind, kind, select<T>, false});
-  c.push_back({"is_null", kind, "b", is_null, false});
+void add_kind(Lines& nulls, const std::string& kind) {
+  nulls.add("fill", kind + "," + kind, kind, special("fill", fill<T>));
+  nulls.add("select", "b," + kind + "," + kind, kind, special("select", select<T>));
+  nulls.add("is_null", kind, "b", special("is_null", is_null));
 }
 
 }  // namespace
 
 void add_nulls(Catalogue& c) {
-  add_kind<uint8_t>(c, "b");
-  for (const char* kind : {"i", "f", "t", "k"}) add_kind<uint64_t>(c, kind);
-  for (const char* kind : {"s", "*b", "*i", "*f", "*t", "*s", "*k"}) add_kind<Wide>(c, kind);
+  Lines nulls(c, "types.h");
+  add_kind<uint8_t>(nulls, "b");
+  for (const char* kind : {"i", "f", "t", "k"}) add_kind<uint64_t>(nulls, kind);
+  for (const char* kind : {"s", "*b", "*i", "*f", "*t", "*s", "*k"}) add_kind<Wide>(nulls, kind);
 }
 
 }  // namespace cb

@@ -25,94 +25,95 @@ void ints_to_strs(Run& run, const Params&, const Column* in, Column* out) {
   }
 }
 
-void add_arithmetic(Catalogue& c) {
-  c.push_back({"add", "i,i", "i", map<AddInt>, false});
-  c.push_back({"sub", "i,i", "i", map<SubInt>, false});
-  c.push_back({"sub", "t,t", "i", map<SubInt>, false});
-  c.push_back({"mul", "i,i", "i", map<MulInt>, false});
-  c.push_back({"floordiv", "i,i", "i", partial<FloorDivInt>, true});
-  c.push_back({"mod", "i,i", "i", partial<ModInt>, true});
-  c.push_back({"neg", "i", "i", map<NegInt>, false});
-  c.push_back({"abs", "i", "i", map<AbsInt>, false});
-  c.push_back({"add", "f,f", "f", map<AddFloat>, false});
-  c.push_back({"sub", "f,f", "f", map<SubFloat>, false});
-  c.push_back({"mul", "f,f", "f", map<MulFloat>, false});
-  c.push_back({"div", "f,f", "f", map<DivFloat>, false});
-  c.push_back({"floordiv", "f,f", "f", map<FloorDivFloat>, false});
-  c.push_back({"neg", "f", "f", map<NegFloat>, false});
-  c.push_back({"abs", "f", "f", map<AbsFloat>, false});
-  c.push_back({"sqrt", "f", "f", map<Sqrt>, false});
-  c.push_back({"log1p", "f", "f", map<Log1p>, false});
-  c.push_back({"round", "f", "f", map<Round>, false});
-  c.push_back({"floor", "f", "f", map<Floor>, false});
-  c.push_back({"ceil", "f", "f", map<Ceil>, false});
-  c.push_back({"standardise", "f", "f", map<Standardise>, false});
-  c.push_back({"min", "i,i", "i", map<MinInt>, false});
-  c.push_back({"max", "i,i", "i", map<MaxInt>, false});
-  c.push_back({"min", "t,t", "t", map<MinInt>, false});
-  c.push_back({"max", "t,t", "t", map<MaxInt>, false});
-  c.push_back({"min", "f,f", "f", map<MinFloat>, false});
-  c.push_back({"max", "f,f", "f", map<MaxFloat>, false});
-  c.push_back({"clip", "i", "i", map<ClipInt>, false});
-  c.push_back({"clip", "f", "f", map<ClipFloat>, false});
+void add_arithmetic(Lines& numbers) {
+  numbers.add("add", "i,i", "i", CB_RUN(map, AddInt));
+  numbers.add("sub", "i,i", "i", CB_RUN(map, SubInt));
+  numbers.add("sub", "t,t", "i", CB_RUN(map, SubInt));
+  numbers.add("mul", "i,i", "i", CB_RUN(map, MulInt));
+  numbers.add("floordiv", "i,i", "i", CB_RUN(partial, FloorDivInt));
+  numbers.add("mod", "i,i", "i", CB_RUN(partial, ModInt));
+  numbers.add("neg", "i", "i", CB_RUN(map, NegInt));
+  numbers.add("abs", "i", "i", CB_RUN(map, AbsInt));
+  numbers.add("add", "f,f", "f", CB_RUN(map, AddFloat));
+  numbers.add("sub", "f,f", "f", CB_RUN(map, SubFloat));
+  numbers.add("mul", "f,f", "f", CB_RUN(map, MulFloat));
+  numbers.add("div", "f,f", "f", CB_RUN(map, DivFloat));
+  numbers.add("floordiv", "f,f", "f", CB_RUN(map, FloorDivFloat));
+  numbers.add("neg", "f", "f", CB_RUN(map, NegFloat));
+  numbers.add("abs", "f", "f", CB_RUN(map, AbsFloat));
+  numbers.add("sqrt", "f", "f", CB_RUN(map, Sqrt));
+  numbers.add("log1p", "f", "f", CB_RUN(map, Log1p));
+  numbers.add("round", "f", "f", CB_RUN(map, Round));
+  numbers.add("floor", "f", "f", CB_RUN(map, Floor));
+  numbers.add("ceil", "f", "f", CB_RUN(map, Ceil));
+  numbers.add("standardise", "f", "f", CB_RUN(map, Standardise));
+  numbers.add("min", "i,i", "i", CB_RUN(map, MinInt));
+  numbers.add("max", "i,i", "i", CB_RUN(map, MaxInt));
+  numbers.add("min", "t,t", "t", CB_RUN(map, MinInt));
+  numbers.add("max", "t,t", "t", CB_RUN(map, MaxInt));
+  numbers.add("min", "f,f", "f", CB_RUN(map, MinFloat));
+  numbers.add("max", "f,f", "f", CB_RUN(map, MaxFloat));
+  numbers.add("clip", "i", "i", CB_RUN(map, ClipInt));
+  numbers.add("clip", "f", "f", CB_RUN(map, ClipFloat));
 }
 
 template <class T>
-void add_order(Catalogue& c, const std::string& args) {
-  c.push_back({"eq", args, "b", map<Eq<T>>, false});
-  c.push_back({"ne", args, "b", map<Ne<T>>, false});
-  c.push_back({"lt", args, "b", map<Lt<T>>, false});
-  c.push_back({"le", args, "b", map<Le<T>>, false});
-  c.push_back({"gt", args, "b", map<Gt<T>>, false});
-  c.push_back({"ge", args, "b", map<Ge<T>>, false});
+void add_order(Lines& numbers, const std::string& args) {
+  numbers.add("eq", args, "b", CB_RUN_OF(map, Eq, T));
+  numbers.add("ne", args, "b", CB_RUN_OF(map, Ne, T));
+  numbers.add("lt", args, "b", CB_RUN_OF(map, Lt, T));
+  numbers.add("le", args, "b", CB_RUN_OF(map, Le, T));
+  numbers.add("gt", args, "b", CB_RUN_OF(map, Gt, T));
+  numbers.add("ge", args, "b", CB_RUN_OF(map, Ge, T));
 }
 
-void add_logic(Catalogue& c) {
-  add_order<int64_t>(c, "i,i");
-  add_order<int64_t>(c, "t,t");
-  add_order<double>(c, "f,f");
-  add_order<uint8_t>(c, "b,b");
-  c.push_back({"eq", "k,k", "b", map<Eq<uint64_t>>, false});
-  c.push_back({"ne", "k,k", "b", map<Ne<uint64_t>>, false});
-  c.push_back({"and", "b,b", "b", map<And>, false});
-  c.push_back({"or", "b,b", "b", map<Or>, false});
-  c.push_back({"not", "b", "b", map<Not>, false});
-  c.push_back({"is_nan", "f", "b", map<IsNan>, false});
+void add_logic(Lines& numbers) {
+  add_order<int64_t>(numbers, "i,i");
+  add_order<int64_t>(numbers, "t,t");
+  add_order<double>(numbers, "f,f");
+  add_order<uint8_t>(numbers, "b,b");
+  numbers.add("eq", "k,k", "b", CB_RUN(map, Eq<uint64_t>));
+  numbers.add("ne", "k,k", "b", CB_RUN(map, Ne<uint64_t>));
+  numbers.add("and", "b,b", "b", CB_RUN(map, And));
+  numbers.add("or", "b,b", "b", CB_RUN(map, Or));
+  numbers.add("not", "b", "b", CB_RUN(map, Not));
+  numbers.add("is_nan", "f", "b", CB_RUN(map, IsNan));
 }
 
-void add_casts(Catalogue& c) {
-  c.push_back({"cast_f", "i", "f", map<IntToFloat>, false});
-  c.push_back({"cast_f", "b", "f", map<BoolToFloat>, false});
-  c.push_back({"cast_f", "s", "f", partial<StrToFloat>, true});
-  c.push_back({"cast_f", "*i", "*f", each<IntToFloat>, false});
-  c.push_back({"cast_f", "*s", "*f", items<StrsToFloats>, false});
-  c.push_back({"cast_i", "b", "i", map<BoolToInt>, false});
-  c.push_back({"cast_i", "f", "i", partial<FloatToInt>, true});
-  c.push_back({"cast_i", "t", "i", map<SameInt>, false});
-  c.push_back({"cast_i", "s", "i", partial<StrToInt>, true});
-  c.push_back({"cast_i", "*s", "*i", items<StrsToInts>, false});
-  c.push_back({"cast_b", "i", "b", map<IntToBool>, false});
-  c.push_back({"cast_b", "f", "b", map<FloatToBool>, false});
-  c.push_back({"cast_s", "i", "s", items<IntToStr>, false});
-  c.push_back({"cast_s", "b", "s", items<BoolToStr>, false});
-  c.push_back({"cast_s", "*i", "*s", ints_to_strs, false});
+void add_casts(Lines& numbers, Lines& decimal) {
+  numbers.add("cast_f", "i", "f", CB_RUN(map, IntToFloat));
+  numbers.add("cast_f", "b", "f", CB_RUN(map, BoolToFloat));
+  decimal.add("cast_f", "s", "f", CB_RUN(partial, StrToFloat));
+  numbers.add("cast_f", "*i", "*f", CB_RUN(each, IntToFloat));
+  decimal.add("cast_f", "*s", "*f", CB_RUN(items, StrsToFloats));
+  numbers.add("cast_i", "b", "i", CB_RUN(map, BoolToInt));
+  numbers.add("cast_i", "f", "i", CB_RUN(partial, FloatToInt));
+  numbers.add("cast_i", "t", "i", CB_RUN(map, SameInt));
+  decimal.add("cast_i", "s", "i", CB_RUN(partial, StrToInt));
+  decimal.add("cast_i", "*s", "*i", CB_RUN(items, StrsToInts));
+  numbers.add("cast_b", "i", "b", CB_RUN(map, IntToBool));
+  numbers.add("cast_b", "f", "b", CB_RUN(map, FloatToBool));
+  decimal.add("cast_s", "i", "s", CB_RUN(items, IntToStr));
+  decimal.add("cast_s", "b", "s", CB_RUN(items, BoolToStr));
+  decimal.add("cast_s", "*i", "*s", special("ints_to_strs", ints_to_strs));
 }
 
-void add_sets(Catalogue& c) {
-  c.push_back({"is_in", "i", "b", map<IntIsIn>, false});
-  c.push_back({"is_in", "t", "b", map<IntIsIn>, false});
-  c.push_back({"is_in", "f", "b", map<FloatIsIn>, false});
-  c.push_back({"is_in", "s", "b", map<StrIsIn>, false});
-  c.push_back({"bucketize", "f", "i", map<Bucketize>, false});
+void add_sets(Lines& sets) {
+  sets.add("is_in", "i", "b", CB_RUN(map, IntIsIn));
+  sets.add("is_in", "t", "b", CB_RUN(map, IntIsIn));
+  sets.add("is_in", "f", "b", CB_RUN(map, FloatIsIn));
+  sets.add("is_in", "s", "b", CB_RUN(map, StrIsIn));
+  sets.add("bucketize", "f", "i", CB_RUN(map, Bucketize));
 }
 
 }  // namespace
 
 void add_numbers(Catalogue& c) {
-  add_arithmetic(c);
-  add_logic(c);
-  add_casts(c);
-  add_sets(c);
+  Lines numbers(c, "numbers.h"), decimal(c, "decimal.h"), sets(c, "sets.h");
+  add_arithmetic(numbers);
+  add_logic(numbers);
+  add_casts(numbers, decimal);
+  add_sets(sets);
 }
 
 }  // namespace cb

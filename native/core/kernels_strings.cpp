@@ -66,28 +66,29 @@ struct SplitLoosely : Split {
 }  // namespace
 
 void add_strings(Catalogue& c) {
-  c.push_back({"length", "s", "i", map<Length>, false});
-  c.push_back({"byte_length", "s", "i", map<ByteLength>, false});
-  c.push_back({"lower", "s", "s", lower_rows, false});
-  c.push_back({"strip", "s", "s", map<Strip>, false});
-  c.push_back({"prefix", "s", "s", map<Prefix>, false});
-  c.push_back({"suffix", "s", "s", map<Suffix>, false});
-  c.push_back({"substring", "s", "s", map<Substring>, false});
-  c.push_back({"contains", "s", "b", map<StrContains>, false});
-  c.push_back({"starts_with", "s", "b", map<StartsWith>, false});
-  c.push_back({"ends_with", "s", "b", map<EndsWith>, false});
-  c.push_back({"replace", "s", "s", replace_rows, false});
-  c.push_back({"concat", "s,s", "s", items<Concat>, false});
-  c.push_back({"split", "s", "*s", items<SplitLoosely>, false});
-  c.push_back({"words", "s", "*s", items<Words>, false});
-  c.push_back({"ngrams", "s", "*s", items<StrNgrams>, false});
-  c.push_back({"edit_distance", "s,s", "i", map<EditDistance>, false});
-  c.push_back({"eq", "s,s", "b", map<StrEq>, false});
-  c.push_back({"ne", "s,s", "b", map<StrNe>, false});
-  c.push_back({"lt", "s,s", "b", map<StrLt>, false});
-  c.push_back({"le", "s,s", "b", map<StrLe>, false});
-  c.push_back({"gt", "s,s", "b", map<StrGt>, false});
-  c.push_back({"ge", "s,s", "b", map<StrGe>, false});
+  Lines strings(c, "strings.h"), edit_distance(c, "edit_distance.h");
+  strings.add("length", "s", "i", CB_RUN(map, Length));
+  strings.add("byte_length", "s", "i", CB_RUN(map, ByteLength));
+  strings.add("lower", "s", "s", special("lower", lower_rows));
+  strings.add("strip", "s", "s", CB_RUN(map, Strip));
+  strings.add("prefix", "s", "s", CB_RUN(map, Prefix));
+  strings.add("suffix", "s", "s", CB_RUN(map, Suffix));
+  strings.add("substring", "s", "s", CB_RUN(map, Substring));
+  strings.add("contains", "s", "b", CB_RUN(map, StrContains));
+  strings.add("starts_with", "s", "b", CB_RUN(map, StartsWith));
+  strings.add("ends_with", "s", "b", CB_RUN(map, EndsWith));
+  strings.add("replace", "s", "s", special("replace", replace_rows));
+  strings.add("concat", "s,s", "s", CB_RUN(items, Concat));
+  strings.add("split", "s", "*s", CB_RUN(items, Split).by(items<SplitLoosely>));
+  strings.add("words", "s", "*s", CB_RUN(items, Words));
+  strings.add("ngrams", "s", "*s", CB_RUN(items, StrNgrams));
+  edit_distance.add("edit_distance", "s,s", "i", CB_RUN(map, EditDistance));
+  strings.add("eq", "s,s", "b", CB_RUN(map, StrEq));
+  strings.add("ne", "s,s", "b", CB_RUN(map, StrNe));
+  strings.add("lt", "s,s", "b", CB_RUN(map, StrLt));
+  strings.add("le", "s,s", "b", CB_RUN(map, StrLe));
+  strings.add("gt", "s,s", "b", CB_RUN(map, StrGt));
+  strings.add("ge", "s,s", "b", CB_RUN(map, StrGe));
 }
 
 }  // namespace cb

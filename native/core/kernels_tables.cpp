@@ -40,13 +40,14 @@ History::History(const std::vector<uint64_t>& hashes, std::vector<int64_t> bucke
 }
 
 void add_tables(Catalogue& c) {
-  c.push_back({"dictionary_id", "k", "i", map<DictionaryId>, false});
-  c.push_back({"dictionary_id", "*k", "*i", each<DictionaryId>, false});
-  c.push_back({"dictionary_maybe", "k", "i", partial<DictionaryMaybeId>, true});
-  c.push_back({"dictionary_vector", "k", "*f", map<DictionaryVector>, false});
-  c.push_back({"history_shows", "k,t", "i", map<HistoryShows>, false});
-  c.push_back({"history_clicks", "k,t", "i", map<HistoryClicks>, false});
-  c.push_back({"history_rate", "k,t", "f", map<HistoryRate>, false});
+  Lines lookup(c, "lookup.h");
+  lookup.add("dictionary_id", "k", "i", CB_RUN(map, DictionaryId));
+  lookup.add("dictionary_id", "*k", "*i", CB_RUN(each, DictionaryId));
+  lookup.add("dictionary_maybe", "k", "i", CB_RUN(partial, DictionaryMaybeId));
+  lookup.add("dictionary_vector", "k", "*f", CB_RUN(map, DictionaryVector));
+  lookup.add("history_shows", "k,t", "i", CB_RUN(map, HistoryShows));
+  lookup.add("history_clicks", "k,t", "i", CB_RUN(map, HistoryClicks));
+  lookup.add("history_rate", "k,t", "f", CB_RUN(map, HistoryRate));
 }
 
 }  // namespace cb

@@ -5,16 +5,17 @@
 namespace cb {
 
 void add_times(Catalogue& c) {
-  c.push_back({"hour", "t", "i", map<HourOf>, false});
-  c.push_back({"minute", "t", "i", map<MinuteOf>, false});
-  c.push_back({"weekday", "t", "i", map<Weekday>, false});
-  c.push_back({"day", "t", "i", map<DayOf>, false});
-  c.push_back({"month", "t", "i", map<MonthOf>, false});
-  c.push_back({"year", "t", "i", map<YearOf>, false});
-  c.push_back({"epoch_day", "t", "i", map<EpochDay>, false});
-  c.push_back({"age", "t,t", "f", map<Age>, false});
-  c.push_back({"cast_t", "i", "t", map<SameInt>, false});
-  c.push_back({"cast_t", "s", "t", partial<StrToTime>, true});
+  Lines times(c, "times.h"), numbers(c, "numbers.h");
+  times.add("hour", "t", "i", CB_RUN(map, HourOf));
+  times.add("minute", "t", "i", CB_RUN(map, MinuteOf));
+  times.add("weekday", "t", "i", CB_RUN(map, Weekday));
+  times.add("day", "t", "i", CB_RUN(map, DayOf));
+  times.add("month", "t", "i", CB_RUN(map, MonthOf));
+  times.add("year", "t", "i", CB_RUN(map, YearOf));
+  times.add("epoch_day", "t", "i", CB_RUN(map, EpochDay));
+  times.add("age", "t,t", "f", CB_RUN(map, Age));
+  numbers.add("cast_t", "i", "t", CB_RUN(map, SameInt));
+  times.add("cast_t", "s", "t", CB_RUN(partial, StrToTime));
 }
 
 }  // namespace cb

@@ -17,6 +17,9 @@ class Dictionary : public Table {
   const void* view() const override { return &view_; }
   size_t bytes() const override { return index_.bytes() + ids_.size() * 8 + vectors_.size() * 8; }
 
+ protected:
+  void put_image(ImageWriter& to) const override;
+
  private:
   HashIndex index_;
   std::vector<int64_t> ids_;
@@ -31,6 +34,9 @@ class History : public Table {
           std::vector<int64_t> clicks);
   const void* view() const override { return &view_; }
   size_t bytes() const override { return index_.bytes() + begin_.size() * 8 + bucket_.size() * 24; }
+
+ protected:
+  void put_image(ImageWriter& to) const override;
 
  private:
   HashIndex index_;

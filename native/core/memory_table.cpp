@@ -18,12 +18,6 @@ constexpr size_t kAhead = 16;          // rows between asking for one and using 
 constexpr size_t kMostPrefetched = 4;  // batches between prefetch and pull whose addresses are kept
 constexpr size_t kLeastSlots = 16;
 constexpr size_t kLeastChunk = size_t{4} << 10, kMostChunk = size_t{2} << 20;
-constexpr uint32_t kMostDim = 4096;
-constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
-
-constexpr char kMagic[8] = {'C', 'T', 'R', 'T', 'A', 'B', 'L', 'E'};
-constexpr char kEnd[8] = {'C', 'T', 'R', 'T', 'E', 'N', 'D', '.'};
-constexpr uint32_t kVersion = 1;
 
 // Rows begin anywhere in a line, so the last float may lie one line beyond the steps.
 void prefetch_row(const float* row, size_t floats) {
@@ -54,7 +48,7 @@ MemoryTable::MemoryTable(const TableShape& shape, size_t budget_bytes, size_t th
       width_(shape.width()),
       row_floats_(width_ + shape.states()),
       stride_((row_floats_ + 3) / 4 * 4),
-      seed_mix_(finish(shape.seed + kGolden)),
+      seed_mix_(seed_mix_of(shape.seed)),
       init_unit_(static_cast<float>(shape.init * std::sqrt(3.0) / 8388608.0)),
       budget_(budget_bytes),
       threads_(threads ? threads : usable_cores()),
@@ -66,15 +60,13 @@ size_t MemoryTable::threads_for(size_t keys) const { return keys < kFewKeys ? 1 
 
 // ---- rows -----------------------------------------------------------------------------------------------------
 
-// Two columns of one mix, 24 bits each: a float's whole mantissa, so the conversion is exact.
 void MemoryTable::initial_values(int64_t key, float* out) const {
   if (shape_.linear) *out++ = 0.0f;
-  const uint64_t h = finish(static_cast<uint64_t>(key) ^ seed_mix_);
+  const uint64_t mix = row_mix_of(key, seed_mix_);
   for (size_t c = 0; c < shape_.dim; c += 2) {
-    uint64_t x = finish(h + (c / 2 + 1) * kGolden);
-    out[c] = static_cast<float>(static_cast<int32_t>(x >> 40) - 8388608) * init_unit_;
-    if (c + 1 < shape_.dim)
-      out[c + 1] = static_cast<float>(static_cast<int32_t>(static_cast<uint32_t>(x) >> 8) - 8388608) * init_unit_;
+    const InitialPair pair = initial_pair(mix, c / 2, init_unit_);
+    out[c] = pair.even;
+    if (c + 1 < shape_.dim) out[c + 1] = pair.odd;
   }
 }
 
@@ -415,72 +407,9 @@ size_t MemoryTable::copy_out(int64_t* keys, float* values, float* states, size_t
 
 // ---- the file -------------------------------------------------------------------------------------------------
 
-namespace {
-
-void put_optimizer(CheckedWriter& file, const OptimizerSpec& spec) {
-  file.put(static_cast<uint32_t>(spec.kind));
-  file.put(spec.parameters.data(), sizeof spec.parameters);
-}
-
-OptimizerSpec get_optimizer(CheckedReader& file) {
-  OptimizerSpec spec;
-  spec.kind = static_cast<OptimizerKind>(file.get<uint32_t>());
-  file.get(spec.parameters.data(), sizeof spec.parameters);
-  return spec;
-}
-
-bool known_kind(const OptimizerSpec& spec) {
-  uint32_t kind = static_cast<uint32_t>(spec.kind);
-  return kind >= 1 && kind <= kMostOptimizerKind;
-}
-
-TableShape get_head(CheckedReader& file) {
-  char magic[8];
-  if (file.left() < sizeof magic)
-    throw DamagedFile("it is no saved table: only " + std::to_string(file.left()) + " bytes");
-  file.get(magic, sizeof magic);
-  if (std::memcmp(magic, kMagic, sizeof magic) != 0)
-    throw DamagedFile("it is no saved table: it does not start with CTRTABLE");
-  uint32_t version = file.get<uint32_t>();
-  if (version != kVersion)
-    throw DamagedFile("it has version " + std::to_string(version) + " of the format, this program reads version 1");
-  uint32_t shards = file.get<uint32_t>();
-  TableShape shape;
-  shape.dim = file.get<uint32_t>();
-  uint32_t linear = file.get<uint32_t>();
-  shape.linear = linear == 1;
-  shape.weight = get_optimizer(file);
-  shape.vector = get_optimizer(file);
-  shape.init = file.get<double>();
-  shape.seed = file.get<uint64_t>();
-  uint64_t floats = file.get<uint64_t>();
-  file.check_seal("its head");
-  if (shards != kShards || linear > 1 || shape.dim > kMostDim || shape.width() == 0 || !known_kind(shape.weight) ||
-      !known_kind(shape.vector) || floats != shape.width() + shape.states())
-    throw DamagedFile("its head contradicts itself");
-  return shape;
-}
-
-}  // namespace
-
-TableShape saved_shape(const std::string& path) {
-  CheckedReader file(path);
-  return get_head(file);
-}
-
 void MemoryTable::save(const std::string& path) {
   CheckedWriter file(path);
-  file.put(kMagic, sizeof kMagic);
-  file.put(kVersion);
-  file.put(uint32_t{kShards});
-  file.put(shape_.dim);
-  file.put(uint32_t{shape_.linear});
-  put_optimizer(file, shape_.weight);
-  put_optimizer(file, shape_.vector);
-  file.put(shape_.init);
-  file.put(shape_.seed);
-  file.put(uint64_t{row_floats_});
-  file.seal();
+  put_head(file, shape_);
   uint64_t total = 0;
   std::vector<Slot> rows;
   for (unsigned s = 0; s < kShards; ++s) {
@@ -501,47 +430,29 @@ void MemoryTable::save(const std::string& path) {
     file.seal();
     total += rows.size();
   }
-  file.put(kEnd, sizeof kEnd);
-  file.put(total);
-  file.seal();
+  put_end(file, total);
   file.close();
 }
 
-// Counts are bounded by the bytes that are left before anything of their size is made.
 void MemoryTable::read_shard(CheckedReader& file, unsigned number) {
-  const std::string name = "shard " + std::to_string(number);
   Shard& shard = shards_[number];
-  const uint64_t count = file.get<uint64_t>();
-  if (count > file.left() / (sizeof(int64_t) + row_floats_ * sizeof(float)))
-    throw DamagedFile(name + " claims " + std::to_string(count) + " keys, more than the file can hold");
-  std::vector<int64_t> keys(count);
-  file.get(keys.data(), count * sizeof(int64_t));
+  const std::vector<int64_t> keys = get_shard_keys(file, number, row_floats_);
   size_t slots = kLeastSlots;
-  while (slots * 3 < count * 4) slots *= 2;
-  if (count) grow_slots(shard, slots);
-  uint64_t before = 0;  // key 0 is never stored
+  while (slots * 3 < keys.size() * 4) slots *= 2;
+  if (!keys.empty()) grow_slots(shard, slots);
   for (int64_t key : keys) {
-    const uint64_t mix = mix_of(key);
-    if (static_cast<uint64_t>(key) <= before || shard_of_mix(mix) != number)
-      throw DamagedFile(name + " has keys out of order");
-    before = static_cast<uint64_t>(key);
-    float* row = create_row(shard, key, mix);
+    float* row = create_row(shard, key, mix_of(key));
     file.get(row, row_floats_ * sizeof(float));
     for (size_t k = row_floats_; k < stride_; ++k) row[k] = 0.0f;
   }
-  file.check_seal(name);
+  file.check_seal(shard_name(number));
 }
 
 std::unique_ptr<MemoryTable> MemoryTable::load(const std::string& path, size_t budget_bytes, size_t threads) {
   CheckedReader file(path);
   auto table = std::make_unique<MemoryTable>(get_head(file), budget_bytes, threads);
   for (unsigned s = 0; s < kShards; ++s) table->read_shard(file, s);
-  char end[8];
-  file.get(end, sizeof end);
-  const uint64_t total = file.get<uint64_t>();
-  file.check_seal("its end");
-  if (std::memcmp(end, kEnd, sizeof end) != 0 || total != table->size()) throw DamagedFile("its end mark is wrong");
-  if (file.left() > 0) throw DamagedFile(std::to_string(file.left()) + " bytes follow its end mark");
+  check_end(file, table->size());
   return table;
 }
 

@@ -19,20 +19,7 @@
 // Refused: rows beyond the budget (TableFull; rows created until then stay, nothing is pushed), and gradients that are
 // not finite (push says where, and has changed nothing).
 //
-// The file (little-endian, CheckedWriter; [seal] is the checksum of the block before it):
-//
-//   8   "CTRTABLE"
-//   4   version, 1
-//   4   shards, 64
-//   4   dim;  4  linear, 0 or 1
-//   44  optimizer of the weight: 4 kind, 40 five parameters as doubles;  44  optimizer of the vector
-//   8   init as double;  8  seed
-//   8   floats of a row in this file, without padding
-//   [seal]
-//   for each shard:  8 count, 8 × count keys ascending (as unsigned), rows in the same order  [seal]
-//   8   "CTRTEND."  8 keys in all  [seal]
-//
-// The bytes depend on the rows alone, not on the order in which they came or on how often the table was restored.
+// table_file.h has the format of a saved table.
 #pragma once
 #include <array>
 #include <atomic>
@@ -49,27 +36,13 @@
 #include "core/huge_pages.h"
 #include "core/row_optimizers.h"
 #include "core/shard.h"
+#include "core/table_file.h"
 
 namespace cb {
 
 struct TableFull : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-// What decides the shape and the meaning of rows; two tables of one shape read each other's files.
-struct TableShape {
-  uint32_t dim = 0;
-  bool linear = false;
-  OptimizerSpec weight, vector;
-  double init = 0.0;  // standard deviation of a new vector's floats; new first-order weights are 0
-  uint64_t seed = 0;
-
-  size_t width() const { return dim + (linear ? 1u : 0u); }
-  size_t states() const { return states_of(weight.kind, linear ? 1 : 0) + states_of(vector.kind, dim); }
-};
-
-// The head of a saved table. DamagedFile where there is none, or of another version.
-TableShape saved_shape(const std::string& path);
 
 class MemoryTable {
  public:

@@ -52,6 +52,9 @@ class Index : public Table {
   const void* view() const override { return &map; }
   size_t bytes() const override { return map.bytes(); }
   HashIndex map;
+
+ protected:
+  void put_image(ImageWriter& to) const override;
 };
 
 class Program {

@@ -8,7 +8,8 @@
 // An impression that needs ten columns of its user touches a few neighbouring cache lines of one page. A row is known
 // by its handle, the block's offset / 8, so tables up to 32 GiB fit 32 bits. Only lists of strings leave the block:
 // their entries are pointers. Built by one thread (RecordSink), then read by all; handles stay valid while rows are
-// added, addresses do not.
+// added, addresses do not. image() is the same for a device (core/image.h): the blocks, then what lists of strings
+// hold.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -20,6 +21,8 @@
 #include "core/kernel.h"
 
 namespace cb {
+
+class ImageWriter;
 
 inline size_t entry_width(const std::string& kind) { return kind[0] == '*' || kind == "s" ? 16 : kind == "b" ? 1 : 8; }
 
@@ -62,6 +65,10 @@ class Records {
   size_t rows() const { return handles_.size(); }
   size_t bytes() const { return blob_.capacity() + memory_.capacity() + handles_.capacity() * sizeof(uint32_t); }
 
+  // The image for memory at `device_base`, a multiple of 16, goes to `out`, image_bytes() long.
+  size_t image_bytes() const;
+  void image(char* out, uint64_t device_base) const;
+
   // For the builder: a block of `bytes` zeros, a multiple of 8.
   char* add(size_t bytes) {
     if (used_ / 8 >= UINT32_MAX) throw std::length_error("a joined view of more than 32 GiB");
@@ -75,6 +82,8 @@ class Records {
   Bump& memory() { return memory_; }
 
  private:
+  void put_image(ImageWriter& to) const;
+
   std::vector<RecordField> fields_;
   uint32_t fixed_ = 8;
   size_t used_ = 0;

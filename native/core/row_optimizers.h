@@ -1,26 +1,17 @@
 // The optimizers of a table: one step on one part of a row (its first-order weight, or its vector).
 //
-//   kind              parameters, in this order        states of a part of n floats
-//   SGD               lr l2                            -
-//   Adagrad           lr eps initial l2                n: sums of squared gradients
-//   RowwiseAdagrad    lr eps initial l2                1: sum of mean squared gradients
-//   Adam              lr beta1 beta2 eps l2            2n + 2: means, means of squares, beta1^t, beta2^t
-//   FTRL              alpha beta l1 l2                 2n: z, sums of squared gradients
-//
-// Only + - * / and sqrt, in a fixed order and without contraction: every machine and the NumPy twins in
-// tests/twins/optimizers.py give the same bits. The loops become vectors only under -fno-math-errno: a sqrt that may
-// set errno stays scalar, at twice the time of a push. Adam counts the steps of a row, not of the table, as running
-// products. FTRL (proximal, McMahan et al. 2013) starts its z where the closed form gives the initial weight, so that
-// vectors do not fall to zero at their first step.
+// operators/row_steps.h has the kinds, their parameters and states, and what a step does to one float. Here are the
+// loops. They become vectors only under -fno-math-errno: a sqrt that may set errno stays scalar, at twice the time of a
+// push.
 #pragma once
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
+#include "operators/row_steps.h"
+
 namespace cb {
 
-enum class OptimizerKind : uint32_t { SGD = 1, Adagrad = 2, RowwiseAdagrad = 3, Adam = 4, FTRL = 5 };
 inline constexpr uint32_t kMostOptimizerKind = 5;
 inline constexpr size_t kOptimizerParameters = 5;
 
@@ -71,8 +62,7 @@ inline void begin_states(const OptimizerSpec& spec, const float* w, float* s, si
   } else if (spec.kind == OptimizerKind::Adam) {
     s[2 * n] = s[2 * n + 1] = 1.0f;
   } else if (spec.kind == OptimizerKind::FTRL) {
-    const float slope = c.p[1] / c.p[0] + c.p[3];
-    for (size_t k = 0; k < n; ++k) s[k] = w[k] == 0.0f ? 0.0f : -(w[k] * slope) - (w[k] > 0.0f ? c.p[2] : -c.p[2]);
+    for (size_t k = 0; k < n; ++k) s[k] = initial_z(w[k], c.p[0], c.p[1], c.p[2], c.p[3]);
   }
 }
 
@@ -83,7 +73,7 @@ template <size_t N>
 void step_sgd(const StepConstants& c, float* __restrict w, float*, const float* __restrict g, size_t length) {
   const size_t n = N ? N : length;
   const float lr = c.p[0], l2 = c.p[1];
-  for (size_t k = 0; k < n; ++k) w[k] -= lr * (g[k] + l2 * w[k]);
+  for (size_t k = 0; k < n; ++k) sgd_step(w[k], g[k], lr, l2);
 }
 
 template <size_t N>
@@ -91,30 +81,19 @@ void step_adagrad(const StepConstants& c, float* __restrict w, float* __restrict
                   size_t length) {
   const size_t n = N ? N : length;
   const float lr = c.p[0], eps = c.p[1], l2 = c.p[3];
-  for (size_t k = 0; k < n; ++k) {
-    float d = g[k] + l2 * w[k];
-    s[k] += d * d;
-    w[k] -= (lr * d) / (std::sqrt(s[k]) + eps);
-  }
+  for (size_t k = 0; k < n; ++k) adagrad_step(w[k], s[k], g[k], lr, eps, l2);
 }
 
-// Squares are summed in four lanes, column k in lane k mod 4: an order that vectors and scalars share.
 template <size_t N>
 void step_rowwise_adagrad(const StepConstants& c, float* __restrict w, float* __restrict s, const float* __restrict g,
                           size_t length) {
   const size_t n = N ? N : length;
   const float lr = c.p[0], eps = c.p[1], l2 = c.p[3];
   float lane[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (size_t k = 0; k < n; ++k) {
-    float d = g[k] + l2 * w[k];
-    lane[k % 4] += d * d;
-  }
-  s[0] += ((lane[0] + lane[1]) + (lane[2] + lane[3])) / static_cast<float>(n);
-  const float root = std::sqrt(s[0]) + eps;
-  for (size_t k = 0; k < n; ++k) {
-    float d = g[k] + l2 * w[k];
-    w[k] -= (lr * d) / root;
-  }
+  for (size_t k = 0; k < n; ++k) lane[k % 4] += rowwise_square(w[k], g[k], l2);
+  s[0] += rowwise_mean(lane[0], lane[1], lane[2], lane[3], static_cast<float>(n));
+  const float root = root_of(s[0]) + eps;
+  for (size_t k = 0; k < n; ++k) rowwise_step(w[k], g[k], root, lr, l2);
 }
 
 template <size_t N>
@@ -124,14 +103,8 @@ void step_adam(const StepConstants& c, float* __restrict w, float* __restrict s,
   const float lr = c.p[0], beta1 = c.p[1], beta2 = c.p[2], eps = c.p[3], l2 = c.p[4];
   float *m = s, *v = s + n;
   const float product1 = s[2 * n] *= beta1, product2 = s[2 * n + 1] *= beta2;
-  const float rate = lr / (1.0f - product1), spread = 1.0f / (1.0f - product2);
-  const float rest1 = 1.0f - beta1, rest2 = 1.0f - beta2;
-  for (size_t k = 0; k < n; ++k) {
-    float d = g[k] + l2 * w[k];
-    m[k] = beta1 * m[k] + rest1 * d;
-    v[k] = beta2 * v[k] + rest2 * (d * d);
-    w[k] -= (rate * m[k]) / (std::sqrt(v[k] * spread) + eps);
-  }
+  const AdamRates rates = adam_rates(product1, product2, lr);
+  for (size_t k = 0; k < n; ++k) adam_step(w[k], m[k], v[k], g[k], rates, beta1, beta2, eps, l2);
 }
 
 template <size_t N>
@@ -140,17 +113,7 @@ void step_ftrl(const StepConstants& c, float* __restrict w, float* __restrict s,
   const size_t n = N ? N : length;
   const float alpha = c.p[0], beta = c.p[1], l1 = c.p[2], l2 = c.p[3];
   float *z = s, *squares = s + n;
-  for (size_t k = 0; k < n; ++k) {
-    float grown = squares[k] + g[k] * g[k];
-    float root = std::sqrt(grown);
-    float sigma = (root - std::sqrt(squares[k])) / alpha;
-    float next = z[k] + (g[k] - sigma * w[k]);
-    float beyond = next > 0.0f ? next - l1 : next + l1;
-    float moved = -(beyond / ((beta + root) / alpha + l2));
-    z[k] = next;
-    squares[k] = grown;
-    w[k] = std::fabs(next) <= l1 ? 0.0f : moved;
-  }
+  for (size_t k = 0; k < n; ++k) ftrl_step(w[k], z[k], squares[k], g[k], alpha, beta, l1, l2);
 }
 
 template <size_t N>

@@ -19,6 +19,7 @@ class IntSet : public Table {
   size_t bytes() const override { return slots_.size() * sizeof(int64_t); }
 
  protected:
+  void put_image(ImageWriter& to) const override;
   IntSet(std::vector<int64_t> members, int64_t empty);
 
  private:
@@ -38,6 +39,9 @@ class StrSet : public Table {
   const void* view() const override { return &view_; }
   size_t bytes() const override { return slots_.size() * sizeof(StrSlot) + bytes_.size(); }
 
+ protected:
+  void put_image(ImageWriter& to) const override;
+
  private:
   std::vector<StrSlot> slots_;
   std::string bytes_;
@@ -50,6 +54,9 @@ class Boundaries : public Table {
   explicit Boundaries(std::vector<double> boundaries);
   const void* view() const override { return &view_; }
   size_t bytes() const override { return boundaries_.size() * sizeof(double); }
+
+ protected:
+  void put_image(ImageWriter& to) const override;
 
  private:
   std::vector<double> boundaries_;
@@ -64,6 +71,9 @@ class JsonPaths : public Table {
   JsonPaths(const std::vector<std::string>& paths, const std::vector<std::string>& kinds);
   const void* view() const override { return &view_; }
   size_t bytes() const override;
+
+ protected:
+  void put_image(ImageWriter& to) const override;
 
  private:
   std::vector<JsonNode> nodes_;

@@ -43,12 +43,19 @@ CB_BODY uint64_t hash_bytes(const char* p, uint32_t n) {
     if (n >= 8) {
       a = load64(p);
       b = load64(p + n - 8);
+#if defined(__CUDA_ARCH__)
+    } else if (n > 0) {  // the same two numbers from the one or two words that hold all bytes
+      const uint64_t v = load_words(p, n), byte = 0xff;
+      a = n >= 4 ? v & 0xffffffffull : (v & byte) << 16 | (v >> (8 * (n >> 1)) & byte) << 8 | v >> (8 * (n - 1));
+      b = n >= 4 ? v >> (8 * (n - 4)) : 0;
+#else
     } else if (n >= 4) {
       a = load32(p);
       b = load32(p + n - 4);
     } else if (n > 0) {
       a = (uint64_t)(uint8_t)p[0] << 16 | (uint64_t)(uint8_t)p[n >> 1] << 8 | (uint8_t)p[n - 1];
       b = 0;
+#endif
     } else {
       a = b = 0;
     }

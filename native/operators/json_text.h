@@ -25,14 +25,19 @@ CB_BODY int trailing_zero_bytes(uint64_t x) {  // x is not 0
 #endif
 }
 
-// Eight bytes at p, zeros past the end. Never reads outside [begin, end).
+// Eight bytes at p, zeros past the end. Never reads outside [begin, end), on a GPU outside the words that hold it.
 CB_BODY uint64_t word_before(const char* p, const char* begin, const char* end) {
+#if defined(__CUDA_ARCH__)
+  (void)begin;
+  return p == end ? 0 : load_words(p, end - p < 8 ? (uint32_t)(end - p) : 8);
+#else
   if (end - p >= 8) return load64(p);
   if (p == end) return 0;
   if (end - begin >= 8) return load64(end - 8) >> (8 * (8 - (int)(end - p)));
   uint64_t v = 0;
   for (int k = 0; p + k < end; ++k) v |= (uint64_t)(uint8_t)p[k] << (8 * k);
   return v;
+#endif
 }
 
 // The high bit of each byte that is a quote, a backslash or below 0x20. Bytes above the lowest hit may be
@@ -54,11 +59,26 @@ CB_BODY const char* skip_blank(const char* p) {
 
 // The first quote, backslash or control byte at or behind p; `end` where there is none.
 CB_BODY const char* string_stop(const char* p, const char* begin, const char* end) {
+#if defined(__CUDA_ARCH__)
+  // Aligned words, one load each. Bytes before p are made ones, which stop nothing; a stop past the end is the end.
+  (void)begin;
+  if (p == end) return end;
+  const uint32_t skip = (uint32_t)(uint64_t)p & 7;
+  uint64_t before = (1ull << (8 * skip)) - 1;
+  for (p -= skip; p < end; p += 8, before = 0) {
+    uint64_t stops = string_stops(*(const uint64_t*)p | before);
+    if (!stops) continue;
+    p += trailing_zero_bytes(stops);
+    return p < end ? p : end;
+  }
+  return end;
+#else
   for (; p < end; p += 8) {
     uint64_t stops = string_stops(word_before(p, begin, end));
     if (stops) return p + trailing_zero_bytes(stops);  // zeros past the end read as control bytes: at most `end`
   }
   return end;
+#endif
 }
 
 #if CB_JSON_NEON

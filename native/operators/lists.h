@@ -31,7 +31,7 @@ constexpr uint32_t kTiny = 20, kSmall = 64;
 
 // A table of positions for up to 2 × kSmall values. slots: 1 + position; 0: empty.
 struct SmallTable {
-  uint8_t slots[8 * kSmall];
+  alignas(8) uint8_t slots[8 * kSmall];  // cleared eight at a time
   uint32_t shift, mask;
 
   CB_BODY explicit SmallTable(uint32_t values) {

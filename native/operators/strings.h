@@ -270,7 +270,12 @@ struct Split {
       const uint64_t pattern = kOnes * (uint8_t)sep.p[0];
       uint32_t k = 0;
       for (; s.n - k >= 8; k += 8) parts += count_matches(match_byte(load64(s.p + k), pattern));
+#if defined(__CUDA_ARCH__)
+      const uint32_t left = 8 * (s.n - k);  // bits
+      if (left) parts += count_matches(match_byte(load_words(s.p + k, left / 8), pattern) & ((1ull << left) - 1));
+#else
       for (; k < s.n; ++k) parts += s.p[k] == sep.p[0];
+#endif
     } else if (sep.n) {
       for (uint32_t k = find_bytes(s, sep, 0); k < s.n; k = find_bytes(s, sep, k + sep.n)) ++parts;
     }

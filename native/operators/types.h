@@ -55,12 +55,25 @@ struct Params {
   const void* table;
 };
 
-// Unaligned little-endian loads. A GPU must not load across alignment, so there the bytes are put together.
+// ---- bytes --------------------------------------------------------------------------------------------------------
+//
+// Loads are unaligned and little-endian. A GPU must not load across alignment: there the one or two aligned words that
+// hold the bytes are loaded and shifted together. That touches up to 7 bytes on either side, which is why buffers in
+// device memory begin 16-byte aligned and have 16 readable bytes behind them (cuda/raw.h). A word that holds none of
+// the bytes asked for is never touched.
+
+// GPU: the n bytes at p, 1 to 8 of them, zeros above.
+CB_BODY uint64_t load_words(const char* p, uint32_t n) {
+  const uint32_t skip = (uint32_t)(uint64_t)p & 7;
+  const uint64_t* word = (const uint64_t*)(p - skip);
+  const uint64_t low = word[0], high = skip + n > 8 ? word[1] : 0;  // both on their way before either is waited for
+  const uint64_t v = low >> (8 * skip) | high << ((64 - 8 * skip) & 63);
+  return n < 8 ? v & ((1ull << (8 * n)) - 1) : v;
+}
+
 CB_BODY uint64_t load64(const char* p) {
 #if defined(__CUDA_ARCH__)
-  uint64_t v = 0;
-  for (int k = 7; k >= 0; --k) v = (v << 8) | (uint8_t)p[k];
-  return v;
+  return load_words(p, 8);
 #else
   uint64_t v;
   __builtin_memcpy(&v, p, 8);
@@ -70,8 +83,9 @@ CB_BODY uint64_t load64(const char* p) {
 
 CB_BODY uint32_t load32(const char* p) {
 #if defined(__CUDA_ARCH__)
-  return (uint32_t)(uint8_t)p[0] | (uint32_t)(uint8_t)p[1] << 8 | (uint32_t)(uint8_t)p[2] << 16 |
-         (uint32_t)(uint8_t)p[3] << 24;
+  const uint32_t skip = (uint32_t)(uint64_t)p & 3;
+  const uint32_t* word = (const uint32_t*)(p - skip);
+  return __funnelshift_r(word[0], skip ? word[1] : 0, 8 * skip);
 #else
   uint32_t v;
   __builtin_memcpy(&v, p, 4);
@@ -81,17 +95,30 @@ CB_BODY uint32_t load32(const char* p) {
 
 CB_BODY bool same(Str a, Str b) {
   if (a.n != b.n) return false;
+#if defined(__CUDA_ARCH__)
+  for (uint32_t k = 0; k < a.n; k += 8) {
+    const uint32_t left = a.n - k, n = left < 8 ? left : 8;
+    if (load_words(a.p + k, n) != load_words(b.p + k, n)) return false;
+    if (left <= 8) break;
+  }
+  return true;
+#else
   uint32_t k = 0;
-  for (; k + 8 <= a.n; k += 8)
+  for (; a.n - k >= 8; k += 8)
     if (load64(a.p + k) != load64(b.p + k)) return false;
   for (; k < a.n; ++k)
     if (a.p[k] != b.p[k]) return false;
   return true;
+#endif
 }
 
 CB_BODY void copy_bytes(char* out, const char* from, uint32_t n) {
 #if defined(__CUDA_ARCH__)
-  for (uint32_t k = 0; k < n; ++k) out[k] = from[k];
+  // Whole words go to where they are aligned; bytes around them may be another row's.
+  uint32_t k = 0;
+  for (; k < n && ((uint64_t)(out + k) & 7); ++k) out[k] = from[k];
+  for (; n - k >= 8; k += 8) *(uint64_t*)(out + k) = load64(from + k);
+  for (; k < n; ++k) out[k] = from[k];
 #else
   if (n) __builtin_memcpy(out, from, n);
 #endif

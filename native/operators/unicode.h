@@ -7,7 +7,7 @@
 // "surrogateescape").
 //
 // Eight bytes at a time ("SWAR"): a mask has 0x80 in each byte that matches. Nothing is read outside [p, p +
-// n).
+// n), on a GPU nothing outside the words that hold it (operators/types.h).
 #pragma once
 #include "operators/types.h"
 #include "operators/unicode_tables.h"
@@ -30,7 +30,14 @@ CB_BODY uint32_t lowest_bit(uint64_t x) {
 
 CB_BODY void store64(char* p, uint64_t v) {
 #if defined(__CUDA_ARCH__)
-  for (int k = 0; k < 8; ++k) p[k] = (char)(v >> (8 * k));
+  if (((uint64_t)p & 7) == 0) {
+    *(uint64_t*)p = v;
+  } else if (((uint64_t)p & 3) == 0) {
+    ((uint32_t*)p)[0] = (uint32_t)v;
+    ((uint32_t*)p)[1] = (uint32_t)(v >> 32);
+  } else {
+    for (int k = 0; k < 8; ++k) p[k] = (char)(v >> (8 * k));
+  }
 #else
   __builtin_memcpy(p, &v, 8);
 #endif
@@ -38,18 +45,26 @@ CB_BODY void store64(char* p, uint64_t v) {
 
 // The n < 8 bytes at p, zeros above.
 CB_BODY uint64_t load_short(const char* p, uint32_t n) {
+#if defined(__CUDA_ARCH__)
+  return n ? load_words(p, n) : 0;
+#else
   if (n >= 4) return load32(p) | (uint64_t)load32(p + n - 4) << (8 * (n - 4));
   if (n == 0) return 0;
   return (uint64_t)(uint8_t)p[0] | (uint64_t)(uint8_t)p[n >> 1] << (8 * (n >> 1)) |
          (uint64_t)(uint8_t)p[n - 1] << (8 * (n - 1));
+#endif
 }
 
 // Up to eight bytes at s.p + k, zeros above. Strings of eight bytes and more need no branch on how many.
 CB_BODY uint64_t load_at(Str s, uint32_t k) {
   uint32_t left = s.n - k;
+#if defined(__CUDA_ARCH__)
+  return left ? load_words(s.p + k, left < 8 ? left : 8) : 0;
+#else
   if (left >= 8) return load64(s.p + k);
   if (s.n >= 8) return left ? load64(s.p + s.n - 8) >> (8 * (8 - left)) : 0;
   return load_short(s.p + k, left);
+#endif
 }
 
 // Exact for every byte value, unlike the shorter (x - 1) & ~x, which errs above a match.
