@@ -68,9 +68,8 @@ class Scope:
                 )
             widened.append(self.typed.widen(arg, kind))
         why = f"operator {function.name!r} may return nulls" if function.nullable else ""
-        return self.typed.node(
-            "user", tuple(widened), (("function", function),), function.result, function.nullable, why
-        )
+        nullable = function.nullable or (function.on_gpu and any(a.nullable for a in widened))
+        return self.typed.node("user", tuple(widened), (("function", function),), function.result, nullable, why)
 
 
 class Builder:

@@ -445,7 +445,7 @@ class _Page:
                 x += 20 + len(family) * 6.7 + 18
         samples = [("gather", FAMILIES["joins"][1], "gathered through a join")]
         if device.kind == "cuda":
-            samples.append(("copy", COPY, "copied between CPU and GPU"))
+            samples.append(("copy", COPY, "copied to the GPU"))
         for kind, colour, meaning in samples:
             add(f'<path class="{kind}" stroke="{colour}" d="M{x:.0f} 81h26"/>')
             add(f'<text class="note" x="{x + 32:.0f}" y="85">{meaning}</text>')
@@ -501,7 +501,8 @@ class _Page:
         )
 
     def curve(self, above: Box, below: Box, kind: str, colour: str) -> None:
-        if self.placement.device.kind == "cuda" and above.device != below.device and above.family != "raw column":
+        # Nothing travels back, and what is gathered was copied with its table, once.
+        if above.device == "cpu" and below.device == "cuda" and above.family != "raw column" and kind != "gather":
             kind, colour = "copy", COPY
         self.line(above.x + BOX_W / 2, above.y + BOX_H, below.x + BOX_W / 2, below.y, kind, colour)
 

@@ -1,25 +1,28 @@
-"""A plan in words: what is read, what is computed where, in which layers, and why there.
+"""A plan in words: what is read, what is computed where, in which layers and meta-kernels, why there, how fast.
 
-`explain_json` gathers the facts as plain data, `explain` sets them as a page. Reads no row; the same plan and
-device give the same page.
+`explain_json` gathers the facts as plain data, `explain` sets them as a page (page.py). Reads no row and needs no
+GPU; the same plan, device and measurements give the same page.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from ctrbox import _native
 from ctrbox.columns.kind import name_of
+from ctrbox.plan.costs import Measured
+from ctrbox.plan.expected import Expected, expected
 from ctrbox.plan.expr import Time
 from ctrbox.plan.graph import FrameSpec, Graph, Output
+from ctrbox.plan.metakernels import MetaKernel, launches, metakernels
 from ctrbox.plan.node import Node
-from ctrbox.plan.placement import Placed, Placement, live_frames, place, shown_bytes
+from ctrbox.plan.page import page
+from ctrbox.plan.placement import SLOTS, Placed, Placement, live_frames, place
 from ctrbox.plan.tables import Dictionary, TableSpec
 
-WIDTH = 118  # of the page; a list of features is cut there
-CALL_WIDTH = 46  # of an operator's column
 SHOWN_VALUES = 4  # of a set or of boundaries
 
 
@@ -132,12 +135,22 @@ def users(graph: Graph) -> dict[int, int]:
 # ---- the facts --------------------------------------------------------------------------------------------
 
 
-def explain_json(graph: Graph, device: Any = "auto") -> dict[str, Any]:
-    """Everything `explain` says, as data that JSON can hold."""
-    placement, words = place(graph, device), Words(graph)
+def explain(graph: Graph, device: Any = "auto", *, measured: Measured | None = None) -> str:
+    """The plan as a page of plain text. ``measured``: as of `explain_json`."""
+    return page(explain_json(graph, device, measured=measured))
+
+
+def explain_json(graph: Graph, device: Any = "auto", *, measured: Measured | None = None) -> dict[str, Any]:
+    """Everything `explain` says, as data that JSON can hold.
+
+    ``measured``: nanoseconds a row by device and operator, ``{"cuda": {"json": 2.5, "%12": 0.1, "layer_3": 4.0}}``;
+    they are shown beside the estimates and take their place where an operator's device is chosen.
+    """
+    placement, words = place(graph, device, measured), Words(graph)
     live = {f.id for f in live_frames(graph)}
     rows = graph.frames[0].view.source.rows
-    return {
+    kernels = metakernels(graph, placement)
+    facts = {
         "device": placement.device.kind,
         "memory_bytes": placement.device.budget,
         "note": placement.device.note,
@@ -145,23 +158,71 @@ def explain_json(graph: Graph, device: Any = "auto") -> dict[str, Any]:
         "outputs": [_output(o) for o in graph.outputs],
         "sharing": _sharing(graph),
         "fits": [{"how": f.how, "inputs": [str(n) for n in f.inputs], **dict(f.settings)} for f in graph.fits],
-        "placement": {
-            "used_bytes": placement.used_bytes,
-            "tables": [
-                {"what": t.what, "device": t.device, "bytes": t.bytes, "reason": t.reason} for t in placement.tables
-            ],
-            "copies": [
-                {
-                    "operator": str(c.node),
-                    "what": words.operator(c.node),
-                    "raw": c.node.op == "column",
-                    "way": c.way,
-                    "bytes": c.bytes,
-                    "when": c.when,
-                }
-                for c in placement.copies
-            ],
-        },
+        "placement": _placement(placement, words),
+    }
+    if placement.device.kind == "cuda":
+        facts["cores"] = placement.device.cores
+        facts["pcie_bytes_s"] = placement.device.pcie * 1e9
+        facts["metakernels"] = [_kernel(k) for k in kernels]
+        facts["launches"] = launches(graph, kernels)
+        facts["expected"] = _expected(placement, expected(graph, placement, kernels))
+    return facts
+
+
+def _placement(placement: Placement, words: Words) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "used_bytes": placement.used_bytes,
+        "tables": [
+            {"what": t.what, "device": t.device, "bytes": t.bytes, "reason": t.reason} for t in placement.tables
+        ],
+        "copies": [
+            {
+                "operator": str(c.node),
+                "what": words.operator(c.node),
+                "raw": c.node.op == "column",
+                "way": c.way,
+                "bytes": c.bytes,
+                "row_bytes": c.row_bytes,
+            }
+            for c in placement.copies
+        ],
+    }
+    if placement.device.kind == "cuda":
+        found["memory"] = asdict(placement.memory)
+        found["slots"], found["chunk_rows"], found["filters"] = SLOTS, placement.chunk_rows, placement.filters
+    return found
+
+
+def _kernel(kernel: MetaKernel) -> dict[str, Any]:
+    # What makes one mask of several filters is no operator of the plan and has no number.
+    named = {n.id: str(n) if n.id >= 0 else "mask" for n in kernel.operators}
+    counts: dict[str, int] = {}
+    loads = {n.id for n in kernel.loads}
+    for n in kernel.operators:
+        if n.id not in loads:
+            counts[n.op] = counts.get(n.op, 0) + 1
+    return {
+        "name": kernel.name,
+        "operators": [named[n.id] for n in kernel.operators],
+        "loads": len(loads),
+        "counts": counts,
+        "groups": [{"how": g.how, "operators": [named[n.id] for n in g.operators]} for g in kernel.groups],
+        "row_bytes": kernel.row_bytes,
+        "estimated_ns": kernel.estimated_ns,
+        "measured_ns": kernel.measured_ns,
+    }
+
+
+def _expected(placement: Placement, found: Expected | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    slowest = found.parts[found.bottleneck]
+    return {
+        "parts_ns": found.parts,
+        "bottleneck": found.bottleneck,
+        "rows_s": 1e9 / slowest if slowest else None,
+        "copy_row_bytes": sum(c.row_bytes for c in placement.copies),
+        "cpu_operators": sum(n.op != "column" for n in placement.cpu),
     }
 
 
@@ -195,7 +256,10 @@ def _frame(
         "filters": [words.operator(n) for n in frame.filters],
         "hoisted": len(hoisted),
         "hoisted_factor": factor,
-        "layers": [[_operator(n, placement.operators[n.id], words) for n in layer] for layer in layers],
+        "layers": [
+            [_operator(n, placement.operators[n.id], words, placement.device.kind == "cuda") for n in layer]
+            for layer in layers
+        ],
     }
 
 
@@ -216,8 +280,8 @@ def _source(graph: Graph, frame: FrameSpec, place_: int, live: bool) -> dict[str
     }
 
 
-def _operator(node: Node, placed: Placed, words: Words) -> dict[str, Any]:
-    return {
+def _operator(node: Node, placed: Placed, words: Words, weighed: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
         "id": str(node),
         "op": node.op,
         "text": words.operator(node),
@@ -230,6 +294,9 @@ def _operator(node: Node, placed: Placed, words: Words) -> dict[str, Any]:
         "reason": placed.reason,
         "bytes": placed.bytes,
     }
+    if weighed:
+        found |= {"estimated_ns": placed.estimated_ns, "measured_ns": placed.measured_ns, "again": placed.again}
+    return found
 
 
 def _sharing(graph: Graph) -> dict[str, int]:
@@ -247,145 +314,3 @@ def _sharing(graph: Graph) -> dict[str, int]:
     roots = [o.node for o in graph.outputs] + [n for f in live for n in graph.roots(f)]
     counted = [n for n in graph.typed.nodes.order if n.id in kept and n.op not in ("column", "literal", "gather")]
     return {"written": sum(sizes[n.id] for n in roots), "kept": len(counted), "dropped": dropped}
-
-
-# ---- the page ---------------------------------------------------------------------------------------------
-
-
-def explain(graph: Graph, device: Any = "auto") -> str:
-    """The plan as a page of plain text."""
-    facts = explain_json(graph, device)
-    lines = _head(facts)
-    for frame in facts["frames"]:
-        lines += ["", *_frame_lines(frame, facts["device"] == "cuda")]
-    lines += ["", *_placement_lines(facts)]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
-def _head(facts: dict[str, Any]) -> list[str]:
-    roles = [o["role"] for o in facts["outputs"]]
-    parts = [f"{roles.count(r)} {r}" for r in ("sparse", "dense", "column") if r in roles]
-    parts += [r for r in ("label", "weight", "group") if r in roles]
-    sources = [s for f in facts["frames"] for s in f["sources"]]
-    read = sum(len(s["columns_read"]) for s in sources)
-    total = read + sum(len(s["columns_unread"]) for s in sources)
-    sharing = facts["sharing"]
-    dropped = f"; {sharing['dropped']:,} that nothing needs dropped" if sharing["dropped"] else ""
-    layers = [len(f["layers"]) for f in facts["frames"] if f["read"]]
-    lines = [
-        f"Features   {', '.join(parts)}",
-        f"Operators  {sharing['written']:,} as the features are written, {sharing['kept']:,} after sharing "
-        f"equal ones{dropped}",
-        f"Columns    {read:,} read of {total:,}",
-        f"Layers     {layers[0]} of the log"
-        + (f", {', '.join(map(str, layers[1:]))} of joined views" if layers[1:] else ""),
-        f"Device     {facts['device']}"
-        + (f" with {shown_bytes(facts['memory_bytes'])}" if facts["device"] == "cuda" else ""),
-    ]
-    if facts["note"]:
-        lines.append(f"           {facts['note']}")
-    for fit in facts["fits"]:
-        settings = ", ".join(f"{k} {v}" for k, v in fit.items() if k not in ("how", "inputs"))
-        lines.append(f"Fitted     {fit['how']} of {', '.join(fit['inputs'])}{f' ({settings})' if settings else ''}")
-    return lines
-
-
-def _frame_lines(frame: dict[str, Any], placed: bool) -> list[str]:
-    role = {"log": "the log", "left": "joined (left)", "inner": "joined (inner)"}[frame["role"]]
-    title = f"── {frame['name']}: {role} "
-    lines = [title + "─" * max(3, WIDTH - len(title))]
-    for source in frame["sources"]:
-        if source["merged_on"]:
-            lines.append(f"   merged by {source['merged_on']}, row by row, with {source['name']}:")
-        rows = "rows unknown" if source["rows"] is None else f"{source['rows']:,} rows"
-        size = "" if source["bytes"] is None else f", {shown_bytes(source['bytes'])}"
-        count, unread = len(source["columns_read"]), len(source["columns_unread"])
-        lines.append(f"   {source['source']}  {rows}{size}, {count} of {count + unread} columns read")
-        if unread:
-            lines.append(cut("   never read: " + ", ".join(source["columns_unread"])))
-    if not frame["read"]:
-        return [*lines, "   nothing needs it: it is not read"]
-    lines += [cut(f"   filter: {text}") for text in frame["filters"]]
-    if frame["hoisted"]:
-        factor = frame["hoisted_factor"]
-        saved = "" if factor is None else f" (the log has {factor:,.1f} rows for each)"
-        lines.append(f"   hoisted below the join: {frame['hoisted']} operators, once a row of this view{saved}")
-    return lines + _layer_lines(frame["layers"], placed)
-
-
-def _layer_lines(layers: list[list[dict[str, Any]]], placed: bool) -> list[str]:
-    every = [n for layer in layers for n in layer]
-    number = max((len(n["id"]) for n in every), default=0)
-    call = min(CALL_WIDTH, max((len(n["text"]) for n in every), default=0))
-    lines = []
-    for k, layer in enumerate(layers):
-        lines.append(f"   layer {k}")
-        for n in layer:
-            kind = n["kind"] + ("?" if n["nullable"] else "")
-            text = n["text"] if len(n["text"]) <= call else n["text"][: call - 1] + "…"
-            line = f"     {n['id']:>{number}} = {text:<{call}}  {kind:<11}"
-            if placed:
-                line += f" {'GPU' if n['device'] == 'cuda' else 'CPU'}"
-            lines.append(line + listed(n["features"], WIDTH - len(line)))
-    return lines
-
-
-def _placement_lines(facts: dict[str, Any]) -> list[str]:
-    lines = [(title := "── Placement ") + "─" * (WIDTH - len(title))]
-    placement, gpu = facts["placement"], facts["device"] == "cuda"
-    operators = [n for f in facts["frames"] for layer in f["layers"] for n in layer]
-    if gpu:
-        lines.append(
-            f"   {shown_bytes(placement['used_bytes'])} of {shown_bytes(facts['memory_bytes'])} used: "
-            "registers for a batch of 65,536 rows, and tables"
-        )
-    for place_ in ("cuda", "cpu"):
-        mine = [n for n in operators if n["device"] == place_]
-        reasons: dict[str, list[dict[str, Any]]] = {}
-        for n in mine:
-            reasons.setdefault(n["reason"], []).append(n)
-        for reason, group in reasons.items():
-            some = listed([n["id"] for n in group], 48, arrow="")
-            name = "GPU" if place_ == "cuda" else "CPU"
-            lines.append(cut(f"   {name}  {len(group):>4}  {reason}:{some}"))
-    if placement["tables"]:
-        lines.append("   tables")
-    width = max((len(t["what"]) for t in placement["tables"]), default=0)
-    for t in placement["tables"]:
-        where = "GPU" if t["device"] == "cuda" else "CPU"
-        reason = f"  {t['reason']}" if t["reason"] else ""
-        lines.append(cut(f"     {where}  {t['what']:<{width}}  {shown_bytes(t['bytes']):>9}{reason}"))
-    return lines + _copy_lines(placement["copies"])
-
-
-def _copy_lines(copies: list[dict[str, Any]]) -> list[str]:
-    if not copies:
-        return []
-    lines = ["   copies between devices"]
-    for when, words in (("batch", "a batch"), ("load", "once, when loaded")):
-        raw = [c for c in copies if c["when"] == when and c["raw"]]
-        if raw:
-            total = shown_bytes(sum(c["bytes"] for c in raw))
-            lines.append(f"     H2D  {total:>9} {words}  {len(raw)} raw columns")
-        for c in copies:
-            if c["when"] == when and not c["raw"]:
-                size = shown_bytes(c["bytes"])
-                lines.append(cut(f"     {c['way']}  {size:>9} {words}  {c['operator']} = {c['what']}"))
-    return lines
-
-
-def cut(line: str) -> str:
-    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
-
-
-def listed(names: list[str], room: int, arrow: str = " →") -> str:
-    """As many names as there is room for, and how many more."""
-    shown = arrow
-    for k, name in enumerate(names):
-        more = f" +{len(names) - k}"
-        piece = (" " if k == 0 else ", ") + name
-        last = k == len(names) - 1
-        if len(shown) + len(piece) + (0 if last else len(more)) > room and k:
-            return shown + more
-        shown += piece
-    return shown if names else ""

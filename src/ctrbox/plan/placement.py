@@ -1,101 +1,63 @@
 """Where each operator runs. The rule of the paper: on the GPU, unless its memory does not fit there.
 
-What an operator needs is its tables (dictionaries, the index and the records of a joined view, sets, fitted
-state) and the register that holds its result for a batch. Registers are set aside first, since every operator
-has one; tables follow in the order of their use, each once however many operators share it. A table that does
-not fit keeps its operators on the CPU; their results are copied, and so are results that they need.
+Three things keep an operator of the log on the CPU: it is a Python function; the table it looks into (a
+dictionary, the index and the records of a joined view, a set, fitted state) is larger than what is left of the
+GPU; the CPU's cores together are faster, the copies of both ways included (offload.py). What such an operator
+needs is computed on the CPU too, from raw columns, again where the GPU needs it as well: results travel to the
+GPU, never back. Filters go where such an operator is, since they come before it.
+
+Memory: chunks first, of as many rows as fit in half of the GPU; then tables, the smallest first, each once however
+many operators share it. So it is the largest that stay on the CPU.
+
+Joined views are loaded by the CPU, what was hoisted included; index and records are copied once.
 
 Needs no GPU: a placement for any size can be computed and inspected anywhere.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import accumulate
 from typing import Any, TypeVar
 
-from ctrbox.errors import PlanError, nearest
+from ctrbox.plan.costs import Costs, Measured
+from ctrbox.plan.device import Device, device_named, gpu_here, shown_bytes
 from ctrbox.plan.graph import FrameSpec, Graph
-from ctrbox.plan.layers import layers
+from ctrbox.plan.layers import depths, layers
 from ctrbox.plan.node import Node
-from ctrbox.plan.tables import Dictionary, TableSpec
-from ctrbox.views.view import parse_bytes
+from ctrbox.plan.offload import Compared, Offload, offload, within
+from ctrbox.plan.sizes import BATCH_ROWS, LIST_ITEMS, TEXT_BYTES, Sizes, described, records_bytes, table_bytes
+from ctrbox.plan.tables import TableSpec
+
+__all__ = [
+    "BATCH_ROWS",
+    "CHUNK_ROWS",
+    "LIST_ITEMS",
+    "SLOTS",
+    "TEXT_BYTES",
+    "Copy",
+    "Device",
+    "Memory",
+    "OperatorPlacement",
+    "Placed",
+    "Placement",
+    "Table",
+    "crossings",
+    "device_named",
+    "gpu_here",
+    "live_frames",
+    "place",
+    "place_operators",
+    "shown_bytes",
+]
 
 T = TypeVar("T", bound=Hashable)
 
-BATCH_ROWS = 65_536
-TEXT_BYTES = 24  # of an average string
-LIST_ITEMS = 8  # of an average list
-SLOT_BYTES = 16  # of a hash index, which is at most half full
-ROW_BYTES = 64  # of a stored row, where only the size of a file is known
-
-# These point into what is already there: no bytes of their own.
-POINTING = frozenset(
-    ["gather", "fill", "select", "strip", "prefix", "suffix", "substring", "first", "last", "get", "json"]
-)
-GPUS = Path("/proc/driver/nvidia/gpus")
-
-
-@dataclass(frozen=True)
-class Device:
-    """What a plan is placed on: ``Device("cuda", memory="80GB")``, or ``Device("cpu")``."""
-
-    kind: str
-    memory: int | str = 0
-    note: str = field(default="", compare=False)
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("cpu", "cuda"):
-            raise PlanError(f"a device is 'cpu' or 'cuda', got {self.kind!r}{nearest(self.kind, ['cpu', 'cuda'])}")
-        if self.kind == "cuda" and self.budget <= 0:
-            raise PlanError('a GPU needs its memory: cb.Device("cuda", memory="80GB")')
-
-    @property
-    def budget(self) -> int:
-        """Its memory in bytes; 0 for a CPU, which takes whatever is left."""
-        return parse_bytes(self.memory)
-
-    def __str__(self) -> str:
-        return "cpu" if self.kind == "cpu" else f"cuda with {shown_bytes(self.budget)}"
-
-
-def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
-    """A device from "cpu", "cuda", "cuda:32GB", "auto" or a `Device`.
-
-    ``gpu_bytes``: the memory of this machine's GPU, where an engine has found it. Without a GPU, "auto" and
-    "cuda" are the CPU, and the device's note says so; a "cuda" whose size nobody knows is a PlanError.
-    """
-    if isinstance(device, Device):
-        return device
-    if not isinstance(device, str):
-        raise PlanError(f"a device is 'cpu', 'cuda', 'cuda:32GB', 'auto' or a cb.Device, got {device!r}")
-    kind, colon, size = device.partition(":")
-    if colon and kind == "cuda":
-        return Device("cuda", parse_bytes(size))
-    if device == "cpu":
-        return Device("cpu")
-    if device in ("auto", "cuda") and gpu_bytes is not None:
-        return Device("cuda", gpu_bytes)
-    if device == "cuda" and gpu_here():
-        raise PlanError('the size of the GPU is not known; say it: cb.Device("cuda", memory="80GB")')
-    if device in ("auto", "cuda"):
-        why = "has no GPU" if not gpu_here() else "has no GPU of known size"
-        note = f'{device}: this machine {why}; for a GPU\'s placement: cb.Device("cuda", memory="80GB")'
-        return Device("cpu", note=note)
-    known = ["cpu", "cuda", "cuda:32GB", "auto"]
-    raise PlanError(f"{device!r} is no device; expected one of {', '.join(known)}{nearest(device, known)}")
-
-
-def gpu_here() -> bool:
-    """Whether a driver shows a GPU to this process; asks no library."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return False
-    try:
-        return any(GPUS.iterdir())
-    except OSError:
-        return False
+SLOTS = 3  # chunks under way: the columns of one travel, the kernels of another run, a batch is cut out of the third
+CHUNK_ROWS = 1 << 19  # of a chunk: the larger, the less its launches count; two milliseconds of copying
+LEAST_ROWS = 1_024  # of a chunk; below that a GPU is idle most of the time
+SPARE = 1.25  # memory whose need is learned is made a quarter larger than the need
 
 
 # ---- operators by name ------------------------------------------------------------------------------------
@@ -153,27 +115,41 @@ def crossings(
 
 @dataclass(frozen=True)
 class Placed:
-    """An operator's device, why, and the bytes it needs."""
+    """An operator's device, why, the bytes it needs, and its nanoseconds a row there, estimated and measured.
+
+    ``again``: it runs on the GPU, and on the CPU as well, for operators that are there.
+    """
 
     node: Node
     device: str
     reason: str
     table_bytes: int
     register_bytes: int
+    estimated_ns: float | None = None
+    measured_ns: float | None = None
+    again: bool = False
 
     @property
     def bytes(self) -> int:
         return self.table_bytes + self.register_bytes
 
+    @property
+    def ns(self) -> float:
+        return (self.estimated_ns or 0.0) if self.measured_ns is None else self.measured_ns
+
 
 @dataclass(frozen=True)
 class Copy:
-    """A result that crosses between devices: once a batch, or once when a joined view is loaded."""
+    """A raw column or a result of the CPU that travels to the GPU, once a batch."""
 
     node: Node
-    way: str  # "H2D" or "D2H"
-    bytes: int
-    when: str  # "batch" or "load"
+    way: str  # always "H2D": nothing travels back
+    row_bytes: float
+
+    @property
+    def bytes(self) -> int:
+        """Of a batch."""
+        return int(self.row_bytes * BATCH_ROWS)
 
 
 @dataclass(frozen=True)
@@ -187,6 +163,22 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Of the GPU, in bytes: registers and pool once, since kernels run one chunk after the other; columns as they came
+    and outputs of every chunk under way; tables."""
+
+    registers: int = 0
+    pool: int = 0
+    columns: int = 0
+    outputs: int = 0
+    tables: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.registers + self.pool + self.columns + self.outputs + self.tables
+
+
+@dataclass(frozen=True)
 class Placement:
     """Where everything of a plan is; by node id."""
 
@@ -194,138 +186,259 @@ class Placement:
     operators: dict[int, Placed]
     tables: list[Table]
     copies: list[Copy]
-    used_bytes: int  # of the GPU
+    memory: Memory = field(default_factory=Memory)
+    chunk_rows: int = 0  # raw rows that the GPU takes at a time
+    filters: str = "cpu"  # where the log's filters run, where it has some
+    gpu: tuple[Node, ...] = ()  # operators of the GPU, inputs before users
+    cpu: tuple[Node, ...] = ()  # what the CPU computes of each chunk, and the raw columns it needs for that
+    costs: Costs | None = None  # None: for the CPU alone nothing is weighed
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the GPU."""
+        return self.memory.bytes
+
+    @property
+    def carried(self) -> list[Node]:
+        """Results of the CPU that travel to the GPU, for operators there or for the batch."""
+        return [c.node for c in self.copies if c.node.op != "column"]
 
     def device_of(self, node: Node) -> str:
         return self.operators[node.id].device
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Need:
+    """The table an operator looks into; ``key`` is equal for equal tables."""
+
+    key: Any
     what: str
     bytes: int | None  # None: nobody knows
 
 
-def place(graph: Graph, device: Any) -> Placement:
-    """A device for each operator of a plan, with reasons; the same for the same plan and device."""
-    return _Placer(graph, device_named(device)).place()
+def place(graph: Graph, device: Any, measured: Measured | None = None) -> Placement:
+    """A device for each operator of a plan, with reasons; the same for the same plan, device and measurements."""
+    placer = _Placer(graph, device_named(device), measured)
+    return placer.on_cpu() if placer.device.kind == "cpu" else placer.on_gpu()
 
 
 class _Placer:
-    def __init__(self, graph: Graph, device: Device) -> None:
+    def __init__(self, graph: Graph, device: Device, measured: Measured | None) -> None:
         self.graph = graph
         self.device = device
-        self.left = device.budget
+        self.costs = Costs(graph, device, measured)
+        self.sizes: Sizes = self.costs.sizes
         self.frames = live_frames(graph)
         self.nodes = {f.id: [n for layer in graph.layers(f) for n in layer] for f in self.frames}
-        self.operators: dict[int, Placed] = {}
-        self.tables: dict[Any, Table] = {}
-        self.records = {frame.id: records_bytes(graph, frame) for frame in graph.frames[1:]}
+        self.records = {f.id: records_bytes(graph, f, self.sizes) for f in self.frames[1:]}
+        self.needs = {n.id: need for nodes in self.nodes.values() for n in nodes if (need := self.need(n)) is not None}
+        self.costs.tables.update((k, need.bytes or 0) for k, need in self.needs.items())
+        self.outputs = list({o.node.id: o.node for o in graph.outputs}.values())
+        self.filters = graph.frames[0].filters
+        self.tables: dict[tuple[str, Any], Table] = {}
+        self.pinned: dict[int, str] = {}  # operators of the log that stay on the CPU, and why
 
-    def place(self) -> Placement:
-        # The log first: what runs for every impression has the first claim to the GPU.
-        gpu = self.device.kind == "cuda"
-        reserved: dict[int, bool] = {}
-        for number, nodes in self.nodes.items():
-            # Views are loaded before the log runs, one at a time, so their registers are not added up.
-            left = self.left if number == 0 else self.device.budget
-            for node in nodes:
-                # What the CPU computes is copied, so it has its register too.
-                need = register_bytes(node)
-                reserved[node.id] = gpu and need <= left
-                left -= need if reserved[node.id] else 0
-            self.left = left if number == 0 else self.left
-        for frame in self.frames:
-            for node in self.nodes[frame.id]:
-                self.operators[node.id] = self.one(node, frame, reserved[node.id])
-        used = self.device.budget - self.left if gpu else 0
-        return Placement(self.device, self.operators, list(self.tables.values()), self.copies(), used)
-
-    def one(self, node: Node, frame: FrameSpec, reserved: bool) -> Placed:
-        key, need = self.need(node)
-        table = 0 if need is None else need.bytes or 0
-        where, reason = self.decide(node, frame, reserved, key, need)
-        return Placed(node, where, reason, table, register_bytes(node))
-
-    def decide(self, node: Node, frame: FrameSpec, reserved: bool, key: Any, need: _Need | None) -> tuple[str, str]:
-        if node.op == "column":
-            return "cpu", "read and decoded by the CPU"
-        if node.op == "user":
-            return "cpu", "a Python function"
-        if self.device.kind == "cpu":
-            if need is not None:
-                self.keep(key, need, "cpu", "")
-            return "cpu", "the plan is for the CPU"
-        if frame.id and self.home(frame.id) == "cpu":
-            if need is not None:
-                self.keep(key, need, "cpu", f"the records of {frame.name} are on the CPU")
-            return "cpu", f"the records of {frame.name} it makes are on the CPU"
-        if need is not None:
-            kept = self.keep(key, need, *self.fit(key, need))
-            if kept.device == "cpu":
-                return "cpu", f"{need.what}: {kept.reason}"
-        if not reserved:
-            return "cpu", f"its register of {shown_bytes(register_bytes(node))} does not fit"
-        if need is not None:
-            return "cuda", f"fits with {need.what}"
-        return "cuda", "fits" if not frame.id else f"fits; once a row of {frame.name}"
-
-    def need(self, node: Node) -> tuple[Any, _Need | None]:
-        """The table an operator looks into, and a key that is equal for equal tables."""
-        if node.op == "row":
-            return self.joined(node.param("frame"))
-        if node.op in ("gather", "found"):
-            return self.joined(node.args[0].param("frame"))
+    def need(self, node: Node) -> _Need | None:
+        if node.op in ("row", "gather", "found"):
+            frame = node.param("frame") if node.op == "row" else node.args[0].param("frame")
+            what = f"index and records of {self.graph.frames[frame].name}"
+            return _Need(("view", frame), what, self.records[frame])
         spec = dict(node.params).get("table")
         if not isinstance(spec, TableSpec):
-            return None, None
-        if spec.what == "dictionary":
-            return ("dictionary", id(spec.data)), _Need(described(spec, self.graph), spec.data.bytes)
-        return (spec.what, spec.data), _Need(described(spec, self.graph), table_bytes(spec, self.graph))
+            return None
+        key = id(spec.data) if spec.what == "dictionary" else spec.data
+        return _Need((spec.what, key), described(spec, self.graph), table_bytes(spec, self.graph))
 
-    def joined(self, frame: int) -> tuple[Any, _Need]:
-        return ("view", frame), _Need(f"index and records of {self.graph.frames[frame].name}", self.records[frame])
+    def keep(self, node: Node, where: str, reason: str) -> None:
+        need = self.needs.get(node.id)
+        if need is not None and (where, need.key) not in self.tables:
+            self.tables[where, need.key] = Table(need.what, where, need.bytes or 0, reason)
 
-    def home(self, frame: int) -> str:
-        """Where a joined view's index and records lie."""
-        key, need = self.joined(frame)
-        return self.keep(key, need, *self.fit(key, need)).device
+    def placed(self, node: Node, where: str, reason: str, **more: Any) -> Placed:
+        need = self.needs.get(node.id)
+        register = int(BATCH_ROWS * self.sizes.register(node))
+        return Placed(node, where, reason, 0 if need is None else need.bytes or 0, register, **more)
 
-    def fit(self, key: Any, need: _Need) -> tuple[str, str]:
-        if key in self.tables:
-            return self.tables[key].device, self.tables[key].reason
-        if need.bytes is None:
-            return "cpu", "nobody knows its size before it is read"
-        if need.bytes > self.left:
-            left = f"the {shown_bytes(self.left)} left of {shown_bytes(self.device.budget)}"
-            return "cpu", f"{shown_bytes(need.bytes)} do not fit in {left}"
-        return "cuda", "fits"
+    def on_cpu(self, reason: str = "the plan is for the CPU") -> Placement:
+        found: dict[int, Placed] = {}
+        for nodes in self.nodes.values():
+            for node in nodes:
+                raw, user = node.op == "column", python_only(node)
+                why = "read and decoded by the CPU" if raw else "a Python function" if user else reason
+                found[node.id] = self.placed(node, "cpu", why)
+                self.keep(node, "cpu", "")
+        return Placement(self.device, found, list(self.tables.values()), [])
 
-    def keep(self, key: Any, need: _Need, where: str, reason: str) -> Table:
-        if key not in self.tables:
-            self.tables[key] = Table(need.what, where, need.bytes or 0, reason)
-            self.left -= (need.bytes or 0) if where == "cuda" else 0
-        return self.tables[key]
+    # ---- what cannot be on the GPU, then what should not
+    def on_gpu(self) -> Placement:
+        for node in within([*self.outputs, *self.filters]):
+            if python_only(node):
+                self.pinned[node.id] = "a Python function"
+        nodes = within([*self.outputs, *self.filters], self.pinned)
+        rows = self.chunk(nodes, self.device.budget // 2)
+        chunks = self.memory(nodes, rows).bytes
+        if chunks > self.device.budget:
+            return self.too_small(chunks)
+        self.fit_tables(self.device.budget - chunks)
+        self.moves = offload(self.outputs, self.filters, self.pinned, self.costs)
+        for k, compared in self.moves.moved.items():
+            self.pinned[k] = faster(compared, self.device.cores)
+        self.split()
+        operators = {n.id: self.one(n, frame) for frame in self.frames for n in self.nodes[frame.id]}
+        # Results that travel may take more than those made in place.
+        rows = min(rows, self.chunk(self.here, self.device.budget))
+        if self.memory(self.here, rows).bytes > self.device.budget:
+            return self.too_small(self.memory(self.here, rows).bytes)
+        return Placement(
+            self.device,
+            operators,
+            list(self.tables.values()),
+            [Copy(n, "H2D", self.sizes.travelling(n)) for n in self.travelling],
+            self.memory(self.here, rows),
+            rows,
+            "cpu" if self.filters_there else "cuda",
+            tuple(n for n in self.here if not self.leaf(n)),
+            tuple(self.there),
+            self.costs,
+        )
 
-    def copies(self) -> list[Copy]:
-        found: list[Copy] = []
-        if self.device.kind == "cpu":
-            return found
-        outputs = {o.node.id for o in self.graph.outputs}
-        for frame in self.frames:
-            nodes = {n.id: n for n in self.nodes[frame.id]}
-            needs = {n.id: [a.id for a in n.args if a.id in nodes] for n in nodes.values()}
-            devices = {k: self.operators[k].device for k in nodes}
-            # A batch is for the GPU; a view's results are for where its records lie.
-            home = "cuda" if frame.id == 0 else self.home(frame.id)
-            delivered = {n.id for n in self.graph.asked[frame.id]} if frame.id else outputs
-            ways = dict.fromkeys(crossings(needs, devices, ()))
-            for k in nodes:
-                if k in delivered and devices[k] != home:
-                    ways[k, "H2D" if home == "cuda" else "D2H"] = None
-            when = "batch" if frame.id == 0 else "load"
-            found += [Copy(nodes[k], way, register_bytes(nodes[k]), when) for k, way in ways]
-        return found
+    def leaf(self, node: Node) -> bool:
+        return node.op == "column" or node.id in self.pinned
+
+    def split(self) -> None:
+        """What each device computes for a batch, and what travels."""
+        moves: Offload = self.moves
+        self.filters_there = bool(self.filters) and (bool(self.pinned) or moves.filters is not None)
+        self.here = within([*self.outputs, *([] if self.filters_there else self.filters)], self.pinned)
+        self.travelling = [n for raw in (True, False) for n in self.here if self.leaf(n) and (n.op == "column") is raw]
+        self.there = within(
+            [*(n for n in self.here if n.id in self.pinned), *(self.filters if self.filters_there else [])]
+        )
+        self.here_ids, self.there_ids = {n.id for n in self.here}, {n.id for n in self.there}
+        self.filter_ids = {n.id for n in within(self.filters)} if self.filters_there else set()
+        self.members: dict[tuple[str, Any], int] = {}
+        views = [n for frame in self.frames[1:] for n in self.nodes[frame.id]]
+        for where, nodes in (("cuda", self.here), ("cpu", [*self.there, *views])):
+            for node in nodes:
+                group = self.costs.group(node)
+                if group is not None and not (where == "cuda" and self.leaf(node)):
+                    self.members[where, group] = self.members.get((where, group), 0) + 1
+
+    def memory(self, nodes: list[Node], rows: int) -> Memory:
+        """What chunks of so many rows take on the GPU, and the tables kept there so far."""
+        pool = sum(self.sizes.register(n) - self.sizes.entry(n) for n in nodes)
+        columns = sum(self.sizes.travelling(n) for n in nodes if self.leaf(n))
+        outputs = 8 * len(self.graph.outputs) + sum(self.sizes.variable(o.node) for o in self.graph.outputs)
+        return Memory(
+            rows * self.live_bytes(nodes),
+            int(rows * SPARE * pool),
+            int(rows * SPARE * columns) * SLOTS,
+            int(rows * SPARE * outputs) * SLOTS,
+            sum(t.bytes for t in self.tables.values() if t.device == "cuda"),
+        )
+
+    def live_bytes(self, nodes: list[Node]) -> int:
+        """Of a row's registers, as many as are alive in any one layer: others take the place of those that are not."""
+        depth = depths({n: [] if self.leaf(n) else [a for a in n.args if a.op != "literal"] for n in nodes})
+        last = dict(depth)
+        for node in nodes:
+            for a in () if self.leaf(node) else node.args:
+                if a.op != "literal":
+                    last[a] = max(last[a], depth[node])
+        end = max(depth.values(), default=0)
+        last.update((n, end) for n in (*self.outputs, *self.filters) if n in last)
+        change = [0] * (end + 2)
+        for node in nodes:
+            change[depth[node]] += self.sizes.entry(node)
+            change[last[node] + 1] -= self.sizes.entry(node)
+        return max(accumulate(change))
+
+    def chunk(self, nodes: list[Node], budget: int) -> int:
+        """Rows of a chunk such that a budget holds all chunks; the least, where it holds not even those."""
+        rows = CHUNK_ROWS
+        while rows > LEAST_ROWS and self.memory(nodes, rows).bytes > budget:
+            rows //= 2
+        return rows
+
+    def too_small(self, chunks: int) -> Placement:
+        self.tables.clear()
+        least = f"{SLOTS} chunks of {LEAST_ROWS:,} rows take {shown_bytes(chunks)}"
+        return self.on_cpu(f"{least}, the GPU has {shown_bytes(self.device.budget)}")
+
+    def fit_tables(self, left: int) -> None:
+        """Pins what looks into a table that does not fit."""
+        nodes = [n for n in within([*self.outputs, *self.filters], self.pinned) if not self.leaf(n)]
+        tables: dict[Any, _Need] = {}
+        for node in nodes:
+            if node.id in self.needs:
+                tables.setdefault(self.needs[node.id].key, self.needs[node.id])
+        out: dict[Any, str] = {}
+        for key, need in sorted(tables.items(), key=lambda item: item[1].bytes or 0):
+            if need.bytes is None:
+                out[key] = f"{need.what}: nobody knows its size before it is read"
+            elif need.bytes > left:
+                room = f"the {shown_bytes(left)} left of {shown_bytes(self.device.budget)}"
+                out[key] = f"{need.what}: {shown_bytes(need.bytes)} do not fit in {room}"
+            else:
+                left -= need.bytes
+        self.unfit = out
+        for node in nodes:
+            if node.id in self.needs and self.needs[node.id].key in out:
+                self.pinned[node.id] = out[self.needs[node.id].key]
+
+    # ---- one operator
+    def one(self, node: Node, frame: FrameSpec) -> Placed:
+        where, reason = self.decide(node, frame)
+        again = where == "cuda" and node.id in self.there_ids
+        self.keep(node, where, self.stays(node, frame) if where == "cpu" else "fits")
+        if again:
+            self.keep(node, "cpu", self.stays(node, frame))
+        if node.op == "column":
+            return self.placed(node, where, reason)
+        estimated = self.costs.estimated(node, where)
+        group = self.costs.group(node)
+        if group is not None:
+            estimated += self.costs.shared(node, where) / self.members.get((where, group), 1)
+        measured = self.costs.measured(node, where)
+        return self.placed(node, where, reason, estimated_ns=estimated, measured_ns=measured, again=again)
+
+    def stays(self, node: Node, frame: FrameSpec) -> str:
+        """Why a table is kept by the CPU."""
+        need = self.needs.get(node.id)
+        _, _, unfit = self.unfit.get(None if need is None else need.key, "").partition(": ")
+        return f"for {frame.name}, which the CPU loads" if frame.id else unfit or "for operators on the CPU"
+
+    def decide(self, node: Node, frame: FrameSpec) -> tuple[str, str]:
+        if node.op == "column":
+            return "cpu", "read and decoded by the CPU"
+        if frame.id:
+            return "cpu", f"once a row of {frame.name}, when the view is loaded"
+        if node.id in self.pinned:
+            return "cpu", self.pinned[node.id]
+        if node.id in self.here_ids:
+            need = self.needs.get(node.id)
+            fits = "fits" if need is None else f"fits with {need.what}"
+            return "cuda", f"{fits}; again on the CPU, for what runs there" if node.id in self.there_ids else fits
+        if node.id in self.filter_ids:
+            own = self.moves.filters
+            return "cpu", "filters go with operators that run on the CPU" if own is None else faster(
+                own, self.device.cores
+            )
+        if node.id in self.there_ids:
+            return "cpu", "only operators on the CPU need it"
+        return "cpu", "only what is fitted needs it, before the first batch"
+
+
+def faster(compared: Compared, cores: int) -> str:
+    return (
+        f"the CPU is faster: {compared.cpu:.2g} ns a row on {cores} cores with the copy of its result, "
+        f"{compared.gpu:.2g} ns on the GPU with the copy of its inputs"
+    )
+
+
+def python_only(node: Node) -> bool:
+    """A user's function that only Python can run: it has no body for a GPU."""
+    return node.op == "user" and not node.param("function").on_gpu
 
 
 def live_frames(graph: Graph) -> list[FrameSpec]:
@@ -338,93 +451,3 @@ def live_frames(graph: Graph) -> list[FrameSpec]:
         waiting += sorted(joined - live)
         live |= joined
     return [f for f in graph.frames if f.id in live]
-
-
-# ---- sizes ------------------------------------------------------------------------------------------------
-
-
-def entry_bytes(kind: str) -> int:
-    """Of a register's entry: one row."""
-    return 1 if kind == "b" else 16 if kind == "s" or kind.startswith("*") else 8
-
-
-def variable_bytes(kind: str) -> int:
-    """What an average value takes beyond its entry."""
-    if kind.startswith("*"):
-        return LIST_ITEMS * (entry_bytes(kind[1:]) + variable_bytes(kind[1:]) // 4)
-    return TEXT_BYTES if kind == "s" else 0
-
-
-def register_bytes(node: Node, rows: int = BATCH_ROWS) -> int:
-    """An operator's result for a batch."""
-    more = 0 if node.op in POINTING else variable_bytes(node.kind)
-    if node.op == "dictionary_vector":
-        more = 8 * int(node.param("table").data.width)
-    elif node.op == "column" and node.param("width"):
-        more = node.param("width") * entry_bytes(node.kind[1:])
-    return rows * (entry_bytes(node.kind) + (1 if node.nullable else 0) + more)
-
-
-def records_bytes(graph: Graph, frame: FrameSpec) -> int | None:
-    """Index and records of a joined view; None where nobody knows how many rows it has."""
-    source = frame.view.source
-    rows = source.rows
-    if rows is None:
-        if source.bytes is None:
-            return None
-        rows = source.bytes // ROW_BYTES
-    width = 0
-    for node in graph.asked[frame.id]:
-        width += entry_bytes(node.kind) + (1 if node.nullable else 0) + variable_bytes(node.kind)
-    return index_bytes(rows) + (rows + 1) * ((width + 7) // 8 * 8)
-
-
-def index_bytes(entries: int) -> int:
-    slots = 16
-    while slots < 2 * entries:
-        slots *= 2
-    return slots * SLOT_BYTES
-
-
-def table_bytes(spec: TableSpec, graph: Graph) -> int | None:
-    """What a table takes; of fitted ones, the most it can."""
-    match spec.what:
-        case "int_set" | "float_set":
-            return index_bytes(len(spec.data))
-        case "str_set":
-            return index_bytes(len(spec.data)) + sum(map(len, spec.data))
-        case "boundaries":
-            return 8 * len(spec.data)
-        case "dictionary":
-            return int(spec.data.bytes)
-    fit = graph.fits[int(spec.data)]
-    if fit.how == "quantiles":
-        return 8 * int(dict(fit.settings)["quantiles"])
-    if fit.how == "moments":
-        return 16
-    rows = graph.frames[0].view.source.rows
-    return None if rows is None else index_bytes(rows) + 16 * rows
-
-
-def described(spec: TableSpec, graph: Graph) -> str:
-    """A table in words."""
-    match spec.what:
-        case "dictionary":
-            table: Dictionary = spec.data
-            values = f"vectors of {table.width}" if table.width else "ids"
-            return f"a dictionary of {len(table):,} words to {values}"
-        case "fit":
-            return f"what was fitted ({graph.fits[int(spec.data)].how})"
-        case "boundaries":
-            return f"{len(spec.data)} boundaries"
-    return f"a set of {len(spec.data):,}"
-
-
-def shown_bytes(count: int) -> str:
-    """1536 → '1.5 KB'."""
-    size = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1024:
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TB"

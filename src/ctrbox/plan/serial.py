@@ -99,6 +99,8 @@ class Writer:
                         **kinds,
                         "nullable": value.nullable,
                         "arrays": value.arrays,
+                        **({"cuda": value.cuda} if value.cuda else {}),
+                        **({"scalar": True} if value.scalar else {}),
                     }
                 }
         raise PlanError(f"a plan with {type(value).__name__} {value!r} as a parameter cannot be saved")

@@ -1,0 +1,99 @@
+"""What a plan is placed on: the CPU, or a GPU of so much memory beside so many cores.
+
+Needs no GPU: a device is a description, and a plan can be placed on one that is not here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ctrbox.errors import PlanError, nearest
+from ctrbox.views.view import parse_bytes
+
+GPUS = Path("/proc/driver/nvidia/gpus")
+CORES = 16  # beside a GPU of a data centre
+PCIE_GBS = 54.0  # measured on an H200, pinned memory, PCIe 5
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a plan is placed on: ``Device("cuda", memory="80GB")``, or ``Device("cpu")``.
+
+    ``cores``: of the CPU beside the GPU. ``pcie``: GB (10⁹ bytes) a second that travel to the GPU.
+    """
+
+    kind: str
+    memory: int | str = 0
+    note: str = field(default="", compare=False)
+    cores: int = CORES
+    pcie: float = PCIE_GBS
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cpu", "cuda"):
+            raise PlanError(f"a device is 'cpu' or 'cuda', got {self.kind!r}{nearest(self.kind, ['cpu', 'cuda'])}")
+        if self.kind == "cuda" and self.budget <= 0:
+            raise PlanError('a GPU needs its memory: cb.Device("cuda", memory="80GB")')
+        if not isinstance(self.cores, int) or isinstance(self.cores, bool) or self.cores < 1:
+            raise PlanError(f"cores of a device must be a whole number of at least 1, got {self.cores!r}")
+        number = isinstance(self.pcie, int | float) and not isinstance(self.pcie, bool)
+        if not number or not math.isfinite(self.pcie) or self.pcie <= 0:
+            raise PlanError(f"pcie of a device must be GB a second, more than 0, got {self.pcie!r}")
+
+    @property
+    def budget(self) -> int:
+        """Its memory in bytes; 0 for a CPU, which takes whatever is left."""
+        return parse_bytes(self.memory)
+
+    def __str__(self) -> str:
+        return "cpu" if self.kind == "cpu" else f"cuda with {shown_bytes(self.budget)}"
+
+
+def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
+    """A device from "cpu", "cuda", "cuda:32GB", "auto" or a `Device`.
+
+    ``gpu_bytes``: the memory of this machine's GPU, where an engine has found it. Without a GPU, "auto" and
+    "cuda" are the CPU, and the device's note says so; a "cuda" whose size nobody knows is a PlanError.
+    """
+    if isinstance(device, Device):
+        return device
+    if not isinstance(device, str):
+        raise PlanError(f"a device is 'cpu', 'cuda', 'cuda:32GB', 'auto' or a cb.Device, got {device!r}")
+    kind, colon, size = device.partition(":")
+    if colon and kind == "cuda":
+        return Device("cuda", parse_bytes(size))
+    if device == "cpu":
+        return Device("cpu")
+    if device in ("auto", "cuda") and gpu_bytes is not None:
+        return Device("cuda", gpu_bytes)
+    if device == "cuda" and gpu_here():
+        raise PlanError('the size of the GPU is not known; say it: cb.Device("cuda", memory="80GB")')
+    if device in ("auto", "cuda"):
+        why = "has no GPU" if not gpu_here() else "has no GPU of known size"
+        note = f'{device}: this machine {why}; for a GPU\'s placement: cb.Device("cuda", memory="80GB")'
+        return Device("cpu", note=note)
+    known = ["cpu", "cuda", "cuda:32GB", "auto"]
+    raise PlanError(f"{device!r} is no device; expected one of {', '.join(known)}{nearest(device, known)}")
+
+
+def gpu_here() -> bool:
+    """Whether a driver shows a GPU to this process; asks no library."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return False
+    try:
+        return any(GPUS.iterdir())
+    except OSError:
+        return False
+
+
+def shown_bytes(count: float) -> str:
+    """1536 → '1.5 KB'."""
+    size = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TB"
