@@ -124,24 +124,28 @@ def write_words(root: Path) -> None:
     pq.write_table(pa.table({"word": words, "id": np.arange(1, len(words) + 1)}), root / "words.parquet")
 
 
-def plan(root: Path, *, merged: bool = True) -> Any:
-    """The job in CTRBox; `merged=False` leaves the basic features out, as a request would."""
+def tables(root: Path) -> dict[str, pa.Table]:
+    """The columns that the job needs, in memory."""
+    return {name: ds.dataset(root / name).to_table(columns=columns).combine_chunks() for name, columns in READ.items()}
+
+
+def plan(root: Path, *, merged: bool = True, memory: dict[str, pa.Table] | None = None, device: str = "cpu") -> Any:
+    """The job in CTRBox; `merged=False` leaves the basic features out, as a request would. `memory`: from `tables`."""
     import ctrbox as cb
     from ctrbox import col
 
     words = pq.read_table(root / "words.parquet")
     dictionary = cb.Dictionary(words["word"], words["id"])
 
-    users = cb.View(str(root / "users"), key="user_id").fill(
-        age=0, gender="unknown", country="none", interests="", history=""
-    )
-    ads = cb.View(str(root / "ads"), key="ad_id").fill(
-        advertiser_id=0, campaign_id=0, title="", category="", bid=0.0, keywords=""
-    )
-    basic = cb.View(str(root / "basic"), key="instance_id").fill(**dict.fromkeys(BASIC, 0.0))
+    def view(name: str, key: str) -> Any:
+        return cb.View(str(root / name) if memory is None else memory[name], key=key)
+
+    users = view("users", "user_id").fill(age=0, gender="unknown", country="none", interests="", history="")
+    ads = view("ads", "ad_id").fill(advertiser_id=0, campaign_id=0, title="", category="", bid=0.0, keywords="")
+    basic = view("basic", "instance_id").fill(**dict.fromkeys(BASIC, 0.0))
     context = col("context")
     log = (
-        cb.View(str(root / "impressions"), key="instance_id")
+        view("impressions", "instance_id")
         .fill(query="", device="unknown", position=0, price=0.0)
         .filter(col("device").is_in(DEVICES))
         .with_columns(
@@ -207,7 +211,7 @@ def plan(root: Path, *, merged: bool = True) -> Any:
             **{name: col(name) for name in BASIC if merged},
         },
     )
-    return cb.compile(log, features, device="cpu")
+    return cb.compile(log, features, device=device)
 
 
 def kept_ids(root: Path) -> np.ndarray:

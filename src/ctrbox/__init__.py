@@ -43,6 +43,7 @@ HOME = {
     "Classifier": "ctrbox.train.classifier",
     "trial": "ctrbox.train.trial",
     "MemoryTable": "ctrbox.embed.memory",
+    "GpuTable": "ctrbox.embed.gpu_table",
     "Embedder": "ctrbox.embed.embedder",
     "SGD": "ctrbox.embed.optimizers",
     "Adagrad": "ctrbox.embed.optimizers",
@@ -59,6 +60,7 @@ HOME = {
     "WriteError": "ctrbox.errors",
     "BudgetError": "ctrbox.errors",
     "TrainError": "ctrbox.errors",
+    "DeviceError": "ctrbox.errors",
 }
 
 FOLDERS = ("datasets", "models")
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from ctrbox.columns.batch import Ragged as Ragged
     from ctrbox.columns.batch import Schema as Schema
     from ctrbox.embed.embedder import Embedder as Embedder
+    from ctrbox.embed.gpu_table import GpuTable as GpuTable
     from ctrbox.embed.memory import MemoryTable as MemoryTable
     from ctrbox.embed.optimizers import FTRL as FTRL
     from ctrbox.embed.optimizers import SGD as SGD
@@ -83,6 +86,7 @@ if TYPE_CHECKING:
     from ctrbox.errors import BudgetError as BudgetError
     from ctrbox.errors import CtrboxError as CtrboxError
     from ctrbox.errors import DataError as DataError
+    from ctrbox.errors import DeviceError as DeviceError
     from ctrbox.errors import PlanError as PlanError
     from ctrbox.errors import SourceError as SourceError
     from ctrbox.errors import TrainError as TrainError

@@ -30,6 +30,10 @@ class BudgetError(CtrboxError):
     """Something would outgrow the memory it was given; the message states what it holds and the budget."""
 
 
+class DeviceError(CtrboxError):
+    """A GPU cannot be used or failed: nothing there, something not installed, out of its memory, a kernel that broke."""
+
+
 class TrainError(CtrboxError):
     """Training cannot go on or begin: a constant label, an empty split, a value that is not a number."""
 

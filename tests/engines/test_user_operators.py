@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import sys
 import threading
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,6 +20,7 @@ from hypothesis import given, settings
 
 import ctrbox as cb
 from ctrbox import col
+from ctrbox.plan.placement import place
 
 TABLE = pa.table(
     {
@@ -309,6 +316,277 @@ def test_a_function_may_make_a_key_to_join_on() -> None:
 def test_a_function_may_feed_a_fit() -> None:
     plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"z": plus("n", "n").standardise()}))
     assert plan.fit().fitted[0]["mean"].tolist() == [6.0]
+
+
+# ---- with a body for the GPU, on the CPU -------------------------------------------------------------------
+
+NUMBA = pytest.mark.skipif(find_spec("numba") is None, reason="scalar functions are compiled by numba, not installed")
+
+
+@cb.operator(args=["float", "int"], result="float", arrays="numpy", cuda="return x / (1.0 + fabs((double)n));")
+def damped(x: np.ndarray, n: np.ndarray) -> np.ndarray:
+    assert x.dtype == np.float64
+    assert n.dtype == np.int64  # no null turned it into floats
+    with np.errstate(all="ignore"):
+        return x / (1.0 + np.abs(n))
+
+
+def bend(x: float, n: int, ok: bool) -> float:
+    if ok and x > 0.0:
+        return x * 3.1 + n / x
+    return abs(x) - 0.5 * n
+
+
+bent = cb.operator(args=["float", "int", "bool"], result="float", scalar=True)(bend)
+floats = st.floats(width=64) | st.sampled_from([0.0, -0.0, 5e-324, 1e308])
+rows = st.lists(
+    st.tuples(st.none() | floats, st.none() | st.integers(-(2**31), 2**31), st.none() | st.booleans()), max_size=30
+)
+
+
+def asked(made: list[tuple[Any, Any, Any]]) -> pa.Table:
+    kinds = {"x": pa.float64(), "n": pa.int64(), "ok": pa.bool_()}
+    return pa.table({name: pa.array([r[k] for r in made], kind) for k, (name, kind) in enumerate(kinds.items())})
+
+
+def bits(found: list[Any]) -> list[Any]:
+    return [None if v is None else "nan" if v != v else np.float64(v).tobytes() for v in found]
+
+
+@NUMBA
+@given(rows, st.integers(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_a_scalar_function_gives_what_python_gives_row_by_row(made: list[tuple[Any, Any, Any]], chunk: int) -> None:
+    expected = [None if None in row else bend(*row) for row in made]
+    assert bits(values(bent("x", "n", "ok"), asked(made), chunk_rows=chunk)) == bits(expected)
+
+
+@given(rows)
+@settings(max_examples=40, deadline=None)
+def test_a_function_beside_a_cuda_body_sees_no_null_and_gives_one_for_it(made: list[tuple[Any, Any, Any]]) -> None:
+    with np.errstate(all="ignore"):
+        expected = [None if None in (x, n) else np.float64(x) / (1.0 + abs(n)) for x, n, _ in made]
+    assert bits(values(damped("x", "n"), asked(made))) == bits(expected)
+
+
+def test_null_strings_and_lists_are_empty_for_it() -> None:
+    @cb.operator(args=["str", "list[int]", "time", "bool"], result="int", cuda="return 0;")
+    def seen(word: pa.Array, ids: pa.Array, at: pa.Array, ok: pa.Array) -> pa.Array:
+        assert not any(a.null_count for a in (word, ids, at, ok))
+        met.extend(zip(word.to_pylist(), ids.to_pylist(), at.view(pa.int64()).to_pylist(), ok.to_pylist(), strict=True))
+        return pa.array([len(w) + len(i) for w, i in zip(word.to_pylist(), ids.to_pylist(), strict=True)], pa.int64())
+
+    met: list[Any] = []
+    table = pa.table(
+        {
+            "word": [None, "ab", "c"],
+            "ids": pa.array([[1, 2], None, [3]], pa.list_(pa.int64())),
+            "at": pa.array([7, 8, None], pa.timestamp("us")),
+            "ok": [True, True, None],
+        }
+    )
+    assert values(seen("word", "ids", "at", "ok"), table) == [None] * 3
+    assert met == [("", [1, 2], 7, True), ("ab", [], 8, True), ("c", [3], 0, False)]
+
+
+@NUMBA
+def test_scalar_functions_take_and_give_every_number() -> None:
+    @cb.operator(args=["time"], result="time", scalar=True)
+    def later(at: int) -> int:
+        return at + 1_000_000
+
+    @cb.operator(args=["bool", "int"], result="bool", scalar=True)
+    def either(ok: bool, n: int) -> bool:
+        return not ok or n == 3
+
+    @cb.operator(args=["bool"], result="int", scalar=True)
+    def whole(ok: bool) -> int:
+        return 3 if ok else 4
+
+    @cb.operator(args=["int"], result="float", scalar=True)
+    def constant(n: int) -> float:
+        return 1
+
+    moved = [t.timestamp() for t in values(later("at"))]
+    assert [b - a.timestamp() for a, b in zip(TABLE["at"].to_pylist(), moved, strict=True)] == [1.0] * 5
+    assert values(either("ok", "n")) == [False, True, True, False, True]
+    assert values(whole("ok")) == [3, 4, 3, 3, 4]
+    assert values(constant("n")) == [1.0] * 5
+
+
+@NUMBA
+def test_division_by_zero_and_overflow_are_no_errors_of_a_scalar_function() -> None:
+    @cb.operator(args=["int", "int"], result="int", scalar=True)
+    def parts(n: int, m: int) -> int:
+        return n // m + n * n
+
+    @cb.operator(args=["float", "int"], result="float", scalar=True)
+    def share(x: float, n: int) -> float:
+        return x / n
+
+    table = pa.table({"x": [1.0, -1.0, 0.0], "n": [2**62, 7, 1], "z": [0, 0, 0]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert values(parts("n", "z"), table) == [0, 49, 1]
+        assert bits(values(share("x", "z"), table)) == bits([np.inf, -np.inf, np.nan])
+
+
+@NUMBA
+def test_how_rows_are_grouped_changes_nothing_for_a_scalar_function() -> None:
+    table = pa.table({"x": np.linspace(-3, 3, 200_000), "n": np.arange(200_000), "ok": np.arange(200_000) % 3 == 0})
+    view = cb.View(table).filter(bent("x", "n", "ok") < 50_000)
+    features = cb.FeatureSet(dense={"b": bent("x", "n", "ok"), "d": damped(bent("x", "n", "ok"), "n")})
+    plan = cb.compile(view, features, threads=4)
+    whole = np.concatenate([b.dense for b in plan.batches(200_000)])
+    parts = np.concatenate([b.dense for b in plan.batches(777)])
+    assert whole.tobytes() == parts.tobytes()
+    expected = [bend(*row) for row in zip(*(table[c].to_pylist() for c in ("x", "n", "ok")), strict=True)]
+    assert whole[:, 0].tolist() == [np.float32(v) for v in expected if v < 50_000]
+    assert plan.run(table.slice(5, 3)).dense.tobytes() == whole[5:8].tobytes()
+
+
+def test_a_null_argument_makes_a_result_that_must_be_filled() -> None:
+    with pytest.raises(cb.PlanError, match=r"'x'.*\.fill"):
+        cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"d": damped("x", "n")}))
+    plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"d": damped("x", "n").fill(-1.0), "e": damped("n", "n")}))
+    assert next(plan.batches(9)).dense[2].tolist() == [-1.0, 0.75]
+
+
+def test_a_function_beside_a_cuda_body_must_make_no_nulls() -> None:
+    def nulls(n: pa.Array) -> Any:
+        return [None] * len(n)
+
+    with pytest.raises(cb.DataError, match=r"returned 5 nulls; one with a cuda body makes none"):
+        values(cb.operator(args=["int"], result="int", cuda="return 0;")(nulls)("n"))
+
+
+@NUMBA
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda n: n / 2, "returns float64 and is declared to return int; convert it"),
+        (lambda n: None, "returns nothing on some path; expected int"),
+        (lambda n: n if n > 0 else None, "returns nothing on some path; expected int"),
+        (lambda n: (n, n), r"returns UniTuple\(int64 x 2\)"),
+        (lambda n: "a", "returns unicode_type"),
+        (lambda n: n.nothing, "cannot be compiled by numba: Unknown attribute 'nothing' of type int64"),
+        (lambda n: missing(n), "cannot be compiled by numba: NameError|cannot be compiled by numba: .*missing"),  # noqa: F821
+    ],
+)
+def test_a_scalar_function_that_cannot_be_compiled_is_refused_before_the_first_row(function: Any, message: str) -> None:
+    with pytest.raises(cb.PlanError, match=f"operator '.*<lambda>' {message}"):
+        values(cb.operator(args=["int"], result="int", scalar=True)(function)("n"), TABLE.slice(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cuda": 7}, "cuda is the body of a C\\+\\+ function as a string, got 7"),
+        ({"cuda": "n + 1"}, "a cuda body returns the row's value: 'return …;', got 'n \\+ 1'"),
+        ({"cuda": "return n;", "result": "str"}, "a cuda body gives one bool, int, float or time a row, not str"),
+        ({"cuda": "return n;", "result": "list[int]"}, r"not list\[int\]"),
+        ({"cuda": "return n;", "nullable": True}, "makes no nulls, its result is null where an argument is; leave out"),
+        ({"scalar": True, "nullable": True}, "a scalar function makes no nulls"),
+        ({"scalar": True, "result": "str"}, "a scalar function gives one bool, int, float or time a row, not str"),
+        ({"scalar": True, "args": ["str"]}, "takes bool, int, float or time, not str; cuda= takes any kind"),
+        ({"scalar": True, "args": ["list[int]"]}, r"not list\[int\]"),
+        ({"scalar": True, "arrays": "numpy"}, "gets plain numbers, not arrays; leave out arrays"),
+    ],
+)
+def test_wrong_bodies_fail_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(cb.PlanError, match=message):
+        cb.operator(**{"args": ["int"], "result": "int", **options})
+
+
+def test_functions_that_have_no_place_beside_a_body_fail_at_once() -> None:
+    def raises(n: int) -> int:
+        if n < 0:
+            raise ValueError
+        return n
+
+    def asserts(n: int) -> int:
+        assert n >= 0
+        return n
+
+    for function, message in (
+        (raises, "raises or asserts, and a row on a GPU has no place for an error"),
+        (asserts, "raises or asserts"),
+        (functools.partial(raises, 3), "a scalar function needs one named parameter per column"),
+        (functools.partial(raises), r"a plain def or lambda, got functools\.partial"),
+        (np.add, "needs one named parameter|whose parameters have names|a plain def or lambda"),
+        (lambda *n: n, "one named parameter per column: .* has 0 for 1 columns"),
+        (lambda n, m: n, "has 2 for 1 columns"),
+    ):
+        with pytest.raises(cb.PlanError, match=message):
+            cb.operator(args=["int"], result="int", scalar=True)(function)
+    declare = cb.operator(args=["int"], result="int", cuda="return 0;")
+    for function, message in (
+        (lambda new: new, "uses the names of the parameters, and 'new' is none in C"),
+        (lambda größe: größe, "'größe' is none in C"),
+        (lambda n, m: n, "a cuda body needs one named parameter per column: .* has 2 for 1"),
+        (3, "3 is not a function"),
+    ):
+        with pytest.raises(cb.PlanError, match=message):
+            declare(function)
+
+
+def test_a_gpu_runs_those_that_have_a_body_and_no_others() -> None:
+    plan = cb.compile(
+        cb.View(TABLE).filter(damped("n", "n") > 0), cb.FeatureSet(dense={"a": damped("n", "n"), "b": plus("n", "n")})
+    )
+    users = {n.param("function").name: n for n in plan.graph.nodes(plan.graph.frames[0]) if n.op == "user"}
+    found = place(plan.graph, cb.Device("cuda", memory="8GB"))
+    assert (found.operators[users["plus"].id].device, found.operators[users["plus"].id].reason) == (
+        "cpu",
+        "a Python function",
+    )
+    assert found.operators[users["damped"].id].device == "cuda"
+    on_cpu = place(plan.graph, "cpu")
+    assert {on_cpu.operators[n.id].reason for n in users.values()} == {"a Python function", "the plan is for the CPU"}
+
+
+OPERATORS = """
+import ctrbox as cb
+
+@cb.operator(args=["int"], result="int", arrays="numpy", cuda="return {body};")
+def own(n):
+    return 2 * n
+
+@cb.operator(args=["int"], result="int", scalar={scalar})
+def twice(n):
+    return 2 * n
+"""
+
+
+def test_a_saved_plan_knows_its_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be taken for the next file's, of the same second
+    module = f"bodies_{tmp_path.name.replace('-', '_')}"
+
+    def written(body: str, scalar: bool) -> Any:
+        (tmp_path / f"{module}.py").write_text(OPERATORS.format(body=body, scalar=scalar))
+        sys.modules.pop(module, None)
+        importlib.invalidate_caches()
+        return importlib.import_module(module)
+
+    def made(operators: Any) -> cb.Plan:
+        return cb.compile(
+            cb.View(pa.table({"n": [1, 2]}), name="log"),
+            cb.FeatureSet(dense={"a": operators.own("n"), "b": operators.twice("n")}),
+        )
+
+    first = made(written("2 * n", True))
+    file = tmp_path / "plan.cbp"
+    first.save(file)
+    again = cb.Plan.load(file, views={"log": pa.table({"n": [5]})}, allow_operators=True)
+    assert again.fingerprint == first.fingerprint
+    for body, scalar in (("n + n", True), ("2 * n", False)):
+        other = made(written(body, scalar))
+        assert other.fingerprint != first.fingerprint
+        with pytest.raises(
+            cb.PlanError, match="has another CUDA body, or another way to run, than when the plan was saved"
+        ):
+            cb.Plan.load(file, views={"log": pa.table({"n": [5]})}, allow_operators=True)
 
 
 # ---- dictionaries ------------------------------------------------------------------------------------------

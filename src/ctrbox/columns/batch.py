@@ -2,6 +2,9 @@
 
 Arrays are views of buffers that the native core owns and uses again once the last array is dropped: copy what you keep
 beyond many batches. Values are int64 keys; row r of a field owns ``values[offsets[r]:offsets[r + 1]]``.
+
+The arrays of a plan that runs on a GPU are torch tensors there, with the same names, types and bits; ``cpu()`` brings
+them over.
 """
 
 from __future__ import annotations
@@ -61,14 +64,38 @@ class Ragged:
 
     def take(self, rows: np.ndarray) -> Ragged:
         """The given rows, in the given order."""
+        offsets_: Any = self.offsets
+        if not isinstance(offsets_, np.ndarray):
+            return _taken_on_device(self, rows)
         lengths = np.diff(self.offsets)[rows]
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         starts = np.repeat(self.offsets[rows] - offsets[:-1], lengths)
         return Ragged(self.values[starts + np.arange(offsets[-1])], offsets)
 
+    def cpu(self) -> Ragged:
+        return Ragged(_array(self.values), _array(self.offsets))
+
     def to_arrow(self) -> pa.LargeListArray:
         return pa.LargeListArray.from_arrays(pa.array(self.offsets), pa.array(self.values))
+
+
+def _array(tensor: Any) -> np.ndarray:
+    """NumPy's view of an array that may be a tensor of torch, brought over where it lies on a device."""
+    return tensor if isinstance(tensor, np.ndarray) else np.asarray(tensor.cpu().numpy())
+
+
+def _taken_on_device(ragged: Any, rows: Any) -> Ragged:
+    import torch
+
+    at = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(np.asarray(rows)).to(ragged.offsets.device)
+    lengths = torch.diff(ragged.offsets)[at]
+    offsets = torch.zeros(len(at) + 1, dtype=torch.int64, device=at.device)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    starts = torch.repeat_interleave(ragged.offsets[at] - offsets[:-1], lengths)
+    values: Any = ragged.values[starts + torch.arange(len(starts), device=at.device)]
+    found: Any = offsets
+    return Ragged(values, found)
 
 
 class Fields(Mapping[str, Ragged]):
@@ -104,12 +131,36 @@ class Batch:
     group: np.ndarray | None
     weight: np.ndarray | None = None
     index: np.ndarray | None = None  # of a request: which of its rows these are, where filters dropped some
+    ready: Any = None  # of a batch on a GPU: the event behind what wrote it, for streams other than the usual one
 
     def __len__(self) -> int:
         return self.rows
 
+    @property
+    def on_device(self) -> bool:
+        """Whether the arrays are tensors on a GPU."""
+        return not isinstance(self.dense, np.ndarray)
+
+    def cpu(self) -> Batch:
+        """The batch with NumPy's arrays; itself where it has them already."""
+        if not self.on_device:
+            return self
+
+        def over(array: Any) -> np.ndarray | None:
+            return None if array is None else _array(array)
+
+        sparse = {name: ragged.cpu() for name, ragged in self.sparse.items()}
+        label, group, weight = over(self.label), over(self.group), over(self.weight)
+        return Batch(self.schema, self.rows, label, _array(self.dense), sparse, group, weight, self.index)
+
     def take(self, rows: np.ndarray) -> Batch:
         """The given rows, in the given order, as a batch of its own memory."""
+        if self.on_device:
+            import torch
+
+            dense: Any = self.dense
+            at: Any = torch.from_numpy(np.ascontiguousarray(rows)).to(dense.device)
+            rows = at
 
         def pick(array: np.ndarray | None) -> np.ndarray | None:
             return None if array is None else array[rows]
@@ -138,7 +189,11 @@ class Batch:
             schema,
             self.rows,
             self.label if schema.label else None,
-            self.dense if chosen == list(range(self.dense.shape[1])) else np.ascontiguousarray(self.dense[:, chosen]),
+            self.dense
+            if chosen == list(range(self.dense.shape[1]))
+            else self.dense[:, chosen]
+            if self.on_device
+            else np.ascontiguousarray(self.dense[:, chosen]),
             {f.name: self.sparse[f.name] for f in schema.sparse},
             self.group if schema.group else None,
             self.weight if schema.weight else None,
@@ -148,6 +203,7 @@ class Batch:
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
         """Batches of one schema, one after the other."""
+        batches = [b.cpu() for b in batches]
         first = batches[0]
 
         def join(arrays: list[Any]) -> np.ndarray | None:
@@ -172,6 +228,8 @@ class Batch:
 
     def to_arrow(self) -> pa.RecordBatch:
         """Columns ``label``, ``weight``, ``group``, then dense ones as float32 and sparse ones as int64 or lists."""
+        if self.on_device:
+            return self.cpu().to_arrow()
         columns: dict[str, pa.Array] = {}
         for name in ("label", "weight", "group"):
             array = getattr(self, name)
@@ -221,14 +279,15 @@ class Batch:
         """Tensors over the same memory: label, dense, group, weight, and sparse as name → (values, offsets)."""
         import torch
 
-        tensors: dict[str, Any] = {"dense": torch.from_numpy(self.dense)}
+        def tensor(array: Any) -> Any:
+            return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+
+        tensors: dict[str, Any] = {"dense": tensor(self.dense)}
         for name in ("label", "weight", "group"):
             array = getattr(self, name)
             if array is not None:
-                tensors[name] = torch.from_numpy(array)
-        tensors["sparse"] = {
-            name: (torch.from_numpy(r.values), torch.from_numpy(r.offsets)) for name, r in self.sparse.items()
-        }
+                tensors[name] = tensor(array)
+        tensors["sparse"] = {name: (tensor(r.values), tensor(r.offsets)) for name, r in self.sparse.items()}
         return tensors
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
@@ -19,6 +20,7 @@ from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
 from ctrbox.engines.request import Requests, names_of, single
 from ctrbox.errors import PlanError
 from ctrbox.plan.build import build, build_columns
+from ctrbox.plan.device import Device, device_named, gpu_here
 from ctrbox.plan.features import FeatureSet
 from ctrbox.plan.graph import Graph
 from ctrbox.plan.typing import origin
@@ -57,7 +59,7 @@ class Plan:
         log: View,
         features: FeatureSet,
         *,
-        device: str = "auto",
+        device: str | Device = "auto",
         threads: int | None = None,
         chunk_rows: int = CHUNK_ROWS,
     ) -> None:
@@ -71,6 +73,7 @@ class Plan:
         self.fitted: dict[int, dict[str, np.ndarray]] = {}
         self.made_over = ""  # the fingerprint of the plan that this one is, over another log
         self.position = Position()
+        self.measured: dict[str, dict[str, float]] = {}  # what ``measure`` found
         self._dimensions: dict[int, Dimension] | None = None
         self._extractor: Extractor | None = None
         self._lock = threading.Lock()
@@ -107,10 +110,39 @@ class Plan:
     @overload
     def explain(self, device: Any = None, *, json: Literal[True]) -> dict[str, Any]: ...
     def explain(self, device: Any = None, *, json: bool = False) -> str | dict[str, Any]:
-        """Layers, placement and its reasons, rows and bytes, in words or as plain data; for another ``cb.Device`` if given."""
+        """Layers, placement and its reasons, rows and bytes, in words or as plain data; for another ``cb.Device`` if given.
+        Behind ``measure()`` with the times it found beside the estimates."""
         from ctrbox.plan.explain import explain, explain_json
 
-        return explain_json(self.graph, device or self.device) if json else explain(self.graph, device or self.device)
+        where = self._known(device or self.device)
+        if json:
+            return explain_json(self.graph, where, measured=self.measured)
+        return explain(self.graph, where, measured=self.measured)
+
+    @staticmethod
+    def _known(device: Any) -> Any:
+        """A device whose size is asked of the GPU here, where there is one."""
+        if device not in ("auto", "cuda") or not gpu_here():
+            return device
+        from ctrbox.engines.cuda.runtime import gpu_bytes
+
+        return device_named(device, gpu_bytes=gpu_bytes())
+
+    def measure(self) -> dict[str, dict[str, float]]:
+        """Nanoseconds a row by operator, from the rows run so far on the CPU (all threads together) or, on a GPU, each group
+        of operators alone over the last chunk. ``explain()`` then shows them, and placement goes by them."""
+        extractor = self.extractor()
+        if hasattr(extractor, "measure"):
+            self.measured = {"cuda": extractor.measure()}
+            return self.measured
+        rows = max(1, extractor.stats.stages["extract"].rows if "extract" in extractor.stats.stages else 0)
+        found: dict[str, float] = {}
+        for program in extractor.programs:
+            for node, (_, nanos, _) in zip(program.nodes, program.native.profile(), strict=True):
+                if node is not None and nanos:
+                    found[str(node)] = found.get(str(node), 0.0) + nanos / rows
+        self.measured = {"cpu": found}
+        return self.measured
 
     def show(self, path: str | os.PathLike[str], device: Any = None) -> None:
         """Draw the plan as an SVG picture."""
@@ -146,14 +178,18 @@ class Plan:
         self.fit()
         with self._lock:
             if self._extractor is None:
-                self._extractor = Extractor(
-                    self.graph,
-                    self.fitted,
-                    schema=self.schema,
-                    dimensions=self._dimensions,
-                    chunk_rows=self.chunk_rows,
-                    threads=self.threads,
-                )
+                options: dict[str, Any] = {
+                    "schema": self.schema,
+                    "dimensions": self._dimensions,
+                    "chunk_rows": self.chunk_rows,
+                    "threads": self.threads,
+                }
+                if wants_gpu(self.device):
+                    from ctrbox.engines.cuda.extract import on_gpu
+
+                    self._extractor = on_gpu(self.graph, self.fitted, self.device, **options)
+                else:
+                    self._extractor = Extractor(self.graph, self.fitted, **options)
                 self._dimensions = self._extractor.dimensions
             return self._extractor
 
@@ -360,18 +396,34 @@ class Plan:
     def _programs(self) -> list[Assembled]:
         extractor = self.extractor()
         joined = [p for d in extractor.dimensions.values() for p in d.programs]
-        return [extractor.body, *extractor.stages.programs, *joined]
+        return [*extractor.programs, *joined]
+
+
+def wants_gpu(device: Any) -> bool:
+    """Whether a plan for ``device`` runs on a GPU here: always where one is named, for "auto" where one can be used."""
+    if isinstance(device, Device):
+        return device.kind == "cuda"
+    if device != "auto":
+        return device_named(device, gpu_bytes=1).kind == "cuda"
+    if not gpu_here():
+        return False
+    from ctrbox.engines.cuda.runtime import why_not
+
+    missing = why_not()
+    if missing:
+        warnings.warn(f"this machine has a GPU, but the plan runs on the CPU: {missing}", stacklevel=3)
+    return not missing
 
 
 def compile(
     log: View,
     features: FeatureSet,
     *,
-    device: str = "auto",
+    device: str | Device = "auto",
     threads: int | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Plan:
-    """The plan of a job. ``device``: "cpu", "cuda" or "auto"."""
+    """The plan of a job. ``device``: "cpu", "cuda", "cuda:32GB", a ``cb.Device``, or "auto": a GPU where one can be used."""
     if not isinstance(log, View):
         raise PlanError(f"compile needs a View, got {type(log).__name__}; wrap it: cb.View(data, key=…)")
     if not isinstance(features, FeatureSet):

@@ -78,8 +78,8 @@ def fingerprint(plan: Plan) -> str:
     """A digest of everything that decides the bits of a batch, the same in every process.
 
     Features, steps of views, the kinds and null facts of the columns that are read, dictionaries, what was
-    fitted, and the names of user operators; not paths, names of views, sizes of files or budgets. Computed
-    once for each fitted state of a plan.
+    fitted, and the names and CUDA bodies of user operators; not paths, names of views, sizes of files or
+    budgets. Computed once for each fitted state of a plan.
     """
     learned = [array for _, state in sorted(plan.fitted.items()) for _, array in sorted(state.items())]
     known = _fingerprints.get(plan)
@@ -435,6 +435,8 @@ def _operator(written: dict[str, Any], allowed: bool) -> UserOperator:
         a_text(written.get("result"), "an operator's result"),
         a_flag(written.get("nullable"), "nullable"),
         a_text(written.get("arrays"), "arrays"),
+        a_text(written.get("cuda", ""), "a CUDA body"),
+        a_flag(written.get("scalar", False), "scalar"),
     )
     if not allowed:
         raise PlanError(
@@ -456,6 +458,10 @@ def _operator(written: dict[str, Any], allowed: bool) -> UserOperator:
         )
         if not same:
             raise PlanError(f"operator {path!r} has other types than when the plan was saved")
+        if (found.cuda, found.scalar) != (declared.cuda, declared.scalar):
+            raise PlanError(
+                f"operator {path!r} has another CUDA body, or another way to run, than when the plan was saved"
+            )
         return found
     raise PlanError(f"{path!r} is a {type(found).__name__}, expected a function declared with @cb.operator")
 

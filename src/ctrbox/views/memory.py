@@ -38,6 +38,11 @@ class MemorySource:
     def schema(self) -> pa.Schema:
         return self._columns.schema
 
+    @property
+    def table(self) -> pa.Table | None:
+        """The rows, in the memory where scans find them; None where there are none."""
+        return pa.Table.from_batches(self._batches) if self._batches else None
+
     def nullable(self, column: str) -> bool:
         (leaf,) = self._columns.choose([column], self.name)
         return leaf.nullable and self._fact("null", leaf, lambda array: array.null_count > 0, any)

@@ -53,10 +53,11 @@ class Assembler:
     column_at: Callable[[Node], tuple[int, int]]  # raw column → (source, position in what is read of it)
     chunk_rows: int
     given: dict[int, tuple[int, int]] = field(default_factory=dict)
+    make: Callable[[], Any] | None = None  # another engine's program, which takes the same calls
 
     def assemble(self, wanted: list[Node], emits: Iterable[tuple[int, Node]], sources: int) -> Assembled:
         """A program that computes ``wanted`` and emits (slot, node) pairs, each as soon as it is there."""
-        self.program = _native.Program(self.chunk_rows)
+        self.program: Any = self.make() if self.make is not None else _native.Program(self.chunk_rows)
         self.registers: dict[int, int] = {}
         self.labels: list[str] = []
         self.nodes_: list[Node | None] = []
@@ -85,6 +86,10 @@ class Assembler:
 
     def inputs(self, node: Node) -> list[Node]:
         return [] if node.id in self.given else list(node.args)
+
+    def owns(self, node: Node) -> bool:
+        """Whether the program runs a user's operator itself; others run in Python, between programs."""
+        return self.make is not None and node.op == "user" and bool(node.param("function").on_gpu)
 
     def needed(self, wanted: list[Node]) -> list[Node]:
         seen: set[int] = set()
@@ -173,6 +178,10 @@ class Assembler:
             arguments = [self.registers[node.args[0].id], missing]
             (self.registers[node.id],) = program.call("ne", "i,i", arguments, ["b"], [False], [], [], [], None, False)
             self.note("ne", node)
+        elif node.op == "user":
+            reads = [self.registers[a.id] for a in node.args]
+            self.registers[node.id] = program.user(node.param("function"), reads, node.nullable)
+            self.note("user", node)
         else:
             params = dict(node.params)
             table, floats = None, list(params.get("floats", ()))

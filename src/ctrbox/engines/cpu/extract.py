@@ -21,7 +21,7 @@ from ctrbox.columns.batch import Batch, Fields, Ragged, Schema
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler, Dimension
 from ctrbox.engines.cpu.dimensions import load_dimension
-from ctrbox.engines.cpu.merge import MergeCursor, ids_of
+from ctrbox.engines.cpu.merge import MergeCursor, ascends, ids_of
 from ctrbox.engines.cpu.prune import prune_expression
 from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
 from ctrbox.engines.cpu.tables import Tables
@@ -74,6 +74,7 @@ class Extractor:
         self.stats = Stats()
         self.threads = threads
         self.chunk_rows = chunk_rows
+        self.morsel_rows = MORSEL_ROWS
         self.tables = Tables(fitted)
         self.outputs = graph.outputs if outputs is None else outputs
         asked = [o.node for o in self.outputs]
@@ -145,6 +146,11 @@ class Extractor:
         emits = [(k, o.node) for k, o in enumerate(self.outputs)]
         return self.assembler.assemble(asked, emits, self.stages.sources)
 
+    @property
+    def programs(self) -> list[Assembled]:
+        """What has run or will, for profiles and warnings."""
+        return [self.body, *self.stages.programs]
+
     # ---- a batch
     def run(self, pieces: list[tuple[Prepared, int, int]]) -> Batch:
         """One batch from (prepared rows, begin, count) pieces; runs in the caller's thread."""
@@ -184,8 +190,9 @@ class Extractor:
 
     # ---- a morsel
     def prepare(self, morsel: Morsel, merged: list[Rows]) -> Prepared:
+        beside = [(None if rows is None else frame_of(rows), index, base) for rows, index, base in merged]
         return self.staged(
-            morsel.rows.num_rows, [(frame_of(morsel.rows), None, 0), *merged], morsel.origin, morsel.start
+            morsel.rows.num_rows, [(frame_of(morsel.rows), None, 0), *beside], morsel.origin, morsel.start
         )
 
     def staged(self, rows: int, sources: list[Rows], origin: Any, start: int) -> Prepared:
@@ -201,16 +208,17 @@ class Extractor:
 
     # ---- the whole log
     def stream(self, start: int = 0, stop: int | None = None) -> Generator[tuple[Morsel, list[Rows]], None, None]:
-        """Morsels of the log with the rows merged into them."""
+        """Morsels of the log with the rows merged into them, as record batches."""
         source = self.log.view.source
         scan = source.scan(
             self.columns[0],
             start=start,
-            rows=MORSEL_ROWS,
+            rows=self.morsel_rows,
             threads=self.threads,
             prune=prune_expression(self.log),
         )
         cursors: list[MergeCursor] = []
+        ascend = self.merged and ascends(self.log.view, self.log.key[0])
         last: int | None = None
         began = time.perf_counter()
         try:
@@ -221,7 +229,8 @@ class Extractor:
                     morsel = Morsel(morsel.rows.slice(0, stop - morsel.start), morsel.origin, morsel.start)
                 merged: list[Rows] = []
                 if self.merged:
-                    ids = ids_of(morsel.rows, self.id_at, f"id of view {self.log.name!r}", morsel.origin)
+                    what = f"id of view {self.log.name!r}"
+                    ids = ids_of(morsel.rows, self.id_at, what, morsel.origin, ascend=ascend)
                     if len(ids) and last is not None and ids[0] <= last:
                         raise DataError(
                             f"id {ids[0]} of view {self.log.name!r} comes after {last} at {morsel.origin.name(0)}: not in "
@@ -232,7 +241,7 @@ class Extractor:
                     if not cursors:
                         first = int(ids[0]) if len(ids) else None
                         cursors = [
-                            MergeCursor(s.view, s.on, self.columns[k], first)
+                            MergeCursor(s.view, s.on, self.columns[k], first, self.morsel_rows)
                             for k, s in enumerate(self.log.sources)
                             if s.on is not None
                         ]

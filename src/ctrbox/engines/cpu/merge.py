@@ -10,20 +10,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox import _native
-from ctrbox.engines.cpu.arrow import frame_of
-from ctrbox.engines.cpu.stages import Rows
 from ctrbox.errors import DataError
-from ctrbox.views.source import Morsel
+from ctrbox.views.memory import MemorySource
+from ctrbox.views.source import MORSEL_ROWS, Morsel
 from ctrbox.views.view import View
 
 
-def ids_of(rows: pa.RecordBatch, column: int, what: str, origin: Any) -> np.ndarray:
-    """The id column as ascending int64; DataError names the first row that is out of order or null."""
+def ids_of(rows: pa.RecordBatch, column: int, what: str, origin: Any, *, ascend: bool = False) -> np.ndarray:
+    """The id column as ascending int64; DataError names the first row that is out of order or null.
+
+    ``ascend``: that they do is known.
+    """
     array = rows.column(column)
     if array.null_count:
         row = int(np.argmax(np.asarray(array.is_null())))
         raise DataError(f"{what} is null at {origin.name(row)}; rows merged by id need one")
     ids = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    if ascend:
+        return np.ascontiguousarray(ids)
     descent = _native.first_descent(np.ascontiguousarray(ids))
     if descent >= 0:
         raise DataError(
@@ -33,20 +37,28 @@ def ids_of(rows: pa.RecordBatch, column: int, what: str, origin: Any) -> np.ndar
     return np.ascontiguousarray(ids)
 
 
+def ascends(view: View, column: str) -> bool:
+    """Whether a column is known to ascend: a table in memory was looked through once."""
+    return isinstance(view.source, MemorySource) and view.source.ordered(column)
+
+
 class MergeCursor:
     """Walks the basic view beside the log. ``align`` must be called with ascending, non-overlapping ids."""
 
-    def __init__(self, view: View, on: str, columns: list[str], first_id: int | None) -> None:
+    def __init__(self, view: View, on: str, columns: list[str], first_id: int | None, rows: int = MORSEL_ROWS) -> None:
         self.name = view.name
         self.on = columns.index(on)
+        self.ascend = ascends(view, on)
+        # Slices of what is in memory cost nothing: taken whole, rows never have to be put together from two of them.
+        rows = 2**30 if isinstance(view.source, MemorySource) else rows
         prune = None if first_id is None else pc.field(on) >= pc.scalar(first_id)
-        self.stream: Iterator[Morsel] = view.source.scan(columns, prune=prune)
+        self.stream: Iterator[Morsel] = view.source.scan(columns, prune=prune, rows=rows)
         self.held: list[tuple[pa.RecordBatch, np.ndarray]] = []
         self.ended = False
         self.last: int | None = None
 
-    def align(self, ids: np.ndarray) -> Rows:
-        """The rows of the basic view for these ids: (frame, index or None, base)."""
+    def align(self, ids: np.ndarray) -> tuple[pa.RecordBatch | None, np.ndarray | None, int]:
+        """The rows of the basic view for these ids: (batch or None, index or None, base)."""
         if not len(ids):
             return None, None, 0
         low, high = ids[0], ids[-1]
@@ -66,10 +78,11 @@ class MergeCursor:
             theirs = np.concatenate(parts)
         else:
             rows, theirs = slices[0], np.ascontiguousarray(parts[0])
+        if np.array_equal(ids, theirs):  # the usual case: both sides hold the same rows
+            return rows, None, 0
         index: Any
-        index, found = _native.align(ids, theirs)
-        same = found == len(ids) == len(theirs)  # the usual case: both sides hold the same rows
-        return frame_of(rows), None if same else index, 0
+        index, _ = _native.align(ids, theirs)
+        return rows, index, 0
 
     def pull(self) -> None:
         morsel = next(self.stream, None)
@@ -78,7 +91,7 @@ class MergeCursor:
             return
         if not morsel.rows.num_rows:
             return
-        own = ids_of(morsel.rows, self.on, f"id of view {self.name!r}", morsel.origin)
+        own = ids_of(morsel.rows, self.on, f"id of view {self.name!r}", morsel.origin, ascend=self.ascend)
         if self.last is not None and own[0] <= self.last:
             raise DataError(
                 f"id {own[0]} of view {self.name!r} comes after {self.last} at {morsel.origin.name(0)}: not in ascending "

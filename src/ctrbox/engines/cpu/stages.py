@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ctrbox.columns.kind import arrow_type, name_of
 from ctrbox.engines.cpu.arrow import column_of, frame_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler
+from ctrbox.engines.cpu.scalar import call_scalar, compiled, valid_rows, without_nulls
 from ctrbox.errors import DataError
-from ctrbox.plan.node import Node, closure
+from ctrbox.plan.node import Node
 from ctrbox.plan.user import UserOperator
 
 Rows = tuple[Any, np.ndarray | None, int]  # frame, index, base: see native/core/program.h
@@ -62,16 +64,23 @@ class Stages:
         self.sources = sources
         self.steps: list[Native | User] = []
         self.python = threading.RLock()  # user functions run one at a time, in no promised order
-        filter_users = users(filters)
-        self._user_rounds(filter_users)
+        self._user_rounds(filters)
         if filters:
             self._filter(filters, asked)
-        self._user_rounds([n for n in users(asked) if n.id not in self.assembler.given])
+        self._user_rounds(asked)
+
+    def _users(self, nodes: list[Node]) -> list[Node]:
+        """The user operators still to be run between programs, inputs before users."""
+        waiting = [n for n in self.assembler.needed(nodes) if n.op == "user" and n.id not in self.assembler.given]
+        return [n for n in waiting if not self.assembler.owns(n)]
 
     def _user_rounds(self, nodes: list[Node]) -> None:
-        waiting = list(nodes)
+        waiting = self._users(nodes)
+        for node in waiting:
+            if node.param("function").scalar:
+                compiled(node.param("function"))  # refused before the first row
         while waiting:
-            ready = [n for n in waiting if not any(u.id not in self.assembler.given for u in users(list(n.args)))]
+            ready = [n for n in waiting if not self._users(list(n.args))]
             inputs = list({a.id: a for n in ready for a in n.args}.values())
             program = self._assemble(inputs, inputs)
             self.steps.append(Native(program, inputs, False))
@@ -142,8 +151,12 @@ class Stages:
             else:
                 for node in step.nodes:
                     arguments = [column_of(kept_frame, step.inputs[a.id]) for a in node.args]
-                    with self.python:
-                        result = call_user(node.param("function"), arguments, rows)
+                    function = node.param("function")
+                    if function.scalar:
+                        result = call_scalar(function, arguments, rows)
+                    else:
+                        with self.python:
+                            result = call_user(function, arguments, rows)
                     sources = [
                         *sources,
                         (frame_of(pa.RecordBatch.from_arrays([result], ["result"])), None, 0),
@@ -169,13 +182,12 @@ def narrowed(source: Rows, picked: np.ndarray) -> Rows:
     return frame, picked if base == 0 else (picked + np.int32(base)).astype(np.int32), 0
 
 
-def users(nodes: list[Node]) -> list[Node]:
-    """The user operators that the nodes need, inputs before users."""
-    return [n for n in closure(nodes) if n.op == "user"]
-
-
 def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Array:
     """The result of a user's function as an array of its declared type; DataError where it breaks its declaration."""
+    valid = None
+    if op.on_gpu:  # as there: it sees no null, and where one was its result is null
+        valid = valid_rows(arguments)
+        arguments = [without_nulls(a) for a in arguments]
     try:
         if op.arrays == "numpy":
             arguments = [a.to_numpy(zero_copy_only=False) for a in arguments]
@@ -197,5 +209,6 @@ def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Arra
     if len(array) != rows:
         raise DataError(f"operator {op.name!r} got {rows} rows and returned {len(array)}; it must return as many")
     if array.null_count and not op.nullable:
-        raise DataError(f"operator {op.name!r} returned {array.null_count} nulls; declare it with nullable=True")
-    return array
+        cure = "one with a cuda body makes none" if op.on_gpu else "declare it with nullable=True"
+        raise DataError(f"operator {op.name!r} returned {array.null_count} nulls; {cure}")
+    return array if valid is None else pc.if_else(pa.array(valid), array, pa.scalar(None, wanted))

@@ -1,0 +1,496 @@
+"""Extraction on a GPU: morsels in, batches out, in order; copies, kernels and the CPU's share at the same time.
+
+    reader ──► prepare (threads: what travels, staged in page-locked memory; the CPU's operators, where there are any)
+           ──► copy stream: header and arena of a free slot
+           ──► compute stream: the layers of the chunk, one graph
+           ──► out stream: rows cut out of the slot as pieces of batches
+
+Slots bound what is under way: at most `SLOTS` chunks. A chunk is a morsel of the log; batches are cut across chunks.
+Without a GPU (the tests' runtime) there are no streams and everything happens at once, in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from ctrbox import _native
+from ctrbox.columns.batch import Batch
+from ctrbox.engines.cpu.arrow import column_of
+from ctrbox.engines.cpu.assemble import Assembled, Assembler
+from ctrbox.engines.cpu.extract import Extractor, end
+from ctrbox.engines.cpu.stages import Native, Prepared, Stages, located
+from ctrbox.engines.cuda.batches import Batches, Piece
+from ctrbox.engines.cuda.memory import Device, Outcome, Slot
+from ctrbox.engines.cuda.program import Layout, Output, Recorded
+from ctrbox.engines.cuda.runtime import Kernel, Runtime, cuda_runtime, gpu_bytes
+from ctrbox.engines.cuda.source import Source
+from ctrbox.engines.cuda.staging import Pinned, Staging, send
+from ctrbox.engines.cuda.upload import Layout as HeaderLayout
+from ctrbox.engines.cuda.upload import Upload, slices
+from ctrbox.engines.cuda.user import compile_kernels
+from ctrbox.errors import DataError, DeviceError
+from ctrbox.plan.device import device_named
+from ctrbox.plan.graph import Graph
+from ctrbox.plan.node import Node
+from ctrbox.plan.placement import CHUNK_ROWS, SLOTS, place
+from ctrbox.views.memory import MemorySource
+from ctrbox.views.source import Morsel
+
+MOST_REGISTERS = 96  # a thread: with more, fewer than half of a multiprocessor's warps fit
+
+
+@dataclass
+class Chunk:
+    """A morsel on its way through a slot."""
+
+    slot: Slot
+    number: int
+    morsel: Morsel
+    rows: int = 0
+    upload: Upload | None = None
+    staged: torch.Tensor | None = None
+    prepared: Prepared | None = None  # where the CPU filtered
+
+
+class CudaExtractor(Extractor):
+    """A graph made ready to run on a device. Requests (`run`) still go through the CPU's program, bit for bit the same."""
+
+    def __init__(
+        self,
+        *args: Any,
+        runtime: Runtime,
+        host: Sequence[Node] = (),
+        host_filters: bool = False,
+        capacity: int = CHUNK_ROWS,
+        graphs: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        self.runtime = runtime
+        self.morsel_rows = min(capacity, CHUNK_ROWS)
+        self.host = list(host)
+        self.filters_here = bool(self.host) or host_filters  # whether the CPU filters
+        self.cuda = runtime.device.type == "cuda"
+        self.graphs = graphs and self.cuda
+        asked = [o.node for o in self.outputs]
+        self.layout = self._laid_out(asked)
+        self.source, kernels = compiled(runtime, self.layout)
+        self.device = Device(runtime, self.layout, self.source, kernels, self.morsel_rows, self.schema.dense_width)
+        self.header = HeaderLayout(self.layout.columns)
+        self.maker = Batches(self.device, self.schema, self.layout.outputs)
+        self.slots: list[Slot] = []
+        self.stagings: list[Staging] = []
+        self.pinned = Pinned()
+        self._pin()
+        if self.cuda:
+            # What is read out of a finished chunk goes before the kernels of the next: batches wait for it.
+            self.copying, self.computing = (torch.cuda.Stream(runtime.device) for _ in range(2))
+            self.reading = torch.cuda.Stream(runtime.device, priority=-1)
+
+    @property
+    def programs(self) -> list[Assembled]:
+        shared = [] if self.share is None else [self.share]
+        here = [*shared, *(self.stages.programs if self.filters_here else [])]
+        # What both sides compute is told of once.
+        there = {
+            known_by(n)
+            for p in self.device_programs
+            for n, label in zip(p.nodes, p.labels, strict=True)
+            if label != "load"
+        }
+        here = [replace(p, nodes=[None if known_by(n) in there else n for n in p.nodes]) for p in here]
+        return [*self.device_programs, *here]
+
+    def measure(self) -> dict[str, float]:
+        """Nanoseconds a row of each operator, by its node, over the chunk that ran last: every group of every layer alone.
+
+        Operators of one plain group share its time evenly; operators of one scan or visit are told under the first.
+        """
+        if not self.cuda or not self.slots:
+            raise DeviceError("nothing has run on the GPU yet; take a batch first")
+        torch.cuda.synchronize(self.runtime.device)
+        slot = self.slots[0]
+        rows = max(1, int(slot.header[:8].view(torch.int64)[0]))
+        spent = self.device.timed(slot)
+        nodes = {
+            id(entry): node
+            for program in self.device_programs
+            for entry, node in zip(program.native.entries, program.nodes, strict=True)
+            if entry is not None and node is not None
+        }
+        told: dict[str, float] = {}
+        for layer, groups in self.source.members.items():
+            for number, group in enumerate(groups):
+                share = spent[layer, number] * 1e6 / rows / len(group)
+                told.update({str(nodes[id(k)]): share for k in group if id(k) in nodes})
+        return told
+
+    # ---- what runs
+    def _laid_out(self, asked: list[Node]) -> Layout:
+        given: dict[int, tuple[int, int]] = {}
+        self.share = None
+        if self.host:
+            self.share = self.assembler.assemble(self.host, list(enumerate(self.host)), self.stages.sources)
+            given = {node.id: (len(self.columns), k) for k, node in enumerate(self.host)}
+        probe = Assembler(self.tables, self.dimensions, lambda n: (0, 0), self.chunk_rows, given=dict(given))
+        filters = [] if self.filters_here else self.log.filters
+        needed = probe.needed([*asked, *filters])
+        self.sent = [self.graph.columns(self.log, k, needed) for k in range(len(self.log.sources))]
+        where = [{name: k for k, name in enumerate(names)} for names in self.sent]
+        self.on_device = Assembler(
+            self.tables,
+            self.dimensions,
+            lambda n: (n.param("source"), where[n.param("source")][n.name]),
+            self.chunk_rows,
+            given=given,
+            make=Recorded,
+        )
+        columns = [len(names) for names in self.sent] + ([len(self.host)] if self.host else [])
+        staged = Stages(self.on_device, filters, asked, len(columns))
+        programs = [step.program for step in staged.steps if isinstance(step, Native)]
+        body = self.on_device.assemble(asked, [(k, o.node) for k, o in enumerate(self.outputs)], staged.sources)
+        self.device_programs = [*programs, body]
+        recorded: list[Recorded] = [p.native for p in self.device_programs]
+        emitted = dict(recorded[-1].emits)
+        at = 0
+        outputs = []
+        for k, o in enumerate(self.outputs):
+            role = o.role if o.role != "sparse" else "lists" if o.node.kind == "*k" else "keys"
+            outputs.append(Output(role, emitted[k], at, o.width))
+            at += o.width if o.role == "dense" else 0
+        return Layout(recorded, outputs, columns)
+
+    def _pin(self) -> None:
+        """Columns that stay in memory are page-locked where they lie, once."""
+        for spec in self.log.sources:
+            source = spec.view.source
+            table = source.table if self.cuda and isinstance(source, MemorySource) else None
+            if table is not None:
+                self.pinned.hold(table)
+
+    def _slot(self, number: int) -> Slot:
+        while len(self.slots) <= number:
+            self.slots.append(self.device.slot(self.header.header_bytes))
+            self.stagings.append(Staging())
+        return self.slots[number]
+
+    # ---- the host's part of a chunk; in a worker thread
+    def prepare_chunk(self, chunk: Chunk, merged: list[Any]) -> Chunk:
+        began = time.perf_counter()
+        morsel = chunk.morsel
+        batches = [morsel.rows, *(rows for rows, _, _ in merged)]
+        sent = [None if b is None else b.select(names) for b, names in zip(batches, self.sent, strict=True)]
+        sources: list[Any]
+        if not self.filters_here:
+            chunk.rows = morsel.rows.num_rows
+            sources = [(sent[0], None, 0), *((b, i, at) for b, (_, i, at) in zip(sent[1:], merged, strict=True))]
+        else:
+            prepared = self.prepare(morsel, merged)
+            chunk.prepared, chunk.rows = prepared, prepared.rows
+            sources = [(b, i, at) for b, (_, i, at) in zip(sent, prepared.sources[: len(sent)], strict=True)]
+            if self.share is not None:
+                sources.append((self._share_of(prepared), None, 0))
+        straight = self.pinned.holds if self.cuda else None
+        chunk.upload = slices(self.header, chunk.rows, sources, first=morsel.start, straight=straight)
+        chunk.staged = self.stagings[chunk.number].fill(chunk.upload)
+        self.stats.add("prepare", chunk.rows, time.perf_counter() - began)
+        return chunk
+
+    def _share_of(self, prepared: Prepared) -> pa.RecordBatch:
+        """What the CPU computes of a chunk, as columns."""
+        assert self.share is not None
+        kinds, nullable = [n.kind for n in self.host], [n.nullable for n in self.host]
+        keep = list({id(f): f for f, _, _ in prepared.sources if f is not None}.values())
+        try:
+            frame, _ = self.share.native.run_frame([prepared.piece(0, prepared.rows)], kinds, nullable, keep)
+        except _native.RowError as error:
+            raise located(error, [(prepared, 0, prepared.rows)]) from None
+        names = [f"{k}" for k in range(len(self.host))]
+        return pa.RecordBatch.from_arrays([signed(column_of(frame, k)) for k in range(len(self.host))], names)
+
+    # ---- the device's part
+    @contextlib.contextmanager
+    def on(self, stream: str) -> Iterator[None]:
+        if not self.cuda:
+            yield
+            return
+        with torch.cuda.stream(getattr(self, stream)):
+            yield
+
+    def start(self, chunk: Chunk) -> None:
+        """Copies and kernels of a prepared chunk, queued."""
+        slot, upload = chunk.slot, chunk.upload
+        assert upload is not None
+        assert chunk.staged is not None
+        with self.on("copying"), self.device.fitting("the columns of a chunk", upload.arena_bytes):
+            if slot.arena is None or slot.arena.numel() < upload.arena_bytes + 64:
+                slot.arena = self.device.bytes(upload.arena_bytes + upload.arena_bytes // 4)
+            upload.header(slot.arena.data_ptr(), out=slot.heading.numpy())
+            slot.header[: len(slot.heading)].copy_(slot.heading, non_blocking=True)
+            send(upload, chunk.staged, slot.arena)
+            slot.keep = upload.keep
+            if self.cuda:
+                slot.copied = self.copying.record_event()
+        self.run_slot(slot)
+
+    def run_slot(self, slot: Slot) -> None:
+        with self.on("computing"):
+            if self.cuda:
+                self.computing.wait_event(slot.copied)
+                if slot.read is not None:  # its last outputs have left
+                    self.computing.wait_event(slot.read)
+            if not self.graphs:
+                self.device.launch(slot)
+            else:
+                if slot.graph is None:
+                    self.computing.synchronize()
+                    slot.graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(slot.graph, stream=self.computing, capture_error_mode="thread_local"):
+                        self.device.launch(slot)
+                slot.graph.replay()
+            slot.heard.copy_(slot.counters, non_blocking=True)
+            if self.cuda:
+                slot.done = self.computing.record_event()
+
+    def finish(self, chunk: Chunk) -> Outcome:
+        """Wait for a chunk's kernels; run them again where memory was too small; DataError for a bad row."""
+        slot = chunk.slot
+        while True:
+            self.wait(slot)
+            if not self.device.too_small(slot):
+                break
+            self.run_slot(slot)
+        outcome = self.device.heard(slot, chunk.rows)
+        for program in self.device_programs:
+            for k, entry in enumerate(program.native.entries):
+                program.native.counts[k] += outcome.warnings.get(id(entry), 0)
+        if outcome.bad:
+            raise self.bad_row(chunk, outcome)
+        return outcome
+
+    def wait(self, slot: Slot) -> None:
+        if not self.cuda:
+            return
+        try:
+            slot.done.synchronize()
+        except RuntimeError as error:
+            layers = ", ".join(f"{a.name} ({', '.join(sorted({k.name for k in a.code}))})" for a in self.layout.layers)
+            raise DeviceError(
+                f"a kernel of this plan failed on the GPU: {str(error).splitlines()[0]}; its layers: {layers}"
+            ) from None
+
+    def bad_row(self, chunk: Chunk, outcome: Outcome) -> DataError:
+        """The error the CPU engine gives: of the first chunk of rows with one, the first operator's."""
+        size = self.chunk_rows
+
+        def order(found: tuple[int, int, Any, int]) -> tuple[int, int, int]:
+            return found[3], found[0] // size, found[2].number
+
+        row, code, k, phase = min(outcome.bad, key=order)
+        position = row
+        if phase == 1 and self.layout.filtered:
+            position = int(chunk.slot.picked[row])
+        prepared = chunk.prepared or Prepared(chunk.rows, [], None, chunk.morsel.origin, chunk.morsel.start)
+        messages = {
+            1: f"column '{k.name}' is null, but the plan was built on data where it never is; add .fill({k.name}=…) to its view",
+            2: f"column '{k.name}' has a dictionary index outside its dictionary",
+            3: f"column '{k.name}' has a string or list of 2^31 or more",
+            4: f"column '{k.name}' has a null inside a list of fixed size; a vector needs all its elements",
+            5: f"{k.name}: malformed value",
+        }
+        return located(_native.RowError(messages[code], 0, position), [(prepared, 0, chunk.rows)])
+
+    # ---- the whole log
+    def batches(
+        self, batch_size: int, start: int = 0, limit: int | None = None, stop: int | None = None
+    ) -> Generator[tuple[Batch, int], None, None]:
+        pool = ThreadPoolExecutor(SLOTS, thread_name_prefix="ctrbox-prepare")
+        reader = ThreadPoolExecutor(
+            1, thread_name_prefix="ctrbox-read"
+        )  # a morsel ahead: ids of merged views are compared
+        stream = self.stream(start, stop)
+        ahead = reader.submit(next, stream, None)
+        free = deque(range(SLOTS))
+        preparing: deque[tuple[Chunk, Future[Chunk]]] = deque()
+        running: deque[Chunk] = deque()
+        cutter = Cutter(self, batch_size, limit)
+        failure: Exception | None = None
+        ended = False
+        try:
+            while not cutter.full:
+                while not ended and free:
+                    try:
+                        item = ahead.result()
+                    except Exception as error:  # raised where it lies, after the rows before it
+                        item, failure = None, error
+                    if item is None:
+                        ended = True
+                        break
+                    ahead = reader.submit(next, stream, None)
+                    morsel, merged = item
+                    number = free.popleft()
+                    chunk = Chunk(self._slot(number), number, morsel)
+                    preparing.append((chunk, pool.submit(self.prepare_chunk, chunk, merged)))
+                while preparing and (not running or preparing[0][1].done()):
+                    chunk, future = preparing.popleft()
+                    future.result()
+                    self.start(chunk)
+                    running.append(chunk)
+                if not running:
+                    break
+                chunk = running.popleft()
+                outcome = self.finish(chunk)
+                began = time.perf_counter()
+                made = cutter.take(chunk, outcome)
+                self.stats.add("extract", outcome.rows, time.perf_counter() - began)
+                chunk.slot.keep = []
+                free.append(chunk.number)
+                yield from made
+            if failure is not None and not cutter.full:
+                raise failure
+            yield from cutter.rest()
+        finally:
+            for _, future in preparing:
+                future.cancel()
+            end(reader)
+            stream.close()
+            end(pool)
+            if self.cuda:
+                torch.cuda.synchronize(self.runtime.device)  # nothing travels from memory that is about to go
+
+
+def compiled(runtime: Runtime, layout: Layout) -> tuple[Source, dict[str, Kernel]]:
+    """The kernels of a layout. A layer that needs too many registers a thread is cut in two and compiled again."""
+    source = Source(layout)
+    kernels = compile_kernels(runtime, source)
+    names = [layer.name for layer in layout.layers]
+    heavy = frozenset(n for n in names if kernels[n].registers > MOST_REGISTERS and source.groups[n] > 1)
+    if heavy:
+        source = Source(layout, split=heavy)
+        kernels = compile_kernels(runtime, source)
+    return source, kernels
+
+
+def known_by(node: Node | None) -> tuple[str, int] | None:
+    """An operator; paths of one document are one scan of it."""
+    return None if node is None else (node.op, node.args[0].id if node.op == "json" else node.id)
+
+
+def signed(array: pa.Array) -> pa.Array:
+    """Keys as the whole numbers of the same bits: the GPU reads no column of unsigned 64 bits."""
+    if array.type == pa.uint64():
+        return array.view(pa.int64())
+    if array.type != pa.large_list(pa.uint64()):
+        return array
+    keys = array.values.view(pa.int64())
+    head = array.buffers()[:2]
+    return pa.Array.from_buffers(pa.large_list(pa.int64()), len(array), head, array.null_count, array.offset, [keys])
+
+
+def on_gpu(graph: Graph, fitted: dict[int, dict[str, np.ndarray]], device: Any, **options: Any) -> CudaExtractor:
+    """The extractor of a plan for a GPU of this machine; DeviceError where none can be used."""
+    runtime = cuda_runtime()
+    placement = place(graph, device_named(device, gpu_bytes=gpu_bytes()))
+    if not placement.chunk_rows:
+        reason = next(iter(placement.operators.values())).reason
+        raise DeviceError(
+            f"no chunk of this plan fits {placement.device}: {reason}; give it more memory, or use device='cpu'"
+        )
+    return CudaExtractor(
+        graph,
+        fitted,
+        runtime=runtime,
+        host=placement.carried,
+        host_filters=placement.filters == "cpu",
+        capacity=placement.chunk_rows,
+        **options,
+    )
+
+
+class Cutter:
+    """Cuts the chunks' rows into batches of one size, up to a limit of rows."""
+
+    def __init__(self, extractor: CudaExtractor, batch_size: int, limit: int | None) -> None:
+        self.extractor, self.batch_size, self.left = extractor, batch_size, limit
+        self.pieces: list[Piece] = []
+        self.rows = 0  # in pieces
+        self.after = 0
+
+    @property
+    def full(self) -> bool:
+        return self.left == 0
+
+    def take(self, chunk: Chunk, outcome: Outcome) -> list[tuple[Batch, int]]:
+        """The batches that a chunk completes; its rows leave the slot."""
+        e = self.extractor
+        rows = outcome.rows if self.left is None else min(outcome.rows, self.left)
+        if self.left is not None:
+            self.left -= rows
+        if not rows:
+            return []
+        cuts = sorted({0, rows, *range(self.batch_size - self.rows, rows, self.batch_size)})
+        with e.on("reading"):
+            if e.cuda:
+                e.reading.wait_event(chunk.slot.done)
+            values, last = self._ends(chunk, outcome, cuts)
+            made: list[tuple[Batch, int]] = []
+            for k, (begin, stop) in enumerate(pairwise(cuts)):
+                self.pieces.append(e.maker.cut(chunk.slot, begin, stop, values[:, k], values[:, k + 1]))
+                self.rows += stop - begin
+                self.after = chunk.morsel.start + int(last[k + 1]) + 1
+                if self.rows == self.batch_size:
+                    made.append(self._batch())
+            if e.cuda:
+                chunk.slot.read = e.reading.record_event()
+        return made
+
+    def _ends(self, chunk: Chunk, outcome: Outcome, cuts: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """By list the values before each cut, and by cut the morsel's row just before it."""
+        e, slot = self.extractor, chunk.slot
+        device = e.runtime.device
+        inner = len(cuts) > 2 or cuts[-1] != outcome.rows
+        filtered = e.layout.filtered
+        before = np.array(cuts) - 1
+        if inner or filtered:
+            at = torch.tensor(cuts, device=device)
+            parts = [slot.parts["offsets"][:, at]]
+            if filtered:
+                parts.append(slot.picked[(at - 1).clamp(min=0)].to(torch.int64)[None])
+            told = torch.cat(parts).cpu().numpy()
+            values = told[: e.maker.lists]
+            if filtered:
+                before = told[-1]
+        else:
+            values = np.array([[0, total] for total in outcome.totals], np.int64).reshape(e.maker.lists, 2)
+        if chunk.prepared is not None and chunk.prepared.selected is not None:
+            before = np.array([chunk.prepared.row(max(0, c - 1)) for c in cuts])
+        return values, before
+
+    def _batch(self) -> tuple[Batch, int]:
+        e = self.extractor
+        whole = e.maker.joined(self.pieces)
+        ready = None
+        if e.cuda:  # whoever uses it next does so on the usual stream
+            usual = torch.cuda.default_stream(e.runtime.device)
+            ready = e.reading.record_event()
+            usual.wait_event(ready)
+            whole.storage.record_stream(usual)
+        self.pieces, self.rows = [], 0
+        return e.maker.batch(whole, ready), self.after
+
+    def rest(self) -> list[tuple[Batch, int]]:
+        if not self.pieces:
+            return []
+        with self.extractor.on("reading"):
+            return [self._batch()]

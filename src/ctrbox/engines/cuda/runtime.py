@@ -1,0 +1,139 @@
+"""Kernels on a device: what the engine and the GPU table ask for, and how a CUDA device gives it.
+
+A kernel takes 64-bit arguments only (addresses and whole numbers) and is launched on torch's current stream, so that
+torch's streams, events, graphs and allocator are the only ones there are. The tests have a second runtime that runs the
+same sources on the CPU, one thread a block.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+
+from ctrbox.engines.cuda.compiler import compile_source, expanded, nvrtc
+from ctrbox.engines.cuda.scalar import device_code
+from ctrbox.errors import DeviceError
+from ctrbox.plan.user import UserOperator
+
+NONE: Mapping[str, UserOperator] = MappingProxyType({})
+
+
+class Kernel(Protocol):
+    """One ``__global__`` function."""
+
+    name: str
+    registers: int  # a thread
+    spilled: int  # bytes a thread
+
+    def __call__(self, grid: tuple[int, int], block: int, *args: int) -> None:
+        """Launch on the current stream; returns at once."""
+
+
+class Runtime(Protocol):
+    """A device that runs kernels over memory of torch."""
+
+    device: torch.device
+    threads: int  # of a block
+
+    def compile(
+        self, source: str, names: Sequence[str], *, name: str = "plan", scalars: Mapping[str, UserOperator] = NONE
+    ) -> dict[str, Kernel]:
+        """The kernels ``names`` (extern "C") of a source; ``#include "operators/…"`` and ``"cuda/…"`` are ours.
+
+        ``scalars``: functions that it only declares, extern "C", by name: numba compiles them.
+        """
+
+
+class CudaKernel:
+    def __init__(self, runtime: CudaRuntime, code: Any, name: str, usage: dict[str, int]) -> None:
+        self.name = name
+        self.registers = usage.get("registers", 0)
+        self.spilled = usage.get("spilled", 0)
+        self.runtime = runtime
+        self.kernel = code.get_kernel(name)
+
+    def __call__(self, grid: tuple[int, int], block: int, *args: int) -> None:
+        self.runtime.launch(self.kernel, grid, block, args)
+
+
+class CudaRuntime:
+    """The GPU that torch sees. Use `cuda_runtime()`, which makes one and says what is missing."""
+
+    threads = 256
+
+    def __init__(self, index: int = 0) -> None:
+        self.core = nvrtc()
+        self.device = torch.device("cuda", index)
+        torch.zeros(1, device=self.device)  # torch makes the context; cuda.core joins it
+        made = self.core.Device(index)
+        made.set_current()
+        self.arch = f"sm_{made.arch}"
+        self.streams: dict[int, Any] = {}
+
+    def compile(
+        self, source: str, names: Sequence[str], *, name: str = "plan", scalars: Mapping[str, UserOperator] = NONE
+    ) -> dict[str, Kernel]:
+        linked = {symbol: device_code(op, symbol, self.arch) for symbol, op in scalars.items()}
+        compiled = compile_source(expanded(source), self.arch, name=name, linked=linked)
+        usage = compiled.usage()
+        code = self.core.ObjectCode.from_cubin(compiled.code)
+        return {n: CudaKernel(self, code, n, usage.get(n, {})) for n in names}
+
+    def launch(self, kernel: Any, grid: tuple[int, int], block: int, args: Sequence[int]) -> None:
+        handle = torch.cuda.current_stream(self.device).cuda_stream
+        stream = self.streams.get(handle)
+        if stream is None:
+            stream = self.streams[handle] = self.core.Stream.from_handle(handle)
+        self.core.launch(stream, _config(grid, block), kernel, *args)
+
+
+@functools.lru_cache(4096)
+def _config(grid: tuple[int, int], block: int) -> Any:
+    import cuda.core as core
+
+    return core.LaunchConfig(grid=grid, block=block)
+
+
+_lock = threading.Lock()
+_made: CudaRuntime | None = None
+
+
+def cuda_runtime() -> CudaRuntime:
+    """The one runtime of this process; DeviceError in one sentence where there can be none."""
+    global _made
+    with _lock:
+        if _made is None:
+            missing = why_not()
+            if missing:
+                raise DeviceError(missing)
+            _made = CudaRuntime()
+        return _made
+
+
+def why_not() -> str:
+    """Why this machine cannot run kernels, with what to do about it; empty where it can."""
+    if not torch.backends.cuda.is_built():
+        return (
+            f"this torch ({torch.__version__}) is built without CUDA; install a CUDA build of torch to use device='cuda', "
+            "or use device='cpu'"
+        )
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return f"torch finds no usable GPU: {said}; install or update the NVIDIA driver, or use device='cpu'"
+    try:
+        nvrtc()
+    except DeviceError as error:
+        return str(error)
+    return ""
+
+
+def gpu_bytes() -> int | None:
+    """Memory of the GPU that can be used here, or None where none can."""
+    return None if why_not() else int(torch.cuda.get_device_properties(0).total_memory)

@@ -1,0 +1,415 @@
+"""What of a chunk's rows has to travel to the GPU, and the header that finds it there.
+
+Bytes on the GPU (native/cuda/raw.h reads them):
+
+    header   Header, a SourceRows a source, then a Raw for every column of source 0, of source 1, …; at a fixed address
+    arena    the ranges of the columns' buffers that the rows use; each begins 128-byte aligned (raw.h asks for 16, a
+             warp reads 128 at once) and has 16 readable bytes behind it
+
+Pointers are shifted, never values: offsets of strings and lists travel as they are, and the pointer they are added to
+stands so many bytes before the range that was sent. Bits begin in the byte of the first row. A range of no bytes points
+at zeros. Python looks at columns and at the ends of ranges, never at a row. Arrow types that native/core/frame.cpp does
+not read are refused here too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ctrbox.errors import DataError, PlanError
+
+HEADER = np.dtype({"names": ["rows", "first"], "formats": ["<u8", "<u8"], "offsets": [0, 8], "itemsize": 16})
+SOURCE = np.dtype({"names": ["index", "rows"], "formats": ["<u8", "<u8"], "offsets": [0, 8], "itemsize": 16})
+RAW = np.dtype(
+    {
+        "names": [
+            *("values", "text", "bitmap", "inner", "inner_text", "inner_bitmap", "inner_rows"),
+            *("bit", "value_bit", "inner_bit", "inner_value_bit"),
+            *("storage", "inner_storage", "index_width"),
+        ],
+        "formats": [*["<u8"] * 6, "<i8", *["<u4"] * 4, *["u1"] * 3],
+        "offsets": [*range(0, 56, 8), *range(56, 72, 4), *range(72, 75)],
+        "itemsize": 80,
+    }
+)
+_NUMBERS = struct.Struct("<q4I3B5x")  # of a Raw, behind its six pointers
+_NUMBERS_AT = 48
+_ROWS = struct.Struct("<QQ")  # Header; SourceRows
+
+# Storage of native/cuda/raw.h.
+BOOL, I8, I16, I32, I64, U8, U16, U32, F32, F64, UTF8, LARGE_UTF8 = range(12)
+DICTIONARY, LIST, LARGE_LIST, FIXED_LIST, ABSENT = range(12, 17)
+
+_FIXED = {  # type id: storage, bytes a value
+    pa.int8().id: (I8, 1),
+    pa.int16().id: (I16, 2),
+    pa.int32().id: (I32, 4),
+    pa.int64().id: (I64, 8),
+    pa.uint8().id: (U8, 1),
+    pa.uint16().id: (U16, 2),
+    pa.uint32().id: (U32, 4),
+    pa.float32().id: (F32, 4),
+    pa.float64().id: (F64, 8),
+}
+_TEXT = {  # type id: storage, bytes an offset
+    pa.utf8().id: (UTF8, 4),
+    pa.binary().id: (UTF8, 4),
+    pa.large_utf8().id: (LARGE_UTF8, 8),
+    pa.large_binary().id: (LARGE_UTF8, 8),
+}
+_LISTS = {pa.list_(pa.int8()).id: (LIST, 4), pa.large_list(pa.int8()).id: (LARGE_LIST, 8)}
+_FIXED_LIST = pa.list_(pa.int8(), 1).id
+_BOOL = pa.bool_().id
+_TIME = pa.timestamp("us").id
+_DICTIONARY = pa.dictionary(pa.int8(), pa.utf8()).id
+_SIGNED = {
+    pa.uint8().id: pa.int16(),
+    pa.uint16().id: pa.int32(),
+    pa.uint32().id: pa.int64(),
+    pa.uint64().id: pa.int64(),
+}
+
+# Words (8 bytes) of a Raw that point at values, text and validity: of the rows, of elements, of a dictionary's strings.
+_OF_ROWS = (0, 1, 2)
+_OF_ELEMENTS = (3, 4, 5)
+_OF_DICTIONARY = (3, 1, 5)
+
+ALIGNMENT = 128
+SPARE_BYTES = 16
+STRAIGHT_BYTES = 1 << 16  # starting a copy costs what moving as many bytes does; less goes by way of the staging memory
+
+_ZEROS = np.zeros(64, np.uint8)  # what a range of no bytes points at: a row of it is 0, false or empty, never a fault
+_int32_at = ctypes.c_int32.from_address
+_int64_at = ctypes.c_int64.from_address
+
+Source = tuple[pa.RecordBatch | None, np.ndarray | None, int] | None  # batch, index, base; None: not in this run
+
+
+class Piece(NamedTuple):
+    """`bytes` from host address `address` belong `at` bytes behind the arena's begin."""
+
+    address: int
+    bytes: int
+    at: int
+
+
+class Layout:
+    """Where a header of `columns` columns a source has its parts; fixed for a plan."""
+
+    def __init__(self, columns: Sequence[int]) -> None:
+        self.columns = tuple(columns)
+        begin = HEADER.itemsize + SOURCE.itemsize * len(self.columns)
+        self.sources = [HEADER.itemsize + SOURCE.itemsize * k for k in range(len(self.columns))]
+        self.raws = [begin + RAW.itemsize * before for before in accumulate(self.columns, initial=0)][:-1]
+        self.header_bytes = begin + RAW.itemsize * sum(self.columns)
+
+    def raw(self, source: int, column: int) -> int:
+        return self.raws[source] + RAW.itemsize * column
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A chunk ready to travel: `staged` pieces fill the arena's first `staged_bytes`, `straight` ones lie behind them."""
+
+    staged: list[Piece]
+    straight: list[Piece]
+    staged_bytes: int
+    arena_bytes: int
+    keep: list[Any]  # owners of the memory that the pieces lie in
+    _block: bytes
+    _words: np.ndarray  # of the block, that are pointers
+    _places: np.ndarray  # what they hold, from the arena's begin
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return self.staged + self.straight
+
+    def header(self, arena_base: int, out: np.ndarray | None = None) -> np.ndarray:
+        """The header's bytes for an arena at `arena_base`; into `out` (uint8, 8-byte aligned) where one is given."""
+        if out is None:
+            out = np.empty(len(self._block), np.uint8)
+        out[:] = np.frombuffer(self._block, np.uint8)
+        out.view(np.int64)[self._words] = self._places + arena_base
+        return out
+
+
+def slices(
+    layout: Layout,
+    rows: int,
+    sources: Sequence[Source],
+    *,
+    first: int = 0,
+    straight: Callable[[int, int], bool] | None = None,
+) -> Upload:
+    """Decide what travels for positions 0 … rows of a chunk whose first row is row `first` of the log.
+
+    Without an index position p of a source is row ``base + p`` of its batch and only those rows travel; with one it is
+    row ``index[base + p]`` (-1: none), and the whole batch does. `straight` tells of an address and a size whether a
+    copy engine may read there (`Pinned.holds`); all other ranges go by way of the staging memory.
+    """
+    if len(sources) != len(layout.columns):
+        raise PlanError(f"a chunk brings {len(sources)} sources, expected the plan's {len(layout.columns)}")
+    ranges = _Ranges(layout.header_bytes)
+    _ROWS.pack_into(ranges.block, 0, rows, first)
+    for k, source in enumerate(sources):
+        batch, index, base = source or (None, None, 0)
+        if batch is None:
+            for column in range(layout.columns[k]):
+                _NUMBERS.pack_into(ranges.block, layout.raw(k, column) + _NUMBERS_AT, 0, 0, 0, 0, 0, ABSENT, 0, 0)
+            continue
+        if batch.num_columns != layout.columns[k]:
+            raise PlanError(f"source {k} has {batch.num_columns} columns, expected the plan's {layout.columns[k]}")
+        begin, count = (base, rows) if index is None else (0, batch.num_rows)
+        if begin < 0 or begin + count > batch.num_rows:
+            raise DataError(
+                f"source {k} has {batch.num_rows} rows, expected rows {begin} to {begin + count} among them"
+            )
+        _ROWS.pack_into(ranges.block, layout.sources[k], 0, count)
+        if index is not None:
+            picked = _picked(index, base, rows, batch.num_rows, k)
+            ranges.keep.append(picked)
+            ranges.point(layout.sources[k] >> 3, picked.ctypes.data, picked.nbytes, 0)
+        ranges.keep.append(batch)
+        at = layout.raws[k]
+        for column in range(batch.num_columns):
+            array = batch.column(column)
+            try:
+                ranges.column(at, array, begin, count)
+            except _Refused as refused:
+                raise refused.error(batch.schema.field(column).name, array.type) from None
+            at += RAW.itemsize
+    return ranges.place(straight)
+
+
+def _picked(index: np.ndarray, base: int, rows: int, of: int, source: int) -> np.ndarray:
+    picked = index[base : base + rows]
+    if base < 0 or len(picked) != rows:
+        raise DataError(f"source {source} has {len(index)} indices, expected {rows} from {base} on")
+    if rows and (picked.min() < -1 or picked.max() >= of):
+        raise DataError(f"source {source} has an index outside its rows, expected -1 to {of - 1}")
+    return np.ascontiguousarray(picked, np.int32)
+
+
+class _Refused(Exception):
+    """A column that cannot travel; `broken`: by its offsets, otherwise by its type."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.broken = broken
+
+    def error(self, name: str, type: pa.DataType) -> Exception:
+        if self.broken:
+            return DataError(f"column {name!r} ({type}) {self.broken}")
+        return PlanError(
+            f"column {name!r} has Arrow type {type}, which the engine does not read; expected bool, an integer up to "
+            "int64 or uint32, float32, float64, timestamp[us], a string, a dictionary of strings, or a list of these"
+        )
+
+
+class _Ranges:
+    """Ranges of host memory found so far, and the header with a note for every pointer: its word, range and shift."""
+
+    def __init__(self, header_bytes: int) -> None:
+        self.block = bytearray(header_bytes)
+        self.addresses: list[int] = []
+        self.sizes: list[int] = []
+        self.words: list[int] = []
+        self.targets: list[int] = []
+        self.shifts: list[int] = []
+        self.keep: list[Any] = []
+        self.zeros = -1
+
+    def point(self, word: int, address: int, size: int, shift: int) -> None:
+        """Let the pointer at `word` of the header lie `shift` bytes off the place this range will get."""
+        self.words.append(word)
+        self.shifts.append(shift)
+        if size:
+            self.targets.append(len(self.sizes))
+            self.addresses.append(address)
+            self.sizes.append(size)
+            return
+        if self.zeros < 0:
+            self.zeros = len(self.sizes)
+            self.addresses.append(_ZEROS.ctypes.data)
+            self.sizes.append(_ZEROS.nbytes)
+        self.targets.append(self.zeros)
+
+    def column(self, at: int, array: pa.Array, first: int, count: int) -> None:
+        """Write the Raw at `at` for rows `first` … of `array`."""
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        type = array.type
+        id = type.id
+        inner_storage = index_width = inner_rows = inner_bit = inner_value_bit = 0
+        word = at >> 3
+        if id == _DICTIONARY:
+            if type.value_type.id not in _TEXT:
+                decoded = array.slice(first, count).dictionary_decode()
+                self.keep.append(decoded)
+                self.column(at, decoded, 0, count)
+                return
+            array, first, index_width = self.indices(array, first, count)
+            storage = DICTIONARY
+            bit, value_bit = self.fixed(word, _OF_ROWS, array, index_width, first, count, 0), 0
+            if count:
+                words = array.dictionary
+                inner_rows = len(words)
+                inner_storage, inner_bit, _ = self.flat(word, _OF_DICTIONARY, words, 0, inner_rows, 0)
+            else:
+                inner_storage, _ = _TEXT[type.value_type.id]
+        elif id in _LISTS:
+            storage, width = _LISTS[id]
+            bit, value_bit = self.validity(word + 2, array, first, count, 0), 0
+            begin, end = self.offsets(word, array.buffers()[1], width, array.offset + first, count, 0)
+            inner_storage, inner_bit, inner_value_bit = self.elements(word, array.values, begin, end - begin, begin)
+        elif id == _FIXED_LIST:
+            storage, inner_rows = FIXED_LIST, type.list_size
+            bit, value_bit = self.validity(word + 2, array, first, count, 0), 0
+            begin = (array.offset + first) * inner_rows
+            inner_storage, inner_bit, inner_value_bit = self.elements(word, array.values, begin, count * inner_rows, 0)
+        else:
+            storage, bit, value_bit = self.flat(word, _OF_ROWS, array, first, count, 0)
+        _NUMBERS.pack_into(
+            self.block,
+            at + _NUMBERS_AT,
+            inner_rows,
+            bit,
+            value_bit,
+            inner_bit,
+            inner_value_bit,
+            storage,
+            inner_storage,
+            index_width,
+        )
+
+    def indices(self, array: pa.DictionaryArray, first: int, count: int) -> tuple[pa.DictionaryArray, int, int]:
+        """The array with indices that mean the same when read as signed ones, its first row, bytes an index."""
+        type = array.type.index_type
+        width = type.bit_width >> 3
+        if type.id not in _SIGNED or len(array.dictionary) <= 1 << (type.bit_width - 1):
+            return array, first, width
+        wider = array.slice(first, count).indices.cast(_SIGNED[type.id])
+        array = pa.DictionaryArray.from_arrays(wider, array.dictionary, safe=False)
+        self.keep.append(array)
+        return array, 0, wider.type.bit_width >> 3
+
+    def elements(self, word: int, values: pa.Array, first: int, count: int, zero: int) -> tuple[int, int, int]:
+        if first + count > len(values):
+            raise _Refused(f"has lists up to element {first + count}, expected at most its {len(values)} elements")
+        if values.type.id == _DICTIONARY:
+            values = values.slice(first, count).dictionary_decode()
+            self.keep.append(values)
+            first = 0
+        return self.flat(word, _OF_ELEMENTS, values, first, count, zero)
+
+    def flat(
+        self, word: int, pointers: tuple[int, int, int], array: pa.Array, first: int, count: int, zero: int
+    ) -> tuple[int, int, int]:
+        """Send `count` values of `array` from `first` on; the reader knows the first of them by number `zero`.
+
+        Returns storage, bit and value_bit.
+        """
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        type = array.type
+        id = type.id
+        if id in _FIXED:
+            storage, width = _FIXED[id]
+            return storage, self.fixed(word, pointers, array, width, first, count, zero), 0
+        if id == _TIME and type.unit == "us":
+            return I64, self.fixed(word, pointers, array, 8, first, count, zero), 0
+        if id in _TEXT:
+            storage, width = _TEXT[id]
+            bit = self.validity(word + pointers[2], array, first, count, zero)
+            _, offsets, text = array.buffers()
+            begin, end = self.offsets(word + pointers[0], offsets, width, array.offset + first, count, zero)
+            if end > begin and (text is None or end > text.size):
+                raise _Refused(f"has strings up to byte {end}, expected at most its {text.size if text else 0} bytes")
+            self.point(word + pointers[1], 0 if text is None else text.address + begin, end - begin, -begin)
+            return storage, bit, 0
+        if id == _BOOL:
+            bit = self.validity(word + pointers[2], array, first, count, zero)
+            value_bit = self.bits(word + pointers[0], array.buffers()[1], array.offset + first, count, zero)
+            return BOOL, bit, value_bit
+        raise _Refused
+
+    def fixed(
+        self,
+        word: int,
+        pointers: tuple[int, int, int],
+        array: pa.Array,
+        width: int,
+        first: int,
+        count: int,
+        zero: int,
+    ) -> int:
+        values = array.buffers()[1]
+        at = (array.offset + first) * width
+        self.point(word + pointers[0], values.address + at if count else 0, count * width, -zero * width)
+        return self.validity(word + pointers[2], array, first, count, zero)
+
+    def offsets(self, word: int, buffer: pa.Buffer, width: int, at: int, count: int, zero: int) -> tuple[int, int]:
+        """Send the offsets around `count` values from `at` on; returns the first and the last of them."""
+        if not count:  # Arrow allows an empty buffer here
+            self.point(word, 0, 0, 0)
+            return 0, 0
+        address = buffer.address + at * width
+        read = _int32_at if width == 4 else _int64_at
+        begin, end = read(address).value, read(address + count * width).value
+        if not 0 <= begin <= end:
+            raise _Refused(f"has offsets from {begin} to {end}, expected them to ascend from 0")
+        self.point(word, address, (count + 1) * width, -zero * width)
+        return begin, end
+
+    def bits(self, word: int, buffer: pa.Buffer, at: int, count: int, zero: int) -> int:
+        """Send `count` bits from bit `at` on; returns the bit of value 0 in the byte pointed at."""
+        if not count:
+            self.point(word, 0, 0, 0)
+            return 0
+        byte, end = at >> 3, (at + count + 7) >> 3
+        behind = (at & 7) - zero
+        self.point(word, buffer.address + byte, end - byte, behind >> 3)
+        return behind & 7
+
+    def validity(self, word: int, array: pa.Array, first: int, count: int, zero: int) -> int:
+        """The same of validity bits; none are sent, and the pointer stays null, where no value is null."""
+        if not count or not array.null_count:  # a popcount the first time, then remembered by Arrow
+            return 0
+        if count != len(array) and not array.slice(first, count).null_count:
+            return 0
+        return self.bits(word, array.buffers()[0], array.offset + first, count, zero)
+
+    def place(self, straight: Callable[[int, int], bool] | None) -> Upload:
+        """Give every range its place, the staged ones first, so that one copy moves all of those."""
+        at = [0] * len(self.sizes)
+        staged: list[Piece] = []
+        direct: list[Piece] = []
+        later: list[int] = []
+        end = 0
+        for k, (address, size) in enumerate(zip(self.addresses, self.sizes, strict=True)):
+            if straight is not None and size >= STRAIGHT_BYTES and straight(address, size):
+                later.append(k)
+                continue
+            at[k] = end
+            staged.append(Piece(address, size, end))
+            end = _next_place(end + size)
+        staged_bytes = end
+        for k in later:
+            at[k] = end
+            direct.append(Piece(self.addresses[k], self.sizes[k], end))
+            end = _next_place(end + self.sizes[k])
+        targets = np.array(self.targets, np.intp)
+        places = np.array(at, np.int64)[targets] + np.array(self.shifts, np.int64) if at else np.empty(0, np.int64)
+        words = np.array(self.words, np.intp)
+        return Upload(staged, direct, staged_bytes, end, self.keep, bytes(self.block), words, places)
+
+
+def _next_place(end: int) -> int:
+    return (end + SPARE_BYTES + ALIGNMENT - 1) & -ALIGNMENT
