@@ -249,9 +249,8 @@ class Watch:
         elif time.monotonic() - self.told >= LOG_SECONDS:
             self.told = time.monotonic()
             left = progress.seconds_left
-            stages = " ".join(f"{name} {share:.0%}" for name, share in progress.stages.items())
             tell(
-                f"{progress.share:>4.0%}  {progress.rows:,} rows, {progress.rows_per_second:,.0f} rows/s  {stages}  "
+                f"{progress.share:>4.0%}  {progress.rows:,} rows, {progress.rows_per_second:,.0f} rows/s  {progress.shown}  "
                 f"loss {progress.loss:.4f}" + (f"  {left:,.0f} s left" if left is not None else "")
             )
 

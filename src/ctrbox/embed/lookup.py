@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox import _native
-from ctrbox.columns.batch import Batch, Ragged
+from ctrbox.columns.batch import Batch
 from ctrbox.errors import DataError, PlanError, nearest
 
 Ints = npt.NDArray[np.int64]
@@ -38,30 +38,20 @@ class Lookup:
     @staticmethod
     def of(batch: Batch, fields: Sequence[str], threads: int = 1) -> Lookup:
         """What ``batch`` reads for ``fields``. The result is the same for any number of ``threads``."""
-        ragged = {f.name: f.ragged for f in batch.schema.sparse}
-        read: list[Ragged] = []
-        parts: list[tuple[Ints, Ints | None]] = []
-        for name in fields:
-            if name not in ragged or name not in batch.sparse:
-                raise PlanError(f"{name!r} is no sparse field of this batch{nearest(name, ragged)}; it has {[*ragged]}")
-            one = batch.sparse[name]
-            values, offsets = np.ascontiguousarray(one.values), np.ascontiguousarray(one.offsets)
-            if values.dtype != np.int64 or offsets.dtype != np.int64:
-                raise DataError(f"field {name!r} has {values.dtype} keys and {offsets.dtype} offsets; expected int64")
-            if len(offsets) != batch.rows + 1:
-                raise DataError(f"field {name!r} has {len(offsets) - 1} rows in a batch of {batch.rows}")
-            read.append(one)
-            # Offsets of a field of one key a row are known; only where it begins is looked at.
-            whole = ragged[name] or len(values) != batch.rows or offsets[0] != 0
-            parts.append((values, offsets if whole else None))
+        read = arrays_of(batch, fields)
+        # Offsets of a field of one key a row are known; only where it begins is looked at.
+        parts = [
+            (values, offsets if ragged or len(values) != batch.rows or offsets[0] != 0 else None)
+            for values, offsets, ragged in read
+        ]
         try:
             native = _native.Lookup.of(parts, batch.rows, max(1, threads))
         except ValueError as refused:
             named = re.sub(r"^field (\d+)", lambda m: f"field {fields[int(m[1])]!r}", str(refused))
             raise DataError(named) from None
         single = [native.single(k) for k in range(len(parts))]
-        for name, alone in zip(fields, single, strict=True):
-            if not alone and not ragged[name]:
+        for name, alone, (_, _, ragged) in zip(fields, single, read, strict=True):
+            if not alone and not ragged:
                 raise DataError(f"field {name!r} has rows with other than one key; its schema says exactly one")
         inverse = np.asarray(native.inverse)
         inverse.setflags(write=False)
@@ -71,12 +61,29 @@ class Lookup:
             batch.rows,
             tuple(fields),
             tuple(native.starts),
-            tuple(None if alone else from_zero(one.offsets) for one, alone in zip(read, single, strict=True)),
+            tuple(None if alone else from_zero(offsets) for (_, offsets, _), alone in zip(read, single, strict=True)),
             native,
         )
 
     def __len__(self) -> int:
         return len(self.keys)
+
+
+def arrays_of(batch: Batch, fields: Sequence[str]) -> list[tuple[Ints, Ints, bool]]:
+    """Keys and offsets of each field, and whether its schema lets a row have other than one key."""
+    ragged = {f.name: f.ragged for f in batch.schema.sparse}
+    found = []
+    for name in fields:
+        if name not in ragged or name not in batch.sparse:
+            raise PlanError(f"{name!r} is no sparse field of this batch{nearest(name, ragged)}; it has {[*ragged]}")
+        one = batch.sparse[name]
+        values, offsets = np.ascontiguousarray(one.values), np.ascontiguousarray(one.offsets)
+        if values.dtype != np.int64 or offsets.dtype != np.int64:
+            raise DataError(f"field {name!r} has {values.dtype} keys and {offsets.dtype} offsets; expected int64")
+        if len(offsets) != batch.rows + 1:
+            raise DataError(f"field {name!r} has {len(offsets) - 1} rows in a batch of {batch.rows}")
+        found.append((values, offsets, ragged[name]))
+    return found
 
 
 def from_zero(offsets: Ints) -> Ints:

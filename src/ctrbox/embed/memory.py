@@ -50,20 +50,20 @@ class MemoryTable:
         budget: int | str = "8GB",
         threads: int | None = None,
     ) -> None:
-        self.optimizer = _optimizer("optimizer", optimizer)
-        self.linear = self.optimizer if linear is None else _optimizer("linear", linear)
+        self.optimizer = checked_optimizer("optimizer", optimizer)
+        self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
         if isinstance(init, bool) or not isinstance(init, int | float) or not 0 <= init <= 1e6:
             raise PlanError(f"init= must be a number from 0 to 1,000,000, got {init!r}")
         self.init = float(init)
-        self.seed = _whole("seed", seed, 0, 2**64 - 1)
+        self.seed = whole("seed", seed, 0, 2**64 - 1)
         try:
             self.budget = parse_bytes(budget)
         except OverflowError:
             self.budget = 0
         if not 1 <= self.budget <= MOST_BUDGET:
             raise PlanError(f"budget= must be above 0 bytes and at most {MOST_BUDGET:,}, got {budget!r}")
-        self.threads = None if threads is None else _whole("threads", threads, 1, 256)
-        self._row = Row(_whole("dim", dim, 0, MOST_DIM))
+        self.threads = None if threads is None else whole("threads", threads, 1, 256)
+        self._row = Row(whole("dim", dim, 0, MOST_DIM))
         self._opened = False
         self._factor = 1.0
         self._native = self._empty(self._row)
@@ -82,11 +82,11 @@ class MemoryTable:
         """Take the shape that a model reads; a table that has rows of another shape refuses."""
         if row.width == 0:
             raise PlanError("a row needs a vector (dim above 0) or a first-order weight (linear=True), got neither")
-        _whole("dim", row.dim, 0, MOST_DIM)
+        whole("dim", row.dim, 0, MOST_DIM)
         if row != self._row:
             if len(self):
                 raise PlanError(
-                    f"this table holds {len(self):,} rows of {_words(self._row)}, the model reads {_words(row)}; "
+                    f"this table holds {len(self):,} rows of {words(self._row)}, the model reads {words(row)}; "
                     "give it a table of its own"
                 )
             self._native = self._empty(row)
@@ -124,11 +124,7 @@ class MemoryTable:
             raise self._full(error, len(moved)) from error
         if bad >= 0:
             at, column = divmod(bad, self._row.width)
-            part = "first-order weight" if self._row.linear and column == 0 else f"float {column - self._row.linear}"
-            raise DataError(
-                f"the gradient of key {moved[at]} is {g[at, column]} ({part} of its row); nothing was changed: "
-                "lower the learning rate or look for values that are not finite in the inputs"
-            )
+            raise DataError(refused(self._row, int(moved[at]), float(g[at, column]), column))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Everything as one checked file, which appears whole or not at all."""
@@ -137,17 +133,9 @@ class MemoryTable:
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Become what ``save`` wrote. For a moment both the old and the new rows are in memory."""
-        found = _describe(path)
-        mine = (*found[:2], self._specs[0], self._specs[1], self.init, self.seed)
-        if self._opened or len(self):
-            mine = (self._row.dim, self._row.linear, *mine[2:])
-        names = ("dim", "linear weights", "linear optimizer", "optimizer", "init", "seed")
-        for name, theirs, ours in zip(names, found, mine, strict=True):
-            # Rows without one of the parts may have any optimizer of it.
-            absent = (name == "linear optimizer" and not found[1]) or (name == "optimizer" and not found[0])
-            if theirs != ours and not absent:
-                shown = [str(optimizer_of(v)) if isinstance(v, tuple) else repr(v) for v in (theirs, ours)]
-                raise DataError(f"{path} was saved with {name} {shown[0]}, this table has {shown[1]}")
+        found = describe(path)
+        row = self._row if self._opened or len(self) else Row(found[0], found[1])
+        same_shape(path, found, (row.dim, row.linear, *self._specs, self.init, self.seed))
         self._native = self._read(path)
         self._row = Row(found[0], found[1])
 
@@ -156,7 +144,7 @@ class MemoryTable:
         cls, path: str | os.PathLike[str], *, budget: int | str = "8GB", threads: int | None = None
     ) -> MemoryTable:
         """A table as ``save`` wrote it, with the shape, optimizers and seed of the file."""
-        dim, linear, weight, vector, init, seed = _describe(path)
+        dim, linear, weight, vector, init, seed = describe(path)
         table = cls(
             dim,
             optimizer=optimizer_of(vector),
@@ -181,11 +169,7 @@ class MemoryTable:
 
     def scale_lr(self, factor: float) -> None:
         """From now on pushes use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
-        least = "above 0" if FTRL in (type(self.optimizer), type(self.linear)) else "0 or more"
-        wrong = isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor <= 1e6
-        if wrong or (factor == 0 and least == "above 0"):
-            raise PlanError(f"the learning rate is scaled by a finite number {least}, got {factor!r}")
-        self._factor = float(factor)
+        self._factor = check_factor(factor, self.optimizer, self.linear)
 
     def like(self, row: Row) -> MemoryTable:
         """An empty table with the settings of this one, opened for another row; its budget is its own."""
@@ -209,7 +193,7 @@ class MemoryTable:
 
     def __repr__(self) -> str:
         return (
-            f"MemoryTable({_words(self._row)}, {self.optimizer}, {len(self):,} keys, "
+            f"MemoryTable({words(self._row)}, {self.optimizer}, {len(self):,} keys, "
             f"{self.nbytes:,} of {self.budget:,} bytes)"
         )
 
@@ -234,7 +218,7 @@ class MemoryTable:
         )
 
     def _read(self, path: str | os.PathLike[str]) -> _native.MemoryTable:
-        with _reading(path):
+        with reading(path):
             try:
                 return _native.MemoryTable.load(os.fspath(path), self.budget, self.threads or 0)
             except MemoryError as error:
@@ -259,7 +243,10 @@ def _keys(keys: npt.ArrayLike) -> Keys:
     return np.ascontiguousarray(array)
 
 
-def _optimizer(name: str, optimizer: Optimizer) -> Optimizer:
+# ---- what the table on a GPU shares
+
+
+def checked_optimizer(name: str, optimizer: Optimizer) -> Optimizer:
     if type(optimizer) not in KINDS.values():
         known = [cls.__name__ for cls in KINDS.values()]
         shown = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
@@ -269,18 +256,47 @@ def _optimizer(name: str, optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _whole(name: str, value: int, least: int, most: int) -> int:
+def whole(name: str, value: int, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise PlanError(f"{name}= must be a whole number from {least:,} to {most:,}, got {value!r}")
     return int(value)
 
 
-def _words(row: Row) -> str:
+def words(row: Row) -> str:
     return f"dim={row.dim}{', linear' if row.linear else ''}"
 
 
+def check_factor(factor: float, *optimizers: Optimizer) -> float:
+    """A factor of learning rates; FTRL divides by its own."""
+    least = "above 0" if FTRL in map(type, optimizers) else "0 or more"
+    wrong = isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor <= 1e6
+    if wrong or (factor == 0 and least == "above 0"):
+        raise PlanError(f"the learning rate is scaled by a finite number {least}, got {factor!r}")
+    return float(factor)
+
+
+def refused(row: Row, key: int, gradient: float, column: int) -> str:
+    """Why a gradient was not pushed."""
+    part = "first-order weight" if row.linear and column == 0 else f"float {column - row.linear}"
+    return (
+        f"the gradient of key {key} is {gradient} ({part} of its row); nothing was changed: "
+        "lower the learning rate or look for values that are not finite in the inputs"
+    )
+
+
+def same_shape(path: str | os.PathLike[str], found: tuple, mine: tuple) -> None:
+    """Refuse a saved table that is not as this one is, and name the first difference."""
+    names = ("dim", "linear weights", "linear optimizer", "optimizer", "init", "seed")
+    for name, theirs, ours in zip(names, found, mine, strict=True):
+        # Rows without one of the parts may have any optimizer of it.
+        absent = (name == "linear optimizer" and not found[1]) or (name == "optimizer" and not found[0])
+        if theirs != ours and not absent:
+            shown = [str(optimizer_of(v)) if isinstance(v, tuple) else repr(v) for v in (theirs, ours)]
+            raise DataError(f"{path} was saved with {name} {shown[0]}, this table has {shown[1]}")
+
+
 @contextlib.contextmanager
-def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """What goes wrong while reading a saved table, in words that name the file."""
     try:
         yield
@@ -290,8 +306,8 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _describe(path: str | os.PathLike[str]) -> tuple:
-    with _reading(path):
+def describe(path: str | os.PathLike[str]) -> tuple:
+    with reading(path):
         shape: tuple = _native.MemoryTable.saved_shape(os.fspath(path))
     dim, linear, weight, vector, init, seed = shape
     return dim, linear, (weight[0], tuple(weight[1])), (vector[0], tuple(vector[1])), init, seed

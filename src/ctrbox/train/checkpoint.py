@@ -2,7 +2,7 @@
 
     state.json            what (sealed), with the size and (of small files) SHA-256 of every other file
     dense.safetensors     the model's state_dict
-    optimizer.safetensors dense optimizer state and torch's random state (checkpoints only)
+    optimizer.safetensors dense optimizer state and torch's random states (checkpoints only)
     table-K.ctrtable      each embedder, in its own checked format
 
 A folder is written aside, every file synced, and renamed: it is there whole or not at all, and the one before it goes
@@ -45,10 +45,15 @@ def write_weights(
     with written_aside(place, folder=True) as aside:
         aside.mkdir()
         # Not save_file: its errors do not say that a disk is full.
-        (aside / "dense.safetensors").write_bytes(save({k: v.contiguous() for k, v in model.state_dict().items()}))
+        (aside / "dense.safetensors").write_bytes(
+            save({k: v.cpu().contiguous() for k, v in model.state_dict().items()})
+        )
         kept, plain = _optimizer_state(optimizer)
         if random:
             kept["random"] = torch.get_rng_state()
+            gpu = _gpu_of(model)
+            if gpu is not None:
+                kept["random_gpu"] = torch.cuda.get_rng_state(gpu)
         if kept:
             (aside / "optimizer.safetensors").write_bytes(save(kept))
         for k, embedder in enumerate(embedders):
@@ -85,11 +90,14 @@ def read_weights(
         embedder.restore(place / f"table-{k}.ctrtable")
     model.load_state_dict(tensors)
     kept = _tensors(place / "optimizer.safetensors") if "optimizer.safetensors" in state["files"] else {}
-    random = kept.pop("random", None)
+    random, random_gpu = kept.pop("random", None), kept.pop("random_gpu", None)
     if optimizer is not None:
         _restore_optimizer(optimizer, kept, state.get("optimizer") or {}, place)
     if random is not None:
         torch.set_rng_state(random)
+    gpu = _gpu_of(model)
+    if random_gpu is not None and gpu is not None:
+        torch.cuda.set_rng_state(random_gpu, gpu)
 
 
 def read_dense(place: Path, model: nn.Module) -> None:
@@ -143,6 +151,12 @@ def remove_older(folder: Path, keep: int) -> None:
 # ---- parts
 
 
+def _gpu_of(model: nn.Module) -> torch.device | None:
+    """The GPU whose random numbers its dropout takes."""
+    found = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return found if found.type == "cuda" else None
+
+
 def _facts(path: Path) -> dict[str, Any]:
     # A table carries checksums of its own, and may be many gigabytes.
     whole = path.suffix == ".ctrtable"
@@ -190,7 +204,7 @@ def _optimizer_state(optimizer: torch.optim.Optimizer | None) -> tuple[dict[str,
         for number, state in optimizer.state_dict()["state"].items():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    tensors[f"{number}.{name}"] = value.contiguous()
+                    tensors[f"{number}.{name}"] = value.cpu().contiguous()
                 else:
                     plain[f"{number}.{name}"] = value
     return tensors, plain

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ctrbox.columns.batch import Batch
+from ctrbox.embed.gpu_batch import facts
 from ctrbox.engines.plan import Plan, Position
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.train.learner import Learner, Looked
@@ -52,7 +53,10 @@ class Split:
 def scored(
     learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
 ) -> Generator[tuple[Batch, np.ndarray], None, None]:
-    """Batches of a plan with the probability of a click for each row, in the order of the log; creates no rows of tables."""
+    """Batches of a plan with the probability of a click for each row, in the order of the log; creates no rows of tables.
+
+    Label, weight and group are arrays, wherever the batch was made.
+    """
     walk = plan.walk(batch_size, start=Position(start), stop=stop)
 
     def look(item: tuple[Batch, Position]) -> Looked:
@@ -61,7 +65,7 @@ def scored(
     stages = run_stages(walk, Clock("extract"), [Stage(Clock("lookup"), look)], overlap=overlap)
     try:
         for looked in stages:
-            yield looked.batch, probability(learner.score(looked))
+            yield facts(looked.batch), probability(learner.score(looked))
     finally:
         stages.close()
 

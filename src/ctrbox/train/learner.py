@@ -6,14 +6,20 @@
 
 The dense weights see the mean loss of the batch. The tables see the gradient of the summed loss: a key met once in a
 batch moves as far in a batch of 100 rows as in one of 65,536.
+
+On a GPU ``look`` sends the batch and leaves unique keys to the tables there. A step is launched, not waited for: its loss,
+and a gradient that is not finite, are heard of a step or two later, or by ``settle``, which comes before every checkpoint and
+evaluation. The dense part of batches of the usual size is one recorded graph (graphed.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,14 +27,20 @@ from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.embed.embedder import Embedder, Floats
+from ctrbox.embed.gpu_batch import Carried, Carrier, References, Told, on_device, on_host
+from ctrbox.embed.gpu_pooling import Reading
+from ctrbox.embed.gpu_table import GpuTable
 from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.optimizers import Adagrad
 from ctrbox.embed.pooling import pool, sequence
-from ctrbox.errors import DataError, PlanError, TrainError, nearest
+from ctrbox.errors import DataError, DeviceError, PlanError, TrainError, nearest
 from ctrbox.models.inputs import Inputs, Pooled, Reads
+from ctrbox.train.graphed import Fed, Graphed
 
 LONGEST = 1024  # keys of a row that a sequence hands over, its last ones: one row of 200,000 would be 25 GB of padding
+CPU = torch.device("cpu")
+AHEAD = 2  # steps launched on a GPU before the loss of the first is waited for: the host is never what it waits for
 HUGE = 1e6  # no useful weight is so large; products of such ones are what makes a loss infinite
 
 
@@ -42,18 +54,30 @@ class Source:
     pooling: tuple[str, ...]
     sequences: tuple[str, ...]
 
+    @property
+    def fused(self) -> bool:
+        """Whether lookup, pooling and step are the table's own, on a GPU."""
+        return isinstance(self.embedder, GpuTable)
+
 
 @dataclass(frozen=True)
 class Looked:
     """A batch and its keys, ready to be learned or scored. ``number``: of the batch in its pass, from 0."""
 
     batch: Batch
-    lookups: tuple[Lookup, ...]
+    lookups: tuple[Lookup | References, ...]  # a table on a GPU makes keys unique itself
     number: int = 0
+    carried: Carried | None = None  # what is on the model's device, where that is not the batch itself
 
 
-def sources_of(reads: Reads, schema: Schema, embedder: Embedder | Mapping[str, Embedder] | None) -> list[Source]:
-    """Which embedder serves which field: the one given, one by field name ("*": the rest), or memory tables by dim."""
+# Rows of a source: a tensor (unique, width) that was pulled, or what a GPU table pooled.
+Pulled: TypeAlias = torch.Tensor | Reading
+
+
+def sources_of(
+    reads: Reads, schema: Schema, embedder: Embedder | Mapping[str, Embedder] | None, device: torch.device = CPU
+) -> list[Source]:
+    """Which embedder serves which field: the one given, one by field name ("*": the rest), or tables by dim."""
     names = [*reads.fields, *reads.sequences]
     spaces = {f.name: f.space for f in schema.sparse}
     for name in names:
@@ -64,7 +88,8 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedder | Mapping[str, E
             )
     chosen: dict[str, Embedder] = {}
     if embedder is None:
-        tables = {reads.dims[n]: MemoryTable(reads.dims[n], optimizer=Adagrad()) for n in names}
+        kind = GpuTable if device.type == "cuda" else MemoryTable
+        tables: dict[int, Embedder] = {reads.dims[n]: kind(reads.dims[n], optimizer=Adagrad()) for n in names}
         chosen = {n: tables[reads.dims[n]] for n in names}
     elif isinstance(embedder, Mapping):
         for name in embedder:
@@ -128,11 +153,23 @@ class Learner:
         threads: int = 1,
         clip: float | None = None,
         keep: float = 1.0,
+        device: torch.device = CPU,
+        bf16: bool = False,
+        rows: int | None = None,
     ) -> None:
-        self.model = model
+        """``rows``: of the usual batch."""
+        self.model = model.to(device) if device.type == "cuda" else model
         self.reads = reads_of(model)
         self.schema = schema
-        self.sources = sources_of(self.reads, schema, embedder)
+        self.device, self.bf16 = device, bf16
+        self.sources = sources_of(self.reads, schema, embedder, device)
+        self.carrier = Carrier(device) if device.type == "cuda" or any(s.fused for s in self.sources) else None
+        self.unsettled: Looked | None = None  # the batch of the last step, whose gradients were not heard of yet
+        self.untold: deque[tuple[Looked, Sequence[Pulled], Told]] = deque()  # the last steps, whose losses were not
+        # Batches that were thinned out differ in size: no shape is usual.
+        self.usual = rows if device.type == "cuda" and keep >= 1.0 else None
+        self.graphed: Graphed | None = None
+        self.last: float | None = None  # loss heard of
         weights = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = optimizer(weights) if optimizer is not None and weights else None
         self.rates = [g["lr"] for g in self.optimizer.param_groups] if self.optimizer else []
@@ -148,33 +185,51 @@ class Learner:
     # ---- ahead of learning
     def look(self, batch: Batch, number: int = 0, *, prefetch: bool = True) -> Looked:
         """The batch's unique keys; with ``prefetch`` their rows may be made now. Changes no weight."""
-        if not np.isfinite(batch.dense).all():
+        if on_device(batch) and (self.carrier is None or batch.dense.device != self.device):  # type: ignore[attr-defined]
+            batch = on_host(batch)
+        if not on_device(batch) and not np.isfinite(batch.dense).all():
             raise self._culprit(Looked(batch, (), number), (), math.nan)
-        lookups = tuple(Lookup.of(batch, s.fields, self.threads) for s in self.sources)
-        if prefetch:
-            for source, lookup in zip(self.sources, lookups, strict=True):
-                source.embedder.prefetch(lookup.keys)
-        return Looked(batch, lookups, number)
+        known = on_host(batch) if not all(s.fused for s in self.sources) else batch
+        lookups: list[Lookup | References] = []
+        for source in self.sources:
+            if not source.fused:
+                lookups.append(Lookup.of(known, source.fields, self.threads))
+                if prefetch:
+                    source.embedder.prefetch(lookups[-1].keys)
+        if self.carrier is None:
+            return Looked(batch, tuple(lookups), number)
+        carried, there = self.carrier.carry(batch, [(s.fields, s.sequences) for s in self.sources if s.fused])
+        here, sent = iter(lookups), iter(there)
+        return Looked(batch, tuple(next(sent if s.fused else here) for s in self.sources), number, carried)
 
     # ---- a step
     def learn(self, looked: Looked, factor: float = 1.0) -> float:
-        """One step; returns the mean loss. ``factor``: of the learning rates."""
-        batch = looked.batch
+        """One step; returns the mean loss, on a GPU that of a step or two before. ``factor``: of the learning rates."""
+        with self._fitting(looked):
+            return self._learn(looked, factor)
+
+    def _learn(self, looked: Looked, factor: float) -> float:
         if not self.begun:
             self.begun = True
-            self._start_from_the_click_rate(batch)
-        pulled = self._pull(looked, create=True)
-        for rows in pulled:
-            rows.requires_grad_()
+            self._start_from_the_click_rate(looked.batch)
+        before = self._hear_loss(AHEAD)
+        pulled = self._pull(looked, train=True)
         self.model.train()
-        logits = self._logits(looked, pulled)
-        loss = self._loss(logits, batch)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise self._culprit(looked, pulled, value)
-        if self.optimizer is not None:
-            self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        fed = self._fed(looked, pulled)
+        if fed is not None:
+            told = Told(self._replayed(fed, pulled))
+        else:
+            loss = self._loss(self._logits(looked, pulled), looked)
+            told = Told(loss)
+            if told.known:
+                self._refuse(looked, pulled, told.value())
+            self.model.zero_grad(set_to_none=True)
+            loss.backward()
+        if not told.known:
+            self.untold.append((looked, pulled, told))
+            if self.last is None:
+                before = self._hear_loss(0)
+        self._heard()
         self._push(looked, pulled, factor)
         if self.optimizer is not None:
             if self.clip is not None:
@@ -182,16 +237,74 @@ class Learner:
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor
             self.optimizer.step()
+        if told.known:
+            return told.value()
+        self.last = self.last if before is None else before
+        assert self.last is not None
+        return self.last
+
+    # ---- the dense part, recorded
+    def _fed(self, looked: Looked, pulled: Sequence[Pulled]) -> Fed | None:
+        """What a recorded step is given; None where this one has to run as it is written."""
+        carried = looked.carried
+        if looked.batch.rows != self.usual or carried is None or carried.label is None:
+            return None
+        read = [r for r in pulled if isinstance(r, Reading) and not r.names]
+        if len(read) < len(pulled):
+            return None
+        dense, label, weight = carried.dense, carried.label, carried.weight
+        fed = Fed(tuple(r.vectors for r in read), tuple(r.weights for r in read), dense, label, weight)
+        if self.graphed is None:
+            try:
+                self.graphed = Graphed(self.model, self._step_of, fed)
+            except RuntimeError as error:
+                if isinstance(error, torch.cuda.OutOfMemoryError):
+                    raise
+                self.usual = None  # a model that asks the host something on its way
+                return None
+        return fed if self.graphed.shapes == fed.shapes else None
+
+    def _step_of(self, fed: Fed) -> torch.Tensor:
+        pools = tuple(
+            Pooled(s.pooled, w, v) for s, w, v in zip(self.sources, fed.weights, fed.vectors, strict=True) if s.pooled
+        )
+        rows = len(fed.label)
+        logits = self._answer(Inputs(self.reads, rows, fed.dense, pools, {}), rows)
+        return loss_of(logits, fed.label, fed.weight)
+
+    def _replayed(self, fed: Fed, pulled: Sequence[Pulled]) -> torch.Tensor:
+        assert self.graphed is not None
+        loss = self.graphed.run(fed)
+        for reading, v, w in zip(pulled, self.graphed.fed.vectors, self.graphed.fed.weights, strict=True):
+            assert isinstance(reading, Reading)
+            reading.inbox.append((v.grad,) if w is None else (w.grad, v.grad))
+        return loss
+
+    def _hear_loss(self, ahead: int) -> float | None:
+        """The loss of the last step that is not among the ``ahead`` newest, where it was still out."""
+        value = None
+        while len(self.untold) > ahead:
+            looked, pulled, told = self.untold.popleft()
+            value = told.value()
+            self._refuse(looked, pulled, value)
         return value
+
+    def settle(self) -> None:
+        """Wait for the last step; refuse what it could not do."""
+        self._hear_loss(0)
+        for embedder in self.embedders:
+            if isinstance(embedder, GpuTable):
+                embedder.wait()
+        self._heard()
 
     def score(self, looked: Looked) -> Floats:
         """Logits (rows,) float32 with the shift of thinned negatives; creates no rows."""
         self.model.eval()
-        with torch.inference_mode():
-            logits = self._logits(looked, self._pull(looked, create=False)).numpy()
+        with torch.inference_mode(), self._fitting(looked):
+            logits = self._logits(looked, self._pull(looked, train=False)).cpu().numpy()
         bad = np.flatnonzero(~np.isfinite(logits))
         if len(bad):
-            raise self._culprit(looked, self._pull(looked, create=False), float(logits[bad[0]]))
+            raise self._culprit(looked, self._pull(looked, train=False), float(logits[bad[0]]))
         return logits + np.float32(self.shift) if self.shift else logits
 
     def predict(self, batch: Batch) -> Floats:
@@ -209,14 +322,41 @@ class Learner:
         with torch.no_grad():
             bias.fill_(math.log((clicks + 0.5) / (batch.rows - clicks + 0.5)))
 
-    def _pull(self, looked: Looked, create: bool) -> list[torch.Tensor]:
-        return [
-            torch.from_numpy(s.embedder.pull(lookup.keys, create=create))
-            for s, lookup in zip(self.sources, looked.lookups, strict=True)
-        ]
+    @contextlib.contextmanager
+    def _fitting(self, looked: Looked) -> Iterator[None]:
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError as error:
+            raise DeviceError(
+                f"batch {looked.number} of {looked.batch.rows:,} rows does not fit the memory left on {self.device}: "
+                f"{str(error).splitlines()[0]}; take a smaller batch_size=, or a smaller memory= for its tables"
+            ) from None
 
-    def _logits(self, looked: Looked, pulled: Sequence[torch.Tensor]) -> torch.Tensor:
-        logits: torch.Tensor = self.model(self.inputs(looked, pulled))
+    def _pull(self, looked: Looked, train: bool) -> list[Pulled]:
+        """Rows of every source; with ``train`` they want gradients, and new keys are created."""
+        if looked.carried is not None:
+            looked.carried.arrive([r for r in looked.lookups if isinstance(r, References)])
+        pulled: list[Pulled] = []
+        for s, lookup in zip(self.sources, looked.lookups, strict=True):
+            if isinstance(lookup, References):
+                assert isinstance(s.embedder, GpuTable)
+                how = (s.pooled, s.pooling, s.sequences)
+                pulled.append(Reading(s.embedder, lookup, *how, longest=LONGEST, train=train))
+            else:
+                rows = torch.from_numpy(s.embedder.pull(lookup.keys, create=train)).to(self.device)
+                pulled.append(rows.requires_grad_() if train else rows)
+        return pulled
+
+    def _logits(self, looked: Looked, pulled: Sequence[Pulled]) -> torch.Tensor:
+        return self._answer(self.inputs(looked, pulled), looked.batch.rows)
+
+    def _answer(self, inputs: Inputs, rows: int) -> torch.Tensor:
+        """The model's logits, looked at."""
+        if self.bf16:
+            with torch.autocast(self.device.type, torch.bfloat16):
+                logits = self.model(inputs)
+        else:
+            logits = self.model(inputs)
         name = type(self.model).__name__
         if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
             met = f"a tensor of {logits.dtype}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
@@ -225,51 +365,82 @@ class Learner:
             raise PlanError(
                 f"the logits of {name} have no gradient: its forward detaches them, or reads nothing trainable"
             )
-        if logits.shape != (looked.batch.rows,):
-            raise PlanError(
-                f"{name} gave logits of shape {tuple(logits.shape)}; expected one a row, ({looked.batch.rows},)"
-            )
-        return logits
+        if logits.shape != (rows,):
+            raise PlanError(f"{name} gave logits of shape {tuple(logits.shape)}; expected one a row, ({rows},)")
+        return logits.float() if self.bf16 else logits
 
-    def inputs(self, looked: Looked, pulled: Sequence[torch.Tensor]) -> Inputs:
+    def inputs(self, looked: Looked, pulled: Sequence[Pulled]) -> Inputs:
         pools, sequences = [], {}
         for source, lookup, rows in zip(self.sources, looked.lookups, pulled, strict=True):
             row = source.embedder.row
+            if isinstance(rows, Reading):
+                if source.pooled:
+                    pools.append(Pooled(source.pooled, rows.weights, rows.vectors))
+                sequences.update(rows.sequences)
+                continue
+            assert isinstance(lookup, Lookup)
             if source.pooled:
                 linear, vectors = pool(rows, lookup, row, source.pooling, self.threads, source.pooled)
                 pools.append(Pooled(source.pooled, linear, vectors))
             for name in source.sequences:
                 sequences[name] = sequence(rows, lookup, row, name, LONGEST)
-        dense = torch.from_numpy(looked.batch.dense).clone()  # a model may change it in place, a batch never changes
+        # A model may change it in place, a batch never changes.
+        dense = torch.from_numpy(looked.batch.dense).clone() if looked.carried is None else looked.carried.dense
         return Inputs(self.reads, looked.batch.rows, dense, tuple(pools), sequences)
 
     @staticmethod
-    def _loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        label = torch.from_numpy(np.asarray(batch.label, np.float32))
-        if batch.weight is None:
-            return nn.functional.binary_cross_entropy_with_logits(logits, label)
-        weight = torch.from_numpy(np.asarray(batch.weight, np.float32))
-        each = nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
-        return (each * weight).sum() / batch.rows
+    def _loss(logits: torch.Tensor, looked: Looked) -> torch.Tensor:
+        batch, carried = looked.batch, looked.carried
+        if carried is None:
+            label = torch.from_numpy(np.asarray(batch.label, np.float32))
+            weight = None if batch.weight is None else torch.from_numpy(np.asarray(batch.weight, np.float32))
+        else:
+            assert carried.label is not None
+            label, weight = carried.label, carried.weight
+        return loss_of(logits, label, weight)
 
-    def _push(self, looked: Looked, pulled: Sequence[torch.Tensor], factor: float) -> None:
+    def _push(self, looked: Looked, pulled: Sequence[Pulled], factor: float) -> None:
         for source, lookup, rows in zip(self.sources, looked.lookups, pulled, strict=True):
-            if rows.grad is None:
+            if (rows.gradients if isinstance(rows, Reading) else rows.grad) is None:
                 continue
-            gradients = rows.grad.numpy()
-            gradients *= np.float32(looked.batch.rows)
             scale = getattr(source.embedder, "scale_lr", None)
             if scale is not None:
                 scale(factor)
+            if isinstance(rows, Reading):
+                rows.push(looked.batch.rows)
+                self.unsettled = looked
+                continue
+            gradients = rows.grad.cpu().numpy()
+            gradients *= np.float32(looked.batch.rows)
             try:
                 source.embedder.push(lookup.keys, gradients)
             except DataError:
                 raise self._culprit(looked, pulled, math.nan) from None
 
     # ---- when a number is none
-    def _culprit(self, looked: Looked, pulled: Sequence[torch.Tensor], value: float) -> TrainError:
+    def _refuse(self, looked: Looked, pulled: Sequence[Pulled], value: float) -> None:
+        if not math.isfinite(value):
+            raise self._culprit(looked, pulled, value)
+
+    def _heard(self) -> None:
+        """Refuse the step whose gradients a GPU table could not apply, if that is known by now."""
+        looked = self.unsettled
+        if looked is None:
+            return
+        for source, references in zip(self.sources, looked.lookups, strict=True):
+            if not isinstance(source.embedder, GpuTable) or not isinstance(references, References):
+                continue
+            bad = source.embedder.told()
+            if bad >= 0:
+                self.unsettled = None
+                raise TrainError(
+                    f"batch {looked.number}: a gradient of key {int(references.keys[bad])} of field "
+                    f"{references.field_of(bad)!r} is not finite; lower the learning rate of its table, or clip gradients"
+                )
+
+    def _culprit(self, looked: Looked, pulled: Sequence[Pulled], value: float) -> TrainError:
         """The first thing of the batch that is not a number, by name."""
-        batch, where = looked.batch, f"batch {looked.number}"
+        batch, where = on_host(looked.batch), f"batch {looked.number}"
         found = np.argwhere(~np.isfinite(batch.dense))
         if len(found):
             row, column = found[0]
@@ -282,17 +453,12 @@ class Learner:
             bad = np.flatnonzero(~np.isfinite(array if array is not None else 0.0))
             if len(bad) and array is not None:
                 return TrainError(f"{where}: {what} is {array[bad[0]]} in row {bad[0]} of the batch")
-        for what, tensors in (("value", pulled), ("gradient", [p.grad for p in pulled])):
-            for source, lookup, rows in zip(self.sources, looked.lookups, tensors, strict=True):
-                if rows is None or not len(lookup.keys):
-                    continue
-                largest = np.abs(rows.detach().numpy()).max(1)
-                largest[np.isnan(largest)] = np.inf
-                worst = int(largest.argmax())
-                if largest[worst] > HUGE:
-                    name, key = _field_of(lookup, source, worst), int(lookup.keys[worst])
+        for what in ("value", "gradient"):
+            for source, rows in zip(self.sources, pulled, strict=False):
+                size, name, key = self._largest(what, source, rows, batch)
+                if size > HUGE:
                     return TrainError(
-                        f"{where}: a {what} of key {key} of field {name!r} has grown to {largest[worst]:.3g}; lower the learning "
+                        f"{where}: a {what} of key {key} of field {name!r} has grown to {size:.3g}; lower the learning "
                         "rate of its table, or clip gradients"
                     )
         for parameter, weight in self.model.named_parameters():
@@ -301,6 +467,30 @@ class Learner:
                     f"{where}: weight {parameter!r} of the model is not finite; lower the learning rate, or clip=1.0"
                 )
         return TrainError(f"{where}: the loss is {value}; lower the learning rate, or clip=1.0")
+
+    def _largest(self, what: str, source: Source, rows: Pulled, batch: Batch) -> tuple[float, str, int]:
+        """The largest value or gradient of a source: its size (infinite where it is not a number), its field and key."""
+        if isinstance(rows, Reading) and what == "gradient":
+            return rows.largest(batch.rows)
+        lookup = Lookup.of(batch, source.fields, self.threads)
+        if isinstance(rows, Reading):
+            found: torch.Tensor | None = torch.from_numpy(source.embedder.pull(lookup.keys, create=False))
+        else:
+            found = rows.detach() if what == "value" else rows.grad
+        if found is None or not len(lookup.keys):
+            return 0.0, "", 0
+        largest = np.abs(found.cpu().numpy()).max(1)
+        largest[np.isnan(largest)] = np.inf
+        worst = int(largest.argmax())
+        return float(largest[worst]), _field_of(lookup, source, worst), int(lookup.keys[worst])
+
+
+def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    """The mean log loss; sample weights multiply, and do not change by what it is divided."""
+    if weight is None:
+        return nn.functional.binary_cross_entropy_with_logits(logits, label)
+    each = nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
+    return (each * weight).sum() / len(label)
 
 
 def _field_of(lookup: Lookup, source: Source, place: int) -> str:

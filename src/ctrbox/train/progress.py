@@ -20,6 +20,17 @@ class Progress:
     stages: Mapping[str, float]  # name → share of its time that it was busy
 
     @property
+    def bottleneck(self) -> str:
+        """The stage that the others wait for: the one with the least time to wait itself."""
+        return max(self.stages, key=lambda name: self.stages[name], default="")
+
+    @property
+    def shown(self) -> str:
+        """Busy shares by stage, and which of them it is bound by."""
+        shares = " ".join(f"{name} {share:.0%}" for name, share in self.stages.items())
+        return f"{shares}, bound by {self.bottleneck}" if shares else ""
+
+    @property
     def seconds_left(self) -> float | None:
         return self.seconds * (1 - self.share) / self.share if self.share > 0 else None
 
@@ -67,10 +78,9 @@ class Line:
         self.task: Any = None
 
     def see(self, progress: Progress) -> None:
-        stages = " ".join(f"{name} {share:.0%}" for name, share in progress.stages.items())
         fields: dict[str, Any] = {
             "rate": f"{progress.rows_per_second:,.0f} rows/s",
-            "stages": stages,
+            "stages": progress.shown,
             "loss": f"loss {progress.loss:.4f}",
         }
         if self.task is None:

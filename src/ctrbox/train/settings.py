@@ -1,4 +1,4 @@
-"""What a training is asked for, and by which facts one run is told from another."""
+"""What a training is asked for, where it takes place, and by which facts one run is told from another."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import CodeType, FunctionType
 from typing import Any
@@ -15,10 +16,13 @@ import torch
 from torch import nn
 
 from ctrbox.embed.embedder import Embedder
-from ctrbox.engines.plan import Plan, whole
-from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.embed.gpu_table import GpuTable
+from ctrbox.engines.cuda.runtime import why_not
+from ctrbox.engines.plan import Plan, wants_gpu, whole
+from ctrbox.errors import DataError, DeviceError, PlanError, nearest
 from ctrbox.train.schedule import Constant, Schedule
 
+DEVICES = ("auto", "cpu", "cuda")
 MONITORS = ("logloss", "auc", "gauc")
 STEPS = 250  # of an epoch: with fewer a model of fresh weights has hardly moved
 LEAST_BATCH, MOST_BATCH = 64, 16_384
@@ -81,6 +85,31 @@ def settings_of(given: dict[str, Any]) -> Settings:
         if name not in known:
             raise PlanError(f"there is no setting {name!r}{nearest(name, known)}; expected one of {', '.join(known)}")
     return Settings(**given)
+
+
+def device_for(asked: str, embedder: Any, plan: Plan) -> torch.device:
+    """Where a model trains. "auto": where its GPU tables are; else on the GPU if its plan runs there, else on the CPU.
+
+    A plan that chose the GPU by itself does not take tables in memory along.
+    """
+    given = [*embedder.values()] if isinstance(embedder, Mapping) else [embedder]
+    homes = {t.device for t in given if isinstance(t, GpuTable)}
+    if len(homes) > 1:
+        raise PlanError(f"these tables lie on {' and '.join(sorted(map(str, homes)))}; give all of them one device")
+    if homes:
+        home = homes.pop()
+        if asked != "auto" and asked != home.type:
+            raise PlanError(
+                f"device={asked!r} cannot train with a cb.GpuTable on {home}; take device='auto', or cb.MemoryTable"
+            )
+        return home
+    named = plan.device != "auto" or embedder is None
+    if asked == "cpu" or (asked == "auto" and not (named and wants_gpu(plan.device))):
+        return torch.device("cpu")
+    missing = why_not()
+    if missing:
+        raise DeviceError(f"training on device='cuda': {missing}")
+    return torch.device("cuda", 0)
 
 
 def identity(

@@ -16,14 +16,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch
 from ctrbox.embed.embedder import Embedder
+from ctrbox.embed.gpu_batch import facts, on_device, some_rows
 from ctrbox.embed.optimizers import SGD, Adagrad, Adam
 from ctrbox.engines.plan import Plan, Position, whole
-from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
+from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError, nearest
 from ctrbox.train.checkpoint import read_state, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate
 from ctrbox.train.folder import RunFolder
@@ -32,8 +34,8 @@ from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Progress, Watcher, watcher
 from ctrbox.train.run import Run
-from ctrbox.train.sampling import Labels, thin
-from ctrbox.train.settings import Settings, described, identity, settings_of, with_batch_size
+from ctrbox.train.sampling import Labels, thin, uniform
+from ctrbox.train.settings import DEVICES, Settings, described, device_for, identity, settings_of, with_batch_size
 from ctrbox.train.summary import Look, judge, summarize
 
 DenseOptimizer: TypeAlias = SGD | Adagrad | Adam | Callable[[Any], torch.optim.Optimizer]
@@ -77,8 +79,10 @@ class Handed:
 class Trainer:
     """A model and its embedder, and how to fit them.
 
-    ``embedder``: one for all fields, a dict by field (``"*"``: the rest), or None for memory tables. ``optimizer``: of the dense
-    weights, ``cb.Adam(lr=…)``, ``cb.Adagrad``, ``cb.SGD``, or a function from parameters to a torch optimizer.
+    ``embedder``: one for all fields, a dict by field (``"*"``: the rest), or None for tables on the model's device.
+    ``optimizer``: of the dense weights, ``cb.Adam(lr=…)``, ``cb.Adagrad``, ``cb.SGD``, or a function from parameters to a torch
+    optimizer. ``device``: of the model, "cpu", "cuda" or "auto": where its tables are, or its plan was told to run. ``bf16``:
+    products of the dense part in bfloat16, weights and tables stay float32.
     """
 
     def __init__(
@@ -88,6 +92,8 @@ class Trainer:
         *,
         optimizer: DenseOptimizer | None = None,
         threads: int | None = None,
+        device: str = "auto",
+        bf16: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise PlanError(f"Trainer needs a torch module, got {type(model).__name__}: cb.models.DeepFM(plan.schema)")
@@ -97,6 +103,13 @@ class Trainer:
         if threads is not None:
             whole("threads", threads, 1, 256)
         self.threads = threads
+        if device not in DEVICES:
+            raise PlanError(
+                f"device must be one of {', '.join(DEVICES)}, got {device!r}{nearest(str(device), DEVICES)}"
+            )
+        if not isinstance(bf16, bool):
+            raise PlanError(f"bf16 must be True or False, got {bf16!r}")
+        self.device, self.bf16 = device, bf16
 
     def fit(
         self,
@@ -167,6 +180,9 @@ class _Fit:
             threads=trainer.threads or plan.threads,
             clip=settings.clip,
             keep=settings.negatives,
+            device=device_for(trainer.device, trainer.embedder, plan),
+            bf16=trainer.bf16,
+            rows=self.batch_size,
         )
         self.optimizer = described(trainer.optimizer)
         self.state = State()
@@ -193,6 +209,7 @@ class _Fit:
             if out is not None:
                 mine = identity(self.plan, self.split.other, self.learner.model, self.learner.embedders, self.settings)
                 mine["optimizer"] = self.optimizer
+                mine["device"] = self.learner.device.type + (", bf16" if self.learner.bf16 else "")
                 self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
                 self._go_on(self.folder)
             self._train(seconds, steps)
@@ -224,6 +241,7 @@ class _Fit:
             for epoch in range(self.state.epoch, self.settings.epochs):
                 if not self.state.finished:
                     self._epoch(epoch, asked)
+        self.learner.settle()
         self._take_best()
         self.state.seconds = time.perf_counter() - self.began
 
@@ -286,9 +304,9 @@ class _Fit:
         labels, number = Labels(state.rows, state.clicks), state.step
         try:
             for batch, position in walk:
-                first = labels.rows
-                labels.add(batch, first, "training")
-                kept = thin(batch, first, s.negatives, s.seed, epoch)
+                first, seen = labels.rows, facts(batch)
+                labels.add(seen, first, "training")
+                kept = thinned(batch, seen, first, s, epoch)
                 yield Handed(kept, position, labels.rows, labels.clicks, number)
                 number += 1
         finally:
@@ -331,6 +349,7 @@ class _Fit:
     def _evaluate(self) -> bool:
         """Score the validation rows; True when training should stop."""
         state, s, clock = self.state, self.settings, self.clocks["evaluate"]
+        self.learner.settle()
         if self.split.valid is None:
             return False
         metrics = clock.time(evaluate, self.learner, self.split, self.batch_size, self.overlap).result()
@@ -378,6 +397,7 @@ class _Fit:
 
     def _checkpoint(self) -> None:
         assert self.folder is not None
+        self.learner.settle()
         self.state.seconds = time.perf_counter() - self.began
         self.clocks["checkpoint"].time(self.folder.checkpoint, self.learner, self.state.step, asdict(self.state))
         self.saved = time.perf_counter()
@@ -399,6 +419,15 @@ class _Fit:
         if wrong:
             raise DataError(f"no checkpoint in {folder.path} can be used: {wrong[0]}; overwrite=True begins anew")
         folder.goes_on_after(-1)
+
+
+def thinned(batch: Batch, seen: Batch, first: int, settings: Settings, epoch: int) -> Batch:
+    """``thin``, also for a batch of tensors, of which the host has ``seen`` the labels."""
+    if not on_device(batch) or settings.negatives >= 1.0:
+        return thin(batch, first, settings.negatives, settings.seed, epoch)
+    drawn = uniform(np.arange(first, first + batch.rows, dtype=np.uint64), settings.seed, epoch)
+    assert seen.label is not None
+    return some_rows(batch, np.flatnonzero((seen.label > 0) | (drawn < settings.negatives)))
 
 
 BROKEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)

@@ -1,0 +1,333 @@
+"""`GpuTable`: the embedder whose rows lie in the memory of a GPU. `MemoryTable`'s twin: same rows, same steps, same file.
+
+table = cb.GpuTable(dim=16, optimizer=cb.Adagrad(lr=0.05), rows=20_000_000)
+vectors = table.pull(keys)                 # CUDA keys give a CUDA tensor, NumPy keys an array
+cb.Trainer(model, table).fit(plan)         # trains on the GPU: keys never leave it
+
+A key has the bits it has in a `MemoryTable` of the same seed after the same pushes, and a file saved by one restores in
+the other. ``gpu_store.py`` has memory and growth, ``gpu_pooling.py`` the step of a trainer.
+
+Refused: rows beyond the budget (nothing changed), gradients that are not finite (naming the key, nothing changed), keys
+of another device, files that are damaged or of another shape. A key given twice in one push moves once, by the sum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ctrbox import _native
+from ctrbox.embed.embedder import Row
+from ctrbox.embed.gpu_store import Gradients, NoRoom, Store
+from ctrbox.embed.memory import (
+    MOST_BUDGET,
+    MOST_DIM,
+    check_factor,
+    checked_optimizer,
+    describe,
+    reading,
+    refused,
+    same_shape,
+    whole,
+    words,
+)
+from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of, spec_of
+from ctrbox.engines.aside import written_aside
+from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime
+from ctrbox.errors import BudgetError, DataError, PlanError
+from ctrbox.views.view import parse_bytes
+
+MOST_ROWS = 1 << 29
+
+
+class GpuTable:
+    """Trainable rows in GPU memory.
+
+    ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
+    ``optimizer``  of vectors; ``linear``: of first-order weights, the same one unless given
+    ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
+    ``memory``     the most GPU memory for rows and slots, in bytes or as text ("32GB")
+    ``rows``       how many keys to have room for at once; more come as they are met
+    ``runtime``    runs the kernels; the machine's GPU unless given
+    """
+
+    def __init__(
+        self,
+        dim: int = 16,
+        *,
+        optimizer: Optimizer = Adagrad(lr=0.05),  # noqa: B008 - frozen
+        linear: Optimizer | None = None,
+        init: float = 0.01,
+        seed: int = 0,
+        memory: int | str = "8GB",
+        rows: int = 0,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self.optimizer = checked_optimizer("optimizer", optimizer)
+        self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
+        if isinstance(init, bool) or not isinstance(init, int | float) or not 0 <= init <= 1e6:
+            raise PlanError(f"init= must be a number from 0 to 1,000,000, got {init!r}")
+        self.init = float(init)
+        self.seed = whole("seed", seed, 0, 2**64 - 1)
+        try:
+            self.memory = parse_bytes(memory)
+        except OverflowError:
+            self.memory = 0
+        if not 1 <= self.memory <= MOST_BUDGET:
+            raise PlanError(f"memory= must be above 0 bytes and at most {MOST_BUDGET:,}, got {memory!r}")
+        self.rows = whole("rows", rows, 0, MOST_ROWS)
+        self._row = Row(whole("dim", dim, 0, MOST_DIM))
+        self.runtime = cuda_runtime() if runtime is None else runtime
+        self._opened = False
+        self.factor = 1.0
+        self._made: Store | None = None
+        self._lock = threading.RLock()
+        self._stream: Any = None
+
+    # ---- the contract
+
+    @property
+    def dim(self) -> int:
+        return self._row.dim
+
+    @property
+    def row(self) -> Row:
+        return self._row
+
+    @property
+    def device(self) -> torch.device:
+        return self.runtime.device
+
+    def open(self, row: Row) -> None:
+        """Take the shape that a model reads; a table that has rows of another shape refuses."""
+        if row.width == 0:
+            raise PlanError("a row needs a vector (dim above 0) or a first-order weight (linear=True), got neither")
+        whole("dim", row.dim, 0, MOST_DIM)
+        if row != self._row:
+            if len(self):
+                raise PlanError(
+                    f"this table holds {len(self):,} rows of {words(self._row)}, the model reads {words(row)}; "
+                    "give it a table of its own"
+                )
+            self._made = None
+            self._row = row
+        self._opened = True
+
+    def prefetch(self, keys: Any) -> None:
+        """Create the rows of these keys."""
+        wanted, _ = self._keys(keys)
+        with self.ordered():
+            self.make_room(wanted)
+            self.store.find(wanted, create=True)
+
+    def pull(self, keys: Any, *, create: bool = True) -> Any:
+        """Rows (n, width): a tensor for a tensor of keys, else an array."""
+        wanted, plain = self._keys(keys)
+        width, linear = self._row.width, int(self._row.linear)
+        out = torch.empty(len(wanted), width, device=self.device)
+        with self.ordered():
+            if create:
+                self.make_room(wanted)
+            rows = self.store.find(wanted, create=create)
+            self.store.gather(wanted, rows, out[:, linear:], width, out if linear else None)
+        return out.cpu().numpy() if plain else out
+
+    def push(self, keys: Any, gradients: Any) -> None:
+        """One step of the optimizers on these rows; a gradient that is not finite stops it before anything changed."""
+        moved, _ = self._keys(keys)
+        expected, linear = (len(moved), self._row.width), int(self._row.linear)
+        g = gradients if isinstance(gradients, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(gradients))
+        if tuple(g.shape) != expected or g.dtype != torch.float32:
+            raise DataError(f"expected gradients of shape {expected} float32, got {tuple(g.shape)} {g.dtype}")
+        g = g.to(self.device).contiguous()
+        with self.ordered():
+            bad = self.store.check(moved, g)
+            if bad >= 0:
+                at, column = divmod(bad, self._row.width)
+                raise DataError(refused(self._row, int(moved[at]), float(g[at, column]), column))
+            self.make_room(moved)
+            rows, order = torch.sort(self.store.find(moved, create=True), stable=True)
+            given = Gradients(len(moved), 1, g[:, linear:], expected[1], g if linear else None, expected[1])
+            self.store.step(rows, order, given, self.factor, 1.0)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Everything as one checked file, which appears whole or not at all."""
+        with self.ordered():
+            held = len(self)
+            floats = self.store.kernels.file_floats
+            keys, rows, at = np.empty(held, np.int64), np.empty((held, floats), np.float32), 0
+            for some, data in self.store.blocks():
+                keys[at : at + len(some)], rows[at : at + len(some)] = some, data
+                at += len(some)
+        shape = (self._row.dim, self._row.linear, *self._specs, self.init, self.seed)
+        with written_aside(Path(path)) as aside:
+            _native.save_rows(str(aside), shape, keys, rows)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Become what ``save`` wrote. For a moment both the old and the new rows are in memory."""
+        found = describe(path)
+        row = self._row if self._opened or len(self) else Row(found[0], found[1])
+        same_shape(path, found, (row.dim, row.linear, *self._specs, self.init, self.seed))
+        with reading(path):
+            keys, rows = _native.load_rows(os.fspath(path))
+        with self.ordered():
+            try:
+                store = self._new_store(Row(found[0], found[1]), len(keys))
+                store.put(keys, rows)
+            except NoRoom as error:
+                raise BudgetError(
+                    f"{path} ({Path(path).stat().st_size:,} bytes) does not fit the {self.memory:,} bytes of GPU memory "
+                    f"that this table may use{error.cause}; raise memory="
+                ) from None
+            self._made, self._row = store, Row(found[0], found[1])
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, memory: int | str = "8GB", runtime: Runtime | None = None
+    ) -> GpuTable:
+        """A table as ``save`` wrote it, of either kind, with the shape, optimizers and seed of the file."""
+        dim, linear, weight, vector, init, seed = describe(path)
+        made = (optimizer_of(vector), optimizer_of(weight))
+        table = cls(dim, optimizer=made[0], linear=made[1], init=init, seed=seed, memory=memory, runtime=runtime)
+        table.open(Row(dim, linear))
+        table.restore(path)
+        return table
+
+    def __len__(self) -> int:
+        with self.ordered():
+            return 0 if self._made is None else self._made.count()
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._made is None else self._made.nbytes
+
+    # ---- beyond the contract
+
+    def scale_lr(self, factor: float) -> None:
+        """From now on steps use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
+        self.factor = check_factor(factor, self.optimizer, self.linear)
+
+    def like(self, row: Row) -> GpuTable:
+        """An empty table with the settings of this one, opened for another row; its budget is its own."""
+        table = GpuTable(
+            row.dim,
+            optimizer=self.optimizer,
+            linear=self.linear,
+            init=self.init,
+            seed=self.seed,
+            memory=self.memory,
+            rows=self.rows,
+            runtime=self.runtime,
+        )
+        table.open(row)
+        return table
+
+    def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Keys ascending, their rows (n, width) and the states of their optimizers (n, states), as copies."""
+        with self.ordered():
+            floats = self.store.kernels.file_floats
+            found = [(np.empty(0, np.int64), np.empty((0, floats), np.float32)), *self.store.blocks()]
+        keys, rows = (np.concatenate(part) for part in zip(*found, strict=True))
+        order = np.argsort(keys)
+        width = self._row.width
+        return keys[order], rows[order, :width], rows[order, width:]
+
+    def __repr__(self) -> str:
+        return (
+            f"GpuTable({words(self._row)}, {self.optimizer}, {len(self):,} keys, "
+            f"{self.nbytes:,} of {self.memory:,} bytes on {self.device})"
+        )
+
+    # ---- for trainers
+
+    def told(self) -> int:
+        """The first reference of the last step whose gradient was not finite, or -1: as far as heard, without waiting."""
+        return -1 if self._made is None else self._made.bad()
+
+    def wait(self) -> None:
+        """Until ``told`` knows of everything launched so far."""
+        if self._made is not None:
+            with self.ordered():
+                self._made.tell()
+                self._made.wait()
+
+    @functools.cached_property
+    def anchor(self) -> torch.Tensor:
+        """What autograd takes for the table: an input that wants a gradient and never gets one."""
+        return torch.zeros((), device=self.device, requires_grad=True)
+
+    @functools.cached_property
+    def side_stream(self) -> Any:
+        return torch.cuda.Stream(self.device)
+
+    # ---- for gpu_pooling.py
+
+    @contextlib.contextmanager
+    def ordered(self) -> Iterator[None]:
+        """One caller at a time; on a GPU each call behind the one before, whatever streams they came on."""
+        with self._lock:
+            if self.device.type == "cuda":
+                stream = torch.cuda.current_stream(self.device)
+                if self._stream is not None and self._stream != stream:
+                    stream.wait_stream(self._stream)
+                self._stream = stream
+            yield
+
+    @property
+    def store(self) -> Store:
+        """Its memory, made when it is first needed."""
+        if self._made is None:
+            if self._row.width == 0:
+                raise PlanError(
+                    "a table of dim=0 has only first-order weights: open(Row(0, linear=True)) before using it"
+                )
+            try:
+                self._made = self._new_store(self._row, self.rows)
+            except NoRoom as error:
+                raise self._full(error) from None
+        return self._made
+
+    def make_room(self, keys: torch.Tensor) -> None:
+        """Room for these keys, of which any number may be new; BudgetError where there is none."""
+        try:
+            self.store.make_room(keys)
+        except NoRoom as error:
+            raise self._full(error) from None
+
+    @property
+    def _specs(self) -> tuple[Any, Any]:
+        return spec_of(self.linear), spec_of(self.optimizer)
+
+    def _new_store(self, row: Row, rows: int) -> Store:
+        weight, vector = self._specs
+        return Store(self.runtime, row, weight, vector, init=self.init, seed=self.seed, budget=self.memory, rows=rows)
+
+    def _full(self, error: NoRoom) -> BudgetError:
+        return BudgetError(
+            f"the table holds {len(self):,} keys in {self.nbytes:,} bytes on {self.device} and has no room for "
+            f"{error.more:,} more within its budget of {self.memory:,} bytes{error.cause}; raise memory=, lower dim= or take "
+            "RowwiseAdagrad, whose states are smaller"
+        )
+
+    def _keys(self, keys: Any) -> tuple[torch.Tensor, bool]:
+        """Keys on this table's device, and whether they came as an array."""
+        if isinstance(keys, torch.Tensor):
+            if keys.ndim != 1 or keys.dtype != torch.int64:
+                raise DataError(f"expected keys of shape (n,) int64, got {tuple(keys.shape)} {keys.dtype}")
+            if keys.device != self.device:
+                raise DataError(
+                    f"these keys lie on {keys.device}, the table on {self.device}; keys.to({str(self.device)!r})"
+                )
+            return keys.contiguous(), False
+        array = np.asarray(keys)
+        if array.ndim != 1 or array.dtype != np.int64:
+            raise DataError(f"expected keys of shape (n,) int64, got {array.shape} {array.dtype}")
+        return torch.from_numpy(np.array(array)).to(self.device), True

@@ -1,0 +1,97 @@
+"""The dense part of a training step as one CUDA graph: forward, loss and backward over memory of fixed addresses.
+
+A click model is small for a GPU: launching its sixty kernels from Python takes longer than they run. Batches of one
+number of rows meet tensors of one shape, however many keys a row has, since pooling comes before; so the graph is
+recorded once for the usual number of rows, and the few batches of another size run as they are written.
+
+Recorded before the first step of its size, never between steps, so that a training that goes on from a checkpoint runs
+the same kernels as one that was never stopped. Drawing random numbers (dropout) goes on inside the graph. A model that
+cannot be recorded (it asks the host something, or its sequences differ in length) runs as it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+WARM_UP = 2  # passes before recording: libraries choose kernels and take their memory
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What a step gives to the dense part; None where the plan or the model has none."""
+
+    vectors: tuple[torch.Tensor, ...]  # of each source: pooled vectors
+    weights: tuple[torch.Tensor | None, ...]  # of each source: first-order weights
+    dense: torch.Tensor
+    label: torch.Tensor
+    weight: torch.Tensor | None
+
+    def copied(self) -> Fed:
+        """The same in memory of its own; vectors and weights want gradients."""
+        return Fed(
+            tuple(v.detach().clone().requires_grad_() for v in self.vectors),
+            tuple(None if w is None else w.detach().clone().requires_grad_() for w in self.weights),
+            self.dense.clone(),
+            self.label.clone(),
+            None if self.weight is None else self.weight.clone(),
+        )
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        rest = [*self.weights, self.dense, self.label, self.weight]
+        return [*self.vectors, *(t for t in rest if t is not None)]
+
+    @property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        return tuple(t.shape for t in self.tensors)
+
+
+class Graphed:
+    """Forward, loss and backward of one shape, recorded. ``run`` fills the gradients of the parameters and of what was fed."""
+
+    def __init__(self, model: nn.Module, step: Callable[[Fed], torch.Tensor], fed: Fed) -> None:
+        """``step``: from what is fed to the loss of ``model``."""
+
+        def clear() -> None:
+            model.zero_grad(set_to_none=True)
+
+        kept = [b.clone() for b in model.buffers()]  # running means and the like: passes to warm up are none of theirs
+        self.fed = fed.copied()
+        self.shapes = fed.shapes
+        drawn = torch.cuda.get_rng_state(fed.dense.device)
+        side = torch.cuda.Stream(fed.dense.device)
+        side.wait_stream(torch.cuda.current_stream(fed.dense.device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                clear()
+                self._forget()
+                step(self.fed).backward()
+        torch.cuda.current_stream(fed.dense.device).wait_stream(side)
+        clear()
+        self._forget()
+        self.graph = torch.cuda.CUDAGraph()
+        # Other threads extract the next batches meanwhile; only what this one does is recorded.
+        with torch.cuda.graph(self.graph, stream=side, capture_error_mode="thread_local"):
+            self.loss = step(self.fed)
+            self.loss.backward()
+        self.gradients = [(p, p.grad) for p in model.parameters()]
+        torch.cuda.set_rng_state(drawn, fed.dense.device)  # what warming up drew was never drawn
+        for buffer, was in zip(model.buffers(), kept, strict=True):
+            buffer.copy_(was)
+
+    def _forget(self) -> None:
+        for tensor in self.fed.tensors:
+            tensor.grad = None
+
+    def run(self, fed: Fed) -> torch.Tensor:
+        """The loss, whose memory the next run uses again."""
+        for to, from_ in zip(self.fed.tensors, fed.tensors, strict=True):
+            to.detach().copy_(from_, non_blocking=True)
+        self.graph.replay()
+        for parameter, gradient in self.gradients:  # a batch of another size gave them others
+            parameter.grad = gradient
+        return self.loss

@@ -1,0 +1,101 @@
+"""A short program for compute-sanitizer: every kernel there is, over few rows, its results compared with the CPU's.
+
+    compute-sanitizer --tool memcheck  --error-exitcode 1 python -m tests.gpu.sanitize
+    compute-sanitizer --tool racecheck --error-exitcode 1 python -m tests.gpu.sanitize --parts operators,pool
+
+Parts: `operators` (the whole catalogue on hostile rows, then with a pool that is too small at first), `job` (the job of
+benchmarks/extract: filter, joins, merge, batches), `table` (the GPU table's lookup, pooling and step), `pool` (the
+benchmark's kernels). torch's cache of allocations is off, or memcheck would not see a step from one tensor into the next.
+Graphs are off: the launches are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+
+import numpy as np
+
+from ctrbox.embed.embedder import Row
+from ctrbox.embed.optimizers import FTRL, Adagrad
+from ctrbox.engines.cuda.runtime import cuda_runtime, why_not
+
+ROWS = 300  # more than a block, less than two
+
+
+def operators(runtime: Any) -> None:
+    from tests.cuda import expressions, hostile
+    from tests.cuda.registers import Registers, shrunk
+
+    made = Registers(
+        expressions.everything(), hostile.sample(True), runtime, fitted=expressions.fitted, graphs=False, capacity=512
+    )
+    made.check(hostile.table(1, ROWS, long=1))
+    made.check(hostile.table(2, 1))
+    shrunk(made.extractor.device)
+    made.check(hostile.table(3, ROWS, long=1).slice(3))
+
+
+def job(runtime: Any) -> None:
+    from benchmarks import extract_job
+    from tests.cuda.plans import agree
+
+    root = extract_job.data(2_000)
+    plan = extract_job.plan(root, memory=extract_job.tables(root))
+    agree(plan, runtime, (700,), graphs=False, capacity=512)
+
+
+def table(runtime: Any) -> None:
+    from tests.embed.test_gpu_table import assert_same, batch_of_keys, expected_push, pair, read_and_push
+
+    rng = np.random.default_rng(1)
+    fields = {f"f{k}": np.minimum(rng.zipf(1.3, ROWS), 200) + k for k in range(3)}
+    batch = batch_of_keys(fields, ROWS)
+    gradient = rng.normal(size=(ROWS, 3, 9)).astype(np.float32)
+    ours, slow = pair(runtime, Row(8, True), (Adagrad(), FTRL()))
+    for _ in range(2):
+        read_and_push(ours, batch, [*fields], ["sum", "mean", "sum"], gradient, 2.0)
+        expected_push(slow, batch, [*fields], ["sum", "mean", "sum"], gradient, 2.0)
+    assert_same(ours, slow)
+    many = rng.permutation(np.arange(1, 5_000))  # the table grows
+    np.testing.assert_array_equal(ours.pull(many), slow.pull(many))
+
+
+def pool(runtime: Any) -> None:
+    from benchmarks import gpu, gpu_pool
+
+    ways = gpu_pool.Ways(runtime, allocate=False)
+    gpu_pool.checked(runtime, ways, gpu_pool.hostile(), gpu.Clock(runtime.device))
+
+
+PARTS = {"operators": operators, "job": job, "table": table, "pool": pool}
+
+
+def run(runtime: Any, parts: list[str]) -> None:
+    for name in parts:
+        began = time.perf_counter()
+        PARTS[name](runtime)
+        print(f"{name}: same as the CPU's, {time.perf_counter() - began:.1f} s", flush=True)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--parts", default=",".join(PARTS), help="which, in this order")
+    parts = options.parse_args().parts.split(",")
+    unknown = sorted(set(parts) - set(PARTS))
+    if unknown:
+        sys.exit(f"there is no part {', '.join(unknown)}; known: {', '.join(PARTS)}")
+    missing = why_not()
+    if missing:
+        print(f"nothing to look at: {missing}")
+        return
+    run(cuda_runtime(), parts)
+
+
+if __name__ == "__main__":
+    main()
