@@ -3,6 +3,9 @@
 #   PYTHON=python3.12       the interpreter .venv is made from
 #   VENV_FLAGS=--system-site-packages    a machine without an index that already has torch
 #   PYTEST_FLAGS=…          more arguments for pytest
+#   PY=python3 SETUP=       test-gpu and bench-gpu with an interpreter that has ctrbox installed; no .venv is made
+#   QUICK=1                 bench-gpu at its quick sizes
+#   OUT=file                of bench-gpu: where the JSON lines go, .cache/bench-gpu.jsonl unless given here
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -13,6 +16,11 @@ VENV_FLAGS ?=
 PYTEST_FLAGS ?=
 SANITIZERS ?= address,undefined thread
 DEMO_ROWS ?= 2000000
+SETUP ?= setup
+QUICK ?=
+ifneq ($(origin OUT),command line)
+OUT := .cache/bench-gpu.jsonl
+endif
 
 BIN := .venv/bin
 PY := $(BIN)/python
@@ -24,7 +32,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 NATIVE := $(shell find native -name '*.h' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 PYTHON_PATHS := $(wildcard src tests benchmarks examples tools)
 
-.PHONY: help setup native demo test test-fast test-sanitize test-gpu test-hdfs bodies bench lint format clean
+.PHONY: help setup native demo test test-fast test-sanitize test-gpu test-hdfs bodies bench bench-gpu lint format clean
 
 help:  ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +76,17 @@ bench: setup  ## every benchmark, at its quick size
 	  name=$$(basename $$file .py); case $$name in _*) continue;; esac; \
 	  echo "== python -m benchmarks.$$name --quick" >&2; $(PY) -m benchmarks.$$name --quick; done
 
+GPU_BENCHMARKS := gpu_launch gpu_pool gpu_extract gpu_step gpu_pipeline
+
+bench-gpu: $(SETUP)  ## every benchmark of the GPU, one after the other; says so where there is none
+	@mkdir -p $(dir $(OUT)); : > $(OUT); failed=""; \
+	for name in $(GPU_BENCHMARKS); do \
+	  echo "== python -m benchmarks.$$name $(if $(QUICK),--quick)"; \
+	  if PYTHONUNBUFFERED=1 $(PY) -m benchmarks.$$name $(if $(QUICK),--quick) | tee $(OUT).log; \
+	  then tail -n 1 $(OUT).log >> $(OUT); else failed="$$failed $$name"; fi; done; \
+	rm -f $(OUT).log; echo "JSON lines are in $(OUT)"; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+
 # ---- check ----------------------------------------------------------------------------------------------------------
 
 test: lint bodies  ## everything but GPU and HDFS: lint, bodies under nvcc, all tests, two sanitizers
@@ -85,9 +104,13 @@ test-sanitize: setup  ## native tests under the address, undefined-behaviour and
 	  $(BIN)/cmake --build build/sanitize/$$kind; \
 	  $(BIN)/ctest --test-dir build/sanitize/$$kind --output-on-failure --no-tests=ignore; done
 
-test-gpu: setup  ## tests that need a CUDA device
-	@if [ -d tests/gpu ]; then $(PY) -m pytest tests/gpu -m gpu $(PYTEST_FLAGS) || [ $$? -eq 5 ]; \
-	else echo "no GPU tests yet"; fi
+test-gpu: $(SETUP)  ## tests that need a CUDA device, then memcheck and racecheck over a short program
+	$(PY) -m pytest tests/gpu $(PYTEST_FLAGS) || [ $$? -eq 5 ]
+	@tool=$$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true); \
+	if [ -z "$$tool" ]; then echo "compute-sanitizer is not installed: memcheck and racecheck are left out"; exit 0; fi; \
+	for kind in memcheck racecheck; do \
+	  echo "== compute-sanitizer --tool $$kind"; \
+	  $$tool --tool $$kind --error-exitcode 1 --report-api-errors no $(PY) -m tests.gpu.sanitize; done
 
 test-hdfs: setup  ## the same job from a real HDFS
 	$(PY) -m pytest -m hdfs $(PYTEST_FLAGS) || [ $$? -eq 5 ]

@@ -31,6 +31,9 @@ GRID: dict[str, list[dict[str, Any]]] = {
          "table": SLOW, "lr": 1e-3, "epochs": 8, "cosine": True, "patience": 3},
     ],
     "criteo_1tb_80k": [
+        {"rates": True, "least": 4, "dim": 4, "hidden": (256, 128), "dropout": 0.5, "batch": 512, "shuffle": 55_808,
+         "table": ["Adagrad", {"lr": 0.005, "initial": 0.1}], "linear": ["FTRL", {"alpha": 0.05, "l1": 1.0}],
+         "lr": 5e-4, "epochs": 6, "every": 55, "patience": 5},
         {"least": 4, "dim": 8, "hidden": (64, 32), "dropout": 0.3, "batch": 512, "shuffle": 55_808,
          "table": ["Adagrad", {"lr": 0.005, "initial": 0.1}], "linear": ["FTRL", {"alpha": 0.05, "l1": 1.0}],
          "lr": 5e-4, "epochs": 5, "every": 40, "patience": 4},
@@ -86,6 +89,7 @@ def one(set_: str, name: str, options: dict[str, Any], limit: int | None) -> dic
         optimizer=optimizer(o["table"]),
         linear=optimizer(o["linear"]) if "linear" in o else None,
         init=o.get("init", 0.01),
+        seed=o.get("seed", 0),
         threads=1,
     )
     steps = o["epochs"] * -(-train.rows // o["batch"])
@@ -101,6 +105,7 @@ def one(set_: str, name: str, options: dict[str, Any], limit: int | None) -> dic
         evaluate_every=o.get("every"),
         schedule=cb.Cosine(steps, floor=0.02) if o.get("cosine") else lambda step: 1.0,
         limit=limit,
+        seed=o.get("seed", 0),
         by={},
     )
     scored = run.evaluate(test)

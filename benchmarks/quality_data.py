@@ -10,7 +10,8 @@
 Parts are written once, as Parquet, to a folder outside the repository, so that the plans of one set differ in nothing
 but the path of their log: they have one fingerprint. Peers get their columns from the same plans through `arrays`, so
 every model sees the same rows in the same order. Nothing is fitted on valid or test rows: words of a dictionary are
-counted in the training part, and no plan here holds a fitted operator.
+counted in the training part, and where a plan holds past click rates (`rates`, which the peers are not given: they make
+their own), valid and test have to be read through `plan(set, "train").over(path)`, with what the training part taught.
 """
 
 from __future__ import annotations
@@ -167,18 +168,24 @@ def log_square(name: str) -> cb.Expr:
     return cb.when(count > 2).then((log * log).floor().cast("int").fill(0)).otherwise(count)
 
 
-def past(*by: str, order: str, label: str, prior: float, every: str) -> cb.Expr:
+def past(*by: Any, order: str, label: str, prior: float, every: str) -> cb.Expr:
     """The click rate of values among earlier rows; `order` numbers the rows, one a second."""
-    time = (col(order) * 1_000_000).cast("time").fill(0)
-    return cb.rate(*by, time=time, label=col(label), every=every, prior=prior, weight=50.0)
+    return cb.rate(*by, time=second(order), label=col(label), every=every, prior=prior, weight=50.0)
+
+
+def second(order: str) -> cb.Expr:
+    return (col(order) * 1_000_000).cast("time").fill(0)
 
 
 def criteo(log: cb.View, *, least: int = 4, rates: bool = False) -> cb.Plan:
-    """`least`: hashed values that are rarer than that in the training part are one value, "rare"; `rates`: past click
-    rates of the 26 values as dense features, learned from the rows before."""
-
-    def rate(name: str) -> tuple[str, cb.Expr]:
-        return f"rate_{name}", past(name, order="row", label="label", prior=0.032, every="30m").sqrt()
+    """`least`: hashed values that are rarer than that in the training part are one value, "rare"; `rates`: past clicks in
+    a thousand shows, and past shows, of each of the 39 values as dense features, learned from blocks of 600 rows before."""
+    values = {**{name: col(name) for name in WORDS}, **{name: log_square(name) for name in COUNTS}}
+    counted: dict[str, cb.Expr] = {}
+    for name, value in values.items() if rates else ():
+        clicked = past(value, order="row", label="label", prior=0.032, every="10m")
+        counted[f"rate_{name}"] = clicked * 1000.0
+        counted[f"shows_{name}"] = cb.shows(value, time=second("row"), label=col("label"), every="10m") * 1.0
 
     train = folder("criteo_1tb_80k") / "train.parquet"
     words = {
@@ -192,7 +199,7 @@ def criteo(log: cb.View, *, least: int = 4, rates: bool = False) -> cb.Plan:
         sparse={**words, **{name: log_square(name).key() for name in COUNTS}},
         dense={
             **{f"log_{name}": cb.max_(col(name).fill(0), 0).log1p() for name in COUNTS},
-            **(dict(map(rate, WORDS)) if rates else {}),
+            **counted,
         },
     )
     return cb.compile(log.fill(**dict.fromkeys(WORDS, -1)), features, device="cpu")
