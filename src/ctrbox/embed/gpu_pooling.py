@@ -35,7 +35,8 @@ class Reading:
     """Pooled vectors (rows, fields, dim), first-order weights (rows, fields) and sequences of one batch and table.
 
     ``references`` are of the pooled fields, then of the sequences. ``longest``: the last keys of a row that a sequence
-    keeps. Without ``train`` nothing is created and there is no gradient.
+    keeps. Without ``train`` nothing is created and there is no gradient. ``into``: memory for vectors and weights; they
+    are then no part of autograd's graph, and whoever gave it puts the gradients into ``inbox``.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Reading:
         *,
         longest: int = 1024,
         train: bool = True,
+        into: tuple[torch.Tensor, torch.Tensor | None] | None = None,
     ) -> None:
         if references.fields != (*pooled, *sequences):
             raise PlanError(f"references are of {references.fields}; expected those of {(*pooled, *sequences)}")
@@ -57,6 +59,7 @@ class Reading:
         self.table, self.references, self.train = table, references, train
         self.fields, self.kinds, self.names, self.longest = len(pooled), pooling, tuple(sequences), longest
         # Autograd's graph holds this list and not the reading, which holds the graph: a circle would outlive its step.
+        self.into = into
         self.inbox: list[tuple[torch.Tensor | None, ...]] = []
         with table.ordered():
             if train:
@@ -65,7 +68,7 @@ class Reading:
             self.rows = self.store.find(references.keys, create=train)
             self._plan()
             self._sort_ahead()
-            if train:
+            if train and into is None:
                 outputs = list(_Read.apply(table.anchor, self))
             else:
                 outputs = list(self._read())
@@ -104,8 +107,11 @@ class Reading:
     def _read(self) -> tuple[torch.Tensor, ...]:
         table, store, r = self.table, self.store, self.references
         dim, cells = table.row.dim, (r.rows, self.fields)
-        vectors = torch.empty(*cells, dim, device=table.device)
-        weights = torch.empty(cells, device=table.device) if table.row.linear else None
+        if self.into is not None:
+            vectors, weights = self.into
+        else:
+            vectors = torch.empty(*cells, dim, device=table.device)
+            weights = torch.empty(cells, device=table.device) if table.row.linear else None
         tiles = (r.rows + 7) // 8 * 8
         store.kernels(
             "table_pool",

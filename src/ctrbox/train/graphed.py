@@ -59,6 +59,10 @@ class Graphed:
         def clear() -> None:
             model.zero_grad(set_to_none=True)
 
+        # Batches of another size run the same parameters on the usual stream: that is meant.
+        quiet = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
+        if quiet is not None:
+            quiet(False)
         kept = [b.clone() for b in model.buffers()]  # running means and the like: passes to warm up are none of theirs
         self.fed = fed.copied()
         self.shapes = fed.shapes
@@ -90,6 +94,8 @@ class Graphed:
     def run(self, fed: Fed) -> torch.Tensor:
         """The loss, whose memory the next run uses again."""
         for to, from_ in zip(self.fed.tensors, fed.tensors, strict=True):
+            if to.data_ptr() == from_.data_ptr():  # read straight into it
+                continue
             to.detach().copy_(from_, non_blocking=True)
         self.graph.replay()
         for parameter, gradient in self.gradients:  # a batch of another size gave them others
