@@ -119,7 +119,7 @@ def frappe(log: cb.View, *, crosses: int = 0) -> cb.Plan:
     """`crosses=1` adds user × item as a field, `crosses=2` the item with everything else, `crosses=3` also user × item with
     everything else."""
     rest = [name for name in FRAPPE if name not in ("user", "item")]
-    several = [("user", "item")] if crosses else []
+    several: list[tuple[str, ...]] = [("user", "item")] if crosses else []
     several += [("item", name) for name in rest] if crosses > 1 else []
     several += [("user", "item", name) for name in rest] if crosses > 2 else []
     features = cb.FeatureSet(
