@@ -124,7 +124,7 @@ Examples:
 def explain(
     job: JobFile,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Place for this device: cpu, cuda or cuda:32GB.")
+        str | None, typer.Option(metavar="DEVICE", help="Place for this device: cpu, auto, cuda or cuda:32GB.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

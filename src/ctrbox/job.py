@@ -32,6 +32,7 @@ class Job:
     table: Any = None
     optimizer: Any = None
     settings: dict[str, Any] = field(default_factory=dict)
+    bf16: bool = False  # products of the dense part in bfloat16, on a GPU
 
     def needed_model(self) -> Any:
         """The model, for a verb that cannot do without one."""
@@ -75,7 +76,9 @@ def load_job(path: Path) -> Job:
         raise Mistake(f"`settings` in {path} must be a dict of arguments of Trainer.fit, got {settings!r}")
     for name in FROM_THE_COMMAND_LINE & settings.keys():
         raise Mistake(f"`settings` in {path} has {name!r}; that one comes from the command line")
-    return Job(path, plan, names.get("model"), names.get("table"), names.get("optimizer"), settings)
+    return Job(
+        path, plan, names.get("model"), names.get("table"), names.get("optimizer"), settings, names.get("bf16", False)
+    )
 
 
 def load_plan(path: Path) -> Any:

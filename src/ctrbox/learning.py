@@ -189,7 +189,7 @@ def fit(
                 settings["valid"] = validation(plan, valid)
             if best is not None:
                 settings["best_auc"] = best
-            run = Trainer(model, job.table, optimizer=job.optimizer, threads=threads).fit(
+            run = Trainer(model, job.table, optimizer=job.optimizer, threads=threads, bf16=job.bf16).fit(
                 plan, out=place, resume=resume, overwrite=overwrite, progress=watch, **settings
             )
     except (KeyboardInterrupt, Stopped):

@@ -65,7 +65,7 @@ class Plan:
     ) -> None:
         self.log = log
         self.features = features
-        self.device = device
+        self.device = checked_device(device)
         self.threads = os.cpu_count() or 1 if threads is None else whole("threads", threads, 1, 1024)
         whole("chunk_rows", chunk_rows, 1, 65_536)
         self.chunk_rows = chunk_rows
@@ -111,7 +111,7 @@ class Plan:
     def explain(self, device: Any = None, *, json: Literal[True]) -> dict[str, Any]: ...
     def explain(self, device: Any = None, *, json: bool = False) -> str | dict[str, Any]:
         """Layers, placement and its reasons, rows and bytes, in words or as plain data; for another ``cb.Device`` if given.
-        Behind ``measure()`` with the times it found beside the estimates."""
+        For a GPU, behind ``measure()``, with the times it found beside the estimates."""
         from ctrbox.plan.explain import explain, explain_json
 
         where = self._known(device or self.device)
@@ -158,13 +158,21 @@ class Plan:
 
     @staticmethod
     def load(
-        path: str | os.PathLike[str], *, views: dict[str, Any] | None = None, allow_operators: bool = False
+        path: str | os.PathLike[str],
+        *,
+        views: dict[str, Any] | None = None,
+        allow_operators: bool = False,
+        device: str | Device | None = None,
     ) -> Plan:
         """Read a saved plan. ``views``: other data by view name. Runs no code of the file; user operators are imported by
-        their path only with ``allow_operators=True``."""
+        their path only with ``allow_operators=True``. ``device``: as of ``cb.compile``; a plan that was not for the CPU alone is
+        loaded for "auto"."""
         from ctrbox.engines.saved import load_plan
 
-        return load_plan(path, views=views, allow_operators=allow_operators)
+        plan = load_plan(path, views=views, allow_operators=allow_operators)
+        if device is not None:
+            plan.device = checked_device(device)
+        return plan
 
     def materialize(self, path: str | os.PathLike[str], features: list[str] | None = None, **options: Any) -> int:
         """Write chosen features, with the instance id, as basic features for later runs; returns the rows written."""
@@ -345,13 +353,30 @@ class Plan:
         if unlabelled is not None and unlabelled.knows(rows):
             return unlabelled.run(rows)
         if full is None:
-            full = Requests(self.extractor())
+            full = Requests(self._request_extractor())
             self._requests = (full, None)
         if full.lacks(names_of(rows)):
             unlabelled = unlabelled or self._without_labels(full.extractor)
             self._requests = (full, unlabelled)
             return unlabelled.run(rows)
         return full.run(rows)
+
+    def _request_extractor(self) -> Extractor:
+        """The CPU's program, whatever the plan's device is: a handful of rows is no work for a GPU."""
+        if self._extractor is not None or not wants_gpu(self.device):
+            return self.extractor()
+        self.fit()
+        with self._lock:
+            made = Extractor(
+                self.graph,
+                self.fitted,
+                schema=self.schema,
+                dimensions=self._dimensions,
+                chunk_rows=self.chunk_rows,
+                threads=self.threads,
+            )
+            self._dimensions = made.dimensions
+            return made
 
     def _without_labels(self, full: Extractor) -> Requests:
         outputs = [o for o in full.outputs if o.role not in ("label", "weight")]
@@ -397,6 +422,13 @@ class Plan:
         extractor = self.extractor()
         joined = [p for d in extractor.dimensions.values() for p in d.programs]
         return [*extractor.programs, *joined]
+
+
+def checked_device(device: Any) -> Any:
+    """The device as it was named; PlanError where that names none, whether or not there is a GPU here."""
+    if not isinstance(device, Device):
+        device_named(device, gpu_bytes=1)
+    return device
 
 
 def wants_gpu(device: Any) -> bool:

@@ -209,7 +209,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         dictionaries.append({"words": blobs.words(d.words), "values": values})
     fitted = {str(k): {n: blobs.array(a) for n, a in sorted(state.items())} for k, state in sorted(plan.fitted.items())}
     header = {
-        "device": plan.device if isinstance(plan.device, str) else "auto",
+        "device": "cpu" if plan.device == "cpu" else "auto",  # a GPU is where it ran, not what it computes
         "fingerprint": fingerprint(plan),
         "log": log,
         "views": views,

@@ -15,6 +15,7 @@ from ctrbox.errors import PlanError, nearest
 from ctrbox.views.view import parse_bytes
 
 GPUS = Path("/proc/driver/nvidia/gpus")
+CONTROL = Path("/dev/nvidiactl")  # all there is to see in some containers
 CORES = 16  # beside a GPU of a data centre
 PCIE_GBS = 54.0  # measured on an H200, pinned memory, PCIe 5
 
@@ -64,6 +65,8 @@ def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
         raise PlanError(f"a device is 'cpu', 'cuda', 'cuda:32GB', 'auto' or a cb.Device, got {device!r}")
     kind, colon, size = device.partition(":")
     if colon and kind == "cuda":
+        if size.isdigit():
+            raise PlanError(f"{device!r} names no GPU by number; write 'cuda', or its memory: 'cuda:32GB'")
         return Device("cuda", parse_bytes(size))
     if device == "cpu":
         return Device("cpu")
@@ -86,7 +89,7 @@ def gpu_here() -> bool:
     try:
         return any(GPUS.iterdir())
     except OSError:
-        return False
+        return CONTROL.exists()
 
 
 def shown_bytes(count: float) -> str:

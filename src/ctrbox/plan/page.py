@@ -66,10 +66,14 @@ def _speed(facts: Facts) -> list[str]:
         return ["Kernels    none: nothing fits on this GPU"]
     count = sum(len(k["operators"]) - k["loads"] for k in kernels)
     more = len(facts["launches"]) - len(kernels)
-    lines = [f"Kernels    {len(kernels)} meta-kernels a chunk for {count:,} operators, and {more} launches around them"]
+    lines = [
+        f"Kernels    {len(kernels)} meta-kernels a chunk for {count:,} operators, and {more} more to pick rows and write batches"
+    ]
     if found["rows_s"] is not None:
         name = {"copy": "the copy", "kernels": "the kernels", "CPU share": "the CPU's share"}[found["bottleneck"]]
-        lines.append(f"Expected   {shown_rate(found['rows_s'])}, bound by {name}; from columns in host memory")
+        lines.append(
+            f"Expected   {shown_rate(found['rows_s'])}, bound by {name}; from columns in host memory; reading files comes on top"
+        )
     return lines
 
 

@@ -18,9 +18,13 @@ import torch
 from ctrbox.engines.cuda.compiler import compile_source, expanded, nvrtc
 from ctrbox.engines.cuda.scalar import device_code
 from ctrbox.errors import DeviceError
+from ctrbox.plan.device import gpu_here
 from ctrbox.plan.user import UserOperator
 
 NONE: Mapping[str, UserOperator] = MappingProxyType({})
+
+
+ON_THE_CPU = "use the CPU: device='cpu', cb.MemoryTable"
 
 
 class Kernel(Protocol):
@@ -117,16 +121,15 @@ def cuda_runtime() -> CudaRuntime:
 
 def why_not() -> str:
     """Why this machine cannot run kernels, with what to do about it; empty where it can."""
+    if not torch.cuda.is_available() and not gpu_here():
+        return f"this machine shows no NVIDIA GPU; {ON_THE_CPU}"
     if not torch.backends.cuda.is_built():
-        return (
-            f"this torch ({torch.__version__}) is built without CUDA; install a CUDA build of torch to use device='cuda', "
-            "or use device='cpu'"
-        )
+        return f"this torch ({torch.__version__}) is built without CUDA; install a CUDA build of torch, or {ON_THE_CPU}"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return f"torch finds no usable GPU: {said}; install or update the NVIDIA driver, or use device='cpu'"
+        return f"torch finds no usable GPU: {said}; install or update the NVIDIA driver, or {ON_THE_CPU}"
     try:
         nvrtc()
     except DeviceError as error:
