@@ -242,7 +242,7 @@ class HostRuntime:
         # function, which stands for __shared__, would be one for all libraries of the process.
         self.flags = [level, "-std=c++20", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-w", "-fno-gnu-unique"]
         if sanitize:
-            self.flags += ["-fsanitize=undefined", "-fno-sanitize-recover"]
+            self.flags.append("-fsanitize=undefined")  # tells on the standard error, and goes on
         self.shim = SHIM + (ONE_THREAD if threads == 1 else FIBERS)
         self.lock = threading.Lock()
         self.launched: list[str] = []

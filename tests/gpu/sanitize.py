@@ -32,13 +32,12 @@ def operators(runtime: Any) -> None:
     from tests.cuda import expressions, hostile
     from tests.cuda.registers import Registers, shrunk
 
-    made = Registers(
-        expressions.everything(), hostile.sample(True), runtime, fitted=expressions.fitted, graphs=False, capacity=512
-    )
-    made.check(hostile.table(1, ROWS, long=1))
-    made.check(hostile.table(2, 1))
-    shrunk(made.extractor.device)
-    made.check(hostile.table(3, ROWS, long=1).slice(3))
+    for family in expressions.FAMILIES.values():
+        made = Registers(family(), hostile.sample(True), runtime, fitted=expressions.fitted, graphs=False, capacity=512)
+        made.check(hostile.table(1, ROWS, long=1))
+        made.check(hostile.table(2, 1))
+        shrunk(made.extractor.device)
+        made.check(hostile.table(3, ROWS, long=1).slice(3))
 
 
 def job(runtime: Any) -> None:

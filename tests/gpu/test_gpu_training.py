@@ -211,9 +211,13 @@ def test_a_dense_value_that_is_not_a_number_stops_with_its_feature_and_row(
     learner = Learner(Small(odd.schema), odd.schema, gpu_table(runtime), device=runtime.device)
     batches = [on_device(b, runtime.device) for b in odd.batches(256, limit=512)]
     learner.learn(learner.look(batches[0], 0))
-    with pytest.raises(TrainError, match=words):
+
+    def step() -> None:
         learner.learn(learner.look(batches[1], 1))
         learner.settle()  # a GPU is heard of a step or two later
+
+    with pytest.raises(TrainError, match=words):
+        step()
 
 
 def test_values_that_explode_name_a_key_and_its_field(plan: cb.Plan, runtime: Runtime) -> None:

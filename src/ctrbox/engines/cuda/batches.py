@@ -138,9 +138,15 @@ class Batches:
             grid = BLOCKS, min(MOST_STRETCHES, len(table) - first)
             self.device.kernels["copy"](grid, self.device.runtime.threads, told.data_ptr(), 0, first)
 
+    def reach(self, rows: int) -> None:
+        """The offsets that fields of one key a row share, for so many rows; on the stream that writes batches."""
+        if len(self.ones) <= rows:
+            self.ones = torch.arange(rows + 1, dtype=torch.int64, device=self.device.device)
+            if self.device.device.type == "cuda":  # an older one may still be read when the next takes its place
+                self.ones.record_stream(torch.cuda.default_stream(self.device.device))
+
     def batch(self, piece: Piece, ready: Any = None) -> Batch:
-        if len(self.ones) <= piece.rows:
-            self.ones = torch.arange(piece.rows + 1, dtype=torch.int64, device=self.device.device)
+        self.reach(piece.rows)
         ones = self.ones[: piece.rows + 1]
 
         # A batch's arrays are NumPy's on the CPU and torch's on a GPU.

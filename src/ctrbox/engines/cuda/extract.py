@@ -12,6 +12,7 @@ Without a GPU (the tests' runtime) there are no streams and everything happens a
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -90,6 +91,8 @@ class CudaExtractor(Extractor):
         self.header = HeaderLayout(self.layout.columns)
         self.maker = Batches(self.device, self.schema, self.layout.outputs)
         self.slots: list[Slot] = []
+        self.idle: list[int] = []  # slots that no stream has
+        self.turn = threading.Lock()  # one chunk's kernels are queued, or memory grows, at a time
         self.stagings: list[Staging] = []
         self.pinned = Pinned()
         self._pin()
@@ -102,15 +105,10 @@ class CudaExtractor(Extractor):
     def programs(self) -> list[Assembled]:
         shared = [] if self.share is None else [self.share]
         here = [*shared, *(self.stages.programs if self.filters_here else [])]
-        # What both sides compute is told of once.
-        there = {
-            known_by(n)
-            for p in self.device_programs
-            for n, label in zip(p.nodes, p.labels, strict=True)
-            if label != "load"
-        }
-        here = [replace(p, nodes=[None if known_by(n) in there else n for n in p.nodes]) for p in here]
-        return [*self.device_programs, *here]
+        # What both sides compute is told of once: by the CPU, whose filters see every row.
+        told = {known_by(n) for p in here for n, label in zip(p.nodes, p.labels, strict=True) if label != "load"}
+        there = [replace(p, nodes=[None if known_by(n) in told else n for n in p.nodes]) for p in self.device_programs]
+        return [*here, *there]
 
     def measure(self) -> dict[str, float]:
         """Nanoseconds a row of each operator, by its node, over the chunk that ran last: every group of every layer alone.
@@ -179,10 +177,18 @@ class CudaExtractor(Extractor):
             if table is not None:
                 self.pinned.hold(table)
 
+    def _lend(self) -> int:
+        """A slot for a stream; streams of one plan share none."""
+        with self.turn:
+            if not self.idle:
+                self.idle.append(len(self.slots))
+                self.slots.append(self.device.slot(self.header.header_bytes))
+                self.stagings.append(Staging())
+            return self.idle.pop()
+
     def _slot(self, number: int) -> Slot:
         while len(self.slots) <= number:
-            self.slots.append(self.device.slot(self.header.header_bytes))
-            self.stagings.append(Staging())
+            self.idle.insert(0, self._lend())
         return self.slots[number]
 
     # ---- the host's part of a chunk; in a worker thread
@@ -245,7 +251,7 @@ class CudaExtractor(Extractor):
         self.run_slot(slot)
 
     def run_slot(self, slot: Slot) -> None:
-        with self.on("computing"):
+        with self.turn, self.on("computing"):
             if self.cuda:
                 self.computing.wait_event(slot.copied)
                 if slot.read is not None:  # its last outputs have left
@@ -264,18 +270,20 @@ class CudaExtractor(Extractor):
                 slot.done = self.computing.record_event()
 
     def finish(self, chunk: Chunk) -> Outcome:
-        """Wait for a chunk's kernels; run them again where memory was too small; DataError for a bad row."""
+        """Wait for a chunk's kernels; run them again where memory was too small; DataError for a bad row of the filter."""
         slot = chunk.slot
         while True:
             self.wait(slot)
-            if not self.device.too_small(slot):
+            with self.turn:
+                small = self.device.too_small(slot)
+            if not small:
                 break
             self.run_slot(slot)
         outcome = self.device.heard(slot, chunk.rows)
         for program in self.device_programs:
             for k, entry in enumerate(program.native.entries):
                 program.native.counts[k] += outcome.warnings.get(id(entry), 0)
-        if outcome.bad:
+        if any(phase == 0 for _, _, _, phase in outcome.bad):
             raise self.bad_row(chunk, outcome)
         return outcome
 
@@ -290,12 +298,13 @@ class CudaExtractor(Extractor):
                 f"a kernel of this plan failed on the GPU: {str(error).splitlines()[0]}; its layers: {layers}"
             ) from None
 
-    def bad_row(self, chunk: Chunk, outcome: Outcome) -> DataError:
-        """The error the CPU engine gives: of the first chunk of rows with one, the first operator's."""
+    def bad_row(self, chunk: Chunk, outcome: Outcome, begin: int = 0) -> DataError:
+        """The error the CPU engine gives: of the first chunk of rows with one, the first operator's. ``begin``: the first
+        row of the batch that it is in."""
         size = self.chunk_rows
 
         def order(found: tuple[int, int, Any, int]) -> tuple[int, int, int]:
-            return found[3], found[0] // size, found[2].number
+            return found[3], (found[0] - begin) // size, found[2].number
 
         row, code, k, phase = min(outcome.bad, key=order)
         position = row
@@ -321,7 +330,8 @@ class CudaExtractor(Extractor):
         )  # a morsel ahead: ids of merged views are compared
         stream = self.stream(start, stop)
         ahead = reader.submit(next, stream, None)
-        free = deque(range(SLOTS))
+        free: deque[int] = deque()
+        lent: list[int] = []
         preparing: deque[tuple[Chunk, Future[Chunk]]] = deque()
         running: deque[Chunk] = deque()
         cutter = Cutter(self, batch_size, limit)
@@ -329,7 +339,7 @@ class CudaExtractor(Extractor):
         ended = False
         try:
             while not cutter.full:
-                while not ended and free:
+                while not ended and (free or len(lent) < SLOTS):
                     try:
                         item = ahead.result()
                     except Exception as error:  # raised where it lies, after the rows before it
@@ -339,12 +349,22 @@ class CudaExtractor(Extractor):
                         break
                     ahead = reader.submit(next, stream, None)
                     morsel, merged = item
+                    if not free:
+                        free.append(self._lend())
+                        lent.append(free[0])
                     number = free.popleft()
                     chunk = Chunk(self._slot(number), number, morsel)
                     preparing.append((chunk, pool.submit(self.prepare_chunk, chunk, merged)))
                 while preparing and (not running or preparing[0][1].done()):
                     chunk, future = preparing.popleft()
-                    future.result()
+                    try:
+                        future.result()
+                    except Exception as error:
+                        failure, ended = error, True
+                        for _, later in preparing:
+                            later.cancel()
+                        preparing.clear()
+                        break
                     self.start(chunk)
                     running.append(chunk)
                 if not running:
@@ -357,6 +377,8 @@ class CudaExtractor(Extractor):
                 chunk.slot.keep = []
                 free.append(chunk.number)
                 yield from made
+                if outcome.bad and not cutter.full:
+                    raise self.bad_row(chunk, outcome, cutter.begin)
             if failure is not None and not cutter.full:
                 raise failure
             yield from cutter.rest()
@@ -368,6 +390,8 @@ class CudaExtractor(Extractor):
             end(pool)
             if self.cuda:
                 torch.cuda.synchronize(self.runtime.device)  # nothing travels from memory that is about to go
+            with self.turn:
+                self.idle += lent
 
 
 def compiled(runtime: Runtime, layout: Layout) -> tuple[Source, dict[str, Kernel]]:
@@ -426,6 +450,7 @@ class Cutter:
         self.pieces: list[Piece] = []
         self.rows = 0  # in pieces
         self.after = 0
+        self.begin = 0  # of the batch that a bad row is in, among its chunk's rows
 
     @property
     def full(self) -> bool:
@@ -435,6 +460,11 @@ class Cutter:
         """The batches that a chunk completes; its rows leave the slot."""
         e = self.extractor
         rows = outcome.rows if self.left is None else min(outcome.rows, self.left)
+        # Batches end before the first bad row; a bad row behind the limit is none of ours.
+        good = min([row for row, _, _, _ in outcome.bad], default=rows)
+        if good < rows:
+            rows = max(0, (self.rows + good) // self.batch_size * self.batch_size - self.rows)
+            self.begin = rows
         if self.left is not None:
             self.left -= rows
         if not rows:
@@ -480,6 +510,7 @@ class Cutter:
     def _batch(self) -> tuple[Batch, int]:
         e = self.extractor
         whole = e.maker.joined(self.pieces)
+        e.maker.reach(whole.rows)
         ready = None
         if e.cuda:  # whoever uses it next does so on the usual stream
             usual = torch.cuda.default_stream(e.runtime.device)
