@@ -131,9 +131,7 @@ def explain(
     """Say in words what a plan does: layers, placement, reasons, rows and bytes."""
     plan = load_plan(job)
     if as_json:
-        from ctrbox.plan.explain import explain_json
-
-        say_json(**explain_json(plan.graph, device or plan.device))
+        say_json(**plan.explain(device, json=True))
     else:
         say(plan.explain(device))
     hint(f"ctrbox show {job} -o plan.svg")

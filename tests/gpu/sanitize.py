@@ -50,7 +50,8 @@ def job(runtime: Any) -> None:
 
 
 def table(runtime: Any) -> None:
-    from tests.embed.test_gpu_table import assert_same, batch_of_keys, expected_push, pair, read_and_push
+    from tests.embed.test_gpu_pooling import batch_of_keys, expected_push, read_and_push
+    from tests.embed.test_gpu_table import assert_same, pair
 
     rng = np.random.default_rng(1)
     fields = {f"f{k}": np.minimum(rng.zipf(1.3, ROWS), 200) + k for k in range(3)}

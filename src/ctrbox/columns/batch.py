@@ -77,7 +77,7 @@ class Ragged:
         return Ragged(_array(self.values), _array(self.offsets))
 
     def to_arrow(self) -> pa.LargeListArray:
-        return pa.LargeListArray.from_arrays(pa.array(self.offsets), pa.array(self.values))
+        return pa.LargeListArray.from_arrays(pa.array(_array(self.offsets)), pa.array(_array(self.values)))
 
 
 def _array(tensor: Any) -> np.ndarray:
@@ -88,7 +88,8 @@ def _array(tensor: Any) -> np.ndarray:
 def _taken_on_device(ragged: Any, rows: Any) -> Ragged:
     import torch
 
-    at = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(np.asarray(rows)).to(ragged.offsets.device)
+    given = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(np.asarray(rows, np.int64))
+    at = given.to(ragged.offsets.device)
     lengths = torch.diff(ragged.offsets)[at]
     offsets = torch.zeros(len(at) + 1, dtype=torch.int64, device=at.device)
     torch.cumsum(lengths, 0, out=offsets[1:])
@@ -159,7 +160,7 @@ class Batch:
             import torch
 
             dense: Any = self.dense
-            at: Any = torch.from_numpy(np.ascontiguousarray(rows)).to(dense.device)
+            at: Any = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(dense.device)
             rows = at
 
         def pick(array: np.ndarray | None) -> np.ndarray | None:

@@ -114,7 +114,7 @@ class Plan:
         For a GPU, behind ``measure()``, with the times it found beside the estimates."""
         from ctrbox.plan.explain import explain, explain_json
 
-        where = self._known(device or self.device)
+        where = self._known(self.device if device is None else device)
         if json:
             return explain_json(self.graph, where, measured=self.measured)
         return explain(self.graph, where, measured=self.measured)
@@ -122,7 +122,7 @@ class Plan:
     @staticmethod
     def _known(device: Any) -> Any:
         """A device whose size is asked of the GPU here, where there is one."""
-        if device not in ("auto", "cuda") or not gpu_here():
+        if not isinstance(device, str) or device not in ("auto", "cuda") or not gpu_here():
             return device
         from ctrbox.engines.cuda.runtime import gpu_bytes
 
@@ -148,7 +148,7 @@ class Plan:
         """Draw the plan as an SVG picture."""
         from ctrbox.plan.draw import draw
 
-        draw(self.graph, path, device or self.device)
+        draw(self.graph, path, self._known(self.device if device is None else device))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file: views, features and what was fitted, checksummed."""

@@ -37,6 +37,7 @@ from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.engines.aside import written_aside
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, PlanError, SourceError, nearest
+from ctrbox.plan.device import Device
 from ctrbox.plan.graph import Graph
 from ctrbox.plan.serial import (
     Reader,
@@ -209,7 +210,9 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         dictionaries.append({"words": blobs.words(d.words), "values": values})
     fitted = {str(k): {n: blobs.array(a) for n, a in sorted(state.items())} for k, state in sorted(plan.fitted.items())}
     header = {
-        "device": "cpu" if plan.device == "cpu" else "auto",  # a GPU is where it ran, not what it computes
+        "device": "cpu"
+        if plan.device in ("cpu", Device("cpu"))
+        else "auto",  # a GPU is where it ran, not what it computes
         "fingerprint": fingerprint(plan),
         "log": log,
         "views": views,

@@ -5,7 +5,6 @@ Needs no GPU: a device is a description, and a plan can be placed on one that is
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,15 +33,16 @@ class Device:
     pcie: float = PCIE_GBS
 
     def __post_init__(self) -> None:
-        if self.kind not in ("cpu", "cuda"):
-            raise PlanError(f"a device is 'cpu' or 'cuda', got {self.kind!r}{nearest(self.kind, ['cpu', 'cuda'])}")
+        if not isinstance(self.kind, str) or self.kind not in ("cpu", "cuda"):
+            near = nearest(self.kind, ["cpu", "cuda"]) if isinstance(self.kind, str) else ""
+            raise PlanError(f"a device is 'cpu' or 'cuda', got {self.kind!r}{near}")
         if self.kind == "cuda" and self.budget <= 0:
             raise PlanError('a GPU needs its memory: cb.Device("cuda", memory="80GB")')
         if not isinstance(self.cores, int) or isinstance(self.cores, bool) or self.cores < 1:
             raise PlanError(f"cores of a device must be a whole number of at least 1, got {self.cores!r}")
         number = isinstance(self.pcie, int | float) and not isinstance(self.pcie, bool)
-        if not number or not math.isfinite(self.pcie) or self.pcie <= 0:
-            raise PlanError(f"pcie of a device must be GB a second, more than 0, got {self.pcie!r}")
+        if not number or not 1e-3 <= self.pcie <= 1e6:
+            raise PlanError(f"pcie of a device must be GB a second, from 0.001 to a million, got {self.pcie!r}")
 
     @property
     def budget(self) -> int:

@@ -456,6 +456,8 @@ class _Page:
 
     def lane(self, lane: Lane) -> None:
         frame, add = lane.frame, self.parts.append
+        if not lane.layers:  # nothing is computed
+            return
         top = self.rows[lane.shift] - LANE_HEAD
         last = lane.shift + len(lane.layers) - 1
         bottom = self.rows[last] + self.heights[last] + 16

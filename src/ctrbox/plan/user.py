@@ -136,6 +136,12 @@ def operator(
 def check_body(body: Any) -> None:
     if not isinstance(body, str):
         raise PlanError(f"operator: cuda is the body of a C++ function as a string, got {checks.shown(body)}")
+    try:
+        body.encode()
+    except UnicodeEncodeError:
+        raise PlanError("operator: a cuda body is source text; this one has a lone surrogate") from None
+    if "\0" in body:
+        raise PlanError("operator: a cuda body is source text; this one has a NUL")
     if not re.search(r"\breturn\b", body):
         raise PlanError(f"operator: a cuda body returns the row's value: 'return …;', got {checks.shown(body)}")
 

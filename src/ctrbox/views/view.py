@@ -207,6 +207,6 @@ def parse_bytes(size: str | int) -> int:
         if text.endswith(unit):
             try:
                 return int(float(text[: -len(unit)]) * UNITS[unit])
-            except ValueError:
+            except (ValueError, OverflowError):
                 break
     raise PlanError(f"expected a size such as '512MB' or '2GB', got {size!r}")

@@ -46,7 +46,7 @@ def compiled(op: UserOperator) -> Callable[..., np.ndarray]:
         found = module.njit(takes, error_model="numpy")(op.function).overloads[takes].signature.return_type
         check_result(op, module.types, found)
         return module.vectorize([gives(*takes)], nopython=True)(op.function)  # type: ignore[no-any-return]
-    except module.core.errors.NumbaError as error:
+    except (module.core.errors.NumbaError, NotImplementedError) as error:
         raise PlanError(f"operator {op.name!r} cannot be compiled by numba: {brief(error)}") from None
 
 

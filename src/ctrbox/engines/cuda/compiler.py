@@ -86,7 +86,7 @@ def expanded(source: str) -> str:
 
 def kernel_folder() -> Path:
     chosen = os.environ.get("CTRBOX_KERNELS")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "ctrbox" / "kernels"
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "ctrbox" / "kernels"
 
 
 def nvrtc() -> Any:
@@ -183,6 +183,8 @@ def explained(log: str, source: str) -> str:
 def read(place: Path) -> Compiled | None:
     """A kept kernel, or None where there is none that can be used."""
     try:
+        if not place.is_file():  # nothing, or something that would never end
+            return None
         raw = place.read_bytes()
         magic, version, said, code, digest = HEAD.unpack_from(raw)
     except (OSError, struct.error):
@@ -203,5 +205,5 @@ def keep(place: Path, compiled: Compiled, source: str) -> None:
             aside.write_text(source, "utf-8")
         with written_aside(place) as aside:
             aside.write_bytes(head + rest)
-    except CtrboxError:
+    except (CtrboxError, OSError):
         return

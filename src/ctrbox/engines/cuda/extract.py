@@ -427,7 +427,8 @@ def on_gpu(graph: Graph, fitted: dict[int, dict[str, np.ndarray]], device: Any, 
     runtime = cuda_runtime()
     placement = place(graph, device_named(device, gpu_bytes=gpu_bytes()))
     if not placement.chunk_rows:
-        reason = next(iter(placement.operators.values())).reason
+        reasons = [o.reason for o in placement.operators.values() if o.node.op != "column"]
+        reason = next(iter(reasons), "not even its columns do")
         raise DeviceError(
             f"no chunk of this plan fits {placement.device}: {reason}; give it more memory, or use device='cpu'"
         )

@@ -36,7 +36,7 @@ def device_code(op: UserOperator, symbol: str, arch: str) -> bytes:
             cc=(int(digits[:-1]), int(digits[-1])),
             output="ltoir",
         )
-    except module.core.errors.NumbaError as error:
+    except (module.core.errors.NumbaError, NotImplementedError) as error:
         raise DeviceError(f"operator {op.name!r} cannot be compiled by numba for the GPU: {brief(error)}") from None
     except Exception as error:  # NVVM is not there, or refuses what numba made: each of its releases has its own error
         said, _, _ = brief(error).partition("\n")

@@ -19,7 +19,7 @@ from ctrbox.plan.user import UserOperator
 PLAIN = MOST_PLAIN  # operators of a plain group
 EMITTED = 32  # columns of the dense matrix that a thread writes
 TYPES = {"b": "uint8_t", "i": "int64_t", "t": "int64_t", "f": "double", "k": "uint64_t", "s": "Str"}
-MUST_RETURN = "#pragma nv_diag_error 940"  # a path without a return would be any value at all
+MUST_RETURN = "#pragma nv_diag_error 940\n#pragma nv_diag_error 117"  # a path without a value would be any value at all
 POOLED = {"items", "each"}
 POOLED_SPECIALS = {"lower", "replace", "ints_to_strs", "overlap_count", "distinct_count", "json"}
 
@@ -194,7 +194,9 @@ class Source:
         return k.shape in POOLED or (k.shape == "special" and k.body in POOLED_SPECIALS)
 
     def title(self, k: Instruction) -> str:
-        return f"{k.name}" + (f" ({k.body})" if k.body and k.body != k.name else "")
+        # A column's name comes from a file: in a comment it must stay one, on one line.
+        name = re.sub(r"[^\w .:$%+-]", "?", k.name)
+        return name + (f" ({k.body})" if k.body and k.body != k.name else "")
 
     # ---- operators without memory of their own
     def plain(self, k: Instruction, layer: Layer) -> str:
