@@ -108,9 +108,9 @@ test-gpu: $(SETUP)  ## tests that need a CUDA device, then memcheck and racechec
 	$(PY) -m pytest tests/gpu $(PYTEST_FLAGS) || [ $$? -eq 5 ]
 	@tool=$$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true); \
 	if [ -z "$$tool" ]; then echo "compute-sanitizer is not installed: memcheck and racecheck are left out"; exit 0; fi; \
-	for kind in memcheck racecheck; do \
+	for kind in "memcheck --report-api-errors no" racecheck; do \
 	  echo "== compute-sanitizer --tool $$kind"; \
-	  $$tool --tool $$kind --error-exitcode 1 --report-api-errors no $(PY) -m tests.gpu.sanitize; done
+	  $$tool --tool $$kind --error-exitcode 1 $(PY) -m tests.gpu.sanitize; done
 
 test-hdfs: setup  ## the same job from a real HDFS
 	$(PY) -m pytest -m hdfs $(PYTEST_FLAGS) || [ $$? -eq 5 ]

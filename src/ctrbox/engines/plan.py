@@ -135,7 +135,9 @@ class Plan:
         if hasattr(extractor, "measure"):
             self.measured = {"cuda": extractor.measure()}
             return self.measured
-        rows = max(1, extractor.stats.stages["extract"].rows if "extract" in extractor.stats.stages else 0)
+        rows = extractor.stats.stages["extract"].rows if "extract" in extractor.stats.stages else 0
+        if not rows:
+            raise PlanError("nothing has run yet; take a batch first")
         found: dict[str, float] = {}
         for program in extractor.programs:
             for node, (_, nanos, _) in zip(program.nodes, program.native.profile(), strict=True):
