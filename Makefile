@@ -32,7 +32,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 NATIVE := $(shell find native -name '*.h' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 PYTHON_PATHS := $(wildcard src tests benchmarks examples tools)
 
-.PHONY: help setup native demo test test-fast test-sanitize test-gpu test-hdfs bodies bench bench-gpu lint format clean
+.PHONY: help setup native demo test test-fast test-sanitize test-gpu test-exhaustive test-hdfs bodies bench bench-gpu lint format clean
 
 help:  ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,11 +90,11 @@ bench-gpu: $(SETUP)  ## every benchmark of the GPU, one after the other; says so
 # ---- check ----------------------------------------------------------------------------------------------------------
 
 test: lint bodies  ## everything but GPU and HDFS: lint, bodies under nvcc, all tests, two sanitizers
-	$(PY) -m pytest -n $(JOBS) -m 'not gpu and not hdfs' $(PYTEST_FLAGS)
+	$(PY) -m pytest -n $(JOBS) -m 'not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
 	$(MAKE) --no-print-directory test-sanitize SANITIZERS=address,undefined
 
 test-fast: setup  ## under two minutes: no slow, S3, HDFS or GPU tests
-	$(PY) -m pytest -q -n $(JOBS) -m 'not slow and not s3 and not gpu and not hdfs' $(PYTEST_FLAGS)
+	$(PY) -m pytest -q -n $(JOBS) -m 'not slow and not s3 and not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
 
 test-sanitize: setup  ## native tests under the address, undefined-behaviour and thread sanitizers
 	@set -e; for kind in $(SANITIZERS); do \
@@ -111,6 +111,9 @@ test-gpu: $(SETUP)  ## tests that need a CUDA device, then memcheck and racechec
 	for kind in "memcheck --report-api-errors no" racecheck; do \
 	  echo "== compute-sanitizer --tool $$kind"; \
 	  $$tool --tool $$kind --error-exitcode 1 $(PY) -m tests.gpu.sanitize; done
+
+test-exhaustive: setup  ## what repeats a check in another shape: every plan with blocks of 256 threads
+	$(PY) -m pytest -n $(JOBS) -m exhaustive $(PYTEST_FLAGS)
 
 test-hdfs: setup  ## the same job from a real HDFS
 	$(PY) -m pytest -m hdfs $(PYTEST_FLAGS) || [ $$? -eq 5 ]

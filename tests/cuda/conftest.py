@@ -35,4 +35,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         blocks = item.path.name == "test_plans.py" and "256 threads" in item.name
         if blocks and not any(part in item.name for part in BLOCKS_TOO):
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.exhaustive)

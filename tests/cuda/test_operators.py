@@ -19,7 +19,7 @@ def test_every_line_of_the_catalogue_is_among_the_expressions() -> None:
     assert seen >= set(_native.bodies())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", expressions.FAMILIES)
 def test_nothing_is_done_that_c_leaves_undefined(family: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Misaligned words above all, which a GPU cannot read."""

@@ -57,7 +57,7 @@ needs_nvrtc = pytest.mark.usefixtures("_nvrtc")
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.exhaustive)])
 def test_the_kernels_of_a_plan_compile_for_a_gpu(arch: str, tmp_path: Path) -> None:
     plan = cb.compile(*rich(world(7, 20, ordered=True).tables, True))
     made = on_device(plan, host_runtime(1))
@@ -70,7 +70,7 @@ def test_the_kernels_of_a_plan_compile_for_a_gpu(arch: str, tmp_path: Path) -> N
 
 @needs_nvrtc
 @pytest.mark.slow
-@pytest.mark.parametrize("nulls", [True, False])
+@pytest.mark.parametrize("nulls", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_operator_compiles_for_a_gpu(family: str, nulls: bool, tmp_path: Path) -> None:
     made = Registers(FAMILIES[family](), hostile.sample(nulls), host_runtime(1), fitted=fitted)
