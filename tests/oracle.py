@@ -24,6 +24,7 @@ from ctrbox.plan.expr import Expr, Time, col, expression
 from ctrbox.plan.features import FeatureSet
 from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
 from tests.twins import lists, strings
+from tests.twins.times import part
 
 Row = dict[str, Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -350,10 +351,7 @@ def cast(value: Any, to: str) -> Any:
 
 
 def part_of_time(op: str, t: int, offset: int) -> int:
-    local = EPOCH + timedelta(microseconds=int(t)) + timedelta(minutes=offset)
-    if op == "epoch_day":
-        return (local - EPOCH) // timedelta(days=1)
-    return local.weekday() if op == "weekday" else int(getattr(local, op))
+    return part(op, int(t), offset)  # NumPy's calendar: Python's ends with the year 9999
 
 
 def bucketize(x: Any, boundaries: Sequence[float]) -> int:

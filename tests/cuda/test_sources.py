@@ -69,8 +69,8 @@ def test_the_kernels_of_a_plan_compile_for_a_gpu(arch: str, tmp_path: Path) -> N
 
 
 @needs_nvrtc
-@pytest.mark.slow
-@pytest.mark.parametrize("nulls", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive  # minutes; `make bodies` compiles every body in seconds
+@pytest.mark.parametrize("nulls", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_operator_compiles_for_a_gpu(family: str, nulls: bool, tmp_path: Path) -> None:
     made = Registers(FAMILIES[family](), hostile.sample(nulls), host_runtime(1), fitted=fitted)
