@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
 from ctrbox.embed import gpu_kernels
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.gpu_batch import References, joined, on_device, on_host, some_rows
+from ctrbox.embed.gpu_batch import References, joined
 from ctrbox.embed.gpu_pooling import Reading
 from ctrbox.embed.gpu_table import GpuTable
 from ctrbox.embed.lookup import Lookup
@@ -309,12 +309,12 @@ def test_a_batch_of_tensors_reads_as_its_arrays_do(runtime: Runtime, batch: Batc
         other = shown(Reading(table, References.of(batch, names, table.device), names, kinds))
         np.testing.assert_array_equal(bits(mine), bits(other))
         rows = np.array(data.draw(st.lists(st.integers(0, batch.rows - 1))), np.int64)
-        taken, expected = on_host(some_rows(there, rows)), batch.take(rows)
+        taken, expected = there.take(rows).cpu(), batch.take(rows)
         for name in names:
             np.testing.assert_array_equal(taken.sparse[name].values, expected.sparse[name].values)
             np.testing.assert_array_equal(taken.sparse[name].offsets, expected.sparse[name].offsets)
-    assert on_device(there)
-    assert not on_device(on_host(there))
+    assert there.on_device
+    assert not there.cpu().on_device
 
 
 def test_wrong_offsets_of_tensors_read_nothing_outside_their_field(runtime: Runtime) -> None:

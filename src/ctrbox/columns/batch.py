@@ -74,13 +74,13 @@ class Ragged:
         return Ragged(self.values[starts + np.arange(offsets[-1])], offsets)
 
     def cpu(self) -> Ragged:
-        return Ragged(_array(self.values), _array(self.offsets))
+        return Ragged(as_array(self.values), as_array(self.offsets))
 
     def to_arrow(self) -> pa.LargeListArray:
-        return pa.LargeListArray.from_arrays(pa.array(_array(self.offsets)), pa.array(_array(self.values)))
+        return pa.LargeListArray.from_arrays(pa.array(as_array(self.offsets)), pa.array(as_array(self.values)))
 
 
-def _array(tensor: Any) -> np.ndarray:
+def as_array(tensor: Any) -> np.ndarray:
     """NumPy's view of an array that may be a tensor of torch, brought over where it lies on a device."""
     return tensor if isinstance(tensor, np.ndarray) else np.asarray(tensor.cpu().numpy())
 
@@ -148,11 +148,11 @@ class Batch:
             return self
 
         def over(array: Any) -> np.ndarray | None:
-            return None if array is None else _array(array)
+            return None if array is None else as_array(array)
 
         sparse = {name: ragged.cpu() for name, ragged in self.sparse.items()}
         label, group, weight = over(self.label), over(self.group), over(self.weight)
-        return Batch(self.schema, self.rows, label, _array(self.dense), sparse, group, weight, self.index)
+        return Batch(self.schema, self.rows, label, as_array(self.dense), sparse, group, weight, self.index)
 
     def take(self, rows: np.ndarray) -> Batch:
         """The given rows, in the given order, as a batch of its own memory."""
@@ -242,7 +242,7 @@ class Batch:
             ragged = self.sparse[field.name]
             columns[field.name] = ragged.to_arrow() if field.ragged else pa.array(ragged.values)
         if not columns:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * self.rows, pa.struct([])))
+            return pa.RecordBatch.from_structas_array(pa.array([{}] * self.rows, pa.struct([])))
         return pa.RecordBatch.from_pydict(columns)
 
     @staticmethod

@@ -17,26 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from ctrbox.columns.batch import Batch, Ragged
+from ctrbox.columns.batch import Batch, as_array
 from ctrbox.embed.lookup import arrays_of, from_zero
 from ctrbox.errors import DataError, PlanError, nearest
 
 
-def on_device(batch: Batch) -> bool:
-    """Whether a batch is tensors, as the CUDA engine makes them."""
-    return isinstance(batch.dense, torch.Tensor)
-
-
-def array(values: Any) -> Any:
-    return values.cpu().numpy() if isinstance(values, torch.Tensor) else values
-
-
 def facts(batch: Batch) -> Batch:
     """The batch with label, weight and group as arrays, whose keys and dense columns stay where they are."""
-    if not on_device(batch):
+    if not batch.on_device:
         return batch
     with beside(batch):
-        return replace(batch, label=array(batch.label), weight=array(batch.weight), group=array(batch.group))
+        label, weight, group = (None if t is None else as_array(t) for t in (batch.label, batch.weight, batch.group))
+        return replace(batch, label=label, weight=weight, group=group)
 
 
 _sides: dict[torch.device, torch.cuda.Stream] = {}
@@ -48,43 +40,13 @@ def beside(batch: Batch) -> Iterator[None]:
     if batch.ready is None:
         yield
         return
-    device: torch.device = batch.dense.device  # type: ignore[assignment]
-    side = _sides.setdefault(device, torch.cuda.Stream(device))
+    dense: Any = batch.dense
+    side = _sides.get(dense.device)
+    if side is None:
+        side = _sides.setdefault(dense.device, torch.cuda.Stream(dense.device))
     side.wait_event(batch.ready)
     with torch.cuda.stream(side):
         yield
-
-
-def on_host(batch: Batch) -> Batch:
-    """The batch as arrays."""
-    if not on_device(batch):
-        return batch
-    sparse = {name: Ragged(array(r.values), array(r.offsets)) for name, r in batch.sparse.items()}
-    return replace(facts(batch), dense=array(batch.dense), sparse=sparse)
-
-
-def some_rows(batch: Batch, rows: np.ndarray) -> Batch:
-    """The given rows of a batch of tensors, in the given order."""
-    at = torch.from_numpy(rows).to(batch.dense.device)  # type: ignore[attr-defined]
-
-    def taken(ragged: Any) -> Ragged:
-        lengths = torch.diff(ragged.offsets)[at]
-        offsets = torch.nn.functional.pad(torch.cumsum(lengths, 0), (1, 0))
-        first = torch.repeat_interleave(ragged.offsets[:-1][at] - offsets[:-1], lengths)
-        return Ragged(ragged.values[first + torch.arange(len(first), device=at.device)], offsets)  # type: ignore[arg-type]
-
-    def picked(values: Any) -> Any:
-        return None if values is None else values[at]
-
-    return Batch(
-        batch.schema,
-        len(rows),
-        picked(batch.label),
-        picked(batch.dense),
-        {name: taken(r) for name, r in batch.sparse.items()},
-        picked(batch.group),
-        picked(batch.weight),
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +75,7 @@ class References:
     @staticmethod
     def of(batch: Batch, fields: Sequence[str], device: torch.device, sequences: Sequence[str] = ()) -> References:
         """What ``batch`` reads for ``fields``; the longest rows of those in ``sequences`` become known."""
-        here = not on_device(batch)
+        here = not batch.on_device
         parts = sent_parts(batch, fields) if here else tensors_of(batch, fields)
         starts, at, behind = [0], [], 0
         ragged, longest = [], {}
@@ -247,7 +209,7 @@ class Carrier:
         self, batch: Batch, reads: Sequence[tuple[Sequence[str], Sequence[str]]]
     ) -> tuple[Carried, list[References]]:
         """``reads``: by GPU table the fields read from it, and which of them as sequences."""
-        if on_device(batch):
+        if batch.on_device:
             dense, label, weight = (_float(t) for t in (batch.dense, batch.label, batch.weight))
             assert dense is not None
             references = [References.of(batch, fields, self.device, sequences) for fields, sequences in reads]

@@ -17,13 +17,13 @@ Constants are part of the code and of no layer. Pure: needs a graph and its plac
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ctrbox.plan.costs import Costs
 from ctrbox.plan.graph import Graph
 from ctrbox.plan.layers import depths
-from ctrbox.plan.node import Node
+from ctrbox.plan.node import Node, closure
 from ctrbox.plan.placement import Placement
 from ctrbox.plan.sizes import POINTING, Sizes
 
@@ -87,8 +87,8 @@ def programs(graph: Graph, placement: Placement) -> list[Program]:
     carried = frozenset(c.node.id for c in placement.copies if c.node.op != "column")
     if not filters or placement.filters == "cpu":
         return [Program("layer", tuple(outputs), carried)]
-    computed = {n.id: n for n in needed(filters, carried)}
-    later = needed(outputs, carried)
+    computed = {n.id: n for n in closure(filters, carried)}
+    later = closure(outputs, carried)
     # A document scanned for the filter is scanned for the features too. Strict paths wait unless the filter is strict:
     # a row that it drops is no error of a feature.
     scanned = {(n.args[0].id, n.param("strict")) for n in computed.values() if n.op == "json"}
@@ -111,24 +111,8 @@ def conjunction(filters: list[Node]) -> list[Node]:
     return made
 
 
-def needed(wanted: Collection[Node], given: Collection[int]) -> list[Node]:
-    """Inputs before users, constants included; what is given needs nothing."""
-    seen: set[int] = set()
-    out: list[Node] = []
-    stack = [(n, False) for n in reversed(list(wanted))]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            out.append(node)
-        elif node.id not in seen:
-            seen.add(node.id)
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.args) if node.id not in given)
-    return out
-
-
 def kernels_of(program: Program, costs: Costs) -> list[MetaKernel]:
-    nodes = needed(program.wanted, program.given)
+    nodes = closure(program.wanted, program.given)
     nodes = [n for n in nodes if n.op != "literal"]
     depth = depths({n: [] if n.id in program.given else [a for a in n.args if a.op != "literal"] for n in nodes})
     by_layer: dict[int, list[Node]] = {}

@@ -6,6 +6,7 @@ frame: ``inner`` is computed once a row of that frame, ``args[0]`` says which ro
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,19 +70,18 @@ def marked_value(value: Any) -> Any:
     return type(value).__name__, repr(value) if isinstance(value, float) else value
 
 
-def closure(roots: list[Node]) -> list[Node]:
-    """Everything the roots need inside their frame, inputs before users."""
+def closure(roots: Iterable[Node], given: Container[int] = ()) -> list[Node]:
+    """Everything the roots need inside their frame, inputs before users; what is ``given``, by id, needs nothing."""
     seen: set[int] = set()
     out: list[Node] = []
-    stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(roots)]
+    stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(list(roots))]
     while stack:
         node, done = stack.pop()
         if done:
             out.append(node)
-            continue
-        if node.id in seen:
-            continue
-        seen.add(node.id)
-        stack.append((node, True))
-        stack.extend((a, False) for a in reversed(node.args) if a.id not in seen)
+        elif node.id not in seen:
+            seen.add(node.id)
+            stack.append((node, True))
+            if node.id not in given:
+                stack.extend((a, False) for a in reversed(node.args) if a.id not in seen)
     return out

@@ -10,12 +10,12 @@ A first operator on the CPU costs more than itself: rows are prepared there, and
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import dataclass, field
 from typing import Any
 
 from ctrbox.plan.costs import SHARE_NS, Costs
-from ctrbox.plan.node import Node
+from ctrbox.plan.node import Node, closure
 
 SINK = -1  # the batch
 
@@ -36,21 +36,9 @@ class Offload:
     filters: Compared | None = None
 
 
-def within(roots: list[Node], stop: Collection[int] = ()) -> list[Node]:
-    """The roots and what they need, inputs before users, without constants; what is in ``stop`` needs nothing."""
-    seen: set[int] = set()
-    out: list[Node] = []
-    stack = [(r, False) for r in reversed(roots)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            out.append(node)
-        elif node.id not in seen and node.op != "literal":
-            seen.add(node.id)
-            stack.append((node, True))
-            if node.id not in stop:
-                stack.extend((a, False) for a in reversed(node.args) if a.id not in seen)
-    return out
+def within(roots: list[Node], stop: Container[int] = ()) -> list[Node]:
+    """The roots and what they need, without constants; what is in ``stop`` needs nothing."""
+    return [n for n in closure(roots, stop) if n.op != "literal"]
 
 
 def offload(outputs: list[Node], filters: list[Node], pinned: Collection[int], costs: Costs) -> Offload:

@@ -27,7 +27,7 @@ from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.embed.embedder import Embedder, Floats
-from ctrbox.embed.gpu_batch import Carried, Carrier, References, Told, on_device, on_host
+from ctrbox.embed.gpu_batch import Carried, Carrier, References, Told
 from ctrbox.embed.gpu_pooling import Reading
 from ctrbox.embed.gpu_table import GpuTable
 from ctrbox.embed.lookup import Lookup
@@ -185,11 +185,12 @@ class Learner:
     # ---- ahead of learning
     def look(self, batch: Batch, number: int = 0, *, prefetch: bool = True) -> Looked:
         """The batch's unique keys; with ``prefetch`` their rows may be made now. Changes no weight."""
-        if on_device(batch) and (self.carrier is None or batch.dense.device != self.device):  # type: ignore[attr-defined]
-            batch = on_host(batch)
-        if not on_device(batch) and not np.isfinite(batch.dense).all():
+        dense: Any = batch.dense
+        if batch.on_device and (self.carrier is None or dense.device != self.device):
+            batch = batch.cpu()
+        if not batch.on_device and not np.isfinite(batch.dense).all():
             raise self._culprit(Looked(batch, (), number), (), math.nan)
-        known = on_host(batch) if not all(s.fused for s in self.sources) else batch
+        known = batch.cpu() if not all(s.fused for s in self.sources) else batch
         lookups: list[Lookup | References] = []
         for source in self.sources:
             if not source.fused:
@@ -446,7 +447,7 @@ class Learner:
 
     def _culprit(self, looked: Looked, pulled: Sequence[Pulled], value: float) -> TrainError:
         """The first thing of the batch that is not a number, by name."""
-        batch, where = on_host(looked.batch), f"batch {looked.number}"
+        batch, where = looked.batch.cpu(), f"batch {looked.number}"
         found = np.argwhere(~np.isfinite(batch.dense))
         if len(found):
             row, column = found[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ctrbox.columns.batch import Batch
+from ctrbox.columns.batch import Batch, as_array
 from ctrbox.errors import DataError, TrainError
 
 
@@ -13,7 +13,7 @@ def thin(batch: Batch, first: int, share: float, seed: int, epoch: int) -> Batch
     if share >= 1.0 or batch.label is None:
         return batch
     drawn = uniform(np.arange(first, first + batch.rows, dtype=np.uint64), seed, epoch)
-    stays = (batch.label > 0) | (drawn < share)
+    stays = (as_array(batch.label) > 0) | (drawn < share)
     return batch if stays.all() else batch.take(np.flatnonzero(stays))
 
 
@@ -37,9 +37,9 @@ class Labels:
         self.clicks = clicks
 
     def add(self, batch: Batch, first: int, where: str) -> None:
-        label = batch.label
-        if label is None:
+        if batch.label is None:
             raise TrainError("the plan has no label; give one: cb.FeatureSet(label=col('clicked'), …)")
+        label = as_array(batch.label)
         good = (label == 0) | (label == 1)
         if not good.all():
             at = int(np.flatnonzero(~good)[0])
@@ -48,10 +48,11 @@ class Labels:
                 "label=(col(…) > 0) turns counts into clicks"
             )
         if batch.weight is not None:
-            odd = np.flatnonzero(~(np.isfinite(batch.weight) & (batch.weight >= 0)))
+            weight = as_array(batch.weight)
+            odd = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
             if len(odd):
                 raise DataError(
-                    f"the sample weight is {batch.weight[odd[0]]} in row {first + int(odd[0]):,} of the {where} rows; expected a "
+                    f"the sample weight is {weight[odd[0]]} in row {first + int(odd[0]):,} of the {where} rows; expected a "
                     "number that is 0 or more"
                 )
         self.rows += batch.rows

@@ -16,13 +16,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.gpu_batch import facts, on_device, some_rows
+from ctrbox.embed.gpu_batch import facts
 from ctrbox.embed.optimizers import SGD, Adagrad, Adam
 from ctrbox.engines.plan import Plan, Position, whole
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError, nearest
@@ -34,7 +33,7 @@ from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Progress, Watcher, watcher
 from ctrbox.train.run import Run
-from ctrbox.train.sampling import Labels, thin, uniform
+from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.settings import DEVICES, Settings, described, device_for, identity, settings_of, with_batch_size
 from ctrbox.train.summary import Look, judge, summarize
 
@@ -304,9 +303,9 @@ class _Fit:
         labels, number = Labels(state.rows, state.clicks), state.step
         try:
             for batch, position in walk:
-                first, seen = labels.rows, facts(batch)
-                labels.add(seen, first, "training")
-                kept = thinned(batch, seen, first, s, epoch)
+                first = labels.rows
+                labels.add(facts(batch), first, "training")
+                kept = thin(batch, first, s.negatives, s.seed, epoch)
                 yield Handed(kept, position, labels.rows, labels.clicks, number)
                 number += 1
         finally:
@@ -419,15 +418,6 @@ class _Fit:
         if wrong:
             raise DataError(f"no checkpoint in {folder.path} can be used: {wrong[0]}; overwrite=True begins anew")
         folder.goes_on_after(-1)
-
-
-def thinned(batch: Batch, seen: Batch, first: int, settings: Settings, epoch: int) -> Batch:
-    """``thin``, also for a batch of tensors, of which the host has ``seen`` the labels."""
-    if not on_device(batch) or settings.negatives >= 1.0:
-        return thin(batch, first, settings.negatives, settings.seed, epoch)
-    drawn = uniform(np.arange(first, first + batch.rows, dtype=np.uint64), settings.seed, epoch)
-    assert seen.label is not None
-    return some_rows(batch, np.flatnonzero((seen.label > 0) | (drawn < settings.negatives)))
 
 
 BROKEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)

@@ -12,7 +12,7 @@ from typing import Any
 from ctrbox import _native
 from ctrbox.engines.cpu.tables import Tables
 from ctrbox.plan.layers import depths
-from ctrbox.plan.node import Node
+from ctrbox.plan.node import Node, closure
 
 MOST_JSON_PATHS = 32  # that a native scan takes at once
 
@@ -92,18 +92,7 @@ class Assembler:
         return self.make is not None and node.op == "user" and bool(node.param("function").on_gpu)
 
     def needed(self, wanted: list[Node]) -> list[Node]:
-        seen: set[int] = set()
-        out: list[Node] = []
-        stack = [(n, False) for n in reversed(wanted)]
-        while stack:
-            node, done = stack.pop()
-            if done:
-                out.append(node)
-            elif node.id not in seen:
-                seen.add(node.id)
-                stack.append((node, True))
-                stack.extend((a, False) for a in reversed(self.inputs(node)))
-        return out
+        return closure(wanted, self.given)
 
     def note(self, label: str, node: Node | None) -> None:
         self.labels.append(label)
