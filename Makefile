@@ -3,6 +3,7 @@
 #   PYTHON=python3.12       the interpreter .venv is made from
 #   VENV_FLAGS=--system-site-packages    a machine without an index that already has torch
 #   PYTEST_FLAGS=…          more arguments for pytest
+#   GPU_JOBS=…              processes of make test-gpu: most of its time is NVRTC's
 #   PY=python3 SETUP=       test-gpu and bench-gpu with an interpreter that has ctrbox installed; no .venv is made
 #   QUICK=1                 bench-gpu at its quick sizes
 #   OUT=file                of bench-gpu: where the JSON lines go, .cache/bench-gpu.jsonl unless given here
@@ -14,6 +15,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV_FLAGS ?=
 PYTEST_FLAGS ?=
+GPU_JOBS ?= 6
 SANITIZERS ?= address,undefined thread
 DEMO_ROWS ?= 2000000
 SETUP ?= setup
@@ -105,7 +107,7 @@ test-sanitize: setup  ## native tests under the address, undefined-behaviour and
 	  $(BIN)/ctest --test-dir build/sanitize/$$kind --output-on-failure --no-tests=ignore; done
 
 test-gpu: $(SETUP)  ## tests that need a CUDA device, then memcheck and racecheck over a short program
-	$(PY) -m pytest tests/gpu $(PYTEST_FLAGS) || [ $$? -eq 5 ]
+	$(PY) -m pytest tests/gpu -n $(GPU_JOBS) $(PYTEST_FLAGS) || [ $$? -eq 5 ]
 	@tool=$$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true); \
 	if [ -z "$$tool" ]; then echo "compute-sanitizer is not installed: memcheck and racecheck are left out"; exit 0; fi; \
 	for kind in "memcheck --report-api-errors no" racecheck; do \

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from benchmarks import extract_job, gpu, report
 
 NAME = "gpu_extract"
-BASE, QUICK_BASE, COPIES = 4_000_000, 500_000, 2
+BASE, QUICK_BASE, COPIES = 4_000_000, 500_000, 4
 CHECKED = 200_000  # rows
 GOAL_SHARE, GOAL_TIMES = 0.60, 10.0
 GROUPS_SHOWN = 14

@@ -240,7 +240,9 @@ class HostRuntime:
         self.registers = registers  # that every kernel is said to need
         # A large source compiles in a third of the time with -O0. Without -fno-gnu-unique the static memory of an inline
         # function, which stands for __shared__, would be one for all libraries of the process.
+        # _FORTIFY_SOURCE, which some g++ set, takes a longjmp to another fiber's stack for an error.
         self.flags = [level, "-std=c++20", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-w", "-fno-gnu-unique"]
+        self.flags.append("-U_FORTIFY_SOURCE")
         if sanitize:
             self.flags.append("-fsanitize=undefined")  # tells on the standard error, and goes on
         self.shim = SHIM + (ONE_THREAD if threads == 1 else FIBERS)

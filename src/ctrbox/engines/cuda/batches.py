@@ -1,8 +1,8 @@
 """From a chunk's outputs to batches: rows are copied out of a slot, so that the slot can take the next chunk.
 
-A piece is some rows of one chunk in memory of its own, one allocation for everything. A batch is a piece, or several
-put together. All copies of a piece are one launch over a table of stretches (native/cuda/emit.h): a source, a place and
-a length; offsets of lists are shifted on the way, so that a batch's begin at 0.
+A piece is some rows copied out of a chunk: a batch, or what the chunk leaves for the next batch. The pieces of a chunk
+are one allocation, and all their copies one launch over a table of stretches (native/cuda/emit.h): a source, a place and a
+length; offsets of lists are shifted on the way, so that a batch's begin at 0.
 
 The parts of a piece, in order: label, weight, group where there are any; the dense matrix; keys of fields with one a
 row; offsets of the others; their values. Each begins at a multiple of 128 bytes. Tensors over them are made when asked
@@ -11,6 +11,7 @@ for: forty views cost more time than the copy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,16 +30,12 @@ NAMED = ("label", "weight", "group")
 
 @dataclass
 class Piece:
-    """Rows in memory of their own: part k begins ``at[k]`` bytes into ``storage`` and has ``size[k]`` bytes."""
+    """Rows that left their slot: part k begins ``at[k]`` bytes into ``storage`` and has ``size[k]`` bytes."""
 
     rows: int
     storage: torch.Tensor
     at: np.ndarray
     size: np.ndarray
-
-    @property
-    def places(self) -> np.ndarray:
-        return self.at + self.storage.data_ptr()
 
     def tensor(self, part: int, dtype: torch.dtype) -> torch.Tensor:
         begin = int(self.at[part])
@@ -70,16 +67,12 @@ class Batches:
         self.row[self.keys : self.values] = 8
         self.ones = torch.arange(2, dtype=torch.int64, device=device.device)
 
-    def empty(self, rows: int, totals: np.ndarray) -> Piece:
-        """Memory for so many rows, and values of each list."""
-        size = self.row * rows
-        size[self.offsets : self.values] += 8
-        size[self.values :] = 8 * totals
-        ends = np.cumsum((size + 127) // 128 * 128)
-        at = np.concatenate([[0], ends[:-1]])
-        with self.device.fitting("a batch", int(ends[-1])):
-            storage = torch.empty(int(ends[-1]), dtype=torch.uint8, device=self.device.device)
-        return Piece(rows, storage, at, size)
+    def _sizes(self, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Bytes of every part, by piece: so many rows, and values of each list."""
+        size = self.row * rows[:, None]
+        size[:, self.offsets : self.values] += 8
+        size[:, self.values :] = 8 * counts
+        return size
 
     def sources(self, slot: Slot) -> np.ndarray:
         """Where the parts of a slot's outputs begin."""
@@ -94,46 +87,63 @@ class Batches:
             np.int64,
         )
 
-    def cut(self, slot: Slot, begin: int, end: int, first: np.ndarray, last: np.ndarray) -> Piece:
-        """Rows begin … end of a slot's outputs. ``first``, ``last``: by list, its values before begin and before end."""
-        piece = self.empty(end - begin, last - first)
-        table = np.empty((self.parts, 4), np.int64)
-        table[:, 0] = self.sources(slot) + self.row * begin
-        table[self.values :, 0] += 8 * first
-        table[:, 1] = piece.places
-        table[:, 2] = piece.size
-        table[:, 3] = PLAIN
-        table[self.offsets : self.values, 3] = 0
-        self.copy(table)
-        return piece
+    def cut(
+        self, sources: np.ndarray, cuts: np.ndarray, values: np.ndarray, before: Sequence[Piece] = ()
+    ) -> list[Piece]:
+        """Rows of a slot's outputs, a piece between any two cuts; ``before`` comes before the first, in its memory.
 
-    def joined(self, pieces: list[Piece]) -> Piece:
-        """Pieces one after the other."""
-        if len(pieces) == 1:
-            return pieces[0]
-        counts = np.array([p.size[self.values :] // 8 for p in pieces]).reshape(len(pieces), self.lists)
-        whole = self.empty(sum(p.rows for p in pieces), counts.sum(0))
-        tables, row, before = [], 0, np.zeros(self.lists, np.int64)
-        for p, count in zip(pieces, counts, strict=True):
-            table = np.empty((self.parts, 4), np.int64)
-            table[:, 0] = p.places
-            table[:, 1] = whole.places + self.row * row
-            table[self.values :, 1] += 8 * before
+        ``sources``: where the parts of the outputs begin; ``values``: by list, its values before each cut. The pieces of
+        a call share one allocation, which lives as long as one of them.
+        """
+        rows, counts = np.diff(cuts), np.diff(values).T
+        size = self._sizes(rows, counts)
+        table = np.empty((len(rows), self.parts, 4), np.int64)
+        table[:, :, 0] = sources + self.row * cuts[:-1, None]
+        table[:, self.values :, 0] += 8 * values[:, :-1].T
+        table[:, :, 2] = size
+        table[:, :, 3] = PLAIN
+        table[:, self.offsets : self.values, 3] = 0
+        if before:
+            rows, counts = rows.copy(), counts.copy()
+            rows[0] += sum(p.rows for p in before)
+            counts[0] += sum(p.size[self.values :] // 8 for p in before)
+            size = self._sizes(rows, counts)
+        ends = np.cumsum((size + 127) // 128 * 128).reshape(size.shape)
+        total = int(ends[-1, -1])
+        at = np.concatenate([[0], ends.ravel()[:-1]]).reshape(size.shape)
+        with self.device.fitting("batches", total):
+            storage = torch.empty(total, dtype=torch.uint8, device=self.device.device)
+        table[:, :, 1] = at + storage.data_ptr()
+        self.copy(np.concatenate([*self._placed(before, table[0]), table.reshape(-1, 4)]))
+        return [Piece(int(rows[k]), storage, at[k], size[k]) for k in range(len(rows))]
+
+    def _placed(self, pieces: Sequence[Piece], after: np.ndarray) -> list[np.ndarray]:
+        """Stretches that put pieces one after the other where ``after`` is to lie, which moves behind them."""
+        tables = []
+        for p in pieces:
+            table = after.copy()
+            table[:, 0] = p.at + p.storage.data_ptr()
             table[:, 2] = p.size
-            table[:, 3] = PLAIN
-            # Each piece also writes the offset behind its last row; the next one writes the same there.
-            table[self.offsets : self.values, 3] = before
             tables.append(table)
-            row += p.rows
-            before = before + count
-        self.copy(np.concatenate(tables))
-        return whole
+            after[:, 1] += self.row * p.rows
+            after[self.values :, 1] += p.size[self.values :]
+            # Each piece also writes the offset behind its last row; the next one writes the same there.
+            after[self.offsets : self.values, 3] += p.size[self.values :] // 8
+        return tables
+
+    def joined(self, pieces: Sequence[Piece]) -> Piece:
+        """Pieces one after the other: before no rows, which lie nowhere."""
+        nothing = np.zeros((self.lists, 2), np.int64)
+        return self.cut(np.zeros(self.parts, np.int64), np.zeros(2, np.int64), nothing, pieces)[0]
 
     def copy(self, table: np.ndarray) -> None:
-        table = np.ascontiguousarray(table[table[:, 2] > 0])
+        """Queue these stretches; none reads what another writes."""
+        table = table[(table[:, 2] > 0) & (table[:, 0] != 0)]
         if not len(table):
             return
-        told = torch.from_numpy(table).to(self.device.device)
+        told = torch.from_numpy(table)
+        if self.device.device.type == "cuda":  # from memory that is not page-locked the host would wait for the copy
+            told = told.pin_memory().to(self.device.device, non_blocking=True)
         for first in range(0, len(table), MOST_STRETCHES):
             grid = BLOCKS, min(MOST_STRETCHES, len(table) - first)
             self.device.kernels["copy"](grid, self.device.runtime.threads, told.data_ptr(), 0, first)

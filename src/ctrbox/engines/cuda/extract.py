@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler
 from ctrbox.engines.cpu.extract import Extractor, end
 from ctrbox.engines.cpu.stages import Native, Prepared, Stages, located
-from ctrbox.engines.cuda.batches import Batches, Piece
+from ctrbox.engines.cuda.batches import MOST_STRETCHES, Batches, Piece
 from ctrbox.engines.cuda.memory import Device, Outcome, Slot
 from ctrbox.engines.cuda.program import Layout, Output, Recorded
 from ctrbox.engines.cuda.runtime import Kernel, Runtime, cuda_runtime, gpu_bytes
@@ -475,16 +474,25 @@ class Cutter:
             if e.cuda:
                 e.reading.wait_event(chunk.slot.done)
             values, last = self._ends(chunk, outcome, cuts)
-            made: list[tuple[Batch, int]] = []
-            for k, (begin, stop) in enumerate(pairwise(cuts)):
-                self.pieces.append(e.maker.cut(chunk.slot, begin, stop, values[:, k], values[:, k + 1]))
-                self.rows += stop - begin
-                self.after = chunk.morsel.start + int(last[k + 1]) + 1
-                if self.rows == self.batch_size:
-                    made.append(self._batch())
+            sources = e.maker.sources(chunk.slot)
+            whole: list[tuple[Piece, int]] = []
+            step = max(1, MOST_STRETCHES // e.maker.parts)
+            for k in range(0, len(cuts) - 1, step):
+                here = slice(k, k + step + 1)
+                done = self.rows + cuts[k + 1] - cuts[k] == self.batch_size
+                made = e.maker.cut(sources, np.array(cuts[here]), values[:, here], self.pieces if done else ())
+                if done:
+                    self.pieces, self.rows = [], 0
+                for piece, row in zip(made, last[k + 1 :], strict=False):
+                    self.after = chunk.morsel.start + int(row) + 1
+                    if piece.rows == self.batch_size:
+                        whole.append((piece, self.after))
+                    else:
+                        self.pieces.append(piece)
+                        self.rows += piece.rows
             if e.cuda:
                 chunk.slot.read = e.reading.record_event()
-        return made
+            return self._batches(whole)
 
     def _ends(self, chunk: Chunk, outcome: Outcome, cuts: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """By list the values before each cut, and by cut the morsel's row just before it."""
@@ -494,10 +502,12 @@ class Cutter:
         filtered = e.layout.filtered
         before = np.array(cuts) - 1
         if inner or filtered:
-            at = torch.tensor(cuts, device=device)
-            parts = [slot.parts["offsets"][:, at]]
+            at = torch.tensor([cuts, [max(0, c - 1) for c in cuts]])
+            if e.cuda:
+                at = at.pin_memory().to(device, non_blocking=True)
+            parts = [slot.parts["offsets"].index_select(1, at[0])]
             if filtered:
-                parts.append(slot.picked[(at - 1).clamp(min=0)].to(torch.int64)[None])
+                parts.append(slot.picked.index_select(0, at[1]).to(torch.int64)[None])
             told = torch.cat(parts).cpu().numpy()
             values = told[: e.maker.lists]
             if filtered:
@@ -508,21 +518,22 @@ class Cutter:
             before = np.array([chunk.prepared.row(max(0, c - 1)) for c in cuts])
         return values, before
 
-    def _batch(self) -> tuple[Batch, int]:
+    def _batches(self, whole: list[tuple[Piece, int]]) -> list[tuple[Batch, int]]:
+        """Batches of pieces whose copies are queued, each with the row after it."""
         e = self.extractor
-        whole = e.maker.joined(self.pieces)
-        e.maker.reach(whole.rows)
+        e.maker.reach(max((piece.rows for piece, _ in whole), default=0))
         ready = None
-        if e.cuda:  # whoever uses it next does so on the usual stream
+        if e.cuda and whole:  # whoever uses them next does so on the usual stream
             usual = torch.cuda.default_stream(e.runtime.device)
             ready = e.reading.record_event()
             usual.wait_event(ready)
-            whole.storage.record_stream(usual)
-        self.pieces, self.rows = [], 0
-        return e.maker.batch(whole, ready), self.after
+            for storage in {id(piece.storage): piece.storage for piece, _ in whole}.values():
+                storage.record_stream(usual)
+        return [(e.maker.batch(piece, ready), after) for piece, after in whole]
 
     def rest(self) -> list[tuple[Batch, int]]:
         if not self.pieces:
             return []
-        with self.extractor.on("reading"):
-            return [self._batch()]
+        e = self.extractor
+        with e.on("reading"):
+            return self._batches([(e.maker.joined(self.pieces), self.after)])
