@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrbox.engines.cuda.staging import PageLocks, Pinned, Staging, host_tensor, send
-from ctrbox.engines.cuda.upload import Layout, Piece, Upload, slices
+from ctrbox.engines.cuda.upload import Layout, Upload, slices
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -94,12 +94,12 @@ def big_table() -> pa.Table:
                      "d": pa.chunked_array([coded, coded.slice(7)]), "small": pa.nulls(99_993, pa.bool_())})  # fmt: skip
 
 
-def arrived(sent: Upload) -> list[bytes]:
-    """What lies in the arena where each piece belongs, in the order of where they came from."""
+def arrived(sent: Upload) -> bytes:
+    """What lies in the arena, range by range, in the order of where they came from."""
     arena = torch.zeros(sent.arena_bytes, dtype=torch.uint8)
     with Staging() as memory:
         send(sent, memory.fill(sent), arena)
-    return [arena.numpy()[p.at : p.at + p.bytes].tobytes() for p in sorted(sent.pieces)]
+    return b"".join(arena.numpy()[p.at : p.at + p.bytes].tobytes() for p in sorted(sent.pieces))
 
 
 def test_pieces_of_a_held_table_go_straight_and_bring_the_same_rows() -> None:
@@ -108,16 +108,38 @@ def test_pieces_of_a_held_table_go_straight_and_bring_the_same_rows() -> None:
     with Pinned(PageLocks(pages.lock, pages.unlock)) as pinned:
         assert pinned.hold(table) == sum(pages.locked.values())
         for batch in table.to_batches():
-            ways = [slices(Layout([4]), 20_000, [(batch, None, 20_003)], straight=s) for s in (None, pinned.holds)]
+            ways = [slices(Layout([4]), 20_000, [(batch, None, 20_003)], straight=s) for s in (None, pinned.part)]
             assert [len(sent.straight) for sent in ways] == [0, 6]
-            assert all(pinned.straight(piece) for piece in ways[1].straight)
-            assert not any(pinned.straight(piece) for piece in ways[1].staged)
+            assert all(pinned.part(p.address, p.bytes) == (p.address, p.address + p.bytes) for p in ways[1].straight)
+            assert not any(pinned.part(p.address, p.bytes) for p in ways[1].staged + ways[1].edges)
             assert arrived(ways[0]) == arrived(ways[1])
         other = pa.RecordBatch.from_pydict({"n": np.arange(50_000)})
-        assert not slices(Layout([1]), 50_000, [(other, None, 0)], straight=pinned.holds).straight
-        assert not pinned.straight(Piece(min(pages.locked) - 1, 1 << 16, 0))
+        assert not slices(Layout([1]), 50_000, [(other, None, 0)], straight=pinned.part).straight
+        first = min(pages.locked)
+        assert pinned.part(first - 1, 1 << 17) == (first, first - 1 + (1 << 17))
+        assert pinned.part(first - 1, 1 << 16) is None
     assert not pages.locked
-    assert not pinned.straight(Piece(table["n"].chunk(0).buffers()[1].address, 1 << 16, 0))
+    assert pinned.part(table["n"].chunk(0).buffers()[1].address, 1 << 16) is None
+
+
+def test_no_page_is_locked_that_holds_bytes_of_others() -> None:
+    table = big_table()
+    pages = Pages()
+    with Pinned(PageLocks(pages.lock, pages.unlock)) as pinned:
+        pinned.hold(table)
+        own = [(b.address, b.address + b.size) for c in table.columns for a in c.chunks for b in a.buffers() if b]
+        own += [(b.address, b.address + b.size) for b in table["d"].chunk(0).dictionary.buffers() if b]
+        for begin, size in pages.locked.items():
+            assert any(a <= begin and begin + size <= b for a, b in own)
+
+
+def test_locks_end_with_whoever_holds_them() -> None:
+    pages = Pages()
+    pinned = Pinned(PageLocks(pages.lock, pages.unlock))
+    pinned.hold(big_table())
+    assert pages.locked
+    del pinned
+    assert not pages.locked
 
 
 def test_buffers_within_buffers_are_locked_as_one_range() -> None:
@@ -128,7 +150,12 @@ def test_buffers_within_buffers_are_locked_as_one_range() -> None:
         arrays = [pa.Array.from_buffers(pa.int8(), n, [None, memory.slice(at, n)]) for at, n in parts]
         pinned.hold(pa.RecordBatch.from_arrays([a.slice(0, 100_000) for a in arrays], list("abcd")))
         assert len(pages.locked) == 1
-        assert pinned.straight(Piece(memory.address + 1000, (1 << 20) - 1000, 0))
+        begin, end = memory.address, memory.address + (1 << 20)
+        page = mmap.PAGESIZE
+        assert pinned.part(begin + 1000, (1 << 20) - 1000) == (
+            max(begin + 1000, -(-begin // page) * page),
+            end // page * page,
+        )
 
 
 def test_two_holders_of_a_table_lock_it_once() -> None:
@@ -149,7 +176,7 @@ def test_memory_that_cannot_be_locked_goes_by_way_of_the_staging_memory() -> Non
     with Pinned(PageLocks(pages.lock, pages.unlock)) as pinned:
         assert pinned.hold(big_table()) == 0
         batch = big_table().to_batches()[0]
-        assert not slices(Layout([4]), 20_000, [(batch, None, 0)], straight=pinned.holds).straight
+        assert not slices(Layout([4]), 20_000, [(batch, None, 0)], straight=pinned.part).straight
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU does lock pages")
@@ -157,6 +184,6 @@ def test_without_a_gpu_nothing_is_locked() -> None:
     with Pinned() as pinned, Staging() as memory:
         assert pinned.hold(big_table()) == 0
         batch = big_table().to_batches()[0]
-        sent = slices(Layout([4]), 20_000, [(batch, None, 0)], straight=pinned.holds)
+        sent = slices(Layout([4]), 20_000, [(batch, None, 0)], straight=pinned.part)
         assert not sent.straight
         assert not memory.fill(sent).is_pinned()

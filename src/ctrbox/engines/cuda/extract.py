@@ -206,7 +206,7 @@ class CudaExtractor(Extractor):
             sources = [(b, i, at) for b, (_, i, at) in zip(sent, prepared.sources[: len(sent)], strict=True)]
             if self.share is not None:
                 sources.append((self._share_of(prepared), None, 0))
-        straight = self.pinned.holds if self.cuda else None
+        straight = self.pinned.part if self.cuda else None
         chunk.upload = slices(self.header, chunk.rows, sources, first=morsel.start, straight=straight)
         chunk.staged = self.stagings[chunk.number].fill(chunk.upload)
         self.stats.add("prepare", chunk.rows, time.perf_counter() - began)

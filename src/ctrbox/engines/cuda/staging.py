@@ -4,6 +4,10 @@
                copy moves them all
     straight   the buffers of tables that stay in memory are page-locked where they lie, and copied from there
 
+Only pages that a buffer has to itself are locked: CUDA refuses to copy to or from memory of which it knows one part and
+not the other, so a neighbour on a locked page, of whatever program part, could no longer be copied. What a buffer has on
+its first and last page (`edges`) goes by way of the staging memory.
+
 Without CUDA the staging memory is plain, nothing is page-locked and nothing goes straight; all else is the same.
 """
 
@@ -13,6 +17,7 @@ import ctypes
 import mmap
 import os
 import threading
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,18 +53,35 @@ def send(upload: Upload, staged: torch.Tensor, arena: torch.Tensor) -> None:
     The memory may be written again, and ``upload.keep`` let go, when that stream has passed this point.
     """
     if upload.staged_bytes:
-        arena[: upload.staged_bytes].copy_(staged, non_blocking=True)
+        arena[: upload.staged_bytes].copy_(staged[: upload.staged_bytes], non_blocking=True)
+    copy = _copies(arena)
+    for address, size, at in upload.straight:
+        copy(at, address, size)
+    after = staged.data_ptr() + upload.staged_bytes
+    for _, size, at in upload.edges:
+        copy(at, after, size)
+        after += size
+
+
+def _copies(arena: torch.Tensor) -> Callable[[int, int, int], None]:
+    """Copies into an arena: place, address, bytes; on the current stream."""
+    base = arena.data_ptr()
     if not arena.is_cuda:
-        for address, size, at in upload.straight:
-            arena[at : at + size].copy_(host_tensor(address, size))
-        return
+
+        def at_once(at: int, address: int, size: int) -> None:
+            ctypes.memmove(base + at, address, size)
+
+        return at_once
     from cuda.bindings import driver  # 2 µs a copy where torch takes 9: a chunk has sixty
 
-    base, stream = arena.data_ptr(), torch.cuda.current_stream(arena.device).cuda_stream
-    for address, size, at in upload.straight:
+    stream = torch.cuda.current_stream(arena.device).cuda_stream
+
+    def queued(at: int, address: int, size: int) -> None:
         (failed,) = driver.cuMemcpyHtoDAsync(base + at, address, size, stream)
         if failed:
             raise DeviceError(f"copying {size:,} bytes of columns to the GPU failed: {failed.name}")
+
+    return queued
 
 
 class Staging:
@@ -71,20 +93,26 @@ class Staging:
         self._pool: ThreadPoolExecutor | None = None
 
     def fill(self, upload: Upload) -> torch.Tensor:
-        """Copy the staged pieces to the places they have in the arena; bytes between pieces are anything.
+        """Copy the staged pieces to the places they have in the arena, and edges one after the other behind them; bytes
+        between pieces are anything.
 
         What the last call gave is overwritten: its copy to the GPU must be over.
         """
-        if self.memory.numel() < upload.staged_bytes:
-            room = upload.staged_bytes + upload.staged_bytes // 4
+        whole = upload.staged_bytes + sum(size for _, size, _ in upload.edges)
+        if self.memory.numel() < whole:
+            room = whole + whole // 4
             self.memory = torch.empty(room, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
         base = self.memory.data_ptr()
+        after = base + upload.staged_bytes
+        for address, size, _ in upload.edges:
+            ctypes.memmove(after, address, size)
+            after += size
         if self.threads == 1 or upload.staged_bytes < PARALLEL_BYTES:
             for address, size, at in upload.staged:
                 ctypes.memmove(base + at, address, size)
         else:
             self._fill_together(_blocks(upload.staged, base))
-        return self.memory[: upload.staged_bytes]
+        return self.memory[:whole]
 
     def _fill_together(self, blocks: Iterator[tuple[int, int, int]]) -> None:
         if self._pool is None:
@@ -183,7 +211,7 @@ PROCESS_LOCKS = PageLocks(_register, _unregister)
 
 
 class Pinned:
-    """Tables whose buffers stay page-locked until `close`; the tables live as long."""
+    """Tables whose buffers stay page-locked until `close`, or until nobody has this; the tables live as long."""
 
     def __init__(self, locks: PageLocks | None = None) -> None:
         self._locks = locks or (PROCESS_LOCKS if torch.cuda.is_available() else None)
@@ -191,6 +219,9 @@ class Pinned:
         self._begins: list[int] = []
         self._ends: list[int] = []
         self._keep: list[pa.Table | pa.RecordBatch] = []
+        # Memory let go while it is locked would go to somebody whose copies CUDA then refuses.
+        self._end = weakref.finalize(self, _let_go, self._locks, self._held, self._keep)
+        self._end.atexit = False
 
     def hold(self, rows: pa.Table | pa.RecordBatch) -> int:
         """Page-lock the buffers of `rows`; returns the bytes that are, the rest goes by way of the staging memory."""
@@ -208,20 +239,20 @@ class Pinned:
         self._ends = [end for _, end in ranges]
         return size
 
-    def holds(self, address: int, size: int) -> bool:
+    def part(self, address: int, size: int) -> tuple[int, int] | None:
+        """The part of a range that may be copied from where it lies, begin and end; None where it is too small."""
         k = bisect_right(self._begins, address) - 1
-        return k >= 0 and address + size <= self._ends[k]
-
-    def straight(self, piece: Piece) -> bool:
-        """Whether the piece may be copied from where it lies."""
-        return piece.bytes >= STRAIGHT_BYTES and self.holds(piece.address, piece.bytes)
+        if k < 0 or self._ends[k] <= address:
+            k += 1
+        if k == len(self._begins):
+            return None
+        begin, end = max(address, self._begins[k]), min(address + size, self._ends[k])
+        return (begin, end) if end - begin >= STRAIGHT_BYTES else None
 
     def close(self) -> None:
         """Undo the locks. Copies from these tables must be over."""
-        for held in self._held:
-            assert self._locks is not None
-            self._locks.give(held)
-        self._held, self._begins, self._ends, self._keep = [], [], [], []
+        _let_go(self._locks, self._held, self._keep)
+        self._begins, self._ends = [], []
 
     def __enter__(self) -> Pinned:
         return self
@@ -230,11 +261,19 @@ class Pinned:
         self.close()
 
 
+def _let_go(locks: PageLocks | None, held: list[tuple[int, int]], keep: list[pa.Table | pa.RecordBatch]) -> None:
+    for each in held:
+        assert locks is not None
+        locks.give(each)
+    held.clear()
+    keep.clear()
+
+
 def _page_ranges(rows: pa.Table | pa.RecordBatch) -> list[tuple[int, int]]:
-    """The pages of buffers large enough to go straight, overlapping ones as one, in order."""
+    """The pages that buffers large enough to go straight have to themselves, in order."""
     page = mmap.PAGESIZE
     spans = sorted(
-        (buffer.address & -page, (buffer.address + buffer.size + page - 1) & -page)
+        (buffer.address, buffer.address + buffer.size)
         for column in rows.columns
         for array in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])
         for buffer in _buffers(array)
@@ -242,11 +281,12 @@ def _page_ranges(rows: pa.Table | pa.RecordBatch) -> list[tuple[int, int]]:
     )
     joined: list[tuple[int, int]] = []
     for begin, end in spans:
-        if joined and begin < joined[-1][1]:
+        if joined and begin <= joined[-1][1]:  # slices of one buffer, for instance
             joined[-1] = joined[-1][0], max(end, joined[-1][1])
         else:
             joined.append((begin, end))
-    return joined
+    inner = (((begin + page - 1) & -page, end & -page) for begin, end in joined)
+    return [(begin, end) for begin, end in inner if begin < end]
 
 
 def _buffers(array: pa.Array) -> Iterable[pa.Buffer | None]:

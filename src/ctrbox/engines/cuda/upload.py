@@ -92,6 +92,8 @@ _int64_at = ctypes.c_int64.from_address
 
 Source = tuple[pa.RecordBatch | None, np.ndarray | None, int] | None  # batch, index, base; None: not in this run
 
+Straight = Callable[[int, int], tuple[int, int] | None]
+
 
 class Piece(NamedTuple):
     """`bytes` from host address `address` belong `at` bytes behind the arena's begin."""
@@ -117,10 +119,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Upload:
-    """A chunk ready to travel: `staged` pieces fill the arena's first `staged_bytes`, `straight` ones lie behind them."""
+    """A chunk ready to travel: `staged` pieces fill the arena's first `staged_bytes`, `straight` ones lie behind them.
+
+    `edges` belong before and behind straight pieces: the bytes of a column on pages that others use too.
+    """
 
     staged: list[Piece]
     straight: list[Piece]
+    edges: list[Piece]
     staged_bytes: int
     arena_bytes: int
     keep: list[Any]  # owners of the memory that the pieces lie in
@@ -130,7 +136,7 @@ class Upload:
 
     @property
     def pieces(self) -> list[Piece]:
-        return self.staged + self.straight
+        return self.staged + self.straight + self.edges
 
     def header(self, arena_base: int, out: np.ndarray | None = None) -> np.ndarray:
         """The header's bytes for an arena at `arena_base`; into `out` (uint8, 8-byte aligned) where one is given."""
@@ -147,13 +153,13 @@ def slices(
     sources: Sequence[Source],
     *,
     first: int = 0,
-    straight: Callable[[int, int], bool] | None = None,
+    straight: Straight | None = None,
 ) -> Upload:
     """Decide what travels for positions 0 … rows of a chunk whose first row is row `first` of the log.
 
     Without an index position p of a source is row ``base + p`` of its batch and only those rows travel; with one it is
-    row ``index[base + p]`` (-1: none), and the whole batch does. `straight` tells of an address and a size whether a
-    copy engine may read there (`Pinned.holds`); all other ranges go by way of the staging memory.
+    row ``index[base + p]`` (-1: none), and the whole batch does. `straight` tells of an address and a size what part of
+    it a copy engine may read (`Pinned.part`); all else goes by way of the staging memory.
     """
     if len(sources) != len(layout.columns):
         raise PlanError(f"a chunk brings {len(sources)} sources, expected the plan's {len(layout.columns)}")
@@ -386,29 +392,36 @@ class _Ranges:
             return 0
         return self.bits(word, array.buffers()[0], array.offset + first, count, zero)
 
-    def place(self, straight: Callable[[int, int], bool] | None) -> Upload:
+    def place(self, straight: Straight | None) -> Upload:
         """Give every range its place, the staged ones first, so that one copy moves all of those."""
         at = [0] * len(self.sizes)
         staged: list[Piece] = []
         direct: list[Piece] = []
-        later: list[int] = []
+        edges: list[Piece] = []
+        later: list[tuple[int, int, int]] = []
         end = 0
         for k, (address, size) in enumerate(zip(self.addresses, self.sizes, strict=True)):
-            if straight is not None and size >= STRAIGHT_BYTES and straight(address, size):
-                later.append(k)
+            part = straight(address, size) if straight is not None and size >= STRAIGHT_BYTES else None
+            if part is not None:
+                later.append((k, *part))
                 continue
             at[k] = end
             staged.append(Piece(address, size, end))
             end = _next_place(end + size)
         staged_bytes = end
-        for k in later:
+        for k, begin, stop in later:
             at[k] = end
-            direct.append(Piece(self.addresses[k], self.sizes[k], end))
-            end = _next_place(end + self.sizes[k])
+            address, size = self.addresses[k], self.sizes[k]
+            direct.append(Piece(begin, stop - begin, end + begin - address))
+            if begin > address:
+                edges.append(Piece(address, begin - address, end))
+            if stop < address + size:
+                edges.append(Piece(stop, address + size - stop, end + stop - address))
+            end = _next_place(end + size)
         targets = np.array(self.targets, np.intp)
         places = np.array(at, np.int64)[targets] + np.array(self.shifts, np.int64) if at else np.empty(0, np.int64)
         words = np.array(self.words, np.intp)
-        return Upload(staged, direct, staged_bytes, end, self.keep, bytes(self.block), words, places)
+        return Upload(staged, direct, edges, staged_bytes, end, self.keep, bytes(self.block), words, places)
 
 
 def _next_place(end: int) -> int:
