@@ -1,50 +1,12 @@
-#include <nanobind/stl/array.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 
-#include <cerrno>
-#include <system_error>
-
-#include "bindings/bindings.h"
+#include "bindings/embedder.h"
 #include "core/checked_file.h"
 #include "core/memory_table.h"
 #include "core/parallel.h"
 #include "core/table_file.h"
 
 using namespace cb;
-
-namespace {
-
-using Keys = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Gradients = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Optimizer = std::pair<uint32_t, std::array<double, kOptimizerParameters>>;
-using Shape = std::tuple<uint32_t, bool, Optimizer, Optimizer, double, uint64_t>;
-
-std::span<const int64_t> span_of(const Keys& keys) { return {keys.data(), keys.size()}; }
-
-OptimizerSpec spec_of(const Optimizer& o) {
-  if (o.first < 1 || o.first > kMostOptimizerKind) throw nb::value_error("no such kind of optimizer");
-  return {static_cast<OptimizerKind>(o.first), o.second};
-}
-
-Optimizer tuple_of(const OptimizerSpec& spec) { return {static_cast<uint32_t>(spec.kind), spec.parameters}; }
-
-// Without the GIL; a failure of the system becomes an OSError that names the file.
-template <class F>
-auto with_file(const std::string& path, F f) {
-  try {
-    nb::gil_scoped_release free;
-    return f();
-  } catch (const std::system_error& e) {
-    errno = e.code().value();
-    PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
-    throw nb::python_error();
-  }
-}
-
-}  // namespace
 
 void bind_embed(nb::module_& m) {
   nb::exception<TableFull>(m, "TableFull", PyExc_MemoryError);
@@ -68,10 +30,7 @@ void bind_embed(nb::module_& m) {
           nb::arg("path"), nb::arg("budget"), nb::arg("threads"))
       .def_static(
           "saved_shape",
-          [](const std::string& path) -> Shape {
-            TableShape s = with_file(path, [&] { return saved_shape(path); });
-            return {s.dim, s.linear, tuple_of(s.weight), tuple_of(s.vector), s.init, s.seed};
-          },
+          [](const std::string& path) -> Shape { return tuple_of(with_file(path, [&] { return saved_shape(path); })); },
           nb::arg("path"), "dim, linear, optimizer of the weight, of the vector, init, seed.")
       .def(
           "save", [](MemoryTable& t, const std::string& path) { with_file(path, [&] { t.save(path); }); },
@@ -127,8 +86,7 @@ void bind_embed(nb::module_& m) {
   m.def(
       "save_rows",
       [](const std::string& path, const Shape& shape, Keys keys, Gradients rows) {
-        const auto& [dim, linear, weight, vector, init, seed] = shape;
-        const TableShape s{dim, linear, spec_of(weight), spec_of(vector), init, seed};
+        const TableShape s = shape_of(shape);
         if (rows.shape(0) != keys.size() || rows.shape(1) != s.floats())
           throw nb::value_error("rows are not (keys, floats of a row)");
         with_file(path, [&] { save_rows(path, s, span_of(keys), rows.data(), usable_cores()); });

@@ -11,4 +11,5 @@ NB_MODULE(_native, m) {
   bind_batch(m);                 // what training gets
   bind_lookup(m);                // unique keys, pooling, gradients
   bind_embed(m);                 // tables of trainable rows
+  bind_sparse(m);                // such a table on an SSD
 }

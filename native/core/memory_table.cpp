@@ -1,7 +1,6 @@
 #include "core/memory_table.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <new>
 
@@ -31,16 +30,6 @@ void copy_floats(float* __restrict to, const float* __restrict from, size_t n) {
   for (; k < n; ++k) to[k] = from[k];
 }
 
-bool all_finite(const float* p, size_t n) {
-  uint32_t most = 0;
-  for (size_t k = 0; k < n; ++k) {
-    uint32_t bits;
-    std::memcpy(&bits, p + k, 4);
-    most = std::max(most, bits & 0x7fffffffu);
-  }
-  return most < 0x7f800000u;
-}
-
 }  // namespace
 
 MemoryTable::MemoryTable(const TableShape& shape, size_t budget_bytes, size_t threads)
@@ -48,8 +37,7 @@ MemoryTable::MemoryTable(const TableShape& shape, size_t budget_bytes, size_t th
       width_(shape.width()),
       row_floats_(width_ + shape.states()),
       stride_((row_floats_ + 3) / 4 * 4),
-      seed_mix_(seed_mix_of(shape.seed)),
-      init_unit_(static_cast<float>(shape.init * std::sqrt(3.0) / 8388608.0)),
+      fresh_(shape),
       budget_(budget_bytes),
       threads_(threads ? threads : usable_cores()),
       shards_(new Shard[kShards]) {
@@ -60,22 +48,8 @@ size_t MemoryTable::threads_for(size_t keys) const { return keys < kFewKeys ? 1 
 
 // ---- rows -----------------------------------------------------------------------------------------------------
 
-void MemoryTable::initial_values(int64_t key, float* out) const {
-  if (shape_.linear) *out++ = 0.0f;
-  const uint64_t mix = row_mix_of(key, seed_mix_);
-  for (size_t c = 0; c < shape_.dim; c += 2) {
-    const InitialPair pair = initial_pair(mix, c / 2, init_unit_);
-    out[c] = pair.even;
-    if (c + 1 < shape_.dim) out[c + 1] = pair.odd;
-  }
-}
-
 void MemoryTable::initial_row(int64_t key, float* row) const {
-  initial_values(key, row);
-  const size_t linear = shape_.linear ? 1 : 0;
-  float* states = row + width_;
-  begin_states(shape_.weight, row, states, linear);
-  begin_states(shape_.vector, row + linear, states + states_of(shape_.weight.kind, linear), shape_.dim);
+  fresh_.row(key, row);
   for (size_t k = row_floats_; k < stride_; ++k) row[k] = 0.0f;
 }
 
@@ -296,7 +270,7 @@ void MemoryTable::pull(std::span<const int64_t> keys, float* out, bool create) {
     if (row)
       copy_floats(to, row, width);
     else if (key != 0)
-      initial_values(key, to);
+      fresh_.values(key, to);
     else
       std::fill_n(to, width, 0.0f);
   };
@@ -338,22 +312,9 @@ void MemoryTable::pull(std::span<const int64_t> keys, float* out, bool create) {
   last_ = std::move(known);
 }
 
-int64_t MemoryTable::first_not_finite(std::span<const int64_t> keys, const float* gradients) const {
-  const size_t floats = keys.size() * width_, tasks = std::min<size_t>(kShards, keys.size());
-  std::atomic<bool> fine{true};
-  parallel_for(threads_for(keys.size()), tasks, [&](size_t t) {
-    size_t begin = floats * t / tasks, end = floats * (t + 1) / tasks;
-    if (!all_finite(gradients + begin, end - begin)) fine.store(false, std::memory_order_relaxed);
-  });
-  if (fine) return -1;
-  for (size_t k = 0; k < floats; ++k)
-    if (!std::isfinite(gradients[k]) && keys[k / width_] != 0) return static_cast<int64_t>(k);
-  return -1;  // of the null slot, whose gradient nobody reads
-}
-
 int64_t MemoryTable::push(std::span<const int64_t> keys, const float* gradients, double factor) {
   std::lock_guard<std::mutex> hold(calls_);
-  const int64_t bad = first_not_finite(keys, gradients);
+  const int64_t bad = first_not_finite(keys, gradients, width_, threads_for(keys.size()));
   if (bad >= 0) return bad;
   if (!last_ || !last_->same_keys(keys)) {
     last_.reset();
@@ -364,10 +325,7 @@ int64_t MemoryTable::push(std::span<const int64_t> keys, const float* gradients,
 }
 
 void MemoryTable::apply(const Known& known, const float* gradients, double factor) {
-  const size_t linear = shape_.linear ? 1 : 0, dim = shape_.dim;
-  const size_t weight_states = states_of(shape_.weight.kind, linear);
-  const StepConstants weight = constants_of(shape_.weight, factor), vector = constants_of(shape_.vector, factor);
-  const Step step_weight = step_of(shape_.weight.kind, 1), step_vector = step_of(shape_.vector.kind, dim);
+  const RowStep step(shape_, factor);
   const uint32_t* order = known.order.size() ? known.order.data() : nullptr;
   float* const* rows = known.rows.data();
   parallel_for(threads_for(known.keys.size()), kShards, [&](size_t s) {
@@ -381,9 +339,7 @@ void MemoryTable::apply(const Known& known, const float* gradients, double facto
       const size_t place = order ? order[k] : k;
       float* row = rows[place];
       if (!row) continue;
-      const float* g = gradients + place * width_;
-      if (linear) step_weight(weight, row, row + width_, g, 1);
-      if (dim) step_vector(vector, row + linear, row + width_ + weight_states, g + linear, dim);
+      step(row, gradients + place * width_);
     }
   });
 }

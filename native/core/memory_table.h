@@ -35,6 +35,7 @@
 #include "core/buffers.h"
 #include "core/huge_pages.h"
 #include "core/row_optimizers.h"
+#include "core/rows.h"
 #include "core/shard.h"
 #include "core/table_file.h"
 
@@ -98,22 +99,19 @@ class MemoryTable {
   void sort_by_shard(std::span<const int64_t> keys, Known& known) const;
   std::unique_ptr<Known> find_or_create(std::span<const int64_t> keys);
   std::unique_ptr<Known> take_prefetched(std::span<const int64_t> keys);
-  int64_t first_not_finite(std::span<const int64_t> keys, const float* gradients) const;
   void apply(const Known& known, const float* gradients, double factor);
 
   float* create_row(Shard& shard, int64_t key, uint64_t mix);
   void grow_slots(Shard& shard, size_t size);
   void add_chunk(Shard& shard);
   void reserve_bytes(size_t more);
-  void initial_values(int64_t key, float* out) const;
   void initial_row(int64_t key, float* row) const;
   size_t threads_for(size_t keys) const;
   void read_shard(class CheckedReader& file, unsigned number);
 
   const TableShape shape_;
   const size_t width_, row_floats_, stride_;  // in floats; stride_ is row_floats_ with padding
-  const uint64_t seed_mix_;
-  const float init_unit_;  // uniform in ±init·√3, in steps of this
+  const NewRows fresh_;
   const size_t budget_, threads_;
   std::atomic<size_t> count_{0}, bytes_{0};
   HugeArena rows_;

@@ -44,6 +44,7 @@ HOME = {
     "trial": "ctrbox.train.trial",
     "MemoryTable": "ctrbox.embed.memory",
     "GpuTable": "ctrbox.embed.gpu_table",
+    "SparseTable": "ctrbox.embed.sparse",
     "Embedder": "ctrbox.embed.embedder",
     "SGD": "ctrbox.embed.optimizers",
     "Adagrad": "ctrbox.embed.optimizers",
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from ctrbox.embed.optimizers import Adagrad as Adagrad
     from ctrbox.embed.optimizers import Adam as Adam
     from ctrbox.embed.optimizers import RowwiseAdagrad as RowwiseAdagrad
+    from ctrbox.embed.sparse import SparseTable as SparseTable
     from ctrbox.engines.plan import Plan as Plan
     from ctrbox.engines.plan import Position as Position
     from ctrbox.engines.plan import compile as compile

@@ -95,7 +95,7 @@ class MemoryTable:
 
     def prefetch(self, keys: Keys) -> None:
         """Create the rows of these keys and remember where they are for the pull of the same keys."""
-        wanted = _keys(keys)
+        wanted = checked_keys(keys)
         try:
             self._table.prefetch(wanted)
         except MemoryError as error:
@@ -103,7 +103,7 @@ class MemoryTable:
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
         """Rows (n, width), in memory that is used again once the array is dropped."""
-        wanted = _keys(keys)
+        wanted = checked_keys(keys)
         try:
             rows: Floats = self._table.pull(wanted, create)  # type: ignore[assignment]
         except MemoryError as error:
@@ -112,7 +112,7 @@ class MemoryTable:
 
     def push(self, keys: Keys, gradients: Floats) -> None:
         """One step of the optimizers on these rows; a gradient that is not finite stops it before anything changed."""
-        moved = _keys(keys)
+        moved = checked_keys(keys)
         g = np.asarray(gradients)
         if g.shape != (len(moved), self._row.width) or g.dtype != np.float32:
             raise DataError(
@@ -236,7 +236,7 @@ class MemoryTable:
         )
 
 
-def _keys(keys: npt.ArrayLike) -> Keys:
+def checked_keys(keys: npt.ArrayLike) -> Keys:
     array = np.asarray(keys)
     if array.ndim != 1 or array.dtype != np.int64:
         raise DataError(f"expected keys of shape (n,) int64, got {array.shape} {array.dtype}")

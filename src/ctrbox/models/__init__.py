@@ -24,6 +24,7 @@ from ctrbox.models.din import DIN
 from ctrbox.models.embedding_mlp import EmbeddingMLP
 from ctrbox.models.fm import FM
 from ctrbox.models.inputs import Inputs, Pooled, Reads
+from ctrbox.models.joint_towers import JointTowers
 from ctrbox.models.lr import LR
 from ctrbox.models.mlp import MLP, Dice
 from ctrbox.models.pnn import PNN
@@ -44,6 +45,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "XDeepFM": XDeepFM,
     "DCNv2": DCNv2,
     "DIN": DIN,
+    "JointTowers": JointTowers,
 }
 
 
@@ -80,6 +82,7 @@ __all__ = [
     "FirstOrder",
     "InnerProducts",
     "Inputs",
+    "JointTowers",
     "LocalActivation",
     "OuterProducts",
     "PairSum",

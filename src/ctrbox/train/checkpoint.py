@@ -3,7 +3,7 @@
     state.json            what (sealed), with the size and (of small files) SHA-256 of every other file
     dense.safetensors     the model's state_dict
     optimizer.safetensors dense optimizer state and torch's random states (checkpoints only)
-    table-K.ctrtable      each embedder, in its own checked format
+    table-K.ctrtable      each embedder, in its own checked format: a file, or a folder of the Sparse Table
 
 A folder is written aside, every file synced, and renamed: it is there whole or not at all, and the one before it goes
 only after that. Reading believes nothing before sizes and checksums fit, and gives every tensor's shape to the model
@@ -160,17 +160,24 @@ def _gpu_of(model: nn.Module) -> torch.device | None:
 def _facts(path: Path) -> dict[str, Any]:
     # A table carries checksums of its own, and may be many gigabytes.
     whole = path.suffix == ".ctrtable"
-    return {"bytes": path.stat().st_size, **({} if whole else {"sha256": _digest(path)})}
+    return {"bytes": _bytes(path), **({} if whole else {"sha256": _digest(path)})}
+
+
+def _bytes(path: Path) -> int:
+    """Of a file, or of all that the folder of a table holds but its lock."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file() and p.name != "LOCK")
 
 
 def _check(place: Path, name: str, facts: Any) -> None:
     if not re.fullmatch(r"[\w-]+\.[a-z]+", name) or not isinstance(facts, dict):
         raise DataError(f"{place / STATE} names a file {name!r}; expected a plain name")
     path = place / name
-    if not path.is_file():
+    if not path.is_file() and not (path.is_dir() and path.suffix == ".ctrtable"):
         raise DataError(f"{place} is damaged: {name} is missing")
-    if path.stat().st_size != facts.get("bytes"):
-        raise DataError(f"{path} is damaged: {path.stat().st_size:,} bytes, expected {facts.get('bytes')!r}")
+    if _bytes(path) != facts.get("bytes"):
+        raise DataError(f"{path} is damaged: {_bytes(path):,} bytes, expected {facts.get('bytes')!r}")
     if "sha256" in facts and _digest(path) != facts["sha256"]:
         raise DataError(f"{path} is damaged: its checksum does not fit")
 

@@ -12,7 +12,9 @@ from torch import nn
 
 from ctrbox import models
 from ctrbox.columns.batch import Batch
+from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.memory import MemoryTable
+from ctrbox.embed.sparse import SparseTable
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.train.checkpoint import read_dense, read_state
@@ -177,12 +179,16 @@ class Run:
         return Run(plan, learner, read_sealed(place / "summary.json", "finished run"), place)
 
 
-def _tables(place: Path, state: Mapping[str, Any]) -> dict[str, MemoryTable]:
-    by_field = {}
+def _tables(place: Path, state: Mapping[str, Any]) -> dict[str, Embedder]:
+    by_field: dict[str, Embedder] = {}
     try:
         for k, fields in enumerate(state["tables"]):
             file = place / "model" / f"table-{k}.ctrtable"
-            table = MemoryTable.load(file, budget=max(BUDGET, 4 * file.stat().st_size))
+            table: Embedder
+            if file.is_dir():
+                table = SparseTable.load(file, read_only=True)
+            else:
+                table = MemoryTable.load(file, budget=max(BUDGET, 4 * file.stat().st_size))
             by_field.update(dict.fromkeys(fields, table))
     except (KeyError, TypeError):
         raise DataError(f"{place / 'model'} is damaged: it does not describe its tables") from None

@@ -1,0 +1,85 @@
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+
+#include "bindings/embedder.h"
+#include "core/sparse/sparse_table.h"
+
+using namespace cb;
+
+void bind_sparse(nb::module_& m) {
+  nb::class_<SparseTable>(m, "SparseTable", "Keys to rows of floats and their optimizers' states, on an SSD.")
+      .def(
+          "__init__",
+          [](SparseTable* self, const std::string& folder, const Shape& shape, size_t ram, size_t threads,
+             const std::string& policy, size_t segment_bytes) {
+            const TableShape s = shape_of(shape);
+            with_file(folder, [&] {
+              SparseOptions options;
+              options.ram = ram;
+              options.threads = threads;
+              options.policy = policy;
+              options.segment_bytes = segment_bytes;
+              new (self) SparseTable(folder, s, options);
+              return 0;
+            });
+          },
+          nb::arg("folder"), nb::arg("shape"), nb::arg("ram"), nb::arg("threads"), nb::arg("policy"),
+          nb::arg("segment_bytes"))
+      .def_static(
+          "saved_shape",
+          [](const std::string& folder) -> Shape {
+            return tuple_of(with_file(folder + "/MANIFEST", [&] { return read_manifest(folder).shape; }));
+          },
+          nb::arg("folder"))
+      .def_static(
+          "least_ram",
+          [](const Shape& shape, const std::string& policy) { return SparseTable::least_ram(shape_of(shape), policy); },
+          nb::arg("shape"), nb::arg("policy"))
+      .def(
+          "prefetch", [](SparseTable& t, Keys keys) { with_file("", [&] { t.prefetch(span_of(keys)); }); },
+          nb::arg("keys"))
+      .def(
+          "pull",
+          [](SparseTable& t, Keys keys, bool create) {
+            auto rows = std::make_shared<Buffer<float>>();
+            with_file("", [&] {
+              rows->resize(keys.size() * t.shape().width());
+              t.pull(span_of(keys), rows->data(), create);
+            });
+            return shared_array(rows->data(), {keys.size(), t.shape().width()}, rows);
+          },
+          nb::arg("keys"), nb::arg("create"))
+      .def(
+          "push",
+          [](SparseTable& t, Keys keys, Gradients gradients, double factor) {
+            if (gradients.shape(0) != keys.size() || gradients.shape(1) != t.shape().width())
+              throw nb::value_error("gradients are not (keys, width)");
+            return with_file("", [&] { return t.push(span_of(keys), gradients.data(), factor); });
+          },
+          nb::arg("keys"), nb::arg("gradients"), nb::arg("factor"),
+          "-1, or the place of the first gradient that is not finite: then nothing was changed.")
+      .def("checkpoint", [](SparseTable& t) { return with_file("", [&] { return t.checkpoint(); }); })
+      .def(
+          "save", [](SparseTable& t, const std::string& folder) { with_file(folder, [&] { t.save(folder); }); },
+          nb::arg("folder"))
+      .def("flush", [](SparseTable& t) { with_file("", [&] { t.flush(); }); })
+      .def("compact", [](SparseTable& t) { with_file("", [&] { t.compact(); }); })
+      .def("verify", [](SparseTable& t) { return with_file("", [&] { return t.verify(); }); })
+      .def(
+          "scan",
+          [](SparseTable& t, unsigned shard, uint64_t since) {
+            if (shard >= kShards) throw nb::value_error("there are 64 shards");
+            auto found = std::make_shared<Scanned>(with_file("", [&] { return t.scan(shard, since); }));
+            const size_t n = found->keys.size(), floats = t.shape().floats();
+            return nb::make_tuple(shared_array(found->keys.data(), {n}, found),
+                                  shared_array(found->versions.data(), {n}, found),
+                                  shared_array(found->rows.data(), {n, floats}, found));
+          },
+          nb::arg("shard"), nb::arg("since"), "Keys, versions and rows of a shard, in the order of their mixes.")
+      .def("stats", &SparseTable::stats)
+      .def_prop_ro("version", &SparseTable::number)
+      .def_prop_ro("size", &SparseTable::size)
+      .def_prop_ro("bytes", &SparseTable::memory);
+}

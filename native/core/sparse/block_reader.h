@@ -1,0 +1,62 @@
+// Many blocks of files at once: what a batch of misses needs from the disk.
+//
+//   reader.read(blocks, done)    at most depth() reads under way; done(k) on the calling thread as block k is complete
+//
+// By io_uring where the kernel lets us (a thread then keeps the whole disk busy), else by a few threads with pread. New
+// reads are handed to the kernel before done is called, so a slow done leaves the disk at work. One caller at a time;
+// it need not always be the same thread. A forked child gets a ring or threads of its own with its first read.
+//
+// Refused: a file that ends before a block does (DamagedFile), whatever error the system gives (std::system_error).
+// Whatever is thrown, by done too, is thrown when no read is under way any more: the memory is then the caller's alone.
+// Once a failure was seen done is not called again.
+#pragma once
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+namespace cb {
+
+struct BlockRead {
+  int file;
+  uint64_t offset;  // offset, to and bytes are multiples of 4,096 where the file was opened with O_DIRECT
+  void* to;
+  uint32_t bytes;
+};
+
+class BlockReader {
+ public:
+  enum class Way { best, ring, threads };
+
+  static constexpr unsigned kMostDepth = 4096;
+
+  // A depth of 0 counts as 1. Way::best takes threads where the kernel has no ring for us (old, seccomp, a limit);
+  // Way::ring throws the kernel's reason instead.
+  explicit BlockReader(unsigned depth = 64, Way way = Way::best);
+  ~BlockReader();
+  BlockReader(const BlockReader&) = delete;
+  BlockReader& operator=(const BlockReader&) = delete;
+
+  bool ring() const { return ring_ != nullptr; }
+  unsigned depth() const { return depth_; }
+
+  void read(std::span<const BlockRead> blocks, const std::function<void(size_t)>& done);
+
+ private:
+  class Ring;
+  class Threads;
+
+  void open();
+  void own();
+
+  const unsigned depth_;
+  const Way way_;
+  pid_t process_ = 0;
+  std::unique_ptr<Ring> ring_;
+  std::unique_ptr<Threads> threads_;
+};
+
+}  // namespace cb

@@ -1,0 +1,31 @@
+// Which runs are a table: its last checkpoint. CheckedWriter, little-endian:
+//
+//   8   "CTRSPARS";  4  version, 1  [seal]
+//   the head of a saved table, as in table_file.h  [seal]
+//   8   number of the checkpoint;  8  keys;  8  next segment  [seal]
+//   for each shard:  8 count, count × RunFacts, newest first  [seal]
+//   8   "CTRSPEND"  [seal]
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/shard.h"
+#include "core/sparse/run.h"
+#include "core/table_file.h"
+
+namespace cb {
+
+struct Manifest {
+  TableShape shape;
+  uint64_t number = 0, keys = 0, next_segment = 1;
+  std::array<std::vector<RunFacts>, kShards> runs;
+};
+
+// Whole or not at all: written aside, synced, renamed, the folder synced.
+void write_manifest(const std::string& folder, const Manifest& manifest);
+Manifest read_manifest(const std::string& folder);
+bool has_manifest(const std::string& folder);
+
+}  // namespace cb

@@ -1,0 +1,498 @@
+// Which resident rows of a shard leave memory when it is full.
+//
+// A policy knows rows by their places in the slab, 0 ... capacity-1, and is told what happens to them: insert, reload,
+// hit, remove. One object a shard, called under the shard's lock; it takes no locks and starts no threads. It never
+// gives a row that `pinned` says is in use, and a row it gives has left its lists: the next insert of that place is
+// another row.
+//
+//   name     bytes a row   what it is
+//   heat     1             the default: asks, fading with time, as a logarithm; the coldest rows leave
+//   s3fifo   9.8           S3-FIFO: a small queue in front of the main one, and ghosts of what left the small one
+//   clock    1             second chance, two bits: the hand moves over the places of the slab itself
+//   lru      8             least recently asked
+//   lfu      15.4          the paper's: per bucket an LRU list of the current pass and an LFU list of candidates
+//
+// Figures are in docs/tried.md. Misuse (a row inserted twice, a hit on a row that is not there) is the caller's mistake
+// and not looked for.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace cb {
+
+class Policy {
+ public:
+  virtual ~Policy() = default;
+  // A row became resident; mix is that of its key, ghosts remember by it.
+  virtual void insert(uint32_t row, uint64_t mix) = 0;
+  // The same for a row that was read from disk: its key is not new, and `worth` is what worth() said when it was
+  // written, kSeen where nobody knows. A policy that keeps ghosts in memory takes it as any other row.
+  virtual void reload(uint32_t row, uint64_t mix, uint8_t worth) {
+    (void)worth;
+    insert(row, mix);
+  }
+  static constexpr uint8_t kSeen = 8;
+  // What to keep beside a row on disk, 1 ... 15: of a resident row, or of one that victims() just gave and nobody has
+  // replaced.
+  virtual uint8_t worth(uint32_t row) const {
+    (void)row;
+    return kSeen;
+  }
+  // A resident row was asked for by a load, once a batch.
+  virtual void hit(uint32_t row) = 0;
+  // Rows to let go, added to `out`: `wanted` of those not pinned, fewer only where all others are pinned.
+  virtual void victims(size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) = 0;
+  // A row left for another reason (expired); may walk the lists.
+  virtual void remove(uint32_t row) = 0;
+  // Rows the slab has from now on; every resident row's place is below it.
+  virtual void resize(uint32_t capacity) = 0;
+  // Memory held, all of it part of the table's budget.
+  virtual size_t bytes() const = 0;
+  // A new batch of loads begins.
+  virtual void next_pass() {}
+};
+
+namespace policy {
+
+inline constexpr uint32_t kNone = 0xffffffffu;
+
+template <typename T>
+size_t bytes_of(const std::vector<T>& v) {
+  return v.capacity() * sizeof(T);
+}
+
+// A vector of exactly n elements, so that growth takes no more than what is asked for.
+template <typename T>
+void fit(std::vector<T>& v, size_t n, T fill) {
+  if (n > v.capacity()) v.reserve(n);
+  v.resize(n, fill);
+  if (v.capacity() > n) v.shrink_to_fit();
+}
+
+// The default. A row's heat is log2 of its asks, each counted half after every `half_life` times as many asks as the
+// shard has rows; kept in steps of an eighth of a power of two, relative to a clock that counts such steps, so that
+// nothing is touched as rows cool. It stops two powers above the clock, at four asks: what is asked for more often is
+// hit again before it cools, and what was hot once must not stay for ever. Rows come back from disk with the heat they
+// left with.
+//
+// victims() counts the rows of each heat and takes the coldest, equals in the order of a hand: it looks at every row
+// once or twice, so it should be asked for many (an eighth to a sixty-fourth of the shard).
+class Heat final : public Policy {
+ public:
+  explicit Heat(uint32_t capacity, double half_life = 12) : half_life_(half_life) { resize(capacity); }
+  void insert(uint32_t row, uint64_t) override {
+    tick();
+    heat_[row] = now_;
+  }
+  void reload(uint32_t row, uint64_t, uint8_t worth) override {
+    tick();
+    heat_[row] = warmer(static_cast<uint8_t>(now_ + std::clamp<int>(worth, 1, 15) - kSeen));
+  }
+  void hit(uint32_t row) override {
+    tick();
+    heat_[row] = warmer(heat_[row]);
+  }
+  uint8_t worth(uint32_t row) const override {
+    const uint8_t heat = heat_[row];
+    return heat >= kLeft ? heat - kLeft : static_cast<uint8_t>(std::clamp<int>(heat - now_ + kSeen, 1, 15));
+  }
+  void victims(size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) override {
+    std::array<size_t, 256> rows{};
+    for (const uint8_t heat : heat_) ++rows[heat];
+    // All rows below `edge` are not enough, those of `edge` included they are, unless too many are pinned.
+    unsigned edge = 1;
+    for (size_t below = 0; edge < kLeft && below + rows[edge] < wanted; ++edge) below += rows[edge];
+    const auto take = [&](uint32_t row) {
+      if (pinned(row)) return;
+      heat_[row] = kLeft + worth(row);
+      out.push_back(row);
+      --wanted;
+    };
+    if (edge > 1)
+      for (uint32_t row = 0; row < heat_.size() && wanted > 0; ++row)
+        if (heat_[row] < edge && heat_[row] > 0) take(row);
+    for (; wanted > 0 && edge < kLeft; ++edge) {
+      if (rows[edge] == 0) continue;
+      for (size_t k = 0; k < heat_.size() && wanted > 0; ++k) {
+        if (hand_ >= heat_.size()) hand_ = 0;
+        const uint32_t row = hand_++;
+        if (heat_[row] == edge) take(row);
+      }
+    }
+  }
+  void remove(uint32_t row) override { heat_[row] = 0; }
+  void resize(uint32_t capacity) override {
+    fit(heat_, capacity, uint8_t{0});
+    period_ = std::max<uint64_t>(1, static_cast<uint64_t>(half_life_ * capacity / kSteps));
+  }
+  size_t bytes() const override { return sizeof(*this) + bytes_of(heat_); }
+
+ private:
+  static constexpr unsigned kSteps = 8;                // a power of two
+  static constexpr uint8_t kMost = 2 * kSteps;         // above the clock
+  static constexpr uint8_t kStart = 128, kTurn = 192;  // the clock goes from one to the other and is set back
+  static constexpr uint8_t kLeft = 240;                // and above: not resident, left with the worth over it
+
+  // The heat of a row asked for now: log2(2^heat + 2^now) in steps.
+  uint8_t warmer(uint8_t heat) const {
+    // 8 log2(1 + 2^(-d/8)), rounded, for a distance of d steps; nothing from 36 on.
+    static constexpr std::array<uint8_t, 36> kSum = {8, 8, 7, 7, 6, 6, 5, 5, 5, 4, 4, 4, 3, 3, 3, 3, 3, 2,
+                                                     2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const unsigned apart = heat > now_ ? heat - now_ : now_ - heat;
+    const unsigned sum = std::max(heat, now_) + (apart < kSum.size() ? kSum[apart] : 0u);
+    return static_cast<uint8_t>(std::min<unsigned>(sum, now_ + kMost));
+  }
+  void tick() {
+    if (++asks_ < period_) return;
+    asks_ = 0;
+    if (++now_ < kTurn) return;
+    for (uint8_t& heat : heat_)
+      if (heat > 0 && heat < kLeft) heat = heat > kTurn - kStart ? heat - (kTurn - kStart) : 1;
+    now_ = kStart;
+  }
+  double half_life_;
+  uint8_t now_ = kStart;
+  uint32_t hand_ = 0;
+  uint64_t asks_ = 0, period_ = 1;
+  std::vector<uint8_t> heat_;  // 0: nobody there yet
+};
+
+// Keys that left not long ago, as 16-bit prints in sets of eight, newest first: 2 bytes a key, an exact queue within a
+// set and nearly one over all. One key in 8,000 is taken for a ghost wrongly.
+class Ghosts {
+ public:
+  void resize(size_t keys) {
+    const size_t sets = (keys + kWays - 1) / kWays;
+    // Prints cannot be moved to other sets. A little more or less room is not worth forgetting all.
+    if (!sets_.empty() && sets <= sets_.size() + sets_.size() / 8 && sets + sets_.size() / 8 >= sets_.size()) return;
+    std::vector<Set>(sets).swap(sets_);
+  }
+  void add(uint32_t print) {
+    if (sets_.empty()) return;
+    Set& set = sets_[set_of(print)];
+    std::copy_backward(set.begin(), set.end() - 1, set.end());
+    set[0] = tag_of(print);
+  }
+  // Whether the key is remembered; it is not any more afterwards.
+  bool take(uint32_t print) {
+    if (sets_.empty()) return false;
+    Set& set = sets_[set_of(print)];
+    const auto at = std::find(set.begin(), set.end(), tag_of(print));
+    if (at == set.end()) return false;
+    std::copy(at + 1, set.end(), at);
+    set.back() = 0;
+    return true;
+  }
+  size_t bytes() const { return bytes_of(sets_); }
+
+ private:
+  static constexpr size_t kWays = 8;
+  using Set = std::array<uint16_t, kWays>;
+  size_t set_of(uint32_t print) const { return (uint64_t{print} * sets_.size()) >> 32; }
+  // Of the low bits but the last two, the set being of the high ones; 0 means an empty place.
+  static uint16_t tag_of(uint32_t print) { return static_cast<uint16_t>(std::max(1u, print >> 2 & 0xffff)); }
+  std::vector<Set> sets_;
+};
+
+class S3Fifo final : public Policy {
+ public:
+  explicit S3Fifo(uint32_t capacity, double small = 0.1, double ghosts = 0.9, unsigned promote = 1)
+      : small_part_(small), ghost_part_(ghosts), promote_(promote) {
+    resize(capacity);
+  }
+  void insert(uint32_t row, uint64_t mix) override {
+    marks_[row] = static_cast<uint32_t>(mix >> 16) & ~kAsks;
+    push(ghosts_.take(marks_[row]) ? main_ : small_, row);
+  }
+  void hit(uint32_t row) override { marks_[row] += asks(row) < kAsks; }
+  void victims(size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) override {
+    // So many looks see every row of the main queue without an ask left.
+    size_t main_looks = (kAsks + 1) * (size_t{main_.rows} + small_.rows);
+    size_t small_looks = small_.rows;
+    bool moved = false;  // rows went to the main queue since its looks were counted
+    while (wanted > 0) {
+      const bool from_main = main_looks > 0 && main_.rows > 0;
+      if (small_looks > 0 && (small_.rows > small_rows_ || !from_main)) {
+        --small_looks;
+        const uint32_t row = pop(small_);
+        if (asks(row) >= promote_) {
+          marks_[row] &= ~kAsks;
+          push(main_, row);
+          moved = true;
+        } else if (pinned(row)) {
+          push(small_, row);
+        } else {
+          ghosts_.add(marks_[row]);
+          out.push_back(row);
+          --wanted;
+        }
+      } else if (from_main) {
+        --main_looks;
+        const uint32_t row = pop(main_);
+        if (asks(row) > 0) {
+          --marks_[row];
+          push(main_, row);
+        } else if (pinned(row)) {
+          push(main_, row);
+        } else {
+          out.push_back(row);
+          --wanted;
+        }
+      } else if (moved) {
+        main_looks = main_.rows;
+        moved = false;
+      } else {
+        return;
+      }
+    }
+  }
+  void remove(uint32_t row) override {
+    if (!unlink(small_, row)) unlink(main_, row);
+  }
+  void resize(uint32_t capacity) override {
+    fit(next_, capacity, kNone);
+    fit(marks_, capacity, 0u);
+    small_rows_ = static_cast<uint32_t>(capacity * small_part_);
+    ghosts_.resize(static_cast<size_t>(capacity * ghost_part_));
+  }
+  size_t bytes() const override { return sizeof(*this) + bytes_of(next_) + bytes_of(marks_) + ghosts_.bytes(); }
+
+ private:
+  static constexpr uint32_t kAsks = 3;
+  struct Queue {
+    uint32_t first = kNone, last = kNone, rows = 0;
+  };
+  void push(Queue& queue, uint32_t row) {
+    next_[row] = kNone;
+    (queue.rows ? next_[queue.last] : queue.first) = row;
+    queue.last = row;
+    ++queue.rows;
+  }
+  uint32_t pop(Queue& queue) {
+    const uint32_t row = queue.first;
+    queue.first = next_[row];
+    --queue.rows;
+    return row;
+  }
+  bool unlink(Queue& queue, uint32_t row) {
+    uint32_t before = kNone, at = queue.first;
+    for (uint32_t k = 0; k < queue.rows; ++k, before = at, at = next_[at]) {
+      if (at != row) continue;
+      (before == kNone ? queue.first : next_[before]) = next_[at];
+      if (queue.last == row) queue.last = before;
+      --queue.rows;
+      return true;
+    }
+    return false;
+  }
+  uint32_t asks(uint32_t row) const { return marks_[row] & kAsks; }
+  double small_part_, ghost_part_;
+  unsigned promote_;
+  uint32_t small_rows_ = 0;
+  Queue small_, main_;
+  std::vector<uint32_t> next_;
+  std::vector<uint32_t> marks_;  // 30 bits of the mix, and the asks
+  Ghosts ghosts_;
+};
+
+// The places of the slab are the ring: a row that leaves makes room for one that is then the last the hand meets.
+class Clock final : public Policy {
+ public:
+  explicit Clock(uint32_t capacity, uint8_t most = 3) : most_(most) { resize(capacity); }
+  void insert(uint32_t row, uint64_t) override { state_[row] = 1; }
+  void hit(uint32_t row) override { state_[row] = std::min<uint8_t>(state_[row] + 1, most_ + 1); }
+  void victims(size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) override {
+    for (size_t looks = state_.size() * (most_ + 1); wanted > 0 && looks > 0; --looks) {
+      if (hand_ >= state_.size()) hand_ = 0;
+      const uint32_t row = hand_++;
+      if (state_[row] > 1) {
+        --state_[row];
+      } else if (state_[row] == 1 && !pinned(row)) {
+        state_[row] = 0;
+        out.push_back(row);
+        --wanted;
+      }
+    }
+  }
+  void remove(uint32_t row) override { state_[row] = 0; }
+  void resize(uint32_t capacity) override { fit(state_, capacity, uint8_t{0}); }
+  size_t bytes() const override { return sizeof(*this) + bytes_of(state_); }
+
+ private:
+  uint8_t most_;
+  uint32_t hand_ = 0;
+  std::vector<uint8_t> state_;  // 0: nobody there; else 1 + the asks left
+};
+
+// Doubly linked lists of rows in arrays of 32-bit numbers; a row is in one list at most.
+class Links {
+ public:
+  struct List {
+    uint32_t front = kNone, back = kNone, rows = 0;
+  };
+  void resize(size_t rows) {
+    fit(next_, rows, kNone);
+    fit(prev_, rows, kNone);
+  }
+  // Before `at`, or at the back where that is none.
+  void put(List& list, uint32_t row, uint32_t at) {
+    const uint32_t before = at == kNone ? list.back : prev_[at];
+    prev_[row] = before;
+    next_[row] = at;
+    (before == kNone ? list.front : next_[before]) = row;
+    (at == kNone ? list.back : prev_[at]) = row;
+    ++list.rows;
+  }
+  void cut(List& list, uint32_t row) {
+    (prev_[row] == kNone ? list.front : next_[prev_[row]]) = next_[row];
+    (next_[row] == kNone ? list.back : prev_[next_[row]]) = prev_[row];
+    --list.rows;
+  }
+  uint32_t before(uint32_t row) const { return prev_[row]; }
+  uint32_t after(uint32_t row) const { return next_[row]; }
+  size_t bytes() const { return bytes_of(next_) + bytes_of(prev_); }
+
+ private:
+  std::vector<uint32_t> next_, prev_;
+};
+
+class Lru final : public Policy {
+ public:
+  explicit Lru(uint32_t capacity) { resize(capacity); }
+  void insert(uint32_t row, uint64_t) override { links_.put(list_, row, list_.front); }
+  void hit(uint32_t row) override {
+    links_.cut(list_, row);
+    links_.put(list_, row, list_.front);
+  }
+  void victims(size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) override {
+    for (uint32_t row = list_.back; row != kNone && wanted > 0;) {
+      const uint32_t next = links_.before(row);
+      if (!pinned(row)) {
+        links_.cut(list_, row);
+        out.push_back(row);
+        --wanted;
+      }
+      row = next;
+    }
+  }
+  void remove(uint32_t row) override { links_.cut(list_, row); }
+  void resize(uint32_t capacity) override { links_.resize(capacity); }
+  size_t bytes() const override { return sizeof(*this) + links_.bytes(); }
+
+ private:
+  Links links_;
+  Links::List list_;
+};
+
+// AIBox, section 4.2. A bucket's LRU list holds what the current pass asked for, latest first; what the next pass has
+// not asked for moves to its LFU list, most frequent first. A bucket with more than `max_lfu` candidates gives its last
+// `flush_step`; where no bucket has as many, all give, and at last the LRU lists do.
+class PaperLfu final : public Policy {
+ public:
+  explicit PaperLfu(uint32_t capacity, uint32_t bucket_rows = 64, uint32_t max_lfu = 32, uint32_t flush_step = 8)
+      : bucket_rows_(bucket_rows), max_lfu_(max_lfu), flush_step_(flush_step) {
+    // Buckets stay as many as they were made: lists grow longer or shorter with the slab.
+    fit(buckets_, std::max<size_t>(1, capacity / bucket_rows_), Bucket{});
+    resize(capacity);
+  }
+  void insert(uint32_t row, uint64_t mix) override {
+    bucket_[row] = static_cast<uint32_t>(((mix >> 16 & 0xffffffffu) * buckets_.size()) >> 32);
+    asked_[row] = 1;
+    in_lfu_[row] = 0;
+    Bucket& bucket = buckets_[bucket_[row]];
+    links_.put(bucket.lru, row, bucket.lru.front);
+  }
+  void hit(uint32_t row) override {
+    if (asked_[row] < 0xffff) ++asked_[row];
+    Bucket& bucket = buckets_[bucket_[row]];
+    links_.cut(in_lfu_[row] ? bucket.lfu : bucket.lru, row);
+    in_lfu_[row] = 0;
+    links_.put(bucket.lru, row, bucket.lru.front);
+  }
+  void victims(size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) override {
+    const size_t asked = out.size() + wanted;
+    for (const uint32_t least : {max_lfu_ + 1, 1u}) {
+      // Every round takes from each bucket that has enough; a round that takes nothing is the last.
+      for (size_t before = asked + 1; out.size() < asked && out.size() != before;) {
+        before = out.size();
+        for (size_t k = 0; k < buckets_.size() && out.size() < asked; ++k) {
+          if (hand_ >= buckets_.size()) hand_ = 0;
+          Bucket& bucket = buckets_[hand_++];
+          if (bucket.lfu.rows < least) continue;
+          take(bucket.lfu, std::min<size_t>(flush_step_, asked - out.size()), pinned, out);
+        }
+      }
+    }
+    for (size_t k = 0; k < buckets_.size() && out.size() < asked; ++k)
+      take(buckets_[k].lru, asked - out.size(), pinned, out);
+  }
+  void remove(uint32_t row) override {
+    Bucket& bucket = buckets_[bucket_[row]];
+    links_.cut(in_lfu_[row] ? bucket.lfu : bucket.lru, row);
+  }
+  void resize(uint32_t capacity) override {
+    links_.resize(capacity);
+    fit(bucket_, capacity, 0u);
+    fit(asked_, capacity, uint16_t{0});
+    fit(in_lfu_, capacity, uint8_t{0});
+  }
+  size_t bytes() const override {
+    return sizeof(*this) + links_.bytes() + bytes_of(bucket_) + bytes_of(asked_) + bytes_of(in_lfu_) +
+           bytes_of(buckets_);
+  }
+  void next_pass() override {
+    for (Bucket& bucket : buckets_) {
+      while (bucket.lru.rows > 0) {
+        const uint32_t row = bucket.lru.back;
+        links_.cut(bucket.lru, row);
+        // Among equals the one asked for last stands in front.
+        uint32_t at = bucket.lfu.back;
+        while (at != kNone && asked_[at] <= asked_[row]) at = links_.before(at);
+        links_.put(bucket.lfu, row, at == kNone ? bucket.lfu.front : links_.after(at));
+        in_lfu_[row] = 1;
+      }
+    }
+  }
+
+ private:
+  struct Bucket {
+    Links::List lru, lfu;
+  };
+  void take(Links::List& list, size_t most, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) {
+    for (uint32_t row = list.back; row != kNone && most > 0;) {
+      const uint32_t next = links_.before(row);
+      if (!pinned(row)) {
+        links_.cut(list, row);
+        out.push_back(row);
+        --most;
+      }
+      row = next;
+    }
+  }
+  uint32_t bucket_rows_, max_lfu_, flush_step_;
+  size_t hand_ = 0;
+  Links links_;
+  std::vector<Bucket> buckets_;
+  std::vector<uint32_t> bucket_;
+  std::vector<uint16_t> asked_;
+  std::vector<uint8_t> in_lfu_;
+};
+
+}  // namespace policy
+
+inline std::unique_ptr<Policy> make_policy(const std::string& name, uint32_t capacity) {
+  if (name == "default" || name == "heat") return std::make_unique<policy::Heat>(capacity);
+  if (name == "s3fifo") return std::make_unique<policy::S3Fifo>(capacity);
+  if (name == "clock") return std::make_unique<policy::Clock>(capacity);
+  if (name == "lru") return std::make_unique<policy::Lru>(capacity);
+  if (name == "lfu") return std::make_unique<policy::PaperLfu>(capacity);
+  throw std::invalid_argument("policy '" + name + "' is not one of default, heat, s3fifo, clock, lru, lfu");
+}
+
+}  // namespace cb

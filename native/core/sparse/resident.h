@@ -1,0 +1,118 @@
+// The rows of a shard that lie in memory: from key to place, with pins and dirty marks.
+//
+//   slots   place + 1 in the low 24 bits, 8 bits of the key's mix above them; linear probing, no marks of what left
+//   marks   key, version, pins, dirty, by place
+//   rows    floats, by place
+//
+// All memory belongs to the table and is given at the start; pages never touched cost nothing. Called under the shard's
+// lock.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/shard.h"
+#include "core/sparse/policy.h"
+
+namespace cb {
+
+struct Mark {
+  int64_t key;
+  uint32_t version;
+  uint32_t pins : 31;
+  uint32_t dirty : 1;
+};
+static_assert(sizeof(Mark) == 16);
+
+inline constexpr uint32_t kNowhere = 0xffffffffu;
+inline constexpr uint32_t kMostPlaces = (1u << 24) - 2;
+
+inline size_t slots_for(size_t places) { return places + places / 3 + 8; }
+
+class Resident {
+ public:
+  // `slots` (zeroed, slots_for(capacity)), `marks` and `rows` (capacity × stride) belong to the caller.
+  void begin(uint32_t capacity, size_t stride, uint32_t* slots, Mark* marks, float* rows,
+             std::unique_ptr<Policy> policy_) {
+    capacity_ = capacity;
+    stride_ = stride;
+    slot_count_ = slots_for(capacity);
+    slots_ = slots;
+    marks_ = marks;
+    rows_ = rows;
+    policy = std::move(policy_);
+  }
+
+  uint32_t find(int64_t key, uint64_t mix) const {
+    const uint32_t tag = tag_of(mix);
+    for (size_t at = home_of(mix); slots_[at]; at = next(at))
+      if ((slots_[at] & kTag) == tag && marks_[place_in(at)].key == key) return place_in(at);
+    return kNowhere;
+  }
+  void prefetch(uint64_t mix) const { __builtin_prefetch(slots_ + home_of(mix)); }
+
+  // A place for a key that is not there; there must be room. Its floats are whatever was there.
+  uint32_t insert(int64_t key, uint64_t mix) {
+    uint32_t place;
+    if (!freed_.empty()) {
+      place = freed_.back();
+      freed_.pop_back();
+    } else {
+      place = fresh_++;
+    }
+    size_t at = home_of(mix);
+    while (slots_[at]) at = next(at);
+    slots_[at] = tag_of(mix) | (place + 1);
+    marks_[place] = {key, 0, 0, 0};
+    ++count_;
+    policy->insert(place, mix);
+    return place;
+  }
+
+  // The policy has let go of the place already.
+  void erase(uint32_t place) {
+    const uint64_t mix = mix_of(marks_[place].key);
+    size_t hole = home_of(mix);
+    while (place_in(hole) != place) hole = next(hole);
+    // Whoever stands behind and would rather stand in the hole moves there.
+    for (size_t at = next(hole); slots_[at]; at = next(at)) {
+      const size_t home = home_of(mix_of(marks_[place_in(at)].key));
+      const bool between = hole <= at ? hole < home && home <= at : hole < home || home <= at;
+      if (between) continue;
+      slots_[hole] = slots_[at];
+      hole = at;
+    }
+    slots_[hole] = 0;
+    marks_[place].key = 0;
+    freed_.push_back(place);
+    --count_;
+  }
+
+  Mark& mark(uint32_t place) { return marks_[place]; }
+  const Mark& mark(uint32_t place) const { return marks_[place]; }
+  float* row(uint32_t place) const { return rows_ + size_t{place} * stride_; }
+  uint32_t capacity() const { return capacity_; }
+  uint32_t count() const { return count_; }
+  uint32_t room() const { return capacity_ - count_; }
+  uint32_t places() const { return fresh_; }  // all rows are at places below it; a free one has key 0
+  size_t bytes() const { return freed_.capacity() * sizeof(uint32_t) + policy->bytes(); }
+
+  std::unique_ptr<Policy> policy;
+
+ private:
+  static constexpr uint32_t kTag = 0xff000000u;
+  static uint32_t tag_of(uint64_t mix) { return static_cast<uint32_t>(mix << 24); }  // its lowest 8 bits
+  size_t home_of(uint64_t mix) const { return static_cast<size_t>((mix & 0xffffffffu) * slot_count_ >> 32); }
+  size_t next(size_t at) const { return ++at == slot_count_ ? 0 : at; }
+  uint32_t place_in(size_t at) const { return (slots_[at] & ~kTag) - 1; }
+
+  uint32_t capacity_ = 0, fresh_ = 0, count_ = 0;
+  size_t stride_ = 0, slot_count_ = 0;
+  uint32_t* slots_ = nullptr;
+  Mark* marks_ = nullptr;
+  float* rows_ = nullptr;
+  std::vector<uint32_t> freed_;
+};
+
+}  // namespace cb

@@ -1,0 +1,552 @@
+#include "core/sparse/sparse_table.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include "core/checked_file.h"
+#include "core/parallel.h"
+
+namespace cb {
+
+namespace {
+
+constexpr size_t kFewKeys = 2048;      // below it, waking threads costs more than it gives
+constexpr size_t kMostPrefetched = 4;  // batches between prefetch and pull that stay pinned
+constexpr unsigned kGroup = 8;         // shards whose misses are read together: the disk's queue stays full
+constexpr size_t kAhead = 8;           // keys between asking for a slot and probing it
+constexpr double kRowShare = 0.8;      // of the budget for rows and what is kept of them; the rest: filters and fences
+constexpr uint32_t kLeastPlaces = 16;  // of a shard
+constexpr size_t kWindowBytes = size_t{4} << 20;  // pages on their way to one thread
+
+size_t place_bytes(const TableShape& shape, const std::string& policy) {
+  const uint32_t sample = 4096;
+  const size_t of_policy = (make_policy(policy, sample)->bytes() + sample - 1) / sample;
+  return shape.floats() * 4 + sizeof(Mark) + 4 + 2 + of_policy + 4;  // a slot, a third of one free, a freed place
+}
+
+}  // namespace
+
+struct SparseTable::Reading {
+  explicit Reading(size_t page_bytes)
+      : window(std::max<size_t>(16, kWindowBytes / page_bytes)), buffer(window * page_bytes) {}
+  BlockReader reader;
+  const size_t window;
+  AlignedBuffer buffer;
+};
+
+// Keys that are not resident, and the runs as they were when that was seen.
+struct SparseTable::Missing {
+  struct Key {
+    int64_t key;
+    uint64_t mix;
+    uint32_t place;  // in the call
+    uint16_t shard;
+    uint16_t run;
+    uint32_t page, last_page;
+  };
+  std::array<std::shared_ptr<const Runs>, kShards> runs;
+  std::vector<Key> keys;
+
+  // The next page that may hold the key, from run `from` on; false: there is none.
+  bool aim(Key& key, size_t from) const {
+    const Runs& all = *runs[key.shard];
+    for (size_t r = from; r < all.size(); ++r) {
+      if (!all[r]->filter.maybe(key.mix)) continue;
+      const auto [first, last] = all[r]->pages_of(key.mix);
+      if (first > last) continue;
+      key.run = static_cast<uint16_t>(r);
+      key.page = first;
+      key.last_page = last;
+      return true;
+    }
+    return false;
+  }
+};
+
+// ---- begin and end --------------------------------------------------------------------------------------------
+
+size_t SparseTable::least_ram(const TableShape& shape, const std::string& policy) {
+  return static_cast<size_t>(static_cast<double>(kShards * kLeastPlaces * place_bytes(shape, policy)) / kRowShare) +
+         4096;
+}
+
+SparseTable::SparseTable(std::string folder, const TableShape& shape, const SparseOptions& options)
+    : folder_(std::move(folder)),
+      shape_(shape),
+      options_(options),
+      width_(shape.width()),
+      row_floats_(shape.floats()),
+      threads_(options.threads ? options.threads : usable_cores()),
+      page_(shape.floats()),
+      fresh_(shape),
+      index_budget_(static_cast<size_t>(static_cast<double>(options.ram) * (1 - kRowShare))),
+      segments_(folder_ + "/segments", options.segment_bytes),
+      shards_(new Shard[kShards]) {
+  if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
+  const size_t each = place_bytes(shape, options.policy);
+  const size_t places = static_cast<size_t>(static_cast<double>(options.ram) * kRowShare) / each / kShards;
+  if (places < kLeastPlaces) throw TableFull("the budget holds fewer than 1,024 rows");
+  const uint32_t capacity = static_cast<uint32_t>(std::min<size_t>(places, kMostPlaces));
+  const size_t slots = slots_for(capacity);
+  slots_memory_ = HugeBlock(slots * kShards * sizeof(uint32_t));
+  marks_memory_ = HugeBlock(size_t{capacity} * kShards * sizeof(Mark));
+  rows_memory_ = HugeBlock(size_t{capacity} * kShards * row_floats_ * sizeof(float));
+  for (unsigned s = 0; s < kShards; ++s)
+    shards_[s].rows.begin(capacity, row_floats_, reinterpret_cast<uint32_t*>(slots_memory_.data()) + s * slots,
+                          reinterpret_cast<Mark*>(marks_memory_.data()) + size_t{s} * capacity,
+                          reinterpret_cast<float*>(rows_memory_.data()) + size_t{s} * capacity * row_floats_,
+                          make_policy(options.policy, capacity));
+  if (has_manifest(folder_)) open(read_manifest(folder_));
+  segments_.remove_others();
+  worker_ = std::thread([this] { work(); });
+}
+
+SparseTable::~SparseTable() {
+  {
+    std::lock_guard<std::mutex> hold(work_lock_);
+    stopping_ = true;
+  }
+  work_wake_.notify_all();
+  worker_.join();
+}
+
+void SparseTable::open(const Manifest& manifest) {
+  std::vector<SegmentPtr> named;
+  for (unsigned s = 0; s < kShards; ++s) {
+    auto runs = std::make_shared<Runs>();
+    for (const RunFacts& facts : manifest.runs[s]) {
+      RunPtr run = open_run(segments_, facts, page_);
+      disk_rows_ += run->rows;
+      index_bytes_ += run->memory();
+      named.push_back(run->place.segment);
+      runs->push_back(std::move(run));
+    }
+    shards_[s].runs = std::move(runs);
+  }
+  segments_.name(std::move(named));
+  segments_.next_id_is(manifest.next_segment);
+  count_.store(manifest.keys);
+  number_.store(manifest.number);
+}
+
+size_t SparseTable::threads_for(size_t keys) const { return keys < kFewKeys ? 1 : threads_; }
+
+// ---- keys -----------------------------------------------------------------------------------------------------
+
+std::unique_ptr<SparseTable::Held> SparseTable::held_for(std::span<const int64_t> keys) const {
+  if (keys.size() >= UINT32_MAX) throw std::length_error("more than 4,294,967,294 keys in one call");
+  auto held = std::make_unique<Held>();
+  held->keys.assign(keys.begin(), keys.end());
+  held->places.assign(keys.size(), kNowhere);
+  unsigned before = 0;
+  bool grouped = true;
+  for (int64_t key : keys) {
+    const unsigned shard = shard_of(key);
+    grouped = grouped && shard >= before;
+    before = shard;
+    ++held->bounds[shard + 1];
+  }
+  for (unsigned s = 0; s < kShards; ++s) held->bounds[s + 1] += held->bounds[s];
+  if (grouped) return held;
+  held->order.resize(keys.size());
+  std::array<size_t, kShards> next{};
+  std::copy_n(held->bounds.begin(), kShards, next.begin());
+  for (size_t k = 0; k < keys.size(); ++k) held->order[next[shard_of(keys[k])]++] = static_cast<uint32_t>(k);
+  return held;
+}
+
+void SparseTable::release(Held& held) {
+  for (unsigned s = 0; s < kShards; ++s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    for (size_t k = held.bounds[s]; k < held.bounds[s + 1]; ++k) {
+      const uint32_t place = held.places[held.at(k)];
+      if (place != kNowhere) --shard.rows.mark(place).pins;
+    }
+  }
+}
+
+std::unique_ptr<SparseTable::Reading> SparseTable::take_reading() {
+  {
+    std::lock_guard<std::mutex> hold(readings_lock_);
+    if (!readings_.empty()) {
+      auto found = std::move(readings_.back());
+      readings_.pop_back();
+      return found;
+    }
+  }
+  return std::make_unique<Reading>(page_.bytes);
+}
+
+void SparseTable::give_reading(std::unique_ptr<Reading> reading) {
+  std::lock_guard<std::mutex> hold(readings_lock_);
+  if (readings_.size() < threads_) readings_.push_back(std::move(reading));
+}
+
+// ---- loading --------------------------------------------------------------------------------------------------
+
+// Reads what is missing from the runs: found(key, version, row) for what is there; `missing.keys` keeps the rest.
+template <class Found>
+void SparseTable::read_missing(Missing& missing, Reading& reading, Found found) {
+  std::vector<Missing::Key> aimed, again, absent;
+  for (Missing::Key& key : missing.keys) (missing.aim(key, 0) ? aimed : absent).push_back(key);
+  std::vector<BlockRead> blocks;
+  std::vector<size_t> begins;
+  while (!aimed.empty()) {
+    std::sort(aimed.begin(), aimed.end(), [](const Missing::Key& a, const Missing::Key& b) {
+      return std::tie(a.shard, a.run, a.page) < std::tie(b.shard, b.run, b.page);
+    });
+    again.clear();
+    for (size_t at = 0; at < aimed.size();) {
+      blocks.clear();
+      begins.clear();
+      while (at < aimed.size() && blocks.size() < reading.window) {
+        const Missing::Key& key = aimed[at];
+        const Run& run = *(*missing.runs[key.shard])[key.run];
+        begins.push_back(at);
+        blocks.push_back({run.place.segment->file(), run.offset_of(key.page),
+                          reading.buffer.data() + blocks.size() * page_.bytes, static_cast<uint32_t>(page_.bytes)});
+        while (at < aimed.size() && aimed[at].shard == key.shard && aimed[at].run == key.run &&
+               aimed[at].page == key.page)
+          ++at;
+      }
+      begins.push_back(at);
+      counters_.reads += blocks.size();
+      counters_.bytes_read += blocks.size() * page_.bytes;
+      reading.reader.read(blocks, [&](size_t b) {
+        const char* page = static_cast<const char*>(blocks[b].to);
+        Missing::Key& first = aimed[begins[b]];
+        check_page(*(*missing.runs[first.shard])[first.run], first.page, page, page_);
+        for (size_t k = begins[b]; k < begins[b + 1]; ++k) {
+          Missing::Key& key = aimed[k];
+          const int row = find_on(page, page_, key.key);
+          if (row >= 0) {
+            found(key, page_.versions(page)[row], page_.row(page, static_cast<size_t>(row)));
+          } else if (key.page < key.last_page) {
+            ++key.page;
+            again.push_back(key);
+          } else {
+            ++counters_.false_positives;
+            (missing.aim(key, size_t{key.run} + 1) ? again : absent).push_back(key);
+          }
+        }
+      });
+    }
+    aimed.swap(again);
+  }
+  missing.keys = std::move(absent);
+}
+
+std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys) {
+  auto held = held_for(keys);
+  try {
+    parallel_for(threads_for(keys.size()), kShards / kGroup, [&](size_t t) {
+      load_shards(static_cast<unsigned>(t) * kGroup, static_cast<unsigned>(t + 1) * kGroup, *held);
+    });
+  } catch (...) {
+    release(*held);
+    throw;
+  }
+  return held;
+}
+
+void SparseTable::load_shards(unsigned first, unsigned end, Held& held) {
+  Missing missing;
+  uint64_t asked = 0, hits = 0;
+  for (unsigned s = first; s < end; ++s) {
+    const size_t begin = held.bounds[s], stop = held.bounds[s + 1];
+    if (begin == stop) continue;
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    Resident& rows = shard.rows;
+    rows.policy->next_pass();
+    const size_t before = missing.keys.size();
+    for (size_t k = begin; k < stop; ++k) {
+      if (k + kAhead < stop) rows.prefetch(mix_of(held.keys[held.at(k + kAhead)]));
+      const size_t at = held.at(k);
+      const int64_t key = held.keys[at];
+      if (key == 0) continue;
+      ++asked;
+      const uint64_t mix = mix_of(key);
+      const uint32_t place = rows.find(key, mix);
+      if (place == kNowhere) {
+        missing.keys.push_back({key, mix, static_cast<uint32_t>(at), static_cast<uint16_t>(s), 0, 0, 0});
+        continue;
+      }
+      ++hits;
+      rows.policy->hit(place);
+      ++rows.mark(place).pins;
+      held.places[at] = place;
+    }
+    make_room(shard, missing.keys.size() - before);
+    missing.runs[s] = shard.runs;
+  }
+  counters_.asked += asked;
+  counters_.hits += hits;
+  if (missing.keys.empty()) return;
+
+  const auto put = [&](const Missing::Key& key, uint32_t version, const float* row) {
+    Shard& shard = shards_[key.shard];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    uint32_t place = shard.rows.find(key.key, key.mix);  // a key given twice is there by now
+    if (place == kNowhere) {
+      place = shard.rows.insert(key.key, key.mix);
+      Mark& mark = shard.rows.mark(place);
+      if (row) {
+        std::memcpy(shard.rows.row(place), row, row_floats_ * sizeof(float));
+        mark.version = version;
+        ++counters_.misses;
+      } else {
+        fresh_.row(key.key, shard.rows.row(place));
+        mark.version = version;
+        mark.dirty = 1;
+        ++count_;
+        ++counters_.fresh;
+      }
+    }
+    ++shard.rows.mark(place).pins;
+    held.places[key.place] = place;
+  };
+  auto reading = take_reading();
+  read_missing(missing, *reading, put);
+  give_reading(std::move(reading));
+  const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
+  for (const Missing::Key& key : missing.keys) put(key, version, nullptr);
+}
+
+// Under the shard's lock. TableFull where pins leave no room; std::system_error where the disk does: nothing is lost
+// then.
+void SparseTable::make_room(Shard& shard, size_t need) {
+  Resident& rows = shard.rows;
+  if (rows.room() >= need) return;
+  std::vector<uint32_t> places;
+  rows.policy->victims(
+      std::max<size_t>(need - rows.room(), rows.capacity() / 8),
+      [&](uint32_t place) { return rows.mark(place).pins > 0; }, places);
+  RunPtr run;
+  try {
+    std::vector<uint32_t> dirty;
+    for (uint32_t place : places)
+      if (rows.mark(place).dirty) dirty.push_back(place);
+    run = written(shard, dirty);
+    if (run) add_run(shard, std::move(run));
+  } catch (...) {
+    for (uint32_t place : places) rows.policy->insert(place, mix_of(rows.mark(place).key));
+    throw;
+  }
+  for (uint32_t place : places) rows.erase(place);
+  counters_.evicted += places.size();
+  if (rows.room() < need) throw TableFull("its rows in memory are all in use by batches that are under way");
+}
+
+RunPtr SparseTable::written(Shard& shard, std::vector<uint32_t>& places) {
+  if (places.empty()) return nullptr;
+  const Resident& rows = shard.rows;
+  std::vector<std::pair<uint64_t, uint32_t>> order;
+  order.reserve(places.size());
+  for (uint32_t place : places) order.emplace_back(mix_of(rows.mark(place).key), place);
+  std::sort(order.begin(), order.end());
+  RunWriter writer(segments_, page_, order.size(), bits_for(order.size()));
+  for (const auto& [mix, place] : order) {
+    const Mark& mark = rows.mark(place);
+    writer.add(mix, mark.key, mark.version, rows.row(place));
+  }
+  ++counters_.flushes;
+  return writer.finish();
+}
+
+double SparseTable::bits_for(size_t rows) const {
+  const double all = static_cast<double>(disk_rows_.load() + rows);
+  const double fences = all / static_cast<double>(page_.room) * 4 * 1.1;
+  const double bits = (static_cast<double>(index_budget_) * 0.9 - fences) * 8 / std::max(1.0, all);
+  return bits < 2 ? 0 : std::min(options_.filter_bits, bits);
+}
+
+// ---- the three verbs ------------------------------------------------------------------------------------------
+
+void SparseTable::prefetch(std::span<const int64_t> keys) {
+  std::unique_ptr<Held> held, oldest;
+  {
+    std::lock_guard<std::mutex> hold(loading_);
+    held = load(keys);
+  }
+  {
+    std::lock_guard<std::mutex> hold(prefetched_lock_);
+    prefetched_.push_back(std::move(held));
+    if (prefetched_.size() > kMostPrefetched) {
+      oldest = std::move(prefetched_.front());
+      prefetched_.pop_front();
+    }
+  }
+  if (oldest) release(*oldest);
+}
+
+std::unique_ptr<SparseTable::Held> SparseTable::take_prefetched(std::span<const int64_t> keys) {
+  std::lock_guard<std::mutex> hold(prefetched_lock_);
+  for (auto it = prefetched_.begin(); it != prefetched_.end(); ++it) {
+    if ((*it)->keys.size() != keys.size() || !std::equal(keys.begin(), keys.end(), (*it)->keys.begin())) continue;
+    auto found = std::move(*it);
+    prefetched_.erase(it);
+    return found;
+  }
+  return nullptr;
+}
+
+void SparseTable::pull(std::span<const int64_t> keys, float* out, bool create) {
+  if (!create) return look(keys, out);
+  std::lock_guard<std::mutex> hold(calls_);
+  if (last_) release(*last_);
+  last_.reset();
+  auto held = take_prefetched(keys);
+  if (!held) {
+    std::lock_guard<std::mutex> hold_loads(loading_);
+    held = load(keys);
+  }
+  parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold_shard(shard.lock);
+    const size_t end = held->bounds[s + 1];
+    for (size_t k = held->bounds[s]; k < end; ++k) {
+      if (k + kAhead < end && held->places[held->at(k + kAhead)] != kNowhere)
+        __builtin_prefetch(shard.rows.row(held->places[held->at(k + kAhead)]));
+      const size_t at = held->at(k);
+      float* to = out + at * width_;
+      if (held->places[at] == kNowhere)
+        std::fill_n(to, width_, 0.0f);
+      else
+        std::memcpy(to, shard.rows.row(held->places[at]), width_ * sizeof(float));
+    }
+  });
+  last_ = std::move(held);
+}
+
+// Creates nothing, and brings nothing into memory.
+void SparseTable::look(std::span<const int64_t> keys, float* out) {
+  auto held = held_for(keys);
+  parallel_for(threads_for(keys.size()), kShards / kGroup, [&](size_t t) {
+    Missing missing;
+    for (unsigned s = static_cast<unsigned>(t) * kGroup; s < (t + 1) * kGroup; ++s) {
+      Shard& shard = shards_[s];
+      std::lock_guard<std::mutex> hold(shard.lock);
+      for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
+        const size_t at = held->at(k);
+        const int64_t key = keys[at];
+        const uint64_t mix = mix_of(key);
+        const uint32_t place = key == 0 ? kNowhere : shard.rows.find(key, mix);
+        if (key == 0)
+          std::fill_n(out + at * width_, width_, 0.0f);
+        else if (place != kNowhere)
+          std::memcpy(out + at * width_, shard.rows.row(place), width_ * sizeof(float));
+        else
+          missing.keys.push_back({key, mix, static_cast<uint32_t>(at), static_cast<uint16_t>(s), 0, 0, 0});
+      }
+      missing.runs[s] = shard.runs;
+    }
+    if (missing.keys.empty()) return;
+    auto reading = take_reading();
+    read_missing(missing, *reading, [&](const Missing::Key& key, uint32_t, const float* row) {
+      std::memcpy(out + size_t{key.place} * width_, row, width_ * sizeof(float));
+    });
+    give_reading(std::move(reading));
+    for (const Missing::Key& key : missing.keys) fresh_.values(key.key, out + size_t{key.place} * width_);
+  });
+}
+
+int64_t SparseTable::push(std::span<const int64_t> keys, const float* gradients, double factor) {
+  std::lock_guard<std::mutex> hold(calls_);
+  const int64_t bad = first_not_finite(keys, gradients, width_, threads_for(keys.size()));
+  if (bad >= 0) return bad;
+  const bool same =
+      last_ && last_->keys.size() == keys.size() && std::equal(keys.begin(), keys.end(), last_->keys.begin());
+  if (!same) {
+    if (last_) release(*last_);
+    last_.reset();
+    std::lock_guard<std::mutex> hold_loads(loading_);
+    last_ = load(keys);
+  }
+  const RowStep step(shape_, factor);
+  const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
+  const Held& held = *last_;
+  parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold_shard(shard.lock);
+    const size_t end = held.bounds[s + 1];
+    for (size_t k = held.bounds[s]; k < end; ++k) {
+      if (k + kAhead < end && held.places[held.at(k + kAhead)] != kNowhere) {
+        __builtin_prefetch(shard.rows.row(held.places[held.at(k + kAhead)]));
+        __builtin_prefetch(&shard.rows.mark(held.places[held.at(k + kAhead)]));
+      }
+      const size_t at = held.at(k);
+      const uint32_t place = held.places[at];
+      if (place == kNowhere) continue;
+      step(shard.rows.row(place), gradients + at * width_);
+      Mark& mark = shard.rows.mark(place);
+      mark.dirty = 1;
+      mark.version = version;
+      --mark.pins;
+    }
+  });
+  last_.reset();
+  return -1;
+}
+
+// ---- facts ----------------------------------------------------------------------------------------------------
+
+size_t SparseTable::memory() const {
+  size_t sum = index_bytes_.load();
+  for (unsigned s = 0; s < kShards; ++s) {
+    const Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    sum += shard.rows.places() * (sizeof(Mark) + row_floats_ * sizeof(float)) +
+           slots_for(shard.rows.capacity()) * sizeof(uint32_t) + shard.rows.bytes();
+  }
+  return sum;
+}
+
+std::map<std::string, uint64_t> SparseTable::stats() const {
+  uint64_t runs = 0, resident = 0, capacity = 0, live = 0, pinned = 0, dirty = 0;
+  for (unsigned s = 0; s < kShards; ++s) {
+    const Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    runs += shard.runs->size();
+    for (const RunPtr& run : *shard.runs) live += run->bytes();
+    resident += shard.rows.count();
+    capacity += shard.rows.capacity();
+    for (uint32_t place = 0; place < shard.rows.places(); ++place) {
+      pinned += shard.rows.mark(place).pins > 0;
+      dirty += shard.rows.mark(place).dirty;
+    }
+  }
+  const Counters& c = counters_;
+  return {{"asked", c.asked},
+          {"hits", c.hits},
+          {"new", c.fresh},
+          {"misses", c.misses},
+          {"false_positives", c.false_positives},
+          {"reads", c.reads},
+          {"bytes_read", c.bytes_read},
+          {"bytes_written", segments_.written},
+          {"evicted", c.evicted},
+          {"flushes", c.flushes},
+          {"compactions", c.compactions},
+          {"compacted_bytes", c.compacted_bytes},
+          {"runs", runs},
+          {"keys", count_},
+          {"resident", resident},
+          {"capacity", capacity},
+          {"pinned", pinned},
+          {"dirty", dirty},
+          {"live_bytes", live},
+          {"disk_bytes", segments_.disk_bytes()},
+          {"disk_rows", disk_rows_},
+          {"index_bytes", index_bytes_},
+          {"memory", memory()},
+          {"version", number_}};
+}
+
+}  // namespace cb

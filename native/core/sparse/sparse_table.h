@@ -1,0 +1,149 @@
+// The embedder whose rows lie on an SSD, the hot ones in memory: docs/sparse_table.md has the parts and the promises.
+//
+// Who may call what at once: prefetch, pull, push, checkpoint and stats from any threads; pushes and pulls that create
+// take turns (calls_), loads of missing rows take turns (loading_), a shard's rows and slots are touched under its
+// lock. Locks are taken in the order calls_, loading_, a shard's. Only loads insert and evict; so what a load does not
+// find resident stays not resident until it inserts it, and a shard's room cannot shrink while it reads.
+#pragma once
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/huge_pages.h"
+#include "core/memory_table.h"
+#include "core/rows.h"
+#include "core/sparse/block_reader.h"
+#include "core/sparse/manifest.h"
+#include "core/sparse/resident.h"
+#include "core/sparse/run.h"
+#include "core/sparse/segments.h"
+#include "core/table_file.h"
+
+namespace cb {
+
+struct SparseOptions {
+  size_t ram = size_t{2} << 30;
+  size_t threads = 0;  // 0: every core this process may use
+  std::string policy = "default";
+  size_t segment_bytes = size_t{64} << 20;
+  double filter_bits = 10;
+};
+
+struct Scanned {
+  std::vector<int64_t> keys;
+  std::vector<uint32_t> versions;
+  std::vector<float> rows;  // (keys, shape.floats())
+};
+
+class SparseTable {
+ public:
+  // Opens what the folder's MANIFEST names, or begins an empty table in a folder that has none; the folder exists.
+  SparseTable(std::string folder, const TableShape& shape, const SparseOptions& options);
+  ~SparseTable();
+
+  void prefetch(std::span<const int64_t> keys);
+  void pull(std::span<const int64_t> keys, float* out, bool create);
+  // -1, or the place in `gradients` of the first number that is not finite. `factor` scales the learning rates.
+  int64_t push(std::span<const int64_t> keys, const float* gradients, double factor);
+
+  uint64_t checkpoint();                 // its number
+  void save(const std::string& folder);  // a checkpoint elsewhere: a manifest, and links to the segments it names
+  void flush();                          // all rows that nobody has pinned leave memory
+  void compact();                        // every shard is one run
+  std::vector<std::string> verify();
+  Scanned scan(unsigned shard, uint64_t since);  // rows changed after checkpoint `since`, in the order of their mixes
+
+  const TableShape& shape() const { return shape_; }
+  size_t size() const { return count_.load(std::memory_order_relaxed); }
+  size_t memory() const;
+  uint64_t number() const { return number_.load(); }
+  std::map<std::string, uint64_t> stats() const;
+  static size_t least_ram(const TableShape& shape, const std::string& policy);
+
+ private:
+  using Runs = std::vector<RunPtr>;  // newest first; a new vector for every change
+  struct alignas(64) Shard {
+    mutable std::mutex lock;
+    Resident rows;
+    std::shared_ptr<const Runs> runs = std::make_shared<Runs>();
+    std::mutex compacting;
+  };
+  // Keys of one call, pinned at their places; kNowhere: key 0, or not loaded yet.
+  struct Held {
+    std::vector<int64_t> keys;
+    std::vector<uint32_t> places;
+    std::vector<uint32_t> order;  // by shard; empty where the keys are grouped
+    std::array<size_t, kShards + 1> bounds{};
+    size_t at(size_t k) const { return order.empty() ? k : order[k]; }
+  };
+  struct Reading;  // a reader and its buffers, one for each thread that loads
+  struct Missing;  // keys that a load did not find resident
+
+  std::unique_ptr<Held> held_for(std::span<const int64_t> keys) const;
+  std::unique_ptr<Held> load(std::span<const int64_t> keys);
+  void load_shards(unsigned first, unsigned end, Held& held);
+  void release(Held& held);
+  std::unique_ptr<Held> take_prefetched(std::span<const int64_t> keys);
+  void make_room(Shard& shard, size_t need);
+  void look(std::span<const int64_t> keys, float* out);
+  template <class Found>
+  void read_missing(Missing& missing, Reading& reading, Found found);
+  std::unique_ptr<Reading> take_reading();
+  void give_reading(std::unique_ptr<Reading> reading);
+
+  RunPtr written(Shard& shard, std::vector<uint32_t>& places);  // dirty rows as a new run
+  void add_run(Shard& shard, RunPtr run);
+  void swap_runs(Shard& shard, const Runs& old, RunPtr merged);
+  bool compact_some(Shard& shard, bool all);
+  void merge(Shard& shard, const Runs& some);
+  bool rewrite_sparse_segment();
+  void work();
+  double bits_for(size_t rows) const;
+  void open(const Manifest& manifest);
+  Manifest checkpoint_to_runs(std::vector<SegmentPtr>& named);
+  size_t threads_for(size_t keys) const;
+
+  const std::string folder_;
+  const TableShape shape_;
+  const SparseOptions options_;
+  const size_t width_, row_floats_, threads_;
+  const PageShape page_;
+  const NewRows fresh_;
+  size_t index_budget_;
+
+  Segments segments_;
+  HugeBlock slots_memory_, marks_memory_, rows_memory_;
+  std::unique_ptr<Shard[]> shards_;
+  std::atomic<uint64_t> count_{0}, number_{0};
+  std::atomic<uint64_t> disk_rows_{0}, index_bytes_{0};
+
+  std::mutex calls_, loading_, checkpointing_;
+  std::unique_ptr<Held> last_;
+  std::mutex prefetched_lock_;
+  std::deque<std::unique_ptr<Held>> prefetched_;
+  std::mutex readings_lock_;
+  std::vector<std::unique_ptr<Reading>> readings_;
+
+  struct Counters {
+    std::atomic<uint64_t> asked{0}, hits{0}, fresh{0}, misses{0}, false_positives{0}, reads{0}, bytes_read{0},
+        evicted{0}, flushes{0}, compactions{0}, compacted_bytes{0};
+  };
+  Counters counters_;
+
+  std::mutex work_lock_;
+  std::condition_variable work_wake_;
+  bool work_asked_ = false, stopping_ = false;
+  std::string work_failed_;
+  std::thread worker_;
+};
+
+}  // namespace cb

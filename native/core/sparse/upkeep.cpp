@@ -1,0 +1,358 @@
+// What the Sparse Table does beside pull and push: merging runs, checkpoints, looking through everything.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <system_error>
+
+#include "core/checked_file.h"
+#include "core/parallel.h"
+#include "core/sparse/sparse_table.h"
+
+namespace cb {
+
+namespace {
+
+constexpr size_t kTrigger = 6;            // runs of a shard, from which on some are merged
+constexpr size_t kMostRuns = 16;          // from which on whoever adds one waits for a merge
+constexpr double kMostReplication = 2.5;  // bytes of segments in use over bytes of runs
+
+[[noreturn]] void fail() { throw std::system_error(errno, std::generic_category()); }
+
+}  // namespace
+
+// ---- runs -----------------------------------------------------------------------------------------------------
+
+// Under the shard's lock.
+void SparseTable::add_run(Shard& shard, RunPtr run) {
+  disk_rows_ += run->rows;
+  index_bytes_ += run->memory();
+  auto runs = std::make_shared<Runs>();
+  runs->reserve(shard.runs->size() + 1);
+  runs->push_back(std::move(run));
+  runs->insert(runs->end(), shard.runs->begin(), shard.runs->end());
+  const bool many = runs->size() >= kTrigger;
+  shard.runs = std::move(runs);
+  if (!many) return;
+  std::lock_guard<std::mutex> hold(work_lock_);
+  work_asked_ = true;
+  work_wake_.notify_one();
+}
+
+// `old` stand side by side among the shard's runs; newer ones may have come before them.
+void SparseTable::swap_runs(Shard& shard, const Runs& old, RunPtr merged) {
+  auto runs = std::make_shared<Runs>();
+  std::lock_guard<std::mutex> hold(shard.lock);
+  for (const RunPtr& run : *shard.runs) {
+    if (run == old.front() && merged) {
+      disk_rows_ += merged->rows;
+      index_bytes_ += merged->memory();
+      runs->push_back(merged);
+    }
+    if (std::find(old.begin(), old.end(), run) == old.end()) {
+      runs->push_back(run);
+      continue;
+    }
+    disk_rows_ -= run->rows;
+    index_bytes_ -= run->memory();
+  }
+  shard.runs = std::move(runs);
+}
+
+void SparseTable::merge(Shard& shard, const Runs& some) {
+  uint64_t most = 0, read = 0;
+  for (const RunPtr& run : some) most += run->rows;
+  RunWriter writer(segments_, page_, most, bits_for(0));
+  bool stopped = false;
+  merge_runs(
+      some, page_, &read,
+      [&] {
+        std::lock_guard<std::mutex> hold(work_lock_);
+        return stopped = stopping_;
+      },
+      [&](uint64_t mix, int64_t key, uint32_t version, const float* row) { writer.add(mix, key, version, row); });
+  counters_.bytes_read += read;
+  if (stopped) return;
+  RunPtr merged = writer.finish();
+  if (merged) counters_.compacted_bytes += merged->bytes();
+  ++counters_.compactions;
+  swap_runs(shard, some, std::move(merged));
+}
+
+// Merges runs of a shard: all of them, or from the newest on as long as the next is not larger than those before it
+// together. False: there was nothing to do.
+bool SparseTable::compact_some(Shard& shard, bool all) {
+  std::lock_guard<std::mutex> alone(shard.compacting);
+  std::shared_ptr<const Runs> runs;
+  {
+    std::lock_guard<std::mutex> hold(shard.lock);
+    runs = shard.runs;
+  }
+  if (runs->size() < (all ? 2 : kTrigger)) return false;
+  Runs some;
+  uint64_t sum = 0;
+  for (const RunPtr& run : *runs) {
+    if (!all && some.size() >= 2 && run->rows > sum) break;
+    some.push_back(run);
+    sum += run->rows;
+  }
+  if (!all && some.size() < 2) some.assign(runs->begin(), runs->begin() + 2);
+  merge(shard, some);
+  return true;
+}
+
+// Where runs in use occupy little of the files they lie in, the emptiest file's runs are written anew.
+bool SparseTable::rewrite_sparse_segment() {
+  std::map<Segment*, uint64_t> live;
+  std::map<Segment*, std::vector<std::pair<unsigned, RunPtr>>> inside;
+  uint64_t bytes = 0, used = 0;
+  for (unsigned s = 0; s < kShards; ++s) {
+    std::lock_guard<std::mutex> hold(shards_[s].lock);
+    for (const RunPtr& run : *shards_[s].runs) {
+      live[run->place.segment.get()] += run->bytes();
+      inside[run->place.segment.get()].emplace_back(s, run);
+      used += run->bytes();
+    }
+  }
+  Segment* emptiest = nullptr;
+  double least = 1.0;
+  for (const auto& [segment, alive] : live) {
+    bytes += segment->bytes();
+    const double share = static_cast<double>(alive) / static_cast<double>(std::max<uint64_t>(1, segment->bytes()));
+    if (share < least) {
+      least = share;
+      emptiest = segment;
+    }
+  }
+  if (!emptiest || static_cast<double>(bytes) <= kMostReplication * static_cast<double>(used)) return false;
+  for (const auto& [s, run] : inside[emptiest]) {
+    std::lock_guard<std::mutex> alone(shards_[s].compacting);
+    {
+      std::lock_guard<std::mutex> hold(shards_[s].lock);
+      const Runs& now = *shards_[s].runs;
+      if (std::find(now.begin(), now.end(), run) == now.end()) continue;
+    }
+    merge(shards_[s], {run});
+  }
+  return true;
+}
+
+// The background thread. What it fails at (a full disk, damage) is told by the next checkpoint, compact or verify: the
+// table goes on with the runs it has.
+void SparseTable::work() {
+  std::unique_lock<std::mutex> hold(work_lock_);
+  while (!stopping_) {
+    work_wake_.wait(hold, [&] { return work_asked_ || stopping_; });
+    if (stopping_) return;
+    work_asked_ = false;
+    hold.unlock();
+    std::string failed;
+    try {
+      for (unsigned s = 0; s < kShards; ++s) {
+        {
+          std::lock_guard<std::mutex> look_at(work_lock_);
+          if (stopping_) return;
+        }
+        compact_some(shards_[s], false);
+      }
+      rewrite_sparse_segment();
+    } catch (const std::exception& error) {
+      failed = error.what();
+    }
+    hold.lock();
+    work_failed_ = failed;
+  }
+}
+
+void SparseTable::compact() {
+  parallel_for(threads_, kShards, [&](size_t s) { compact_some(shards_[s], true); });
+  while (rewrite_sparse_segment()) {
+  }
+}
+
+void SparseTable::flush() {
+  std::lock_guard<std::mutex> hold(calls_);
+  std::lock_guard<std::mutex> hold_loads(loading_);
+  if (last_) release(*last_);
+  last_.reset();
+  parallel_for(threads_, kShards, [&](size_t s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold_shard(shard.lock);
+    Resident& rows = shard.rows;
+    std::vector<uint32_t> places, dirty;
+    for (uint32_t place = 0; place < rows.places(); ++place)
+      if (rows.mark(place).key != 0 && rows.mark(place).pins == 0) {
+        places.push_back(place);
+        if (rows.mark(place).dirty) dirty.push_back(place);
+      }
+    if (RunPtr run = written(shard, dirty)) add_run(shard, std::move(run));
+    for (uint32_t place : places) {
+      rows.policy->remove(place);
+      rows.erase(place);
+    }
+    counters_.evicted += places.size();
+  });
+}
+
+// ---- checkpoints ----------------------------------------------------------------------------------------------
+
+// All dirty rows as runs; nobody loads or pushes meanwhile. The manifest of what the table is now.
+Manifest SparseTable::checkpoint_to_runs(std::vector<SegmentPtr>& named) {
+  std::lock_guard<std::mutex> hold(calls_);
+  std::lock_guard<std::mutex> hold_loads(loading_);
+  Manifest manifest;
+  std::array<std::shared_ptr<const Runs>, kShards> runs;
+  parallel_for(threads_, kShards, [&](size_t s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold_shard(shard.lock);
+    Resident& rows = shard.rows;
+    std::vector<uint32_t> dirty;
+    for (uint32_t place = 0; place < rows.places(); ++place)
+      if (rows.mark(place).key != 0 && rows.mark(place).dirty) dirty.push_back(place);
+    if (RunPtr run = written(shard, dirty)) add_run(shard, std::move(run));
+    for (uint32_t place : dirty) rows.mark(place).dirty = 0;
+    runs[s] = shard.runs;
+  });
+  for (unsigned s = 0; s < kShards; ++s)
+    for (const RunPtr& run : *runs[s]) {
+      manifest.runs[s].push_back(facts_of(*run));
+      named.push_back(run->place.segment);
+    }
+  manifest.shape = shape_;
+  manifest.keys = count_;
+  manifest.number = ++number_;
+  return manifest;
+}
+
+uint64_t SparseTable::checkpoint() {
+  std::lock_guard<std::mutex> alone(checkpointing_);
+  std::vector<SegmentPtr> named;  // holds the segments until the manifest names them
+  Manifest manifest = checkpoint_to_runs(named);
+  segments_.sync();
+  manifest.next_segment = segments_.next_id();
+  write_manifest(folder_, manifest);
+  segments_.name(std::move(named));
+  return manifest.number;
+}
+
+void SparseTable::save(const std::string& folder) {
+  std::lock_guard<std::mutex> alone(checkpointing_);
+  std::vector<SegmentPtr> named;
+  Manifest manifest = checkpoint_to_runs(named);
+  segments_.sync();
+  manifest.next_segment = segments_.next_id();
+  write_manifest(folder_, manifest);
+  const std::string there = folder + "/segments";
+  if (::mkdir(there.c_str(), 0777) != 0) fail();
+  std::set<uint64_t> done;
+  for (const SegmentPtr& segment : named) {
+    if (!done.insert(segment->id).second) continue;
+    const std::string path = there + segment->path.substr(segment->path.rfind('/'));
+    if (::link(segment->path.c_str(), path.c_str()) == 0) continue;
+    if (errno != EXDEV && errno != EPERM && errno != EMLINK && errno != ENOTSUP) fail();
+    Segment copy(path, segment->id, true);
+    copy.keep.store(true);
+    AlignedBuffer buffer(size_t{1} << 20);
+    const uint64_t size = whole_blocks(segment->bytes());
+    for (uint64_t at = 0; at < size; at += buffer.size()) {
+      const size_t part = static_cast<size_t>(std::min<uint64_t>(buffer.size(), size - at));
+      segment->read(buffer.data(), part, at);
+      copy.write(buffer.data(), part, at);
+    }
+    copy.sync();
+  }
+  sync_folder(there);
+  write_manifest(folder, manifest);
+  segments_.name(std::move(named));
+}
+
+// ---- everything -----------------------------------------------------------------------------------------------
+
+std::vector<std::string> SparseTable::verify() {
+  std::vector<std::string> found;
+  std::mutex found_lock;
+  const auto tell = [&](const std::string& what) {
+    std::lock_guard<std::mutex> hold(found_lock);
+    found.push_back(what);
+  };
+  parallel_for(threads_, kShards, [&](size_t s) {
+    std::shared_ptr<const Runs> runs;
+    {
+      std::lock_guard<std::mutex> hold(shards_[s].lock);
+      runs = shards_[s].runs;
+    }
+    AlignedBuffer page(page_.bytes);
+    for (const RunPtr& run : *runs) {
+      uint64_t rows = 0, before = 0;
+      for (uint32_t p = 0; p < run->pages; ++p) {
+        try {
+          run->place.segment->read(page.data(), page_.bytes, run->offset_of(p));
+          check_page(*run, p, page.data(), page_);
+        } catch (const std::exception& error) {
+          tell(error.what() + (" (shard " + std::to_string(s) + ")"));
+          continue;
+        }
+        const uint32_t n = PageShape::rows(page.data());
+        rows += n;
+        for (uint32_t k = 0; k < n; ++k) {
+          const uint64_t mix = mix_of(page_.keys(page.data())[k]);
+          if (mix <= before || shard_of_mix(mix) != s || !run->filter.maybe(mix))
+            tell(run->place.segment->path + " at byte " + std::to_string(run->offset_of(p)) + ": keys out of order");
+          before = mix;
+        }
+      }
+      if (rows != run->rows && found.empty())
+        tell(run->place.segment->path + ": a run has " + std::to_string(rows) + " rows, expected " +
+             std::to_string(run->rows));
+      // The footer lies behind the pages; its copy in memory was checked when it was read or written.
+      try {
+        Segments& again = segments_;
+        open_run(again, facts_of(*run), page_);
+      } catch (const std::exception& error) {
+        tell(error.what());
+      }
+    }
+  });
+  std::sort(found.begin(), found.end());
+  std::lock_guard<std::mutex> hold(work_lock_);
+  if (!work_failed_.empty()) found.push_back("merging runs failed: " + work_failed_);
+  return found;
+}
+
+Scanned SparseTable::scan(unsigned number, uint64_t since) {
+  std::lock_guard<std::mutex> hold(calls_);
+  std::lock_guard<std::mutex> hold_loads(loading_);
+  Shard& shard = shards_[number];
+  std::lock_guard<std::mutex> hold_shard(shard.lock);
+  const Resident& rows = shard.rows;
+  std::vector<std::pair<uint64_t, uint32_t>> here;
+  for (uint32_t place = 0; place < rows.places(); ++place)
+    if (rows.mark(place).key != 0) here.emplace_back(mix_of(rows.mark(place).key), place);
+  std::sort(here.begin(), here.end());
+  Scanned out;
+  const auto add = [&](int64_t key, uint32_t version, const float* row) {
+    if (version <= since) return;
+    out.keys.push_back(key);
+    out.versions.push_back(version);
+    out.rows.insert(out.rows.end(), row, row + row_floats_);
+  };
+  const auto resident = [&](uint32_t place) { add(rows.mark(place).key, rows.mark(place).version, rows.row(place)); };
+  size_t next = 0;
+  uint64_t read = 0;
+  merge_runs(*shard.runs, page_, &read, nullptr, [&](uint64_t mix, int64_t key, uint32_t version, const float* row) {
+    while (next < here.size() && here[next].first < mix) resident(here[next++].second);
+    if (next < here.size() && here[next].first == mix)
+      resident(here[next++].second);  // what is in memory is newer
+    else
+      add(key, version, row);
+  });
+  while (next < here.size()) resident(here[next++].second);
+  counters_.bytes_read += read;
+  return out;
+}
+
+}  // namespace cb

@@ -1,0 +1,172 @@
+// The Sparse Table under threads: pulls, pushes, prefetches, looks, checkpoints and compaction at once, on few rows in
+// memory; in the end every row has what was pushed to it, and a reopened table what the last checkpoint had.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/sparse/sparse_table.h"
+
+using namespace cb;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int kKeys = 6000;
+
+TableShape plain_shape() {
+  TableShape shape;
+  shape.dim = 2;
+  shape.vector.kind = shape.weight.kind = OptimizerKind::SGD;
+  shape.vector.parameters[0] = shape.weight.parameters[0] = 1.0;  // the learning rate
+  return shape;
+}
+
+std::string fresh_folder() {
+  char name[] = "/tmp/ctrbox-sparse-XXXXXX";
+  CHECK(::mkdtemp(name) != nullptr);
+  fs::create_directory(std::string(name) + "/segments");
+  return name;
+}
+
+SparseOptions small() {
+  SparseOptions options;
+  options.ram = 200'000;
+  options.threads = 2;
+  options.segment_bytes = size_t{256} << 10;
+  return options;
+}
+
+// Distinct keys of a batch.
+std::vector<int64_t> batch(std::mt19937_64& random, int n) {
+  std::vector<int64_t> keys;
+  std::vector<bool> taken(kKeys + 1);
+  while (static_cast<int>(keys.size()) < n) {
+    const int64_t key = 1 + static_cast<int64_t>(random() % kKeys);
+    if (!taken[static_cast<size_t>(key)]) keys.push_back(key);
+    taken[static_cast<size_t>(key)] = true;
+  }
+  return keys;
+}
+
+void all_at_once() {
+  const std::string folder = fresh_folder();
+  std::vector<uint64_t> pushed(kKeys + 1);
+  {
+    SparseTable table(folder, plain_shape(), small());
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> others;
+    for (int t = 0; t < 2; ++t)
+      others.emplace_back([&, t] {  // looks
+        std::mt19937_64 random(static_cast<uint64_t>(100 + t));
+        std::vector<float> out(2 * 300);
+        while (!stop) {
+          const auto keys = batch(random, 300);
+          table.pull(keys, out.data(), false);
+          for (float x : out) CHECK(std::isfinite(x));
+        }
+      });
+    others.emplace_back([&] {
+      while (!stop) {
+        table.checkpoint();
+        table.compact();
+        std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      }
+    });
+    others.emplace_back([&] {
+      while (!stop) {
+        CHECK(table.verify().empty());
+        CHECK(table.stats().at("keys") <= kKeys);
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    });
+    std::mt19937_64 random(1);
+    std::vector<std::vector<int64_t>> batches;
+    for (int step = 0; step < 150; ++step) batches.push_back(batch(random, 300));
+    std::atomic<int> ahead{0}, done{0};
+    std::thread prefetching([&] {
+      for (const auto& keys : batches) {
+        while (ahead - done >= 3) std::this_thread::yield();
+        table.prefetch(keys);
+        ++ahead;
+      }
+    });
+    std::vector<float> rows(2 * 300), gradients(2 * 300, 1.0f);
+    for (const auto& keys : batches) {
+      while (ahead <= done) std::this_thread::yield();
+      table.pull(keys, rows.data(), true);
+      CHECK(table.push(keys, gradients.data(), 1.0) == -1);
+      for (int64_t key : keys) ++pushed[static_cast<size_t>(key)];
+      ++done;
+    }
+    prefetching.join();
+    stop = true;
+    for (auto& other : others) other.join();
+    table.checkpoint();
+  }
+  SparseTable table(folder, plain_shape(), small());
+  CHECK(table.verify().empty());
+  uint64_t keys = 0;
+  for (unsigned s = 0; s < kShards; ++s) {
+    const Scanned found = table.scan(s, 0);
+    keys += found.keys.size();
+    for (size_t k = 0; k < found.keys.size(); ++k) {
+      float initial[2];
+      NewRows(plain_shape()).values(found.keys[k], initial);
+      float expected = initial[0];
+      for (uint64_t n = 0; n < pushed[static_cast<size_t>(found.keys[k])]; ++n) expected -= 1.0f;
+      CHECK(found.rows[2 * k] == expected);
+    }
+  }
+  CHECK(keys == table.size());
+  fs::remove_all(folder);
+}
+
+// Keys whose fences are all the same fill more than a page: they are found all the same.
+void equal_fences() {
+  const std::string folder = fresh_folder();
+  {
+    Segments segments(folder + "/segments");
+    const PageShape shape(2);
+    const uint64_t high = uint64_t{5} << 58 | uint64_t{77} << 26;  // shard 5, fence 77
+    std::vector<std::pair<uint64_t, int64_t>> sorted;
+    RunWriter writer(segments, shape, 1000, 10);
+    for (uint64_t low = 0; low < 1000; ++low) {
+      const uint64_t mix = low < 20 ? high - (uint64_t{1} << 30) + low : high + low;
+      const float row[2] = {static_cast<float>(low), 0};
+      writer.add(mix, static_cast<int64_t>(low + 1), 1, row);  // keys are not those of the mixes: pages do not mind
+      sorted.emplace_back(mix, static_cast<int64_t>(low + 1));
+    }
+    const RunPtr run = writer.finish();
+    CHECK(run->straddles);
+    AlignedBuffer page(shape.bytes);
+    for (const auto& [mix, key] : sorted) {
+      CHECK(run->filter.maybe(mix));
+      const auto [first, last] = run->pages_of(mix);
+      bool found = false;
+      for (uint32_t p = first; p <= last; ++p) {
+        run->place.segment->read(page.data(), shape.bytes, run->offset_of(p));
+        check_page(*run, p, page.data(), shape);
+        found = found || find_on(page.data(), shape, key) >= 0;
+      }
+      CHECK(found);
+    }
+  }
+  fs::remove_all(folder);
+}
+
+}  // namespace
+
+int main() {
+  equal_fences();
+  all_at_once();
+  return 0;
+}

@@ -1,0 +1,400 @@
+"""`SparseTable`: the embedder whose rows lie on an SSD, the hot ones in memory (docs/sparse_table.md).
+
+table = cb.SparseTable("params/", dim=16, ram="2GB", optimizer=cb.Adagrad(lr=0.05))
+vectors = table.pull(keys)                 # the bits of cb.MemoryTable, whatever fits into memory
+table.push(keys, gradients)
+table.checkpoint()                         # what the folder holds from now on, whatever happens
+
+A folder that holds a table is opened at its last checkpoint. Refused: a folder another process has open, a table of another
+shape, a budget that does not hold a batch, gradients that are not finite (naming the key), files that are damaged (naming
+file and place). A full disk stops the call, loses nothing, and the call can be made again when there is room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from ctrbox import _native
+from ctrbox.embed.embedder import Floats, Keys, Row
+from ctrbox.embed.memory import (
+    MOST_BUDGET,
+    MOST_DIM,
+    check_factor,
+    checked_keys,
+    checked_optimizer,
+    refused,
+    same_shape,
+    whole,
+    words,
+)
+from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of, spec_of
+from ctrbox.engines.aside import remove, written_aside
+from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, nearest
+from ctrbox.views.view import parse_bytes
+
+SHARDS = 64
+SEGMENT_BYTES = 64 << 20
+POLICIES = ("default", "s3fifo", "clock", "lru", "lfu")
+
+
+class SparseTable:
+    """Trainable rows on an SSD, within a budget of memory.
+
+    ``path``       a folder of its own; made where there is none, opened at its last checkpoint where it holds a table
+    ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
+    ``ram``        memory for rows, filters and what belongs to them; the process needs some tens of megabytes beside it
+    ``optimizer``  of vectors; ``linear``: of first-order weights, the same one unless given
+    ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
+    ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
+    ``policy``     which rows leave memory: "default", "s3fifo", "clock", "lru", or "lfu", the paper's
+    ``read_only``  only pull(create=False), scan and verify; any number of processes may have it open so
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        dim: int = 16,
+        *,
+        ram: int | str = "2GB",
+        optimizer: Optimizer = Adagrad(lr=0.05),  # noqa: B008 - frozen
+        linear: Optimizer | None = None,
+        init: float = 0.01,
+        seed: int = 0,
+        threads: int | None = None,
+        policy: str = "default",
+        segment_bytes: int = SEGMENT_BYTES,
+        read_only: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.optimizer = checked_optimizer("optimizer", optimizer)
+        self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
+        if isinstance(init, bool) or not isinstance(init, int | float) or not 0 <= init <= 1e6:
+            raise PlanError(f"init= must be a number from 0 to 1,000,000, got {init!r}")
+        self.init = float(init)
+        self.seed = whole("seed", seed, 0, 2**64 - 1)
+        try:
+            self.ram = parse_bytes(ram)
+        except OverflowError:
+            self.ram = 0
+        if not 1 <= self.ram <= MOST_BUDGET:
+            raise PlanError(f"ram= must be above 0 bytes and at most {MOST_BUDGET:,}, got {ram!r}")
+        self.threads = None if threads is None else whole("threads", threads, 1, 256)
+        if policy not in POLICIES:
+            raise PlanError(f"policy= must be one of {', '.join(POLICIES)}, got {policy!r}{nearest(policy, POLICIES)}")
+        self.policy = policy
+        self.segment_bytes = whole("segment_bytes", segment_bytes, 1 << 16, 1 << 40)
+        self._row = Row(whole("dim", dim, 0, MOST_DIM))
+        self._opened = False
+        self._factor = 1.0
+        self._native: _native.SparseTable | None = None
+        self.read_only = read_only
+        self._lock = _locked(self.path, read_only)
+        try:
+            if not read_only:
+                remove(self.path / "restored")  # left by a process that was killed
+            if (self.path / "MANIFEST").exists():
+                found = described(self.path)
+                self._row = Row(dim, found[1]) if dim else Row(found[0], found[1])
+                same_shape(self.path, found, self._shape(self._row))
+                self._begin(self._row)
+            elif dim:
+                self._begin(self._row)
+        except BaseException:
+            os.close(self._lock)
+            self._lock = -1
+            raise
+
+    # ---- the contract ----
+
+    @property
+    def dim(self) -> int:
+        return self._row.dim
+
+    @property
+    def row(self) -> Row:
+        return self._row
+
+    def open(self, row: Row) -> None:
+        """Take the shape that a model reads; a table that has rows of another shape refuses."""
+        if row.width == 0:
+            raise PlanError("a row needs a vector (dim above 0) or a first-order weight (linear=True), got neither")
+        whole("dim", row.dim, 0, MOST_DIM)
+        if row != self._row or self._native is None:
+            if len(self):
+                raise PlanError(
+                    f"the table in {self.path} holds {len(self):,} rows of {words(self._row)}, the model reads {words(row)}; "
+                    "give it a folder of its own"
+                )
+            self._native = None  # its thread and its files end before others begin
+            remove(self.path / "MANIFEST")
+            self._begin(row)
+            self._row = row
+        self._opened = True
+
+    def prefetch(self, keys: Keys) -> None:
+        """Bring the rows of these keys into memory and keep them there until they are pulled and pushed."""
+        wanted = checked_keys(keys)
+        with self._at_work(len(wanted)):
+            self._writable.prefetch(wanted)
+
+    def pull(self, keys: Keys, *, create: bool = True) -> Floats:
+        """Rows (n, width). Without ``create`` nothing is created, and nothing comes into memory to stay."""
+        wanted = checked_keys(keys)
+        with self._at_work(len(wanted)):
+            table = self._writable if create else self._table
+            rows: Floats = table.pull(wanted, create)  # type: ignore[assignment]
+        return rows
+
+    def push(self, keys: Keys, gradients: Floats) -> None:
+        """One step of the optimizers on these rows; a gradient that is not finite stops it before anything changed."""
+        moved = checked_keys(keys)
+        g = np.asarray(gradients)
+        if g.shape != (len(moved), self._row.width) or g.dtype != np.float32:
+            raise DataError(
+                f"expected gradients of shape {(len(moved), self._row.width)} float32, got {g.shape} {g.dtype}"
+            )
+        with self._at_work(len(moved)):
+            bad = self._writable.push(moved, np.ascontiguousarray(g), self._factor)
+        if bad >= 0:
+            at, column = divmod(bad, self._row.width)
+            raise DataError(refused(self._row, int(moved[at]), float(g[at, column]), column))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """A checkpoint elsewhere: a folder with a manifest and links to the files it names, which are never changed."""
+        with written_aside(Path(path), folder=True) as aside:
+            aside.mkdir()
+            with self._at_work():
+                self._writable.save(os.fspath(aside))
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Become what ``save`` wrote, within this table's own budget; what it held goes once that is in place."""
+        source = Path(path)
+        found = described(source)
+        row = self._row if self._opened or len(self) else Row(found[0], found[1])
+        same_shape(source, found, self._shape(row))
+        fresh = self.path / "restored"
+        with written_aside(fresh, folder=True) as aside:
+            shutil.copytree(source, aside, copy_function=_link, ignore=lambda _, names: {"LOCK"} & {*names})
+        try:
+            with self._at_work():  # reads the footers of all runs
+                _native.SparseTable(os.fspath(fresh), self._shape(row), self.ram, 1, self.policy, self.segment_bytes)
+            self._native = None
+            remove(self.path / "MANIFEST")
+            remove(self.path / "segments")
+            (fresh / "segments").replace(self.path / "segments")
+            (fresh / "MANIFEST").replace(self.path / "MANIFEST")
+        finally:
+            remove(fresh)
+        self._begin(row)
+        self._row = row
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        ram: int | str = "2GB",
+        threads: int | None = None,
+        policy: str = "default",
+        read_only: bool = False,
+    ) -> Self:
+        """The table that a folder holds, with its shape, optimizers and seed."""
+        dim, linear, weight, vector, init, seed = described(Path(path))
+        table = cls(
+            path,
+            dim,
+            ram=ram,
+            optimizer=optimizer_of(vector),
+            linear=optimizer_of(weight),
+            init=init,
+            seed=seed,
+            threads=threads,
+            policy=policy,
+            read_only=read_only,
+        )
+        table.open(Row(dim, linear))
+        return table
+
+    def __len__(self) -> int:
+        return 0 if self._native is None else self._native.size
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._native is None else self._native.bytes
+
+    # ---- beyond the contract ----
+
+    def checkpoint(self) -> int:
+        """Make what the table holds durable; returns its version. Only what changed since the last one is written."""
+        with self._at_work():
+            return int(self._writable.checkpoint())
+
+    @property
+    def version(self) -> int:
+        """Of the last checkpoint; 0 before the first."""
+        return 0 if self._native is None else int(self._native.version)
+
+    def flush(self) -> None:
+        """Write out all rows that no batch under way needs, and let them go."""
+        with self._at_work():
+            self._writable.flush()
+
+    def compact(self) -> None:
+        """Merge what lies on disk, so that every row is there once."""
+        with self._at_work():
+            self._writable.compact()
+
+    def verify(self) -> list[str]:
+        """Read everything on disk; what is damaged, one line each."""
+        with self._at_work():
+            return [str(line) for line in self._table.verify()]
+
+    def stats(self) -> dict[str, int]:
+        """What happened since the table was opened, and what it holds now; bytes, rows or counts."""
+        return {**self._table.stats(), "rss": resident_bytes()}
+
+    def export(self, since: int = 0) -> tuple[Keys, Floats, Floats]:
+        """Keys ascending, their rows (n, width) and states (n, states); ``since``: only what changed after that version."""
+        parts = [self._table.scan(shard, whole("since", since, 0, 2**63)) for shard in range(SHARDS)]
+        keys = np.concatenate([keys for keys, _, _ in parts])
+        rows = np.concatenate([rows for _, _, rows in parts])
+        order = np.argsort(keys)
+        width = self._row.width
+        return keys[order], rows[order, :width], rows[order, width:]
+
+    def scale_lr(self, factor: float) -> None:
+        """From now on pushes use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
+        self._factor = check_factor(factor, self.optimizer, self.linear)
+
+    def close(self, checkpoint: bool = True) -> None:
+        """End; with ``checkpoint`` what the table holds is made durable first. A closed table refuses everything."""
+        if self._native is None and self._lock < 0:
+            return
+        if checkpoint and self._native is not None and not self.read_only and (len(self) or self.version):
+            self.checkpoint()
+        self._native = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close(checkpoint=error is None)
+
+    def __del__(self) -> None:
+        if getattr(self, "_lock", -1) >= 0:
+            self.close(checkpoint=False)
+
+    def __repr__(self) -> str:
+        return f"SparseTable({str(self.path)!r}, {words(self._row)}, {self.optimizer}, {len(self):,} keys, ram {self.ram:,})"
+
+    # ---- inside ----
+
+    def _shape(self, row: Row) -> tuple[Any, ...]:
+        return (row.dim, row.linear, spec_of(self.linear), spec_of(self.optimizer), self.init, self.seed)
+
+    @property
+    def _table(self) -> _native.SparseTable:
+        if self._native is None:
+            if self._lock < 0:
+                raise PlanError(f"the table in {self.path} is closed")
+            raise PlanError("a table of dim=0 has only first-order weights: open(Row(0, linear=True)) before using it")
+        return self._native
+
+    @property
+    def _writable(self) -> _native.SparseTable:
+        if self.read_only:
+            raise PlanError(
+                f"the table in {self.path} was opened with read_only=True: only pull(create=False) reads it"
+            )
+        return self._table
+
+    def _begin(self, row: Row) -> None:
+        shape = self._shape(row)
+        least = _native.SparseTable.least_ram(shape, self.policy)
+        if self.ram < least:
+            raise BudgetError(
+                f"ram={self.ram:,} bytes holds fewer than 1,024 rows of {words(row)}; expected at least {least:,}"
+            )
+        (self.path / "segments").mkdir(exist_ok=True)
+        with self._at_work():
+            self._native = _native.SparseTable(
+                os.fspath(self.path), shape, self.ram, self.threads or 0, self.policy, self.segment_bytes
+            )
+
+    @contextlib.contextmanager
+    def _at_work(self, keys: int = 0) -> Iterator[None]:
+        try:
+            yield
+        except _native.DamagedFile as error:
+            raise SourceError(f"the table in {self.path} is damaged: {error}; restore it from a saved one") from error
+        except _native.TableFull as error:
+            raise BudgetError(
+                f"the table in {self.path} has no room for all of {keys:,} keys within ram={self.ram:,} bytes: {error}; raise "
+                "ram=, or take smaller batches"
+            ) from error
+        except MemoryError as error:
+            raise BudgetError(f"the machine has no memory for ram={self.ram:,} bytes; lower it") from error
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise SourceError(f"the disk of {self.path} is full; nothing was lost: make room and go on") from error
+            raise SourceError(f"cannot use the table in {self.path}: {error.strerror or error}") from error
+
+
+def _locked(path: Path, shared: bool) -> int:
+    """A folder that this process alone has open; ``shared``: with others that only read."""
+    try:
+        if not shared:
+            path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise SourceError(f"cannot keep a table in {path}: {error.strerror or error}") from error
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise SourceError(
+            f"the table in {path} is open already, in this process or another; close it there first"
+        ) from error
+    return lock
+
+
+def described(path: Path) -> tuple[Any, ...]:
+    """The shape of the table that a folder holds."""
+    if not (path / "MANIFEST").is_file():
+        raise SourceError(f"{path} holds no table: it has no MANIFEST")
+    try:
+        dim, linear, weight, vector, init, seed = _native.SparseTable.saved_shape(os.fspath(path))
+    except _native.DamagedFile as error:
+        raise SourceError(f"cannot read {path / 'MANIFEST'}: {error}; restore it from a saved one") from error
+    except OSError as error:
+        raise SourceError(f"cannot read {path / 'MANIFEST'}: {error.strerror or error}") from error
+    return dim, linear, (weight[0], tuple(weight[1])), (vector[0], tuple(vector[1])), init, seed
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -1,0 +1,169 @@
+"""AIBox's network: embedding learning, then towers that learn jointly, each with one kind of dense input.
+
+Zhao et al., "AIBox: CTR Prediction Model Training on a Single Node", CIKM 2019, section 2:
+
+    e        the embeddings of the sparse input
+    tower k  reads e, its own dense features, and the first and the last hidden layer of tower k - 1
+    y        b + w · (the last hidden layers of all towers, side by side)
+
+The paper ends in a softmax over click and no click; the difference of its two logits is the one logit here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.errors import PlanError, nearest
+from ctrbox.models.asked import asked, needs_inputs, one_of, pooled_only, sizes
+from ctrbox.models.dense import DenseInput
+from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.mlp import MLP, Affine, side_by_side
+
+
+class EmbeddingLayer(nn.Module):
+    """The paper's embedding learning: a layer over the whole sparse input at once, e = relu(sum of its vectors + b)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return torch.relu(vectors.sum(1) + self.bias)
+
+
+class Tower(nn.Module):
+    """Fully connected layers over inputs side by side → first hidden layer, last hidden layer, the last's share of y."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], *, dropout: float, batch_norm: bool) -> None:
+        super().__init__()
+        # One map over the last layers of all towers, as in the paper, is the sum of one over each.
+        self.maps = MLP(inputs, (*hidden, 1), dropout=dropout, batch_norm=batch_norm, bias=False)
+
+    def forward(self, *parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        entrance, *inner, share = self.maps.layers
+        activate, *after = self.maps.between
+        assert isinstance(entrance, Affine)
+        first = last = activate(side_by_side(entrance, parts))
+        for layer, step in zip(inner, after, strict=True):
+            last = step(layer(last))
+        return first, last, share(last).squeeze(1)
+
+
+class JointTowers(nn.Module):
+    """y = b + w · (last₁, …, last_K), tower k over (e, dense_k, first and last hidden layer of tower k - 1).
+
+    ``towers`` names the dense features of each tower, every feature in one at least: ``[["age", "user_ctr"], ["bid"]]``. By
+    default each dense vector has a tower of its own and all single columns share one. ``hidden``: the layers of each tower.
+    ``embedding="fields"`` gives the towers the fields' vectors side by side, ``"layer"`` the paper's ``EmbeddingLayer``.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        towers: Sequence[Sequence[str]] | None = None,
+        embedding: str = "fields",
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        hidden: Sequence[int] = (128, 64),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = asked(
+            dim=dim,
+            towers=towers,
+            embedding=embedding,
+            dims=dims,
+            pooling=pooling,
+            fields=fields,
+            hidden=hidden,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
+        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
+        pooled_only("JointTowers", self.reads)
+        needs_inputs("JointTowers", self.reads)
+        layers = sizes("hidden of JointTowers", hidden, empty=False)
+        self.kinds = kinds_of(schema) if towers is None else checked(schema, towers)
+        self.runs = [runs_of(schema, names) for names in self.kinds]
+        self.embedding, width = None, self.reads.width
+        if one_of("embedding", embedding, ("fields", "layer")) == "layer":
+            if width == 0:
+                raise PlanError(
+                    "embedding='layer' adds up the vectors of sparse fields, and there are none; use 'fields'"
+                )
+            width = self.reads.dim
+            self.embedding = EmbeddingLayer(width)
+        if width == 0 and not self.kinds[0]:
+            raise PlanError(
+                "the first of the towers names no dense feature, and there are no embeddings for it to read"
+            )
+        # Of one hidden layer, which is the first and the last, only one is passed on.
+        passed = layers[0] if len(layers) == 1 else layers[0] + layers[-1]
+        self.dense = DenseInput(self.reads.dense)
+        self.towers = nn.ModuleList()
+        for k, runs in enumerate(self.runs):
+            inputs = width + sum(run.stop - run.start for run in runs) + (passed if k else 0)
+            self.towers.append(Tower(inputs, layers, dropout=dropout, batch_norm=batch_norm))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        e = x.flat if self.embedding is None else self.embedding(x.vectors)
+        dense = self.dense(x.dense)
+        logits = self.bias.expand(x.rows)
+        passed: list[torch.Tensor] = []
+        for tower, runs in zip(self.towers, self.runs, strict=True):
+            first, last, share = tower(e, *(dense[:, run] for run in runs), *passed)
+            passed = [first] if first is last else [first, last]
+            logits = logits + share
+        return logits
+
+
+def kinds_of(schema: Schema) -> list[list[str]]:
+    """A dense vector is a kind of its own; single columns are one kind; no dense feature at all is one tower without."""
+    single = [name for name, width in schema.dense if width == 1]
+    vectors = [[name] for name, width in schema.dense if width != 1]
+    return [single, *vectors] if single or not vectors else vectors
+
+
+def checked(schema: Schema, towers: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The towers as asked for; each names dense features of this schema, and no feature is left to nobody."""
+    known = [name for name, _ in schema.dense]
+    if isinstance(towers, str) or not isinstance(towers, Sequence) or not towers:
+        raise PlanError(f"towers must be a list with one list of dense features a tower, got {towers!r}")
+    for k, names in enumerate(towers, 1):
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise PlanError(f"tower {k} must be a list of dense features such as {known[:2]}, got {names!r}")
+        for at, name in enumerate(names):
+            if name not in known:
+                raise PlanError(
+                    f"tower {k} names {name!r}, which is no dense feature of this plan{nearest(str(name), known)}; "
+                    f"it has {known}"
+                )
+            if name in names[:at]:
+                raise PlanError(f"tower {k} names {name!r} twice; expected once")
+    for name in known:
+        if not any(name in names for names in towers):
+            raise PlanError(
+                f"no tower names the dense feature {name!r}; add it to one, or leave it out of the FeatureSet"
+            )
+    return [list(names) for names in towers]
+
+
+def runs_of(schema: Schema, names: Sequence[str]) -> list[slice]:
+    """Where the columns of these features lie in the dense matrix, neighbours together: views, so nothing is copied."""
+    ends = accumulate(width for _, width in schema.dense)
+    runs: list[slice] = []
+    for (name, width), end in zip(schema.dense, ends, strict=True):
+        if name in names:
+            start = runs.pop().start if runs and runs[-1].stop == end - width else end - width
+            runs.append(slice(start, end))
+    return runs

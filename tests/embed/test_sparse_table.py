@@ -1,0 +1,263 @@
+"""The Sparse Table against the table in memory: the same bits, whatever lies where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ctrbox as cb
+from ctrbox.embed.embedder import Embedder, Row
+from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
+
+SMALL = 300_000  # bytes: some thousand rows of 4 floats
+OPTIMIZERS = [cb.SGD(), cb.Adagrad(), cb.RowwiseAdagrad(), cb.Adam(), cb.FTRL(l1=0.01)]
+
+
+def same(sparse: cb.SparseTable, memory: cb.MemoryTable) -> None:
+    assert len(sparse) == len(memory)
+    for ours, theirs in zip(sparse.export(), memory.export(), strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def keys_of(rng: np.random.Generator, n: int, space: int = 20_000) -> np.ndarray:
+    keys = np.unique(rng.zipf(1.2, n) % space + 1).astype(np.int64) * 2654435761
+    rng.shuffle(keys)
+    return keys
+
+
+def trained(tables: list[Any], steps: int, seed: int = 0, n: int = 600, prefetch: bool = False) -> None:
+    rng = np.random.default_rng(seed)
+    for step in range(steps):
+        keys = keys_of(rng, n)
+        if prefetch and step % 2:
+            tables[0].prefetch(keys)
+        rows = [t.pull(keys) for t in tables]
+        assert all(r.tobytes() == rows[0].tobytes() for r in rows)
+        gradients = rng.normal(size=rows[0].shape).astype(np.float32)
+        for t in tables:
+            t.push(keys, gradients)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_rows_have_the_bits_of_the_table_in_memory(tmp_path: Path, optimizer: Any) -> None:
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL, optimizer=optimizer) as table:
+        memory = cb.MemoryTable(4, optimizer=optimizer)
+        trained([table, memory], 60, prefetch=True)
+        stats = table.stats()
+        assert stats["evicted"] > 0
+        assert stats["misses"] > 0
+        same(table, memory)
+        assert table.verify() == []
+
+
+@pytest.mark.parametrize("policy", ["default", "s3fifo", "clock", "lru", "lfu"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_no_policy_and_no_number_of_threads_changes_a_bit(tmp_path: Path, policy: str, threads: int) -> None:
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL, policy=policy, threads=threads) as table:
+        memory = cb.MemoryTable(4)
+        trained([table, memory], 30, n=4000)
+        same(table, memory)
+
+
+@pytest.mark.parametrize("row", [Row(0, True), Row(1), Row(7, True), Row(1100)])
+def test_rows_of_any_width(tmp_path: Path, row: Row) -> None:
+    with cb.SparseTable(tmp_path / "t", row.dim, ram=max(SMALL, 3000 * row.width * 8), optimizer=cb.Adam()) as table:
+        memory = cb.MemoryTable(row.dim, optimizer=cb.Adam())
+        for t in (table, memory):
+            t.open(row)
+        trained([table, memory], 12, n=900)
+        table.flush()
+        same(table, memory)
+
+
+def test_what_was_flushed_compacted_and_reopened_is_the_same(tmp_path: Path) -> None:
+    memory = cb.MemoryTable(4)
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
+        trained([table, memory], 20)
+        table.flush()
+        assert table.stats()["resident"] == 0
+        same(table, memory)
+        trained([table, memory], 20, seed=1)
+        table.compact()
+        assert table.stats()["runs"] <= 64
+        same(table, memory)
+    for ram in (SMALL, 10 * SMALL):
+        with cb.SparseTable.load(tmp_path / "t", ram=ram) as table:
+            same(table, memory)
+            trained([table, memory], 5, seed=2)
+            same(table, memory)
+
+
+def test_a_table_that_was_not_closed_is_its_last_checkpoint(tmp_path: Path) -> None:
+    memory = cb.MemoryTable(4)
+    table = cb.SparseTable(tmp_path / "t", 4, ram=SMALL)
+    trained([table, memory], 20)
+    assert table.checkpoint() == 1
+    trained([table], 20, seed=9)
+    table.close(checkpoint=False)
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as again:
+        assert again.version == 1
+        same(again, memory)
+
+
+def test_without_any_checkpoint_it_is_empty(tmp_path: Path) -> None:
+    table = cb.SparseTable(tmp_path / "t", 4, ram=SMALL)
+    trained([table], 20)
+    table.close(checkpoint=False)
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as again:
+        assert len(again) == 0
+    assert [p.name for p in (tmp_path / "t" / "segments").iterdir()] == []
+
+
+def test_a_saved_table_is_restored_elsewhere_and_does_not_change(tmp_path: Path) -> None:
+    memory = cb.MemoryTable(4)
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
+        trained([table, memory], 20)
+        table.save(tmp_path / "saved")
+        trained([table], 20, seed=3)
+        table.compact()
+        with cb.SparseTable(tmp_path / "other", 4, ram=5 * SMALL) as other:
+            trained([other], 3, seed=4)
+            other.restore(tmp_path / "saved")
+            same(other, memory)
+            trained([other], 5, seed=5)
+        table.restore(tmp_path / "saved")
+        same(table, memory)
+    with cb.SparseTable.load(tmp_path / "saved", ram=SMALL, read_only=True) as saved:
+        same(saved, memory)
+        with pytest.raises(PlanError, match="read_only=True"):
+            saved.pull(np.array([1]))
+
+
+def test_only_what_changed_since_a_version_is_exported(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", 2, ram=SMALL) as table:
+        keys = np.arange(1, 3000)
+        table.push(keys, np.ones((len(keys), 2), np.float32))
+        first = table.checkpoint()
+        changed = keys[::7]
+        table.push(changed, np.ones((len(changed), 2), np.float32))
+        for _ in range(3):
+            assert table.export(since=first)[0].tolist() == changed.tolist()
+            assert table.export(since=first)[1].tobytes() == table.pull(changed, create=False).tobytes()
+            table.flush()
+            table.compact()
+        assert len(table.export(since=table.checkpoint())[0]) == 0
+        assert len(table.export()[0]) == len(keys)
+
+
+def test_a_look_creates_nothing_and_gives_initial_values(tmp_path: Path) -> None:
+    memory = cb.MemoryTable(4)
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
+        trained([table, memory], 20)
+        before = table.stats()["resident"]
+        keys = np.array([0, 5, -7, *keys_of(np.random.default_rng(0), 600), 2**63 - 1, -(2**63)])
+        assert table.pull(keys, create=False).tobytes() == memory.pull(keys, create=False).tobytes()
+        assert table.stats()["resident"] == before
+        same(table, memory)
+
+
+few = st.integers(-3, 12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(few, max_size=9), max_size=8), st.booleans())
+def test_duplicate_zero_and_negative_keys(tmp_path_factory: Any, batches: list[list[int]], prefetch: bool) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    with cb.SparseTable(folder, 2, ram=SMALL) as table:
+        memory = cb.MemoryTable(2)
+        for batch in batches:
+            keys = np.array(batch, np.int64)
+            if prefetch:
+                table.prefetch(keys)
+                memory.prefetch(keys)
+            assert table.pull(keys).tobytes() == memory.pull(keys).tobytes()
+            gradients = np.arange(2 * len(keys), dtype=np.float32).reshape(-1, 2)
+            table.push(keys, gradients)
+            memory.push(keys, gradients)
+        same(table, memory)
+
+
+def test_it_is_an_embedder(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t") as table:
+        assert isinstance(table, Embedder)
+
+
+# ---- bad input
+
+
+def test_a_gradient_that_is_not_finite_names_the_key_and_changes_nothing(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", 2, ram=SMALL) as table:
+        keys = np.array([4, 9])
+        before = table.pull(keys).copy()
+        for value in (np.nan, np.inf):
+            with pytest.raises(DataError, match=r"gradient of key 9 .* nothing was changed"):
+                table.push(keys, np.array([[1, 1], [1, value]], np.float32))
+        assert table.pull(keys).tobytes() == before.tobytes()
+
+
+def test_a_budget_below_any_use_is_refused_with_the_least(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"fewer than 1,024 rows .* expected at least"):
+        cb.SparseTable(tmp_path / "t", 16, ram=1000)
+    for ram in (0, -1, "1000000TB", "many"):
+        with pytest.raises((PlanError, DataError)):
+            cb.SparseTable(tmp_path / "t", 16, ram=ram)
+
+
+def test_a_batch_larger_than_the_budget_is_refused_and_loses_nothing(tmp_path: Path) -> None:
+    memory = cb.MemoryTable(4)
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
+        trained([table, memory], 10)
+        with pytest.raises(BudgetError, match=r"no room for all of 50,000 keys .* raise ram="):
+            table.pull(np.arange(1, 50_001))
+        with pytest.raises(BudgetError, match="no room"):
+            table.prefetch(np.arange(1, 50_001))
+        assert table.stats()["pinned"] == 0
+        keys = memory.export()[0]
+        assert table.pull(keys[:500], create=False).tobytes() == memory.pull(keys[:500], create=False).tobytes()
+
+
+def test_two_of_one_folder_are_refused(tmp_path: Path) -> None:
+    with (
+        cb.SparseTable(tmp_path / "t", 4, ram=SMALL),
+        pytest.raises(SourceError, match="is open already, in this process or another"),
+    ):
+        cb.SparseTable(tmp_path / "t", 4, ram=SMALL)
+
+
+def test_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
+        trained([table], 2)
+    for options, said in (
+        ({"dim": 8}, "saved with dim 4, this table has 8"),
+        ({"dim": 4, "optimizer": cb.Adam()}, r"saved with .*optimizer Adagrad.* this table has Adam"),
+        ({"dim": 4, "seed": 3}, "saved with seed 0, this table has 3"),
+    ):
+        with pytest.raises(DataError, match=said):
+            cb.SparseTable(tmp_path / "t", ram=SMALL, **options)  # type: ignore[arg-type]
+
+
+def test_wrong_keys_arguments_and_closed_tables(tmp_path: Path) -> None:
+    table = cb.SparseTable(tmp_path / "t", 4, ram=SMALL)
+    with pytest.raises(DataError, match=r"expected keys of shape \(n,\) int64"):
+        table.pull(np.array([1.5]))
+    with pytest.raises(DataError, match="expected gradients of shape"):
+        table.push(np.array([1]), np.zeros((1, 3), np.float32))
+    with pytest.raises(PlanError, match=r"policy= must be one of .*did you mean|policy= must be one of"):
+        cb.SparseTable(tmp_path / "u", 4, policy="lfru")
+    table.close()
+    table.close()
+    with pytest.raises(PlanError, match="is closed"):
+        table.pull(np.array([1]))
+
+
+def test_a_folder_without_a_table_cannot_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="holds no table: it has no MANIFEST"):
+        cb.SparseTable.load(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SourceError, match="cannot keep a table in"):
+        cb.SparseTable(tmp_path / "file" / "t")
