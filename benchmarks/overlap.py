@@ -85,16 +85,18 @@ def measure(root: Path, threads: int) -> list[tuple[str, float, Any]]:
     return found
 
 
-def run(job: Any, learner: Any, overlap: bool) -> None:
+def run(job: Any, learner: Any, overlap: bool, batch: int = BATCH) -> dict[str, Any]:
+    """One pass; the clocks of the stages."""
     from ctrbox.train.pipeline import Clock, Stage, run_stages
 
-    walk = job.walk(BATCH)
-    stages = [Stage(Clock("lookup"), lambda item: learner.look(item[0]))]
-    for looked in run_stages(walk, Clock("extract"), stages, overlap=overlap):
-        learner.learn(looked)
+    clocks = {name: Clock(name) for name in ("extract", "lookup", "learn")}
+    stages = [Stage(clocks["lookup"], lambda item: learner.look(item[0]))]
+    for looked in run_stages(job.walk(batch), clocks["extract"], stages, overlap=overlap):
+        clocks["learn"].time(learner.learn, looked)
+    return clocks
 
 
-def fresh(job: Any, threads: int) -> Any:
+def fresh(job: Any, threads: int, table: Any = None) -> Any:
     import torch
 
     import ctrbox as cb
@@ -103,7 +105,7 @@ def fresh(job: Any, threads: int) -> Any:
 
     torch.manual_seed(0)
     model = cb.models.DeepFM(job.schema, dim=8, hidden=(64, 32))
-    table = cb.MemoryTable(8, threads=threads)
+    table = cb.MemoryTable(8, threads=threads) if table is None else table
     return Learner(model, job.schema, table, dense_optimizer(cb.Adam()), threads=threads)
 
 

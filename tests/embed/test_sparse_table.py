@@ -214,8 +214,7 @@ def test_a_batch_larger_than_the_budget_is_refused_and_loses_nothing(tmp_path: P
         trained([table, memory], 10)
         with pytest.raises(BudgetError, match=r"no room for all of 50,000 keys .* raise ram="):
             table.pull(np.arange(1, 50_001))
-        with pytest.raises(BudgetError, match="no room"):
-            table.prefetch(np.arange(1, 50_001))
+        table.prefetch(np.arange(1, 50_001))  # a wish, which cannot be
         assert table.stats()["pinned"] == 0
         keys = memory.export()[0]
         assert table.pull(keys[:500], create=False).tobytes() == memory.pull(keys[:500], create=False).tobytes()

@@ -369,11 +369,15 @@ double SparseTable::bits_for(size_t rows) const {
 
 // ---- the three verbs ------------------------------------------------------------------------------------------
 
+// A wish: where batches under way leave no room for these rows they are loaded by their pull.
 void SparseTable::prefetch(std::span<const int64_t> keys) {
   std::unique_ptr<Held> held, oldest;
-  {
+  try {
     std::lock_guard<std::mutex> hold(loading_);
     held = load(keys);
+  } catch (const TableFull&) {
+    ++counters_.crowded;
+    return;
   }
   {
     std::lock_guard<std::mutex> hold(prefetched_lock_);
@@ -384,6 +388,23 @@ void SparseTable::prefetch(std::span<const int64_t> keys) {
     }
   }
   if (oldest) release(*oldest);
+}
+
+// For a pull or a push that comes now: what was prefetched for later gives way.
+std::unique_ptr<SparseTable::Held> SparseTable::load_now(std::span<const int64_t> keys) {
+  std::lock_guard<std::mutex> hold(loading_);
+  try {
+    return load(keys);
+  } catch (const TableFull&) {
+    ++counters_.crowded;
+    std::deque<std::unique_ptr<Held>> later;
+    {
+      std::lock_guard<std::mutex> hold_prefetched(prefetched_lock_);
+      later.swap(prefetched_);
+    }
+    for (auto& held : later) release(*held);
+    return load(keys);
+  }
 }
 
 std::unique_ptr<SparseTable::Held> SparseTable::take_prefetched(std::span<const int64_t> keys) {
@@ -403,10 +424,7 @@ void SparseTable::pull(std::span<const int64_t> keys, float* out, bool create) {
   if (last_) release(*last_);
   last_.reset();
   auto held = take_prefetched(keys);
-  if (!held) {
-    std::lock_guard<std::mutex> hold_loads(loading_);
-    held = load(keys);
-  }
+  if (!held) held = load_now(keys);
   parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
     Shard& shard = shards_[s];
     std::lock_guard<std::mutex> hold_shard(shard.lock);
@@ -466,8 +484,7 @@ int64_t SparseTable::push(std::span<const int64_t> keys, const float* gradients,
   if (!same) {
     if (last_) release(*last_);
     last_.reset();
-    std::lock_guard<std::mutex> hold_loads(loading_);
-    last_ = load(keys);
+    last_ = load_now(keys);
   }
   const RowStep step(shape_, factor);
   const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
@@ -531,6 +548,7 @@ std::map<std::string, uint64_t> SparseTable::stats() const {
           {"reads", c.reads},
           {"bytes_read", c.bytes_read},
           {"bytes_written", segments_.written},
+          {"crowded", c.crowded},
           {"evicted", c.evicted},
           {"flushes", c.flushes},
           {"compactions", c.compactions},

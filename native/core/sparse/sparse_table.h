@@ -90,6 +90,7 @@ class SparseTable {
 
   std::unique_ptr<Held> held_for(std::span<const int64_t> keys) const;
   std::unique_ptr<Held> load(std::span<const int64_t> keys);
+  std::unique_ptr<Held> load_now(std::span<const int64_t> keys);
   void load_shards(unsigned first, unsigned end, Held& held);
   void release(Held& held);
   std::unique_ptr<Held> take_prefetched(std::span<const int64_t> keys);
@@ -135,7 +136,7 @@ class SparseTable {
 
   struct Counters {
     std::atomic<uint64_t> asked{0}, hits{0}, fresh{0}, misses{0}, false_positives{0}, reads{0}, bytes_read{0},
-        evicted{0}, flushes{0}, compactions{0}, compacted_bytes{0};
+        crowded{0}, evicted{0}, flushes{0}, compactions{0}, compacted_bytes{0};
   };
   Counters counters_;
 

@@ -265,12 +265,20 @@ class SparseTable:
 
     def export(self, since: int = 0) -> tuple[Keys, Floats, Floats]:
         """Keys ascending, their rows (n, width) and states (n, states); ``since``: only what changed after that version."""
-        parts = [self._table.scan(shard, whole("since", since, 0, 2**63)) for shard in range(SHARDS)]
+        parts = list(self.scan(since))
         keys = np.concatenate([keys for keys, _, _ in parts])
         rows = np.concatenate([rows for _, _, rows in parts])
         order = np.argsort(keys)
         width = self._row.width
         return keys[order], rows[order, :width], rows[order, width:]
+
+    def scan(self, since: int = 0) -> Iterator[tuple[Keys, Any, Floats]]:
+        """Keys, versions and whole rows (values, then states), a 64th of the table at a time."""
+        whole("since", since, 0, 2**63)
+        for shard in range(SHARDS):
+            with self._at_work():
+                part: tuple[Keys, Any, Floats] = self._table.scan(shard, since)  # type: ignore[assignment]
+            yield part
 
     def scale_lr(self, factor: float) -> None:
         """From now on pushes use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""

@@ -1,0 +1,124 @@
+"""`ctrbox table`: look at, check, tidy and take out what a Sparse Table's folder holds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctrbox.terminal import Mistake, hint, say, say_json, tell, written_aside
+
+app = typer.Typer(help="A Sparse Table's folder.", no_args_is_help=True, rich_markup_mode=None)
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a table.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+Ram = Annotated[str, typer.Option(metavar="BYTES", help="Memory to work with.")]
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox table stat params\n")
+def stat(folder: Folder, as_json: AsJson = False) -> None:
+    """Say what a table holds: shape, keys, bytes live and dead, runs."""
+    with opened(folder, "256MB", read_only=True) as table:
+        stats = table.stats()
+        facts: dict[str, Any] = {
+            "dim": table.dim,
+            "linear": table.row.linear,
+            "optimizer": str(table.optimizer),
+            "version": table.version,
+            "keys": stats["keys"],
+            "rows_on_disk": stats["disk_rows"],
+            "runs": stats["runs"],
+            "live_bytes": stats["live_bytes"],
+            "dead_bytes": stats["disk_bytes"] - stats["live_bytes"],
+            "index_bytes": stats["index_bytes"],
+        }
+    if as_json:
+        say_json(**facts)
+        return
+    for name, value in facts.items():
+        say(f"{name.replace('_', ' '):<14}{f'{value:,}' if isinstance(value, int) and name != 'linear' else value:>24}")
+    hint(f"ctrbox table verify {folder}")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox table verify params\n")
+def verify(folder: Folder, as_json: AsJson = False) -> None:
+    """Read every page and check it; exit code 1 where something is damaged."""
+    began = time.perf_counter()
+    with opened(folder, "256MB", read_only=True) as table:
+        found, size = table.verify(), table.stats()["live_bytes"]
+    if as_json:
+        say_json(damaged=found, bytes=size, seconds=time.perf_counter() - began)
+    for line in found:
+        tell(line)
+    if found:
+        raise Mistake(f"{folder} is damaged in {len(found)} places; restore it from a saved one")
+    tell(f"{size:,} bytes are as they were written")
+    hint(f"ctrbox table compact {folder}")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox table compact params --ram 1GB\n")
+def compact(folder: Folder, ram: Ram = "512MB", as_json: AsJson = False) -> None:
+    """Merge what lies on disk, so that every row is there once."""
+    with opened(folder, ram) as table:
+        before = table.stats()["disk_bytes"]
+        table.compact()
+        table.checkpoint()
+        after = table.stats()["disk_bytes"]
+    if as_json:
+        say_json(before=before, after=after)
+    tell(f"{before:,} bytes are now {after:,}")
+    hint(f"ctrbox table stat {folder}")
+
+
+@app.command(
+    epilog="\b\nExamples:\n  ctrbox table export params -o rows.parquet\n"
+    "  ctrbox table export params --since 12 -o changed.parquet\n"
+)
+def export(
+    folder: Folder,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="*.parquet")],
+    since: Annotated[int, typer.Option(min=0, metavar="VERSION", help="Only rows changed after this version.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write keys, versions and rows as Parquet: key, version, weight where there is one, vector, states."""
+    if output.suffix != ".parquet":
+        raise Mistake(f"export writes Parquet; expected a name such as {output.with_suffix('.parquet')}, got {output}")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with opened(folder, "256MB", read_only=True) as table, written_aside(output) as aside:
+        row = table.row
+        rows = 0
+        writer = None
+        for keys, versions, floats in table.scan(since):
+            columns = {"key": pa.array(keys), "version": pa.array(versions)}
+            if row.linear:
+                columns["weight"] = pa.array(floats[:, 0].copy())
+            columns["vector"] = _lists(floats[:, row.width - row.dim : row.width])
+            columns["states"] = _lists(floats[:, row.width :])
+            made = pa.table(columns)
+            writer = writer or pq.ParquetWriter(aside, made.schema)
+            writer.write_table(made)
+            rows += len(keys)
+        assert writer is not None
+        writer.close()
+    if as_json:
+        say_json(rows=rows, output=str(output))
+    tell(f"wrote {rows:,} rows to {output}")
+    hint(f"ctrbox table stat {folder}")
+
+
+def _lists(floats: Any) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    flat = pa.array(np.ascontiguousarray(floats).ravel())
+    return pa.FixedSizeListArray.from_arrays(flat, floats.shape[1]) if floats.shape[1] else pa.nulls(len(floats))
+
+
+def opened(folder: Path, ram: str, *, read_only: bool = False) -> Any:
+    from ctrbox.embed.sparse import SparseTable
+
+    return SparseTable.load(folder, ram=ram, read_only=read_only)
