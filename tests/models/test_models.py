@@ -28,6 +28,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("DCNv2", {"rank": 3, "experts": 1, "structure": "stacked"}),
     ("DIN", {"softmax": True, "activation": "prelu", "attention": [8, 4]}),
     ("DIN", {"pooling": {"query": "max"}, "fields": ["history", "ad", "query"]}),
+    ("JointTowers", {"embedding": "layer"}),
+    ("JointTowers", {"dims": {"user": 7}, "hidden": [6, 5, 4]}),
 ]
 NEEDS_FIELDS = ("FM", "PNN", "DeepFM", "XDeepFM", "DIN")
 

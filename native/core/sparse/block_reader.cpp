@@ -24,8 +24,8 @@ namespace cb {
 
 namespace {
 
-// More threads than cores: they sleep in pread. A disk is nearly at its best with 32 reads at a time.
-constexpr unsigned kMostThreads = 32;
+// More threads than cores: they sleep in pread. Each read costs 8 us of a core this way, 3 us by the ring.
+constexpr unsigned kMostThreads = 64;
 
 std::exception_ptr system_failure(int reason) {
   return std::make_exception_ptr(std::system_error(reason, std::generic_category(), "cannot read a block"));

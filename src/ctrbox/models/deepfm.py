@@ -54,5 +54,8 @@ class DeepFM(nn.Module):
 
     def forward(self, x: Inputs) -> torch.Tensor:
         vectors, dense = x.vectors, self.dense(x.dense)
+        # The tower first: autograd then adds its gradient of the vectors to that of the pairs in place. The other way round
+        # it makes a third one, 15 MB for 16,384 rows × 29 fields × 8, in fresh memory: 5.8 ms against 1.6.
+        deep = self.tower(vectors.flatten(1), dense).squeeze(1)
         machine = self.first(x.linear, dense) + self.pairs(vectors, dense)
-        return machine + self.tower(vectors.flatten(1), dense).squeeze(1) + self.bias
+        return machine + deep + self.bias
