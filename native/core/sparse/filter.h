@@ -11,7 +11,7 @@
 //   maybe           14.9 %  5.8 %   2.4 %   0.97 %  0.42 %  0.086 %
 //   classic         14.7 %  5.6 %   2.2 %   0.82 %  0.31 %  0.046 %
 //
-// Blocks of 32 bytes give 1.10 % at 10 bits and are no faster; probes anywhere in the block give the same as one a
+// Blocks of 32 bytes give 1.10 % at 10 bits (speed not measured); probes anywhere in the block give the same as one a
 // word. A query stops at its first zero bit: where the filter is not in the cache that takes half the time of looking
 // at all.
 //

@@ -34,7 +34,7 @@ size_t place_bytes(const TableShape& shape, const std::string& policy) {
 struct SparseTable::Reading {
   explicit Reading(size_t page_bytes)
       : window(std::max<size_t>(16, kWindowBytes / page_bytes)), buffer(window * page_bytes) {}
-  BlockReader reader;
+  BlockReader reader{128};  // with busy cores a shorter queue drains before its caller runs again
   const size_t window;
   AlignedBuffer buffer;
 };
