@@ -52,8 +52,9 @@ class Resident {
   }
   void prefetch(uint64_t mix) const { __builtin_prefetch(slots_ + home_of(mix)); }
 
-  // A place for a key that is not there; there must be room. Its floats are whatever was there.
-  uint32_t insert(int64_t key, uint64_t mix) {
+  // A place for a key that is not there; there must be room. Its floats are whatever was there. `worth`: what the
+  // policy said of the row when it was written to disk; 0: the key is new.
+  uint32_t insert(int64_t key, uint64_t mix, uint8_t worth = 0) {
     uint32_t place;
     if (!freed_.empty()) {
       place = freed_.back();
@@ -66,7 +67,10 @@ class Resident {
     slots_[at] = tag_of(mix) | (place + 1);
     marks_[place] = {key, 0, 0, 0};
     ++count_;
-    policy->insert(place, mix);
+    if (worth)
+      policy->reload(place, mix, worth);
+    else
+      policy->insert(place, mix);
     return place;
   }
 

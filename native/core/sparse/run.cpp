@@ -74,13 +74,13 @@ RunWriter::RunWriter(Segments& segments, const PageShape& shape, size_t most_row
 
 RunWriter::~RunWriter() = default;
 
-void RunWriter::add(uint64_t mix, int64_t key, uint32_t version, const float* row) {
+void RunWriter::add(uint64_t mix, int64_t key, uint32_t stamp, const float* row) {
   if (count_ == shape_.room) begin_page(mix);
   char* page = buffer_.data() + used_;
   auto* keys = reinterpret_cast<int64_t*>(page + PageShape::kHead);
-  auto* versions = reinterpret_cast<uint32_t*>(page + PageShape::kHead + 8 * shape_.room);
+  auto* stamps = reinterpret_cast<uint32_t*>(page + PageShape::kHead + 8 * shape_.room);
   keys[count_] = key;
-  versions[count_] = version;
+  stamps[count_] = stamp;
   std::memcpy(page + PageShape::kHead + 12 * shape_.room + count_ * shape_.row_floats * 4, row, shape_.row_floats * 4);
   if (count_ == 0) fences_.push_back(fence_of(mix));
   ++count_;
@@ -90,7 +90,7 @@ void RunWriter::add(uint64_t mix, int64_t key, uint32_t version, const float* ro
     mixes_.push_back(mix);
   else
     filter_.add(mix);
-  newest_ = std::max(newest_, version);
+  newest_ = std::max(newest_, version_of(stamp));
 }
 
 // The page being filled has `rows` rows and no more.
@@ -247,7 +247,7 @@ void merge_runs(const std::vector<RunPtr>& runs, const PageShape& shape, uint64_
       if (reader->valid() && (!least || reader->mix() < least->mix())) least = reader.get();
     if (!least) break;
     const uint64_t mix = least->mix();
-    visit(mix, least->key(), least->version(),
+    visit(mix, least->key(), least->stamp(),
           least->row());  // mixes are as different as keys: finish() is a bijection
     for (auto& reader : readers)
       if (reader->valid() && reader->mix() == mix) reader->next();

@@ -1,7 +1,8 @@
 // A run: rows of one shard, sorted by the mix of their keys, in pages of a segment. Written once, then only read.
 //
 //   page   8 checksum of what follows, seeded by segment and place;  4 rows n;  4 zero;
-//          m × 8 keys, m × 4 versions, m rows, of which the first n count; m is the page's room
+//          m × 8 keys, m × 4 stamps, m rows, of which the first n count; m is the page's room
+//   stamp  28 bits: the version of the row's last change; 4 bits above them: what the policy thought of the row
 //   footer fences (the 32 bits of the mix below the shard's, of each page's first key), filter words, 8 checksum
 //
 // Where a key would be: the last page whose fence is not above the key's. Keys with equal bits stand on one page
@@ -31,14 +32,17 @@ struct PageShape {
   const size_t row_floats, bytes, room;
 
   const int64_t* keys(const char* page) const { return reinterpret_cast<const int64_t*>(page + kHead); }
-  const uint32_t* versions(const char* page) const {
-    return reinterpret_cast<const uint32_t*>(page + kHead + 8 * room);
-  }
+  const uint32_t* stamps(const char* page) const { return reinterpret_cast<const uint32_t*>(page + kHead + 8 * room); }
   const float* row(const char* page, size_t k) const {
     return reinterpret_cast<const float*>(page + kHead + 12 * room) + k * row_floats;
   }
   static uint32_t rows(const char* page) { return *reinterpret_cast<const uint32_t*>(page + 8); }
 };
+
+inline constexpr uint32_t kMostVersion = (1u << 28) - 1;
+inline uint32_t stamp_of(uint32_t version, uint8_t worth) { return version | uint32_t{worth} << 28; }
+inline uint32_t version_of(uint32_t stamp) { return stamp & kMostVersion; }
+inline uint8_t worth_of(uint32_t stamp) { return static_cast<uint8_t>(stamp >> 28); }
 
 // What pages are ordered by; the shard's bits above it are the same in all of a run.
 inline uint32_t fence_of(uint64_t mix) { return static_cast<uint32_t>(mix << kShardBits >> 32); }
@@ -87,7 +91,7 @@ class RunWriter {
   // `bits`: of the filter, a key.
   RunWriter(Segments& segments, const PageShape& shape, size_t most_rows, double bits);
   ~RunWriter();
-  void add(uint64_t mix, int64_t key, uint32_t version, const float* row);
+  void add(uint64_t mix, int64_t key, uint32_t stamp, const float* row);
   RunPtr finish();  // nullptr where no row came
 
  private:
@@ -120,7 +124,7 @@ class RunReader {
   void next();
   uint64_t mix() const { return mix_; }
   int64_t key() const { return shape_.keys(page_)[row_]; }
-  uint32_t version() const { return shape_.versions(page_)[row_]; }
+  uint32_t stamp() const { return shape_.stamps(page_)[row_]; }
   const float* row() const { return shape_.row(page_, row_); }
   uint64_t bytes_read() const { return read_; }
 
@@ -136,7 +140,7 @@ class RunReader {
   uint64_t mix_ = 0, read_ = 0;
 };
 
-// Runs of one shard, newest first, as one: of a key in several the newest row. visit(mix, key, version, row) in order
+// Runs of one shard, newest first, as one: of a key in several the newest row. visit(mix, key, stamp, row) in order
 // of mixes; `stop` ends it early.
 void merge_runs(const std::vector<RunPtr>& runs, const PageShape& shape, uint64_t* bytes_read,
                 const std::function<bool()>& stop,

@@ -26,7 +26,7 @@ constexpr size_t kWindowBytes = size_t{4} << 20;  // pages on their way to one t
 size_t place_bytes(const TableShape& shape, const std::string& policy) {
   const uint32_t sample = 4096;
   const size_t of_policy = (make_policy(policy, sample)->bytes() + sample - 1) / sample;
-  return shape.floats() * 4 + sizeof(Mark) + 4 + 2 + of_policy + 4;  // a slot, a third of one free, a freed place
+  return shape.floats() * 4 + sizeof(Mark) + 4 + 2 + of_policy + 1;  // a slot, a third of one free, a freed place
 }
 
 }  // namespace
@@ -226,7 +226,7 @@ void SparseTable::read_missing(Missing& missing, Reading& reading, Found found) 
           Missing::Key& key = aimed[k];
           const int row = find_on(page, page_, key.key);
           if (row >= 0) {
-            found(key, page_.versions(page)[row], page_.row(page, static_cast<size_t>(row)));
+            found(key, page_.stamps(page)[row], page_.row(page, static_cast<size_t>(row)));
           } else if (key.page < key.last_page) {
             ++key.page;
             again.push_back(key);
@@ -290,20 +290,20 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held) {
   counters_.hits += hits;
   if (missing.keys.empty()) return;
 
-  const auto put = [&](const Missing::Key& key, uint32_t version, const float* row) {
+  const auto put = [&](const Missing::Key& key, uint32_t stamp, const float* row) {
     Shard& shard = shards_[key.shard];
     std::lock_guard<std::mutex> hold(shard.lock);
     uint32_t place = shard.rows.find(key.key, key.mix);  // a key given twice is there by now
     if (place == kNowhere) {
-      place = shard.rows.insert(key.key, key.mix);
+      place = shard.rows.insert(key.key, key.mix, row ? worth_of(stamp) : uint8_t{0});
       Mark& mark = shard.rows.mark(place);
       if (row) {
         std::memcpy(shard.rows.row(place), row, row_floats_ * sizeof(float));
-        mark.version = version;
+        mark.version = version_of(stamp);
         ++counters_.misses;
       } else {
         fresh_.row(key.key, shard.rows.row(place));
-        mark.version = version;
+        mark.version = stamp;
         mark.dirty = 1;
         ++count_;
         ++counters_.fresh;
@@ -336,7 +336,7 @@ void SparseTable::make_room(Shard& shard, size_t need) {
     run = written(shard, dirty);
     if (run) add_run(shard, std::move(run));
   } catch (...) {
-    for (uint32_t place : places) rows.policy->insert(place, mix_of(rows.mark(place).key));
+    for (uint32_t place : places) rows.policy->reload(place, mix_of(rows.mark(place).key), rows.policy->worth(place));
     throw;
   }
   for (uint32_t place : places) rows.erase(place);
@@ -354,7 +354,7 @@ RunPtr SparseTable::written(Shard& shard, std::vector<uint32_t>& places) {
   RunWriter writer(segments_, page_, order.size(), bits_for(order.size()));
   for (const auto& [mix, place] : order) {
     const Mark& mark = rows.mark(place);
-    writer.add(mix, mark.key, mark.version, rows.row(place));
+    writer.add(mix, mark.key, stamp_of(mark.version, rows.policy->worth(place)), rows.row(place));
   }
   ++counters_.flushes;
   return writer.finish();

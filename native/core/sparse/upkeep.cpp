@@ -74,7 +74,7 @@ void SparseTable::merge(Shard& shard, const Runs& some) {
         std::lock_guard<std::mutex> hold(work_lock_);
         return stopped = stopping_;
       },
-      [&](uint64_t mix, int64_t key, uint32_t version, const float* row) { writer.add(mix, key, version, row); });
+      [&](uint64_t mix, int64_t key, uint32_t stamp, const float* row) { writer.add(mix, key, stamp, row); });
   counters_.bytes_read += read;
   if (stopped) return;
   RunPtr merged = writer.finish();
@@ -224,6 +224,7 @@ Manifest SparseTable::checkpoint_to_runs(std::vector<SegmentPtr>& named) {
     }
   manifest.shape = shape_;
   manifest.keys = count_;
+  if (number_ + 2 > kMostVersion) throw std::length_error("more than 268 million checkpoints");
   manifest.number = ++number_;
   return manifest;
 }
@@ -343,12 +344,12 @@ Scanned SparseTable::scan(unsigned number, uint64_t since) {
   const auto resident = [&](uint32_t place) { add(rows.mark(place).key, rows.mark(place).version, rows.row(place)); };
   size_t next = 0;
   uint64_t read = 0;
-  merge_runs(*shard.runs, page_, &read, nullptr, [&](uint64_t mix, int64_t key, uint32_t version, const float* row) {
+  merge_runs(*shard.runs, page_, &read, nullptr, [&](uint64_t mix, int64_t key, uint32_t stamp, const float* row) {
     while (next < here.size() && here[next].first < mix) resident(here[next++].second);
     if (next < here.size() && here[next].first == mix)
       resident(here[next++].second);  // what is in memory is newer
     else
-      add(key, version, row);
+      add(key, version_of(stamp), row);
   });
   while (next < here.size()) resident(here[next++].second);
   counters_.bytes_read += read;

@@ -44,7 +44,7 @@ from ctrbox.views.view import parse_bytes
 
 SHARDS = 64
 SEGMENT_BYTES = 64 << 20
-POLICIES = ("default", "s3fifo", "clock", "lru", "lfu")
+POLICIES = ("default", "heat", "s3fifo", "clock", "lru", "lfu")
 
 
 class SparseTable:
@@ -56,7 +56,7 @@ class SparseTable:
     ``optimizer``  of vectors; ``linear``: of first-order weights, the same one unless given
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
-    ``policy``     which rows leave memory: "default", "s3fifo", "clock", "lru", or "lfu", the paper's
+    ``policy``     which rows leave memory: "default" ("heat"), "s3fifo", "clock", "lru", or "lfu", the paper's
     ``read_only``  only pull(create=False), scan and verify; any number of processes may have it open so
     """
 
