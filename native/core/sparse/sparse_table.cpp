@@ -326,7 +326,7 @@ void SparseTable::make_room(Shard& shard, size_t need) {
   if (rows.room() >= need) return;
   std::vector<uint32_t> places;
   rows.policy->victims(
-      std::max<size_t>(need - rows.room(), rows.capacity() / 8),
+      std::max<size_t>(need - rows.room(), rows.capacity() / 16),
       [&](uint32_t place) { return rows.mark(place).pins > 0; }, places);
   RunPtr run;
   try {
