@@ -70,7 +70,7 @@ class DCNv2(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        x0 = torch.cat([x.flat, self.dense(x.dense)], 1)
+        x0 = torch.cat([x.flat, self.dense(x.dense, x.logs)], 1)
         crossed = self.cross(x0)
         if self.of_cross is None:
             return self.tower(crossed).squeeze(1) + self.bias

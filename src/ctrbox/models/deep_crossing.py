@@ -59,5 +59,5 @@ class DeepCrossing(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        stacked = torch.cat([x.flat, self.dense(x.dense)], 1)
+        stacked = torch.cat([x.flat, self.dense(x.dense, x.logs)], 1)
         return self.score(self.units(stacked)).squeeze(1) + self.bias

@@ -31,10 +31,11 @@ class DenseInput(nn.Module):
         self.register_buffer("mean", torch.zeros(columns, dtype=torch.float64))
         self.register_buffer("spread", torch.zeros(columns, dtype=torch.float64))
 
-    def forward(self, dense: torch.Tensor) -> torch.Tensor:
+    def forward(self, dense: torch.Tensor, logs: torch.Tensor | None = None) -> torch.Tensor:
+        """``logs``: s(dense), where it is known already."""
         if dense.numel() == 0:
             return dense
-        logs = torch.copysign(torch.log1p(dense.abs()), dense)
+        logs = logs_of(dense) if logs is None else logs
         if self.training:
             self._learn(logs.detach())
         deviation = (self.spread / self.seen.clamp(min=1.0)).sqrt()
@@ -50,6 +51,11 @@ class DenseInput(nn.Module):
         self.spread += variance.double() * rows + step.square() * (self.seen * rows / total)
         self.mean += step * (rows / total)
         self.seen.copy_(total)
+
+
+def logs_of(dense: torch.Tensor) -> torch.Tensor:
+    """s(x) of every number. It depends on nothing else, so the trainer has it done before a batch is learned."""
+    return torch.copysign(torch.log1p(dense.abs()), dense)
 
 
 class FirstOrder(nn.Module):

@@ -91,7 +91,7 @@ class DIN(nn.Module):
             unit(x.field(wanted), *x.sequence(past))
             for unit, (wanted, past) in zip(self.attention, self.pairs, strict=True)
         ]
-        return self.tower(x.flat, *interests, self.dense(x.dense)).squeeze(1) + self.bias
+        return self.tower(x.flat, *interests, self.dense(x.dense, x.logs)).squeeze(1) + self.bias
 
 
 def pairs_of(

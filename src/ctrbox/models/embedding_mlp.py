@@ -59,4 +59,4 @@ class EmbeddingMLP(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        return self.tower(x.flat, self.dense(x.dense)).squeeze(1) + self.bias
+        return self.tower(x.flat, self.dense(x.dense, x.logs)).squeeze(1) + self.bias

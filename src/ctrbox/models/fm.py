@@ -40,5 +40,5 @@ class FM(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        dense = self.dense(x.dense)
+        dense = self.dense(x.dense, x.logs)
         return self.first(x.linear, dense) + self.pairs(x.vectors, dense) + self.bias

@@ -114,6 +114,7 @@ class Inputs:
     sequences: Mapping[
         str, tuple[torch.Tensor, torch.Tensor]
     ]  # (rows, longest, dim) padded with zeros, lengths (rows,)
+    logs: torch.Tensor | None = None  # of the dense columns as `DenseInput` wants them, where they were made ahead
 
     @property
     def vectors(self) -> torch.Tensor:

@@ -117,7 +117,7 @@ class JointTowers(nn.Module):
 
     def forward(self, x: Inputs) -> torch.Tensor:
         e = x.flat if self.embedding is None else self.embedding(x.vectors)
-        dense = self.dense(x.dense)
+        dense = self.dense(x.dense, x.logs)
         logits = self.bias.expand(x.rows)
         passed: list[torch.Tensor] = []
         for tower, runs in zip(self.towers, self.runs, strict=True):

@@ -34,4 +34,4 @@ class LR(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        return self.first(x.linear, self.dense(x.dense)) + self.bias
+        return self.first(x.linear, self.dense(x.dense, x.logs)) + self.bias

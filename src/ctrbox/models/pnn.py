@@ -62,4 +62,4 @@ class PNN(nn.Module):
     def forward(self, x: Inputs) -> torch.Tensor:
         vectors = x.vectors
         products = [layer(vectors) for layer in self.products]
-        return self.tower(vectors.flatten(1), *products, self.dense(x.dense)).squeeze(1) + self.bias
+        return self.tower(vectors.flatten(1), *products, self.dense(x.dense, x.logs)).squeeze(1) + self.bias

@@ -70,6 +70,6 @@ class WideDeep(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        dense = self.dense(x.dense)
+        dense = self.dense(x.dense, x.logs)
         wide = x.linear if self.wide is None else x.linear[:, self.wide]
         return self.first(wide, dense) + self.tower(x.flat, dense).squeeze(1) + self.bias

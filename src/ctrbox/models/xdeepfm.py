@@ -62,7 +62,7 @@ class XDeepFM(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        vectors, dense = x.vectors, self.dense(x.dense)
+        vectors, dense = x.vectors, self.dense(x.dense, x.logs)
         explicit = self.of_cin(self.cin(vectors)).squeeze(1)
         implicit = self.tower(vectors.flatten(1), dense).squeeze(1)
         return self.first(x.linear, dense) + explicit + implicit + self.bias

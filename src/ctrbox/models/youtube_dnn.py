@@ -55,5 +55,5 @@ class YouTubeDNN(nn.Module):
 
     def forward(self, x: Inputs) -> torch.Tensor:
         # Exact far below the mean too (1e-23 at -10), so the square root never has the slope of one at zero.
-        place = torch.special.ndtr(self.dense(x.dense))
+        place = torch.special.ndtr(self.dense(x.dense, x.logs))
         return self.tower(x.flat, place, place.square(), place.sqrt()).squeeze(1) + self.bias

@@ -35,6 +35,7 @@ from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.optimizers import Adagrad
 from ctrbox.embed.pooling import pool, sequence
 from ctrbox.errors import DataError, DeviceError, PlanError, TrainError, nearest
+from ctrbox.models.dense import DenseInput, logs_of
 from ctrbox.models.inputs import Inputs, Pooled, Reads
 from ctrbox.train.graphed import Fed, Graphed
 
@@ -68,6 +69,7 @@ class Looked:
     lookups: tuple[Lookup | References, ...]  # a table on a GPU makes keys unique itself
     number: int = 0
     carried: Carried | None = None  # what is on the model's device, where that is not the batch itself
+    logs: torch.Tensor | None = None  # of the dense columns, where the model takes them
 
 
 # Rows of a source: a tensor (unique, width) that was pulled, or what a GPU table pooled.
@@ -161,6 +163,7 @@ class Learner:
         self.model = model.to(device) if device.type == "cuda" else model
         self.reads = reads_of(model)
         self.schema = schema
+        self.takes_logs = any(isinstance(part, DenseInput) for part in model.modules())
         self.device, self.bf16 = device, bf16
         self.sources = sources_of(self.reads, schema, embedder, device)
         self.carrier = Carrier(device) if device.type == "cuda" or any(s.fused for s in self.sources) else None
@@ -198,7 +201,9 @@ class Learner:
                 if prefetch:
                     source.embedder.prefetch(lookups[-1].keys)
         if self.carrier is None:
-            return Looked(batch, tuple(lookups), number)
+            # A tenth of a small model's step, and nobody waits for it here.
+            logs = logs_of(torch.from_numpy(batch.dense)) if self.takes_logs else None
+            return Looked(batch, tuple(lookups), number, logs=logs)
         carried, there = self.carrier.carry(batch, [(s.fields, s.sequences) for s in self.sources if s.fused])
         here, sent = iter(lookups), iter(there)
         return Looked(batch, tuple(next(sent if s.fused else here) for s in self.sources), number, carried)
@@ -393,7 +398,7 @@ class Learner:
                 sequences[name] = sequence(rows, lookup, row, name, LONGEST)
         # A model may change it in place, a batch never changes.
         dense = torch.from_numpy(looked.batch.dense).clone() if looked.carried is None else looked.carried.dense
-        return Inputs(self.reads, looked.batch.rows, dense, tuple(pools), sequences)
+        return Inputs(self.reads, looked.batch.rows, dense, tuple(pools), sequences, looked.logs)
 
     @staticmethod
     def _loss(logits: torch.Tensor, looked: Looked) -> torch.Tensor:

@@ -26,7 +26,6 @@ from ctrbox.embed.optimizers import SGD, Adagrad, Adam
 from ctrbox.engines.plan import Plan, Position, whole
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError, nearest
 from ctrbox.train.checkpoint import read_state, read_weights, write_weights
-from ctrbox.train.cores import shared_cores
 from ctrbox.train.evaluation import Split, evaluate
 from ctrbox.train.folder import RunFolder
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
@@ -149,17 +148,15 @@ class Trainer:
         look = Look(time, by) if (out is not None if explain is None else explain) else None
         if look is not None and split.valid is not None:
             look.check(split.valid)
-        fit = _Fit(self, plan, split, chosen, overlap, ahead, watcher(progress))
-        with shared_cores(fit.learner.model, fit.learner.device):
-            return fit.run(
-                None if out is None else Path(out),
-                resume=resume,
-                overwrite=overwrite,
-                seconds=checkpoint_seconds,
-                steps=checkpoint_steps,
-                look=look,
-                best_auc=best_auc,
-            )
+        return _Fit(self, plan, split, chosen, overlap, ahead, watcher(progress)).run(
+            None if out is None else Path(out),
+            resume=resume,
+            overwrite=overwrite,
+            seconds=checkpoint_seconds,
+            steps=checkpoint_steps,
+            look=look,
+            best_auc=best_auc,
+        )
 
 
 class _Fit:
