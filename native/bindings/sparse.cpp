@@ -34,6 +34,25 @@ void bind_sparse(nb::module_& m) {
           },
           nb::arg("folder"))
       .def_static(
+          "generation",
+          [](const std::string& folder) {
+            return with_file(folder + "/MANIFEST", [&] { return read_manifest(folder).generation; });
+          },
+          nb::arg("folder"), "Which folder of segments a table's MANIFEST names.")
+      .def_static(
+          "adopt",
+          [](const std::string& folder, const std::string& source, uint64_t generation) {
+            with_file(folder, [&] {
+              Manifest manifest = read_manifest(source);
+              manifest.generation = generation;
+              sync_folder(segments_folder(folder, generation));
+              write_manifest(folder, manifest);
+              return 0;
+            });
+          },
+          nb::arg("folder"), nb::arg("source"), nb::arg("generation"),
+          "Make a folder's MANIFEST that of another, whose segments are already in the folder of that generation.")
+      .def_static(
           "least_ram",
           [](const Shape& shape, const std::string& policy) { return SparseTable::least_ram(shape_of(shape), policy); },
           nb::arg("shape"), nb::arg("policy"))

@@ -24,6 +24,16 @@ static_assert(sizeof(RunFacts) == 64);
 
 }  // namespace
 
+std::string segments_folder(const std::string& folder, uint64_t generation) {
+  std::string name = folder;
+  name += "/segments";
+  if (generation) {
+    name += '-';
+    name += std::to_string(generation);
+  }
+  return name;
+}
+
 bool has_manifest(const std::string& folder) {
   struct stat facts;
   return ::stat((folder + "/MANIFEST").c_str(), &facts) == 0;
@@ -40,6 +50,7 @@ void write_manifest(const std::string& folder, const Manifest& manifest) {
     file.put(manifest.number);
     file.put(manifest.keys);
     file.put(manifest.next_segment);
+    file.put(manifest.generation);
     file.seal();
     for (const auto& runs : manifest.runs) {
       file.put(uint64_t{runs.size()});
@@ -77,6 +88,7 @@ Manifest read_manifest(const std::string& folder) {
   manifest.number = file.get<uint64_t>();
   manifest.keys = file.get<uint64_t>();
   manifest.next_segment = file.get<uint64_t>();
+  manifest.generation = file.get<uint64_t>();
   file.check_seal("the counters");
   for (unsigned s = 0; s < kShards; ++s) {
     const uint64_t count = file.get<uint64_t>();

@@ -19,6 +19,15 @@ uint64_t page_sum(uint64_t segment, uint64_t offset, const char* page, size_t by
   return sum.value();
 }
 
+uint64_t footer_sum(const char* footer, size_t bytes, uint64_t segment, uint64_t offset, uint64_t rows) {
+  return page_sum(segment, offset, footer, bytes) ^ finish(rows);
+}
+
+void seal_footer(char* footer, size_t bytes, uint64_t segment, uint64_t offset, uint64_t rows) {
+  const uint64_t seal = footer_sum(footer, bytes, segment, offset, rows);
+  std::memcpy(footer, &seal, 8);
+}
+
 std::string where(const Run& run, uint64_t offset) {
   return run.place.segment->path + " at byte " + std::to_string(offset);
 }
@@ -167,20 +176,18 @@ RunPtr RunWriter::finish() {
 
   const std::span<const uint64_t> words = run->filter.words();
   const size_t fence_words = (run->fences.size() + 1) / 2;
-  run->footer_bytes = whole_blocks(8 * (fence_words + words.size() + 1));
+  run->footer_bytes = whole_blocks(8 * (1 + fence_words + words.size()));
   AlignedBuffer footer(run->footer_bytes);
   std::memset(footer.data(), 0, run->footer_bytes);
-  std::memcpy(footer.data(), run->fences.data(), 4 * run->fences.size());
-  if (!words.empty()) std::memcpy(footer.data() + 8 * fence_words, words.data(), 8 * words.size());
-  Checksum sum(run->rows);
-  sum.add(footer.data(), 8 * (fence_words + words.size()));
-  const uint64_t value = sum.value();
-  std::memcpy(footer.data() + 8 * (fence_words + words.size()), &value, 8);
+  std::memcpy(footer.data() + 8, run->fences.data(), 4 * run->fences.size());
+  if (!words.empty()) std::memcpy(footer.data() + 8 * (1 + fence_words), words.data(), 8 * words.size());
 
   if (own_) {
     if (used_) drain();
+    seal_footer(footer.data(), run->footer_bytes, own_->id, drained_, run->rows);
     own_->write(footer.data(), run->footer_bytes, drained_);
     segments_.wrote(own_, run->footer_bytes);
+    segments_.wrote_all(own_);
     run->place = {std::move(own_), 0};
   } else {
     // The checksums need the place, and the place is known when all is there: reserve, seal, write.
@@ -192,6 +199,7 @@ RunPtr RunWriter::finish() {
         const uint64_t seal = page_sum(segment, offset + at, page, shape_.bytes);
         std::memcpy(page, &seal, 8);
       }
+      seal_footer(buffer_.data() + used_, run->footer_bytes, segment, offset + used_, run->rows);
     });
   }
   run->place.segment->live.fetch_add(run->bytes());
@@ -289,18 +297,16 @@ RunPtr open_run(Segments& segments, const RunFacts& facts, const PageShape& shap
   run->straddles = facts.straddles != 0;
   AlignedBuffer footer(facts.footer_bytes);
   segment->read(footer.data(), facts.footer_bytes, facts.offset + pages);
-  Checksum sum(facts.rows);
-  sum.add(footer.data(), 8 * (words - 1));
   uint64_t met;
-  std::memcpy(&met, footer.data() + 8 * (words - 1), 8);
-  if (met != sum.value())
+  std::memcpy(&met, footer.data(), 8);
+  if (met != footer_sum(footer.data(), facts.footer_bytes, facts.segment, facts.offset + pages, facts.rows))
     throw DamagedFile(segment->path + " at byte " + std::to_string(facts.offset + pages) +
                       ": the checksum of a run's footer is wrong");
   run->fences.resize(facts.pages);
-  std::memcpy(run->fences.data(), footer.data(), 4 * size_t{facts.pages});
+  std::memcpy(run->fences.data(), footer.data() + 8, 4 * size_t{facts.pages});
   if (facts.filter_words) {
     std::vector<uint64_t> filter(facts.filter_words);
-    std::memcpy(filter.data(), footer.data() + 8 * facts.fence_words, 8 * facts.filter_words);
+    std::memcpy(filter.data(), footer.data() + 8 * (1 + facts.fence_words), 8 * facts.filter_words);
     run->filter = BlockedFilter::of_words(std::move(filter), facts.hashes);
   }
   run->place = {std::move(segment), facts.offset};

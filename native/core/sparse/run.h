@@ -3,7 +3,9 @@
 //   page   8 checksum of what follows, seeded by segment and place;  4 rows n;  4 zero;
 //          m × 8 keys, m × 4 stamps, m rows, of which the first n count; m is the page's room
 //   stamp  28 bits: the version of the row's last change; 4 bits above them: what the policy thought of the row
-//   footer fences (the 32 bits of the mix below the shard's, of each page's first key), filter words, 8 checksum
+//   footer 8 checksum of what follows, seeded likewise; fences (the 32 bits of the mix below the shard's, of each
+//   page's
+//          first key), filter words, zeros to the end of its last block
 //
 // Where a key would be: the last page whose fence is not above the key's. Keys with equal bits stand on one page
 // wherever they fit on one; a run of more of them (`straddles`) is searched over all pages that may hold them.
@@ -78,7 +80,7 @@ int find_on(const char* page, const PageShape& shape, int64_t key);
 struct RunFacts {
   uint64_t segment, offset, rows, footer_bytes;
   uint32_t pages, newest, hashes, straddles;
-  uint64_t fence_words;  // 64-bit words of fences; the rest of the footer but its last word is the filter
+  uint64_t fence_words;  // 64-bit words of fences; the filter follows them
   uint64_t filter_words;
 };
 RunFacts facts_of(const Run& run);

@@ -119,7 +119,6 @@ std::string Segments::path_of(uint64_t id) const {
 SegmentPtr Segments::make() {
   auto segment = std::make_shared<Segment>(path_of(next_), next_, true);
   ++next_;
-  unsynced_.push_back(segment);
   all_[segment->id] = segment;
   return segment;
 }
@@ -133,8 +132,17 @@ Place Segments::append(const char* data, size_t bytes, const std::function<void(
   }
   seal(place.segment->id, place.offset);
   place.segment->write(data, bytes, place.offset);
+  wrote_all(place.segment);
   written.fetch_add(bytes, std::memory_order_relaxed);
   return place;
+}
+
+// Only now: a sync before the last byte was written would have been too early.
+void Segments::wrote_all(const SegmentPtr& segment) {
+  std::lock_guard<std::mutex> hold(mutex_);
+  for (const auto& each : unsynced_)
+    if (each.lock() == segment) return;
+  unsynced_.push_back(segment);
 }
 
 SegmentPtr Segments::begin_own() {
@@ -145,6 +153,11 @@ SegmentPtr Segments::begin_own() {
 void Segments::wrote(const SegmentPtr& own, uint64_t bytes) {
   own->bytes_.fetch_add(bytes);
   written.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void Segments::roll() {
+  std::lock_guard<std::mutex> hold(mutex_);
+  current_.reset();
 }
 
 void Segments::sync() {

@@ -91,10 +91,13 @@ class Segments {
   // Whole blocks at the end of the current segment; `seal` is told segment and offset before they are written. Throws
   // std::system_error, and has then written nothing that counts.
   Place append(const char* data, size_t bytes, const std::function<void(uint64_t, uint64_t)>& seal);
-  // A segment of its own for much that comes piece by piece; write() it from its first byte on, then adopt() it.
+  // A segment of its own for much that comes piece by piece: write() it from its first byte on, tell what was written,
+  // and when that is all.
   SegmentPtr begin_own();
   void wrote(const SegmentPtr& own, uint64_t bytes);
+  void wrote_all(const SegmentPtr& segment);
 
+  void roll();                                   // what is appended from now on goes to a new segment
   void sync();                                   // all that was appended so far is on the disk
   void name(std::vector<SegmentPtr> segments);   // a durable manifest names these, and no others
   SegmentPtr open(uint64_t id, uint64_t bytes);  // one that a manifest names; DamagedFile where it is shorter

@@ -85,7 +85,8 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
       page_(shape.floats()),
       fresh_(shape),
       index_budget_(static_cast<size_t>(static_cast<double>(options.ram) * (1 - kRowShare))),
-      segments_(folder_ + "/segments", options.segment_bytes),
+      generation_(has_manifest(folder_) ? read_manifest(folder_).generation : 0),
+      segments_(segments_folder(folder_, generation_), options.segment_bytes),
       shards_(new Shard[kShards]) {
   if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
   const size_t each = place_bytes(shape, options.policy);

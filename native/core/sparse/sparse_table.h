@@ -121,6 +121,7 @@ class SparseTable {
   const NewRows fresh_;
   size_t index_budget_;
 
+  const uint64_t generation_;
   Segments segments_;
   HugeBlock slots_memory_, marks_memory_, rows_memory_;
   std::unique_ptr<Shard[]> shards_;

@@ -129,6 +129,7 @@ bool SparseTable::rewrite_sparse_segment() {
     }
   }
   if (!emptiest || static_cast<double>(bytes) <= kMostReplication * static_cast<double>(used)) return false;
+  segments_.roll();  // or its runs could be written to where they are
   for (const auto& [s, run] : inside[emptiest]) {
     std::lock_guard<std::mutex> alone(shards_[s].compacting);
     {
@@ -223,6 +224,7 @@ Manifest SparseTable::checkpoint_to_runs(std::vector<SegmentPtr>& named) {
       named.push_back(run->place.segment);
     }
   manifest.shape = shape_;
+  manifest.generation = generation_;
   manifest.keys = count_;
   if (number_ + 2 > kMostVersion) throw std::length_error("more than 268 million checkpoints");
   manifest.number = ++number_;
@@ -247,7 +249,8 @@ void SparseTable::save(const std::string& folder) {
   segments_.sync();
   manifest.next_segment = segments_.next_id();
   write_manifest(folder_, manifest);
-  const std::string there = folder + "/segments";
+  manifest.generation = 0;
+  const std::string there = segments_folder(folder, 0);
   if (::mkdir(there.c_str(), 0777) != 0) fail();
   std::set<uint64_t> done;
   for (const SegmentPtr& segment : named) {

@@ -100,8 +100,6 @@ class SparseTable:
         self.read_only = read_only
         self._lock = _locked(self.path, read_only)
         try:
-            if not read_only:
-                remove(self.path / "restored")  # left by a process that was killed
             if (self.path / "MANIFEST").exists():
                 found = described(self.path)
                 self._row = Row(dim, found[1]) if dim else Row(found[0], found[1])
@@ -182,19 +180,18 @@ class SparseTable:
         found = described(source)
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
         same_shape(source, found, self._shape(row))
-        fresh = self.path / "restored"
-        with written_aside(fresh, folder=True) as aside:
-            shutil.copytree(source, aside, copy_function=_link, ignore=lambda _, names: {"LOCK"} & {*names})
-        try:
-            with self._at_work():  # reads the footers of all runs
-                _native.SparseTable(os.fspath(fresh), self._shape(row), self.ram, 1, self.policy, self.segment_bytes)
-            self._native = None
-            remove(self.path / "MANIFEST")
-            remove(self.path / "segments")
-            (fresh / "segments").replace(self.path / "segments")
-            (fresh / "MANIFEST").replace(self.path / "MANIFEST")
-        finally:
-            remove(fresh)
+        where = segments_of(source, _native.SparseTable.generation(os.fspath(source)))
+        mine = _native.SparseTable.generation(os.fspath(self.path)) if (self.path / "MANIFEST").exists() else 0
+        there = segments_of(self.path, mine + 1)
+        with self._at_work():
+            _native.SparseTable(os.fspath(source), self._shape(row), self.ram, 1, self.policy, self.segment_bytes)
+            remove(there)
+            there.mkdir()
+            for file in sorted(where.glob("*.seg")):
+                _link(file, there / file.name)
+            # From here on this is the table, whatever happens; the old segments go when it is opened.
+            _native.SparseTable.adopt(os.fspath(self.path), os.fspath(source), mine + 1)
+        self._native = None
         self._begin(row)
         self._row = row
 
@@ -336,8 +333,14 @@ class SparseTable:
             raise BudgetError(
                 f"ram={self.ram:,} bytes holds fewer than 1,024 rows of {words(row)}; expected at least {least:,}"
             )
-        (self.path / "segments").mkdir(exist_ok=True)
         with self._at_work():
+            named = (self.path / "MANIFEST").exists()
+            there = segments_of(self.path, _native.SparseTable.generation(os.fspath(self.path)) if named else 0)
+            if not self.read_only:
+                there.mkdir(exist_ok=True)
+                for other in self.path.glob("segments*"):  # of before a restore, or of one that did not end
+                    if other != there:
+                        remove(other)
             self._native = _native.SparseTable(
                 os.fspath(self.path), shape, self.ram, self.threads or 0, self.policy, self.segment_bytes
             )
@@ -365,7 +368,7 @@ def _locked(path: Path, shared: bool) -> int:
     """A folder that this process alone has open; ``shared``: with others that only read."""
     try:
         if not shared:
-            path.mkdir(parents=True, exist_ok=True)
+            _made(path)
         lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise SourceError(f"cannot keep a table in {path}: {error.strerror or error}") from error
@@ -392,12 +395,32 @@ def described(path: Path) -> tuple[Any, ...]:
     return dim, linear, (weight[0], tuple(weight[1])), (vector[0], tuple(vector[1])), init, seed
 
 
-def _link(source: str, target: str) -> str:
+def segments_of(path: Path, generation: int) -> Path:
+    return path / (f"segments-{generation}" if generation else "segments")
+
+
+def _made(path: Path) -> None:
+    """A folder whose name, and those of the folders above it, outlive a power cut."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        _sync(made.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        shutil.copy2(source, target)
-    return target
+        shutil.copyfile(source, target)
+        _sync(target)
 
 
 def resident_bytes() -> int:
