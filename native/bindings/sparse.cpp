@@ -13,7 +13,7 @@ void bind_sparse(nb::module_& m) {
       .def(
           "__init__",
           [](SparseTable* self, const std::string& folder, const Shape& shape, size_t ram, size_t threads,
-             const std::string& policy, size_t segment_bytes) {
+             const std::string& policy, size_t segment_bytes, bool read_only) {
             const TableShape s = shape_of(shape);
             with_file(folder, [&] {
               SparseOptions options;
@@ -21,12 +21,13 @@ void bind_sparse(nb::module_& m) {
               options.threads = threads;
               options.policy = policy;
               options.segment_bytes = segment_bytes;
+              options.read_only = read_only;
               new (self) SparseTable(folder, s, options);
               return 0;
             });
           },
           nb::arg("folder"), nb::arg("shape"), nb::arg("ram"), nb::arg("threads"), nb::arg("policy"),
-          nb::arg("segment_bytes"))
+          nb::arg("segment_bytes"), nb::arg("read_only"))
       .def_static(
           "saved_shape",
           [](const std::string& folder) -> Shape {

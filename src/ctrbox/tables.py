@@ -10,7 +10,7 @@ import typer
 
 from ctrbox.terminal import Mistake, hint, say, say_json, tell, written_aside
 
-app = typer.Typer(help="A Sparse Table's folder.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Look after the folder of a Sparse Table.", no_args_is_help=True, rich_markup_mode=None)
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a table.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
@@ -53,7 +53,8 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
     for line in found:
         tell(line)
     if found:
-        raise Mistake(f"{folder} is damaged in {len(found)} places; restore it from a saved one")
+        places = "1 place" if len(found) == 1 else f"{len(found)} places"
+        raise Mistake(f"{folder} is damaged in {places}; restore it from a table saved on another disk")
     tell(f"{size:,} bytes are as they were written")
     hint(f"ctrbox table compact {folder}")
 

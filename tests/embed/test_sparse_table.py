@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox.embed.embedder import Embedder, Row
-from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
+from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError, SourceError
 
 SMALL = 300_000  # bytes: some thousand rows of 4 floats
 OPTIMIZERS = [cb.SGD(), cb.Adagrad(), cb.RowwiseAdagrad(), cb.Adam(), cb.FTRL(l1=0.01)]
@@ -260,3 +265,133 @@ def test_a_folder_without_a_table_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SourceError, match="cannot keep a table in"):
         cb.SparseTable(tmp_path / "file" / "t")
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "impressions.parquet").write_text("")
+    with pytest.raises(SourceError, match=r"holds 'impressions.parquet' and no table; .* a folder of its own"):
+        cb.SparseTable(tmp_path, 4, ram=SMALL)
+    assert [p.name for p in tmp_path.iterdir()] == ["impressions.parquet"]
+
+
+# ---- what must not lose anything
+
+
+def test_a_closed_table_is_not_opened_again_or_restored(tmp_path: Path) -> None:
+    table = cb.SparseTable(tmp_path / "t", 4, ram=SMALL)
+    trained([table], 3)
+    table.save(tmp_path / "saved")
+    table.close()
+    for act in (lambda: table.open(Row(8)), lambda: table.restore(tmp_path / "saved"), table.checkpoint):
+        with pytest.raises(PlanError, match="is closed"):
+            act()
+    with cb.SparseTable.load(tmp_path / "t", ram=SMALL) as again:
+        assert len(again)
+
+
+def test_a_table_is_not_saved_over_itself_or_over_what_is_no_table(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
+        trained([table], 3)
+        for place in (tmp_path / "t", tmp_path / "t" / "segments", tmp_path / "t" / "x"):
+            with pytest.raises(PlanError, match="a folder of its own"):
+                table.save(place)
+        (tmp_path / "precious").mkdir()
+        (tmp_path / "precious" / "file").write_text("")
+        with pytest.raises(PlanError, match="which is not replaced"):
+            table.save(tmp_path / "precious")
+        with cb.SparseTable(tmp_path / "other", 4, ram=SMALL) as other:
+            other.checkpoint()
+            with pytest.raises(SourceError, match="is open already"):
+                table.save(tmp_path / "other")
+        table.save(tmp_path / "saved")
+        table.save(tmp_path / "saved")
+        assert table.verify() == []
+
+
+def test_restoring_from_a_table_that_is_open_takes_nothing_from_it(tmp_path: Path) -> None:
+    memory = cb.MemoryTable(4)
+    with cb.SparseTable(tmp_path / "a", 4, ram=SMALL) as one, cb.SparseTable(tmp_path / "b", 4, ram=SMALL) as other:
+        trained([one, memory], 10)
+        one.checkpoint()
+        trained([one, memory], 20, seed=4)
+        other.restore(tmp_path / "a")
+        same(one, memory)
+    with cb.SparseTable.load(tmp_path / "a", ram=SMALL) as again:
+        same(again, memory)
+
+
+def test_foreign_names_stay_and_relative_paths_stay_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = cb.SparseTable("t", 4, ram=SMALL)
+    trained([table], 3)
+    table.checkpoint()
+    (tmp_path / "t" / "segments-mine").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    trained([table], 20)
+    table.close()
+    with cb.SparseTable.load(tmp_path / "t", ram=SMALL) as again:
+        assert again.verify() == []
+    assert (tmp_path / "t" / "segments-mine").is_dir()
+
+
+def test_a_forked_child_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
+        memory = cb.MemoryTable(4)
+        trained([table, memory], 20)
+        child = os.fork()
+        if child == 0:
+            try:
+                table.pull(np.array([1]))
+            except PlanError as error:
+                table.close()
+                os._exit(0 if "before a fork" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        trained([table, memory], 10, seed=3)
+        same(table, memory)
+        assert table.verify() == []
+
+
+def test_closing_waits_for_calls_and_copies_are_refused(tmp_path: Path) -> None:
+    table = cb.SparseTable(tmp_path / "t", 4, ram=SMALL)
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy.copy(table)
+    stopped = threading.Event()
+
+    def pulls() -> None:
+        rng = np.random.default_rng(1)
+        with contextlib.suppress(PlanError):
+            while True:
+                table.pull(keys_of(rng, 600))
+        stopped.set()
+
+    thread = threading.Thread(target=pulls)
+    thread.start()
+    time.sleep(0.1)
+    table.close()
+    thread.join(30)
+    assert stopped.is_set()
+    with cb.SparseTable.load(tmp_path / "t", ram=SMALL) as again:
+        assert again.verify() == []
+
+
+def test_one_new_key_many_times_needs_one_row(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
+        keys = np.full(20_000, 99)
+        assert table.pull(keys).tobytes() == cb.MemoryTable(4).pull(keys).tobytes()
+        assert len(table) == 1
+
+
+def test_a_failed_save_leaves_the_table_whole(tmp_path: Path) -> None:
+    memory = cb.MemoryTable(4)
+    table = cb.SparseTable(tmp_path / "t", 4, ram=SMALL)
+    trained([table, memory], 20)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CtrboxError):
+        table.save(tmp_path / "file" / "below")
+    with pytest.raises(OSError, match="missing"):  # the table's own manifest is written by then
+        table._table.save(str(tmp_path / "missing"))
+    table.close(checkpoint=False)
+    with cb.SparseTable.load(tmp_path / "t", ram=SMALL) as again:
+        same(again, memory)

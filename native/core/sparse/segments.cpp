@@ -47,14 +47,14 @@ void AlignedBuffer::reserve(size_t bytes) {
 
 // ---- one file -------------------------------------------------------------------------------------------------
 
-Segment::Segment(std::string path_, uint64_t id_, bool create) : id(id_), path(std::move(path_)) {
+Segment::Segment(std::string path_, uint64_t id_, bool create) : id(id_), path(std::move(path_)), process_(::getpid()) {
   file_ = open_direct(path, create ? O_RDWR | O_CREAT | O_EXCL : O_RDONLY);
   if (file_ < 0) fail();
 }
 
 Segment::~Segment() {
   ::close(file_);
-  if (!keep.load()) ::unlink(path.c_str());
+  if (!keep.load() && ::getpid() == process_) ::unlink(path.c_str());
 }
 
 void Segment::write(const char* data, size_t bytes, uint64_t at) const {
@@ -175,6 +175,11 @@ void Segments::sync() {
     const SegmentPtr segment = each.lock();
     return !segment || std::find(pending.begin(), pending.end(), segment) != pending.end();
   });
+}
+
+void Segments::hold(const std::vector<SegmentPtr>& segments) {
+  std::lock_guard<std::mutex> hold(mutex_);
+  for (const SegmentPtr& segment : segments) named_[segment->id] = segment;
 }
 
 void Segments::name(std::vector<SegmentPtr> segments) {

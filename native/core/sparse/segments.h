@@ -73,6 +73,7 @@ class Segment {
  private:
   friend class Segments;
   int file_ = -1;
+  const int process_;  // a forked child deletes nothing
   std::atomic<uint64_t> bytes_{0};
 };
 
@@ -97,11 +98,12 @@ class Segments {
   void wrote(const SegmentPtr& own, uint64_t bytes);
   void wrote_all(const SegmentPtr& segment);
 
-  void roll();                                   // what is appended from now on goes to a new segment
-  void sync();                                   // all that was appended so far is on the disk
-  void name(std::vector<SegmentPtr> segments);   // a durable manifest names these, and no others
-  SegmentPtr open(uint64_t id, uint64_t bytes);  // one that a manifest names; DamagedFile where it is shorter
-  void remove_others();                          // files of segments that are not open
+  void roll();                                         // what is appended from now on goes to a new segment
+  void sync();                                         // all that was appended so far is on the disk
+  void hold(const std::vector<SegmentPtr>& segments);  // a manifest is about to name these beside those named now
+  void name(std::vector<SegmentPtr> segments);         // a durable manifest names these, and no others
+  SegmentPtr open(uint64_t id, uint64_t bytes);        // one that a manifest names; DamagedFile where it is shorter
+  void remove_others();                                // files of segments that are not open
   void next_id_is(uint64_t id);
   uint64_t next_id() const;
   const std::string& folder() const { return folder_; }

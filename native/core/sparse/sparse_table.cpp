@@ -87,7 +87,8 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
       index_budget_(static_cast<size_t>(static_cast<double>(options.ram) * (1 - kRowShare))),
       generation_(has_manifest(folder_) ? read_manifest(folder_).generation : 0),
       segments_(segments_folder(folder_, generation_), options.segment_bytes),
-      shards_(new Shard[kShards]) {
+      shards_(new Shard[kShards]),
+      process_(::getpid()) {
   if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
   const size_t each = place_bytes(shape, options.policy);
   const size_t places = static_cast<size_t>(static_cast<double>(options.ram) * kRowShare) / each / kShards;
@@ -103,16 +104,21 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
                           reinterpret_cast<float*>(rows_memory_.data()) + size_t{s} * capacity * row_floats_,
                           make_policy(options.policy, capacity));
   if (has_manifest(folder_)) open(read_manifest(folder_));
-  segments_.remove_others();
+  if (!options.read_only) segments_.remove_others();
   worker_ = std::thread([this] { work(); });
 }
 
 SparseTable::~SparseTable() {
+  if (::getpid() != process_) {  // a forked child has no such thread, and nothing to tidy
+    worker_.detach();
+    (void)work_wake_.release();  // would wait for the parent's thread
+    return;
+  }
   {
     std::lock_guard<std::mutex> hold(work_lock_);
     stopping_ = true;
   }
-  work_wake_.notify_all();
+  work_wake_->notify_all();
   worker_.join();
 }
 
@@ -133,6 +139,7 @@ void SparseTable::open(const Manifest& manifest) {
   segments_.next_id_is(manifest.next_segment);
   count_.store(manifest.keys);
   number_.store(manifest.number);
+  durable_.store(manifest.number);
 }
 
 size_t SparseTable::threads_for(size_t keys) const { return keys < kFewKeys ? 1 : threads_; }
@@ -284,7 +291,14 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held) {
       ++rows.mark(place).pins;
       held.places[at] = place;
     }
-    make_room(shard, missing.keys.size() - before);
+    size_t need = missing.keys.size() - before;
+    if (rows.room() < need) {  // a key given twice needs one place
+      std::vector<uint64_t> mixes;
+      for (size_t k = before; k < missing.keys.size(); ++k) mixes.push_back(missing.keys[k].mix);
+      std::sort(mixes.begin(), mixes.end());
+      need = static_cast<size_t>(std::unique(mixes.begin(), mixes.end()) - mixes.begin());
+    }
+    make_room(shard, need);
     missing.runs[s] = shard.runs;
   }
   counters_.asked += asked;
@@ -565,7 +579,7 @@ std::map<std::string, uint64_t> SparseTable::stats() const {
           {"disk_rows", disk_rows_},
           {"index_bytes", index_bytes_},
           {"memory", memory()},
-          {"version", number_}};
+          {"version", durable_}};
 }
 
 }  // namespace cb

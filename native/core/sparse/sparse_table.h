@@ -36,6 +36,7 @@ struct SparseOptions {
   std::string policy = "default";
   size_t segment_bytes = size_t{64} << 20;
   double filter_bits = 10;
+  bool read_only = false;  // no file is written or removed
 };
 
 struct Scanned {
@@ -65,7 +66,7 @@ class SparseTable {
   const TableShape& shape() const { return shape_; }
   size_t size() const { return count_.load(std::memory_order_relaxed); }
   size_t memory() const;
-  uint64_t number() const { return number_.load(); }
+  uint64_t number() const { return durable_.load(); }  // of the last checkpoint that is on the disk
   std::map<std::string, uint64_t> stats() const;
   static size_t least_ram(const TableShape& shape, const std::string& policy);
 
@@ -125,7 +126,8 @@ class SparseTable {
   Segments segments_;
   HugeBlock slots_memory_, marks_memory_, rows_memory_;
   std::unique_ptr<Shard[]> shards_;
-  std::atomic<uint64_t> count_{0}, number_{0};
+  std::atomic<uint64_t> count_{0}, number_{0}, durable_{0};
+  const int process_;
   std::atomic<uint64_t> disk_rows_{0}, index_bytes_{0};
 
   std::mutex calls_, loading_, checkpointing_;
@@ -142,9 +144,8 @@ class SparseTable {
   Counters counters_;
 
   std::mutex work_lock_;
-  std::condition_variable work_wake_;
+  std::unique_ptr<std::condition_variable> work_wake_ = std::make_unique<std::condition_variable>();
   bool work_asked_ = false, stopping_ = false;
-  std::string work_failed_;
   std::thread worker_;
 };
 

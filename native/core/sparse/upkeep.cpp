@@ -40,7 +40,7 @@ void SparseTable::add_run(Shard& shard, RunPtr run) {
   if (!many) return;
   std::lock_guard<std::mutex> hold(work_lock_);
   work_asked_ = true;
-  work_wake_.notify_one();
+  work_wake_->notify_one();
 }
 
 // `old` stand side by side among the shard's runs; newer ones may have come before them.
@@ -142,16 +142,15 @@ bool SparseTable::rewrite_sparse_segment() {
   return true;
 }
 
-// The background thread. What it fails at (a full disk, damage) is told by the next checkpoint, compact or verify: the
-// table goes on with the runs it has.
+// The background thread. Where it fails (a full disk, damage) the table goes on with the runs it has; compact and
+// verify tell what is the matter.
 void SparseTable::work() {
   std::unique_lock<std::mutex> hold(work_lock_);
   while (!stopping_) {
-    work_wake_.wait(hold, [&] { return work_asked_ || stopping_; });
+    work_wake_->wait(hold, [&] { return work_asked_ || stopping_; });
     if (stopping_) return;
     work_asked_ = false;
     hold.unlock();
-    std::string failed;
     try {
       for (unsigned s = 0; s < kShards; ++s) {
         {
@@ -161,11 +160,9 @@ void SparseTable::work() {
         compact_some(shards_[s], false);
       }
       rewrite_sparse_segment();
-    } catch (const std::exception& error) {
-      failed = error.what();
+    } catch (const std::exception&) {
     }
     hold.lock();
-    work_failed_ = failed;
   }
 }
 
@@ -237,8 +234,10 @@ uint64_t SparseTable::checkpoint() {
   Manifest manifest = checkpoint_to_runs(named);
   segments_.sync();
   manifest.next_segment = segments_.next_id();
+  segments_.hold(named);  // whatever of the next step fails, both manifests keep their files
   write_manifest(folder_, manifest);
   segments_.name(std::move(named));
+  durable_.store(manifest.number);
   return manifest.number;
 }
 
@@ -248,7 +247,10 @@ void SparseTable::save(const std::string& folder) {
   Manifest manifest = checkpoint_to_runs(named);
   segments_.sync();
   manifest.next_segment = segments_.next_id();
+  segments_.hold(named);
   write_manifest(folder_, manifest);
+  segments_.name(named);
+  durable_.store(manifest.number);
   manifest.generation = 0;
   const std::string there = segments_folder(folder, 0);
   if (::mkdir(there.c_str(), 0777) != 0) fail();
@@ -271,7 +273,6 @@ void SparseTable::save(const std::string& folder) {
   }
   sync_folder(there);
   write_manifest(folder, manifest);
-  segments_.name(std::move(named));
 }
 
 // ---- everything -----------------------------------------------------------------------------------------------
@@ -322,8 +323,6 @@ std::vector<std::string> SparseTable::verify() {
     }
   });
   std::sort(found.begin(), found.end());
-  std::lock_guard<std::mutex> hold(work_lock_);
-  if (!work_failed_.empty()) found.push_back("merging runs failed: " + work_failed_);
   return found;
 }
 

@@ -13,10 +13,11 @@ file and place). A full disk stops the call, loses nothing, and the call can be 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
+import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -38,12 +39,14 @@ from ctrbox.embed.memory import (
     words,
 )
 from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of, spec_of
-from ctrbox.engines.aside import remove, written_aside
+from ctrbox.engines.aside import FULL, remove, written_aside
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, nearest
 from ctrbox.views.view import parse_bytes
 
 SHARDS = 64
 SEGMENT_BYTES = 64 << 20
+SEGMENTS = re.compile(r"segments(-\d+)?")
+OWN = re.compile(r"LOCK|MANIFEST(\.aside)?|segments(-\d+)?")  # names in a table's folder
 POLICIES = ("default", "heat", "s3fifo", "clock", "lru", "lfu")
 
 
@@ -75,7 +78,7 @@ class SparseTable:
         segment_bytes: int = SEGMENT_BYTES,
         read_only: bool = False,
     ) -> None:
-        self.path = Path(path)
+        self.path = _absolute(path)
         self.optimizer = checked_optimizer("optimizer", optimizer)
         self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
         if isinstance(init, bool) or not isinstance(init, int | float) or not 0 <= init <= 1e6:
@@ -90,7 +93,8 @@ class SparseTable:
             raise PlanError(f"ram= must be above 0 bytes and at most {MOST_BUDGET:,}, got {ram!r}")
         self.threads = None if threads is None else whole("threads", threads, 1, 256)
         if policy not in POLICIES:
-            raise PlanError(f"policy= must be one of {', '.join(POLICIES)}, got {policy!r}{nearest(policy, POLICIES)}")
+            near = nearest(policy, POLICIES) if isinstance(policy, str) else ""
+            raise PlanError(f"policy= must be one of {', '.join(POLICIES)}, got {policy!r}{near}")
         self.policy = policy
         self.segment_bytes = whole("segment_bytes", segment_bytes, 1 << 16, 1 << 40)
         self._row = Row(whole("dim", dim, 0, MOST_DIM))
@@ -98,7 +102,13 @@ class SparseTable:
         self._factor = 1.0
         self._native: _native.SparseTable | None = None
         self.read_only = read_only
+        self._process = os.getpid()
+        self._closed = True  # until it has its folder
+        self._under_way = 0  # calls; closing waits for them
+        self._idle = threading.Condition()
+        self._lock = -1
         self._lock = _locked(self.path, read_only)
+        self._closed = False
         try:
             if (self.path / "MANIFEST").exists():
                 found = described(self.path)
@@ -108,8 +118,7 @@ class SparseTable:
             elif dim:
                 self._begin(self._row)
         except BaseException:
-            os.close(self._lock)
-            self._lock = -1
+            self._unlock()
             raise
 
     # ---- the contract ----
@@ -127,8 +136,11 @@ class SparseTable:
         if row.width == 0:
             raise PlanError("a row needs a vector (dim above 0) or a first-order weight (linear=True), got neither")
         whole("dim", row.dim, 0, MOST_DIM)
+        self._check_usable()
         if row != self._row or self._native is None:
-            if len(self):
+            if self._native is None and (self.path / "MANIFEST").exists():
+                raise SourceError(f"the table in {self.path} could not be opened before; open it anew")
+            if len(self) or self.read_only:
                 raise PlanError(
                     f"the table in {self.path} holds {len(self):,} rows of {words(self._row)}, the model reads {words(row)}; "
                     "give it a folder of its own"
@@ -168,15 +180,31 @@ class SparseTable:
             raise DataError(refused(self._row, int(moved[at]), float(g[at, column]), column))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """A checkpoint elsewhere: a folder with a manifest and links to the files it names, which are never changed."""
-        with written_aside(Path(path), folder=True) as aside:
+        """A checkpoint elsewhere: a folder with a manifest and links to the files it names, which are never changed.
+
+        A table that was saved there before, and that nobody has open, is replaced; any other folder is refused.
+        """
+        place = _absolute(path)
+        own = self.path.resolve()
+        if place.is_symlink() or own in (place.resolve(), *place.resolve().parents):
+            raise PlanError(
+                f"a table is saved to a folder of its own, not to {path}; the table itself is in {self.path}"
+            )
+        if place.is_dir() and any(place.iterdir()):
+            if not (place / "MANIFEST").is_file():
+                raise PlanError(f"{path} is a folder without a table, which is not replaced; name a new one")
+            os.close(_locked(place, False))  # refused where somebody has it open
+        with written_aside(place, folder=True) as aside:
             aside.mkdir()
             with self._at_work():
                 self._writable.save(os.fspath(aside))
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Become what ``save`` wrote, within this table's own budget; what it held goes once that is in place."""
-        source = Path(path)
+        self._check_usable()
+        if self._native is not None:
+            _ = self._writable
+        source = _absolute(path)
         found = described(source)
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
         same_shape(source, found, self._shape(row))
@@ -184,7 +212,7 @@ class SparseTable:
         mine = _native.SparseTable.generation(os.fspath(self.path)) if (self.path / "MANIFEST").exists() else 0
         there = segments_of(self.path, mine + 1)
         with self._at_work():
-            _native.SparseTable(os.fspath(source), self._shape(row), self.ram, 1, self.policy, self.segment_bytes)
+            _native.SparseTable(os.fspath(source), self._shape(row), self.ram, 1, self.policy, self.segment_bytes, True)
             remove(there)
             there.mkdir()
             for file in sorted(where.glob("*.seg")):
@@ -283,14 +311,16 @@ class SparseTable:
 
     def close(self, checkpoint: bool = True) -> None:
         """End; with ``checkpoint`` what the table holds is made durable first. A closed table refuses everything."""
-        if self._native is None and self._lock < 0:
+        if self._closed:
             return
-        if checkpoint and self._native is not None and not self.read_only and (len(self) or self.version):
+        mine = os.getpid() == self._process  # a forked child lets go of what its parent has, and changes nothing
+        if mine and checkpoint and self._native is not None and not self.read_only and (len(self) or self.version):
             self.checkpoint()
+        with self._idle:
+            self._closed = True
+            self._idle.wait_for(lambda: self._under_way == 0 or not mine)
         self._native = None
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._unlock()
 
     def __enter__(self) -> Self:
         return self
@@ -299,8 +329,11 @@ class SparseTable:
         self.close(checkpoint=error is None)
 
     def __del__(self) -> None:
-        if getattr(self, "_lock", -1) >= 0:
+        if not getattr(self, "_closed", True):
             self.close(checkpoint=False)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a SparseTable cannot be copied or pickled: it is the one that has its folder open")
 
     def __repr__(self) -> str:
         return f"SparseTable({str(self.path)!r}, {words(self._row)}, {self.optimizer}, {len(self):,} keys, ram {self.ram:,})"
@@ -312,11 +345,24 @@ class SparseTable:
 
     @property
     def _table(self) -> _native.SparseTable:
+        self._check_usable()
         if self._native is None:
-            if self._lock < 0:
-                raise PlanError(f"the table in {self.path} is closed")
             raise PlanError("a table of dim=0 has only first-order weights: open(Row(0, linear=True)) before using it")
         return self._native
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise PlanError(f"the table in {self.path} is closed")
+        if os.getpid() != self._process:
+            raise PlanError(
+                f"the table in {self.path} was opened by another process, before a fork; open it in one process only"
+            )
+
+    def _unlock(self) -> None:
+        self._closed = True
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     @property
     def _writable(self) -> _native.SparseTable:
@@ -338,15 +384,24 @@ class SparseTable:
             there = segments_of(self.path, _native.SparseTable.generation(os.fspath(self.path)) if named else 0)
             if not self.read_only:
                 there.mkdir(exist_ok=True)
-                for other in self.path.glob("segments*"):  # of before a restore, or of one that did not end
-                    if other != there:
+                for other in self.path.iterdir():  # of before a restore, or of one that did not end
+                    if other != there and SEGMENTS.fullmatch(other.name):
                         remove(other)
             self._native = _native.SparseTable(
-                os.fspath(self.path), shape, self.ram, self.threads or 0, self.policy, self.segment_bytes
+                os.fspath(self.path),
+                shape,
+                self.ram,
+                self.threads or 0,
+                self.policy,
+                self.segment_bytes,
+                self.read_only,
             )
 
     @contextlib.contextmanager
     def _at_work(self, keys: int = 0) -> Iterator[None]:
+        with self._idle:
+            self._check_usable()
+            self._under_way += 1
         try:
             yield
         except _native.DamagedFile as error:
@@ -359,9 +414,20 @@ class SparseTable:
         except MemoryError as error:
             raise BudgetError(f"the machine has no memory for ram={self.ram:,} bytes; lower it") from error
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if error.errno in FULL:
                 raise SourceError(f"the disk of {self.path} is full; nothing was lost: make room and go on") from error
             raise SourceError(f"cannot use the table in {self.path}: {error.strerror or error}") from error
+        finally:
+            with self._idle:
+                self._under_way -= 1
+                self._idle.notify_all()
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    """The same folder whatever the working folder is later."""
+    if not os.fspath(path) or "\0" in str(path):
+        raise PlanError(f"a table needs the path of a folder, got {path!r}")
+    return Path(path).absolute()
 
 
 def _locked(path: Path, shared: bool) -> int:
@@ -369,7 +435,17 @@ def _locked(path: Path, shared: bool) -> int:
     try:
         if not shared:
             _made(path)
-        lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if not (path / "MANIFEST").exists():
+                strange = sorted(p.name for p in path.iterdir() if not OWN.fullmatch(p.name))
+                if strange:
+                    raise SourceError(
+                        f"{path} holds {strange[0]!r} and no table; a table needs a folder of its own, which may be new"
+                    )
+        lock = os.open(path / "LOCK", os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
+    except FileNotFoundError as error:
+        if shared and path.is_dir():
+            return -1  # a saved table that nobody has opened to write
+        raise SourceError(f"cannot open the table in {path}: {error.strerror}") from error
     except OSError as error:
         raise SourceError(f"cannot keep a table in {path}: {error.strerror or error}") from error
     try:
