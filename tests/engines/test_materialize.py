@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import signal
@@ -287,13 +288,11 @@ def test_a_failure_midway_leaves_the_old_file(
 def test_ctrl_c_leaves_the_old_file_and_no_threads(tmp_path: Path) -> None:
     plan().materialize(tmp_path / "basic.parquet", ["bid"])
     before = pq.read_table(tmp_path / "basic.parquet")
-    calls = 0
+    calls = itertools.count(1)  # several threads call
 
     @cb.operator(args=["float"], result="float", arrays="numpy")
     def pressed(values: np.ndarray) -> np.ndarray:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
+        if next(calls) == 4:
             os.kill(os.getpid(), signal.SIGINT)
         return values
 
