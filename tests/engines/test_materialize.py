@@ -285,6 +285,15 @@ def test_a_failure_midway_leaves_the_old_file(
     assert names(tmp_path) == [name]
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as in a terminal: a shell that starts a command in the background has it ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_leaves_the_old_file_and_no_threads(tmp_path: Path) -> None:
     plan().materialize(tmp_path / "basic.parquet", ["bid"])
     before = pq.read_table(tmp_path / "basic.parquet")
