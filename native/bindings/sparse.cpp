@@ -80,6 +80,25 @@ void bind_sparse(nb::module_& m) {
           },
           nb::arg("keys"), nb::arg("gradients"), nb::arg("factor"),
           "-1, or the place of the first gradient that is not finite: then nothing was changed.")
+      .def(
+          "read",
+          [](SparseTable& t, Keys keys) {
+            auto rows = std::make_shared<Buffer<float>>();
+            with_file("", [&] {
+              rows->resize(keys.size() * t.shape().floats());
+              t.read(span_of(keys), rows->data());
+            });
+            return shared_array(rows->data(), {keys.size(), t.shape().floats()}, rows);
+          },
+          nb::arg("keys"))
+      .def(
+          "write",
+          [](SparseTable& t, Keys keys, Gradients rows) {
+            if (rows.shape(0) != keys.size() || rows.shape(1) != t.shape().floats())
+              throw nb::value_error("rows are not (keys, floats)");
+            with_file("", [&] { t.write(span_of(keys), rows.data()); });
+          },
+          nb::arg("keys"), nb::arg("rows"))
       .def("checkpoint", [](SparseTable& t) { return with_file("", [&] { return t.checkpoint(); }); })
       .def(
           "save", [](SparseTable& t, const std::string& folder) { with_file(folder, [&] { t.save(folder); }); },
@@ -99,6 +118,7 @@ void bind_sparse(nb::module_& m) {
           },
           nb::arg("shard"), nb::arg("since"), "Keys, versions and rows of a shard, in the order of their mixes.")
       .def("stats", &SparseTable::stats)
+      .def_prop_ro("floats", [](const SparseTable& t) { return t.shape().floats(); })
       .def_prop_ro("version", &SparseTable::number)
       .def_prop_ro("size", &SparseTable::size)
       .def_prop_ro("bytes", &SparseTable::memory);

@@ -395,3 +395,23 @@ def test_a_failed_save_leaves_the_table_whole(tmp_path: Path) -> None:
     table.close(checkpoint=False)
     with cb.SparseTable.load(tmp_path / "t", ram=SMALL) as again:
         same(again, memory)
+
+
+def test_whole_rows_are_read_and_written_at_any_budget(tmp_path: Path) -> None:
+    keys = np.arange(1, 20_001)
+    memory = cb.MemoryTable(4, seed=3)
+    with cb.SparseTable(tmp_path / "t", 4, ram="400KB", seed=3) as table:
+        for part in np.array_split(keys, 20):
+            rows = table.read(part)
+            assert (rows[:, :4] == memory.pull(part)).all()
+            rows[:, 0], rows[:, 4] = part, 5.0
+            table.write(part, rows)
+        assert len(table) == len(keys)
+        table.checkpoint()
+    with cb.SparseTable.load(tmp_path / "t", ram="400KB") as table:
+        for part in np.array_split(keys, 20):
+            rows = table.read(part)
+            assert (rows[:, 0] == part).all()
+            assert (rows[:, 4] == 5.0).all()
+        with pytest.raises(DataError, match=r"whole rows of shape \(3, 8\)"):
+            table.write(keys[:3], np.zeros((3, 4), np.float32))

@@ -440,22 +440,27 @@ void SparseTable::pull(std::span<const int64_t> keys, float* out, bool create) {
   last_.reset();
   auto held = take_prefetched(keys);
   if (!held) held = load_now(keys);
-  parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
-    Shard& shard = shards_[s];
-    std::lock_guard<std::mutex> hold_shard(shard.lock);
-    const size_t end = held->bounds[s + 1];
-    for (size_t k = held->bounds[s]; k < end; ++k) {
-      if (k + kAhead < end && held->places[held->at(k + kAhead)] != kNowhere)
-        __builtin_prefetch(shard.rows.row(held->places[held->at(k + kAhead)]));
-      const size_t at = held->at(k);
-      float* to = out + at * width_;
-      if (held->places[at] == kNowhere)
-        std::fill_n(to, width_, 0.0f);
+  gather(*held, out, width_);
+  last_ = std::move(held);
+}
+
+// The first `floats` of every row.
+void SparseTable::gather(const Held& held, float* out, size_t floats) const {
+  parallel_for(threads_for(held.keys.size()), kShards, [&](size_t s) {
+    const Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    const size_t end = held.bounds[s + 1];
+    for (size_t k = held.bounds[s]; k < end; ++k) {
+      if (k + kAhead < end && held.places[held.at(k + kAhead)] != kNowhere)
+        __builtin_prefetch(shard.rows.row(held.places[held.at(k + kAhead)]));
+      const size_t at = held.at(k);
+      float* to = out + at * floats;
+      if (held.places[at] == kNowhere)
+        std::fill_n(to, floats, 0.0f);
       else
-        std::memcpy(to, shard.rows.row(held->places[at]), width_ * sizeof(float));
+        std::memcpy(to, shard.rows.row(held.places[at]), floats * sizeof(float));
     }
   });
-  last_ = std::move(held);
 }
 
 // Creates nothing, and brings nothing into memory.
@@ -525,6 +530,40 @@ int64_t SparseTable::push(std::span<const int64_t> keys, const float* gradients,
   });
   last_.reset();
   return -1;
+}
+
+// ---- whole rows -----------------------------------------------------------------------------------------------
+
+void SparseTable::read(std::span<const int64_t> keys, float* out) {
+  auto held = load_now(keys);
+  gather(*held, out, row_floats_);
+  release(*held);
+}
+
+void SparseTable::write(std::span<const int64_t> keys, const float* rows) {
+  std::lock_guard<std::mutex> hold(calls_);
+  std::lock_guard<std::mutex> hold_loads(loading_);
+  const auto held = held_for(keys);
+  const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
+  parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold_shard(shard.lock);
+    for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
+      const size_t at = held->at(k);
+      const int64_t key = keys[at];
+      if (key == 0) continue;
+      const uint64_t mix = mix_of(key);
+      uint32_t place = shard.rows.find(key, mix);
+      if (place == kNowhere) {
+        make_room(shard, 1);
+        place = shard.rows.insert(key, mix);
+      }
+      std::memcpy(shard.rows.row(place), rows + at * row_floats_, row_floats_ * sizeof(float));
+      Mark& mark = shard.rows.mark(place);
+      mark.dirty = 1;
+      mark.version = version;
+    }
+  });
 }
 
 // ---- facts ----------------------------------------------------------------------------------------------------

@@ -56,6 +56,11 @@ class SparseTable {
   // -1, or the place in `gradients` of the first number that is not finite. `factor` scales the learning rates.
   int64_t push(std::span<const int64_t> keys, const float* gradients, double factor);
 
+  // Whole rows, (keys, shape.floats()): values, then states. Reading creates what is not there, and pins nothing.
+  void read(std::span<const int64_t> keys, float* out);
+  // Keys that were created before: what lies on disk of them is not looked at.
+  void write(std::span<const int64_t> keys, const float* rows);
+
   uint64_t checkpoint();                 // its number
   void save(const std::string& folder);  // a checkpoint elsewhere: a manifest, and links to the segments it names
   void flush();                          // all rows that nobody has pinned leave memory
@@ -96,6 +101,7 @@ class SparseTable {
   void release(Held& held);
   std::unique_ptr<Held> take_prefetched(std::span<const int64_t> keys);
   void make_room(Shard& shard, size_t need);
+  void gather(const Held& held, float* out, size_t floats) const;
   void look(std::span<const int64_t> keys, float* out);
   template <class Found>
   void read_missing(Missing& missing, Reading& reading, Found found);

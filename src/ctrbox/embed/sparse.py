@@ -259,6 +259,29 @@ class SparseTable:
 
     # ---- beyond the contract ----
 
+    def read(self, keys: Keys) -> Floats:
+        """Whole rows (n, floats), values and then states; keys that are not there are created. Pins nothing."""
+        wanted = checked_keys(keys)
+        with self._at_work(len(wanted)):
+            rows: Floats = self._writable.read(wanted)  # type: ignore[assignment]
+        return rows
+
+    def write(self, keys: Keys, rows: Floats) -> None:
+        """Replace whole rows of keys that were read or pulled before; what is on disk of them is not looked at."""
+        changed = checked_keys(keys)
+        given = np.asarray(rows)
+        if given.dtype != np.float32 or given.shape != (len(changed), self.floats):
+            raise DataError(
+                f"expected whole rows of shape {(len(changed), self.floats)} float32, got {given.shape} {given.dtype}"
+            )
+        with self._at_work(len(changed)):
+            self._writable.write(changed, np.ascontiguousarray(given))
+
+    @property
+    def floats(self) -> int:
+        """Of a whole row: its values and the states of its optimizers."""
+        return self._table.floats
+
     def checkpoint(self) -> int:
         """Make what the table holds durable; returns its version. Only what changed since the last one is written."""
         with self._at_work():
