@@ -12,16 +12,15 @@ void bind_embed(nb::module_& m) {
   nb::exception<TableFull>(m, "TableFull", PyExc_MemoryError);
   nb::exception<DamagedFile>(m, "DamagedFile", PyExc_ValueError);
 
-  nb::class_<MemoryTable>(m, "MemoryTable", "Keys to rows of floats and their optimizers' states, in memory.")
+  nb::class_<MemoryTable> table(m, "MemoryTable", "Keys to rows of floats and their optimizers' states, in memory.");
+  bind_life(table);
+  table
       .def(
           "__init__",
-          [](MemoryTable* self, uint32_t dim, bool linear, Optimizer weight, Optimizer vector, double init,
-             uint64_t seed, size_t budget, size_t threads) {
-            new (self)
-                MemoryTable(TableShape{dim, linear, spec_of(weight), spec_of(vector), init, seed}, budget, threads);
+          [](MemoryTable* self, const Shape& shape, size_t budget, size_t threads) {
+            new (self) MemoryTable(shape_of(shape), budget, threads);
           },
-          nb::arg("dim"), nb::arg("linear"), nb::arg("weight"), nb::arg("vector"), nb::arg("init"), nb::arg("seed"),
-          nb::arg("budget"), nb::arg("threads"))
+          nb::arg("shape"), nb::arg("budget"), nb::arg("threads"))
       .def_static(
           "load",
           [](const std::string& path, size_t budget, size_t threads) {
@@ -31,7 +30,7 @@ void bind_embed(nb::module_& m) {
       .def_static(
           "saved_shape",
           [](const std::string& path) -> Shape { return tuple_of(with_file(path, [&] { return saved_shape(path); })); },
-          nb::arg("path"), "dim, linear, optimizer of the weight, of the vector, init, seed.")
+          nb::arg("path"), "dim, linear, optimizer of the weight, of the vector, init, seed, life.")
       .def(
           "save", [](MemoryTable& t, const std::string& path) { with_file(path, [&] { t.save(path); }); },
           nb::arg("path"))
@@ -56,17 +55,19 @@ void bind_embed(nb::module_& m) {
           nb::arg("keys"), nb::arg("create"))
       .def(
           "push",
-          [](MemoryTable& t, Keys keys, Gradients gradients, double factor) {
+          [](MemoryTable& t, Keys keys, Gradients gradients, double factor, Counts shows, Counts clicks, bool skip) {
             if (gradients.shape(0) != keys.size() || gradients.shape(1) != t.shape().width())
               throw nb::value_error("gradients are not (keys, width)");
+            const Shown shown = shown_of(shows, clicks, keys.size());
             nb::gil_scoped_release free;
-            return t.push(span_of(keys), gradients.data(), factor);
+            return t.push(span_of(keys), gradients.data(), factor, shown, skip);
           },
-          nb::arg("keys"), nb::arg("gradients"), nb::arg("factor"),
-          "-1, or the place of the first gradient that is not finite: then nothing was changed.")
+          nb::arg("keys"), nb::arg("gradients"), nb::arg("factor"), nb::arg("shows") = nb::none(),
+          nb::arg("clicks") = nb::none(), nb::arg("skip") = false,
+          "-1, or the place of the first gradient that is not finite: then nothing was changed, but where it is skipped.")
       .def("export",
            [](MemoryTable& t) {
-             const size_t room = t.size(), width = t.shape().width(), states = t.shape().states();
+             const size_t room = t.size(), width = t.shape().width(), states = t.shape().floats() - width;
              auto keys = std::make_shared<std::vector<int64_t>>(room);
              auto values = std::make_shared<std::vector<float>>(room * width);
              auto rest = std::make_shared<std::vector<float>>(room * states);
@@ -79,6 +80,8 @@ void bind_embed(nb::module_& m) {
                                    shared_array(values->data(), {n, width}, values),
                                    shared_array(rest->data(), {n, states}, rest));
            })
+      .def_prop_ro("skipped", &MemoryTable::skipped)
+      .def_prop_ro("not_admitted", &MemoryTable::not_admitted)
       .def_prop_ro("size", &MemoryTable::size)
       .def_prop_ro("bytes", &MemoryTable::bytes);
 

@@ -1,11 +1,13 @@
 // What the bindings of all tables of trainable rows share: keys, gradients, shapes, files.
 #pragma once
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
 #include <cerrno>
+#include <optional>
 #include <system_error>
 
 #include "bindings/bindings.h"
@@ -16,7 +18,9 @@ namespace cb {
 using Keys = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Gradients = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Optimizer = std::pair<uint32_t, std::array<double, kOptimizerParameters>>;
-using Shape = std::tuple<uint32_t, bool, Optimizer, Optimizer, double, uint64_t>;
+using LifeTuple = std::tuple<double, uint32_t, double, uint64_t>;  // decay, count, probability, bytes of the sketch
+using Shape = std::tuple<uint32_t, bool, Optimizer, Optimizer, double, uint64_t, LifeTuple>;
+using Counts = std::optional<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>;
 
 inline std::span<const int64_t> span_of(const Keys& keys) { return {keys.data(), keys.size()}; }
 
@@ -41,12 +45,50 @@ auto with_file(const std::string& path, F f) {
 }
 
 inline TableShape shape_of(const Shape& shape) {
-  const auto& [dim, linear, weight, vector, init, seed] = shape;
-  return TableShape{dim, linear, spec_of(weight), spec_of(vector), init, seed};
+  const auto& [dim, linear, weight, vector, init, seed, life] = shape;
+  const auto& [decay, count, probability, sketch] = life;
+  return TableShape{dim,  linear, spec_of(weight), spec_of(vector), init,
+                    seed, Life{decay, count, probability, sketch}};
 }
 
 inline Shape tuple_of(const TableShape& s) {
-  return {s.dim, s.linear, tuple_of(s.weight), tuple_of(s.vector), s.init, s.seed};
+  const LifeTuple life{s.life.decay, s.life.count, s.life.probability, s.life.sketch_bytes};
+  return {s.dim, s.linear, tuple_of(s.weight), tuple_of(s.vector), s.init, s.seed, life};
+}
+
+inline Shown shown_of(const Counts& shows, const Counts& clicks, size_t keys) {
+  if ((shows && shows->size() != keys) || (clicks && clicks->size() != keys))
+    throw nb::value_error("shows and clicks are not one a key");
+  return {shows ? shows->data() : nullptr, clicks ? clicks->data() : nullptr};
+}
+
+// What tables share beyond pull and push: a table is a MemoryTable or a SparseTable.
+template <class Table>
+void bind_life(nb::class_<Table>& table) {
+  table
+      .def(
+          "advance", [](Table& t, uint64_t periods) { with_file("", [&] { t.advance(periods); }); },
+          nb::arg("periods"))
+      .def(
+          "expire",
+          [](Table& t, int64_t unseen, double least, double click, double nonclick) {
+            if (!t.shape().life.counts()) throw nb::value_error("a table without counters");
+            return with_file("", [&] { return t.expire({unseen, least, click, nonclick}); });
+          },
+          nb::arg("unseen"), nb::arg("least"), nb::arg("click"), nb::arg("nonclick"))
+      .def(
+          "counters",
+          [](Table& t, Keys keys) {
+            if (!t.shape().life.counts()) throw nb::value_error("a table without counters");
+            auto out = std::make_shared<Buffer<float>>();
+            with_file("", [&] {
+              out->resize(keys.size() * kCounterFloats);
+              t.counters(span_of(keys), out->data());
+            });
+            return shared_array(out->data(), {keys.size(), kCounterFloats}, out);
+          },
+          nb::arg("keys"), "Shows, clicks and period of the last push (n, 3), not faded since then.")
+      .def_prop_ro("clock", &Table::clock);
 }
 
 }  // namespace cb

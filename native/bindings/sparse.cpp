@@ -9,7 +9,9 @@
 using namespace cb;
 
 void bind_sparse(nb::module_& m) {
-  nb::class_<SparseTable>(m, "SparseTable", "Keys to rows of floats and their optimizers' states, on an SSD.")
+  nb::class_<SparseTable> table(m, "SparseTable", "Keys to rows of floats and their optimizers' states, on an SSD.");
+  bind_life(table);
+  table
       .def(
           "__init__",
           [](SparseTable* self, const std::string& folder, const Shape& shape, size_t ram, size_t threads,
@@ -73,13 +75,15 @@ void bind_sparse(nb::module_& m) {
           nb::arg("keys"), nb::arg("create"))
       .def(
           "push",
-          [](SparseTable& t, Keys keys, Gradients gradients, double factor) {
+          [](SparseTable& t, Keys keys, Gradients gradients, double factor, Counts shows, Counts clicks, bool skip) {
             if (gradients.shape(0) != keys.size() || gradients.shape(1) != t.shape().width())
               throw nb::value_error("gradients are not (keys, width)");
-            return with_file("", [&] { return t.push(span_of(keys), gradients.data(), factor); });
+            const Shown shown = shown_of(shows, clicks, keys.size());
+            return with_file("", [&] { return t.push(span_of(keys), gradients.data(), factor, shown, skip); });
           },
-          nb::arg("keys"), nb::arg("gradients"), nb::arg("factor"),
-          "-1, or the place of the first gradient that is not finite: then nothing was changed.")
+          nb::arg("keys"), nb::arg("gradients"), nb::arg("factor"), nb::arg("shows") = nb::none(),
+          nb::arg("clicks") = nb::none(), nb::arg("skip") = false,
+          "-1, or the place of the first gradient that is not finite: then nothing was changed, but where it is skipped.")
       .def(
           "read",
           [](SparseTable& t, Keys keys) {

@@ -35,11 +35,12 @@ void copy_floats(float* __restrict to, const float* __restrict from, size_t n) {
 MemoryTable::MemoryTable(const TableShape& shape, size_t budget_bytes, size_t threads)
     : shape_(shape),
       width_(shape.width()),
-      row_floats_(width_ + shape.states()),
+      row_floats_(shape.floats()),
       stride_((row_floats_ + 3) / 4 * 4),
       fresh_(shape),
       budget_(budget_bytes),
       threads_(threads ? threads : usable_cores()),
+      life_(shape.life, shape.seed),
       shards_(new Shard[kShards]) {
   if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
 }
@@ -49,7 +50,7 @@ size_t MemoryTable::threads_for(size_t keys) const { return keys < kFewKeys ? 1 
 // ---- rows -----------------------------------------------------------------------------------------------------
 
 void MemoryTable::initial_row(int64_t key, float* row) const {
-  fresh_.row(key, row);
+  fresh_.row(key, row, life_.clock.load(std::memory_order_relaxed));
   for (size_t k = row_floats_; k < stride_; ++k) row[k] = 0.0f;
 }
 
@@ -109,12 +110,18 @@ void MemoryTable::grow_slots(Shard& shard, size_t size) {
 float* MemoryTable::create_row(Shard& shard, int64_t key, uint64_t mix) {
   if (!shard.slots || (shard.count + 1) * 4 > (shard.mask + 1) * 3)
     grow_slots(shard, shard.slots ? (shard.mask + 1) * 2 : kLeastSlots);
-  if (shard.fresh_rows == 0) add_chunk(shard);
+  if (shard.freed.empty() && shard.fresh_rows == 0) add_chunk(shard);
   size_t at = mix & shard.mask;
   while (shard.slots[at].key != 0) at = (at + 1) & shard.mask;
-  float* row = shard.fresh;
-  shard.fresh += stride_;
-  --shard.fresh_rows;
+  float* row;
+  if (shard.freed.empty()) {
+    row = shard.fresh;
+    shard.fresh += stride_;
+    --shard.fresh_rows;
+  } else {
+    row = shard.freed.back();
+    shard.freed.pop_back();
+  }
   shard.slots[at] = {key, row};
   ++shard.count;
   count_.fetch_add(1, std::memory_order_relaxed);
@@ -157,6 +164,13 @@ void MemoryTable::sort_by_shard(std::span<const int64_t> keys, Known& known) con
   for (size_t k = 0; k < keys.size(); ++k) order[next[shard_of(keys[k])]++] = static_cast<uint32_t>(k);
 }
 
+float* MemoryTable::find(const Shard& shard, int64_t key, uint64_t mix) const {
+  if (key == 0 || !shard.slots) return nullptr;
+  size_t at = mix & shard.mask;
+  while (shard.slots[at].key != key && shard.slots[at].key != 0) at = (at + 1) & shard.mask;
+  return shard.slots[at].key == key ? shard.slots[at].row : nullptr;
+}
+
 // kReads: visit reads the row's values. visit(place, key, row) for the keys of one shard, in order; row is nullptr for
 // key 0 and, without create, for keys that are not there. False, and no more visits, where a key turns out to be of
 // another shard. Three blocks are on their way at once: slots of the third are being fetched while the second is probed
@@ -191,12 +205,7 @@ bool MemoryTable::walk(unsigned number, const Known& known, const int64_t* keys,
       Block& b = blocks[(turn - 1) % 3];
       for (size_t k = 0; k < b.n; ++k) {
         const int64_t key = keys[b.place[k]];
-        float* row = nullptr;
-        if (key != 0 && shard.slots) {
-          size_t at = b.mix[k] & shard.mask;
-          while (shard.slots[at].key != key && shard.slots[at].key != 0) at = (at + 1) & shard.mask;
-          if (shard.slots[at].key == key) row = shard.slots[at].row;
-        }
+        float* row = find(shard, key, b.mix[k]);
         if (row) {
           if constexpr (kReads) prefetch_row(row, width_);
         } else if (create && key != 0) {
@@ -236,7 +245,7 @@ std::unique_ptr<MemoryTable::Known> MemoryTable::find_or_create(std::span<const 
   known->rows.resize(keys.size());
   int64_t* kept = known->keys.data();
   float** rows = known->rows.data();
-  visit_all<false>(keys, *known, true, [=](size_t place, int64_t key, float* row) {
+  visit_all<false>(keys, *known, shape_.life.admits_all(), [=](size_t place, int64_t key, float* row) {
     kept[place] = key;
     rows[place] = row;
   });
@@ -257,8 +266,14 @@ std::unique_ptr<MemoryTable::Known> MemoryTable::take_prefetched(std::span<const
 // ---- the three verbs ------------------------------------------------------------------------------------------
 
 void MemoryTable::prefetch(std::span<const int64_t> keys) {
+  uint64_t before;
+  {
+    std::lock_guard<std::mutex> hold(prefetched_lock_);
+    before = expiries_;
+  }
   auto known = find_or_create(keys);
   std::lock_guard<std::mutex> hold(prefetched_lock_);
+  if (expiries_ != before) return;
   prefetched_.push_back(std::move(known));
   if (prefetched_.size() > kMostPrefetched) prefetched_.pop_front();
 }
@@ -283,6 +298,7 @@ void MemoryTable::pull(std::span<const int64_t> keys, float* out, bool create) {
   last_.reset();  // its buffers are used again by this call
   auto known = take_prefetched(keys);
   if (known) {
+    if (!shape_.life.admits_all()) refresh(*known);
     parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
       std::lock_guard<std::mutex> hold_shard(shards_[s].lock);
       const uint32_t* order = known->order.size() ? known->order.data() : nullptr;
@@ -303,7 +319,7 @@ void MemoryTable::pull(std::span<const int64_t> keys, float* out, bool create) {
     known->rows.resize(keys.size());
     int64_t* kept = known->keys.data();
     float** rows = known->rows.data();
-    visit_all<true>(keys, *known, true, [=](size_t place, int64_t key, float* row) {
+    visit_all<true>(keys, *known, shape_.life.admits_all(), [=](size_t place, int64_t key, float* row) {
       kept[place] = key;
       rows[place] = row;
       give(place, key, row);
@@ -312,20 +328,60 @@ void MemoryTable::pull(std::span<const int64_t> keys, float* out, bool create) {
   last_ = std::move(known);
 }
 
-int64_t MemoryTable::push(std::span<const int64_t> keys, const float* gradients, double factor) {
+int64_t MemoryTable::push(std::span<const int64_t> keys, const float* gradients, double factor, const Shown& shown,
+                          bool skip) {
   std::lock_guard<std::mutex> hold(calls_);
   const int64_t bad = first_not_finite(keys, gradients, width_, threads_for(keys.size()));
-  if (bad >= 0) return bad;
+  if (bad >= 0 && !skip) return bad;
   if (!last_ || !last_->same_keys(keys)) {
     last_.reset();
     last_ = find_or_create(keys);
   }
-  apply(*last_, gradients, factor);
+  ++life_.pushes;
+  const Pushed pushed{gradients, shown, bad >= 0};
+  if (!shape_.life.admits_all()) admit(*last_, pushed);
+  apply(*last_, pushed, factor);
   return -1;
 }
 
-void MemoryTable::apply(const Known& known, const float* gradients, double factor) {
+// Rows that were created since the addresses were found.
+void MemoryTable::refresh(Known& known) {
+  for (unsigned s = 0; s < kShards; ++s) {
+    std::lock_guard<std::mutex> hold(shards_[s].lock);
+    for (size_t k = known.bounds[s]; k < known.bounds[s + 1]; ++k) {
+      const size_t place = known.order.size() ? known.order.data()[k] : k;
+      const int64_t key = known.keys.data()[place];
+      if (!known.rows.data()[place]) known.rows.data()[place] = find(shards_[s], key, mix_of(key));
+    }
+  }
+}
+
+// Rows for those keys without one that this push admits.
+void MemoryTable::admit(Known& known, const Pushed& pushed) {
+  parallel_for(threads_for(known.keys.size()), kShards, [&](size_t s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    for (size_t k = known.bounds[s]; k < known.bounds[s + 1]; ++k) {
+      const size_t place = known.order.size() ? known.order.data()[k] : k;
+      const int64_t key = known.keys.data()[place];
+      float*& row = known.rows.data()[place];
+      if (row || key == 0 || (pushed.some_bad && !all_finite(pushed.gradients + place * width_, width_))) continue;
+      const uint64_t mix = mix_of(key);
+      row = find(shard, key, mix);  // a key given twice may be there by now
+      if (row) continue;
+      if (!life_.admit(mix, pushed.shown.shows_of(place))) {
+        not_admitted_.fetch_add(1, std::memory_order_relaxed);
+        continue;
+      }
+      row = create_row(shard, key, mix);
+      initial_row(key, row);
+    }
+  });
+}
+
+void MemoryTable::apply(const Known& known, const Pushed& pushed, double factor) {
   const RowStep step(shape_, factor);
+  const RowCount count(shape_, life_.clock.load());
   const uint32_t* order = known.order.size() ? known.order.data() : nullptr;
   float* const* rows = known.rows.data();
   parallel_for(threads_for(known.keys.size()), kShards, [&](size_t s) {
@@ -338,9 +394,74 @@ void MemoryTable::apply(const Known& known, const float* gradients, double facto
       }
       const size_t place = order ? order[k] : k;
       float* row = rows[place];
+      const float* gradient = pushed.gradients + place * width_;
+      if (pushed.some_bad && known.keys.data()[place] != 0 && !all_finite(gradient, width_)) {
+        skipped_.fetch_add(1, std::memory_order_relaxed);
+        continue;
+      }
       if (!row) continue;
-      step(row, gradients + place * width_);
+      step(row, gradient);
+      count(row, pushed.shown.shows_of(place), pushed.shown.clicks_of(place));
     }
+  });
+}
+
+// ---- how rows come and go -------------------------------------------------------------------------------------
+
+void MemoryTable::advance(uint64_t periods) {
+  std::lock_guard<std::mutex> hold(calls_);
+  if (periods >= kMostPeriods - life_.clock.load()) throw std::length_error("more than 16,777,215 periods");
+  life_.clock += periods;
+}
+
+size_t MemoryTable::expire(const Expiry& rule) {
+  std::lock_guard<std::mutex> hold(calls_);
+  last_.reset();
+  {
+    std::lock_guard<std::mutex> hold_prefetched(prefetched_lock_);
+    prefetched_.clear();
+    ++expiries_;
+  }
+  const RowCount count(shape_, life_.clock.load());
+  std::atomic<size_t> gone{0};
+  parallel_for(threads_, kShards, [&](size_t s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold_shard(shard.lock);
+    if (!shard.slots) return;
+    std::vector<Slot> stay;
+    stay.reserve(shard.count);
+    for (size_t k = 0; k <= shard.mask; ++k) {
+      const Slot& slot = shard.slots[k];
+      if (slot.key == 0) continue;
+      if (count.expired(slot.row, rule))
+        shard.freed.push_back(slot.row);
+      else
+        stay.push_back(slot);
+    }
+    const size_t went = shard.count - stay.size();
+    if (went == 0) return;
+    std::fill_n(shard.slots, shard.mask + 1, Slot{0, nullptr});
+    for (const Slot& slot : stay) {
+      size_t at = mix_of(slot.key) & shard.mask;
+      while (shard.slots[at].key != 0) at = (at + 1) & shard.mask;
+      shard.slots[at] = slot;
+    }
+    shard.count = stay.size();
+    gone += went;
+  });
+  count_ -= gone;
+  return gone;
+}
+
+void MemoryTable::counters(std::span<const int64_t> keys, float* out) {
+  const size_t at = row_floats_ - kCounterFloats;
+  const float now = static_cast<float>(life_.clock.load());
+  Known known;
+  visit_all<false>(keys, known, false, [&](size_t place, int64_t, const float* row) {
+    float* to = out + place * kCounterFloats;
+    to[0] = row ? row[at] : 0.0f;
+    to[1] = row ? row[at + 1] : 0.0f;
+    to[2] = row ? row[at + 2] : now;
   });
 }
 
@@ -366,6 +487,8 @@ size_t MemoryTable::copy_out(int64_t* keys, float* values, float* states, size_t
 void MemoryTable::save(const std::string& path) {
   CheckedWriter file(path);
   put_head(file, shape_);
+  std::lock_guard<std::mutex> alone(calls_);  // rows, clock and counts as they are after the same push
+  if (!shape_.life.none()) life_.put(file);
   uint64_t total = 0;
   std::vector<Slot> rows;
   for (unsigned s = 0; s < kShards; ++s) {
@@ -407,6 +530,7 @@ void MemoryTable::read_shard(CheckedReader& file, unsigned number) {
 std::unique_ptr<MemoryTable> MemoryTable::load(const std::string& path, size_t budget_bytes, size_t threads) {
   CheckedReader file(path);
   auto table = std::make_unique<MemoryTable>(get_head(file), budget_bytes, threads);
+  if (!table->shape_.life.none()) table->life_.get(file);
   for (unsigned s = 0; s < kShards; ++s) table->read_shard(file, s);
   check_end(file, table->size());
   return table;

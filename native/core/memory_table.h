@@ -54,7 +54,18 @@ class MemoryTable {
   void prefetch(std::span<const int64_t> keys);
   void pull(std::span<const int64_t> keys, float* out, bool create);
   // -1, or the place in `gradients` of the first number that is not finite. `factor` scales the learning rates.
-  int64_t push(std::span<const int64_t> keys, const float* gradients, double factor);
+  // With `skip` keys with such numbers are left as they are, and counted.
+  int64_t push(std::span<const int64_t> keys, const float* gradients, double factor, const Shown& shown = {},
+               bool skip = false);
+
+  // ---- how rows come and go (life.h)
+  void advance(uint64_t periods);
+  uint64_t clock() const { return life_.clock.load(); }
+  size_t expire(const Expiry& rule);  // how many rows went; their memory is used again for new ones
+  // The last `shape.counters()` floats of rows; of keys that are not there as of a new row.
+  void counters(std::span<const int64_t> keys, float* out);
+  uint64_t skipped() const { return skipped_.load(std::memory_order_relaxed); }
+  uint64_t not_admitted() const { return not_admitted_.load(std::memory_order_relaxed); }
 
   // Keys, values (n, width) and states (n, states) of at most `room` rows in no promised order; returns how many.
   size_t copy_out(int64_t* keys, float* values, float* states, size_t room);
@@ -79,6 +90,7 @@ class MemoryTable {
     size_t chunk_bytes = 0;  // of all chunks
     float* fresh = nullptr;  // the next row to give away
     size_t fresh_rows = 0;
+    std::vector<float*> freed;  // rows that expired
   };
 
   // Keys of one call and where their rows are. Range s of `bounds` is shard s; `order` lists the keys' places, or is
@@ -97,9 +109,17 @@ class MemoryTable {
   void visit_all(std::span<const int64_t> keys, Known& known, bool create, Visit visit);
   void find_bounds(std::span<const int64_t> keys, Known& known) const;
   void sort_by_shard(std::span<const int64_t> keys, Known& known) const;
-  std::unique_ptr<Known> find_or_create(std::span<const int64_t> keys);
+  std::unique_ptr<Known> find_or_create(std::span<const int64_t> keys);  // creates where every key is admitted
   std::unique_ptr<Known> take_prefetched(std::span<const int64_t> keys);
-  void apply(const Known& known, const float* gradients, double factor);
+  struct Pushed {
+    const float* gradients;
+    const Shown& shown;
+    bool some_bad;  // gradients that are not finite, whose keys are left alone
+  };
+  void admit(Known& known, const Pushed& pushed);
+  void apply(const Known& known, const Pushed& pushed, double factor);
+  float* find(const Shard& shard, int64_t key, uint64_t mix) const;
+  void refresh(Known& known);
 
   float* create_row(Shard& shard, int64_t key, uint64_t mix);
   void grow_slots(Shard& shard, size_t size);
@@ -113,7 +133,9 @@ class MemoryTable {
   const size_t width_, row_floats_, stride_;  // in floats; stride_ is row_floats_ with padding
   const NewRows fresh_;
   const size_t budget_, threads_;
+  LifeState life_;
   std::atomic<size_t> count_{0}, bytes_{0};
+  std::atomic<uint64_t> skipped_{0}, not_admitted_{0};
   HugeArena rows_;
   std::unique_ptr<Shard[]> shards_;
 
@@ -121,6 +143,7 @@ class MemoryTable {
   std::unique_ptr<Known> last_;
   std::mutex prefetched_lock_;
   std::deque<std::unique_ptr<Known>> prefetched_;
+  uint64_t expiries_ = 0;  // addresses found before the last one may be of rows that went
 };
 
 }  // namespace cb

@@ -8,8 +8,6 @@
 
 namespace cb {
 
-namespace {
-
 bool all_finite(const float* p, size_t n) {
   uint32_t most = 0;
   for (size_t k = 0; k < n; ++k) {
@@ -19,8 +17,6 @@ bool all_finite(const float* p, size_t n) {
   }
   return most < 0x7f800000u;
 }
-
-}  // namespace
 
 int64_t first_not_finite(std::span<const int64_t> keys, const float* gradients, size_t width, size_t threads) {
   const size_t floats = keys.size() * width, tasks = std::min<size_t>(kShards, keys.size());

@@ -1,6 +1,6 @@
 // What a row of a table is, whichever table it lies in: its initial floats and one step of its optimizers.
 //
-// A row is [first-order weight?][vector][states of the weight][states of the vector].
+// A row is [first-order weight?][vector][states of the weight][states of the vector][counters?].
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -31,13 +31,17 @@ class NewRows {
     }
   }
 
-  // All floats of a row.
-  void row(int64_t key, float* row) const {
+  // All floats of a row that is made in this period.
+  void row(int64_t key, float* row, uint64_t period) const {
     values(key, row);
     const size_t linear = shape_.linear ? 1 : 0;
     float* states = row + shape_.width();
     begin_states(shape_.weight, row, states, linear);
     begin_states(shape_.vector, row + linear, states + states_of(shape_.weight.kind, linear), shape_.dim);
+    if (!shape_.life.counts()) return;
+    float* counters = states + shape_.states();
+    counters[0] = counters[1] = 0.0f;
+    counters[2] = static_cast<float>(period);
   }
 
  private:
@@ -69,6 +73,33 @@ class RowStep {
   const StepConstants weight_, vector_;
   const Step step_weight_, step_vector_;
 };
+
+// The counters of a row.
+class RowCount {
+ public:
+  RowCount(const TableShape& shape, uint64_t now)
+      : on_(shape.life.counts()), decay_(shape.life.decay), now_(now), at_(shape.width() + shape.states()) {}
+
+  void operator()(float* row, float shows, float clicks) const {
+    if (!on_) return;
+    RowCounters c = of(row);
+    c.fade(decay_, now_);
+    row[at_] = c.shows + shows;
+    row[at_ + 1] = c.clicks + clicks;
+    row[at_ + 2] = c.period;
+  }
+  bool expired(const float* row, const Expiry& rule) const { return rule(of(row), decay_, now_); }
+
+ private:
+  RowCounters of(const float* row) const { return {row[at_], row[at_ + 1], row[at_ + 2]}; }
+
+  const bool on_;
+  const double decay_;
+  const uint64_t now_;
+  const size_t at_;
+};
+
+bool all_finite(const float* p, size_t n);
 
 // -1, or the place of the first number of `gradients` (keys, width) that is not finite; what key 0 has is not looked
 // at.

@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kMagic[8] = {'C', 'T', 'R', 'T', 'A', 'B', 'L', 'E'};
 constexpr char kEnd[8] = {'C', 'T', 'R', 'T', 'E', 'N', 'D', '.'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kPlain = 1, kWithLife = 2;
 
 void put_optimizer(CheckedWriter& file, const OptimizerSpec& spec) {
   file.put(static_cast<uint32_t>(spec.kind));
@@ -40,7 +40,7 @@ bool known_kind(const OptimizerSpec& spec) {
 
 void put_head(CheckedWriter& file, const TableShape& shape) {
   file.put(kMagic, sizeof kMagic);
-  file.put(kVersion);
+  file.put(shape.life.none() ? kPlain : kWithLife);
   file.put(uint32_t{kShards});
   file.put(shape.dim);
   file.put(uint32_t{shape.linear});
@@ -48,6 +48,12 @@ void put_head(CheckedWriter& file, const TableShape& shape) {
   put_optimizer(file, shape.vector);
   file.put(shape.init);
   file.put(shape.seed);
+  if (!shape.life.none()) {
+    file.put(shape.life.decay);
+    file.put(shape.life.probability);
+    file.put(uint64_t{shape.life.count});
+    file.put(shape.life.sketch_bytes);
+  }
   file.put(uint64_t{shape.floats()});
   file.seal();
 }
@@ -60,8 +66,9 @@ TableShape get_head(CheckedReader& file) {
   if (std::memcmp(magic, kMagic, sizeof magic) != 0)
     throw DamagedFile("it is no saved table: it does not start with CTRTABLE");
   uint32_t version = file.get<uint32_t>();
-  if (version != kVersion)
-    throw DamagedFile("it has version " + std::to_string(version) + " of the format, this program reads version 1");
+  if (version != kPlain && version != kWithLife)
+    throw DamagedFile("it has version " + std::to_string(version) +
+                      " of the format, this program reads versions 1 and 2");
   uint32_t shards = file.get<uint32_t>();
   TableShape shape;
   shape.dim = file.get<uint32_t>();
@@ -71,8 +78,21 @@ TableShape get_head(CheckedReader& file) {
   shape.vector = get_optimizer(file);
   shape.init = file.get<double>();
   shape.seed = file.get<uint64_t>();
+  uint64_t count = 0;
+  if (version == kWithLife) {
+    shape.life.decay = file.get<double>();
+    shape.life.probability = file.get<double>();
+    count = file.get<uint64_t>();
+    shape.life.sketch_bytes = file.get<uint64_t>();
+    shape.life.count = static_cast<uint32_t>(count);
+  }
   uint64_t floats = file.get<uint64_t>();
   file.check_seal("its head");
+  const Life& life = shape.life;
+  if (!(life.decay >= 0 && life.decay <= 1) || !(life.probability > 0 && life.probability <= 1) ||
+      count > kMostAdmissionCount || life.sketch_bytes > kMostSketch || (version == kWithLife) == life.none() ||
+      (life.by_count() && life.sketch_bytes > file.left()))
+    throw DamagedFile("its head contradicts itself");
   if (shards != kShards || linear > 1 || shape.dim > kMostDim || shape.width() == 0 || !known_kind(shape.weight) ||
       !known_kind(shape.vector) || floats != shape.floats())
     throw DamagedFile("its head contradicts itself");
@@ -136,6 +156,7 @@ void save_rows(const std::string& path, const TableShape& shape, std::span<const
   const size_t floats = shape.floats();
   CheckedWriter file(path);
   put_head(file, shape);
+  if (!shape.life.none()) LifeState(shape.life, shape.seed).put(file);
   for (unsigned s = 0; s < kShards; ++s) {
     file.put(uint64_t{bounds[s + 1] - bounds[s]});
     for (size_t k = bounds[s]; k < bounds[s + 1]; ++k) file.put(keys[order[k]]);
@@ -150,6 +171,7 @@ SavedRows load_rows(const std::string& path) {
   CheckedReader file(path);
   SavedRows out;
   out.shape = get_head(file);
+  if (!out.shape.life.none()) LifeState(out.shape.life, out.shape.seed).get(file);
   const size_t floats = out.shape.floats();
   for (unsigned s = 0; s < kShards; ++s) {
     const std::vector<int64_t> keys = get_shard_keys(file, s, floats);

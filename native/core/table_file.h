@@ -3,17 +3,19 @@
 // Little-endian, CheckedWriter; [seal] is the checksum of the block before it:
 //
 //   8   "CTRTABLE"
-//   4   version, 1
+//   4   version, 1; 2 where rows are counted or admitted (life.h)
 //   4   shards, 64
 //   4   dim;  4  linear, 0 or 1
 //   44  optimizer of the weight: 4 kind, 40 five parameters as doubles;  44  optimizer of the vector
 //   8   init as double;  8  seed
+//   version 2:  8 decay, 8 probability as doubles;  8 count;  8 bytes of the sketch
 //   8   floats of a row in this file, without padding
 //   [seal]
+//   version 2:  8 clock;  8 pushes;  the sketch  [seal]
 //   for each shard:  8 count, 8 × count keys ascending (as unsigned), rows in the same order  [seal]
 //   8   "CTRTEND."  8 keys in all  [seal]
 //
-// A row is [first-order weight?][vector][states of the weight][states of the vector]. The bytes depend on the rows
+// A row is [first-order weight?][vector][states of the weight][states of the vector][counters?]. The bytes depend on the rows
 // alone, not on the order in which they came, on how often they were restored or on where they lie.
 #pragma once
 #include <cstddef>
@@ -23,6 +25,7 @@
 #include <vector>
 
 #include "core/buffers.h"
+#include "core/life.h"
 #include "core/row_optimizers.h"
 
 namespace cb {
@@ -37,10 +40,12 @@ struct TableShape {
   OptimizerSpec weight, vector;
   double init = 0.0;  // standard deviation of a new vector's floats; new first-order weights are 0
   uint64_t seed = 0;
+  Life life;
 
   size_t width() const { return dim + (linear ? 1u : 0u); }
   size_t states() const { return states_of(weight.kind, linear ? 1 : 0) + states_of(vector.kind, dim); }
-  size_t floats() const { return width() + states(); }
+  size_t counters() const { return life.counts() ? kCounterFloats : 0; }
+  size_t floats() const { return width() + states() + counters(); }
 };
 
 inline constexpr uint32_t kMostDim = 4096;

@@ -45,6 +45,8 @@ HOME = {
     "MemoryTable": "ctrbox.embed.memory",
     "GpuTable": "ctrbox.embed.gpu_table",
     "SparseTable": "ctrbox.embed.sparse",
+    "Counters": "ctrbox.embed.life",
+    "Admission": "ctrbox.embed.life",
     "Embedder": "ctrbox.embed.embedder",
     "SGD": "ctrbox.embed.optimizers",
     "Adagrad": "ctrbox.embed.optimizers",
@@ -74,6 +76,8 @@ if TYPE_CHECKING:
     from ctrbox.columns.batch import Schema as Schema
     from ctrbox.embed.embedder import Embedder as Embedder
     from ctrbox.embed.gpu_table import GpuTable as GpuTable
+    from ctrbox.embed.life import Admission as Admission
+    from ctrbox.embed.life import Counters as Counters
     from ctrbox.embed.memory import MemoryTable as MemoryTable
     from ctrbox.embed.optimizers import FTRL as FTRL
     from ctrbox.embed.optimizers import SGD as SGD

@@ -391,7 +391,7 @@ def test_a_failed_save_leaves_the_table_whole(tmp_path: Path) -> None:
     with pytest.raises(CtrboxError):
         table.save(tmp_path / "file" / "below")
     with pytest.raises(OSError, match="missing"):  # the table's own manifest is written by then
-        table._table.save(str(tmp_path / "missing"))
+        table._reading.save(str(tmp_path / "missing"))
     table.close(checkpoint=False)
     with cb.SparseTable.load(tmp_path / "t", ram=SMALL) as again:
         same(again, memory)

@@ -47,6 +47,7 @@ void write_manifest(const std::string& folder, const Manifest& manifest) {
     file.put(kVersion);
     file.seal();
     put_head(file, manifest.shape);
+    if (manifest.life) manifest.life->put(file);
     file.put(manifest.number);
     file.put(manifest.keys);
     file.put(manifest.next_segment);
@@ -85,6 +86,11 @@ Manifest read_manifest(const std::string& folder) {
   if (version != kVersion) throw DamagedFile("MANIFEST has version " + std::to_string(version) + ", expected 1");
   file.check_seal("the version");
   manifest.shape = get_head(file);
+  if (!manifest.shape.life.none()) {
+    auto life = std::make_shared<LifeState>(manifest.shape.life, manifest.shape.seed);
+    life->get(file);
+    manifest.life = std::move(life);
+  }
   manifest.number = file.get<uint64_t>();
   manifest.keys = file.get<uint64_t>();
   manifest.next_segment = file.get<uint64_t>();

@@ -1,13 +1,14 @@
 // Which runs are a table: its last checkpoint. CheckedWriter, little-endian:
 //
 //   8   "CTRSPARS";  4  version, 1  [seal]
-//   the head of a saved table, as in table_file.h  [seal]
+//   the head of a saved table, as in table_file.h, with its clock and sketch where it has them  [seal]
 //   8   number of the checkpoint;  8  keys;  8  next segment;  8  generation: which folder has the segments  [seal]
 //   for each shard:  8 count, count × RunFacts, newest first  [seal]
 //   8   "CTRSPEND"  [seal]
 #pragma once
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace cb {
 
 struct Manifest {
   TableShape shape;
+  std::shared_ptr<const LifeState> life;  // where rows are counted or admitted
   uint64_t number = 0, keys = 0, next_segment = 1, generation = 0;
   std::array<std::vector<RunFacts>, kShards> runs;
 };

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <unordered_set>
 
 #include "core/checked_file.h"
 #include "core/parallel.h"
@@ -72,7 +73,7 @@ struct SparseTable::Missing {
 
 size_t SparseTable::least_ram(const TableShape& shape, const std::string& policy) {
   return static_cast<size_t>(static_cast<double>(kShards * kLeastPlaces * place_bytes(shape, policy)) / kRowShare) +
-         4096;
+         (shape.life.by_count() ? shape.life.sketch_bytes * 5 / 4 : 0) + 8192;
 }
 
 SparseTable::SparseTable(std::string folder, const TableShape& shape, const SparseOptions& options)
@@ -88,10 +89,12 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
       generation_(has_manifest(folder_) ? read_manifest(folder_).generation : 0),
       segments_(segments_folder(folder_, generation_), options.segment_bytes),
       shards_(new Shard[kShards]),
+      life_(std::make_unique<LifeState>(shape.life, shape.seed)),
       process_(::getpid()) {
   if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
   const size_t each = place_bytes(shape, options.policy);
-  const size_t places = static_cast<size_t>(static_cast<double>(options.ram) * kRowShare) / each / kShards;
+  const size_t for_rows = static_cast<size_t>(static_cast<double>(options.ram) * kRowShare);
+  const size_t places = (for_rows - std::min(for_rows, life_->bytes())) / each / kShards;
   if (places < kLeastPlaces) throw TableFull("the budget holds fewer than 1,024 rows");
   const uint32_t capacity = static_cast<uint32_t>(std::min<size_t>(places, kMostPlaces));
   const size_t slots = slots_for(capacity);
@@ -135,6 +138,7 @@ void SparseTable::open(const Manifest& manifest) {
     }
     shards_[s].runs = std::move(runs);
   }
+  if (manifest.life) life_ = std::make_unique<LifeState>(*manifest.life);
   segments_.name(std::move(named));
   segments_.next_id_is(manifest.next_segment);
   count_.store(manifest.keys);
@@ -250,11 +254,11 @@ void SparseTable::read_missing(Missing& missing, Reading& reading, Found found) 
   missing.keys = std::move(absent);
 }
 
-std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys) {
+std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys, bool create) {
   auto held = held_for(keys);
   try {
     parallel_for(threads_for(keys.size()), kShards / kGroup, [&](size_t t) {
-      load_shards(static_cast<unsigned>(t) * kGroup, static_cast<unsigned>(t + 1) * kGroup, *held);
+      load_shards(static_cast<unsigned>(t) * kGroup, static_cast<unsigned>(t + 1) * kGroup, *held, create);
     });
   } catch (...) {
     release(*held);
@@ -263,7 +267,8 @@ std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> ke
   return held;
 }
 
-void SparseTable::load_shards(unsigned first, unsigned end, Held& held) {
+// Without `create` keys that are nowhere stay so.
+void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool create) {
   Missing missing;
   uint64_t asked = 0, hits = 0;
   for (unsigned s = first; s < end; ++s) {
@@ -317,7 +322,7 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held) {
         mark.version = version_of(stamp);
         ++counters_.misses;
       } else {
-        fresh_.row(key.key, shard.rows.row(place));
+        fresh_.row(key.key, shard.rows.row(place), life_->clock.load(std::memory_order_relaxed));
         mark.version = stamp;
         mark.dirty = 1;
         ++count_;
@@ -330,6 +335,7 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held) {
   auto reading = take_reading();
   read_missing(missing, *reading, put);
   give_reading(std::move(reading));
+  if (!create) return;
   const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
   for (const Missing::Key& key : missing.keys) put(key, version, nullptr);
 }
@@ -389,7 +395,7 @@ void SparseTable::prefetch(std::span<const int64_t> keys) {
   std::unique_ptr<Held> held, oldest;
   try {
     std::lock_guard<std::mutex> hold(loading_);
-    held = load(keys);
+    held = load(keys, shape_.life.admits_all());
   } catch (const TableFull&) {
     ++counters_.crowded;
     return;
@@ -406,10 +412,10 @@ void SparseTable::prefetch(std::span<const int64_t> keys) {
 }
 
 // For a pull or a push that comes now: what was prefetched for later gives way.
-std::unique_ptr<SparseTable::Held> SparseTable::load_now(std::span<const int64_t> keys) {
+std::unique_ptr<SparseTable::Held> SparseTable::load_now(std::span<const int64_t> keys, bool create) {
   std::lock_guard<std::mutex> hold(loading_);
   try {
-    return load(keys);
+    return load(keys, create);
   } catch (const TableFull&) {
     ++counters_.crowded;
     std::deque<std::unique_ptr<Held>> later;
@@ -418,7 +424,7 @@ std::unique_ptr<SparseTable::Held> SparseTable::load_now(std::span<const int64_t
       later.swap(prefetched_);
     }
     for (auto& held : later) release(*held);
-    return load(keys);
+    return load(keys, create);
   }
 }
 
@@ -434,14 +440,35 @@ std::unique_ptr<SparseTable::Held> SparseTable::take_prefetched(std::span<const 
 }
 
 void SparseTable::pull(std::span<const int64_t> keys, float* out, bool create) {
-  if (!create) return look(keys, out);
+  if (!create) return look(keys, out, 0, width_);
   std::lock_guard<std::mutex> hold(calls_);
   if (last_) release(*last_);
   last_.reset();
   auto held = take_prefetched(keys);
-  if (!held) held = load_now(keys);
+  if (!held)
+    held = load_now(keys, shape_.life.admits_all());
+  else if (!shape_.life.admits_all())
+    find_again(*held);
   gather(*held, out, width_);
   last_ = std::move(held);
+}
+
+// Rows of a prefetched batch that came to be since then.
+void SparseTable::find_again(Held& held) {
+  std::vector<uint32_t> at;
+  for (size_t k = 0; k < held.keys.size(); ++k)
+    if (held.places[k] == kNowhere && held.keys[k] != 0) at.push_back(static_cast<uint32_t>(k));
+  hold_too(held, at, false);
+}
+
+// Load more of a batch's keys, into it.
+void SparseTable::hold_too(Held& held, const std::vector<uint32_t>& at, bool create) {
+  if (at.empty()) return;
+  std::vector<int64_t> keys;
+  keys.reserve(at.size());
+  for (uint32_t k : at) keys.push_back(held.keys[k]);
+  const auto more = load_now(keys, create);  // its pins are the batch's from here on
+  for (size_t k = 0; k < at.size(); ++k) held.places[at[k]] = more->places[k];
 }
 
 // The first `floats` of every row.
@@ -455,16 +482,18 @@ void SparseTable::gather(const Held& held, float* out, size_t floats) const {
         __builtin_prefetch(shard.rows.row(held.places[held.at(k + kAhead)]));
       const size_t at = held.at(k);
       float* to = out + at * floats;
-      if (held.places[at] == kNowhere)
-        std::fill_n(to, floats, 0.0f);
-      else
+      if (held.places[at] != kNowhere)
         std::memcpy(to, shard.rows.row(held.places[at]), floats * sizeof(float));
+      else if (held.keys[at] != 0)
+        fresh_.values(held.keys[at], to);  // not admitted yet
+      else
+        std::fill_n(to, floats, 0.0f);
     }
   });
 }
 
-// Creates nothing, and brings nothing into memory.
-void SparseTable::look(std::span<const int64_t> keys, float* out) {
+// `floats` of every row from `first` on: values, or counters. Creates nothing, and brings nothing into memory.
+void SparseTable::look(std::span<const int64_t> keys, float* out, size_t first, size_t floats) {
   auto held = held_for(keys);
   parallel_for(threads_for(keys.size()), kShards / kGroup, [&](size_t t) {
     Missing missing;
@@ -477,9 +506,9 @@ void SparseTable::look(std::span<const int64_t> keys, float* out) {
         const uint64_t mix = mix_of(key);
         const uint32_t place = key == 0 ? kNowhere : shard.rows.find(key, mix);
         if (key == 0)
-          std::fill_n(out + at * width_, width_, 0.0f);
+          std::fill_n(out + at * floats, floats, 0.0f);
         else if (place != kNowhere)
-          std::memcpy(out + at * width_, shard.rows.row(place), width_ * sizeof(float));
+          std::memcpy(out + at * floats, shard.rows.row(place) + first, floats * sizeof(float));
         else
           missing.keys.push_back({key, mix, static_cast<uint32_t>(at), static_cast<uint16_t>(s), 0, 0, 0});
       }
@@ -488,25 +517,38 @@ void SparseTable::look(std::span<const int64_t> keys, float* out) {
     if (missing.keys.empty()) return;
     auto reading = take_reading();
     read_missing(missing, *reading, [&](const Missing::Key& key, uint32_t, const float* row) {
-      std::memcpy(out + size_t{key.place} * width_, row, width_ * sizeof(float));
+      std::memcpy(out + size_t{key.place} * floats, row + first, floats * sizeof(float));
     });
     give_reading(std::move(reading));
-    for (const Missing::Key& key : missing.keys) fresh_.values(key.key, out + size_t{key.place} * width_);
+    std::vector<float> row(row_floats_);
+    for (const Missing::Key& key : missing.keys) {
+      float* to = out + size_t{key.place} * floats;
+      if (first == 0 && floats == width_) {
+        fresh_.values(key.key, to);
+        continue;
+      }
+      fresh_.row(key.key, row.data(), clock());
+      std::copy_n(row.data() + first, floats, to);
+    }
   });
 }
 
-int64_t SparseTable::push(std::span<const int64_t> keys, const float* gradients, double factor) {
+int64_t SparseTable::push(std::span<const int64_t> keys, const float* gradients, double factor, const Shown& shown,
+                          bool skip) {
   std::lock_guard<std::mutex> hold(calls_);
   const int64_t bad = first_not_finite(keys, gradients, width_, threads_for(keys.size()));
-  if (bad >= 0) return bad;
+  if (bad >= 0 && !skip) return bad;
   const bool same =
       last_ && last_->keys.size() == keys.size() && std::equal(keys.begin(), keys.end(), last_->keys.begin());
   if (!same) {
     if (last_) release(*last_);
     last_.reset();
-    last_ = load_now(keys);
+    last_ = load_now(keys, shape_.life.admits_all());
   }
+  ++life_->pushes;
+  if (!shape_.life.admits_all()) admit(*last_, gradients, shown, bad >= 0);
   const RowStep step(shape_, factor);
+  const RowCount count(shape_, clock());
   const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
   const Held& held = *last_;
   parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
@@ -520,22 +562,61 @@ int64_t SparseTable::push(std::span<const int64_t> keys, const float* gradients,
       }
       const size_t at = held.at(k);
       const uint32_t place = held.places[at];
+      const bool skipped = bad >= 0 && keys[at] != 0 && !all_finite(gradients + at * width_, width_);
+      counters_.skipped += skipped;
       if (place == kNowhere) continue;
-      step(shard.rows.row(place), gradients + at * width_);
       Mark& mark = shard.rows.mark(place);
+      --mark.pins;
+      if (skipped) continue;
+      step(shard.rows.row(place), gradients + at * width_);
+      count(shard.rows.row(place), shown.shows_of(at), shown.clicks_of(at));
       mark.dirty = 1;
       mark.version = version;
-      --mark.pins;
     }
   });
   last_.reset();
   return -1;
 }
 
+// Rows for those keys without one that this push admits.
+void SparseTable::admit(Held& held, const float* gradients, const Shown& shown, bool some_bad) {
+  std::array<std::vector<uint32_t>, kShards> admitted;
+  parallel_for(threads_for(held.keys.size()), kShards, [&](size_t s) {
+    std::unordered_set<int64_t> mine;  // a key given twice is admitted once, and has a row from then on
+    for (size_t k = held.bounds[s]; k < held.bounds[s + 1]; ++k) {
+      const size_t at = held.at(k);
+      const int64_t key = held.keys[at];
+      if (held.places[at] != kNowhere || key == 0) continue;
+      if (some_bad && !all_finite(gradients + at * width_, width_)) continue;
+      const bool again = mine.contains(key);
+      if (!again && !life_->admit(mix_of(key), shown.shows_of(at))) {
+        ++counters_.not_admitted;
+        continue;
+      }
+      mine.insert(key);
+      admitted[s].push_back(static_cast<uint32_t>(at));
+    }
+  });
+  std::vector<uint32_t> all;
+  for (const auto& some : admitted) all.insert(all.end(), some.begin(), some.end());
+  hold_too(held, all, true);
+}
+
+void SparseTable::advance(uint64_t periods) {
+  std::lock_guard<std::mutex> hold(calls_);
+  std::lock_guard<std::mutex> hold_loads(loading_);
+  if (periods >= kMostPeriods - clock()) throw std::length_error("more than 16,777,215 periods");
+  life_->clock += periods;
+}
+
+void SparseTable::counters(std::span<const int64_t> keys, float* out) {
+  look(keys, out, row_floats_ - kCounterFloats, kCounterFloats);
+}
+
 // ---- whole rows -----------------------------------------------------------------------------------------------
 
 void SparseTable::read(std::span<const int64_t> keys, float* out) {
-  auto held = load_now(keys);
+  auto held = load_now(keys, true);
   gather(*held, out, row_floats_);
   release(*held);
 }
@@ -569,7 +650,7 @@ void SparseTable::write(std::span<const int64_t> keys, const float* rows) {
 // ---- facts ----------------------------------------------------------------------------------------------------
 
 size_t SparseTable::memory() const {
-  size_t sum = index_bytes_.load();
+  size_t sum = index_bytes_.load() + life_->bytes();
   for (unsigned s = 0; s < kShards; ++s) {
     const Shard& shard = shards_[s];
     std::lock_guard<std::mutex> hold(shard.lock);
@@ -604,6 +685,10 @@ std::map<std::string, uint64_t> SparseTable::stats() const {
           {"bytes_written", segments_.written},
           {"crowded", c.crowded},
           {"evicted", c.evicted},
+          {"skipped", c.skipped},
+          {"not_admitted", c.not_admitted},
+          {"expired", c.expired},
+          {"clock", clock()},
           {"flushes", c.flushes},
           {"compactions", c.compactions},
           {"compacted_bytes", c.compacted_bytes},

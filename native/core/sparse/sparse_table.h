@@ -54,7 +54,16 @@ class SparseTable {
   void prefetch(std::span<const int64_t> keys);
   void pull(std::span<const int64_t> keys, float* out, bool create);
   // -1, or the place in `gradients` of the first number that is not finite. `factor` scales the learning rates.
-  int64_t push(std::span<const int64_t> keys, const float* gradients, double factor);
+  // With `skip` keys with such numbers are left as they are, and counted.
+  int64_t push(std::span<const int64_t> keys, const float* gradients, double factor, const Shown& shown = {},
+               bool skip = false);
+
+  // ---- how rows come and go (life.h)
+  void advance(uint64_t periods);
+  uint64_t clock() const { return life_->clock.load(); }
+  size_t expire(const Expiry& rule);  // how many rows went; every shard is one run then
+  // The last `shape.counters()` floats of rows; of keys that are not there as of a new row.
+  void counters(std::span<const int64_t> keys, float* out);
 
   // Whole rows, (keys, shape.floats()): values, then states. Reading creates what is not there, and pins nothing.
   void read(std::span<const int64_t> keys, float* out);
@@ -95,14 +104,18 @@ class SparseTable {
   struct Missing;  // keys that a load did not find resident
 
   std::unique_ptr<Held> held_for(std::span<const int64_t> keys) const;
-  std::unique_ptr<Held> load(std::span<const int64_t> keys);
-  std::unique_ptr<Held> load_now(std::span<const int64_t> keys);
-  void load_shards(unsigned first, unsigned end, Held& held);
+  std::unique_ptr<Held> load(std::span<const int64_t> keys, bool create);
+  std::unique_ptr<Held> load_now(std::span<const int64_t> keys, bool create);
+  void load_shards(unsigned first, unsigned end, Held& held, bool create);
+  void find_again(Held& held);
+  void admit(Held& held, const float* gradients, const Shown& shown, bool some_bad);
+  void hold_too(Held& held, const std::vector<uint32_t>& at, bool create);
+  void let_go();
   void release(Held& held);
   std::unique_ptr<Held> take_prefetched(std::span<const int64_t> keys);
   void make_room(Shard& shard, size_t need);
   void gather(const Held& held, float* out, size_t floats) const;
-  void look(std::span<const int64_t> keys, float* out);
+  void look(std::span<const int64_t> keys, float* out, size_t first, size_t floats);
   template <class Found>
   void read_missing(Missing& missing, Reading& reading, Found found);
   std::unique_ptr<Reading> take_reading();
@@ -113,6 +126,7 @@ class SparseTable {
   void swap_runs(Shard& shard, const Runs& old, RunPtr merged);
   bool compact_some(Shard& shard, bool all);
   void merge(Shard& shard, const Runs& some);
+  size_t expire_shard(Shard& shard, const Expiry& rule);
   bool rewrite_sparse_segment();
   void work();
   double bits_for(size_t rows) const;
@@ -132,6 +146,7 @@ class SparseTable {
   Segments segments_;
   HugeBlock slots_memory_, marks_memory_, rows_memory_;
   std::unique_ptr<Shard[]> shards_;
+  std::unique_ptr<LifeState> life_;
   std::atomic<uint64_t> count_{0}, number_{0}, durable_{0};
   const int process_;
   std::atomic<uint64_t> disk_rows_{0}, index_bytes_{0};
@@ -145,7 +160,7 @@ class SparseTable {
 
   struct Counters {
     std::atomic<uint64_t> asked{0}, hits{0}, fresh{0}, misses{0}, false_positives{0}, reads{0}, bytes_read{0},
-        crowded{0}, evicted{0}, flushes{0}, compactions{0}, compacted_bytes{0};
+        crowded{0}, evicted{0}, skipped{0}, not_admitted{0}, expired{0}, flushes{0}, compactions{0}, compacted_bytes{0};
   };
   Counters counters_;
 

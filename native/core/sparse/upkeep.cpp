@@ -175,8 +175,7 @@ void SparseTable::compact() {
 void SparseTable::flush() {
   std::lock_guard<std::mutex> hold(calls_);
   std::lock_guard<std::mutex> hold_loads(loading_);
-  if (last_) release(*last_);
-  last_.reset();
+  let_go();
   parallel_for(threads_, kShards, [&](size_t s) {
     Shard& shard = shards_[s];
     std::lock_guard<std::mutex> hold_shard(shard.lock);
@@ -194,6 +193,84 @@ void SparseTable::flush() {
     }
     counters_.evicted += places.size();
   });
+}
+
+// The batch whose push has not come.
+void SparseTable::let_go() {
+  if (last_) release(*last_);
+  last_.reset();
+}
+
+// ---- expiry ---------------------------------------------------------------------------------------------------
+
+size_t SparseTable::expire(const Expiry& rule) {
+  std::lock_guard<std::mutex> hold(calls_);
+  std::lock_guard<std::mutex> hold_loads(loading_);
+  let_go();
+  std::deque<std::unique_ptr<Held>> later;
+  {
+    std::lock_guard<std::mutex> hold_prefetched(prefetched_lock_);
+    later.swap(prefetched_);
+  }
+  for (auto& held : later) release(*held);  // their pulls load them again
+  std::atomic<size_t> gone{0};
+  parallel_for(threads_, kShards, [&](size_t s) { gone += expire_shard(shards_[s], rule); });
+  counters_.expired += gone;
+  return gone;
+}
+
+// All runs are merged into one without what expired. Rows in memory are newer than those on disk.
+size_t SparseTable::expire_shard(Shard& shard, const Expiry& rule) {
+  std::lock_guard<std::mutex> alone(shard.compacting);
+  std::lock_guard<std::mutex> hold(shard.lock);
+  Resident& rows = shard.rows;
+  const RowCount count(shape_, clock());
+  struct Here {
+    uint64_t mix;
+    uint32_t place;
+    bool expired;
+  };
+  std::vector<Here> here;
+  for (uint32_t place = 0; place < rows.places(); ++place)
+    if (const int64_t key = rows.mark(place).key)
+      here.push_back({mix_of(key), place, count.expired(rows.row(place), rule)});
+  std::sort(here.begin(), here.end(), [](const Here& a, const Here& b) { return a.mix < b.mix; });
+  size_t gone = 0;
+  const std::shared_ptr<const Runs> runs = shard.runs;
+  uint64_t most = 0, read = 0, dropped = 0;
+  for (const RunPtr& run : *runs) most += run->rows;
+  RunWriter writer(segments_, page_, most, bits_for(0));
+  size_t next = 0;
+  merge_runs(*runs, page_, &read, nullptr, [&](uint64_t mix, int64_t key, uint32_t stamp, const float* row) {
+    while (next < here.size() && here[next].mix < mix) ++next;
+    const bool resident = next < here.size() && here[next].mix == mix;
+    const bool expired = resident ? here[next].expired : count.expired(row, rule);
+    dropped += expired;
+    if (expired)
+      gone += !resident;  // one in memory is counted there
+    else
+      writer.add(mix, key, stamp, row);
+  });
+  counters_.bytes_read += read;
+  if (dropped) {
+    RunPtr merged = writer.finish();
+    if (merged) counters_.compacted_bytes += merged->bytes();
+    ++counters_.compactions;
+    for (const RunPtr& run : *runs) {
+      disk_rows_ -= run->rows;
+      index_bytes_ -= run->memory();
+    }
+    shard.runs = std::make_shared<Runs>();
+    if (merged) add_run(shard, std::move(merged));
+  }
+  for (const Here& one : here) {
+    if (!one.expired) continue;
+    rows.policy->remove(one.place);
+    rows.erase(one.place);
+    ++gone;
+  }
+  count_ -= gone;
+  return gone;
 }
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------
@@ -221,6 +298,7 @@ Manifest SparseTable::checkpoint_to_runs(std::vector<SegmentPtr>& named) {
       named.push_back(run->place.segment);
     }
   manifest.shape = shape_;
+  if (!shape_.life.none()) manifest.life = std::make_shared<LifeState>(*life_);
   manifest.generation = generation_;
   manifest.keys = count_;
   if (number_ + 2 > kMostVersion) throw std::length_error("more than 268 million checkpoints");

@@ -27,7 +27,9 @@ import torch
 from ctrbox import _native
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.gpu_store import Gradients, NoRoom, Store
-from ctrbox.embed.memory import (
+from ctrbox.embed.life import NO_LIFE
+from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of, spec_of
+from ctrbox.embed.table import (
     MOST_BUDGET,
     MOST_DIM,
     check_factor,
@@ -36,10 +38,10 @@ from ctrbox.embed.memory import (
     reading,
     refused,
     same_shape,
+    shape_of,
     whole,
     words,
 )
-from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of, spec_of
 from ctrbox.engines.aside import written_aside
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime
 from ctrbox.errors import BudgetError, DataError, PlanError
@@ -167,7 +169,7 @@ class GpuTable:
             for some, data in self.store.blocks():
                 keys[at : at + len(some)], rows[at : at + len(some)] = some, data
                 at += len(some)
-        shape = (self._row.dim, self._row.linear, *self._specs, self.init, self.seed)
+        shape = self._shape(self._row)
         with written_aside(Path(path)) as aside:
             _native.save_rows(str(aside), shape, keys, rows)
 
@@ -175,7 +177,7 @@ class GpuTable:
         """Become what ``save`` wrote. For a moment both the old and the new rows are in memory."""
         found = describe(path)
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
-        same_shape(path, found, (row.dim, row.linear, *self._specs, self.init, self.seed))
+        same_shape(path, found, self._shape(row))
         with reading(path):
             keys, rows = _native.load_rows(os.fspath(path))
         with self.ordered():
@@ -194,7 +196,7 @@ class GpuTable:
         cls, path: str | os.PathLike[str], *, memory: int | str = "8GB", runtime: Runtime | None = None
     ) -> GpuTable:
         """A table as ``save`` wrote it, of either kind, with the shape, optimizers and seed of the file."""
-        dim, linear, weight, vector, init, seed = describe(path)
+        dim, linear, weight, vector, init, seed, _ = describe(path)
         made = (optimizer_of(vector), optimizer_of(weight))
         table = cls(dim, optimizer=made[0], linear=made[1], init=init, seed=seed, memory=memory, runtime=runtime)
         table.open(Row(dim, linear))
@@ -302,12 +304,11 @@ class GpuTable:
         except NoRoom as error:
             raise self._full(error) from None
 
-    @property
-    def _specs(self) -> tuple[Any, Any]:
-        return spec_of(self.linear), spec_of(self.optimizer)
+    def _shape(self, row: Row) -> tuple[Any, ...]:
+        return shape_of(row, self.linear, self.optimizer, self.init, self.seed, NO_LIFE)
 
     def _new_store(self, row: Row, rows: int) -> Store:
-        weight, vector = self._specs
+        weight, vector = spec_of(self.linear), spec_of(self.optimizer)
         return Store(self.runtime, row, weight, vector, init=self.init, seed=self.seed, budget=self.memory, rows=rows)
 
     def _full(self, error: NoRoom) -> BudgetError:

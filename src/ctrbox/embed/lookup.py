@@ -68,6 +68,15 @@ class Lookup:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def shown(self, label: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """How many references each key has, and how many of them are of clicked rows."""
+        every = np.arange(self.rows)
+        row = [every if at is None else np.repeat(every, np.diff(at)) for at in self.offsets]
+        clicked = np.asarray(label)[np.concatenate(row)] if row else np.empty(0)
+        shows = np.bincount(self.inverse, minlength=len(self.keys))
+        clicks = np.bincount(self.inverse, clicked, minlength=len(self.keys))
+        return shows.astype(np.float32), clicks.astype(np.float32)
+
 
 def arrays_of(batch: Batch, fields: Sequence[str]) -> list[tuple[Ints, Ints, bool]]:
     """Keys and offsets of each field, and whether its schema lets a row have other than one key."""

@@ -27,21 +27,21 @@ import numpy as np
 
 from ctrbox import _native
 from ctrbox.embed.embedder import Floats, Keys, Row
-from ctrbox.embed.memory import (
-    MOST_BUDGET,
-    MOST_DIM,
-    check_factor,
+from ctrbox.embed.life import NO_LIFE, Admission, Counters, admission_of, counters_of
+from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of
+from ctrbox.embed.table import (
+    Table,
+    check_row,
+    checked_bytes,
     checked_keys,
-    checked_optimizer,
-    refused,
     same_shape,
+    shape_from,
+    shape_of,
     whole,
     words,
 )
-from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of, spec_of
 from ctrbox.engines.aside import FULL, remove, written_aside
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, nearest
-from ctrbox.views.view import parse_bytes
 
 SHARDS = 64
 SEGMENT_BYTES = 64 << 20
@@ -50,7 +50,7 @@ OWN = re.compile(r"LOCK|MANIFEST(\.aside)?|segments(-\d+)?")  # names in a table
 POLICIES = ("default", "heat", "s3fifo", "clock", "lru", "lfu")
 
 
-class SparseTable:
+class SparseTable(Table):
     """Trainable rows on an SSD, within a budget of memory.
 
     ``path``       a folder of its own; made where there is none, opened at its last checkpoint where it holds a table
@@ -60,6 +60,8 @@ class SparseTable:
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
     ``policy``     which rows leave memory: "default" ("heat"), "s3fifo", "clock", "lru", or "lfu", the paper's
+    ``counters``   ``admission``: how rows come and go (`Counters`, `Admission`); every key has a row unless given
+    ``nonfinite``  gradients that are not finite: "refuse" the push, or "skip" their keys and count them
     ``read_only``  only pull(create=False), scan and verify; any number of processes may have it open so
     """
 
@@ -75,31 +77,20 @@ class SparseTable:
         seed: int = 0,
         threads: int | None = None,
         policy: str = "default",
+        counters: Counters | None = None,
+        admission: Admission | None = None,
+        nonfinite: str = "refuse",
         segment_bytes: int = SEGMENT_BYTES,
         read_only: bool = False,
     ) -> None:
         self.path = _absolute(path)
-        self.optimizer = checked_optimizer("optimizer", optimizer)
-        self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
-        if isinstance(init, bool) or not isinstance(init, int | float) or not 0 <= init <= 1e6:
-            raise PlanError(f"init= must be a number from 0 to 1,000,000, got {init!r}")
-        self.init = float(init)
-        self.seed = whole("seed", seed, 0, 2**64 - 1)
-        try:
-            self.ram = parse_bytes(ram)
-        except OverflowError:
-            self.ram = 0
-        if not 1 <= self.ram <= MOST_BUDGET:
-            raise PlanError(f"ram= must be above 0 bytes and at most {MOST_BUDGET:,}, got {ram!r}")
-        self.threads = None if threads is None else whole("threads", threads, 1, 256)
+        self._settle(dim, optimizer, linear, init, seed, threads, counters, admission, nonfinite)
+        self.ram = checked_bytes("ram", ram)
         if policy not in POLICIES:
             near = nearest(policy, POLICIES) if isinstance(policy, str) else ""
             raise PlanError(f"policy= must be one of {', '.join(POLICIES)}, got {policy!r}{near}")
         self.policy = policy
         self.segment_bytes = whole("segment_bytes", segment_bytes, 1 << 16, 1 << 40)
-        self._row = Row(whole("dim", dim, 0, MOST_DIM))
-        self._opened = False
-        self._factor = 1.0
         self._native: _native.SparseTable | None = None
         self.read_only = read_only
         self._process = os.getpid()
@@ -123,19 +114,9 @@ class SparseTable:
 
     # ---- the contract ----
 
-    @property
-    def dim(self) -> int:
-        return self._row.dim
-
-    @property
-    def row(self) -> Row:
-        return self._row
-
     def open(self, row: Row) -> None:
         """Take the shape that a model reads; a table that has rows of another shape refuses."""
-        if row.width == 0:
-            raise PlanError("a row needs a vector (dim above 0) or a first-order weight (linear=True), got neither")
-        whole("dim", row.dim, 0, MOST_DIM)
+        check_row(row)
         self._check_usable()
         if row != self._row or self._native is None:
             if self._native is None and (self.path / "MANIFEST").exists():
@@ -154,30 +135,16 @@ class SparseTable:
     def prefetch(self, keys: Keys) -> None:
         """Bring the rows of these keys into memory and keep them there until they are pulled and pushed."""
         wanted = checked_keys(keys)
-        with self._at_work(len(wanted)):
-            self._writable.prefetch(wanted)
+        with self._calling(len(wanted)):
+            self._changing.prefetch(wanted)
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
         """Rows (n, width). Without ``create`` nothing is created, and nothing comes into memory to stay."""
         wanted = checked_keys(keys)
-        with self._at_work(len(wanted)):
-            table = self._writable if create else self._table
+        with self._calling(len(wanted)):
+            table = self._changing if create else self._reading
             rows: Floats = table.pull(wanted, create)  # type: ignore[assignment]
         return rows
-
-    def push(self, keys: Keys, gradients: Floats) -> None:
-        """One step of the optimizers on these rows; a gradient that is not finite stops it before anything changed."""
-        moved = checked_keys(keys)
-        g = np.asarray(gradients)
-        if g.shape != (len(moved), self._row.width) or g.dtype != np.float32:
-            raise DataError(
-                f"expected gradients of shape {(len(moved), self._row.width)} float32, got {g.shape} {g.dtype}"
-            )
-        with self._at_work(len(moved)):
-            bad = self._writable.push(moved, np.ascontiguousarray(g), self._factor)
-        if bad >= 0:
-            at, column = divmod(bad, self._row.width)
-            raise DataError(refused(self._row, int(moved[at]), float(g[at, column]), column))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """A checkpoint elsewhere: a folder with a manifest and links to the files it names, which are never changed.
@@ -196,14 +163,14 @@ class SparseTable:
             os.close(_locked(place, False))  # refused where somebody has it open
         with written_aside(place, folder=True) as aside:
             aside.mkdir()
-            with self._at_work():
-                self._writable.save(os.fspath(aside))
+            with self._calling():
+                self._changing.save(os.fspath(aside))
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Become what ``save`` wrote, within this table's own budget; what it held goes once that is in place."""
         self._check_usable()
         if self._native is not None:
-            _ = self._writable
+            _ = self._changing
         source = _absolute(path)
         found = described(source)
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
@@ -211,7 +178,7 @@ class SparseTable:
         where = segments_of(source, _native.SparseTable.generation(os.fspath(source)))
         mine = _native.SparseTable.generation(os.fspath(self.path)) if (self.path / "MANIFEST").exists() else 0
         there = segments_of(self.path, mine + 1)
-        with self._at_work():
+        with self._calling():
             _native.SparseTable(os.fspath(source), self._shape(row), self.ram, 1, self.policy, self.segment_bytes, True)
             remove(there)
             there.mkdir()
@@ -234,7 +201,7 @@ class SparseTable:
         read_only: bool = False,
     ) -> Self:
         """The table that a folder holds, with its shape, optimizers and seed."""
-        dim, linear, weight, vector, init, seed = described(Path(path))
+        dim, linear, weight, vector, init, seed, life = described(Path(path))
         table = cls(
             path,
             dim,
@@ -245,6 +212,8 @@ class SparseTable:
             seed=seed,
             threads=threads,
             policy=policy,
+            counters=counters_of(life),
+            admission=admission_of(life),
             read_only=read_only,
         )
         table.open(Row(dim, linear))
@@ -262,8 +231,8 @@ class SparseTable:
     def read(self, keys: Keys) -> Floats:
         """Whole rows (n, floats), values and then states; keys that are not there are created. Pins nothing."""
         wanted = checked_keys(keys)
-        with self._at_work(len(wanted)):
-            rows: Floats = self._writable.read(wanted)  # type: ignore[assignment]
+        with self._calling(len(wanted)):
+            rows: Floats = self._changing.read(wanted)  # type: ignore[assignment]
         return rows
 
     def write(self, keys: Keys, rows: Floats) -> None:
@@ -274,18 +243,18 @@ class SparseTable:
             raise DataError(
                 f"expected whole rows of shape {(len(changed), self.floats)} float32, got {given.shape} {given.dtype}"
             )
-        with self._at_work(len(changed)):
-            self._writable.write(changed, np.ascontiguousarray(given))
+        with self._calling(len(changed)):
+            self._changing.write(changed, np.ascontiguousarray(given))
 
     @property
     def floats(self) -> int:
         """Of a whole row: its values and the states of its optimizers."""
-        return self._table.floats
+        return self._reading.floats
 
     def checkpoint(self) -> int:
         """Make what the table holds durable; returns its version. Only what changed since the last one is written."""
-        with self._at_work():
-            return int(self._writable.checkpoint())
+        with self._calling():
+            return int(self._changing.checkpoint())
 
     @property
     def version(self) -> int:
@@ -294,25 +263,28 @@ class SparseTable:
 
     def flush(self) -> None:
         """Write out all rows that no batch under way needs, and let them go."""
-        with self._at_work():
-            self._writable.flush()
+        with self._calling():
+            self._changing.flush()
 
     def compact(self) -> None:
         """Merge what lies on disk, so that every row is there once."""
-        with self._at_work():
-            self._writable.compact()
+        with self._calling():
+            self._changing.compact()
 
     def verify(self) -> list[str]:
         """Read everything on disk; what is damaged, one line each."""
-        with self._at_work():
-            return [str(line) for line in self._table.verify()]
+        with self._calling():
+            return [str(line) for line in self._reading.verify()]
 
     def stats(self) -> dict[str, int]:
         """What happened since the table was opened, and what it holds now; bytes, rows or counts."""
-        return {**self._table.stats(), "rss": resident_bytes()}
+        return {**self._reading.stats(), "rss": resident_bytes()}
 
     def export(self, since: int = 0) -> tuple[Keys, Floats, Floats]:
-        """Keys ascending, their rows (n, width) and states (n, states); ``since``: only what changed after that version."""
+        """Keys ascending, their rows (n, width) and states (n, states); ``since``: only what changed after that version.
+
+        States of a table that counts end with shows, clicks and the period of the last push. What expired is not told.
+        """
         parts = list(self.scan(since))
         keys = np.concatenate([keys for keys, _, _ in parts])
         rows = np.concatenate([rows for _, _, rows in parts])
@@ -324,20 +296,17 @@ class SparseTable:
         """Keys, versions and whole rows (values, then states), a 64th of the table at a time."""
         whole("since", since, 0, 2**63)
         for shard in range(SHARDS):
-            with self._at_work():
-                part: tuple[Keys, Any, Floats] = self._table.scan(shard, since)  # type: ignore[assignment]
+            with self._calling():
+                part: tuple[Keys, Any, Floats] = self._reading.scan(shard, since)  # type: ignore[assignment]
             yield part
-
-    def scale_lr(self, factor: float) -> None:
-        """From now on pushes use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
-        self._factor = check_factor(factor, self.optimizer, self.linear)
 
     def close(self, checkpoint: bool = True) -> None:
         """End; with ``checkpoint`` what the table holds is made durable first. A closed table refuses everything."""
         if self._closed:
             return
         mine = os.getpid() == self._process  # a forked child lets go of what its parent has, and changes nothing
-        if mine and checkpoint and self._native is not None and not self.read_only and (len(self) or self.version):
+        holds = len(self) or self.version or self._life != NO_LIFE  # a clock and counts are something too
+        if mine and checkpoint and self._native is not None and not self.read_only and holds:
             self.checkpoint()
         with self._idle:
             self._closed = True
@@ -364,10 +333,10 @@ class SparseTable:
     # ---- inside ----
 
     def _shape(self, row: Row) -> tuple[Any, ...]:
-        return (row.dim, row.linear, spec_of(self.linear), spec_of(self.optimizer), self.init, self.seed)
+        return shape_of(row, self.linear, self.optimizer, self.init, self.seed, self._life)
 
     @property
-    def _table(self) -> _native.SparseTable:
+    def _reading(self) -> _native.SparseTable:
         self._check_usable()
         if self._native is None:
             raise PlanError("a table of dim=0 has only first-order weights: open(Row(0, linear=True)) before using it")
@@ -388,21 +357,22 @@ class SparseTable:
             self._lock = -1
 
     @property
-    def _writable(self) -> _native.SparseTable:
+    def _changing(self) -> _native.SparseTable:
         if self.read_only:
             raise PlanError(
                 f"the table in {self.path} was opened with read_only=True: only pull(create=False) reads it"
             )
-        return self._table
+        return self._reading
 
     def _begin(self, row: Row) -> None:
         shape = self._shape(row)
         least = _native.SparseTable.least_ram(shape, self.policy)
         if self.ram < least:
             raise BudgetError(
-                f"ram={self.ram:,} bytes holds fewer than 1,024 rows of {words(row)}; expected at least {least:,}"
+                f"ram={self.ram:,} bytes holds fewer than 1,024 rows of {words(row)}"
+                f"{' beside the sketch of its admission' if self._life[3] else ''}; expected at least {least:,}"
             )
-        with self._at_work():
+        with self._calling():
             named = (self.path / "MANIFEST").exists()
             there = segments_of(self.path, _native.SparseTable.generation(os.fspath(self.path)) if named else 0)
             if not self.read_only:
@@ -421,7 +391,7 @@ class SparseTable:
             )
 
     @contextlib.contextmanager
-    def _at_work(self, keys: int = 0) -> Iterator[None]:
+    def _calling(self, keys: int = 0) -> Iterator[None]:
         with self._idle:
             self._check_usable()
             self._under_way += 1
@@ -486,12 +456,11 @@ def described(path: Path) -> tuple[Any, ...]:
     if not (path / "MANIFEST").is_file():
         raise SourceError(f"{path} holds no table: it has no MANIFEST")
     try:
-        dim, linear, weight, vector, init, seed = _native.SparseTable.saved_shape(os.fspath(path))
+        return shape_from(_native.SparseTable.saved_shape(os.fspath(path)))
     except _native.DamagedFile as error:
         raise SourceError(f"cannot read {path / 'MANIFEST'}: {error}; restore it from a saved one") from error
     except OSError as error:
         raise SourceError(f"cannot read {path / 'MANIFEST'}: {error.strerror or error}") from error
-    return dim, linear, (weight[0], tuple(weight[1])), (vector[0], tuple(vector[1])), init, seed
 
 
 def segments_of(path: Path, generation: int) -> Path:

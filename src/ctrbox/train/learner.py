@@ -34,6 +34,7 @@ from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.optimizers import Adagrad
 from ctrbox.embed.pooling import pool, sequence
+from ctrbox.embed.table import Table
 from ctrbox.errors import DataError, DeviceError, PlanError, TrainError, nearest
 from ctrbox.models.dense import DenseInput, logs_of
 from ctrbox.models.inputs import Inputs, Pooled, Reads
@@ -425,7 +426,12 @@ class Learner:
             gradients = rows.grad.cpu().numpy()
             gradients *= np.float32(looked.batch.rows)
             try:
-                source.embedder.push(lookup.keys, gradients)
+                if isinstance(source.embedder, Table) and source.embedder.takes_shows:
+                    assert isinstance(lookup, Lookup)
+                    shows, clicks = lookup.shown(np.asarray(looked.batch.label, np.float32))
+                    source.embedder.push(lookup.keys, gradients, shows=shows, clicks=clicks)
+                else:
+                    source.embedder.push(lookup.keys, gradients)
             except DataError:
                 raise self._culprit(looked, pulled, math.nan) from None
 

@@ -1,0 +1,294 @@
+"""What tables of trainable rows share, wherever the rows lie: their settings and checks, and how rows come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrbox import _native
+from ctrbox.embed.embedder import Floats, Keys, Row
+from ctrbox.embed.life import Admission, Counters, Life, life_of, shown
+from ctrbox.embed.optimizers import FTRL, KINDS, Optimizer, optimizer_of, spec_of
+from ctrbox.errors import DataError, PlanError, SourceError, nearest
+from ctrbox.views.view import parse_bytes
+
+MOST_DIM = 4096
+MOST_BUDGET = 1 << 50
+MOST_PERIODS = (1 << 24) - 1
+NONFINITE = ("refuse", "skip")
+
+
+class Table:
+    """Settings of a table, checked; pushes; counters, admission and expiry. ``_calling`` turns failures into words."""
+
+    optimizer: Optimizer
+    linear: Optimizer
+    init: float
+    seed: int
+    threads: int | None
+    counters: Counters | None
+    admission: Admission | None
+    nonfinite: str
+    _row: Row
+
+    def _settle(
+        self,
+        dim: int,
+        optimizer: Optimizer,
+        linear: Optimizer | None,
+        init: float,
+        seed: int,
+        threads: int | None,
+        counters: Counters | None,
+        admission: Admission | None,
+        nonfinite: str,
+    ) -> None:
+        self.optimizer = checked_optimizer("optimizer", optimizer)
+        self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
+        self.init = checked_init(init)
+        self.seed = whole("seed", seed, 0, 2**64 - 1)
+        self.threads = None if threads is None else whole("threads", threads, 1, 256)
+        self._life: Life = life_of(counters, admission)
+        self.counters, self.admission = counters, admission
+        if nonfinite not in NONFINITE:
+            raise PlanError(
+                f"nonfinite= must be 'refuse' or 'skip', got {nonfinite!r}{nearest(str(nonfinite), NONFINITE)}"
+            )
+        self.nonfinite = nonfinite
+        self._row = Row(whole("dim", dim, 0, MOST_DIM))
+        self._opened = False
+        self._factor = 1.0
+
+    @property
+    def _changing(self) -> _native.MemoryTable | _native.SparseTable:
+        """The native table, of which rows may be changed."""
+        raise NotImplementedError
+
+    @property
+    def _reading(self) -> _native.MemoryTable | _native.SparseTable:
+        raise NotImplementedError
+
+    def _calling(self, keys: int = 0) -> contextlib.AbstractContextManager[None]:
+        raise NotImplementedError
+
+    @property
+    def dim(self) -> int:
+        return self._row.dim
+
+    @property
+    def row(self) -> Row:
+        return self._row
+
+    def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
+        """One step of the optimizers on these rows; a gradient that is not finite stops it before anything changed.
+
+        ``shows``, ``clicks``: of each key, where the table counts; one show and no click unless given. With
+        ``nonfinite="skip"`` keys whose gradients are not finite are left as they are, and counted.
+        """
+        moved = checked_keys(keys)
+        g = np.asarray(gradients)
+        if g.shape != (len(moved), self._row.width) or g.dtype != np.float32:
+            raise DataError(
+                f"expected gradients of shape {(len(moved), self._row.width)} float32, got {g.shape} {g.dtype}"
+            )
+        counted = checked_counts("shows", shows, moved), checked_counts("clicks", clicks, moved)
+        with self._calling(len(moved)):
+            bad = self._changing.push(moved, np.ascontiguousarray(g), self._factor, *counted, self.nonfinite == "skip")
+        if bad >= 0:
+            at, column = divmod(bad, self._row.width)
+            raise DataError(refused(self._row, int(moved[at]), float(g[at, column]), column))
+
+    def scale_lr(self, factor: float) -> None:
+        """From now on pushes use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
+        self._factor = check_factor(factor, self.optimizer, self.linear)
+
+    # ---- how rows come and go ----
+
+    @property
+    def takes_shows(self) -> bool:
+        """Whether a push has use for shows and clicks."""
+        return self.counters is not None or (self.admission is not None and self.admission.count > 1)
+
+    @property
+    def clock(self) -> int:
+        """Periods that have passed."""
+        return int(self._reading.clock)
+
+    def advance(self, periods: int = 1) -> None:
+        """So many periods have passed: what was counted fades, and what is not pushed grows old."""
+        more = whole("periods", periods, 0, MOST_PERIODS)
+        if more + self.clock > MOST_PERIODS:
+            raise PlanError(f"the clock is at {self.clock:,} and goes to {MOST_PERIODS:,} periods, got {more:,} more")
+        with self._calling():
+            self._changing.advance(more)
+
+    def expire(
+        self,
+        *,
+        unseen: int | None = None,
+        score: float | None = None,
+        click: float = 1.0,
+        nonclick: float = 0.1,
+    ) -> int:
+        """Let go of rows not pushed for more than ``unseen`` periods, or of a score below ``score``; returns how many.
+
+        A score is click · clicks + nonclick · (shows − clicks), faded to now. A key that comes again begins anew.
+        """
+        self._check_counts()
+        if unseen is None and score is None:
+            raise PlanError("expire needs unseen= (periods), score= (the least that stays), or both")
+        age = -1 if unseen is None else whole("unseen", unseen, 0, MOST_PERIODS)
+        for name, value in (("score", score), ("click", click), ("nonclick", nonclick)):
+            wrong = isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e30
+            if value is not None and wrong:
+                raise PlanError(f"{name}= must be a finite number, 0 or more, got {value!r}")
+        with self._calling():
+            return int(self._changing.expire(age, score or 0.0, click, nonclick))
+
+    def counts(self, keys: Keys) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+        """Shows and clicks of keys, faded to now, and the period of their last push; creates nothing."""
+        self._check_counts()
+        assert self.counters is not None
+        wanted = checked_keys(keys)
+        with self._calling(len(wanted)):
+            found: Any = self._reading.counters(wanted)
+        period = found[:, 2].astype(np.int64)
+        fading = np.power(self.counters.decay, self.clock - period)
+        return (found[:, 0] * fading).astype(np.float32), (found[:, 1] * fading).astype(np.float32), period
+
+    def _check_counts(self) -> None:
+        if self.counters is None:
+            raise PlanError("this table counts nothing; make it with counters=cb.Counters(decay=…)")
+
+
+# ---- checks
+
+
+def checked_keys(keys: npt.ArrayLike) -> Keys:
+    array = np.asarray(keys)
+    if array.ndim != 1 or array.dtype != np.int64:
+        raise DataError(f"expected keys of shape (n,) int64, got {array.shape} {array.dtype}")
+    return np.ascontiguousarray(array)
+
+
+def checked_counts(name: str, counts: Any, keys: Keys) -> Floats | None:
+    if counts is None:
+        return None
+    array = np.asarray(counts)
+    if array.shape != (len(keys),) or array.dtype.kind not in "iuf":
+        raise DataError(f"expected {name} of shape {(len(keys),)}, a number a key, got {array.shape} {array.dtype}")
+    array = np.ascontiguousarray(array, np.float32)
+    wrong = np.flatnonzero(~((array >= 0) & np.isfinite(array)))
+    if len(wrong):
+        raise DataError(f"the {name} of key {int(keys[wrong[0]])} are {array[wrong[0]]}; expected a number, 0 or more")
+    return array
+
+
+def checked_optimizer(name: str, optimizer: Optimizer) -> Optimizer:
+    if type(optimizer) not in KINDS.values():
+        known = [cls.__name__ for cls in KINDS.values()]
+        shown_as = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
+        raise PlanError(
+            f"{name}= must be one of {', '.join(known)}, such as Adagrad(lr=0.05), got {optimizer!r}{nearest(shown_as, known)}"
+        )
+    return optimizer
+
+
+def checked_init(init: float) -> float:
+    if isinstance(init, bool) or not isinstance(init, int | float) or not 0 <= init <= 1e6:
+        raise PlanError(f"init= must be a number from 0 to 1,000,000, got {init!r}")
+    return float(init)
+
+
+def checked_bytes(name: str, budget: int | str) -> int:
+    """A budget of memory."""
+    try:
+        found = parse_bytes(budget)
+    except OverflowError:
+        found = 0
+    if not 1 <= found <= MOST_BUDGET:
+        raise PlanError(f"{name}= must be above 0 bytes and at most {MOST_BUDGET:,}, got {budget!r}")
+    return found
+
+
+def whole(name: str, value: int, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
+        raise PlanError(f"{name}= must be a whole number from {least:,} to {most:,}, got {value!r}")
+    return int(value)
+
+
+def check_row(row: Row) -> None:
+    if row.width == 0:
+        raise PlanError("a row needs a vector (dim above 0) or a first-order weight (linear=True), got neither")
+    whole("dim", row.dim, 0, MOST_DIM)
+
+
+def words(row: Row) -> str:
+    return f"dim={row.dim}{', linear' if row.linear else ''}"
+
+
+def check_factor(factor: float, *optimizers: Optimizer) -> float:
+    """A factor of learning rates; FTRL divides by its own."""
+    least = "above 0" if FTRL in map(type, optimizers) else "0 or more"
+    wrong = isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor <= 1e6
+    if wrong or (factor == 0 and least == "above 0"):
+        raise PlanError(f"the learning rate is scaled by a finite number {least}, got {factor!r}")
+    return float(factor)
+
+
+def refused(row: Row, key: int, gradient: float, column: int) -> str:
+    """Why a gradient was not pushed."""
+    part = "first-order weight" if row.linear and column == 0 else f"float {column - row.linear}"
+    return (
+        f"the gradient of key {key} is {gradient} ({part} of its row); nothing was changed: "
+        "lower the learning rate or look for values that are not finite in the inputs"
+    )
+
+
+# ---- shapes, as native tables and files have them
+
+
+def shape_of(row: Row, linear: Optimizer, vector: Optimizer, init: float, seed: int, life: Life) -> tuple[Any, ...]:
+    return row.dim, row.linear, spec_of(linear), spec_of(vector), init, seed, life
+
+
+def shape_from(native: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of what a file says: lists become tuples, to be compared."""
+    dim, linear, weight, vector, init, seed, life = native
+    return dim, linear, (weight[0], tuple(weight[1])), (vector[0], tuple(vector[1])), init, seed, tuple(life)
+
+
+def same_shape(path: str | os.PathLike[str], found: tuple, mine: tuple) -> None:
+    """Refuse a saved table that is not as this one is, and name the first difference."""
+    names = ("dim", "linear weights", "linear optimizer", "optimizer", "init", "seed", "counters and admission")
+    for name, theirs, ours in zip(names, found, mine, strict=True):
+        # Rows without one of the parts may have any optimizer of it.
+        absent = (name == "linear optimizer" and not found[1]) or (name == "optimizer" and not found[0])
+        if theirs == ours or absent:
+            continue
+        if name == "counters and admission":
+            raise DataError(f"{path} was saved with {shown(theirs)}, this table has {shown(ours)}")
+        shown_as = [str(optimizer_of(v)) if isinstance(v, tuple) else repr(v) for v in (theirs, ours)]
+        raise DataError(f"{path} was saved with {name} {shown_as[0]}, this table has {shown_as[1]}")
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What goes wrong while reading a saved table, in words that name the file."""
+    try:
+        yield
+    except _native.DamagedFile as error:
+        raise SourceError(f"cannot read {path}: {error}; save it again or take an older one") from error
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def describe(path: str | os.PathLike[str]) -> tuple:
+    """The shape of a saved file."""
+    with reading(path):
+        return shape_from(_native.MemoryTable.saved_shape(os.fspath(path)))
