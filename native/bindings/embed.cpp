@@ -64,7 +64,8 @@ void bind_embed(nb::module_& m) {
           },
           nb::arg("keys"), nb::arg("gradients"), nb::arg("factor"), nb::arg("shows") = nb::none(),
           nb::arg("clicks") = nb::none(), nb::arg("skip") = false,
-          "-1, or the place of the first gradient that is not finite: then nothing was changed, but where it is skipped.")
+          "-1, or the place of the first gradient that is not finite: then nothing was changed, but where it is "
+          "skipped.")
       .def("export",
            [](MemoryTable& t) {
              const size_t room = t.size(), width = t.shape().width(), states = t.shape().floats() - width;

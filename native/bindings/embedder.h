@@ -47,8 +47,7 @@ auto with_file(const std::string& path, F f) {
 inline TableShape shape_of(const Shape& shape) {
   const auto& [dim, linear, weight, vector, init, seed, life] = shape;
   const auto& [decay, count, probability, sketch] = life;
-  return TableShape{dim,  linear, spec_of(weight), spec_of(vector), init,
-                    seed, Life{decay, count, probability, sketch}};
+  return TableShape{dim, linear, spec_of(weight), spec_of(vector), init, seed, Life{decay, count, probability, sketch}};
 }
 
 inline Shape tuple_of(const TableShape& s) {
@@ -67,8 +66,7 @@ template <class Table>
 void bind_life(nb::class_<Table>& table) {
   table
       .def(
-          "advance", [](Table& t, uint64_t periods) { with_file("", [&] { t.advance(periods); }); },
-          nb::arg("periods"))
+          "advance", [](Table& t, uint64_t periods) { with_file("", [&] { t.advance(periods); }); }, nb::arg("periods"))
       .def(
           "expire",
           [](Table& t, int64_t unseen, double least, double click, double nonclick) {

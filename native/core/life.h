@@ -37,8 +37,8 @@ struct Life {
   bool operator==(const Life&) const = default;
 };
 
-inline constexpr size_t kCounterFloats = 3;          // shows, clicks, period
-inline constexpr uint64_t kMostPeriods = 1u << 24;   // whole numbers that a float tells apart
+inline constexpr size_t kCounterFloats = 3;         // shows, clicks, period
+inline constexpr uint64_t kMostPeriods = 1u << 24;  // whole numbers that a float tells apart
 inline constexpr uint32_t kMostAdmissionCount = 255;
 inline constexpr uint64_t kMostSketch = uint64_t{1} << 34;
 

@@ -15,8 +15,8 @@
 //   for each shard:  8 count, 8 × count keys ascending (as unsigned), rows in the same order  [seal]
 //   8   "CTRTEND."  8 keys in all  [seal]
 //
-// A row is [first-order weight?][vector][states of the weight][states of the vector][counters?]. The bytes depend on the rows
-// alone, not on the order in which they came, on how often they were restored or on where they lie.
+// A row is [first-order weight?][vector][states of the weight][states of the vector][counters?]. The bytes depend on
+// the rows alone, not on the order in which they came, on how often they were restored or on where they lie.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import tempfile
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import ctrbox as cb
 from ctrbox import _native
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.optimizers import spec_of
+from ctrbox.embed.life import life_of
 from ctrbox.embed.sparse import POLICIES
+from ctrbox.embed.table import shape_of
 
 # Over the least a table takes, which is that of some thousand rows.
 RAMS = [1.0, 1.3, 3.0]
@@ -37,6 +37,7 @@ OPTIMIZERS = [
     cb.Adam(lr=0.01),
     cb.FTRL(alpha=0.5, beta=0.1, l1=0.05, l2=0.3),
 ]
+ADMISSIONS = [None, None, cb.Admission(count=2, sketch=4096), cb.Admission(probability=0.5)]
 # In memory a sync costs nothing: 5 s instead of 40. Real disks are for test_crash.py.
 QUICK_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 EXTREMES = [0, 1, -1, 2**63 - 1, -(2**63), 2**32, -(2**32)]
@@ -77,6 +78,8 @@ class SparseTableMachine(RuleBasedStateMachine):
         ram=st.sampled_from(RAMS),
         threads=st.sampled_from([1, 2, None]),
         policy=st.sampled_from(POLICIES),
+        counters=st.sampled_from([None, cb.Counters(0.8)]),
+        admission=st.sampled_from(ADMISSIONS),
         warm=st.sampled_from([50, 0, 90]),
     )
     def begin(
@@ -88,10 +91,14 @@ class SparseTableMachine(RuleBasedStateMachine):
         ram: float,
         threads: int | None,
         policy: str,
+        counters: cb.Counters | None,
+        admission: cb.Admission | None,
         warm: int,
     ) -> None:
         self.row, self.policy = Row(dim, linear), policy
         self.settings = {"optimizer": optimizer, "linear": weights, "init": 0.05, "seed": 9, "threads": threads}
+        self.settings |= {"counters": counters, "admission": admission}
+        self.life = life_of(counters, admission)
         self.twin = cb.MemoryTable(dim, **self.settings)
         self.twin.open(self.row)
         self.version = 0
@@ -108,7 +115,7 @@ class SparseTableMachine(RuleBasedStateMachine):
         return table
 
     def bytes(self, ram: float) -> int:
-        shape = (*astuple(self.row), spec_of(self.settings["linear"]), spec_of(self.settings["optimizer"]), 0.05, 9)
+        shape = shape_of(self.row, self.settings["linear"], self.settings["optimizer"], 0.05, 9, self.life)
         return int(ram * _native.SparseTable.least_ram(shape, self.policy))
 
     def commit(self) -> None:
@@ -157,8 +164,9 @@ class SparseTableMachine(RuleBasedStateMachine):
     def push(self, seed: int, count: int, repeat: bool) -> None:
         keys = self.keys(seed, count, repeat)
         gradients = self.gradients(seed, keys)
-        self.table.push(keys, gradients)
-        self.twin.push(keys, gradients)
+        shows = np.random.default_rng(seed).integers(0, 4, len(keys))
+        for table in (self.table, self.twin):
+            table.push(keys, gradients, shows=shows, clicks=shows // 2)
         self.touch(keys)
 
     @rule(seed=SEEDS, count=COUNTS)
@@ -197,6 +205,23 @@ class SparseTableMachine(RuleBasedStateMachine):
                 self.table.pull(wrong)  # type: ignore[arg-type]
         with pytest.raises(cb.DataError):
             self.table.push(keys, np.zeros((7, self.row.width + 1), np.float32))
+
+    # ---- how rows go
+
+    @rule(periods=st.sampled_from([1, 3]))
+    def advance(self, periods: int) -> None:
+        for table in (self.table, self.twin):
+            table.advance(periods)
+
+    @precondition(lambda self: self.life[0] > 0)
+    @rule(unseen=st.sampled_from([None, 0, 2]), score=st.sampled_from([0.05, 0.4]))
+    def expire(self, unseen: int | None, score: float) -> None:
+        before = self.twin.export()[0]
+        gone = [table.expire(unseen=unseen, score=score) for table in (self.table, self.twin)]
+        after = self.twin.export()[0]
+        assert gone == [len(before) - len(after)] * 2
+        for key in np.setdiff1d(before, after).tolist():
+            del self.changed[key]
 
     # ---- what a table does to itself
 
