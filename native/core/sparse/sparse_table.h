@@ -129,7 +129,7 @@ class SparseTable {
   size_t expire_shard(Shard& shard, const Expiry& rule);
   bool rewrite_sparse_segment();
   void work();
-  double bits_for(size_t rows) const;
+  double bits_for(const Runs& runs, const Runs& replaced, size_t rows) const;
   void open(const Manifest& manifest);
   Manifest checkpoint_to_runs(std::vector<SegmentPtr>& named);
   size_t threads_for(size_t keys) const;

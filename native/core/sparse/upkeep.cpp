@@ -66,7 +66,12 @@ void SparseTable::swap_runs(Shard& shard, const Runs& old, RunPtr merged) {
 void SparseTable::merge(Shard& shard, const Runs& some) {
   uint64_t most = 0, read = 0;
   for (const RunPtr& run : some) most += run->rows;
-  RunWriter writer(segments_, page_, most, bits_for(0));
+  std::shared_ptr<const Runs> all;
+  {
+    std::lock_guard<std::mutex> hold(shard.lock);
+    all = shard.runs;
+  }
+  RunWriter writer(segments_, page_, most, bits_for(*all, some, most));
   bool stopped = false;
   merge_runs(
       some, page_, &read,
@@ -239,7 +244,7 @@ size_t SparseTable::expire_shard(Shard& shard, const Expiry& rule) {
   const std::shared_ptr<const Runs> runs = shard.runs;
   uint64_t most = 0, read = 0, dropped = 0;
   for (const RunPtr& run : *runs) most += run->rows;
-  RunWriter writer(segments_, page_, most, bits_for(0));
+  RunWriter writer(segments_, page_, most, bits_for({}, {}, most));
   size_t next = 0;
   merge_runs(*runs, page_, &read, nullptr, [&](uint64_t mix, int64_t key, uint32_t stamp, const float* row) {
     while (next < here.size() && here[next].mix < mix) ++next;
