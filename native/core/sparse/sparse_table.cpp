@@ -346,6 +346,7 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
 void SparseTable::make_room(Shard& shard, size_t need) {
   Resident& rows = shard.rows;
   if (rows.room() >= need) return;
+  write_cut(shard);
   std::vector<uint32_t> places;
   rows.policy->victims(
       std::max<size_t>(need - rows.room(), rows.capacity() / 16),
@@ -382,17 +383,18 @@ RunPtr SparseTable::written(Shard& shard, std::vector<uint32_t>& places) {
   return writer.finish();
 }
 
-// Bits a key for the filter of a run of so many rows. A key that is nowhere asks the filters of all runs, so what counts
-// is the sum of their errors: least, within the same memory, where a run's error is as its share of the rows (Dayan et
-// al., Monkey, 2017). A filter's error falls to 0.618 of it by a bit: a run of half the size has 1.44 bits more.
+// Bits a key for the filter of a run of so many rows. A key that is nowhere asks the filters of all runs, so what
+// counts is the sum of their errors: least, within the same memory, where a run's error is as its share of the rows
+// (Dayan et al., Monkey, 2017). A filter's error falls to 0.618 of it by a bit: a run of half the size has 1.44 bits
+// more.
 double SparseTable::bits_for(const Runs& runs, const Runs& replaced, size_t rows) const {
   constexpr double kBitsToHalve = 1.44;
   constexpr double kMostBits = 16;  // beyond it a blocked filter gains little
   double all = static_cast<double>(disk_rows_.load() + rows);
   for (const RunPtr& run : replaced) all -= static_cast<double>(run->rows);
   const double fences = all / static_cast<double>(page_.room) * 4 * 1.1;
-  const double mean = std::min(options_.filter_bits,
-                               (static_cast<double>(index_budget_) * 0.9 - fences) * 8 / std::max(1.0, all));
+  const double mean =
+      std::min(options_.filter_bits, (static_cast<double>(index_budget_) * 0.9 - fences) * 8 / std::max(1.0, all));
   std::vector<double> sizes{std::max(1.0, static_cast<double>(rows))};
   for (const RunPtr& run : runs)
     if (std::find(replaced.begin(), replaced.end(), run) == replaced.end())
@@ -563,6 +565,7 @@ int64_t SparseTable::push(std::span<const int64_t> keys, const float* gradients,
   }
   ++life_->pushes;
   if (!shape_.life.admits_all()) admit(*last_, gradients, shown, bad >= 0);
+  write_cuts(*last_);
   const RowStep step(shape_, factor);
   const RowCount count(shape_, clock());
   const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
@@ -641,6 +644,7 @@ void SparseTable::write(std::span<const int64_t> keys, const float* rows) {
   std::lock_guard<std::mutex> hold(calls_);
   std::lock_guard<std::mutex> hold_loads(loading_);
   const auto held = held_for(keys);
+  write_cuts(*held);
   const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
   parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
     Shard& shard = shards_[s];

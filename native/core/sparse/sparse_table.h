@@ -91,6 +91,8 @@ class SparseTable {
     Resident rows;
     std::shared_ptr<const Runs> runs = std::make_shared<Runs>();
     std::mutex compacting;
+    bool cut = false;  // a checkpoint has begun, and rows it has to hold are not written yet
+    std::shared_ptr<const Runs> cut_runs;
   };
   // Keys of one call, pinned at their places; kNowhere: key 0, or not loaded yet.
   struct Held {
@@ -122,6 +124,8 @@ class SparseTable {
   void give_reading(std::unique_ptr<Reading> reading);
 
   RunPtr written(Shard& shard, std::vector<uint32_t>& places);  // dirty rows as a new run
+  void write_cut(Shard& shard);
+  void write_cuts(const Held& held);
   void add_run(Shard& shard, RunPtr run);
   void swap_runs(Shard& shard, const Runs& old, RunPtr merged);
   bool compact_some(Shard& shard, bool all);
@@ -152,6 +156,7 @@ class SparseTable {
   std::atomic<uint64_t> disk_rows_{0}, index_bytes_{0};
 
   std::mutex calls_, loading_, checkpointing_;
+  std::atomic<bool> cutting_{false};
   std::unique_ptr<Held> last_;
   std::mutex prefetched_lock_;
   std::deque<std::unique_ptr<Held>> prefetched_;

@@ -184,6 +184,7 @@ void SparseTable::flush() {
   parallel_for(threads_, kShards, [&](size_t s) {
     Shard& shard = shards_[s];
     std::lock_guard<std::mutex> hold_shard(shard.lock);
+    write_cut(shard);
     Resident& rows = shard.rows;
     std::vector<uint32_t> places, dirty;
     for (uint32_t place = 0; place < rows.places(); ++place)
@@ -228,6 +229,7 @@ size_t SparseTable::expire(const Expiry& rule) {
 size_t SparseTable::expire_shard(Shard& shard, const Expiry& rule) {
   std::lock_guard<std::mutex> alone(shard.compacting);
   std::lock_guard<std::mutex> hold(shard.lock);
+  write_cut(shard);
   Resident& rows = shard.rows;
   const RowCount count(shape_, clock());
   struct Here {
@@ -280,35 +282,74 @@ size_t SparseTable::expire_shard(Shard& shard, const Expiry& rule) {
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------
 
-// All dirty rows as runs; nobody loads or pushes meanwhile. The manifest of what the table is now.
+// The manifest of what the table is now. Loads and pushes wait for the cut alone; then a shard's dirty rows are written
+// by this thread, or by the first call that would change one of them.
 Manifest SparseTable::checkpoint_to_runs(std::vector<SegmentPtr>& named) {
-  std::lock_guard<std::mutex> hold(calls_);
-  std::lock_guard<std::mutex> hold_loads(loading_);
   Manifest manifest;
+  {
+    std::lock_guard<std::mutex> hold(calls_);
+    std::lock_guard<std::mutex> hold_loads(loading_);
+    if (number_ + 2 > kMostVersion) throw std::length_error("more than 268 million checkpoints");
+    if (!shape_.life.none()) manifest.life = std::make_shared<LifeState>(*life_);
+    manifest.shape = shape_;
+    manifest.generation = generation_;
+    manifest.keys = count_;
+    manifest.number = ++number_;
+    cutting_ = true;
+    for (unsigned s = 0; s < kShards; ++s) {
+      std::lock_guard<std::mutex> hold_shard(shards_[s].lock);
+      shards_[s].cut = true;
+    }
+  }
   std::array<std::shared_ptr<const Runs>, kShards> runs;
-  parallel_for(threads_, kShards, [&](size_t s) {
-    Shard& shard = shards_[s];
-    std::lock_guard<std::mutex> hold_shard(shard.lock);
-    Resident& rows = shard.rows;
-    std::vector<uint32_t> dirty;
-    for (uint32_t place = 0; place < rows.places(); ++place)
-      if (rows.mark(place).key != 0 && rows.mark(place).dirty) dirty.push_back(place);
-    if (RunPtr run = written(shard, dirty)) add_run(shard, std::move(run));
-    for (uint32_t place : dirty) rows.mark(place).dirty = 0;
-    runs[s] = shard.runs;
-  });
+  try {
+    parallel_for(threads_, kShards, [&](size_t s) {
+      std::lock_guard<std::mutex> hold(shards_[s].lock);
+      write_cut(shards_[s]);
+      runs[s] = std::move(shards_[s].cut_runs);
+    });
+  } catch (...) {
+    for (unsigned s = 0; s < kShards; ++s) {
+      std::lock_guard<std::mutex> hold(shards_[s].lock);
+      shards_[s].cut = false;
+      shards_[s].cut_runs.reset();
+    }
+    cutting_ = false;
+    throw;
+  }
+  cutting_ = false;
   for (unsigned s = 0; s < kShards; ++s)
     for (const RunPtr& run : *runs[s]) {
       manifest.runs[s].push_back(facts_of(*run));
       named.push_back(run->place.segment);
     }
-  manifest.shape = shape_;
-  if (!shape_.life.none()) manifest.life = std::make_shared<LifeState>(*life_);
-  manifest.generation = generation_;
-  manifest.keys = count_;
-  if (number_ + 2 > kMostVersion) throw std::length_error("more than 268 million checkpoints");
-  manifest.number = ++number_;
   return manifest;
+}
+
+// Before a call changes rows: a full disk stops it here, with nothing changed.
+void SparseTable::write_cuts(const Held& held) {
+  if (!cutting_) return;
+  parallel_for(threads_, kShards, [&](size_t s) {
+    if (held.bounds[s] == held.bounds[s + 1]) return;
+    std::lock_guard<std::mutex> hold(shards_[s].lock);
+    write_cut(shards_[s]);
+  });
+}
+
+// Under the shard's lock, before anything of it changes: rows that the checkpoint under way has to hold.
+void SparseTable::write_cut(Shard& shard) {
+  if (!shard.cut) return;
+  Resident& rows = shard.rows;
+  const uint32_t last = static_cast<uint32_t>(number_.load());
+  std::vector<uint32_t> dirty;
+  for (uint32_t place = 0; place < rows.places(); ++place) {
+    const Mark& mark = rows.mark(place);
+    if (mark.key != 0 && mark.dirty && mark.version <= last) dirty.push_back(place);
+  }
+  if (RunPtr run = written(shard, dirty)) add_run(shard, std::move(run));
+  for (uint32_t place : dirty) rows.mark(place).dirty = 0;
+  shard.cut_runs = shard.runs;
+  shard.cut = false;
 }
 
 uint64_t SparseTable::checkpoint() {
