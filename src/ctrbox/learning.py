@@ -293,12 +293,45 @@ def finish(done: Done, as_json: bool) -> None:
         busy, count = stage["seconds"], stage["rows"]
         rate = f"{count / busy:>12,.0f} rows/s" if busy > 0 and count else " " * 19
         mark = "  ← bottleneck" if stage["name"] == s.get("bottleneck") else ""
-        tell(f"  {stage['name']:<12}{busy:>9.2f} s busy{rate}{stage['utilisation']:>7.0%}{mark}")
+        tell(f"  {stage['name']:<12}{busy:>9.2f} s busy{rate}{stage['utilisation']:>7.0%}{stalls(stage)}{mark}")
+    passes = s["pipeline"]
+    if passes["seconds"]:
+        tell(
+            f"stages one after the other {passes['sequential']:.2f} s, the slowest {passes['slowest']:.2f} s, "
+            f"as a pipeline {passes['seconds']:.2f} s"
+        )
+    for table in s["tables"]:
+        tell(told_of(table))
     for what, times in s["warnings"].items():
         if times:
             tell(f"  warning: {what}: {times:,} values lost, counted over all passes")
     tell(f"intermediate files: {s['intermediate_bytes']:,} bytes")
     tell(f"report: {done.report}")
+
+
+def stalls(stage: Mapping[str, Any]) -> str:
+    """What a stage waited for, and how many batches waited behind it."""
+    waits = [(stage["for_input"], "input"), (stage["for_room"], "room")]
+    words = [f"{seconds:.2f} s for {what}" for seconds, what in waits if seconds >= 0.005]
+    queue = f"queue {stage['queue']:.1f}, most {stage['queue_most']}" if "queue" in stage else ""
+    shown = [f"waited {' and '.join(words)}"] if words else []
+    return "".join(f"  {part}" for part in [*shown, *([queue] if queue else [])])
+
+
+def told_of(table: Mapping[str, Any]) -> str:
+    """One line about what a training asked of a table."""
+    from ctrbox.train.report import sized
+
+    asked, hits = table["asked"], table["hit_rate"]
+    parts = [f"{asked:,} keys asked for"]
+    parts += [f"{hits:.1%} of the known ones in memory"] if hits is not None else []
+    parts += [f"{table['new']:,} new"] if "new" in table else []
+    if "reads" in table:
+        wrong = table.get("false_positives", 0)
+        parts.append(f"{table['reads_per_key'] or 0:.3f} pages read a key ({wrong:,} false positives of filters)")
+    parts += [f"{sized(table['disk_bytes'])} on disk"] if "disk_bytes" in table else []
+    where = f" ({table['path']})" if table.get("path") else ""
+    return f"{table['name']}{where}: {', '.join(parts)}"
 
 
 def tell_metrics(m: Mapping[str, float]) -> None:
