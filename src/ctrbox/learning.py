@@ -320,7 +320,7 @@ def stalls(stage: Mapping[str, Any]) -> str:
 
 def told_of(table: Mapping[str, Any]) -> str:
     """One line about what a training asked of a table."""
-    from ctrbox.train.report import sized
+    from ctrbox.train.words import sized
 
     asked, hits = table["asked"], table["hit_rate"]
     parts = [f"{asked:,} keys asked for"]

@@ -81,8 +81,11 @@ class Passes:
     def _gather(self) -> dict[str, Mapping[str, int]]:
         """Add what happened since ``_start``; what the tables hold now."""
         now = {kind: stats() for kind, stats in self.stats.items()}
+        seconds = time.perf_counter() - self.began
         worked = {name: value - self.worked[name] for name, value in by_stage(self.clocks).items()}
-        add(self.sums.setdefault("stages", {}), {"seconds": time.perf_counter() - self.began, **worked})
+        # A wait is counted where it ends: one that began while an evaluation ran is no longer than the time since.
+        worked |= {name: min(value, seconds) for name, value in worked.items() if "_for_" in name}
+        add(self.sums.setdefault("stages", {}), {"seconds": seconds, **worked})
         for kind, counted in now.items():
             before = self.before[kind]
             # A table that was restored counts from 0 again.
