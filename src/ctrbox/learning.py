@@ -22,7 +22,7 @@ from ctrbox.demo import best_auc, demo_job, generate
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.job import Job, blaming, load_job
 from ctrbox.output import check_output, sink
-from ctrbox.terminal import Mistake, Stopped, hint, meter, say, say_json, stopped_with, tell, written_aside
+from ctrbox.terminal import Mistake, Stopped, hint, meter, say, say_json, stopped_with, tell, utf8, written_aside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +43,10 @@ OtherViews = Annotated[
     typer.Option(metavar="NAME=DATA", help="Other data for a joined or merged view; may be given again."),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Worker threads; all cores unless told.")]
+Ram = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Memory for the run's Sparse Tables, such as 500MB; 2GB each unless told."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 # Rows a second on a terminal move by themselves; in a log a line now and then is enough.
@@ -121,6 +125,7 @@ def train(
 def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tuple[Path, bool]:
     """The folder of a run, and whether an unfinished one is there to go on with."""
     if out is not None:
+        utf8(out)
         finished, begun = (out / "summary.json").exists(), (out / "config.json").exists()
         if finished and not overwrite:
             raise Mistake(f"{out} holds a finished run; choose another --out, or replace it with --overwrite")
@@ -364,12 +369,13 @@ def evaluate(
     view: OtherViews = None,
     job: OwnJob = None,
     threads: Threads = None,
+    ram: Ram = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a trained model on a log with labels."""
     from ctrbox.train.sealed import tidy
 
-    loaded = load_run(run, job, threads)
+    loaded = load_run(run, job, threads, ram)
     started = time.perf_counter()
     with meter("evaluating"), blaming(job), reading(data):
         found = loaded.evaluate(data, views=views_of(view, data))
@@ -399,7 +405,7 @@ def views_of(asked: list[str] | None, data: str | None) -> dict[str, str]:
     return found
 
 
-def load_run(folder: Path, job: Path | None, threads: int | None) -> Any:
+def load_run(folder: Path, job: Path | None, threads: int | None, ram: str | None = None) -> Any:
     """A finished run; with a job, the model of the job's class and the job's operators."""
     if not folder.is_dir():
         near = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))[:5]
@@ -410,7 +416,7 @@ def load_run(folder: Path, job: Path | None, threads: int | None) -> Any:
     if own is not None and own.plan.fingerprint != trained_with(folder):
         raise Mistake(f"{job} is not the job of {folder}: {other_plan(trained_with(folder), own.plan.fingerprint)}")
     try:
-        run = Run.load(folder, model=None if own is None else own.model, allow_operators=own is not None)
+        run = Run.load(folder, model=None if own is None else own.model, allow_operators=own is not None, ram=ram)
     except PlanError as error:
         if own is not None or not ("cb.Run.load" in str(error) or "allow_operators" in str(error)):
             raise
@@ -453,11 +459,12 @@ def predict(
     view: OtherViews = None,
     job: OwnJob = None,
     threads: Threads = None,
+    ram: Ram = None,
     as_json: AsJson = False,
 ) -> None:
     """Probabilities of a click for every row of a log that the plan's filters keep."""
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
-    loaded = load_run(run, job, threads)
+    loaded = load_run(run, job, threads, ram)
     started = time.perf_counter()
     rows = 0
     with meter("predicting") as tick, sink(output, lambda part: part, lambda: keyed(loaded, None, None)) as write:

@@ -1,8 +1,8 @@
 """A training in passes, stretches of its log, and what the stages and the tables did in each.
 
 AIBox tells its pipeline by passes: Table 1 sets the time of a stage beside that of a pass, Figure 7 what cache, SSD and
-filters were asked in each. A pass is a twentieth of an epoch here. What an evaluation does is no part of a pass, and
-neither is the time of a checkpoint.
+filters were asked in each. A pass is a twentieth of an epoch here. What an evaluation reads is no part of a pass,
+nor is its time or that of a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ MOST = 400  # of a training of many epochs
 
 # What a table counts up, and what it holds at a moment: names of its ``stats()``, which may have some of them only.
 COUNTED = ("asked", "hits", "misses", "new", "false_positives", "reads", "bytes_read", "bytes_written", "evicted")
+BY_ANYONE = ("false_positives", "reads", "bytes_read")  # also counted where nothing is created: by an evaluation
 HELD = ("keys", "resident", "capacity", "runs", "disk_bytes")
 
 Counters = dict[str, float]
@@ -39,7 +40,10 @@ class Passes:
     def begin(self, epochs: float) -> None:
         """``epochs``: done before, as a part of them may be."""
         self.number = int(epochs * self.each + 1e-9)
-        self._start(clear=True)
+        self.sums: dict[str, Counters] = {}
+        self._begin_at(
+            {kind: stats() for kind, stats in self.stats.items()}, by_stage(self.clocks), time.perf_counter()
+        )
 
     def end(self, epochs: float) -> dict[str, dict[str, Any]]:
         """Where that point of the log ends a pass: its values by kind, "stages" and "table-0", "table-1" …"""
@@ -48,50 +52,50 @@ class Passes:
             return {}
         self.number = number
         held = self._gather()
-        found = self.sums if self.sums["stages"].get("learn_busy") else {}
+        if not self.sums["stages"]["learn_busy"]:
+            return {}
+        found, self.sums = self.sums, {}
         told = {}
         for kind, counted in found.items():
             add(self.done.setdefault(kind, {}), counted)
             shown = {n: v for n, v in counted.items() if not n.endswith(("_given", "_depths"))}
             told[kind] = {"pass": number, **shown, **ratios(kind, counted), **held.get(kind, {})}
-        self._start(clear=True)
         return told
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens meanwhile is no part of a pass."""
+        """An evaluation: its time and what it reads are no part of a pass. What stages do ahead meanwhile is."""
         self._gather()
         try:
             yield
         finally:
-            self._start()
+            self._gather(paused=True)
 
     def skip(self, seconds: float) -> None:
         """Time that is no part of the pass."""
         self.began += seconds
 
     # ---- inside
-    def _start(self, clear: bool = False) -> None:
-        if clear:
-            self.sums: dict[str, Counters] = {}
-        self.before = {kind: stats() for kind, stats in self.stats.items()}
-        self.worked = by_stage(self.clocks)
-        self.began = time.perf_counter()
+    def _begin_at(self, counted: dict[str, Mapping[str, int]], worked: Counters, now: float) -> None:
+        self.counted, self.worked, self.began = counted, worked, now
 
-    def _gather(self) -> dict[str, Mapping[str, int]]:
-        """Add what happened since ``_start``; what the tables hold now."""
-        now = {kind: stats() for kind, stats in self.stats.items()}
-        seconds = time.perf_counter() - self.began
-        worked = {name: value - self.worked[name] for name, value in by_stage(self.clocks).items()}
+    def _gather(self, paused: bool = False) -> dict[str, Mapping[str, int]]:
+        """Add what happened since the last time; what the tables hold now."""
+        # One reading ends this stretch and begins the next: stages go on working between two readings.
+        counted = {kind: stats() for kind, stats in self.stats.items()}
+        worked, now = by_stage(self.clocks), time.perf_counter()
+        seconds = 0.0 if paused else now - self.began
+        stages = {name: value - self.worked[name] for name, value in worked.items()}
         # A wait is counted where it ends: one that began while an evaluation ran is no longer than the time since.
-        worked |= {name: min(value, seconds) for name, value in worked.items() if "_for_" in name}
-        add(self.sums.setdefault("stages", {}), {"seconds": seconds, **worked})
-        for kind, counted in now.items():
-            before = self.before[kind]
+        stages |= {name: min(value, seconds) for name, value in stages.items() if "_for_" in name}
+        add(self.sums.setdefault("stages", {}), {"seconds": seconds, **stages})
+        for kind, stats in counted.items():
+            before = self.counted[kind]
             # A table that was restored counts from 0 again.
-            more = {n: max(0, counted[n] - before.get(n, 0)) for n in COUNTED if n in counted}
-            add(self.sums.setdefault(kind, {}), more)
-        return {kind: {n: counted[n] for n in HELD if n in counted} for kind, counted in now.items()}
+            more = {n: max(0, stats[n] - before.get(n, 0)) for n in COUNTED if n in stats}
+            add(self.sums.setdefault(kind, {}), {n: 0 if paused and n in BY_ANYONE else v for n, v in more.items()})
+        self._begin_at(counted, worked, now)
+        return {kind: {n: stats[n] for n in HELD if n in stats} for kind, stats in counted.items()}
 
 
 def stats_of(embedder: Embedder) -> Stats | None:

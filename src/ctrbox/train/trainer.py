@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -214,6 +215,8 @@ class _Fit:
                 mine["device"] = self.learner.device.type + (", bf16" if self.learner.bf16 else "")
                 self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
                 self._go_on(self.folder)
+            if self.state.step == 0:
+                warn_of_rows(self.learner.embedders)
             self._train(seconds, steps)
             clocks, before = list(self.clocks.values()), self.before
             summary = summarize(self.learner, self.plan, self.settings, self.state, clocks, self.passes, before)
@@ -460,6 +463,18 @@ def state_of(kept: Any) -> State:
             raise TypeError(f"{name} of its state is {value!r}")
     Position(**kept["position"])
     return State(**kept)
+
+
+def warn_of_rows(embedders: list[Embedder]) -> None:
+    """Say it where a table on disk brings rows of an earlier training into one that begins."""
+    for table in embedders:
+        place = getattr(table, "path", None)
+        if place is not None and len(table):
+            warnings.warn(
+                f"the table in {place} already holds {len(table):,} rows, and this training goes on from them; to begin anew, "
+                f"give it a new folder, or remove {place} before",
+                stacklevel=4,  # where fit is called
+            )
 
 
 def check_arguments(out: Any, ahead: Any, seconds: Any, steps: Any, progress: Any) -> None:
