@@ -269,6 +269,14 @@ def test_stages_are_told_as_the_papers_table_1_and_tables_as_its_figure_7() -> N
     assert "new keys, not read: 600 at 1 pass" in page
 
 
+def test_a_look_up_that_reads_from_an_ssd_is_helped_by_memory() -> None:
+    stages = [{**SUMMARY["stages"][0], "name": "lookup", "utilisation": 0.9}]
+    page = build(recorded({**SUMMARY, "stages": stages, "bottleneck": "lookup"}))
+    assert "reading their rows from the SSD</b>, busy 90% of the time. What would help: more memory" in page
+    calm = build(recorded({**SUMMARY, "stages": stages, "bottleneck": "lookup", "tables": []}))
+    assert "finding the unique keys of a batch</b>" in calm
+
+
 def test_a_run_whose_tables_count_nothing_has_no_section_of_them() -> None:
     page = build(recorded({**SUMMARY, "tables": []}, metrics=[m for m in METRICS if m["kind"] != "stages"]))
     assert 'id="tables"' not in page

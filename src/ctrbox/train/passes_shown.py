@@ -57,13 +57,13 @@ def stage_times(metrics: Sequence[Fields], s: Fields) -> str:
     rows.append(["one after the other", spent(sequential), f"{sequential / whole:.0%}", *[""] * 4])
     rows.append(["<b>as a pipeline</b>", f"<b>{spent(whole)}</b>", "<b>100%</b>", *[""] * 4])
     heads = ["a pass", "of a pass", "std dev", "waits for input", "waits for room", "queue behind"]
-    words = (
-        f"Average of {len(passes):,} passes, each about a twentieth of an epoch, without evaluations and checkpoints. "
-    )
-    words += f"A pass takes {whole / slowest:.2f} times its slowest stage" if slowest > 0 else ""
-    words += (
-        f"; one after the other the stages would take {sequential / whole:.2f} times a pass." if slowest > 0 else ""
-    )
+    words = f"As Table 1 of AIBox has it: the average of {len(passes):,} passes, stretches of the log, without evaluations and "
+    words += "checkpoints. "
+    if slowest > 0:
+        words += (
+            f"A pass takes {whole / slowest:.2f} times its slowest stage. One after the other the stages, each as long "
+        )
+        words += f"as it took beside the others, would take {sequential / whole:.2f} times a pass."
     return (
         f'<h3 class="under">Time of a pass by stage</h3><p class="note">{text(words, 600)}</p>'
         f"{table([('stage', 'name'), *((head, 'n') for head in heads)], rows)}"

@@ -56,6 +56,13 @@ HELPS = {
 }
 
 
+# Of "lookup", where rows of its keys lie on an SSD.
+FROM_SSD = (
+    "finding the unique keys of a batch and reading their rows from the SSD",
+    "more memory for the table (`ram`), a faster SSD, fewer keys a row, and larger batches, in which more keys repeat",
+)
+
+
 def write_report(run_folder: Path) -> Path:
     """Write `report.html` into a run folder and return its path; what was there is replaced in one step."""
     run = read_run(Path(run_folder))
@@ -333,6 +340,8 @@ def bottleneck(s: Fields) -> str:
         return ""
     share = used.get(name)
     doing, helps = HELPS.get(name, (f"stage {name!r}", ""))
+    if name == "lookup" and any(t.count("misses") for t in s.each("tables")):
+        doing, helps = FROM_SSD
     helps = _code(text(helps))
     if share is not None and share < IDLE:
         return (
