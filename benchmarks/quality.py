@@ -19,7 +19,10 @@ from typing import Any
 
 from benchmarks.report import machine
 
-ALL = ("LR", "FM", "EmbeddingMLP", "WideDeep", "DeepCrossing", "PNN", "YouTubeDNN", "DeepFM", "XDeepFM", "DCNv2", "DIN")
+ALL = (
+    "LR", "FM", "EmbeddingMLP", "WideDeep", "DeepCrossing", "PNN", "YouTubeDNN", "DeepFM", "XDeepFM", "DCNv2", "DIN",
+    "JointTowers",
+)  # fmt: skip
 
 NORM = {"batch_norm": True}
 SLOW = ["Adagrad", {"lr": 0.05, "initial": 0.1}]

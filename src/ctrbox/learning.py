@@ -12,17 +12,17 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ctrbox.demo import best_auc, demo_job, generate
+from ctrbox.ended import Done, finish
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.job import Job, blaming, load_job
 from ctrbox.output import check_output, sink
-from ctrbox.terminal import Mistake, Stopped, hint, meter, say, say_json, stopped_with, tell, written_aside
+from ctrbox.terminal import Mistake, Stopped, hint, meter, say, say_json, stopped_with, tell, utf8, written_aside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +43,10 @@ OtherViews = Annotated[
     typer.Option(metavar="NAME=DATA", help="Other data for a joined or merged view; may be given again."),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Worker threads; all cores unless told.")]
+Ram = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Memory for the run's Sparse Tables, such as 500MB; 2GB each unless told."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 # Rows a second on a terminal move by themselves; in a log a line now and then is enough.
@@ -121,6 +125,7 @@ def train(
 def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tuple[Path, bool]:
     """The folder of a run, and whether an unfinished one is there to go on with."""
     if out is not None:
+        utf8(out)
         finished, begun = (out / "summary.json").exists(), (out / "config.json").exists()
         if finished and not overwrite:
             raise Mistake(f"{out} holds a finished run; choose another --out, or replace it with --overwrite")
@@ -150,15 +155,6 @@ def load_seeded(path: Path, seed: int) -> Job:
 
         torch.manual_seed(seed)
     return load_job(path)
-
-
-@dataclass(frozen=True)
-class Done:
-    """A finished training: what to tell about it."""
-
-    run: Any
-    place: Path
-    report: Path
 
 
 def fit(
@@ -271,47 +267,6 @@ class Watch:
             self.line.end()
 
 
-def finish(done: Done, as_json: bool) -> None:
-    """The end of a training: what it is worth, where the time went, where to look."""
-    from ctrbox.train.sealed import tidy
-
-    s = done.run.summary
-    if as_json:
-        say_json(**{**tidy(s), "run": str(done.place), "report": str(done.report)})
-    else:
-        say(done.place)
-    tell_metrics(s["metrics"])
-    rows = s["rows"]
-    passes = f" ({s['epochs']} passes)" if s["epochs"] > 1 else ""
-    tell(
-        f"learned {rows['train']:,.0f} rows{passes} in {s['steps']:,} steps of {s['batch_size']:,} and {s['seconds']:.1f} s "
-        f"({s['rows_per_second']:,.0f} rows/s), {s['table']['keys']:,} keys in the table"
-    )
-    if "patience" not in s["settings"] and 0 < s["best_step"] < s["steps"]:
-        tell(f"validation was best after step {s['best_step']:,}: --patience 1 stops there and keeps those weights")
-    for stage in s["stages"]:
-        busy, count = stage["seconds"], stage["rows"]
-        rate = f"{count / busy:>12,.0f} rows/s" if busy > 0 and count else " " * 19
-        mark = "  ← bottleneck" if stage["name"] == s.get("bottleneck") else ""
-        tell(f"  {stage['name']:<12}{busy:>9.2f} s busy{rate}{stage['utilisation']:>7.0%}{mark}")
-    for what, times in s["warnings"].items():
-        if times:
-            tell(f"  warning: {what}: {times:,} values lost, counted over all passes")
-    tell(f"intermediate files: {s['intermediate_bytes']:,} bytes")
-    tell(f"report: {done.report}")
-
-
-def tell_metrics(m: Mapping[str, float]) -> None:
-    if not m:
-        tell("no validation rows, no metrics; give some: --valid 0.1")
-        return
-    best = m.get("best_auc")
-    gap = f", best possible {best:.4f}, gap {best - m['auc']:.4f}" if best is not None else ""
-    group = f", GAUC {m['gauc']:.4f}" if m["gauc"] == m["gauc"] else ""
-    tell(f"AUC {m['auc']:.4f}{gap}{group}")
-    tell(f"log loss {m['logloss']:.4f}, RIG {m['rig']:.2%}, calibration {m['calibration']:.3f}")
-
-
 # ---- evaluate ------------------------------------------------------------------------------------
 
 EVALUATE_EXAMPLES = """\b
@@ -331,12 +286,13 @@ def evaluate(
     view: OtherViews = None,
     job: OwnJob = None,
     threads: Threads = None,
+    ram: Ram = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a trained model on a log with labels."""
     from ctrbox.train.sealed import tidy
 
-    loaded = load_run(run, job, threads)
+    loaded = load_run(run, job, threads, ram)
     started = time.perf_counter()
     with meter("evaluating"), blaming(job), reading(data):
         found = loaded.evaluate(data, views=views_of(view, data))
@@ -366,7 +322,7 @@ def views_of(asked: list[str] | None, data: str | None) -> dict[str, str]:
     return found
 
 
-def load_run(folder: Path, job: Path | None, threads: int | None) -> Any:
+def load_run(folder: Path, job: Path | None, threads: int | None, ram: str | None = None) -> Any:
     """A finished run; with a job, the model of the job's class and the job's operators."""
     if not folder.is_dir():
         near = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))[:5]
@@ -377,7 +333,7 @@ def load_run(folder: Path, job: Path | None, threads: int | None) -> Any:
     if own is not None and own.plan.fingerprint != trained_with(folder):
         raise Mistake(f"{job} is not the job of {folder}: {other_plan(trained_with(folder), own.plan.fingerprint)}")
     try:
-        run = Run.load(folder, model=None if own is None else own.model, allow_operators=own is not None)
+        run = Run.load(folder, model=None if own is None else own.model, allow_operators=own is not None, ram=ram)
     except PlanError as error:
         if own is not None or not ("cb.Run.load" in str(error) or "allow_operators" in str(error)):
             raise
@@ -420,11 +376,12 @@ def predict(
     view: OtherViews = None,
     job: OwnJob = None,
     threads: Threads = None,
+    ram: Ram = None,
     as_json: AsJson = False,
 ) -> None:
     """Probabilities of a click for every row of a log that the plan's filters keep."""
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
-    loaded = load_run(run, job, threads)
+    loaded = load_run(run, job, threads, ram)
     started = time.perf_counter()
     rows = 0
     with meter("predicting") as tick, sink(output, lambda part: part, lambda: keyed(loaded, None, None)) as write:

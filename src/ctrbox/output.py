@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctrbox.errors import CtrboxError
-from ctrbox.terminal import Mistake, written_aside
+from ctrbox.terminal import Mistake, utf8, written_aside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +24,7 @@ def check_output(output: str, endings: tuple[str, ...], as_json: bool) -> None:
     if output != "-" and Path(output).suffix not in endings:
         known = f"{', '.join(endings[:-1])} or {endings[-1]}"
         raise Mistake(f"-o {output}: the name must end in {known}, or be - for stdout")
+    utf8(Path(output))
 
 
 @contextlib.contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ctrbox.terminal import Mistake, hint, say, say_json, tell, written_aside
+from ctrbox.terminal import Mistake, hint, say, say_json, tell, utf8, written_aside
 
 app = typer.Typer(help="Look after the folder of a Sparse Table.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -19,27 +20,41 @@ Ram = Annotated[str, typer.Option(metavar="BYTES", help="Memory to work with.")]
 
 @app.command(epilog="\b\nExamples:\n  ctrbox table stat params\n")
 def stat(folder: Folder, as_json: AsJson = False) -> None:
-    """Say what a table holds: shape, keys, bytes live and dead, runs."""
+    """Say what a table holds: shape, keys, rows and bytes on disk, runs."""
     with opened(folder, "256MB", read_only=True) as table:
-        stats = table.stats()
+        stats, row = table.stats(), table.row
         facts: dict[str, Any] = {
             "dim": table.dim,
-            "linear": table.row.linear,
+            "linear": bool(row.linear),
             "optimizer": str(table.optimizer),
             "version": table.version,
             "keys": stats["keys"],
             "rows_on_disk": stats["disk_rows"],
+            "of_which_newest": stats["keys"],  # the others are older states of the same keys
             "runs": stats["runs"],
-            "live_bytes": stats["live_bytes"],
-            "dead_bytes": stats["disk_bytes"] - stats["live_bytes"],
+            "bytes_on_disk": stats["disk_bytes"],
+            "of_which_in_runs": stats["live_bytes"],  # the others are of runs that are no more
             "index_bytes": stats["index_bytes"],
         }
     if as_json:
         say_json(**facts)
         return
-    for name, value in facts.items():
-        say(f"{name.replace('_', ' '):<14}{f'{value:,}' if isinstance(value, int) and name != 'linear' else value:>24}")
-    hint(f"ctrbox table verify {folder}")
+    wide = max(len(name) for name in facts) + 2
+    shown = {name: _shown(value) for name, value in facts.items()}
+    right = max(map(len, shown.values()))
+    for name, value in shown.items():
+        say(f"{name.replace('_', ' '):<{wide}}{value:>{right}}")
+    if facts["rows_on_disk"] > facts["keys"]:
+        tell(
+            f"{facts['rows_on_disk'] - facts['keys']:,} rows on disk are replaced by newer ones; they go as runs are merged"
+        )
+    hint(f"ctrbox table verify {shlex.quote(str(folder))}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox table verify params\n")
@@ -56,12 +71,13 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
         places = "1 place" if len(found) == 1 else f"{len(found)} places"
         raise Mistake(f"{folder} is damaged in {places}; restore it from a table saved on another disk")
     tell(f"{size:,} bytes are as they were written")
-    hint(f"ctrbox table compact {folder}")
+    hint(f"ctrbox table {'stat' if of_a_run(folder) else 'compact'} {shlex.quote(str(folder))}")
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox table compact params --ram 1GB\n")
 def compact(folder: Folder, ram: Ram = "512MB", as_json: AsJson = False) -> None:
     """Merge what lies on disk, so that every row is there once."""
+    refuse_of_a_run(folder)
     with opened(folder, ram) as table:
         before = table.stats()["disk_bytes"]
         table.compact()
@@ -70,7 +86,7 @@ def compact(folder: Folder, ram: Ram = "512MB", as_json: AsJson = False) -> None
     if as_json:
         say_json(before=before, after=after)
     tell(f"{before:,} bytes are now {after:,}")
-    hint(f"ctrbox table stat {folder}")
+    hint(f"ctrbox table stat {shlex.quote(str(folder))}")
 
 
 @app.command(
@@ -83,13 +99,27 @@ def export(
     since: Annotated[int, typer.Option(min=0, metavar="VERSION", help="Only rows changed after this version.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write keys, versions and rows as Parquet: key, version, weight where there is one, vector, states."""
+    """Write keys, versions and rows as Parquet, a line a key, in no order.
+
+    \b
+    Columns:
+      key      int64
+      version  uint32; number of the checkpoint that was the first to hold the row as it is
+      weight   float; the first-order weight, where rows have one
+      vector   list of dim floats
+      states   list of floats: those of the weight, then those of the vector, each as
+                 SGD             none: the column is null
+                 Adagrad         sum of squared gradients, a float each
+                 RowwiseAdagrad  one sum of mean squared gradients
+                 Adam            means, means of squares, beta1^t, beta2^t
+                 FTRL            z, then sums of squared gradients
+    """
     if output.suffix != ".parquet":
         raise Mistake(f"export writes Parquet; expected a name such as {output.with_suffix('.parquet')}, got {output}")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with opened(folder, "256MB", read_only=True) as table, written_aside(output) as aside:
+    with opened(folder, "256MB", read_only=True) as table, written_aside(utf8(output)) as aside:
         row = table.row
         rows = 0
         writer = None
@@ -108,7 +138,7 @@ def export(
     if as_json:
         say_json(rows=rows, output=str(output))
     tell(f"wrote {rows:,} rows to {output}")
-    hint(f"ctrbox table stat {folder}")
+    hint(f"ctrbox table stat {shlex.quote(str(folder))}")
 
 
 def _lists(floats: Any) -> Any:
@@ -119,7 +149,28 @@ def _lists(floats: Any) -> Any:
     return pa.FixedSizeListArray.from_arrays(flat, floats.shape[1]) if floats.shape[1] else pa.nulls(len(floats))
 
 
+def of_a_run(folder: Path) -> Path | None:
+    """The run that model/table-0.ctrtable or checkpoints/step-9/table-0.ctrtable belongs to."""
+    from ctrbox.train.checkpoint import STATE
+
+    place = folder.resolve()
+    if place.suffix != ".ctrtable" or not (place.parent / STATE).is_file():
+        return None
+    return next((p for p in place.parents if (p / "config.json").is_file()), place.parent)
+
+
+def refuse_of_a_run(folder: Path) -> None:
+    """A run counts the bytes of its tables, and shares their files with other checkpoints: nobody changes them."""
+    run = of_a_run(folder)
+    if run is not None:
+        copied = folder.resolve().stem
+        raise Mistake(
+            f"{folder} is part of the run in {run}, which could not be read any more if it changed; compact a copy: "
+            f"cp -r {shlex.quote(str(folder))} {copied} && ctrbox table compact {copied}"
+        )
+
+
 def opened(folder: Path, ram: str, *, read_only: bool = False) -> Any:
     from ctrbox.embed.sparse import SparseTable
 
-    return SparseTable.load(folder, ram=ram, read_only=read_only)
+    return SparseTable.load(utf8(folder), ram=ram, read_only=read_only)

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -103,6 +104,7 @@ def stop(number: int, frame: Any) -> NoReturn:
 def run(command: Callable[[], Any]) -> NoReturn:
     """Run a command to its end and leave with the exit code of what happened."""
     open_streams()
+    warnings.showwarning = tell_warning
     code = 0
     try:
         signal.signal(signal.SIGTERM, stop)
@@ -118,7 +120,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
         if not signals:  # else it is what became of the interrupt in somebody's code
             if os.environ.get("CTRBOX_TRACEBACK") or not isinstance(error, CtrboxError | Mistake | OSError):
                 raise
-            tell(f"ctrbox: error: {error}")
+            tell(f"ctrbox: error: {in_words(error)}")
     if signals and code:
         code = 128 + signals[-1]
     if signals and code and farewells:
@@ -133,6 +135,37 @@ def run(command: Callable[[], Any]) -> NoReturn:
             tell(f"ctrbox: error: cannot write to stdout ({error.strerror})")
             code = 1
     sys.exit(code)
+
+
+def in_words(error: Exception) -> str:
+    """An error of the system without its number."""
+    if isinstance(error, OSError) and not isinstance(error, CtrboxError) and error.strerror and error.filename:
+        return f"cannot use {error.filename}: {error.strerror}"
+    return str(error)
+
+
+def utf8(path: Path) -> Path:
+    """A path that native code and Parquet writers take: refused where it, or the folder it is in, is no UTF-8."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise Mistake(f"the path {str(path.absolute())!r} is not UTF-8; rename it, or name another") from None
+    return path
+
+
+def tell_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """What is meant for a user is one line; what is meant for a programmer keeps its file and line."""
+    if issubclass(category, UserWarning):
+        tell(f"ctrbox: warning: {message}")
+    else:
+        tell(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
 
 
 def open_streams() -> None:

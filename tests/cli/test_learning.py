@@ -6,8 +6,10 @@ A process of its own takes seconds to import torch: what does not need one calls
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -24,9 +26,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctrbox import learning
-from ctrbox.errors import CtrboxError
+from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.learning import run_place
-from ctrbox.terminal import Mistake
+from ctrbox.terminal import Mistake, tell_warning
 
 ROWS = 3_000
 
@@ -143,6 +145,38 @@ def test_train_ends_with_metrics_stages_report_and_the_next_command(here: Path, 
     assert "report: runs/job/report.html\nnext: ctrbox evaluate runs/job\n" in trained.stderr
     page = (here / "runs" / "job" / "report.html").read_text(encoding="utf-8")
     assert "ctrbox train job.py --out runs/job --batch-size 500 --seed 3" in page
+
+
+SPARSE_JOB = (
+    JOB[: JOB.index("class Mine")]
+    + """
+model = cb.models.DeepFM(plan.schema, dim=4)
+table = cb.SparseTable("params", 4, ram="8MB")
+"""
+)
+
+
+def test_a_job_with_a_sparse_table_tells_what_was_asked_of_it(here: Path, call: Call) -> None:
+    (here / "sparse.py").write_text(SPARSE_JOB)
+    _, told = call(learning.train, Path("sparse.py"), batch_size=500)
+    gc.collect()  # the table of the job is closed with it, as at the end of a process
+    assert re.search(r"  lookup .* waited .* for .*  queue \d\.\d, most \d", told)
+    assert re.search(r"stages one after the other \S+ s, the slowest \S+ s, as a pipeline \S+ s", told)
+    line = r"table-0 \(.*/params\): [\d,]+ keys asked for, 100.0% of the known ones in memory, [\d,]+ new, 0.000 pages read"
+    assert re.search(line, told)
+    with pytest.warns(UserWarning, match="already holds .* rows"):
+        call(learning.train, Path("sparse.py"), limit=600)
+    found, _ = call(learning.evaluate, Path("runs/sparse"), ram="8MB")
+    assert "AUC" in found
+    with pytest.raises(PlanError, match="expected a size"):
+        call(learning.predict, Path("runs/sparse"), "data/impressions", "x.parquet", ram="lots")
+
+
+def test_a_warning_for_a_user_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    tell_warning("mind the gap", UserWarning, "x.py", 3)
+    tell_warning("will go", DeprecationWarning, "x.py", 3)
+    told = capfd.readouterr().err
+    assert told == "ctrbox: warning: mind the gap\nx.py:3: DeprecationWarning: will go\n"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
+from ctrbox import tables, terminal
+from ctrbox.embed.embedder import Row
+from ctrbox.errors import WriteError
+from ctrbox.job import load_job
+from ctrbox.terminal import Mistake
 from tests.cli.test_cli import ctrbox
 
 
@@ -71,3 +77,92 @@ def test_mistakes_are_one_line(folder: Path) -> None:
     assert "export writes Parquet" in said
     with cb.SparseTable.load(folder, ram="300kB"):
         assert "is open already" in ctrbox("table", "compact", folder, cwd=folder.parent, check=1).stderr
+
+
+# In the process of the test: what a process adds to these is tested above.
+
+
+def test_stat_tells_rows_that_newer_ones_replace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with cb.SparseTable.load(folder, ram="300kB") as table:
+        table.push(np.arange(1, 1001), np.ones((1000, 4), np.float32))
+    tables.stat(folder, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["linear"] is False
+    assert told["of_which_newest"] == told["keys"] == 5000
+    assert told["rows_on_disk"] > 5000
+    tables.stat(folder)
+    said = capsys.readouterr()
+    assert f"{told['rows_on_disk'] - 5000:,} rows on disk are replaced by newer ones" in said.err
+    lines = said.out.splitlines()
+    assert len({len(line) for line in lines}) == 1  # they line up
+    assert any(line.split() == ["linear", "no"] for line in lines)
+
+
+def test_the_help_of_export_names_the_columns(folder: Path) -> None:
+    said = " ".join((tables.export.__doc__ or "").split())
+    for words in (
+        "key int64",
+        "version uint32",
+        "weight float",
+        "vector list",
+        "states list",
+        "those of the weight, then",
+    ):
+        assert words in said
+    with cb.SparseTable(folder.parent / "adam", 4, ram="1MB", optimizer=cb.Adam(lr=0.1), linear=cb.Adagrad()) as table:
+        table.open(Row(4, linear=True))
+        table.push(np.array([7]), np.array([[1, 2, 3, 4, 5]], np.float32))
+        values = table.pull(np.array([7]))[0]
+    tables.export(folder.parent / "adam", folder.parent / "rows.parquet")
+    rows = pq.read_table(folder.parent / "rows.parquet")
+    assert [str(f.type) for f in rows.schema][:3] == ["int64", "uint32", "float"]
+    (row,) = rows.to_pylist()
+    assert (row["key"], row["version"], row["weight"]) == (7, 1, values[0])
+    assert row["vector"] == values[1:].tolist()
+    states = np.array(row["states"], np.float32)
+    assert len(states) == 1 + 2 * 4 + 2
+    assert states[0] == 1  # Adagrad's sum of squares, of the weight
+    assert np.allclose(states[1:5], 0.1 * np.array([2, 3, 4, 5]))  # Adam's means, then those of squares, then powers
+    assert np.allclose(states[5:9], 0.001 * np.array([4, 9, 16, 25]), rtol=1e-4)
+    assert np.allclose(states[9:], [0.9, 0.999])
+
+
+def test_the_table_of_a_run_is_not_compacted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = folder.parent / "run" / "model"
+    model.mkdir(parents=True)
+    (folder.parent / "run" / "config.json").touch()
+    (model / "state.json").touch()
+    mine = folder.rename(model / "table-0.ctrtable")
+    before = {p: p.stat().st_mtime_ns for p in mine.rglob("*")}
+    again = f"cp -r {mine} table-0 && ctrbox table compact table-0"
+    with pytest.raises(Mistake, match=f"part of the run in {model.parent}, which could not be read .* {again}"):
+        tables.compact(mine)
+    assert {p: p.stat().st_mtime_ns for p in mine.rglob("*")} == before
+    tables.verify(mine)
+    assert "next: ctrbox table stat" in capsys.readouterr().err
+
+
+def test_a_path_that_is_no_utf_8_is_told_in_one_line(folder: Path) -> None:
+    odd = folder.parent / os.fsdecode(b"p\xffq")
+    with pytest.raises(Mistake, match="is not UTF-8; rename it"):
+        tables.export(folder, odd.with_suffix(".parquet"))
+    folder.rename(odd)
+    for command in (tables.stat, tables.verify, tables.compact):
+        with pytest.raises(Mistake, match="is not UTF-8; rename it"):
+            command(odd)
+    assert "p\\udcffq" in ctrbox("table", "stat", odd, cwd=odd.parent, check=1).stderr
+
+
+def test_a_job_whose_table_is_open_elsewhere_is_one_line(folder: Path) -> None:
+    job = folder.parent / "job.py"
+    job.write_text(f'import ctrbox as cb\n\ntable = cb.SparseTable("{folder}", 4, ram="1MB")\n')
+    with cb.SparseTable.load(folder, ram="300kB"), pytest.raises(Mistake) as met:
+        load_job(job)
+    assert str(met.value).startswith(f"{job}:3: the table in {folder} is open already")
+    assert "\n" not in str(met.value)
+
+
+def test_an_error_of_the_system_names_its_file() -> None:
+    denied = PermissionError(13, "Permission denied", "params/MANIFEST")
+    assert terminal.in_words(denied) == "cannot use params/MANIFEST: Permission denied"
+    assert terminal.in_words(WriteError("it is full")) == "it is full"

@@ -55,8 +55,35 @@ SUMMARY: dict[str, Any] = {
     "rows_per_second": 54_945.2,
     "intermediate_bytes": 0,
     "stages": [
-        {"name": "extract", "seconds": 14.8, "waited": 21.2, "rows": 1800, "utilisation": 0.41},
+        {
+            "name": "extract",
+            "seconds": 14.8,
+            "waited": 21.2,
+            "for_input": 0.0,
+            "for_room": 21.2,
+            "rows": 1800,
+            "utilisation": 0.41,
+            "queue": 1.8,
+            "queue_most": 2,
+        },
         {"name": "learn", "seconds": 33.9, "waited": 1.9, "rows": 1800, "utilisation": 0.94},
+    ],
+    "tables": [
+        {
+            "name": "table-0",
+            "fields": ["user", "ad"],
+            "path": "params",
+            "asked": 12_345,
+            "hits": 8_000,
+            "misses": 2_000,
+            "new": 2_345,
+            "false_positives": 17,
+            "hit_rate": 0.8,
+            "reads_per_key": 0.163,
+            "bytes_read": 8_261_632,
+            "bytes_written": 4_096,
+            "disk_bytes": 1 << 20,
+        }
     ],
     "bottleneck": "learn",
     "calibration": [{"p": 0.1, "rate": 0.09, "rows": 100}, {"p": 0.2, "rate": 0.31, "rows": 100}],
@@ -106,6 +133,23 @@ METRICS: list[dict[str, Any]] = [
     {"kind": "valid", "step": 9, "rows": 900, "auc": 0.7, "logloss": 0.45},
     {"kind": "train", "step": 18, "rows": 1800, "loss": None},
     {"kind": "valid", "step": 18, "rows": 1800, "auc": 0.78, "logloss": 0.37},
+    *(
+        {
+            "kind": "stages",
+            "step": step,
+            "pass": number,
+            "seconds": 2.0,
+            "extract_busy": 1.3,
+            "extract_for_room": 0.6,
+            "extract_queue": 1.5,
+            "lookup_busy": 1.6 + (-1) ** number * 0.2,
+            "lookup_for_input": 0.1,
+            "learn_busy": 1.8,
+        }
+        for number, step in ((1, 9), (2, 18))
+    ),
+    {"kind": "table-0", "step": 9, "pass": 1, "asked": 700, "new": 600, "hit_rate": None, "reads": 0},
+    {"kind": "table-0", "step": 18, "pass": 2, "asked": 711, "new": 90, "hit_rate": 0.85, "reads": 31},
     {"kind": "unheard of", "rows": "so what"},
 ]
 
@@ -202,6 +246,62 @@ def test_the_page_tells_what_the_folder_holds(tmp_path: Path) -> None:
         assert expected in text, expected
 
 
+def cells(page: str, first: str) -> list[str]:
+    """The texts of the row of a table that begins with ``first``."""
+    rows = [
+        [Page(c).text for c in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in re.findall("<tr>(.*?)</tr>", page)
+    ]
+    return next(row for row in rows if row and row[0].startswith(first))
+
+
+def test_stages_are_told_as_the_papers_table_1_and_tables_as_its_figure_7() -> None:
+    page = build(recorded())
+    assert cells(page, "extract RE") == ["extract RE", "1.30 s", "65%", "0%", "0%", "30%", "1.5, most 2"]
+    assert cells(page, "lookup ST") == ["lookup ST", "1.60 s", "80%", "10%", "5%", "0%", ""]
+    assert cells(page, "learn EL + JL") == ["learn EL + JL", "1.80 s", "90%", "0%", "0%", "0%", ""]
+    assert cells(page, "one after the other")[1:3] == ["4.70 s", "235%"]
+    assert cells(page, "as a pipeline")[1:3] == ["2.00 s", "100%"]
+    assert "A pass takes 1.11 times its slowest stage" in page
+    asked = ["table-0", "12,345", "8,000", "2,000", "2,345", "17", "80.0%", "0.163", "7.9 MiB", "4.0 KiB", "1.0 MiB"]
+    assert cells(page, "table-0") == asked
+    for point in ("asked for: 711 at 2 pass", "pages read from SSD: 31 at 2 pass", "hit rate: 85 at 2 pass"):
+        assert point in page
+    assert "new keys, not read: 600 at 1 pass" in page
+
+
+def test_a_look_up_that_reads_from_an_ssd_is_helped_by_memory() -> None:
+    stages = [{**SUMMARY["stages"][0], "name": "lookup", "utilisation": 0.9}]
+    page = build(recorded({**SUMMARY, "stages": stages, "bottleneck": "lookup"}))
+    assert "reading their rows from the SSD</b>, busy 90% of the time. What would help: more memory" in page
+    calm = build(recorded({**SUMMARY, "stages": stages, "bottleneck": "lookup", "tables": []}))
+    assert "finding the unique keys of a batch</b>" in calm
+
+
+def test_a_run_whose_tables_count_nothing_has_no_section_of_them() -> None:
+    page = build(recorded({**SUMMARY, "tables": []}, metrics=[m for m in METRICS if m["kind"] != "stages"]))
+    assert 'id="tables"' not in page
+    assert 'href="#tables"' not in page
+    assert "Time of a pass by stage" not in page
+
+
+@given(st.sampled_from([m for m in METRICS if "pass" in m]), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_strange_number_of_a_pass_gives_a_page_or_an_error_that_names_the_file(
+    line: Any, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from([n for n in line if n != "kind"]))
+    new = data.draw(st.sampled_from([None, "text", [], True, -1, 0, 0.5, 1e308, -1e308, 5e-324, 10**400, math.nan]))
+    lines = [{**m, name: new} if m is line else m for m in METRICS]
+    met, page = "", ""
+    try:
+        page = build(recorded(metrics=lines))
+    except DataError as error:
+        met = str(error)
+    assert not met or met.startswith(f"metrics.jsonl: {name}")
+    Page(page)
+    assert not re.search(r'(?:d|x|y|cx|cy|r|width|height)="[^"]*(?:nan|inf)', page)
+
+
 def test_the_page_needs_nothing_but_itself() -> None:
     page = Page(build(recorded()))
     assert not page.tags.keys() & {"script", "link", "iframe", "object", "embed", "form", "base"}
@@ -295,7 +395,7 @@ EVERYWHERE = [path for path in leaves(SUMMARY) if path != ("format",)]
 @pytest.mark.parametrize("path", EVERYWHERE, ids=lambda path: ".".join(map(str, path)))
 def test_whatever_is_absent_the_page_is_built_or_the_place_is_named(path: tuple[Any, ...]) -> None:
     summary = replaced(SUMMARY, path, None)
-    if isinstance(path[-1], int):  # only an entry of a list cannot be absent
+    if isinstance(path[-1], int) and len(path) == 2:  # only an entry of a list of objects cannot be absent
         with pytest.raises(
             DataError, match=re.escape(f"summary.json: {path[0]}[{path[-1]}] is absent; expected an object")
         ):

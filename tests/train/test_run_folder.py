@@ -104,7 +104,7 @@ def test_the_folder_holds_what_its_page_says(plan: cb.Plan, tmp_path: Path) -> N
     assert names == {"config.json", "plan.ctrplan", "plan.svg", "metrics.jsonl", "summary.json", "model"}
     assert list((tmp_path / "run").glob("events.out.tfevents.*"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert {line["kind"] for line in lines} == {"train", "valid"}
+    assert {line["kind"] for line in lines} == {"train", "valid", "stages"}
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["metrics"]["auc"] == run.metrics["auc"]
     assert summary["intermediate_bytes"] == 0

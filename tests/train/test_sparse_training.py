@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
-from ctrbox.errors import SourceError
+from ctrbox.errors import BudgetError, PlanError, SourceError
 from tests.train.test_run_folder import Stop, StopAt
 from tests.train.worlds import FAST, Small, checkerboard, plan_of, table, weights
 
@@ -37,6 +38,19 @@ def fitted(plan: cb.Plan, embedder: Any, **options: Any) -> cb.Run:
     return cb.Trainer(Small(plan.schema), embedder).fit(plan, **{**FAST, **options})
 
 
+def told_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is told ten times a second else."""
+    from ctrbox.train import trainer
+
+    original = trainer._Fit._report
+
+    def report(self: Any, row: int) -> None:
+        self.told = -1e9
+        original(self, row)
+
+    monkeypatch.setattr(trainer._Fit, "_report", report)
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_weights_are_those_of_the_table_in_memory(tmp_path: Path, plan: cb.Plan, overlap: bool) -> None:
     expected = fitted(plan, table(), epochs=2)
@@ -48,15 +62,7 @@ def test_the_weights_are_those_of_the_table_in_memory(tmp_path: Path, plan: cb.P
 
 
 def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path, plan: cb.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.train import trainer
-
-    original = trainer._Fit._report
-
-    def report(self: Any, row: int) -> None:  # every step is told, not ten a second
-        self.told = -1e9
-        original(self, row)
-
-    monkeypatch.setattr(trainer._Fit, "_report", report)
+    told_at_every_step(monkeypatch)
     expected = weights(fitted(plan, table(), epochs=2))
     options = {"epochs": 2, "out": tmp_path / "run", "checkpoint_steps": 5}
     with sparse(tmp_path / "t") as mine, pytest.raises(Stop):
@@ -77,6 +83,36 @@ def test_a_run_comes_back_from_its_folder_and_predicts_the_same(tmp_path: Path, 
     again = cb.Run.load(tmp_path / "run", model=Small(plan.schema))  # readers do not shut each other out
     assert np.array_equal(loaded.predict(rows), expected)
     assert np.array_equal(again.predict(rows), expected)
+
+
+def test_a_run_is_loaded_within_the_memory_it_is_given(tmp_path: Path, plan: cb.Plan) -> None:
+    rows = plan_rows()
+    with sparse(tmp_path / "a") as one, sparse(tmp_path / "b") as other:
+        run = fitted(plan, {"visit": one, "user": other, "*": table()}, out=tmp_path / "run")
+        expected = run.predict(rows)
+    loaded = cb.Run.load(tmp_path / "run", model=Small(plan.schema), ram="600kB")
+    budgets = [e.ram for e in loaded.learner.embedders if isinstance(e, cb.SparseTable)]
+    assert budgets == [600 * 1024 // 2] * 2  # together
+    assert np.array_equal(loaded.predict(rows), expected)
+    usual = cb.Run.load(tmp_path / "run", model=Small(plan.schema))
+    assert [e.ram for e in usual.learner.embedders if isinstance(e, cb.SparseTable)] == [2 << 30] * 2
+    with pytest.raises(BudgetError, match="holds fewer than"):
+        cb.Run.load(tmp_path / "run", model=Small(plan.schema), ram=1000)
+    with pytest.raises(PlanError, match="expected a size such as"):
+        cb.Run.load(tmp_path / "run", model=Small(plan.schema), ram="much")
+    fitted(plan, table(), out=tmp_path / "memory")
+    with pytest.raises(PlanError, match=r"ram is for Sparse Tables, and .*memory has none"):
+        cb.Run.load(tmp_path / "memory", model=Small(plan.schema), ram="1GB")
+
+
+def test_the_hint_about_a_dim_can_be_followed(tmp_path: Path, plan: cb.Plan) -> None:
+    with sparse(tmp_path / "t") as mine:
+        with pytest.raises(PlanError, match=r"dim=4; build the model with dim=4 or the table with dim=8"):
+            cb.Trainer(Small(plan.schema, dim=8), mine).fit(plan, **FAST)
+        fitted(plan, mine)
+        many = f"dim=4 and holds {len(mine):,} rows; build the model with dim=4 or take a new, empty one of dim=8"
+        with pytest.raises(PlanError, match=many):
+            cb.Trainer(Small(plan.schema, dim=8), mine).fit(plan, **FAST)
 
 
 def plan_rows() -> pa.Table:
@@ -101,3 +137,27 @@ def test_fields_may_mix_tables_of_either_kind(tmp_path: Path, plan: cb.Plan) -> 
         run = fitted(plan, {"visit": mine, "*": table()})
         assert run.metrics["auc"] > 0.5
         assert len(mine) > 1000
+
+
+def test_a_training_that_begins_with_rows_of_another_says_so(tmp_path: Path, plan: cb.Plan) -> None:
+    with warnings.catch_warnings(), sparse(tmp_path / "t") as mine:
+        warnings.simplefilter("error")
+        fitted(plan, mine, out=tmp_path / "first")
+        fitted(plan, table())
+        many = len(mine)
+    with sparse(tmp_path / "t") as mine:
+        with pytest.warns(UserWarning, match=rf"{tmp_path}/t already holds {many:,} rows, .* new folder") as met:
+            fitted(plan, mine)
+        assert met[0].filename == __file__
+
+
+def test_a_run_that_goes_on_does_not_warn_of_its_own_rows(
+    tmp_path: Path, plan: cb.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_at_every_step(monkeypatch)
+    options = {**FAST, "out": tmp_path / "run", "checkpoint_steps": 5}
+    with sparse(tmp_path / "t") as mine, pytest.raises(Stop):
+        cb.Trainer(Small(plan.schema), mine).fit(plan, **options, progress=StopAt(7))
+    with warnings.catch_warnings(), sparse(tmp_path / "t") as mine:
+        warnings.simplefilter("error")
+        cb.Trainer(Small(plan.schema), mine).fit(plan, **options, progress=StopAt(10**9))

@@ -32,6 +32,7 @@ svg.chart{display:block;width:100%;height:auto;overflow:visible;font:11px system
 .chart .a{stroke:var(--a)}.chart .b{stroke:var(--b)}.chart .c{stroke:var(--c)}
 .chart circle.a,.chart rect.a{fill:var(--a);stroke:none}.chart circle.b,.chart rect.b{fill:var(--b);stroke:none}
 .chart circle.c,.chart rect.c{fill:var(--c);stroke:none}.chart rect.wait{fill:var(--wait)}
+.chart rect.room{fill:var(--room)}
 .chart rect.idle{fill:var(--well)}.chart circle.dot{stroke:var(--card);stroke-width:1.5}
 .chart circle.through{fill-opacity:.72}.chart .spread{stroke-width:1.4;opacity:.55}
 .chart circle.touch{fill:transparent;stroke:none}.chart circle.touch:hover{fill:var(--ink);fill-opacity:.2}
@@ -134,12 +135,14 @@ def line_chart(
     rule: tuple[float, str] | None = None,
     names: Sequence[str] = (),
     until: float | None = None,
+    level: Callable[[float], str] | None = None,
     width: int = 540,
     height: int = 250,
 ) -> str:
     """Lines over one axis. `rule` is a dashed level with its name; `names` label x = 0, 1, 2… instead of numbers.
 
-    With `until` the axis goes from 0 to there, so that charts beside each other share it.
+    With `until` the axis goes from 0 to there, so that charts beside each other share it. `level` says how values are
+    written, which then begin at 0 where none is below.
     """
     lines = [Line(s.name, kept, s.tone, s.faint, s.dots) for s in lines if (kept := _finite_points(s.points))]
     loud = [s for s in lines if not s.faint] or lines
@@ -153,12 +156,13 @@ def line_chart(
         xs = [0.0, until]
     x_low, x_high = (min(xs), max(xs)) if min(xs) < max(xs) else padded(xs)
     x = Scale(x_low, x_high, LEFT + 6, width - RIGHT - 6)
-    y = Scale(*padded(ys), height - BOTTOM, TOP)
+    y_low, y_high = padded(ys)
+    y = Scale(0.0 if level and min(ys) >= 0 else y_low, y_high, height - BOTTOM, TOP)
     inside = f"clip{zlib.crc32(repr((label, ys)).encode()):08x}"
     body = [
         f'<clipPath id="{inside}"><rect x="{LEFT}" y="{TOP}" width="{width - LEFT - RIGHT}" '
         f'height="{height - TOP - BOTTOM}"/></clipPath>',
-        _level_axis(y, width, _decimals),
+        _level_axis(y, width, _decimals if level is None else lambda places: level),
         _named_axis(x, names, height) if names else _number_axis(x, height, short),
         f'<text x="{(LEFT + width - RIGHT) / 2:.0f}" y="{height - 6}" text-anchor="middle">{text(across)}</text>',
     ]

@@ -121,9 +121,14 @@ def sources_of(
         rows = {reads.row(n) for n in mine}
         for n in mine:
             if reads.dims[n] != one.dim:
+                # A table that holds rows cannot have another dim: saying so would send its owner to the next refusal.
+                holds = f" and holds {len(one):,} rows" if len(one) else ""
+                other = (
+                    f"take a new, empty one of dim={reads.dims[n]}" if holds else f"the table with dim={reads.dims[n]}"
+                )
                 raise PlanError(
-                    f"the model reads {reads.dims[n]} floats of {n!r}, its table has dim={one.dim}; build the model with "
-                    f"dim={one.dim} or the table with dim={reads.dims[n]}"
+                    f"the model reads {reads.dims[n]} floats of {n!r}, its table has dim={one.dim}{holds}; build the model with "
+                    f"dim={one.dim} or {other}"
                 )
         one.open(rows.pop())
         pooled = tuple(n for n in mine if n in reads.fields)

@@ -14,20 +14,21 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri
 
 STYLE = """
 :root{color-scheme:light dark;--back:#f6f7f9;--card:#fff;--ink:#1c2430;--muted:#667085;--line:#e9ecf1;--edge:#b8c0cc;
---well:#eef1f5;--wait:#cfd8e6;--a:#2f6fde;--b:#d9682f;--c:#1f9a78;--good:#1f9a78;--bad:#c2410c;--tint:#eaf1fd}
+--well:#eef1f5;--wait:#cfd8e6;--room:#f0d9a8;--a:#2f6fde;--b:#d9682f;--c:#1f9a78;--good:#1f9a78;--bad:#c2410c;--tint:#eaf1fd}
 @media (prefers-color-scheme:dark){:root{--back:#0f1318;--card:#181d25;--ink:#e7eaf0;--muted:#97a3b6;--line:#262d38;
---edge:#475263;--well:#222a35;--wait:#3b475a;--a:#6ea6ff;--b:#f2986a;--c:#4cc9a5;--good:#4cc9a5;--bad:#ff9a6b;
+--edge:#475263;--well:#222a35;--wait:#3b475a;--room:#6b5426;--a:#6ea6ff;--b:#f2986a;--c:#4cc9a5;--good:#4cc9a5;--bad:#ff9a6b;
 --tint:#1b2a42}.plan img{filter:invert(.91) hue-rotate(180deg)}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 main{max-width:1180px;margin:0 auto;padding:36px 24px 64px}
 h1{font-size:30px;line-height:1.2;margin:0;letter-spacing:-.02em}h1 span{color:var(--muted);font-weight:400}
 h2{font-size:18px;margin:0 0 2px;letter-spacing:-.01em}h3{font-size:13px;font-weight:600;margin:0 0 8px}
+h3.under{margin:22px 0 8px}
 p{margin:0}.lead{font-size:17px;margin:10px 0 4px;max-width:78ch}.muted,.when{color:var(--muted)}.when{font-size:13px}
 nav{margin:14px 0 0;font-size:13px;display:flex;flex-wrap:wrap;gap:4px 16px}nav a{color:var(--a);text-decoration:none}
 nav a:hover{text-decoration:underline}
 section{background:var(--card);border:1px solid var(--line);border-radius:14px;padding:22px 24px;margin-top:18px}
-section>.note{color:var(--muted);margin-bottom:14px;max-width:90ch}
+section .note{color:var(--muted);margin-bottom:14px;max-width:90ch}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin-top:22px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:14px;padding:14px}
 .card b{display:block;font-size:25px;line-height:1.25;font-weight:650;letter-spacing:-.02em;
@@ -41,7 +42,7 @@ font-variant-numeric:tabular-nums}
 .legend{display:flex;flex-wrap:wrap;gap:2px 18px;font-size:12.5px;color:var(--muted);margin-top:4px}
 .key{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:6px;vertical-align:-1px}
 .key.a{background:var(--a)}.key.b{background:var(--b)}.key.c{background:var(--c)}.key.wait{background:var(--wait)}
-.key.idle{background:var(--well)}
+.key.idle{background:var(--well)}.key.room{background:var(--room)}
 .nothing{color:var(--muted);font-style:italic;padding:8px 0}
 .say{border-left:3px solid var(--b);padding:2px 0 2px 12px;margin:0 0 16px;max-width:90ch}
 .wide{overflow-x:auto}

@@ -22,12 +22,42 @@ TICK = 0.05  # seconds after which a blocked thread looks whether it should end
 
 @dataclass
 class Clock:
-    """What a stage did: seconds busy, seconds waiting for its input or for room behind it, rows."""
+    """What a stage did: seconds busy, seconds stalled for want of input or of room behind it, rows.
+
+    ``given``, ``depths``, ``deepest``: items handed on, and how many lay in the queue behind the stage when each was ready,
+    their sum and the most. 0 all the time: the next stage waits for this one; ``ahead``: this one waits for the next.
+    """
 
     name: str
     busy: float = 0.0
-    waited: float = 0.0
+    for_input: float = 0.0
+    for_room: float = 0.0
     rows: int = 0
+    given: int = 0
+    depths: int = 0
+    deepest: int = 0
+
+    @property
+    def waited(self) -> float:
+        return self.for_input + self.for_room
+
+    @property
+    def depth(self) -> float | None:
+        """Items in the queue behind it, on average; None where nothing was handed on."""
+        return self.depths / self.given if self.given else None
+
+    def since(self, earlier: Clock) -> Clock:
+        """What it did after ``earlier``, a copy of it; ``deepest`` is of the whole time."""
+        return Clock(
+            self.name,
+            self.busy - earlier.busy,
+            self.for_input - earlier.for_input,
+            self.for_room - earlier.for_room,
+            self.rows - earlier.rows,
+            self.given - earlier.given,
+            self.depths - earlier.depths,
+            self.deepest,
+        )
 
     def time(self, work: Callable[..., Any], *args: Any) -> Any:
         began = time.perf_counter()
@@ -128,7 +158,7 @@ def _work(stage: Stage, items: queue.Queue[Any], out: queue.Queue[Any], stop: th
         while True:
             began = time.perf_counter()
             item = _take(items, stop)
-            clock.waited += time.perf_counter() - began
+            clock.for_input += time.perf_counter() - began
             if isinstance(item, _End):
                 error = item.error
                 break
@@ -141,6 +171,9 @@ def _work(stage: Stage, items: queue.Queue[Any], out: queue.Queue[Any], stop: th
 
 def _give(clock: Clock, item: Any, out: queue.Queue[Any], stop: threading.Event) -> bool:
     """Wait for room; False when the pipeline ends first."""
+    if not isinstance(item, _End):
+        depth = out.qsize()
+        clock.given, clock.depths, clock.deepest = clock.given + 1, clock.depths + depth, max(clock.deepest, depth)
     began = time.perf_counter()
     try:
         while not stop.is_set():
@@ -151,7 +184,7 @@ def _give(clock: Clock, item: Any, out: queue.Queue[Any], stop: threading.Event)
                 continue
         return False
     finally:
-        clock.waited += time.perf_counter() - began
+        clock.for_room += time.perf_counter() - began
 
 
 def _take(items: queue.Queue[Any], stop: threading.Event) -> Any:

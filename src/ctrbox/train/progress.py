@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from ctrbox.train.pipeline import Clock
+
+RECENT = 2.0  # seconds: what is shown of stages is of the last one or two times as many
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,8 @@ class Progress:
     seconds: float
     step: int
     epoch: int
-    stages: Mapping[str, float]  # name → share of its time that it was busy
+    stages: Mapping[str, float]  # name → share of the last seconds that it was busy
+    queues: Mapping[str, float] = field(default_factory=dict)  # name → batches that waited behind it
 
     @property
     def bottleneck(self) -> str:
@@ -26,13 +32,33 @@ class Progress:
 
     @property
     def shown(self) -> str:
-        """Busy shares by stage, and which of them it is bound by."""
-        shares = " ".join(f"{name} {share:.0%}" for name, share in self.stages.items())
-        return f"{shares}, bound by {self.bottleneck}" if shares else ""
+        """Busy shares by stage and, between two of them, the batches that wait: extract 62% →1.8→ lookup 31% →0.1→ learn 97%."""
+        parts = []
+        for name, share in self.stages.items():
+            depth = self.queues.get(name)
+            parts.append(f"{name} {share:.0%}" + ("" if depth is None else f" →{round(depth, 1):g}→"))
+        return " ".join(parts)
 
     @property
     def seconds_left(self) -> float | None:
         return self.seconds * (1 - self.share) / self.share if self.share > 0 else None
+
+
+class Lately:
+    """How busy each stage was in the last few seconds, and how many batches waited behind it."""
+
+    def __init__(self, clocks: Sequence[Clock], now: float) -> None:
+        self.clocks = clocks
+        self.older = self.newer = (now, [copy(c) for c in clocks])
+
+    def look(self, now: float) -> tuple[dict[str, float], dict[str, float]]:
+        """Shares and depths by stage, as ``Progress`` has them."""
+        if now - self.newer[0] > RECENT:
+            self.older, self.newer = self.newer, (now, [copy(c) for c in self.clocks])
+        began, earlier = self.older
+        passed = [c.since(e) for c, e in zip(self.clocks, earlier, strict=True)]
+        shares = {c.name: min(1.0, c.busy / max(1e-9, now - began)) for c in passed}
+        return shares, {c.name: c.depth for c in passed if c.depth is not None}
 
 
 class Watcher(Protocol):

@@ -19,7 +19,9 @@ from ctrbox.engines.aside import written_aside
 from ctrbox.train import charts
 from ctrbox.train.charts import Dot, Line, Part, short, text
 from ctrbox.train.page import card, named, page, section, table
+from ctrbox.train.passes_shown import stage_times, tables
 from ctrbox.train.recorded import Fields, Recorded, read_run
+from ctrbox.train.words import duration, fixed, sized
 
 MOST_POINTS = 240  # of a learning curve; more cannot be told apart on 500 pixels
 MOST_FEATURES, MOST_SLICES, MOST_SETTINGS = 400, 40, 400
@@ -54,6 +56,13 @@ HELPS = {
 }
 
 
+# Of "lookup", where rows of its keys lie on an SSD.
+FROM_SSD = (
+    "finding the unique keys of a batch and reading their rows from the SSD",
+    "more memory for the table (`ram`), a faster SSD, fewer keys a row, and larger batches, in which more keys repeat",
+)
+
+
 def write_report(run_folder: Path) -> Path:
     """Write `report.html` into a run folder and return its path; what was there is replaced in one step."""
     run = read_run(Path(run_folder))
@@ -66,7 +75,8 @@ def write_report(run_folder: Path) -> Path:
 
 def build(run: Recorded) -> str:
     """The page of a run."""
-    links = ["learning", "calibration", "time", "stages", "plan", "features", "slices", "configuration"]
+    links = ["learning", "calibration", "time", "stages", "tables", "plan", "features", "slices", "configuration"]
+    links = [link for link in links if link != "tables" or run.summary.each("tables")]
     nav = "".join(f'<a href="#{link}">{link}</a>' for link in links)
     s = run.summary
     body = [
@@ -76,7 +86,8 @@ def build(run: Recorded) -> str:
         learning(run.metrics, s),
         calibration(s),
         windows(s),
-        stages(s),
+        stages(run.metrics, s),
+        tables(run.metrics, s),
         plan(run.picture),
         features(s),
         slices(s),
@@ -300,14 +311,16 @@ def window_names(found: Sequence[Fields]) -> list[str]:
 # ---- speed ---------------------------------------------------------------------------------------
 
 
-def stages(s: Fields) -> str:
+def stages(metrics: Sequence[Fields], s: Fields) -> str:
     rows = []
     for stage in s.each("stages"):
         busy, waited, used = stage.number("seconds") or 0.0, stage.number("waited") or 0.0, stage.number("utilisation")
+        room = stage.number("for_room") or 0.0
         count = stage.count("rows") or 0
         note = f"{used:.0%} busy" if used is not None else ""
         note += f", {short(count / busy)} rows/s when busy" if busy > 0 and count else ""
-        rows.append((stage.text("name"), [Part("busy", busy, "a"), Part("waiting", waited, "wait")], note.strip(", ")))
+        waits = [Part("waiting for input", waited - room, "wait"), Part("waiting for room", room, "room")]
+        rows.append((stage.text("name"), [Part("busy", busy, "a"), *waits], note.strip(", ")))
     said = bottleneck(s)
     return section(
         "stages",
@@ -315,6 +328,7 @@ def stages(s: Fields) -> str:
         "Stages run at the same time, each on the batch after the one that the next stage has.",
         f'<p class="say">{said}</p>' if said else "",
         charts.stacked_bars(rows, strong=s.text("bottleneck")),
+        stage_times(metrics, s),
     )
 
 
@@ -326,6 +340,8 @@ def bottleneck(s: Fields) -> str:
         return ""
     share = used.get(name)
     doing, helps = HELPS.get(name, (f"stage {name!r}", ""))
+    if name == "lookup" and any(t.count("misses") for t in s.each("tables")):
+        doing, helps = FROM_SSD
     helps = _code(text(helps))
     if share is not None and share < IDLE:
         return (
@@ -469,10 +485,6 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def fixed(value: float | None, digits: int = 4) -> str:
-    return "–" if value is None else f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"
-
-
 def rate(speed: float | None) -> str:
     """Rows a second in the room of a card."""
     return "–" if speed is None else f"{speed:,.0f}" if speed < 1e5 else short(float(f"{speed:.3g}"))
@@ -487,20 +499,6 @@ def marked(ratio: float | None) -> str:
     if ratio is None:
         return "–"
     return f'<span class="bad">{fixed(ratio, 3)}</span>' if abs(ratio - 1) > OFF else fixed(ratio, 3)
-
-
-def sized(count: float) -> str:
-    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count:.0f} bytes"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def moment(iso: str) -> str:

@@ -21,6 +21,7 @@ from ctrbox.train.checkpoint import read_dense, read_state
 from ctrbox.train.evaluation import score_plan, scored
 from ctrbox.train.learner import Learner
 from ctrbox.train.sealed import read_sealed
+from ctrbox.views.view import parse_bytes
 
 ROWS = 16_384
 BUDGET = 8 << 30  # of a loaded table at least; it holds what it held, and may go on learning
@@ -141,9 +142,11 @@ class Run:
         model: nn.Module | None = None,
         views: dict[str, Any] | None = None,
         allow_operators: bool = False,
+        ram: int | str | None = None,
     ) -> Run:
         """Bring a finished run back. ``model``: an untrained one of your own class; those of ``cb.models`` are built.
-        ``views`` and ``allow_operators``: as for ``cb.Plan.load``."""
+        ``views`` and ``allow_operators``: as for ``cb.Plan.load``. ``ram``: memory for all its Sparse Tables, which are opened
+        to read only; 2 GB each unless given."""
         place = Path(folder)
         if not place.is_dir():
             raise SourceError(f"there is no run folder {place}")
@@ -170,7 +173,7 @@ class Run:
                 raise DataError(
                     f"{place / 'model'} is damaged: {name} cannot be built from its config: {error}"
                 ) from None
-        learner = Learner(model, schema, _tables(place, state), threads=plan.threads)
+        learner = Learner(model, schema, _tables(place, state, ram), threads=plan.threads)
         read_dense(place / "model", model)
         shift = state.get("shift")
         if not isinstance(shift, int | float) or not -50 < shift <= 0:
@@ -179,14 +182,18 @@ class Run:
         return Run(plan, learner, read_sealed(place / "summary.json", "finished run"), place)
 
 
-def _tables(place: Path, state: Mapping[str, Any]) -> dict[str, Embedder]:
+def _tables(place: Path, state: Mapping[str, Any], ram: int | str | None) -> dict[str, Embedder]:
     by_field: dict[str, Embedder] = {}
+    folders = sum(p.is_dir() for p in (place / "model").glob("table-*.ctrtable"))
+    if ram is not None and not folders:
+        raise PlanError(f"ram is for Sparse Tables, and {place} has none: its tables are in memory; leave it out")
+    share: dict[str, Any] = {} if ram is None else {"ram": parse_bytes(ram) // folders}
     try:
         for k, fields in enumerate(state["tables"]):
             file = place / "model" / f"table-{k}.ctrtable"
             table: Embedder
             if file.is_dir():
-                table = SparseTable.load(file, read_only=True)
+                table = SparseTable.load(file, read_only=True, **share)
             else:
                 table = MemoryTable.load(file, budget=max(BUDGET, 4 * file.stat().st_size))
             by_field.update(dict.fromkeys(fields, table))

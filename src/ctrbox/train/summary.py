@@ -20,6 +20,7 @@ from ctrbox.train.evaluation import columns_of, scored
 from ctrbox.train.importance import features, sample
 from ctrbox.train.learner import Learner
 from ctrbox.train.metrics import Scores
+from ctrbox.train.passes import HELD, Passes, ratios
 from ctrbox.train.pipeline import Clock
 from ctrbox.train.settings import Settings
 from ctrbox.train.slices import Slice, slices, worst
@@ -47,15 +48,28 @@ class Look:
                 raise PlanError(f"time must be a moment, such as col('ts'), got {name_of(kind)}")
 
 
-def summarize(learner: Learner, plan: Plan, settings: Settings, state: Any, clocks: list[Clock]) -> dict[str, Any]:
-    """What happened; what the model is worth is ``judge``'s to say."""
+def summarize(
+    learner: Learner,
+    plan: Plan,
+    settings: Settings,
+    state: Any,
+    clocks: list[Clock],
+    passes: Passes,
+    before: float = 0.0,
+) -> dict[str, Any]:
+    """What happened; what the model is worth is ``judge``'s to say. ``before``: seconds of earlier processes, whose clocks
+    and counters are gone."""
+    mine = max(1e-9, state.seconds - before)
     stages = [
         {
             "name": c.name,
             "seconds": c.busy,
             "waited": c.waited,
+            "for_input": c.for_input,
+            "for_room": c.for_room,
             "rows": c.rows,
-            "utilisation": min(1.0, c.busy / max(1e-9, state.seconds)),
+            "utilisation": min(1.0, c.busy / mine),
+            **({"queue": c.depth, "queue_most": c.deepest} if c.given else {}),
         }
         for c in clocks
         if c.rows or c.busy
@@ -76,15 +90,38 @@ def summarize(learner: Learner, plan: Plan, settings: Settings, state: Any, cloc
         "rows_per_second": state.seen / max(1e-9, state.seconds),
         "intermediate_bytes": 0,
         "stages": stages,
+        "pipeline": pipeline(passes, trained),
         "extraction": plan.stats,
         "bottleneck": max(trained, key=lambda s: s["seconds"])["name"] if trained else None,
         "table": {"keys": sum(map(len, learner.embedders)), "bytes": sum(e.nbytes for e in learner.embedders)},
+        "tables": tables(learner, passes),
         "dense_weights": sum(p.numel() for p in learner.model.parameters()),
         "warnings": plan.warnings,
         "machine": f"{platform.machine()}, {learner.threads} threads",
         "metrics": {},
     }
     return summary
+
+
+def pipeline(passes: Passes, stages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Seconds of all passes, of their stages one after the other, and of the slowest stage."""
+    done = passes.done.get("stages", {})
+    busy = [done.get(f"{stage['name']}_busy", 0.0) for stage in stages]
+    return {"seconds": done.get("seconds", 0.0), "sequential": sum(busy), "slowest": max(busy, default=0.0)}
+
+
+def tables(learner: Learner, passes: Passes) -> list[dict[str, Any]]:
+    """What the passes asked of each table that counts, and what it holds."""
+    found = []
+    for k, source in enumerate(learner.sources):
+        kind = f"table-{k}"
+        if kind in passes.stats and kind in passes.done:
+            now, counted = passes.stats[kind](), passes.done[kind]
+            held = {n: now[n] for n in HELD if n in now}
+            where = getattr(source.embedder, "path", None)
+            named = {"name": kind, "fields": list(source.fields), "path": None if where is None else str(where)}
+            found.append({**named, **counted, **ratios(kind, counted), **held})
+    return found
 
 
 def judge(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,8 +31,9 @@ from ctrbox.train.evaluation import Split, evaluate
 from ctrbox.train.folder import RunFolder
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.learner import Learner, Looked
+from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
-from ctrbox.train.progress import Progress, Watcher, watcher
+from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.run import Run
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.settings import DEVICES, Settings, described, device_for, identity, settings_of, with_batch_size
@@ -186,6 +188,8 @@ class _Fit:
         self.optimizer = described(trainer.optimizer)
         self.state = State()
         self.clocks = {name: Clock(name) for name in ("extract", "lookup", "learn", "evaluate", "checkpoint")}
+        self.piped = list(self.clocks.values())[:3]
+        self.passes = Passes(self.piped, self.learner.embedders, settings.epochs)
         self.watch = watch
         self.folder: RunFolder | None = None
         self.aside: tempfile.TemporaryDirectory[str] | None = None
@@ -211,8 +215,11 @@ class _Fit:
                 mine["device"] = self.learner.device.type + (", bf16" if self.learner.bf16 else "")
                 self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
                 self._go_on(self.folder)
+            if self.state.step == 0:
+                warn_of_rows(self.learner.embedders)
             self._train(seconds, steps)
-            summary = summarize(self.learner, self.plan, self.settings, self.state, list(self.clocks.values()))
+            clocks, before = list(self.clocks.values()), self.before
+            summary = summarize(self.learner, self.plan, self.settings, self.state, clocks, self.passes, before)
             if self.split.valid is not None:
                 summary |= self._judge(look)
                 summary["rows"]["valid"] = summary["metrics"]["rows"]
@@ -234,8 +241,11 @@ class _Fit:
         if self.state.step == 0:
             torch.manual_seed(self.settings.seed)
         self.seconds, self.steps = seconds, steps
-        self.began = time.perf_counter() - self.state.seconds
+        self.before = self.state.seconds  # of the processes before this one
+        self.began = time.perf_counter() - self.before
         self.saved = time.perf_counter()
+        self.lately = Lately(self.piped, self.saved)
+        self.passes.begin(self._epochs(self.state.position.get("row", 0)))
         with asked_to_end() as asked:
             for epoch in range(self.state.epoch, self.settings.epochs):
                 if not self.state.finished:
@@ -268,7 +278,7 @@ class _Fit:
             while True:
                 began = time.perf_counter()
                 item = next(stages, None)
-                learn.waited += time.perf_counter() - began
+                learn.for_input += time.perf_counter() - began
                 if item is None:
                     break
                 handed, looked = item
@@ -280,6 +290,7 @@ class _Fit:
                     learn.rows += looked.batch.rows
                 state.rows, state.clicks, state.position = handed.rows, handed.clicks, asdict(handed.position)
                 self._report(handed.position.row)
+                self._end_pass(self._epochs(handed.position.row))
                 if every and looked is not None and state.step % every == 0 and self._evaluate():
                     break
                 self._checkpoint_if_due(asked)
@@ -287,6 +298,7 @@ class _Fit:
             stages.close()
         if not state.finished:
             Labels(state.rows, state.clicks).check("training")
+        self._end_pass(epoch + 1)
         state.epoch, state.rows, state.clicks, state.position = epoch + 1, 0, 0, {}
         if not state.finished and not (every and state.step % every == 0):
             self._evaluate()
@@ -320,23 +332,35 @@ class _Fit:
         return handed, self.learner.look(handed.batch, handed.number, prefetch=ahead) if rows else None
 
     # ---- now and then
+    def _epochs(self, log_row: int) -> float:
+        """Epochs that are done where the log stands at that row."""
+        return self.state.epoch + min(1.0, log_row / max(1, self.split.train_rows))
+
+    def _end_pass(self, epochs: float) -> None:
+        told, began = self.passes.end(epochs), time.perf_counter()
+        if self.folder is not None:
+            for kind, values in told.items():
+                self.folder.record(kind, self.state.step, {"epoch": self.state.epoch, **values})
+        self.passes.skip(time.perf_counter() - began)
+
     def _report(self, log_row: int) -> None:
         state, now = self.state, time.perf_counter()
         seconds = now - self.began
         rate = state.seen / seconds if seconds else 0.0
         if now - self.told > 0.1:
             self.told = now
-            done = state.epoch * self.split.train_rows + log_row
+            shares, queues = self.lately.look(now)
             self.watch.see(
                 Progress(
                     rows=state.seen,
-                    share=min(1.0, done / max(1, self.split.train_rows * self.settings.epochs)),
+                    share=self._epochs(log_row) / self.settings.epochs,
                     loss=state.loss,
                     rows_per_second=rate,
                     seconds=seconds,
                     step=state.step,
                     epoch=state.epoch,
-                    stages={c.name: c.busy / max(1e-9, c.busy + c.waited) for c in list(self.clocks.values())[:3]},
+                    stages=shares,
+                    queues=queues,
                 )
             )
         if self.folder is not None and (now - self.reported > REPORT_SECONDS or state.step == 1):
@@ -351,7 +375,8 @@ class _Fit:
         self.learner.settle()
         if self.split.valid is None:
             return False
-        metrics = clock.time(evaluate, self.learner, self.split, self.batch_size, self.overlap).result()
+        with self.passes.paused():
+            metrics = clock.time(evaluate, self.learner, self.split, self.batch_size, self.overlap).result()
         self.metrics, self.evaluated = metrics, state.step
         clock.rows += int(metrics["rows"])
         self.watch.evaluated(metrics)
@@ -398,8 +423,10 @@ class _Fit:
         assert self.folder is not None
         self.learner.settle()
         self.state.seconds = time.perf_counter() - self.began
+        began = time.perf_counter()
         self.clocks["checkpoint"].time(self.folder.checkpoint, self.learner, self.state.step, asdict(self.state))
         self.saved = time.perf_counter()
+        self.passes.skip(self.saved - began)
 
     def _go_on(self, folder: RunFolder) -> None:
         """Become what the newest checkpoint holds, if there is one."""
@@ -436,6 +463,18 @@ def state_of(kept: Any) -> State:
             raise TypeError(f"{name} of its state is {value!r}")
     Position(**kept["position"])
     return State(**kept)
+
+
+def warn_of_rows(embedders: list[Embedder]) -> None:
+    """Say it where a table on disk brings rows of an earlier training into one that begins."""
+    for table in embedders:
+        place = getattr(table, "path", None)
+        if place is not None and len(table):
+            warnings.warn(
+                f"the table in {place} already holds {len(table):,} rows, and this training goes on from them; to begin anew, "
+                f"give it a new folder, or remove {place} before",
+                stacklevel=4,  # where fit is called
+            )
 
 
 def check_arguments(out: Any, ahead: Any, seconds: Any, steps: Any, progress: Any) -> None:

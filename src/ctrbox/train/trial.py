@@ -43,7 +43,7 @@ from ctrbox.train.evaluation import Split, probability
 from ctrbox.train.interval import auc_difference, logloss_difference
 from ctrbox.train.learner import Learner, Looked, reads_of
 from ctrbox.train.pipeline import Clock, Stage, run_stages
-from ctrbox.train.progress import Progress, Watcher, watcher
+from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.settings import Settings, with_batch_size
 from ctrbox.train.trainer import DenseOptimizer, dense_optimizer
@@ -331,6 +331,7 @@ def _learn(plan: Plan, arms: list[_Arm], settings: Settings, split: Split, overl
     seen = step = 0
     loss, began, told = 0.0, time.perf_counter(), 0.0
     smoothed = (0.0, 0.0)
+    lately = Lately(clocks, began)
     try:
         for epoch in range(settings.epochs):
             labels = Labels()
@@ -354,8 +355,10 @@ def _learn(plan: Plan, arms: list[_Arm], settings: Settings, split: Split, overl
                     if seconds - told > 0.1:
                         told = seconds
                         done = (epoch * split.train_rows + row) / max(1, split.train_rows * settings.epochs)
-                        busy = {c.name: c.busy / max(1e-9, c.busy + c.waited) for c in clocks}
-                        watch.see(Progress(seen, min(1.0, done), loss, seen / seconds, seconds, step, epoch, busy))
+                        shares, queues = lately.look(began + seconds)
+                        watch.see(
+                            Progress(seen, min(1.0, done), loss, seen / seconds, seconds, step, epoch, shares, queues)
+                        )
             finally:
                 stages.close()
             labels.check("training")
