@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "bindings/embedder.h"
+#include "core/sparse/damage.h"
 #include "core/sparse/sparse_table.h"
 
 using namespace cb;
@@ -55,6 +56,22 @@ void bind_sparse(nb::module_& m) {
           },
           nb::arg("folder"), nb::arg("source"), nb::arg("generation"),
           "Make a folder's MANIFEST that of another, whose segments are already in the folder of that generation.")
+      .def_static(
+          "damaged",
+          [](const std::string& folder) { return with_file(folder, [&] { return damaged_segments(folder); }); },
+          nb::arg("folder"), "Segments that are not as they were written, and what is wrong with each.")
+      .def_static(
+          "runs_by_segment",
+          [](const std::string& folder) {
+            nb::dict out;
+            for (const auto& [segment, runs] : with_file(folder, [&] { return runs_by_segment(folder); })) {
+              nb::list facts;
+              for (const std::string& one : runs) facts.append(nb::bytes(one.data(), one.size()));
+              out[nb::int_(segment)] = facts;
+            }
+            return out;
+          },
+          nb::arg("folder"), nb::sig("def runs_by_segment(folder: str) -> dict[int, list[bytes]]"))
       .def_static(
           "least_ram",
           [](const Shape& shape, const std::string& policy) { return SparseTable::least_ram(shape_of(shape), policy); },

@@ -45,6 +45,7 @@ HOME = {
     "MemoryTable": "ctrbox.embed.memory",
     "GpuTable": "ctrbox.embed.gpu_table",
     "SparseTable": "ctrbox.embed.sparse",
+    "repair": "ctrbox.embed.repair",
     "Counters": "ctrbox.embed.life",
     "Admission": "ctrbox.embed.life",
     "Embedder": "ctrbox.embed.embedder",
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from ctrbox.embed.optimizers import Adagrad as Adagrad
     from ctrbox.embed.optimizers import Adam as Adam
     from ctrbox.embed.optimizers import RowwiseAdagrad as RowwiseAdagrad
+    from ctrbox.embed.repair import repair as repair
     from ctrbox.embed.sparse import SparseTable as SparseTable
     from ctrbox.engines.plan import Plan as Plan
     from ctrbox.engines.plan import Position as Position

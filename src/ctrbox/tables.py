@@ -69,9 +69,31 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
         tell(line)
     if found:
         places = "1 place" if len(found) == 1 else f"{len(found)} places"
-        raise Mistake(f"{folder} is damaged in {places}; restore it from a table saved on another disk")
+        raise Mistake(
+            f"{folder} is damaged in {places}; `ctrbox table repair {shlex.quote(str(folder))} --from SAVED` takes the files anew "
+            "from a table saved on another disk"
+        )
     tell(f"{size:,} bytes are as they were written")
     hint(f"ctrbox table {'stat' if of_a_run(folder) else 'compact'} {shlex.quote(str(folder))}")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox table repair params --from /backup/params\n")
+def repair(
+    folder: Folder,
+    source: Annotated[Path, typer.Option("--from", metavar="SAVED", help="A table saved before, on another disk.")],
+    as_json: AsJson = False,
+) -> None:
+    """Replace damaged files of a table by those of one that was saved; the table stays at its last checkpoint."""
+    from ctrbox.embed.repair import repair as repaired
+
+    files = repaired(utf8(folder), utf8(source))
+    if as_json:
+        say_json(repaired=[str(file) for file in files])
+    for file in files:
+        tell(f"{file} is repaired")
+    if not files:
+        tell(f"nothing of {folder} is damaged")
+    hint(f"ctrbox table verify {shlex.quote(str(folder))}")
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox table compact params --ram 1GB\n")
@@ -113,6 +135,7 @@ def export(
                  RowwiseAdagrad  one sum of mean squared gradients
                  Adam            means, means of squares, beta1^t, beta2^t
                  FTRL            z, then sums of squared gradients
+               and where the table counts: shows, clicks, period of the last push
     """
     if output.suffix != ".parquet":
         raise Mistake(f"export writes Parquet; expected a name such as {output.with_suffix('.parquet')}, got {output}")

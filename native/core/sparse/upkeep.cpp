@@ -11,6 +11,7 @@
 
 #include "core/checked_file.h"
 #include "core/parallel.h"
+#include "core/sparse/damage.h"
 #include "core/sparse/sparse_table.h"
 
 namespace cb {
@@ -414,37 +415,7 @@ std::vector<std::string> SparseTable::verify() {
       std::lock_guard<std::mutex> hold(shards_[s].lock);
       runs = shards_[s].runs;
     }
-    AlignedBuffer page(page_.bytes);
-    for (const RunPtr& run : *runs) {
-      uint64_t rows = 0, before = 0;
-      for (uint32_t p = 0; p < run->pages; ++p) {
-        try {
-          run->place.segment->read(page.data(), page_.bytes, run->offset_of(p));
-          check_page(*run, p, page.data(), page_);
-        } catch (const std::exception& error) {
-          tell(error.what() + (" (shard " + std::to_string(s) + ")"));
-          continue;
-        }
-        const uint32_t n = PageShape::rows(page.data());
-        rows += n;
-        for (uint32_t k = 0; k < n; ++k) {
-          const uint64_t mix = mix_of(page_.keys(page.data())[k]);
-          if (mix <= before || shard_of_mix(mix) != s || !run->filter.maybe(mix))
-            tell(run->place.segment->path + " at byte " + std::to_string(run->offset_of(p)) + ": keys out of order");
-          before = mix;
-        }
-      }
-      if (rows != run->rows && found.empty())
-        tell(run->place.segment->path + ": a run has " + std::to_string(rows) + " rows, expected " +
-             std::to_string(run->rows));
-      // The footer lies behind the pages; its copy in memory was checked when it was read or written.
-      try {
-        Segments& again = segments_;
-        open_run(again, facts_of(*run), page_);
-      } catch (const std::exception& error) {
-        tell(error.what());
-      }
-    }
+    for (const RunPtr& run : *runs) check_run(segments_, *run, static_cast<unsigned>(s), page_, tell);
   });
   std::sort(found.begin(), found.end());
   return found;

@@ -83,7 +83,7 @@ class SparseTable(Table):
         segment_bytes: int = SEGMENT_BYTES,
         read_only: bool = False,
     ) -> None:
-        self.path = _absolute(path)
+        self.path = absolute(path)
         self._settle(dim, optimizer, linear, init, seed, threads, counters, admission, nonfinite)
         self.ram = checked_bytes("ram", ram)
         if policy not in POLICIES:
@@ -98,7 +98,7 @@ class SparseTable(Table):
         self._under_way = 0  # calls; closing waits for them
         self._idle = threading.Condition()
         self._lock = -1
-        self._lock = _locked(self.path, read_only)
+        self._lock = locked(self.path, read_only)
         self._closed = False
         try:
             if (self.path / "MANIFEST").exists():
@@ -151,7 +151,7 @@ class SparseTable(Table):
 
         A table that was saved there before, and that nobody has open, is replaced; any other folder is refused.
         """
-        place = _absolute(path)
+        place = absolute(path)
         own = self.path.resolve()
         if place.is_symlink() or own in (place.resolve(), *place.resolve().parents):
             raise PlanError(
@@ -160,7 +160,7 @@ class SparseTable(Table):
         if place.is_dir() and any(place.iterdir()):
             if not (place / "MANIFEST").is_file():
                 raise PlanError(f"{path} is a folder without a table, which is not replaced; name a new one")
-            os.close(_locked(place, False))  # refused where somebody has it open
+            os.close(locked(place, False))  # refused where somebody has it open
         with written_aside(place, folder=True) as aside:
             aside.mkdir()
             with self._calling():
@@ -171,7 +171,7 @@ class SparseTable(Table):
         self._check_usable()
         if self._native is not None:
             _ = self._changing
-        source = _absolute(path)
+        source = absolute(path)
         found = described(source)
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
         same_shape(source, found, self._shape(row))
@@ -179,11 +179,18 @@ class SparseTable(Table):
         mine = _native.SparseTable.generation(os.fspath(self.path)) if (self.path / "MANIFEST").exists() else 0
         there = segments_of(self.path, mine + 1)
         with self._calling():
-            _native.SparseTable(os.fspath(source), self._shape(row), self.ram, 1, self.policy, self.segment_bytes, True)
+            try:
+                _native.SparseTable(
+                    os.fspath(source), self._shape(row), self.ram, 1, self.policy, self.segment_bytes, True
+                )
+            except _native.DamagedFile as error:
+                raise SourceError(
+                    f"cannot restore from {source}, which is damaged: {error}; {self.path} is as it was: take another saved one"
+                ) from error
             remove(there)
             there.mkdir()
             for file in sorted(where.glob("*.seg")):
-                _link(file, there / file.name)
+                link(file, there / file.name)
             # From here on this is the table, whatever happens; the old segments go when it is opened.
             _native.SparseTable.adopt(os.fspath(self.path), os.fspath(source), mine + 1)
         self._native = None
@@ -201,7 +208,7 @@ class SparseTable(Table):
         read_only: bool = False,
     ) -> Self:
         """The table that a folder holds, with its shape, optimizers and seed."""
-        dim, linear, weight, vector, init, seed, life = described(Path(path))
+        dim, linear, weight, vector, init, seed, life = described(absolute(path))
         table = cls(
             path,
             dim,
@@ -398,7 +405,7 @@ class SparseTable(Table):
         try:
             yield
         except _native.DamagedFile as error:
-            raise SourceError(f"the table in {self.path} is damaged: {error}; restore it from a saved one") from error
+            raise SourceError(f"the table in {self.path} is damaged: {error}; cb.repair it from a saved one") from error
         except _native.TableFull as error:
             raise BudgetError(
                 f"the table in {self.path} has no room for all of {keys:,} keys within ram={self.ram:,} bytes: {error}; raise "
@@ -416,14 +423,19 @@ class SparseTable(Table):
                 self._idle.notify_all()
 
 
-def _absolute(path: str | os.PathLike[str]) -> Path:
+def absolute(path: str | os.PathLike[str]) -> Path:
     """The same folder whatever the working folder is later."""
     if not os.fspath(path) or "\0" in str(path):
         raise PlanError(f"a table needs the path of a folder, got {path!r}")
-    return Path(path).absolute()
+    place = Path(path).absolute()
+    try:
+        os.fspath(place).encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"the path {os.fspath(place)!r} is not UTF-8; rename it, or name another") from None
+    return place
 
 
-def _locked(path: Path, shared: bool) -> int:
+def locked(path: Path, shared: bool) -> int:
     """A folder that this process alone has open; ``shared``: with others that only read."""
     try:
         if not shared:
@@ -458,7 +470,7 @@ def described(path: Path) -> tuple[Any, ...]:
     try:
         return shape_from(_native.SparseTable.saved_shape(os.fspath(path)))
     except _native.DamagedFile as error:
-        raise SourceError(f"cannot read {path / 'MANIFEST'}: {error}; restore it from a saved one") from error
+        raise SourceError(f"cannot read {path / 'MANIFEST'}: {error}; take another saved one") from error
     except OSError as error:
         raise SourceError(f"cannot read {path / 'MANIFEST'}: {error.strerror or error}") from error
 
@@ -472,10 +484,10 @@ def _made(path: Path) -> None:
     missing = [p for p in (path, *path.parents) if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for made in missing:
-        _sync(made.parent)
+        synced(made.parent)
 
 
-def _sync(path: Path) -> None:
+def synced(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -483,12 +495,12 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-        _sync(target)
+        synced(target)
 
 
 def resident_bytes() -> int:

@@ -1,0 +1,229 @@
+"""`SparseTables`: rows of several dims in one folder, one budget and one checkpoint.
+
+tables = cb.SparseTables("params/", dims=(8, 32), ram="4GB", optimizer=cb.Adagrad(lr=0.05))
+cb.Trainer(model, tables).fit(plan)        # a field's rows lie in the part of its dim
+tables[32].pull(keys)                      # a part is a SparseTable
+tables.checkpoint()                        # all parts, or none
+
+A folder is
+
+    TABLES             "CTRTABLES 1", the number of the last checkpoint, the dims; a checksum
+    dim-8, dim-32 …    a SparseTable each, which may be ahead of the last checkpoint
+    checkpoint-K       what TABLES names: a saved table for each dim, of links to the files of the parts
+
+`checkpoint` saves all parts to checkpoint-K+1, then renames TABLES; opening restores from checkpoint-K those parts that
+are ahead of it. `restore` takes what another split of dims saved: each part its dim, from a folder of several dims or of one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ctrbox.embed.optimizers import Adagrad, Optimizer
+from ctrbox.embed.sparse import SparseTable, absolute, described, synced
+from ctrbox.embed.table import MOST_DIM, checked_bytes, whole
+from ctrbox.engines.aside import remove, written_aside
+from ctrbox.errors import PlanError, SourceError
+
+HEAD = "CTRTABLES 1"
+NAMED = re.compile(r"CTRTABLES 1\n(\d{1,18}) (\d{1,4}(?: \d{1,4})*)\n([0-9a-f]{8})\n")
+MOST_DIMS = 64
+
+
+class SparseTables:
+    """A `SparseTable` for each of ``dims``, all with the same settings.
+
+    ``ram``      of all together; each part gets memory for as many rows, unless ``shares`` says how much of it by dim
+    ``options``  of every part: linear, init, seed, threads, policy, counters, admission, nonfinite
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        dims: Sequence[int],
+        *,
+        ram: int | str = "2GB",
+        optimizer: Optimizer = Adagrad(lr=0.05),  # noqa: B008 - frozen
+        shares: dict[int, float] | None = None,
+        **options: Any,
+    ) -> None:
+        self.path = absolute(path)
+        self.dims = _checked_dims(dims)
+        self.ram = checked_bytes("ram", ram)
+        self.options = {"optimizer": optimizer, **options}
+        # A row has the float of its weight, its states, a key and marks beside its vector.
+        weights = {dim: 2 * dim + 10.0 for dim in self.dims} if shares is None else _checked_shares(shares, self.dims)
+        total = sum(weights.values())
+        self._parts: dict[int, SparseTable] = {}
+        self.version = 0
+        named = named_in(self.path)
+        if named is not None and named[1] != self.dims:
+            raise SourceError(
+                f"{self.path} holds tables of dims {_listed(named[1])}, not {_listed(self.dims)}; a new folder may restore() them"
+            )
+        if named is None and (self.path / "MANIFEST").exists():
+            raise SourceError(f"{self.path} holds a table of one dim; a new folder may restore() it")
+        try:
+            for dim in self.dims:
+                budget = int(self.ram * weights[dim] / total)
+                self._parts[dim] = SparseTable(self.path / f"dim-{dim}", dim, ram=budget, **self.options)
+            if named is None:
+                self.checkpoint()
+            else:
+                self.version = named[0]
+                self._go_back()
+        except BaseException:
+            self.close(checkpoint=False)
+            raise
+
+    def __getitem__(self, dim: int) -> SparseTable:
+        if dim not in self._parts:
+            raise PlanError(f"these tables have dims {_listed(self.dims)}, not {dim}")
+        return self._parts[dim]
+
+    def __iter__(self) -> Iterator[SparseTable]:
+        return iter(self._parts.values())
+
+    def __len__(self) -> int:
+        """Keys of all parts."""
+        return sum(map(len, self))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self)
+
+    def checkpoint(self) -> int:
+        """Make durable what all parts hold, together; returns the number of the checkpoint."""
+        number = self.version + 1
+        self._save_to(self.path / f"checkpoint-{number}")
+        _name(self.path, number, self.dims)
+        remove(self.path / f"checkpoint-{self.version}")
+        self.version = number
+        return number
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """All parts elsewhere, as `SparseTable.save` does; whole or not at all."""
+        place = absolute(path)
+        if place == self.path or self.path in place.parents:
+            raise PlanError(f"tables are saved to a folder of their own, not to {path}")
+        if place.is_dir() and any(place.iterdir()) and named_in(place) is None:
+            raise PlanError(f"{path} is a folder without tables, which is not replaced; name a new one")
+        with written_aside(place, folder=True) as aside:
+            self._save_to(aside / "checkpoint-1")
+            for dim in self.dims:
+                (aside / f"dim-{dim}").mkdir()
+            _name(aside, 1, self.dims)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Each part becomes what was saved of its dim, by tables of any dims or by one; then a checkpoint."""
+        found = saved_in(absolute(path))
+        lost = set(found) - set(self.dims)
+        if lost:
+            raise PlanError(f"{path} holds rows of dim {min(lost)}; these tables have dims {_listed(self.dims)}")
+        for dim, folder in found.items():
+            self[dim].restore(folder)
+        self.checkpoint()
+
+    def stats(self) -> dict[int, dict[str, int]]:
+        return {dim: part.stats() for dim, part in self._parts.items()}
+
+    def verify(self) -> list[str]:
+        return [line for part in self for line in part.verify()]
+
+    def compact(self) -> None:
+        for part in self:
+            part.compact()
+
+    def close(self, checkpoint: bool = True) -> None:
+        """End; with ``checkpoint`` what the parts hold is made durable first."""
+        if checkpoint and self._parts:
+            self.checkpoint()
+        for part in self:
+            part.close(checkpoint=False)
+        self._parts = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close(checkpoint=error is None)
+
+    def __repr__(self) -> str:
+        return f"SparseTables({str(self.path)!r}, dims {_listed(self.dims)}, {len(self):,} keys, ram {self.ram:,})"
+
+    # ---- inside
+
+    def _save_to(self, folder: Path) -> None:
+        remove(folder)  # of a checkpoint that did not end
+        folder.mkdir(parents=True)
+        for dim, part in self._parts.items():
+            part.save(folder / f"dim-{dim}")
+        synced(folder)
+
+    def _go_back(self) -> None:
+        """Parts ahead of the last checkpoint become what it holds of them."""
+        for dim, part in self._parts.items():
+            kept = self.path / f"checkpoint-{self.version}" / f"dim-{dim}"
+            with SparseTable.load(kept, ram=part.ram, read_only=True) as saved:
+                version, row = saved.version, saved.row
+            if part.version != version or (len(part) and part.row != row):
+                part.restore(kept)
+        for other in self.path.glob("checkpoint-*"):
+            if other.name != f"checkpoint-{self.version}":
+                remove(other)
+
+
+def named_in(folder: Path) -> tuple[int, tuple[int, ...]] | None:
+    """The last checkpoint and the dims of a folder of tables; None where it is none."""
+    try:
+        text = (folder / "TABLES").read_text(encoding="ascii")[:4096]
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"cannot read {folder / 'TABLES'}: {error}") from error
+    found = NAMED.fullmatch(text)
+    if found is None or int(found[3], 16) != zlib.crc32(text[: found.start(3)].encode()):
+        raise SourceError(f"{folder / 'TABLES'} is damaged; its parts are the tables in {folder / 'checkpoint-*'}")
+    return int(found[1]), _checked_dims([int(d) for d in found[2].split()])
+
+
+def saved_in(folder: Path) -> dict[int, Path]:
+    """Saved tables by dim: those of several dims, or the one."""
+    named = named_in(folder)
+    if named is None:
+        return {described(folder)[0]: folder}
+    return {dim: folder / f"checkpoint-{named[0]}" / f"dim-{dim}" for dim in named[1]}
+
+
+def _name(folder: Path, number: int, dims: tuple[int, ...]) -> None:
+    text = f"{HEAD}\n{number} {' '.join(map(str, dims))}\n"
+    with written_aside(folder / "TABLES") as aside:
+        aside.write_text(f"{text}{zlib.crc32(text.encode()):08x}\n", encoding="ascii")
+        synced(aside)
+    synced(folder)
+
+
+def _checked_dims(dims: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(dims, str | int) or not 1 <= len(dims) <= MOST_DIMS:
+        raise PlanError(f"dims= must be one to {MOST_DIMS} different dims, such as (8, 32), got {dims!r}")
+    found = tuple(sorted(whole("dims", d, 1, MOST_DIM) for d in dims))
+    if len(set(found)) < len(found):
+        raise PlanError(f"dims= must be different dims, such as (8, 32), got {dims!r}")
+    return found
+
+
+def _checked_shares(shares: dict[int, float], dims: tuple[int, ...]) -> dict[int, float]:
+    fine = isinstance(shares, dict) and set(shares) == set(dims)
+    if not fine or not all(isinstance(s, int | float) and 0 < s < 1e9 for s in shares.values()):
+        raise PlanError(f"shares= must be a number above 0 for each of the dims {_listed(dims)}, got {shares!r}")
+    return shares
+
+
+def _listed(dims: Sequence[int]) -> str:
+    return ", ".join(map(str, dims))
