@@ -44,6 +44,7 @@ HOME = {
     "trial": "ctrbox.train.trial",
     "MemoryTable": "ctrbox.embed.memory",
     "GpuTable": "ctrbox.embed.gpu_table",
+    "LevelTable": "ctrbox.embed.gpu_levels",
     "SparseTable": "ctrbox.embed.sparse",
     "Embedder": "ctrbox.embed.embedder",
     "SGD": "ctrbox.embed.optimizers",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from ctrbox.columns.batch import Ragged as Ragged
     from ctrbox.columns.batch import Schema as Schema
     from ctrbox.embed.embedder import Embedder as Embedder
+    from ctrbox.embed.gpu_levels import LevelTable as LevelTable
     from ctrbox.embed.gpu_table import GpuTable as GpuTable
     from ctrbox.embed.memory import MemoryTable as MemoryTable
     from ctrbox.embed.optimizers import FTRL as FTRL
