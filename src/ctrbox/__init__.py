@@ -44,6 +44,7 @@ HOME = {
     "trial": "ctrbox.train.trial",
     "MemoryTable": "ctrbox.embed.memory",
     "GpuTable": "ctrbox.embed.gpu_table",
+    "LevelTable": "ctrbox.embed.gpu_levels",
     "SparseTable": "ctrbox.embed.sparse",
     "repair": "ctrbox.embed.repair",
     "Counters": "ctrbox.embed.life",
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from ctrbox.columns.batch import Ragged as Ragged
     from ctrbox.columns.batch import Schema as Schema
     from ctrbox.embed.embedder import Embedder as Embedder
+    from ctrbox.embed.gpu_levels import LevelTable as LevelTable
     from ctrbox.embed.gpu_table import GpuTable as GpuTable
     from ctrbox.embed.life import Admission as Admission
     from ctrbox.embed.life import Counters as Counters

@@ -210,11 +210,16 @@ class Carrier:
     ) -> tuple[Carried, list[References]]:
         """``reads``: by GPU table the fields read from it, and which of them as sequences."""
         if batch.on_device:
-            dense, label, weight = (_float(t) for t in (batch.dense, batch.label, batch.weight))
-            assert dense is not None
-            references = [References.of(batch, fields, self.device, sequences) for fields, sequences in reads]
-            # A model may change its input in place, a batch never changes.
-            return Carried(dense.clone(), label, weight), references
+            with beside(batch):
+                dense, label, weight = (_float(t) for t in (batch.dense, batch.label, batch.weight))
+                assert dense is not None
+                references = [References.of(batch, fields, self.device, sequences) for fields, sequences in reads]
+                # A model may change its input in place, a batch never changes.
+                dense = dense.clone()
+                ready = None if batch.ready is None else torch.cuda.current_stream(self.device).record_event()
+            carried = Carried(dense, label, weight, ready)
+            carried.arrive(references)
+            return carried, references
         with contextlib.ExitStack() as stack:
             if self.stream is not None:
                 stack.enter_context(torch.cuda.stream(self.stream))

@@ -61,11 +61,8 @@ class Reading:
         # Autograd's graph holds this list and not the reading, which holds the graph: a circle would outlive its step.
         self.into = into
         self.inbox: list[tuple[torch.Tensor | None, ...]] = []
+        self.store, self.rows = table.reach(references, train)
         with table.ordered():
-            if train:
-                table.make_room(references.keys)
-            self.store = table.store
-            self.rows = self.store.find(references.keys, create=train)
             self._plan()
             self._sort_ahead()
             if train and into is None:
@@ -217,6 +214,7 @@ class Reading:
                 for tensor in (rows, order):
                     tensor.record_stream(stream)
             self.store.step(rows, order, gradients, table.factor, scale)
+            table.learned(r)
 
     def largest(self, scale: float) -> tuple[float, str, int]:
         """The largest gradient of a pooled field: its size (infinite where it is not a number), field and a key of it."""

@@ -82,6 +82,9 @@ class Store:
         self.heard = torch.zeros(2, dtype=torch.int64, pin_memory=self.cuda)
         self.sent: Any = None  # event behind the last status on its way to ``heard``
         self.known = self.since = 0
+        self._begin(rows)
+
+    def _begin(self, rows: int) -> None:
         wanted = max(LEAST_ROWS, rows)
         if not self._grow(slots_for(wanted), wanted) and not self._take_all(rows):
             raise NoRoom(rows or 1)

@@ -26,6 +26,7 @@ import torch
 
 from ctrbox import _native
 from ctrbox.embed.embedder import Row
+from ctrbox.embed.gpu_batch import References
 from ctrbox.embed.gpu_store import Gradients, NoRoom, Store
 from ctrbox.embed.life import NO_LIFE
 from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of, spec_of
@@ -270,7 +271,20 @@ class GpuTable:
     def side_stream(self) -> Any:
         return torch.cuda.Stream(self.device)
 
+    def expect(self, references: References, ready: Any = None) -> None:
+        """This batch will be learned soon. ``ready``: event behind its keys. Here the step itself makes its rows."""
+
     # ---- for gpu_pooling.py
+
+    def reach(self, references: References, train: bool) -> tuple[Store, torch.Tensor]:
+        """The rows of a batch's references, and the store they are in; to ``train`` those of new keys are made."""
+        with self.ordered():
+            if train:
+                self.make_room(references.keys)
+            return self.store, self.store.find(references.keys, create=train)
+
+    def learned(self, references: References) -> None:
+        """The step of this batch is launched."""
 
     @contextlib.contextmanager
     def ordered(self) -> Iterator[None]:

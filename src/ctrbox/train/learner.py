@@ -211,6 +211,10 @@ class Learner:
             logs = logs_of(torch.from_numpy(batch.dense)) if self.takes_logs else None
             return Looked(batch, tuple(lookups), number, logs=logs)
         carried, there = self.carrier.carry(batch, [(s.fields, s.sequences) for s in self.sources if s.fused])
+        if prefetch:
+            for table, references in zip([s.embedder for s in self.sources if s.fused], there, strict=True):
+                assert isinstance(table, GpuTable)
+                table.expect(references, carried.ready)
         here, sent = iter(lookups), iter(there)
         return Looked(batch, tuple(next(sent if s.fused else here) for s in self.sources), number, carried)
 
