@@ -46,6 +46,7 @@ HOME = {
     "GpuTable": "ctrbox.embed.gpu_table",
     "LevelTable": "ctrbox.embed.gpu_levels",
     "SparseTable": "ctrbox.embed.sparse",
+    "SparseTables": "ctrbox.embed.dims",
     "repair": "ctrbox.embed.repair",
     "Counters": "ctrbox.embed.life",
     "Admission": "ctrbox.embed.life",
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from ctrbox.columns.batch import Batch as Batch
     from ctrbox.columns.batch import Ragged as Ragged
     from ctrbox.columns.batch import Schema as Schema
+    from ctrbox.embed.dims import SparseTables as SparseTables
     from ctrbox.embed.embedder import Embedder as Embedder
     from ctrbox.embed.gpu_levels import LevelTable as LevelTable
     from ctrbox.embed.gpu_table import GpuTable as GpuTable

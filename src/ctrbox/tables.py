@@ -70,8 +70,8 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
     if found:
         places = "1 place" if len(found) == 1 else f"{len(found)} places"
         raise Mistake(
-            f"{folder} is damaged in {places}; `ctrbox table repair {shlex.quote(str(folder))} --from SAVED` takes the files anew "
-            "from a table saved on another disk"
+            f"{folder} is damaged in {places}; `ctrbox table repair {shlex.quote(str(folder))} --from SAVED` takes files "
+            "anew from a table saved on another disk"
         )
     tell(f"{size:,} bytes are as they were written")
     hint(f"ctrbox table {'stat' if of_a_run(folder) else 'compact'} {shlex.quote(str(folder))}")

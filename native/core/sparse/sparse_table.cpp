@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <system_error>
-#include <unordered_set>
 
 #include "core/checked_file.h"
 #include "core/parallel.h"
@@ -383,29 +381,6 @@ RunPtr SparseTable::written(Shard& shard, std::vector<uint32_t>& places) {
   return writer.finish();
 }
 
-// Bits a key for the filter of a run of so many rows. A key that is nowhere asks the filters of all runs, so what
-// counts is the sum of their errors: least, within the same memory, where a run's error is as its share of the rows
-// (Dayan et al., Monkey, 2017). A filter's error falls to 0.618 of it by a bit: a run of half the size has 1.44 bits
-// more.
-double SparseTable::bits_for(const Runs& runs, const Runs& replaced, size_t rows) const {
-  constexpr double kBitsToHalve = 1.44;
-  constexpr double kMostBits = 16;  // beyond it a blocked filter gains little
-  double all = static_cast<double>(disk_rows_.load() + rows);
-  for (const RunPtr& run : replaced) all -= static_cast<double>(run->rows);
-  const double fences = all / static_cast<double>(page_.room) * 4 * 1.1;
-  const double mean =
-      std::min(options_.filter_bits, (static_cast<double>(index_budget_) * 0.9 - fences) * 8 / std::max(1.0, all));
-  std::vector<double> sizes{std::max(1.0, static_cast<double>(rows))};
-  for (const RunPtr& run : runs)
-    if (std::find(replaced.begin(), replaced.end(), run) == replaced.end())
-      sizes.push_back(static_cast<double>(run->rows));
-  double sum = 0, entropy = 0;
-  for (double size : sizes) sum += size;
-  for (double size : sizes) entropy += size / sum * std::log2(sum / size);
-  const double bits = mean + kBitsToHalve * (std::log2(sum / sizes.front()) - entropy);
-  return bits < 2 ? 0 : std::min(kMostBits, bits);
-}
-
 // ---- the three verbs ------------------------------------------------------------------------------------------
 
 // A wish: where batches under way leave no room for these rows they are loaded by their pull.
@@ -595,135 +570,6 @@ int64_t SparseTable::push(std::span<const int64_t> keys, const float* gradients,
   });
   last_.reset();
   return -1;
-}
-
-// Rows for those keys without one that this push admits.
-void SparseTable::admit(Held& held, const float* gradients, const Shown& shown, bool some_bad) {
-  std::array<std::vector<uint32_t>, kShards> admitted;
-  parallel_for(threads_for(held.keys.size()), kShards, [&](size_t s) {
-    std::unordered_set<int64_t> mine;  // a key given twice is admitted once, and has a row from then on
-    for (size_t k = held.bounds[s]; k < held.bounds[s + 1]; ++k) {
-      const size_t at = held.at(k);
-      const int64_t key = held.keys[at];
-      if (held.places[at] != kNowhere || key == 0) continue;
-      if (some_bad && !all_finite(gradients + at * width_, width_)) continue;
-      const bool again = mine.contains(key);
-      if (!again && !life_->admit(mix_of(key), shown.shows_of(at))) {
-        ++counters_.not_admitted;
-        continue;
-      }
-      mine.insert(key);
-      admitted[s].push_back(static_cast<uint32_t>(at));
-    }
-  });
-  std::vector<uint32_t> all;
-  for (const auto& some : admitted) all.insert(all.end(), some.begin(), some.end());
-  hold_too(held, all, true);
-}
-
-void SparseTable::advance(uint64_t periods) {
-  std::lock_guard<std::mutex> hold(calls_);
-  std::lock_guard<std::mutex> hold_loads(loading_);
-  if (periods >= kMostPeriods - clock()) throw std::length_error("more than 16,777,215 periods");
-  life_->clock += periods;
-}
-
-void SparseTable::counters(std::span<const int64_t> keys, float* out) {
-  look(keys, out, row_floats_ - kCounterFloats, kCounterFloats);
-}
-
-// ---- whole rows -----------------------------------------------------------------------------------------------
-
-void SparseTable::read(std::span<const int64_t> keys, float* out) {
-  auto held = load_now(keys, true);
-  gather(*held, out, row_floats_);
-  release(*held);
-}
-
-void SparseTable::write(std::span<const int64_t> keys, const float* rows) {
-  std::lock_guard<std::mutex> hold(calls_);
-  std::lock_guard<std::mutex> hold_loads(loading_);
-  const auto held = held_for(keys);
-  write_cuts(*held);
-  const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
-  parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
-    Shard& shard = shards_[s];
-    std::lock_guard<std::mutex> hold_shard(shard.lock);
-    for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
-      const size_t at = held->at(k);
-      const int64_t key = keys[at];
-      if (key == 0) continue;
-      const uint64_t mix = mix_of(key);
-      uint32_t place = shard.rows.find(key, mix);
-      if (place == kNowhere) {
-        make_room(shard, 1);
-        place = shard.rows.insert(key, mix);
-      }
-      std::memcpy(shard.rows.row(place), rows + at * row_floats_, row_floats_ * sizeof(float));
-      Mark& mark = shard.rows.mark(place);
-      mark.dirty = 1;
-      mark.version = version;
-    }
-  });
-}
-
-// ---- facts ----------------------------------------------------------------------------------------------------
-
-size_t SparseTable::memory() const {
-  size_t sum = index_bytes_.load() + life_->bytes();
-  for (unsigned s = 0; s < kShards; ++s) {
-    const Shard& shard = shards_[s];
-    std::lock_guard<std::mutex> hold(shard.lock);
-    sum += shard.rows.places() * (sizeof(Mark) + row_floats_ * sizeof(float)) +
-           slots_for(shard.rows.capacity()) * sizeof(uint32_t) + shard.rows.bytes();
-  }
-  return sum;
-}
-
-std::map<std::string, uint64_t> SparseTable::stats() const {
-  uint64_t runs = 0, resident = 0, capacity = 0, live = 0, pinned = 0, dirty = 0;
-  for (unsigned s = 0; s < kShards; ++s) {
-    const Shard& shard = shards_[s];
-    std::lock_guard<std::mutex> hold(shard.lock);
-    runs += shard.runs->size();
-    for (const RunPtr& run : *shard.runs) live += run->bytes();
-    resident += shard.rows.count();
-    capacity += shard.rows.capacity();
-    for (uint32_t place = 0; place < shard.rows.places(); ++place) {
-      pinned += shard.rows.mark(place).pins > 0;
-      dirty += shard.rows.mark(place).dirty;
-    }
-  }
-  const Counters& c = counters_;
-  return {{"asked", c.asked},
-          {"hits", c.hits},
-          {"new", c.fresh},
-          {"misses", c.misses},
-          {"false_positives", c.false_positives},
-          {"reads", c.reads},
-          {"bytes_read", c.bytes_read},
-          {"bytes_written", segments_.written},
-          {"crowded", c.crowded},
-          {"evicted", c.evicted},
-          {"skipped", c.skipped},
-          {"not_admitted", c.not_admitted},
-          {"expired", c.expired},
-          {"clock", clock()},
-          {"flushes", c.flushes},
-          {"compactions", c.compactions},
-          {"compacted_bytes", c.compacted_bytes},
-          {"runs", runs},
-          {"keys", count_},
-          {"resident", resident},
-          {"capacity", capacity},
-          {"pinned", pinned},
-          {"dirty", dirty},
-          {"live_bytes", live},
-          {"disk_bytes", segments_.disk_bytes()},
-          {"disk_rows", disk_rows_},
-          {"index_bytes", index_bytes_},
-          {"memory", memory()},
-          {"version", durable_}};
 }
 
 }  // namespace cb

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <system_error>
@@ -27,6 +28,29 @@ constexpr double kMostReplication = 2.5;  // bytes of segments in use over bytes
 }  // namespace
 
 // ---- runs -----------------------------------------------------------------------------------------------------
+
+// Bits a key for the filter of a run of so many rows. A key that is nowhere asks the filters of all runs, so what
+// counts is the sum of their errors: least, within the same memory, where a run's error is as its share of the rows
+// (Dayan et al., Monkey, 2017). A filter's error falls to 0.618 of it by a bit: a run of half the size has 1.44 bits
+// more.
+double SparseTable::bits_for(const Runs& runs, const Runs& replaced, size_t rows) const {
+  constexpr double kBitsToHalve = 1.44;
+  constexpr double kMostBits = 16;  // beyond it a blocked filter gains little
+  double all = static_cast<double>(disk_rows_.load() + rows);
+  for (const RunPtr& run : replaced) all -= static_cast<double>(run->rows);
+  const double fences = all / static_cast<double>(page_.room) * 4 * 1.1;
+  const double mean =
+      std::min(options_.filter_bits, (static_cast<double>(index_budget_) * 0.9 - fences) * 8 / std::max(1.0, all));
+  std::vector<double> sizes{std::max(1.0, static_cast<double>(rows))};
+  for (const RunPtr& run : runs)
+    if (std::find(replaced.begin(), replaced.end(), run) == replaced.end())
+      sizes.push_back(static_cast<double>(run->rows));
+  double sum = 0, entropy = 0;
+  for (double size : sizes) sum += size;
+  for (double size : sizes) entropy += size / sum * std::log2(sum / size);
+  const double bits = mean + kBitsToHalve * (std::log2(sum / sizes.front()) - entropy);
+  return bits < 2 ? 0 : std::min(kMostBits, bits);
+}
 
 // Under the shard's lock.
 void SparseTable::add_run(Shard& shard, RunPtr run) {
@@ -206,79 +230,6 @@ void SparseTable::flush() {
 void SparseTable::let_go() {
   if (last_) release(*last_);
   last_.reset();
-}
-
-// ---- expiry ---------------------------------------------------------------------------------------------------
-
-size_t SparseTable::expire(const Expiry& rule) {
-  std::lock_guard<std::mutex> hold(calls_);
-  std::lock_guard<std::mutex> hold_loads(loading_);
-  let_go();
-  std::deque<std::unique_ptr<Held>> later;
-  {
-    std::lock_guard<std::mutex> hold_prefetched(prefetched_lock_);
-    later.swap(prefetched_);
-  }
-  for (auto& held : later) release(*held);  // their pulls load them again
-  std::atomic<size_t> gone{0};
-  parallel_for(threads_, kShards, [&](size_t s) { gone += expire_shard(shards_[s], rule); });
-  counters_.expired += gone;
-  return gone;
-}
-
-// All runs are merged into one without what expired. Rows in memory are newer than those on disk.
-size_t SparseTable::expire_shard(Shard& shard, const Expiry& rule) {
-  std::lock_guard<std::mutex> alone(shard.compacting);
-  std::lock_guard<std::mutex> hold(shard.lock);
-  write_cut(shard);
-  Resident& rows = shard.rows;
-  const RowCount count(shape_, clock());
-  struct Here {
-    uint64_t mix;
-    uint32_t place;
-    bool expired;
-  };
-  std::vector<Here> here;
-  for (uint32_t place = 0; place < rows.places(); ++place)
-    if (const int64_t key = rows.mark(place).key)
-      here.push_back({mix_of(key), place, count.expired(rows.row(place), rule)});
-  std::sort(here.begin(), here.end(), [](const Here& a, const Here& b) { return a.mix < b.mix; });
-  size_t gone = 0;
-  const std::shared_ptr<const Runs> runs = shard.runs;
-  uint64_t most = 0, read = 0, dropped = 0;
-  for (const RunPtr& run : *runs) most += run->rows;
-  RunWriter writer(segments_, page_, most, bits_for({}, {}, most));
-  size_t next = 0;
-  merge_runs(*runs, page_, &read, nullptr, [&](uint64_t mix, int64_t key, uint32_t stamp, const float* row) {
-    while (next < here.size() && here[next].mix < mix) ++next;
-    const bool resident = next < here.size() && here[next].mix == mix;
-    const bool expired = resident ? here[next].expired : count.expired(row, rule);
-    dropped += expired;
-    if (expired)
-      gone += !resident;  // one in memory is counted there
-    else
-      writer.add(mix, key, stamp, row);
-  });
-  counters_.bytes_read += read;
-  if (dropped) {
-    RunPtr merged = writer.finish();
-    if (merged) counters_.compacted_bytes += merged->bytes();
-    ++counters_.compactions;
-    for (const RunPtr& run : *runs) {
-      disk_rows_ -= run->rows;
-      index_bytes_ -= run->memory();
-    }
-    shard.runs = std::make_shared<Runs>();
-    if (merged) add_run(shard, std::move(merged));
-  }
-  for (const Here& one : here) {
-    if (!one.expired) continue;
-    rows.policy->remove(one.place);
-    rows.erase(one.place);
-    ++gone;
-  }
-  count_ -= gone;
-  return gone;
 }
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------

@@ -32,8 +32,9 @@ from ctrbox.embed.gpu_batch import References, sent
 from ctrbox.embed.gpu_store import Gradients, NoRoom, Store
 from ctrbox.embed.gpu_table import GpuTable
 from ctrbox.embed.gpu_working import Working
-from ctrbox.embed.memory import refused
+from ctrbox.embed.optimizers import spec_of
 from ctrbox.embed.sparse import SparseTable
+from ctrbox.embed.table import refused
 from ctrbox.engines.cuda.runtime import Runtime
 from ctrbox.errors import BudgetError, DataError, PlanError
 
@@ -65,6 +66,8 @@ class LevelTable(GpuTable):
             raise PlanError(f"a level table lies over a cb.SparseTable, got {type(below).__name__}")
         if below.read_only:
             raise PlanError(f"{below!r} was opened with read_only=True; a table over it changes its rows")
+        if below.counters is not None or below.admission is not None:
+            raise PlanError(f"{below!r} counts or admits its keys, which a GPU does not; take a table without that")
         super().__init__(
             below.dim,
             optimizer=below.optimizer,
@@ -440,7 +443,7 @@ class LevelTable(GpuTable):
             self._mover.wait_event(last)
 
     def _new_store(self, row: Row, rows: int) -> Store:
-        weight, vector = self._specs
+        weight, vector = spec_of(self.linear), spec_of(self.optimizer)
         return Working(self.runtime, row, weight, vector, init=self.init, seed=self.seed, budget=self.memory)
 
     def _full(self, error: NoRoom) -> BudgetError:

@@ -30,7 +30,9 @@ def repair(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> list
         runs, saved = (_native.SparseTable.runs_by_segment(os.fspath(p)) for p in (mine, theirs))
         names = {number: f"{number:010}.seg" for number in runs}
         for number, what in damaged.items():
-            if not set(runs[number]) <= set(saved.get(number, ())) or _differ(here / names[number], there / names[number]):
+            if not set(runs[number]) <= set(saved.get(number, ())) or _differ(
+                here / names[number], there / names[number]
+            ):
                 raise SourceError(
                     f"{here / names[number]} cannot be repaired: {theirs} has no copy of it; {what}. restore({str(source)!r}) "
                     "goes back to the checkpoint that was saved there"
@@ -51,9 +53,11 @@ def repair(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> list
             still = _native.SparseTable.damaged(os.fspath(aside))
             if still:
                 number, what = next(iter(still.items()))
-                raise SourceError(f"{here / names[number]} cannot be repaired: its copy in {theirs} is damaged too: {what}")
+                raise SourceError(
+                    f"{here / names[number]} cannot be repaired: its copy in {theirs} is damaged too: {what}"
+                )
             for number in damaged:
-                os.replace(made / names[number], here / names[number])
+                (made / names[number]).replace(here / names[number])
             synced(here)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -69,7 +73,7 @@ def repair(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> list
 
 def _differ(damaged: Path, copy: Path) -> bool:
     """Whether these are two files, not one with damage: most of their blocks differ."""
-    if not copy.exists() or (damaged.exists() and os.path.samefile(damaged, copy)):
+    if not copy.exists() or (damaged.exists() and damaged.samefile(copy)):
         return True
     if not damaged.exists():
         return False

@@ -172,6 +172,8 @@ class SparseTable(Table):
         if self._native is not None:
             _ = self._changing
         source = absolute(path)
+        if (source / "TABLES").exists():  # several dims
+            source = saved_part(source, self.dim)
         found = described(source)
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
         same_shape(source, found, self._shape(row))
@@ -441,6 +443,11 @@ def locked(path: Path, shared: bool) -> int:
         if not shared:
             _made(path)
             if not (path / "MANIFEST").exists():
+                if (path / "TABLES").exists():
+                    parts = sorted(path.glob("dim-*"))
+                    raise SourceError(
+                        f"{path} holds tables of several dims (cb.SparseTables); those of one are in {[*map(str, parts)]}"
+                    )
                 strange = sorted(p.name for p in path.iterdir() if not OWN.fullmatch(p.name))
                 if strange:
                     raise SourceError(
@@ -473,6 +480,16 @@ def described(path: Path) -> tuple[Any, ...]:
         raise SourceError(f"cannot read {path / 'MANIFEST'}: {error}; take another saved one") from error
     except OSError as error:
         raise SourceError(f"cannot read {path / 'MANIFEST'}: {error.strerror or error}") from error
+
+
+def saved_part(folder: Path, dim: int) -> Path:
+    """The table of one dim in a folder of several, as of its last checkpoint."""
+    from ctrbox.embed.dims import saved_in  # which is made of these tables
+
+    found = saved_in(folder)
+    if dim not in found:
+        raise PlanError(f"{folder} holds tables of dims {', '.join(map(str, found))}, not {dim}")
+    return found[dim]
 
 
 def segments_of(path: Path, generation: int) -> Path:

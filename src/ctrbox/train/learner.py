@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.embed.dims import SparseTables
 from ctrbox.embed.embedder import Embedder, Floats
 from ctrbox.embed.gpu_batch import Carried, Carrier, References, Told
 from ctrbox.embed.gpu_pooling import Reading
@@ -73,13 +74,14 @@ class Looked:
     logs: torch.Tensor | None = None  # of the dense columns, where the model takes them
 
 
+# One for all fields, one by field name ("*": the rest), or tables by dim.
+Embedders: TypeAlias = Embedder | Mapping[str, Embedder] | SparseTables
+
 # Rows of a source: a tensor (unique, width) that was pulled, or what a GPU table pooled.
 Pulled: TypeAlias = torch.Tensor | Reading
 
 
-def sources_of(
-    reads: Reads, schema: Schema, embedder: Embedder | Mapping[str, Embedder] | None, device: torch.device = CPU
-) -> list[Source]:
+def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device: torch.device = CPU) -> list[Source]:
     """Which embedder serves which field: the one given, one by field name ("*": the rest), or tables by dim."""
     names = [*reads.fields, *reads.sequences]
     spaces = {f.name: f.space for f in schema.sparse}
@@ -94,6 +96,8 @@ def sources_of(
         kind = GpuTable if device.type == "cuda" else MemoryTable
         tables: dict[int, Embedder] = {reads.dims[n]: kind(reads.dims[n], optimizer=Adagrad()) for n in names}
         chosen = {n: tables[reads.dims[n]] for n in names}
+    elif isinstance(embedder, SparseTables):
+        chosen = {n: embedder[reads.dims[n]] for n in names}
     elif isinstance(embedder, Mapping):
         for name in embedder:
             if name != "*" and name not in names:
@@ -155,7 +159,7 @@ class Learner:
         self,
         model: nn.Module,
         schema: Schema,
-        embedder: Embedder | Mapping[str, Embedder] | None,
+        embedder: Embedders | None,
         optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
         *,
         threads: int = 1,

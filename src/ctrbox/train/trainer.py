@@ -30,7 +30,7 @@ from ctrbox.train.checkpoint import read_state, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate
 from ctrbox.train.folder import RunFolder
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
-from ctrbox.train.learner import Learner, Looked
+from ctrbox.train.learner import Embedders, Learner, Looked
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
@@ -80,7 +80,8 @@ class Handed:
 class Trainer:
     """A model and its embedder, and how to fit them.
 
-    ``embedder``: one for all fields, a dict by field (``"*"``: the rest), or None for tables on the model's device.
+    ``embedder``: one for all fields, a dict by field (``"*"``: the rest), `SparseTables` by dim, or
+    None for tables on the model's device.
     ``optimizer``: of the dense weights, ``cb.Adam(lr=…)``, ``cb.Adagrad``, ``cb.SGD``, or a function from parameters to a torch
     optimizer. ``device``: of the model, "cpu", "cuda" or "auto": where its tables are, or its plan was told to run. ``bf16``:
     products of the dense part in bfloat16, weights and tables stay float32.
@@ -89,7 +90,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        embedder: Embedder | Mapping[str, Embedder] | None = None,
+        embedder: Embedders | None = None,
         *,
         optimizer: DenseOptimizer | None = None,
         threads: int | None = None,

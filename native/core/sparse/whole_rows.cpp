@@ -1,0 +1,104 @@
+// The Sparse Table beyond pull and push: whole rows for a level above it, and what there is to tell of it.
+#include <algorithm>
+#include <cstring>
+
+#include "core/parallel.h"
+#include "core/sparse/sparse_table.h"
+
+namespace cb {
+
+// ---- whole rows -----------------------------------------------------------------------------------------------
+
+void SparseTable::read(std::span<const int64_t> keys, float* out) {
+  auto held = load_now(keys, true);
+  gather(*held, out, row_floats_);
+  release(*held);
+}
+
+void SparseTable::write(std::span<const int64_t> keys, const float* rows) {
+  std::lock_guard<std::mutex> hold(calls_);
+  std::lock_guard<std::mutex> hold_loads(loading_);
+  const auto held = held_for(keys);
+  write_cuts(*held);
+  const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
+  parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold_shard(shard.lock);
+    for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
+      const size_t at = held->at(k);
+      const int64_t key = keys[at];
+      if (key == 0) continue;
+      const uint64_t mix = mix_of(key);
+      uint32_t place = shard.rows.find(key, mix);
+      if (place == kNowhere) {
+        make_room(shard, 1);
+        place = shard.rows.insert(key, mix);
+      }
+      std::memcpy(shard.rows.row(place), rows + at * row_floats_, row_floats_ * sizeof(float));
+      Mark& mark = shard.rows.mark(place);
+      mark.dirty = 1;
+      mark.version = version;
+    }
+  });
+}
+
+// ---- facts ----------------------------------------------------------------------------------------------------
+
+size_t SparseTable::memory() const {
+  size_t sum = index_bytes_.load() + life_->bytes();
+  for (unsigned s = 0; s < kShards; ++s) {
+    const Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    sum += shard.rows.places() * (sizeof(Mark) + row_floats_ * sizeof(float)) +
+           slots_for(shard.rows.capacity()) * sizeof(uint32_t) + shard.rows.bytes();
+  }
+  return sum;
+}
+
+std::map<std::string, uint64_t> SparseTable::stats() const {
+  uint64_t runs = 0, resident = 0, capacity = 0, live = 0, pinned = 0, dirty = 0;
+  for (unsigned s = 0; s < kShards; ++s) {
+    const Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    runs += shard.runs->size();
+    for (const RunPtr& run : *shard.runs) live += run->bytes();
+    resident += shard.rows.count();
+    capacity += shard.rows.capacity();
+    for (uint32_t place = 0; place < shard.rows.places(); ++place) {
+      pinned += shard.rows.mark(place).pins > 0;
+      dirty += shard.rows.mark(place).dirty;
+    }
+  }
+  const Counters& c = counters_;
+  return {{"asked", c.asked},
+          {"hits", c.hits},
+          {"new", c.fresh},
+          {"misses", c.misses},
+          {"false_positives", c.false_positives},
+          {"reads", c.reads},
+          {"bytes_read", c.bytes_read},
+          {"bytes_written", segments_.written},
+          {"crowded", c.crowded},
+          {"evicted", c.evicted},
+          {"skipped", c.skipped},
+          {"not_admitted", c.not_admitted},
+          {"expired", c.expired},
+          {"clock", clock()},
+          {"flushes", c.flushes},
+          {"compactions", c.compactions},
+          {"compacted_bytes", c.compacted_bytes},
+          {"runs", runs},
+          {"keys", count_},
+          {"resident", resident},
+          {"capacity", capacity},
+          {"pinned", pinned},
+          {"dirty", dirty},
+          {"live_bytes", live},
+          {"disk_bytes", segments_.disk_bytes()},
+          {"disk_rows", disk_rows_},
+          {"index_bytes", index_bytes_},
+          {"memory", memory()},
+          {"version", durable_}};
+}
+
+}  // namespace cb
