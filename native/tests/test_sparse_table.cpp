@@ -31,9 +31,9 @@ TableShape plain_shape() {
 }
 
 std::string fresh_folder() {
-  char name[] = "/tmp/ctrbox-sparse-XXXXXX";
-  CHECK(::mkdtemp(name) != nullptr);
-  fs::create_directory(std::string(name) + "/segments");
+  std::string name = (fs::temp_directory_path() / "ctrbox-sparse-XXXXXX").string();
+  CHECK(::mkdtemp(name.data()) != nullptr);
+  fs::create_directory(name + "/segments");
   return name;
 }
 
@@ -130,6 +130,58 @@ void all_at_once() {
   fs::remove_all(folder);
 }
 
+// A checkpoint taken while all rows are pushed again and again has each of them after the same number of pushes, and
+// those of keys that came meanwhile are all there or none: it is what the table was at one moment.
+void one_moment() {
+  const std::string folder = fresh_folder();
+  TableShape shape = plain_shape();
+  shape.init = 0;
+  shape.life.decay = 0.5;
+  {
+    SparseTable table(folder, shape, small());
+    std::vector<int64_t> keys;
+    for (int64_t key = 1; key <= kKeys / 8; ++key) keys.push_back(key);
+    const std::vector<float> minus_one(keys.size() * 2, -1.0f);
+    std::atomic<bool> stop{false};
+    std::thread pusher([&] {
+      std::mt19937_64 random(7);
+      std::vector<float> out(2 * 300);
+      while (!stop) {
+        table.push(keys, minus_one.data(), 1.0);
+        table.pull(batch(random, 300), out.data(), true);  // pushes others out
+      }
+    });
+    std::thread tidy([&] {
+      while (!stop) {
+        table.compact();
+        table.expire({.unseen = 5});
+        table.flush();
+      }
+    });
+    float before = 0;
+    for (int round = 0; round < 12; ++round) {
+      table.checkpoint();
+      SparseOptions looking = small();
+      looking.read_only = true;
+      SparseTable saved(folder, shape, looking);
+      std::vector<float> out(keys.size() * 2);
+      saved.pull(keys, out.data(), false);
+      for (float x : out) CHECK(x == out[0]);
+      CHECK(out[0] >= before);
+      before = out[0];
+      std::vector<float> counters(keys.size() * 3);
+      saved.counters(keys, counters.data());
+      for (size_t k = 0; k < keys.size(); ++k) CHECK(counters[3 * k] == out[0]);  // a show a push
+    }
+    stop = true;
+    pusher.join();
+    tidy.join();
+    CHECK(before > 0);
+    CHECK(table.verify().empty());
+  }
+  fs::remove_all(folder);
+}
+
 // Keys whose fences are all the same fill more than a page: they are found all the same.
 void equal_fences() {
   const std::string folder = fresh_folder();
@@ -168,5 +220,6 @@ void equal_fences() {
 int main() {
   equal_fences();
   all_at_once();
+  one_moment();
   return 0;
 }
