@@ -255,10 +255,10 @@ int main() {
   lists_give_what_is_asked_least();
   const auto sgd = OptimizerKind::SGD, adagrad = OptimizerKind::Adagrad, adam = OptimizerKind::Adam;
   // Keys as many as told; ten times as many, so that groups have several blocks; rows larger than a block.
-  gives_the_bits_of_the_table_in_memory({shape_of(sgd, 16, false), 20'000, 2000, 20'000, 1, 0, 2, 2.5}, 1);
+  gives_the_bits_of_the_table_in_memory({shape_of(sgd, 16, false), 20'000, 2000, 20'000, 1, 0, 2, 1.3}, 1);
   gives_the_bits_of_the_table_in_memory({shape_of(adagrad, 8, true), 30'000, 3000, 3'000, 4, 3, 3, 1.5}, 2);
   gives_the_bits_of_the_table_in_memory({shape_of(adam, 5, true), 8'000, 1500, 8'000, 16, 1, 100, 1.2}, 3);
-  gives_the_bits_of_the_table_in_memory({shape_of(sgd, 1100, false), 6'000, 1500, 3'000, 2, 1, 1, 2.0}, 4);
+  gives_the_bits_of_the_table_in_memory({shape_of(sgd, 1100, false), 6'000, 1500, 3'000, 2, 1, 1, 1.3}, 4);
   new_keys_cost_no_read();
   refuses_what_does_not_fit();
   std::puts("groups: ok");
