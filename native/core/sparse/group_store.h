@@ -106,10 +106,11 @@ struct GroupOptions {
   size_t keys = 1'000'000;  // that the table is going to hold; more cost more blocks a group
   size_t threads = 0;       // 0: every core this process may use
   double filter_bits = 10;
-  double fill = 0.8;           // of a group's m keys
-  uint32_t bucket_groups = 1;  // 1, 2, 4, 8 or 16
+  double fill = 0.8;  // of a group's m keys
+  // The best of those tried, docs/tried.md: 64 are all candidates of a bucket, so that its groups are written once.
+  uint32_t bucket_groups = 4;  // 1, 2, 4, 8 or 16
   uint32_t max_lfu = 0;        // 0: a bucket's share of the rows
-  uint32_t flush_step = 2;
+  uint32_t flush_step = 64;
   double max_replication = 2.5;
   size_t segment_bytes = size_t{64} << 20;
 };
