@@ -23,9 +23,9 @@ namespace fs = std::filesystem;
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kSteps = 40;
+constexpr int kSteps = 25;
 #else
-constexpr int kSteps = 200;
+constexpr int kSteps = 60;
 #endif
 
 struct Folder {
