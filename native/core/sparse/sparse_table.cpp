@@ -17,9 +17,11 @@ namespace {
 
 constexpr size_t kFewKeys = 2048;      // below it, waking threads costs more than it gives
 constexpr size_t kMostPrefetched = 4;  // batches between prefetch and pull that stay pinned
-constexpr unsigned kGroup = 8;         // shards whose misses are read together: the disk's queue stays full
+constexpr unsigned kLeastGroup = 8;    // shards whose misses are read together: the disk's queue stays full
+constexpr size_t kGroupKeys = 16384;   // of a group, where there are so many
 constexpr size_t kAhead = 8;           // keys between asking for a slot and probing it
 constexpr double kRowShare = 0.8;      // of the budget for rows and what is kept of them; the rest: filters and fences
+constexpr size_t kLeastRun = 512;      // rows that leave at once: a write of fewer takes as long
 constexpr uint32_t kLeastPlaces = 16;  // of a shard
 constexpr size_t kWindowBytes = size_t{4} << 20;  // pages on their way to one thread
 
@@ -27,6 +29,13 @@ size_t place_bytes(const TableShape& shape, const std::string& policy) {
   const uint32_t sample = 4096;
   const size_t of_policy = (make_policy(policy, sample)->bytes() + sample - 1) / sample;
   return shape.floats() * 4 + sizeof(Mark) + 4 + 2 + of_policy + 1;  // a slot, a third of one free, a freed place
+}
+
+// Reads of a group end together, and between two groups the disk waits: few keys are few groups, one a thread at least.
+unsigned group_of(size_t keys, size_t threads) {
+  unsigned group = kLeastGroup;
+  while (group * 2 * threads <= kShards && keys * group < kGroupKeys * kShards) group *= 2;
+  return group;
 }
 
 }  // namespace
@@ -256,8 +265,10 @@ void SparseTable::read_missing(Missing& missing, Reading& reading, Found found) 
 std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys, bool create) {
   auto held = held_for(keys);
   try {
-    parallel_for(threads_for(keys.size()), kShards / kGroup, [&](size_t t) {
-      load_shards(static_cast<unsigned>(t) * kGroup, static_cast<unsigned>(t + 1) * kGroup, *held, create);
+    const size_t threads = threads_for(keys.size());
+    const unsigned group = group_of(keys.size(), threads);
+    parallel_for(threads, kShards / group, [&](size_t t) {
+      load_shards(static_cast<unsigned>(t) * group, static_cast<unsigned>(t + 1) * group, *held, create);
     });
   } catch (...) {
     release(*held);
@@ -347,7 +358,7 @@ void SparseTable::make_room(Shard& shard, size_t need) {
   write_cut(shard);
   std::vector<uint32_t> places;
   rows.policy->victims(
-      std::max<size_t>(need - rows.room(), rows.capacity() / 16),
+      std::max({need - rows.room(), size_t{rows.capacity() / 16}, std::min<size_t>(kLeastRun, rows.capacity() / 4)}),
       [&](uint32_t place) { return rows.mark(place).pins > 0; }, places);
   RunPtr run;
   try {
@@ -488,9 +499,11 @@ void SparseTable::gather(const Held& held, float* out, size_t floats) const {
 // `floats` of every row from `first` on: values, or counters. Creates nothing, and brings nothing into memory.
 void SparseTable::look(std::span<const int64_t> keys, float* out, size_t first, size_t floats) {
   auto held = held_for(keys);
-  parallel_for(threads_for(keys.size()), kShards / kGroup, [&](size_t t) {
+  const size_t threads = threads_for(keys.size());
+  const unsigned group = group_of(keys.size(), threads);
+  parallel_for(threads, kShards / group, [&](size_t t) {
     Missing missing;
-    for (unsigned s = static_cast<unsigned>(t) * kGroup; s < (t + 1) * kGroup; ++s) {
+    for (unsigned s = static_cast<unsigned>(t) * group; s < (t + 1) * group; ++s) {
       Shard& shard = shards_[s];
       std::lock_guard<std::mutex> hold(shard.lock);
       for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
