@@ -1,0 +1,106 @@
+// The kernels over lanes.h; included by kernels_neon.cpp, kernels_avx2.cpp and kernels_avx512.cpp.
+#pragma once
+#include "core/ffm/kernels.h"
+#include "core/ffm/lanes.h"
+
+namespace CB_LANES {
+
+using cb::AdagradRates;
+
+CB_INLINE F16 running_sum(const float* a, size_t n) {
+  F16 s = load(a);
+  for (size_t k = 16; k < n; k += 16) s = s + load(a + k);
+  return s;
+}
+
+static float sum(const float* a, size_t n) { return sum_of(running_sum(a, n)); }
+
+CB_INLINE F16 running_dot(const float* a, const float* b, size_t n) {
+  F16 s = load(a) * load(b);
+  for (size_t k = 16; k < n; k += 16) s = s + load(a + k) * load(b + k);
+  return s;
+}
+
+static float dot(const float* a, const float* b, size_t n) { return sum_of(running_dot(a, b, n)); }
+
+static void matvec(const float* rows, size_t stride, size_t count, const float* x, size_t n, float* y) {
+  size_t j = 0;
+  for (; j + 2 <= count; j += 2) {  // two rows read x once; with four, NEON spills
+    const float *r0 = rows + j * stride, *r1 = r0 + stride;
+    F16 v = load(x);
+    F16 s0 = load(r0) * v, s1 = load(r1) * v;
+    for (size_t k = 16; k < n; k += 16) {
+      v = load(x + k);
+      s0 = s0 + load(r0 + k) * v;
+      s1 = s1 + load(r1 + k) * v;
+    }
+    y[j] = sum_of(s0);
+    y[j + 1] = sum_of(s1);
+  }
+  for (; j < count; ++j) y[j] = dot(rows + j * stride, x, n);
+}
+
+static void chunk_dots(const float* a, const float* b, size_t chunks, float* out) {
+  for (size_t c = 0; c < chunks; c += 4) store_chunk_sums(out + c, load(a + 4 * c) * load(b + 4 * c));
+}
+
+static void add_scaled(float* s, const float* w, float x, size_t n) {
+  for (size_t k = 0; k < n; k += 16) store(s + k, load(s + k) + load(w + k) * x);
+}
+
+template <class Inverse>
+CB_INLINE void adagrad(float* w, float* a, F16 g, float rate, Inverse inverse) {
+  const F16 squares = load(a) + g * g;
+  store(a, squares);
+  store(w, load(w) - (g * inverse(squares)) * rate);
+}
+
+template <class Inverse>
+CB_INLINE void ffm_row(float* w, float* a, const float* t, const float* d, float x, size_t n, float rate, Inverse f) {
+  for (size_t k = 0; k < n; k += 16) adagrad(w + k, a + k, times_chunks(load(t + k), d + k / 4, x), rate, f);
+}
+
+static void ffm_step(float* w, float* a, const float* t, const float* d, float x, size_t n, AdagradRates rates) {
+  if (rates.power_t == 0.5f)
+    ffm_row(w, a, t, d, x, n, rates.rate, Root{});
+  else
+    ffm_row(w, a, t, d, x, n, rates.rate, Power{-rates.power_t});
+}
+
+template <class Inverse>
+CB_INLINE void neuron(float* w, float* a, const float* x, float* dx, float delta, size_t n, float rate, Inverse f) {
+  for (size_t k = 0; k < n; k += 16) {
+    store(dx + k, load(dx + k) + load(w + k) * delta);
+    adagrad(w + k, a + k, load(x + k) * delta, rate, f);
+  }
+}
+
+static void neuron_step(float* w, float* a, const float* x, float* dx, float delta, size_t n, AdagradRates rates) {
+  if (rates.power_t == 0.5f)
+    neuron(w, a, x, dx, delta, n, rates.rate, Root{});
+  else
+    neuron(w, a, x, dx, delta, n, rates.rate, Power{-rates.power_t});
+}
+
+static float norm(const float* x, float* y, size_t used, size_t n) {
+  const float mean = sum(x, n) / static_cast<float>(used);
+  for (size_t k = 0; k < n; k += 16) store(y + k, load(x + k) - mean);
+  for (size_t k = used; k < n; ++k) y[k] = 0.0f;
+  const float variance = dot(y, y, n) / static_cast<float>(used);
+  const float inverse = 1.0f / __builtin_sqrtf(variance + 1e-5f);
+  for (size_t k = 0; k < n; k += 16) store(y + k, load(y + k) * inverse);
+  return inverse;
+}
+
+static void norm_back(const float* y, float* dy, float inverse, size_t used, size_t n) {
+  const float mean = sum(dy, n) / static_cast<float>(used);
+  const float along = dot(dy, y, n) / static_cast<float>(used);
+  for (size_t k = 0; k < n; k += 16) store(dy + k, ((load(dy + k) - mean) - load(y + k) * along) * inverse);
+  for (size_t k = used; k < n; ++k) dy[k] = 0.0f;
+}
+
+}  // namespace CB_LANES
+
+#define CB_KERNEL_TABLE(isa)                                                                         \
+  {isa,           CB_LANES::sum,       CB_LANES::dot,      CB_LANES::matvec,      CB_LANES::chunk_dots, \
+   CB_LANES::add_scaled, CB_LANES::ffm_step, CB_LANES::neuron_step, CB_LANES::norm, CB_LANES::norm_back}

@@ -1,0 +1,91 @@
+// The twin: plain loops in the order that kernels.h promises.
+#include <cmath>
+
+#define CB_LANES ffm_scalar
+#include "core/ffm/inverse_power.h"
+#include "core/ffm/kernels.h"
+
+namespace cb {
+
+float inverse_power(float a, float power_t) {
+  using One = ffm_scalar::InversePower<float, int32_t>;
+  if (power_t == 0.5f) return One::root(a);
+  return One::power(
+      a, -power_t, [](int32_t i) { return static_cast<float>(i); }, [](float f) { return static_cast<int32_t>(f); });
+}
+
+namespace {
+
+float tree(const float (&lane)[kLanes]) {
+  float s[kLanes];
+  for (size_t l = 0; l < kLanes; ++l) s[l] = lane[l];
+  for (size_t half = kLanes / 2; half > 0; half /= 2)
+    for (size_t l = 0; l < half; ++l) s[l] = s[l] + s[l + half];
+  return s[0];
+}
+
+float sum(const float* a, size_t n) {
+  float lane[kLanes];
+  for (size_t l = 0; l < kLanes; ++l) lane[l] = a[l];
+  for (size_t k = kLanes; k < n; ++k) lane[k % kLanes] += a[k];
+  return tree(lane);
+}
+
+float dot(const float* a, const float* b, size_t n) {
+  float lane[kLanes];
+  for (size_t l = 0; l < kLanes; ++l) lane[l] = a[l] * b[l];
+  for (size_t k = kLanes; k < n; ++k) lane[k % kLanes] += a[k] * b[k];
+  return tree(lane);
+}
+
+void matvec(const float* rows, size_t stride, size_t count, const float* x, size_t n, float* y) {
+  for (size_t j = 0; j < count; ++j) y[j] = dot(rows + j * stride, x, n);
+}
+
+void chunk_dots(const float* a, const float* b, size_t chunks, float* out) {
+  for (size_t c = 0; c < chunks; ++c, a += kChunk, b += kChunk)
+    out[c] = (a[0] * b[0] + a[1] * b[1]) + (a[2] * b[2] + a[3] * b[3]);
+}
+
+void add_scaled(float* s, const float* w, float x, size_t n) {
+  for (size_t k = 0; k < n; ++k) s[k] += w[k] * x;
+}
+
+void adagrad(float& w, float& a, float g, AdagradRates rates) {
+  a += g * g;
+  w -= (g * inverse_power(a, rates.power_t)) * rates.rate;
+}
+
+void ffm_step(float* w, float* a, const float* t, const float* d, float x, size_t n, AdagradRates rates) {
+  for (size_t k = 0; k < n; ++k) adagrad(w[k], a[k], t[k] * (d[k / kChunk] * x), rates);
+}
+
+void neuron_step(float* w, float* a, const float* x, float* dx, float delta, size_t n, AdagradRates rates) {
+  for (size_t k = 0; k < n; ++k) {
+    dx[k] += w[k] * delta;
+    adagrad(w[k], a[k], x[k] * delta, rates);
+  }
+}
+
+float norm(const float* x, float* y, size_t used, size_t n) {
+  const float count = static_cast<float>(used);
+  const float mean = sum(x, n) / count;
+  for (size_t k = 0; k < n; ++k) y[k] = k < used ? x[k] - mean : 0.0f;
+  const float inverse = 1.0f / std::sqrt(dot(y, y, n) / count + 1e-5f);
+  for (size_t k = 0; k < n; ++k) y[k] *= inverse;
+  return inverse;
+}
+
+void norm_back(const float* y, float* dy, float inverse, size_t used, size_t n) {
+  const float count = static_cast<float>(used);
+  const float mean = sum(dy, n) / count, along = dot(dy, y, n) / count;
+  for (size_t k = 0; k < n; ++k) dy[k] = k < used ? ((dy[k] - mean) - y[k] * along) * inverse : 0.0f;
+}
+
+}  // namespace
+
+extern const FfmKernels kScalarKernels;
+const FfmKernels kScalarKernels = {"scalar",   sum,      dot,         matvec, chunk_dots,
+                                   add_scaled, ffm_step, neuron_step, norm,   norm_back};
+
+}  // namespace cb

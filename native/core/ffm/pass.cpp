@@ -1,0 +1,285 @@
+#include "core/ffm/pass.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace cb {
+
+namespace {
+
+constexpr size_t kLine = 64;
+
+// The sum over a latent vector, chunk by chunk, of a · (x · w).
+float latent_dot(const float* a, const float* w, float x, size_t latent) {
+  float out = 0.0f;
+  for (size_t c = 0; c < latent; c += kChunk) {
+    const float p0 = a[c] * (w[c] * x), p1 = a[c + 1] * (w[c + 1] * x);
+    const float p2 = a[c + 2] * (w[c + 2] * x), p3 = a[c + 3] * (w[c + 3] * x);
+    out += (p0 + p1) + (p2 + p3);
+  }
+  return out;
+}
+
+size_t scratch_floats(const FfmLayout& l) {
+  size_t floats = l.stride * (1 + 2 * l.fields) + kLanes * 16;  // zeros, sums, turned
+  floats += 2 * padded(l.inputs + 1 + 2 * kLanes, kLanes) + padded(l.fields, kLanes);
+  floats += padded(l.fields * l.chunks(), kLanes) + kLanes + l.fields * (l.stride / kChunk + kLanes);
+  for (const auto& layer : l.layers) floats += 2 * layer.width + padded(layer.neurons + 1, kLanes);
+  return floats + 16 * kLanes;
+}
+
+}  // namespace
+
+FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const FfmKernels& kernels)
+    : s_(settings),
+      l_(layout),
+      k_(kernels),
+      memory_(scratch_floats(layout) * sizeof(float)),
+      places_(kAhead + 1),
+      source_(layout.fields) {
+  zeros_ = aligned(l_.stride);
+  sums_ = aligned(l_.stride * l_.fields);
+  turned_ = aligned(l_.stride * l_.fields);
+  inputs_ = aligned(l_.inputs + 1 + kLanes);  // chunk_dots writes up to 3 floats behind the pairs
+  normed_ = aligned(l_.inputs + 1 + kLanes);
+  chunk_sums_ = aligned(l_.fields * l_.chunks() + kChunk);
+  first_order_ = aligned(l_.fields);
+  spread_ = aligned(l_.fields * (l_.stride / kChunk));
+  for (size_t n = 0; n < l_.layers.size(); ++n) {
+    const auto& layer = l_.layers[n];
+    activations_.push_back(n == 0 ? (s_.norm ? normed_ : inputs_) : aligned(layer.width));
+    deltas_.push_back(aligned(layer.width));
+    activations_.back()[layer.inputs] = 1.0f;
+  }
+}
+
+float* FfmPass::aligned(size_t floats) {
+  float* found = reinterpret_cast<float*>(memory_.data()) + used_;
+  used_ += padded(floats, kLanes);
+  return found;
+}
+
+void FfmPass::fetch(const Examples& examples, size_t e, const FfmWeights& weights, bool to_write) {
+  auto& places = places_[e % places_.size()];
+  const uint32_t begin = examples.offsets[e], end = examples.offsets[e + 1];
+  places.resize(end - begin);
+  const size_t bytes = (to_write ? 2 : 1) * l_.stride * sizeof(float);
+  for (uint32_t i = begin; i < end; ++i) {
+    Place& place = places[i - begin];
+    const uint64_t key = examples.keys[i];
+    if (s_.lr) {
+      place.lr = weights.lr + 2 * l_.lr_of(key, s_.bits);
+      __builtin_prefetch(place.lr, 0);
+    }
+    if (s_.ffm) {
+      place.row = weights.ffm + 2 * l_.stride * l_.row_of(key);
+      const char* p = reinterpret_cast<const char*>(place.row);
+      for (size_t b = 0; b < bytes; b += kLine) __builtin_prefetch(p + b, 0);
+    }
+  }
+}
+
+float FfmPass::forward(const Examples& examples, size_t e, const FfmWeights& weights, bool learning) {
+  gather(examples, e, learning);
+  float logit = 0.0f;
+  if (s_.ffm) {
+    switch (l_.latent) {
+      case 4:
+        transpose<4>(learning);
+        break;
+      case 8:
+        transpose<8>(learning);
+        break;
+      default:
+        transpose<0>(learning);
+    }
+    multiply_pairs();
+  }
+  std::memcpy(inputs_ + l_.pairs, first_order_, (l_.inputs - l_.pairs) * sizeof(float));
+  const size_t width = padded(l_.inputs + 1, kLanes);
+  std::memset(inputs_ + l_.inputs, 0, (width - l_.inputs) * sizeof(float));
+  if (s_.residual || l_.layers.empty()) logit = k_.sum(inputs_, width);
+  if (!l_.layers.empty()) logit += run_layers(weights);
+  return logit + weights.dense[0];
+}
+
+// Groups of features by field; sums of fields with several features or a value; first-order sums; pairs (f, f).
+void FfmPass::gather(const Examples& examples, size_t e, bool learning) {
+  const auto& places = places_[e % places_.size()];
+  const uint32_t begin = examples.offsets[e], end = examples.offsets[e + 1];
+  groups_.clear();
+  std::fill(source_.begin(), source_.end(), zeros_);
+  if (s_.lr) std::memset(first_order_, 0, l_.fields * sizeof(float));
+  if (s_.ffm)
+    for (size_t f = 0; f < l_.fields; ++f) inputs_[l_.pair(f, f)] = 0.0f;
+  for (uint32_t i = begin; i < end;) {
+    const uint32_t f = examples.field[i];
+    uint32_t stop = i + 1;
+    while (stop < end && examples.field[stop] == f) ++stop;
+    groups_.push_back({f, i, stop});
+    if (s_.lr)
+      for (uint32_t j = i; j < stop; ++j) first_order_[f] += places[j - begin].lr[0] * examples.value(j);
+    if (s_.ffm) {
+      if (stop == i + 1 && examples.value(i) == 1.0f) {
+        source_[f] = places[i - begin].row;
+      } else {
+        float* sum = sums_ + f * l_.stride;
+        float* own = sum + f * l_.latent;
+        std::memset(sum, 0, l_.stride * sizeof(float));
+        float within = 0.0f;
+        for (uint32_t j = i; j < stop; ++j) {
+          const float* row = places[j - begin].row;
+          const float x = examples.value(j);
+          if (j > i) within += latent_dot(own, row + f * l_.latent, x, l_.latent);
+          k_.add_scaled(sum, row, x, l_.stride);
+        }
+        inputs_[l_.pair(f, f)] = within;
+        source_[f] = sum;
+      }
+    }
+    i = stop;
+  }
+  (void)learning;
+}
+
+// turned[g][f] = source[f][g]; without a way back only for g < f, all that pairs read.
+template <size_t kLatent>
+void FfmPass::transpose(bool learning) {
+  const size_t latent = kLatent ? kLatent : l_.latent;
+  for (size_t f = 0; f < l_.fields; ++f) {
+    const float* from = source_[f];
+    float* to = turned_ + f * latent;
+    const size_t upto = learning ? l_.fields : f;
+    for (size_t g = 0; g < upto; ++g) std::memcpy(to + g * l_.stride, from + g * latent, latent * sizeof(float));
+  }
+}
+
+void FfmPass::multiply_pairs() {
+  const size_t chunks = l_.chunks();
+  for (size_t f = 0; f + 1 < l_.fields; ++f) {
+    const size_t at = (f + 1) * l_.latent, count = l_.fields - 1 - f;
+    float* out = inputs_ + l_.pair(f, f + 1);
+    const float next = out[count];  // pair (f + 1, f + 1), which chunk_dots may write over
+    if (chunks == 1) {
+      k_.chunk_dots(source_[f] + at, turned_ + f * l_.stride + at, count, out);
+    } else {
+      k_.chunk_dots(source_[f] + at, turned_ + f * l_.stride + at, count * chunks, chunk_sums_);
+      for (size_t p = 0; p < count; ++p) {
+        float s = chunk_sums_[p * chunks];
+        for (size_t c = 1; c < chunks; ++c) s += chunk_sums_[p * chunks + c];
+        out[p] = s;
+      }
+    }
+    out[count] = next;
+  }
+}
+
+float FfmPass::run_layers(const FfmWeights& weights) {
+  if (s_.norm) {
+    const size_t width = l_.layers[0].width;
+    inverse_ = k_.norm(inputs_, normed_, l_.inputs, width);
+  }
+  activations_[0][l_.inputs] = 1.0f;
+  float logit = 0.0f;
+  for (size_t n = 0; n < l_.layers.size(); ++n) {
+    const auto& layer = l_.layers[n];
+    const bool last = n + 1 == l_.layers.size();
+    float* out = last ? &logit : activations_[n + 1];
+    k_.matvec(weights.dense + layer.at, 2 * layer.width, layer.neurons, activations_[n], layer.width, out);
+    if (!last)
+      for (size_t j = 0; j < layer.neurons; ++j) out[j] = out[j] > 0.0f ? out[j] : 0.0f;
+  }
+  return logit;
+}
+
+// The gradient by the network's input, nullptr where it is 0 throughout.
+const float* FfmPass::back_through_layers(const FfmWeights& weights, float g, bool sparse) {
+  const AdagradRates rates{s_.nn_rates.rate, s_.nn_rates.power_t};
+  for (size_t n = l_.layers.size(); n-- > 0;) {
+    const auto& layer = l_.layers[n];
+    const bool last = n + 1 == l_.layers.size();
+    const float* upper = last ? &g : deltas_[n + 1];
+    float* dx = deltas_[n];
+    bool any = false;
+    std::memset(dx, 0, layer.width * sizeof(float));
+    for (size_t j = 0; j < layer.neurons; ++j) {
+      // A ReLU at 0 passes nothing: its neuron's weights keep their bits, so they need not be touched.
+      const float delta = last || activations_[n + 1][j] > 0.0f ? upper[j] : 0.0f;
+      if (sparse && delta == 0.0f) continue;
+      any = any || delta != 0.0f;
+      float* w = weights.dense + layer.at + j * 2 * layer.width;
+      k_.neuron_step(w, w + layer.width, activations_[n], dx, delta, layer.width, rates);
+    }
+    if (sparse && !any) return nullptr;
+  }
+  const auto& first = l_.layers[0];
+  deltas_[0][l_.inputs] = 0.0f;  // the constant input has no gradient
+  if (s_.norm) k_.norm_back(normed_, deltas_[0], inverse_, l_.inputs, first.width);
+  return deltas_[0];
+}
+
+// spread[f][chunk] = the gradient by pair (f, g), on both sides of the diagonal.
+void FfmPass::spread_gradients(const float* dx, float g) {
+  const size_t chunks = l_.chunks(), line = l_.stride / kChunk;
+  if (!dx) {
+    std::fill(spread_, spread_ + l_.fields * line, g);
+    return;
+  }
+  for (size_t f = 0; f < l_.fields; ++f) {
+    const float* from = dx + l_.pair(f, f) - f;
+    float* along = spread_ + f * line;
+    if (chunks == 1) {
+      for (size_t h = f; h < l_.fields; ++h) along[h] = from[h] + g;
+      for (size_t h = f + 1; h < l_.fields; ++h) spread_[h * line + f] = along[h];
+    } else {
+      for (size_t h = f; h < l_.fields; ++h) {
+        const float d = from[h] + g;
+        for (size_t c = 0; c < chunks; ++c) along[h * chunks + c] = spread_[h * line + f * chunks + c] = d;
+      }
+    }
+  }
+}
+
+void FfmPass::step_rows(const Examples& examples, size_t e, const float* dx, float g) {
+  const auto& places = places_[e % places_.size()];
+  const uint32_t begin = examples.offsets[e];
+  const AdagradRates ffm{s_.ffm_rates.rate, s_.ffm_rates.power_t};
+  const size_t line = l_.stride / kChunk, latent = l_.latent;
+  for (const Group& group : groups_) {
+    const size_t f = group.field;
+    float* turned = turned_ + f * l_.stride;
+    float* own = turned + f * latent;
+    const float by_field = (dx ? dx[l_.pairs + f] : 0.0f) + g;
+    const bool alone = group.end == group.begin + 1;
+    if (s_.ffm && alone) std::memset(own, 0, latent * sizeof(float));
+    for (uint32_t i = group.begin; i < group.end; ++i) {
+      const Place& place = places[i - begin];
+      const float x = examples.value(i);
+      if (s_.lr) {
+        const float slope = by_field * x;
+        place.lr[1] += slope * slope;
+        place.lr[0] -= (slope * inverse_power(place.lr[1], s_.lr_rates.power_t)) * s_.lr_rates.rate;
+      }
+      if (!s_.ffm) continue;
+      if (!alone) {  // the other features of its field
+        const float *sum = sums_ + f * l_.stride + f * latent, *mine = place.row + f * latent;
+        for (size_t d = 0; d < latent; ++d) own[d] = sum[d] - mine[d] * x;
+      }
+      k_.ffm_step(place.row, place.row + l_.stride, turned, spread_ + f * line, x, l_.stride, ffm);
+    }
+  }
+}
+
+void FfmPass::backward(const Examples& examples, size_t e, const FfmWeights& weights, float g, bool sparse) {
+  if (sparse && g == 0.0f) return;
+  float* bias = weights.dense;
+  bias[1] += g * g;
+  bias[0] -= (g * inverse_power(bias[1], s_.lr_rates.power_t)) * s_.lr_rates.rate;
+  const float* dx = l_.layers.empty() ? nullptr : back_through_layers(weights, g, sparse);
+  const float direct = s_.residual || l_.layers.empty() ? g : 0.0f;
+  if (sparse && !dx && direct == 0.0f) return;
+  if (s_.ffm) spread_gradients(dx, direct);
+  step_rows(examples, e, dx, direct);
+}
+
+}  // namespace cb
