@@ -76,10 +76,11 @@ void DeepFfm::initialise() {
     // He et al. for ReLU. The last layer starts at 0: the network first says nothing, and lr and ffm are heard.
     const float reach = n + 1 == l.layers.size() && s.residual ? 0.0f : std::sqrt(6.0f / static_cast<float>(layer.inputs));
     for (size_t j = 0; j < layer.neurons; ++j) {
-      float* w = weights_.dense + layer.at + j * 2 * layer.width;
+      float* w = weights_.dense + layer.at + j * layer.width;
       for (size_t i = 0; i < layer.inputs; ++i) w[i] = uniform(s.seed, 2 + n, j * layer.inputs + i) * reach;
-      for (size_t i = 0; i < layer.width; ++i) w[layer.width + i] = s.nn_rates.initial;
     }
+    std::fill_n(weights_.dense + layer.at + layer.neurons * layer.width, layer.neurons * layer.width,
+                s.nn_rates.initial);
   }
 }
 

@@ -16,10 +16,10 @@ namespace cb {
 inline constexpr size_t kLanes = 16;  // floats of an AVX-512 register; four of NEON
 inline constexpr size_t kChunk = 4;   // floats of a chunk: latent vectors are padded to whole ones
 
-// Adagrad: a += g²; w -= rate · g · a^-power_t.
+// Adagrad: a += g²; w -= rate · g · a^-power_t. `rate` holds the factor that the inverse root leaves to it.
 struct AdagradRates {
-  float rate = 0.0f;
-  float power_t = 0.5f;
+  AdagradRates(float given, float power);
+  float rate, power_t;
 };
 
 struct FfmKernels {
@@ -31,9 +31,9 @@ struct FfmKernels {
   // y[j] = dot(rows + j · stride, x, n)
   void (*matvec)(const float* rows, size_t stride, size_t count, const float* x, size_t n, float* y);
 
-  // out[c] = the sum over chunk c of a · b. Any number of chunks; up to 3 floats behind out[chunks] are written too, and
-  // a and b are read up to a multiple of 16 floats.
-  void (*chunk_dots)(const float* a, const float* b, size_t chunks, float* out);
+  // out[p] = the product of latent vectors a[p] and rows[p] + at, each of so many chunks: chunk by chunk, one after the
+  // other. Up to 3 more pairs are read and written: rows must have entries for them.
+  void (*pair_dots)(const float* a, const float* const* rows, size_t at, size_t chunks, size_t count, float* out);
 
   // s += x · w
   void (*add_scaled)(float* s, const float* w, float x, size_t n);
@@ -54,8 +54,5 @@ struct FfmKernels {
 const FfmKernels& ffm_kernels();
 // By name; nullptr where this machine or this build has none.
 const FfmKernels* ffm_kernels_named(const std::string& name);
-
-// a^-power_t of one float, with the bits of the kernels.
-float inverse_power(float a, float power_t);
 
 }  // namespace cb

@@ -40,8 +40,20 @@ static void matvec(const float* rows, size_t stride, size_t count, const float* 
   for (; j < count; ++j) y[j] = dot(rows + j * stride, x, n);
 }
 
-static void chunk_dots(const float* a, const float* b, size_t chunks, float* out) {
-  for (size_t c = 0; c < chunks; c += 4) store_chunk_sums(out + c, load(a + 4 * c) * load(b + 4 * c));
+static void pair_dots(const float* a, const float* const* rows, size_t at, size_t chunks, size_t count, float* out) {
+  for (size_t p = 0; p < count; p += 4) {
+    V4 s;
+    if (chunks == 1) {
+      s = chunk_sums(load(a + 4 * p) * load_chunks(rows[p] + at, rows[p + 1] + at, rows[p + 2] + at, rows[p + 3] + at));
+    } else {
+      const float *a0 = a + 4 * chunks * p, *a1 = a0 + 4 * chunks, *a2 = a1 + 4 * chunks, *a3 = a2 + 4 * chunks;
+      const float *b0 = rows[p] + at, *b1 = rows[p + 1] + at, *b2 = rows[p + 2] + at, *b3 = rows[p + 3] + at;
+      s = chunk_sums(load_chunks(a0, a1, a2, a3) * load_chunks(b0, b1, b2, b3));
+      for (size_t c = 4; c < 4 * chunks; c += 4)
+        s = s + chunk_sums(load_chunks(a0 + c, a1 + c, a2 + c, a3 + c) * load_chunks(b0 + c, b1 + c, b2 + c, b3 + c));
+    }
+    __builtin_memcpy(out + p, &s, sizeof s);
+  }
 }
 
 static void add_scaled(float* s, const float* w, float x, size_t n) {
@@ -102,5 +114,5 @@ static void norm_back(const float* y, float* dy, float inverse, size_t used, siz
 }  // namespace CB_LANES
 
 #define CB_KERNEL_TABLE(isa)                                                                         \
-  {isa,           CB_LANES::sum,       CB_LANES::dot,      CB_LANES::matvec,      CB_LANES::chunk_dots, \
+  {isa,           CB_LANES::sum,       CB_LANES::dot,      CB_LANES::matvec,      CB_LANES::pair_dots, \
    CB_LANES::add_scaled, CB_LANES::ffm_step, CB_LANES::neuron_step, CB_LANES::norm, CB_LANES::norm_back}

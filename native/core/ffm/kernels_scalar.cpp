@@ -1,18 +1,12 @@
 // The twin: plain loops in the order that kernels.h promises.
 #include <cmath>
 
-#define CB_LANES ffm_scalar
-#include "core/ffm/inverse_power.h"
-#include "core/ffm/kernels.h"
+#include "core/ffm/adagrad.h"
 
 namespace cb {
 
-float inverse_power(float a, float power_t) {
-  using One = ffm_scalar::InversePower<float, int32_t>;
-  if (power_t == 0.5f) return One::root(a);
-  return One::power(
-      a, -power_t, [](int32_t i) { return static_cast<float>(i); }, [](float f) { return static_cast<int32_t>(f); });
-}
+AdagradRates::AdagradRates(float given, float power)
+    : rate(power == 0.5f ? given * ffm_scalar::kRootScale : given), power_t(power) {}
 
 namespace {
 
@@ -42,28 +36,28 @@ void matvec(const float* rows, size_t stride, size_t count, const float* x, size
   for (size_t j = 0; j < count; ++j) y[j] = dot(rows + j * stride, x, n);
 }
 
-void chunk_dots(const float* a, const float* b, size_t chunks, float* out) {
-  for (size_t c = 0; c < chunks; ++c, a += kChunk, b += kChunk)
-    out[c] = (a[0] * b[0] + a[1] * b[1]) + (a[2] * b[2] + a[3] * b[3]);
+void pair_dots(const float* a, const float* const* rows, size_t at, size_t chunks, size_t count, float* out) {
+  for (size_t p = 0; p < count; ++p) {
+    const float* b = rows[p] + at;
+    for (size_t c = 0; c < chunks; ++c, a += kChunk, b += kChunk) {
+      const float s = (a[0] * b[0] + a[1] * b[1]) + (a[2] * b[2] + a[3] * b[3]);
+      out[p] = c == 0 ? s : out[p] + s;
+    }
+  }
 }
 
 void add_scaled(float* s, const float* w, float x, size_t n) {
   for (size_t k = 0; k < n; ++k) s[k] += w[k] * x;
 }
 
-void adagrad(float& w, float& a, float g, AdagradRates rates) {
-  a += g * g;
-  w -= (g * inverse_power(a, rates.power_t)) * rates.rate;
-}
-
 void ffm_step(float* w, float* a, const float* t, const float* d, float x, size_t n, AdagradRates rates) {
-  for (size_t k = 0; k < n; ++k) adagrad(w[k], a[k], t[k] * (d[k / kChunk] * x), rates);
+  for (size_t k = 0; k < n; ++k) adagrad_step(w[k], a[k], t[k] * (d[k / kChunk] * x), rates);
 }
 
 void neuron_step(float* w, float* a, const float* x, float* dx, float delta, size_t n, AdagradRates rates) {
   for (size_t k = 0; k < n; ++k) {
     dx[k] += w[k] * delta;
-    adagrad(w[k], a[k], x[k] * delta, rates);
+    adagrad_step(w[k], a[k], x[k] * delta, rates);
   }
 }
 
@@ -85,7 +79,7 @@ void norm_back(const float* y, float* dy, float inverse, size_t used, size_t n) 
 }  // namespace
 
 extern const FfmKernels kScalarKernels;
-const FfmKernels kScalarKernels = {"scalar",   sum,      dot,         matvec, chunk_dots,
+const FfmKernels kScalarKernels = {"scalar",   sum,      dot,         matvec, pair_dots,
                                    add_scaled, ffm_step, neuron_step, norm,   norm_back};
 
 }  // namespace cb

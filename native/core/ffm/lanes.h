@@ -17,6 +17,7 @@ namespace CB_LANES {
 
 typedef float VF __attribute__((vector_size(CB_REGISTER)));
 typedef int32_t VI __attribute__((vector_size(CB_REGISTER)));
+typedef float V4 __attribute__((vector_size(16)));
 constexpr size_t kWidth = CB_REGISTER / 4, kRegisters = 16 / kWidth;
 
 struct F16 {
@@ -87,11 +88,11 @@ CB_INLINE float sum_of(F16 v) {
 }
 
 // The four chunks' sums, (0 + 1) + (2 + 3) each.
-CB_INLINE void store_chunk_sums(float* out, F16 v) {
+CB_INLINE V4 chunk_sums(F16 v) {
 #if defined(__aarch64__)
   const float32x4_t low = vpaddq_f32((float32x4_t)v.r[0], (float32x4_t)v.r[1]);
   const float32x4_t high = vpaddq_f32((float32x4_t)v.r[2], (float32x4_t)v.r[3]);
-  vst1q_f32(out, vpaddq_f32(low, high));
+  return (V4)vpaddq_f32(low, high);
 #else
 #if CB_REGISTER == 64
   const __m512 all = (__m512)v.r[0];
@@ -102,8 +103,29 @@ CB_INLINE void store_chunk_sums(float* out, F16 v) {
   // hadd works within halves: [f0 f1 s0 s1 | f2 f3 s2 s3] twice gives [0 2 0 2 | 1 3 1 3] of the chunks.
   const __m256 pairs = _mm256_hadd_ps(first, second);
   const __m256 sums = _mm256_hadd_ps(pairs, pairs);
-  _mm_storeu_ps(out, _mm_unpacklo_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+  return (V4)_mm_unpacklo_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
 #endif
+}
+
+// Four chunks from four places.
+CB_INLINE F16 load_chunks(const float* p0, const float* p1, const float* p2, const float* p3) {
+  F16 v;
+#if defined(__aarch64__)
+  v.r[0] = (VF)vld1q_f32(p0);
+  v.r[1] = (VF)vld1q_f32(p1);
+  v.r[2] = (VF)vld1q_f32(p2);
+  v.r[3] = (VF)vld1q_f32(p3);
+#else
+  const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p0)), _mm_loadu_ps(p1), 1);
+  const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p2)), _mm_loadu_ps(p3), 1);
+#if CB_REGISTER == 64
+  v.r[0] = (VF)_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+#else
+  v.r[0] = (VF)low;
+  v.r[1] = (VF)high;
+#endif
+#endif
+  return v;
 }
 
 // (x · d[chunk]) · t, four numbers for sixteen lanes.

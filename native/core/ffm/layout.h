@@ -5,7 +5,7 @@
 //          aligned, and holds the latent vectors of one feature, one for each field it may meet, field by field. A
 //          latent vector is padded to whole chunks of 4 floats, a row to whole lanes of 16; padding is 0 and stays 0.
 //          Rows never overlap. A prediction reads the first half of a row only.
-//   dense  {bias, accumulator} padded to 16, then layer by layer, neuron by neuron [width weights][width accumulators].
+//   dense  {bias, accumulator} padded to 16, then layer by layer [neurons × width weights][as many accumulators].
 //          The last used input of a layer is the constant 1, so a neuron's bias is one of its weights.
 //
 // The network's input: F(F+1)/2 pairs (f ≤ g, row by row), then F first-order sums, then 1. A pair (f, f) is that of

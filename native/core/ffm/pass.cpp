@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/ffm/adagrad.h"
+
 namespace cb {
 
 namespace {
 
 constexpr size_t kLine = 64;
+constexpr size_t kLatePairs = 3;  // that pair_dots may read
 
 // The sum over a latent vector, chunk by chunk, of a · (x · w).
 float latent_dot(const float* a, const float* w, float x, size_t latent) {
@@ -23,7 +26,7 @@ float latent_dot(const float* a, const float* w, float x, size_t latent) {
 size_t scratch_floats(const FfmLayout& l) {
   size_t floats = l.stride * (1 + 2 * l.fields) + kLanes * 16;  // zeros, sums, turned
   floats += 2 * padded(l.inputs + 1 + 2 * kLanes, kLanes) + padded(l.fields, kLanes);
-  floats += padded(l.fields * l.chunks(), kLanes) + kLanes + l.fields * (l.stride / kChunk + kLanes);
+  floats += kLanes + l.fields * (l.stride / kChunk + kLanes);
   for (const auto& layer : l.layers) floats += 2 * layer.width + padded(layer.neurons + 1, kLanes);
   return floats + 16 * kLanes;
 }
@@ -36,13 +39,12 @@ FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const Ffm
       k_(kernels),
       memory_(scratch_floats(layout) * sizeof(float)),
       places_(kAhead + 1),
-      source_(layout.fields) {
+      source_(layout.fields + kLatePairs) {
   zeros_ = aligned(l_.stride);
   sums_ = aligned(l_.stride * l_.fields);
   turned_ = aligned(l_.stride * l_.fields);
-  inputs_ = aligned(l_.inputs + 1 + kLanes);  // chunk_dots writes up to 3 floats behind the pairs
+  inputs_ = aligned(l_.inputs + 1 + kLanes);  // pair_dots writes up to 3 floats behind the pairs
   normed_ = aligned(l_.inputs + 1 + kLanes);
-  chunk_sums_ = aligned(l_.fields * l_.chunks() + kChunk);
   first_order_ = aligned(l_.fields);
   spread_ = aligned(l_.fields * (l_.stride / kChunk));
   for (size_t n = 0; n < l_.layers.size(); ++n) {
@@ -69,31 +71,27 @@ void FfmPass::fetch(const Examples& examples, size_t e, const FfmWeights& weight
     const uint64_t key = examples.keys[i];
     if (s_.lr) {
       place.lr = weights.lr + 2 * l_.lr_of(key, s_.bits);
-      __builtin_prefetch(place.lr, 0);
+      __builtin_prefetch(place.lr);
     }
     if (s_.ffm) {
       place.row = weights.ffm + 2 * l_.stride * l_.row_of(key);
       const char* p = reinterpret_cast<const char*>(place.row);
-      for (size_t b = 0; b < bytes; b += kLine) __builtin_prefetch(p + b, 0);
+      for (size_t b = 0; b < bytes; b += kLine) __builtin_prefetch(p + b);
     }
   }
 }
 
 float FfmPass::forward(const Examples& examples, size_t e, const FfmWeights& weights, bool learning) {
-  gather(examples, e, learning);
+  gather(examples, e);
   float logit = 0.0f;
-  if (s_.ffm) {
-    switch (l_.latent) {
-      case 4:
-        transpose<4>(learning);
-        break;
-      case 8:
-        transpose<8>(learning);
-        break;
-      default:
-        transpose<0>(learning);
-    }
-    multiply_pairs();
+  if (s_.ffm) multiply_pairs();
+  if (s_.ffm && learning) {
+    if (l_.latent == 4)
+      transpose<4>();
+    else if (l_.latent == 8)
+      transpose<8>();
+    else
+      transpose<0>();
   }
   std::memcpy(inputs_ + l_.pairs, first_order_, (l_.inputs - l_.pairs) * sizeof(float));
   const size_t width = padded(l_.inputs + 1, kLanes);
@@ -104,7 +102,7 @@ float FfmPass::forward(const Examples& examples, size_t e, const FfmWeights& wei
 }
 
 // Groups of features by field; sums of fields with several features or a value; first-order sums; pairs (f, f).
-void FfmPass::gather(const Examples& examples, size_t e, bool learning) {
+void FfmPass::gather(const Examples& examples, size_t e) {
   const auto& places = places_[e % places_.size()];
   const uint32_t begin = examples.offsets[e], end = examples.offsets[e + 1];
   groups_.clear();
@@ -139,37 +137,25 @@ void FfmPass::gather(const Examples& examples, size_t e, bool learning) {
     }
     i = stop;
   }
-  (void)learning;
 }
 
-// turned[g][f] = source[f][g]; without a way back only for g < f, all that pairs read.
+// turned[g][f] = source[f][g].
 template <size_t kLatent>
-void FfmPass::transpose(bool learning) {
-  const size_t latent = kLatent ? kLatent : l_.latent;
-  for (size_t f = 0; f < l_.fields; ++f) {
+void FfmPass::transpose() {
+  const size_t latent = kLatent ? kLatent : l_.latent, fields = l_.fields, stride = l_.stride;
+  for (size_t f = 0; f < fields; ++f) {
     const float* from = source_[f];
     float* to = turned_ + f * latent;
-    const size_t upto = learning ? l_.fields : f;
-    for (size_t g = 0; g < upto; ++g) std::memcpy(to + g * l_.stride, from + g * latent, latent * sizeof(float));
+    for (size_t g = 0; g < fields; ++g, from += latent, to += stride) std::memcpy(to, from, latent * sizeof(float));
   }
 }
 
 void FfmPass::multiply_pairs() {
-  const size_t chunks = l_.chunks();
   for (size_t f = 0; f + 1 < l_.fields; ++f) {
-    const size_t at = (f + 1) * l_.latent, count = l_.fields - 1 - f;
+    const size_t count = l_.fields - 1 - f;
     float* out = inputs_ + l_.pair(f, f + 1);
-    const float next = out[count];  // pair (f + 1, f + 1), which chunk_dots may write over
-    if (chunks == 1) {
-      k_.chunk_dots(source_[f] + at, turned_ + f * l_.stride + at, count, out);
-    } else {
-      k_.chunk_dots(source_[f] + at, turned_ + f * l_.stride + at, count * chunks, chunk_sums_);
-      for (size_t p = 0; p < count; ++p) {
-        float s = chunk_sums_[p * chunks];
-        for (size_t c = 1; c < chunks; ++c) s += chunk_sums_[p * chunks + c];
-        out[p] = s;
-      }
-    }
+    const float next = out[count];  // pair (f + 1, f + 1), which the kernel may write over
+    k_.pair_dots(source_[f] + (f + 1) * l_.latent, &source_[f + 1], f * l_.latent, l_.chunks(), count, out);
     out[count] = next;
   }
 }
@@ -185,7 +171,7 @@ float FfmPass::run_layers(const FfmWeights& weights) {
     const auto& layer = l_.layers[n];
     const bool last = n + 1 == l_.layers.size();
     float* out = last ? &logit : activations_[n + 1];
-    k_.matvec(weights.dense + layer.at, 2 * layer.width, layer.neurons, activations_[n], layer.width, out);
+    k_.matvec(weights.dense + layer.at, layer.width, layer.neurons, activations_[n], layer.width, out);
     if (!last)
       for (size_t j = 0; j < layer.neurons; ++j) out[j] = out[j] > 0.0f ? out[j] : 0.0f;
   }
@@ -207,8 +193,8 @@ const float* FfmPass::back_through_layers(const FfmWeights& weights, float g, bo
       const float delta = last || activations_[n + 1][j] > 0.0f ? upper[j] : 0.0f;
       if (sparse && delta == 0.0f) continue;
       any = any || delta != 0.0f;
-      float* w = weights.dense + layer.at + j * 2 * layer.width;
-      k_.neuron_step(w, w + layer.width, activations_[n], dx, delta, layer.width, rates);
+      float* w = weights.dense + layer.at + j * layer.width;
+      k_.neuron_step(w, w + layer.neurons * layer.width, activations_[n], dx, delta, layer.width, rates);
     }
     if (sparse && !any) return nullptr;
   }
@@ -243,7 +229,7 @@ void FfmPass::spread_gradients(const float* dx, float g) {
 void FfmPass::step_rows(const Examples& examples, size_t e, const float* dx, float g) {
   const auto& places = places_[e % places_.size()];
   const uint32_t begin = examples.offsets[e];
-  const AdagradRates ffm{s_.ffm_rates.rate, s_.ffm_rates.power_t};
+  const AdagradRates ffm{s_.ffm_rates.rate, s_.ffm_rates.power_t}, lr{s_.lr_rates.rate, s_.lr_rates.power_t};
   const size_t line = l_.stride / kChunk, latent = l_.latent;
   for (const Group& group : groups_) {
     const size_t f = group.field;
@@ -256,9 +242,7 @@ void FfmPass::step_rows(const Examples& examples, size_t e, const float* dx, flo
       const Place& place = places[i - begin];
       const float x = examples.value(i);
       if (s_.lr) {
-        const float slope = by_field * x;
-        place.lr[1] += slope * slope;
-        place.lr[0] -= (slope * inverse_power(place.lr[1], s_.lr_rates.power_t)) * s_.lr_rates.rate;
+        adagrad_step(place.lr[0], place.lr[1], by_field * x, lr);
       }
       if (!s_.ffm) continue;
       if (!alone) {  // the other features of its field
@@ -272,9 +256,7 @@ void FfmPass::step_rows(const Examples& examples, size_t e, const float* dx, flo
 
 void FfmPass::backward(const Examples& examples, size_t e, const FfmWeights& weights, float g, bool sparse) {
   if (sparse && g == 0.0f) return;
-  float* bias = weights.dense;
-  bias[1] += g * g;
-  bias[0] -= (g * inverse_power(bias[1], s_.lr_rates.power_t)) * s_.lr_rates.rate;
+  adagrad_step(weights.dense[0], weights.dense[1], g, {s_.lr_rates.rate, s_.lr_rates.power_t});
   const float* dx = l_.layers.empty() ? nullptr : back_through_layers(weights, g, sparse);
   const float direct = s_.residual || l_.layers.empty() ? g : 0.0f;
   if (sparse && !dx && direct == 0.0f) return;

@@ -1,7 +1,7 @@
 // One example through the network and back: the work of one thread.
 //
-//   forward   rows of one field are added up (weighted) to S[f]; T[f][g] = S[g][f]; pair (f, g) = S[f][g] · T[f][g]
-//   backward  the gradient of a feature's row is x · D[f][g] · T[f][g], contiguous in all three; T holds the values
+//   forward   rows of one field are added up (weighted) to S[f]; pair (f, g) = S[f][g] · S[g][f]
+//   backward  T[f][g] = S[g][f], so the gradient of a feature's row is x · D[f][g] · T[f][g], contiguous in all three; T holds the values
 //             before any update of this example
 //
 // A field with one feature of value 1 has no S of its own: the row in the weight array is used in place.
@@ -29,7 +29,7 @@ class FfmPass {
   FfmPass(const FfmSettings& settings, const FfmLayout& layout, const FfmKernels& kernels);
 
   // Start to load what example e of `examples` needs; up to kAhead examples may be on their way.
-  static constexpr size_t kAhead = 4;
+  static constexpr size_t kAhead = 2;
   void fetch(const Examples& examples, size_t e, const FfmWeights& weights, bool to_write);
 
   // The logit of an example that was fetched. `learning`: keep what backward needs.
@@ -49,9 +49,9 @@ class FfmPass {
   };
 
   float* aligned(size_t floats);
-  void gather(const Examples& examples, size_t e, bool learning);
+  void gather(const Examples& examples, size_t e);
   template <size_t kLatent>
-  void transpose(bool learning);
+  void transpose();
   void multiply_pairs();
   float run_layers(const FfmWeights& weights);
   const float* back_through_layers(const FfmWeights& weights, float g, bool sparse);
@@ -67,7 +67,7 @@ class FfmPass {
   std::vector<Group> groups_;
   std::vector<const float*> source_;        // S[f]: a row in place, one of sums_, or zeros_
   std::vector<float*> activations_, deltas_;  // of layer l: its input, and the gradient by it
-  float *zeros_, *sums_, *turned_, *inputs_, *chunk_sums_, *first_order_, *spread_, *normed_;
+  float *zeros_, *sums_, *turned_, *inputs_, *first_order_, *spread_, *normed_;
   float inverse_ = 1.0f;
 };
 
