@@ -16,7 +16,6 @@ namespace {
 
 Examples made(std::mt19937_64& random, uint32_t fields, size_t rows, bool plain) {
   Examples out;
-  out.fields = fields;
   auto below = [&](uint64_t n) { return random() % n; };
   for (size_t e = 0; e < rows; ++e) {
     for (uint32_t f = 0; f < fields; ++f) {
@@ -24,7 +23,7 @@ Examples made(std::mt19937_64& random, uint32_t fields, size_t rows, bool plain)
       for (uint64_t i = 0; i < count; ++i) {
         const uint64_t word = below(1 + below(30));
         out.keys.push_back(finish(word * 1000 + f + 1));
-        out.field.push_back(static_cast<uint16_t>(f));
+        out.fields.push_back(static_cast<uint16_t>(f));
         if (!plain) out.values.push_back(below(3) ? 1.0f : static_cast<float>(below(2000)) / 500.0f - 2.0f);
       }
     }
@@ -165,12 +164,11 @@ void threads_learn_together() {
   s.bits = 14;
   s.hidden = {8};
   Examples examples;
-  examples.fields = s.fields;
   for (size_t e = 0; e < 20000; ++e) {  // a checkerboard: even users click even ads
     const uint64_t user = random() % 20, ad = random() % 20;
     for (uint16_t f = 0; f < 6; ++f) {
       examples.keys.push_back(finish((f == 0 ? user : f == 1 ? ad : random() % 5) * 100 + f));
-      examples.field.push_back(f);
+      examples.fields.push_back(f);
     }
     examples.offsets.push_back(static_cast<uint32_t>(examples.keys.size()));
     examples.labels.push_back(static_cast<float>(user % 2 == ad % 2));
@@ -189,10 +187,9 @@ void what_is_not_finite_is_noticed() {
   s.fields = 2;
   s.bits = 8;
   Examples e;
-  e.fields = 2;
   for (int i = 0; i < 3; ++i) {
     e.keys.insert(e.keys.end(), {finish(1), finish(2)});
-    e.field.insert(e.field.end(), {0, 1});
+    e.fields.insert(e.fields.end(), {0, 1});
     e.values.insert(e.values.end(), {i == 1 ? 3e38f : 1.0f, i == 1 ? 3e38f : 1.0f});
     e.offsets.push_back(static_cast<uint32_t>(e.keys.size()));
     e.labels.push_back(0.0f);

@@ -46,6 +46,10 @@ HOME = {
     "GpuTable": "ctrbox.embed.gpu_table",
     "SparseTable": "ctrbox.embed.sparse",
     "Embedder": "ctrbox.embed.embedder",
+    "DeepFFM": "ctrbox.online.deep_ffm",
+    "Rate": "ctrbox.online.deep_ffm",
+    "ExampleCache": "ctrbox.online.examples",
+    "ExampleText": "ctrbox.online.examples",
     "SGD": "ctrbox.embed.optimizers",
     "Adagrad": "ctrbox.embed.optimizers",
     "RowwiseAdagrad": "ctrbox.embed.optimizers",
@@ -93,6 +97,10 @@ if TYPE_CHECKING:
     from ctrbox.errors import SourceError as SourceError
     from ctrbox.errors import TrainError as TrainError
     from ctrbox.errors import WriteError as WriteError
+    from ctrbox.online.deep_ffm import DeepFFM as DeepFFM
+    from ctrbox.online.deep_ffm import Rate as Rate
+    from ctrbox.online.examples import ExampleCache as ExampleCache
+    from ctrbox.online.examples import ExampleText as ExampleText
     from ctrbox.plan.expr import Expr as Expr
     from ctrbox.plan.expr import col as col
     from ctrbox.plan.expr import concat as concat

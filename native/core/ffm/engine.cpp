@@ -16,10 +16,10 @@ namespace {
 constexpr uint64_t kNobody = std::numeric_limits<uint64_t>::max();
 constexpr size_t kPredicted = 1024;  // examples a thread takes at once
 
-// Uniform in [-1, 1), decided by seed, block and place.
-float uniform(uint64_t seed, uint64_t block, uint64_t place) {
+// Uniform in ± bound, decided by seed, block and place. Never -0: a step of 0 would make it 0, and a skipped one not.
+float uniform(uint64_t seed, uint64_t block, uint64_t place, float bound) {
   const uint64_t h = finish(finish(seed + block) + place * 0x9e3779b97f4a7c15ull);
-  return static_cast<float>(static_cast<int64_t>(h) >> 40) * 0x1p-23f;
+  return static_cast<float>(static_cast<int64_t>(h) >> 40) * 0x1p-23f * bound + 0.0f;
 }
 
 double sigmoid(float logit) { return 1.0 / (1.0 + std::exp(-static_cast<double>(logit))); }
@@ -66,18 +66,18 @@ void DeepFfm::initialise() {
   for (uint64_t r = 0; r < l.rows; ++r) {
     float* row = weights_.ffm + 2 * l.stride * r;
     for (size_t f = 0; f < l.fields; ++f)
-      for (size_t d = 0; d < s.k; ++d)
-        row[f * l.latent + d] = uniform(s.seed, 1, (r * l.fields + f) * s.k + d) * bound;
+      for (size_t d = 0; d < s.k; ++d) row[f * l.latent + d] = uniform(s.seed, 1, (r * l.fields + f) * s.k + d, bound);
     for (size_t i = 0; i < l.stride; ++i) row[l.stride + i] = s.ffm_rates.initial;
   }
   weights_.dense[1] = s.lr_rates.initial;
   for (size_t n = 0; n < l.layers.size(); ++n) {
     const auto& layer = l.layers[n];
     // He et al. for ReLU. The last layer starts at 0: the network first says nothing, and lr and ffm are heard.
-    const float reach = n + 1 == l.layers.size() && s.residual ? 0.0f : std::sqrt(6.0f / static_cast<float>(layer.inputs));
+    const float reach =
+        n + 1 == l.layers.size() && s.residual ? 0.0f : std::sqrt(6.0f / static_cast<float>(layer.inputs));
     for (size_t j = 0; j < layer.neurons; ++j) {
       float* w = weights_.dense + layer.at + j * layer.width;
-      for (size_t i = 0; i < layer.inputs; ++i) w[i] = uniform(s.seed, 2 + n, j * layer.inputs + i) * reach;
+      for (size_t i = 0; i < layer.inputs; ++i) w[i] = uniform(s.seed, 2 + n, j * layer.inputs + i, reach);
     }
     std::fill_n(weights_.dense + layer.at + layer.neurons * layer.width, layer.neurons * layer.width,
                 s.nn_rates.initial);

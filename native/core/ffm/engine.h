@@ -11,6 +11,7 @@
 #include "core/ffm/examples.h"
 #include "core/ffm/layout.h"
 #include "core/ffm/pass.h"
+#include "core/huge_pages.h"
 
 namespace cb {
 

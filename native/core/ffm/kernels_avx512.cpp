@@ -1,4 +1,5 @@
-// One register of sixteen floats. No std header may come after the pragma: its inline functions would be AVX-512 for all.
+// One register of sixteen floats. No std header may come after the pragma: its inline functions would be AVX-512 for
+// all.
 #if defined(__x86_64__)
 #include <cstddef>
 #include <cstdint>

@@ -113,6 +113,14 @@ static void norm_back(const float* y, float* dy, float inverse, size_t used, siz
 
 }  // namespace CB_LANES
 
-#define CB_KERNEL_TABLE(isa)                                                                         \
-  {isa,           CB_LANES::sum,       CB_LANES::dot,      CB_LANES::matvec,      CB_LANES::pair_dots, \
-   CB_LANES::add_scaled, CB_LANES::ffm_step, CB_LANES::neuron_step, CB_LANES::norm, CB_LANES::norm_back}
+#define CB_KERNEL_TABLE(isa) \
+  {isa,                      \
+   CB_LANES::sum,            \
+   CB_LANES::dot,            \
+   CB_LANES::matvec,         \
+   CB_LANES::pair_dots,      \
+   CB_LANES::add_scaled,     \
+   CB_LANES::ffm_step,       \
+   CB_LANES::neuron_step,    \
+   CB_LANES::norm,           \
+   CB_LANES::norm_back}

@@ -34,14 +34,14 @@ CB_INLINE void store(float* p, F16 v) {
   for (size_t k = 0; k < kRegisters; ++k) __builtin_memcpy(p + k * kWidth, &v.r[k], sizeof(VF));
 }
 
-#define CB_LANEWISE(op)                                                 \
-  CB_INLINE F16 operator op(F16 a, F16 b) {                             \
+#define CB_LANEWISE(op)                                                \
+  CB_INLINE F16 operator op(F16 a, F16 b) {                            \
     for (size_t k = 0; k < kRegisters; ++k) a.r[k] = a.r[k] op b.r[k]; \
-    return a;                                                           \
-  }                                                                     \
-  CB_INLINE F16 operator op(F16 a, float b) {                           \
+    return a;                                                          \
+  }                                                                    \
+  CB_INLINE F16 operator op(F16 a, float b) {                          \
     for (size_t k = 0; k < kRegisters; ++k) a.r[k] = a.r[k] op b;      \
-    return a;                                                           \
+    return a;                                                          \
   }
 CB_LANEWISE(+)
 CB_LANEWISE(-)

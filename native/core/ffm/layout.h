@@ -30,12 +30,12 @@ struct FfmSettings {
   uint32_t fields = 0;
   uint32_t k = 4;
   uint32_t bits = 22;
-  bool lr = true, ffm = true;      // the bias is always there
-  std::vector<uint32_t> hidden;    // none: no network
-  bool norm = false;               // layer norm of the network's input
-  bool residual = true;            // lr and ffm are added to the network's output
+  bool lr = true, ffm = true;    // the bias is always there
+  std::vector<uint32_t> hidden;  // none: no network
+  bool norm = false;             // layer norm of the network's input
+  bool residual = true;          // lr and ffm are added to the network's output
   BlockRates lr_rates, ffm_rates, nn_rates;
-  float ffm_init = 0.1f;           // latent weights start uniform within ± ffm_init / sqrt k
+  float ffm_init = 0.1f;  // latent weights start uniform within ± ffm_init / sqrt k
   uint64_t seed = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "core/ffm/adagrad.h"
 
@@ -31,13 +32,21 @@ size_t scratch_floats(const FfmLayout& l) {
   return floats + 16 * kLanes;
 }
 
+float* zeroed(size_t floats) {
+  const size_t bytes = padded(floats, kLanes) * sizeof(float);
+  void* p = std::aligned_alloc(kLine, bytes);
+  if (!p) throw std::bad_alloc();
+  std::memset(p, 0, bytes);
+  return static_cast<float*>(p);
+}
+
 }  // namespace
 
 FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const FfmKernels& kernels)
     : s_(settings),
       l_(layout),
       k_(kernels),
-      memory_(scratch_floats(layout) * sizeof(float)),
+      memory_(zeroed(scratch_floats(layout))),
       places_(kAhead + 1),
       source_(layout.fields + kLatePairs) {
   zeros_ = aligned(l_.stride);
@@ -56,7 +65,7 @@ FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const Ffm
 }
 
 float* FfmPass::aligned(size_t floats) {
-  float* found = reinterpret_cast<float*>(memory_.data()) + used_;
+  float* found = memory_.get() + used_;
   used_ += padded(floats, kLanes);
   return found;
 }
@@ -111,9 +120,9 @@ void FfmPass::gather(const Examples& examples, size_t e) {
   if (s_.ffm)
     for (size_t f = 0; f < l_.fields; ++f) inputs_[l_.pair(f, f)] = 0.0f;
   for (uint32_t i = begin; i < end;) {
-    const uint32_t f = examples.field[i];
+    const uint32_t f = examples.fields[i];
     uint32_t stop = i + 1;
-    while (stop < end && examples.field[stop] == f) ++stop;
+    while (stop < end && examples.fields[stop] == f) ++stop;
     groups_.push_back({f, i, stop});
     if (s_.lr)
       for (uint32_t j = i; j < stop; ++j) first_order_[f] += places[j - begin].lr[0] * examples.value(j);

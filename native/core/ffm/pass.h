@@ -1,19 +1,21 @@
 // One example through the network and back: the work of one thread.
 //
 //   forward   rows of one field are added up (weighted) to S[f]; pair (f, g) = S[f][g] · S[g][f]
-//   backward  T[f][g] = S[g][f], so the gradient of a feature's row is x · D[f][g] · T[f][g], contiguous in all three; T holds the values
+//   backward  T[f][g] = S[g][f], so the gradient of a feature's row is x · D[f][g] · T[f][g], contiguous in all three;
+//   T holds the values
 //             before any update of this example
 //
 // A field with one feature of value 1 has no S of its own: the row in the weight array is used in place.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "core/ffm/examples.h"
 #include "core/ffm/layout.h"
-#include "core/huge_pages.h"
 
 namespace cb {
 
@@ -61,11 +63,14 @@ class FfmPass {
   const FfmSettings& s_;
   const FfmLayout& l_;
   const FfmKernels& k_;
-  HugeBlock memory_;
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  std::unique_ptr<float, Free> memory_;
   size_t used_ = 0;
   std::vector<std::vector<Place>> places_;  // a ring of kAhead + 1 examples
   std::vector<Group> groups_;
-  std::vector<const float*> source_;        // S[f]: a row in place, one of sums_, or zeros_
+  std::vector<const float*> source_;          // S[f]: a row in place, one of sums_, or zeros_
   std::vector<float*> activations_, deltas_;  // of layer l: its input, and the gradient by it
   float *zeros_, *sums_, *turned_, *inputs_, *first_order_, *spread_, *normed_;
   float inverse_ = 1.0f;
