@@ -1,8 +1,8 @@
-"""Clicks with planted pairs of fields, for benchmarks.ffm: what logistic regression sees a little of and pairs see well.
+"""Clicks with planted pairs of fields, for benchmarks.ffm: logistic regression sees a little of them, pairs see well.
 
 24 fields, 25.9 features a line (two fields have one to three), values by Zipf, a click rate near 0.19. The logit is a sum of
-first-order weights, of 18 pairs of fields with a product of latent vectors each, and of a bump that only a few of the pairs
-make together. The true probabilities are kept: their AUC is the best possible one.
+first-order weights and of 18 pairs of fields, each the product of two latent vectors of 3 numbers. The true probabilities are
+kept: their AUC is the best possible one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 FIELDS = 24
 PAIRS = 18
 MULTI = (3, 11)  # fields with one to three features
-SIZES = [40, 100, 400, 2_000, 10_000, 50_000] * 4  # values of a field
+SIZES = [20, 60, 250, 1_000, 5_000, 20_000] * 4  # values of a field
 EXPONENT = 1.1
 RANK = 3
-FIRST, PAIR, BIAS = 0.24, 0.62, -2.55  # sizes of first-order weights and of pairs; the click rate
+FIRST, PAIR, BIAS = 0.08, 0.49, -2.25  # sizes of first-order weights and of pairs; the click rate
 
 
 @dataclass(frozen=True)

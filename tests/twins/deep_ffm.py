@@ -29,6 +29,15 @@ def lane_sum(a: np.ndarray) -> np.float32:
     return s[0]
 
 
+def lane_dot(a: np.ndarray, b: np.ndarray) -> np.float32:
+    """With fused multiply-adds: a product of two float32 is exact in float64. (The sum is rounded twice; once in 2^29.)"""
+    wide = a.astype(np.float64) * b.astype(np.float64)
+    s = wide[:LANES].astype(F)
+    for k in range(LANES, len(a), LANES):
+        s = (wide[k : k + LANES] + s.astype(np.float64)).astype(F)
+    return lane_sum(s)
+
+
 def latent_dot(a: np.ndarray, b: np.ndarray) -> np.float32:
     chunks = [(p[0] + p[1]) + (p[2] + p[3]) for p in (a * b).reshape(-1, 4)]
     total = chunks[0]
@@ -123,13 +132,13 @@ class Twin:
             if s.norm:
                 mean = lane_sum(x) / F(self.inputs)
                 into[: self.inputs] -= mean
-                inverse = F(1) / np.sqrt(lane_sum(into * into) / F(self.inputs) + F(1e-5))
+                inverse = F(1) / np.sqrt(lane_dot(into, into) / F(self.inputs) + F(1e-5))
                 into *= inverse
             acts = [into]
             for before, w, _ in self.layers:
                 acts[-1][before] = F(1)
                 out = np.zeros(padded(len(w) + 1, LANES), F)
-                out[: len(w)] = [lane_sum(row * acts[-1]) for row in w]
+                out[: len(w)] = [lane_dot(row, acts[-1]) for row in w]
                 acts.append(np.where(out > 0, out, F(0)))
             logit = logit + out[0]
         logit = logit + self.dense[0]
@@ -156,7 +165,7 @@ class Twin:
             dx[self.inputs] = F(0)
             if s.norm:
                 count = F(self.inputs)
-                mean, along = lane_sum(dx) / count, lane_sum(dx * into) / count
+                mean, along = lane_sum(dx) / count, lane_dot(dx, into) / count
                 dx = ((dx - mean) - into * along) * inverse
         direct = slope if s.residual or not s.hidden else F(0)
         for f, group in groups.items():

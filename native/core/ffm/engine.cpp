@@ -14,6 +14,7 @@ namespace cb {
 namespace {
 
 constexpr uint64_t kNobody = std::numeric_limits<uint64_t>::max();
+constexpr size_t kBehind = 4;        // latent vectors that pair_dots may read behind the last row
 constexpr size_t kPredicted = 1024;  // examples a thread takes at once
 
 // Uniform in ± bound, decided by seed, block and place. Never -0: a step of 0 would make it 0, and a skipped one not.
@@ -51,7 +52,7 @@ DeepFfm::DeepFfm(const FfmSettings& settings, bool fresh)
       layout_(settings_),
       kernels_(&ffm_kernels()),
       lr_(layout_.lr_size ? layout_.lr_size * 2 * sizeof(float) : kLanes * sizeof(float)),
-      ffm_(layout_.rows ? layout_.rows * layout_.stride * 2 * sizeof(float) : kLanes * sizeof(float)),
+      ffm_((layout_.rows * layout_.stride * 2 + kBehind * layout_.latent) * sizeof(float)),
       dense_(layout_.dense * sizeof(float)) {
   weights_ = {reinterpret_cast<float*>(lr_.data()), reinterpret_cast<float*>(ffm_.data()),
               reinterpret_cast<float*>(dense_.data())};

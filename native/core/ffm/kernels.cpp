@@ -16,7 +16,7 @@ const FfmKernels* ffm_kernels_named(const std::string& name) {
 #if defined(__aarch64__)
   if (name == "neon") return &kNeonKernels;  // every ARM of 64 bits has it
 #elif defined(__x86_64__)
-  if (name == "avx2" && __builtin_cpu_supports("avx2")) return &kAvx2Kernels;
+  if (name == "avx2" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kAvx2Kernels;
   if (name == "avx512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     return &kAvx512Kernels;

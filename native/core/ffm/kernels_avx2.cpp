@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#pragma GCC target("avx2")
+#pragma GCC target("avx2,fma")
 #define CB_LANES ffm_avx2
 #define CB_REGISTER 32
 #include "core/ffm/kernels_body.h"

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#pragma GCC target("avx512f,avx512dq,avx512vl")
+#pragma GCC target("avx512f,avx512dq,avx512vl,fma")
 #define CB_LANES ffm_avx512
 #define CB_REGISTER 64
 #include "core/ffm/kernels_body.h"

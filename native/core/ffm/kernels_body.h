@@ -17,7 +17,7 @@ static float sum(const float* a, size_t n) { return sum_of(running_sum(a, n)); }
 
 CB_INLINE F16 running_dot(const float* a, const float* b, size_t n) {
   F16 s = load(a) * load(b);
-  for (size_t k = 16; k < n; k += 16) s = s + load(a + k) * load(b + k);
+  for (size_t k = 16; k < n; k += 16) s = fused(load(a + k), load(b + k), s);
   return s;
 }
 
@@ -25,17 +25,21 @@ static float dot(const float* a, const float* b, size_t n) { return sum_of(runni
 
 static void matvec(const float* rows, size_t stride, size_t count, const float* x, size_t n, float* y) {
   size_t j = 0;
-  for (; j + 2 <= count; j += 2) {  // two rows read x once; with four, NEON spills
-    const float *r0 = rows + j * stride, *r1 = r0 + stride;
+  for (; j + 4 <= count; j += 4) {  // four rows read x once
+    const float *r0 = rows + j * stride, *r1 = r0 + stride, *r2 = r1 + stride, *r3 = r2 + stride;
     F16 v = load(x);
-    F16 s0 = load(r0) * v, s1 = load(r1) * v;
+    F16 s0 = load(r0) * v, s1 = load(r1) * v, s2 = load(r2) * v, s3 = load(r3) * v;
     for (size_t k = 16; k < n; k += 16) {
       v = load(x + k);
-      s0 = s0 + load(r0 + k) * v;
-      s1 = s1 + load(r1 + k) * v;
+      s0 = fused(load(r0 + k), v, s0);
+      s1 = fused(load(r1 + k), v, s1);
+      s2 = fused(load(r2 + k), v, s2);
+      s3 = fused(load(r3 + k), v, s3);
     }
     y[j] = sum_of(s0);
     y[j + 1] = sum_of(s1);
+    y[j + 2] = sum_of(s2);
+    y[j + 3] = sum_of(s3);
   }
   for (; j < count; ++j) y[j] = dot(rows + j * stride, x, n);
 }
@@ -60,16 +64,18 @@ static void add_scaled(float* s, const float* w, float x, size_t n) {
   for (size_t k = 0; k < n; k += 16) store(s + k, load(s + k) + load(w + k) * x);
 }
 
+// The step of sixteen weights, which the caller has loaded.
 template <class Inverse>
-CB_INLINE void adagrad(float* w, float* a, F16 g, float rate, Inverse inverse) {
+CB_INLINE void adagrad(float* w, float* a, F16 weights, F16 g, float rate, Inverse inverse) {
   const F16 squares = load(a) + g * g;
   store(a, squares);
-  store(w, load(w) - (g * inverse(squares)) * rate);
+  store(w, weights - (g * inverse(squares)) * rate);
 }
 
 template <class Inverse>
 CB_INLINE void ffm_row(float* w, float* a, const float* t, const float* d, float x, size_t n, float rate, Inverse f) {
-  for (size_t k = 0; k < n; k += 16) adagrad(w + k, a + k, times_chunks(load(t + k), d + k / 4, x), rate, f);
+  for (size_t k = 0; k < n; k += 16)
+    adagrad(w + k, a + k, load(w + k), times_chunks(load(t + k), d + k / 4, x), rate, f);
 }
 
 static void ffm_step(float* w, float* a, const float* t, const float* d, float x, size_t n, AdagradRates rates) {
@@ -82,8 +88,9 @@ static void ffm_step(float* w, float* a, const float* t, const float* d, float x
 template <class Inverse>
 CB_INLINE void neuron(float* w, float* a, const float* x, float* dx, float delta, size_t n, float rate, Inverse f) {
   for (size_t k = 0; k < n; k += 16) {
-    store(dx + k, load(dx + k) + load(w + k) * delta);
-    adagrad(w + k, a + k, load(x + k) * delta, rate, f);
+    const F16 weights = load(w + k);
+    store(dx + k, load(dx + k) + weights * delta);
+    adagrad(w + k, a + k, weights, load(x + k) * delta, rate, f);
   }
 }
 

@@ -28,7 +28,7 @@ float sum(const float* a, size_t n) {
 float dot(const float* a, const float* b, size_t n) {
   float lane[kLanes];
   for (size_t l = 0; l < kLanes; ++l) lane[l] = a[l] * b[l];
-  for (size_t k = kLanes; k < n; ++k) lane[k % kLanes] += a[k] * b[k];
+  for (size_t k = kLanes; k < n; ++k) lane[k % kLanes] = std::fma(a[k], b[k], lane[k % kLanes]);
   return tree(lane);
 }
 

@@ -48,6 +48,19 @@ CB_LANEWISE(-)
 CB_LANEWISE(*)
 #undef CB_LANEWISE
 
+// s + a · b, rounded once.
+CB_INLINE F16 fused(F16 a, F16 b, F16 s) {
+#if defined(__aarch64__)
+  for (size_t k = 0; k < kRegisters; ++k)
+    s.r[k] = (VF)vfmaq_f32((float32x4_t)s.r[k], (float32x4_t)a.r[k], (float32x4_t)b.r[k]);
+#elif CB_REGISTER == 64
+  s.r[0] = (VF)_mm512_fmadd_ps((__m512)a.r[0], (__m512)b.r[0], (__m512)s.r[0]);
+#else
+  for (size_t k = 0; k < kRegisters; ++k) s.r[k] = (VF)_mm256_fmadd_ps((__m256)a.r[k], (__m256)b.r[k], (__m256)s.r[k]);
+#endif
+  return s;
+}
+
 struct Root {
   CB_INLINE F16 operator()(F16 a) const {
     for (size_t k = 0; k < kRegisters; ++k) a.r[k] = InversePower<VF, VI>::root(a.r[k]);
