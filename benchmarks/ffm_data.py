@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 FIELDS = 24
+NAMES = "abcdefghijklmnopqrstuvwx"  # Vowpal Wabbit tells namespaces apart by their first letter
 PAIRS = 18
 MULTI = (3, 11)  # fields with one to three features
 SIZES = [20, 60, 250, 1_000, 5_000, 20_000] * 4  # values of a field
@@ -30,10 +31,8 @@ class Clicks:
 
     def text(self, path: Path, rows: slice, libffm: bool = False) -> None:
         """As Vowpal Wabbit's lines, or libffm's."""
-        words = [
-            [f" {f}:{v}:1" if libffm else f" {v}" for v in range(size)] for f, size in enumerate(SIZES)
-        ]
-        heads = ["" if libffm else f" |f{f}" for f in range(FIELDS)]
+        words = [[f" {f}:{v}:1" if libffm else f" {v}" for v in range(size)] for f, size in enumerate(SIZES)]
+        heads = ["" if libffm else f" |{name}" for name in NAMES]
         with path.open("w") as out:
             labels = self.labels[rows].tolist()
             more = [m[rows].tolist() for m in self.more]

@@ -50,7 +50,9 @@ def lines(draw: st.DrawFn, fields: tuple[str, ...]) -> str:
         st.lists(st.tuples(st.sampled_from(fields), st.lists(feature, max_size=4)), max_size=7),
     )
     return "".join(
-        f"{label}{weight} " + " ".join(f"|{name} {' '.join(words)}" for name, words in parts or [(fields[0], [])]) + "\n"
+        f"{label}{weight} "
+        + " ".join(f"|{name} {' '.join(words)}" for name, words in parts or [(fields[0], [])])
+        + "\n"
         for label, weight, parts in draw(st.lists(line, min_size=1, max_size=12))
     )
 
@@ -108,7 +110,8 @@ def checkerboard(rows: int, seed: int = 0) -> str:
     random = np.random.default_rng(seed)
     users, ads, other = (random.integers(0, 20, rows) for _ in range(3))
     return "".join(
-        f"{1 if u % 2 == a % 2 else -1} |user u{u} |ad a{a} |x o{o}\n" for u, a, o in zip(users, ads, other, strict=True)
+        f"{1 if u % 2 == a % 2 else -1} |user u{u} |ad a{a} |x o{o}\n"
+        for u, a, o in zip(users, ads, other, strict=True)
     )
 
 
@@ -263,7 +266,12 @@ def test_settings_that_cannot_be_are_refused(options: dict[str, Any], match: str
 
 
 def test_names_of_fields_are_checked_and_memory_is_bounded() -> None:
-    for fields, match in [((), "1 to 512"), (("a", "a"), "named twice"), ("ab", "must be names"), ((1,), "must be names")]:
+    for fields, match in [
+        ((), "1 to 512"),
+        (("a", "a"), "named twice"),
+        ("ab", "must be names"),
+        ((1,), "must be names"),
+    ]:
         with pytest.raises(cb.PlanError, match=match):
             DeepFFM(fields)
     with pytest.raises(cb.BudgetError, match="bits=36 needs"):

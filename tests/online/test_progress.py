@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
@@ -12,16 +12,18 @@ from ctrbox.online.progress import HEAD, Progress, auc
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 60), st.integers(1, 5))
+@settings(deadline=None)
 def test_auc_equals_sklearns_with_ties_and_weights(seed: int, rows: int, steps: int) -> None:
     random = np.random.default_rng(seed)
     labels = random.integers(0, 2, rows).astype(np.float32)
     predictions = (random.integers(0, steps + 1, rows) / steps).astype(np.float32)
     weights = random.integers(1, 4, rows).astype(np.float32)
-    met = auc(labels, predictions, weights)
-    if 0 < labels.sum() < rows:
-        assert met == pytest.approx(roc_auc_score(labels, predictions, sample_weight=weights))
-    else:
-        assert math.isnan(met)
+    for weighted in (weights, None):
+        met = auc(labels, predictions, weighted)
+        if 0 < labels.sum() < rows:
+            assert met == pytest.approx(roc_auc_score(labels, predictions, sample_weight=weighted))
+        else:
+            assert math.isnan(met)
 
 
 def test_windows_do_not_depend_on_pieces() -> None:

@@ -37,7 +37,7 @@ std::optional<size_t> noted(uint64_t e) { return e == kNobody ? std::nullopt : s
 template <class F>
 void walk(FfmPass& pass, const Examples& examples, size_t begin, size_t end, const FfmWeights& weights, bool to_write,
           F each) {
-  const size_t ahead = std::min(FfmPass::kAhead, end - begin);
+  const size_t ahead = std::min(pass.ahead(), end - begin);
   for (size_t e = begin; e < begin + ahead; ++e) pass.fetch(examples, e, weights, to_write);
   for (size_t e = begin; e < end; ++e) {
     if (e + ahead < end) pass.fetch(examples, e + ahead, weights, to_write);

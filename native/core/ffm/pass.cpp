@@ -47,7 +47,7 @@ FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const Ffm
       l_(layout),
       k_(kernels),
       memory_(zeroed(scratch_floats(layout))),
-      places_(kAhead + 1),
+      places_(ahead() + 1),
       source_(layout.fields + kLatePairs) {
   zeros_ = aligned(l_.stride);
   sums_ = aligned(l_.stride * l_.fields);
@@ -115,7 +115,7 @@ void FfmPass::gather(const Examples& examples, size_t e) {
   const auto& places = places_[e % places_.size()];
   const uint32_t begin = examples.offsets[e], end = examples.offsets[e + 1];
   groups_.clear();
-  std::fill(source_.begin(), source_.end(), zeros_);
+  if (s_.ffm) std::fill(source_.begin(), source_.end(), zeros_);
   if (s_.lr) std::memset(first_order_, 0, l_.fields * sizeof(float));
   if (s_.ffm)
     for (size_t f = 0; f < l_.fields; ++f) inputs_[l_.pair(f, f)] = 0.0f;

@@ -30,8 +30,9 @@ class FfmPass {
  public:
   FfmPass(const FfmSettings& settings, const FfmLayout& layout, const FfmKernels& kernels);
 
-  // Start to load what example e of `examples` needs; up to kAhead examples may be on their way.
-  static constexpr size_t kAhead = 2;
+  // Start to load what example e of `examples` needs; up to ahead() examples may be on their way. Rows of two examples
+  // fit into the first cache beside the network; first-order weights alone are small, and want more of them.
+  size_t ahead() const { return s_.ffm ? 2 : 8; }
   void fetch(const Examples& examples, size_t e, const FfmWeights& weights, bool to_write);
 
   // The logit of an example that was fetched. `learning`: keep what backward needs.
@@ -68,7 +69,7 @@ class FfmPass {
   };
   std::unique_ptr<float, Free> memory_;
   size_t used_ = 0;
-  std::vector<std::vector<Place>> places_;  // a ring of kAhead + 1 examples
+  std::vector<std::vector<Place>> places_;  // a ring of ahead() + 1 examples
   std::vector<Group> groups_;
   std::vector<const float*> source_;          // S[f]: a row in place, one of sums_, or zeros_
   std::vector<float*> activations_, deltas_;  // of layer l: its input, and the gradient by it

@@ -1,5 +1,6 @@
 #include "core/ffm/text.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <stdexcept>
@@ -13,7 +14,6 @@ struct Refused {
   std::string why;
 };
 
-constexpr std::string_view kSpace = " \t\r";
 constexpr size_t kShown = 40;
 
 std::string quoted(std::string_view text) {
@@ -22,13 +22,16 @@ std::string quoted(std::string_view text) {
   return out + (text.size() > kShown ? "…'" : "'");
 }
 
+bool space(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+
 // The next token, taken from the front of `text`; empty where there is none.
 std::string_view token(std::string_view& text) {
-  const size_t begin = std::min(text.find_first_not_of(kSpace), text.size());
-  const size_t end = std::min(text.find_first_of(kSpace, begin), text.size());
-  const std::string_view found = text.substr(begin, end - begin);
-  text.remove_prefix(end);
-  return found;
+  const char *p = text.data(), *end = p + text.size();
+  while (p < end && space(*p)) ++p;
+  const char* begin = p;
+  while (p < end && !space(*p)) ++p;
+  text = {p, static_cast<size_t>(end - p)};
+  return {begin, static_cast<size_t>(p - begin)};
 }
 
 float number(std::string_view text, const char* what) {
@@ -49,6 +52,8 @@ float number(std::string_view text, const char* what) {
   return value;
 }
 
+uint64_t salt_of(std::string_view name) { return hash_bytes(name.data(), static_cast<uint32_t>(name.size())); }
+
 float label_of(std::string_view text) {
   const float label = number(text, "label");
   if (label == 1.0f) return 1.0f;
@@ -61,10 +66,12 @@ float label_of(std::string_view text) {
 ExampleParser::ExampleParser(bool libffm, std::vector<std::string> fields, const std::vector<std::string>& ignored)
     : libffm_(libffm), open_(fields.empty()), fields_(std::move(fields)) {
   if (fields_.size() > kMostFields) throw std::invalid_argument("too many fields");
-  for (size_t f = 0; f < fields_.size(); ++f)
-    known_[fields_[f]] = {static_cast<uint16_t>(f),
-                          hash_bytes(fields_[f].data(), static_cast<uint32_t>(fields_[f].size()))};
-  for (const std::string& name : ignored) known_[name] = {kIgnored, 0};
+  for (const std::string& name : fields_) {
+    known_[name] = {static_cast<uint16_t>(salts_.size()), salt_of(name)};
+    salts_.push_back(salt_of(name));
+  }
+  for (const std::string& name : ignored)
+    if (!known_.try_emplace(name, Field{kIgnored, 0}).second) throw std::invalid_argument("a field is ignored");
 }
 
 size_t ExampleParser::feed(std::string_view text) {
@@ -74,7 +81,7 @@ size_t ExampleParser::feed(std::string_view text) {
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
     ++line_;
-    if (line.find_first_not_of(kSpace) == std::string_view::npos) continue;
+    if (std::all_of(line.begin(), line.end(), space)) continue;
     try {
       libffm_ ? ffm(line) : vw(line);
     } catch (const Refused& refused) {
@@ -97,7 +104,7 @@ void ExampleParser::vw(std::string_view line) {
   if (bar == std::string_view::npos) throw Refused{"no | in it"};
   std::string_view head = line.substr(0, bar);
   // What touches the bar is the tag, if a label stands before it.
-  const bool tagged = !head.empty() && kSpace.find(head.back()) == std::string_view::npos;
+  const bool tagged = !head.empty() && !space(head.back());
   std::string_view words[4];
   size_t n = 0;
   for (std::string_view word = token(head); !word.empty(); word = token(head)) {
@@ -115,7 +122,7 @@ void ExampleParser::vw(std::string_view line) {
     std::string_view part = line.substr(0, bar);
     std::string_view name;
     float scale = 1.0f;
-    if (!part.empty() && kSpace.find(part[0]) == std::string_view::npos) {
+    if (!part.empty() && !space(part[0])) {
       name = token(part);
       const size_t colon = name.find(':');
       if (colon != std::string_view::npos) {
@@ -160,14 +167,24 @@ void ExampleParser::add(Field field, std::string_view name, float value) {
 }
 
 ExampleParser::Field ExampleParser::field(std::string_view name) {
+  // Lines name their fields in one order, mostly.
+  const size_t next = last_ + 1 < fields_.size() ? last_ + 1 : 0;
+  if (!fields_.empty() && fields_[next] == name) {
+    last_ = next;
+    return {static_cast<uint16_t>(next), salts_[next]};
+  }
   name_.assign(name);  // a string of its own, used again: no allocation for each namespace
   const auto found = known_.find(name_);
-  if (found != known_.end()) return found->second;
+  if (found != known_.end()) {
+    if (found->second.number != kIgnored) last_ = found->second.number;
+    return found->second;
+  }
   if (!open_) throw Refused{"namespace " + quoted(name) + " is none of the fields"};
   if (fields_.size() == kMostFields) throw Refused{"namespace " + quoted(name) + " would be field 513"};
   if (name.size() > 1000) throw Refused{"namespace " + quoted(name) + " is longer than 1,000 bytes"};
-  const Field made{static_cast<uint16_t>(fields_.size()), hash_bytes(name.data(), static_cast<uint32_t>(name.size()))};
+  const Field made{static_cast<uint16_t>(fields_.size()), salt_of(name)};
   fields_.push_back(name_);
+  salts_.push_back(made.salt);
   known_[name_] = made;
   return made;
 }

@@ -26,7 +26,7 @@ struct BadLine {
 
 class ExampleParser {
  public:
-  // Lines with a namespace in `ignored` are read as if it were not there.
+  // Lines with a namespace in `ignored`, none of the fields, are read as if it were not there.
   ExampleParser(bool libffm, std::vector<std::string> fields, const std::vector<std::string>& ignored);
 
   // Whole lines, but for the last one of all. Gives the number of bad lines among them.
@@ -57,7 +57,9 @@ class ExampleParser {
   bool libffm_, open_;
   std::vector<std::string> fields_;
   std::unordered_map<std::string, Field> known_;
+  std::vector<uint64_t> salts_;
   std::string name_;
+  size_t last_ = 0;  // the field of the namespace before
   Examples examples_;
   uint64_t line_ = 0, bad_ = 0;
   std::vector<BadLine> first_bad_;

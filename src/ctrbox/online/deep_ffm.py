@@ -61,12 +61,12 @@ class DeepFFM:
         k: int = 4,
         hidden: Sequence[int] = (),
         bits: int = 22,
-        lr: Rate | float | None = Rate(0.1),  # noqa: B008 - frozen
-        ffm: Rate | float | None = Rate(0.1),  # noqa: B008 - frozen
-        nn: Rate | float = Rate(0.02),  # noqa: B008 - frozen
+        lr: Rate | float | None = Rate(0.02),  # noqa: B008 - frozen
+        ffm: Rate | float | None = Rate(0.15),  # noqa: B008 - frozen
+        nn: Rate | float = Rate(0.05, initial=0.01),  # noqa: B008 - frozen
         norm: bool = False,
         residual: bool = True,
-        ffm_init: float = 0.5,
+        ffm_init: float = 0.2,
         seed: int = 0,
     ) -> None:
         self.fields = field_names(fields)
@@ -164,7 +164,12 @@ class DeepFFM:
 
     def __repr__(self) -> str:
         s = self._native.settings
-        parts = [f"{s.fields} fields", "lr" * s.lr, f"ffm k={s.k}" * s.ffm, f"hidden={tuple(s.hidden)}" * bool(s.hidden)]
+        parts = [
+            f"{s.fields} fields",
+            "lr" * s.lr,
+            f"ffm k={s.k}" * s.ffm,
+            f"hidden={tuple(s.hidden)}" * bool(s.hidden),
+        ]
         return f"DeepFFM({', '.join(p for p in parts if p)}, bits={s.bits}, learned={self.learned:,})"
 
     # ---- from sources to examples of this model's fields ----

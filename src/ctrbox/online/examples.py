@@ -49,10 +49,14 @@ class ExampleText:
         strict: bool = False,
     ) -> None:
         if format not in FORMATS:
-            raise PlanError(f"format= must be one of {', '.join(FORMATS)}, got {format!r}{nearest(str(format), FORMATS)}")
+            raise PlanError(
+                f"format= must be one of {', '.join(FORMATS)}, got {format!r}{nearest(str(format), FORMATS)}"
+            )
         self.source, self.format, self.strict = source, format, strict
         self.given = None if fields is None else names(fields)
-        self.ignore = [str(name) for name in ignore]
+        self.ignore = [str(name) for name in dict.fromkeys(ignore)]
+        if both := [name for name in self.ignore if name in (self.given or [])]:
+            raise PlanError(f"{both[0]!r} is in fields= and in ignore=")
         self._parser = self._fresh()
 
     @property

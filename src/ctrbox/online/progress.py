@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.floating]
 
 CLIP = 1e-7
-HEAD = f"{'average':>9} {'since':>9} {'example':>12} {'window':>9} {'constant':>9}\n{'loss':>9} {'last':>9} {'counter':>12} {'AUC':>9} {'loss':>9}"
+HEAD = "  average     since      example    window  constant\n     loss      last      counter       AUC      loss"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Progress:
         self.examples = 0
         self._weight = self._clicks = self._loss = 0.0
         self._since = (0.0, 0.0)  # weight and loss up to the last window
-        self._held: list[tuple[Floats, Floats, Floats]] = []
+        self._held: list[tuple[Floats, Floats, Floats | None]] = []
         self._rows = 0
         self._shown = False
 
@@ -61,12 +62,12 @@ class Progress:
         return self.windows[-1].auc if self.windows else self._auc()
 
     def add(self, labels: Floats, predictions: Floats, weights: Floats | None = None) -> None:
-        if weights is None or not len(weights):
-            weights = np.ones(len(labels), np.float32)
+        if weights is not None and not len(weights):
+            weights = None
         at = 0
         while at < len(labels):
             stop = min(len(labels), at + self.window - self._rows)
-            self._take(labels[at:stop], predictions[at:stop], weights[at:stop])
+            self._take(labels[at:stop], predictions[at:stop], None if weights is None else weights[at:stop])
             at = stop
             if self._rows == self.window:
                 self._end()
@@ -74,12 +75,12 @@ class Progress:
     def table(self) -> str:
         return "\n".join([HEAD, *map(str, self.windows)])
 
-    def _take(self, labels: Floats, predictions: Floats, weights: Floats) -> None:
+    def _take(self, labels: Floats, predictions: Floats, weights: Floats | None) -> None:
         p = np.clip(predictions.astype(np.float64), CLIP, 1 - CLIP)
         losses = -np.log(np.where(labels > 0.5, p, 1 - p))
-        self._loss += float(losses @ weights)
-        self._clicks += float(labels @ weights)
-        self._weight += float(weights.sum(dtype=np.float64))
+        self._loss += float(losses.sum() if weights is None else losses @ weights)
+        self._clicks += float(labels.sum() if weights is None else labels @ weights)
+        self._weight += float(len(labels) if weights is None else weights.sum(dtype=np.float64))
         self._held.append((labels, predictions, weights))
         self._rows += len(labels)
         self.examples += len(labels)
@@ -87,8 +88,11 @@ class Progress:
     def _auc(self) -> float:
         if not self._held:
             return math.nan
-        labels, predictions, weights = (np.concatenate(column) for column in zip(*self._held, strict=True))
-        return auc(labels, predictions, weights)
+        labels, predictions = (np.concatenate([part[n] for part in self._held]) for n in (0, 1))
+        if all(part[2] is None for part in self._held):
+            return auc(labels, predictions)
+        weights = [np.ones(len(part[0])) if part[2] is None else part[2] for part in self._held]
+        return auc(labels, predictions, np.concatenate(weights))
 
     def _end(self) -> None:
         weight, loss = self._weight - self._since[0], self._loss - self._since[1]
@@ -109,12 +113,20 @@ def entropy(p: float) -> float:
     return -sum(q * math.log(q) for q in (p, 1 - p) if q > 0)
 
 
-def auc(labels: Floats, predictions: Floats, weights: Floats) -> float:
+def auc(labels: Floats, predictions: Floats, weights: Floats | None = None) -> float:
     """The share of pairs (click, no click) in the right order, ties half; NaN where there are none."""
-    order = np.argsort(predictions, kind="stable")
-    clicks = np.where(labels > 0.5, weights, 0.0)[order].astype(np.float64)
-    others = np.where(labels > 0.5, 0.0, weights)[order].astype(np.float64)
-    ranked = predictions[order]
+    if weights is None:
+        # Bits of floats from 0 to 1 are in their order: one sort of numbers, four times as fast as one of places.
+        bits = np.ascontiguousarray(predictions, np.float32).view(np.uint32).astype(np.uint64)
+        packed = np.sort(bits << np.uint64(1) | (labels > 0.5))
+        ranked: npt.NDArray[Any] = packed >> np.uint64(1)
+        clicks = (packed & np.uint64(1)).astype(np.float64)
+        others = 1.0 - clicks
+    else:
+        order = np.argsort(predictions, kind="stable")
+        ranked = predictions[order]
+        clicks = np.where(labels > 0.5, weights, 0.0)[order].astype(np.float64)
+        others = np.where(labels > 0.5, 0.0, weights)[order].astype(np.float64)
     begins = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]]) if len(ranked) else np.zeros(0, np.int64)
     ties, below = np.add.reduceat(clicks, begins), np.add.reduceat(others, begins)
     pairs = float(clicks.sum() * others.sum())
