@@ -76,13 +76,24 @@ void bind_examples(nb::module_& m) {
       .def_prop_ro("rows", &Examples::rows)
       .def_prop_ro("features", [](const Examples& e) { return e.keys.size(); })
       .def_ro("unlabelled", &Examples::unlabelled)
-      .def_prop_ro("offsets", [](const Examples& e) { return copied(e.offsets); })
-      .def_prop_ro("keys", [](const Examples& e) { return copied(e.keys); })
-      .def_prop_ro("fields", [](const Examples& e) { return copied(e.fields); })
       .def_prop_ro(
-          "values", [](const Examples& e) { return copied(e.values); }, "Empty: all 1.")
-      .def_prop_ro("labels", [](const Examples& e) { return copied(e.labels); })
-      .def_prop_ro("weights", [](const Examples& e) { return copied(e.weights); }, "Empty: all 1.");
+          "offsets", [](const Examples& e) { return copied(e.offsets); },
+          nb::for_getter(nb::sig("def offsets(self, /) -> NDArray[numpy.uint32]")))
+      .def_prop_ro(
+          "keys", [](const Examples& e) { return copied(e.keys); },
+          nb::for_getter(nb::sig("def keys(self, /) -> NDArray[numpy.uint64]")))
+      .def_prop_ro(
+          "fields", [](const Examples& e) { return copied(e.fields); },
+          nb::for_getter(nb::sig("def fields(self, /) -> NDArray[numpy.uint16]")))
+      .def_prop_ro(
+          "values", [](const Examples& e) { return copied(e.values); },
+          nb::for_getter(nb::sig("def values(self, /) -> NDArray[numpy.float32]")), "Empty: all 1.")
+      .def_prop_ro(
+          "labels", [](const Examples& e) { return copied(e.labels); },
+          nb::for_getter(nb::sig("def labels(self, /) -> NDArray[numpy.float32]")))
+      .def_prop_ro(
+          "weights", [](const Examples& e) { return copied(e.weights); },
+          nb::for_getter(nb::sig("def weights(self, /) -> NDArray[numpy.float32]")), "Empty: all 1.");
 
   nb::class_<ExampleParser>(m, "ExampleParser", "Lines of Vowpal Wabbit's or libffm's text to examples.")
       .def(nb::init<bool, std::vector<std::string>, const std::vector<std::string>&>(), nb::arg("libffm"),
@@ -198,13 +209,16 @@ void bind_ffm(nb::module_& m) {
             return scored(model, examples, [&](float* out) { return model.learn(examples, out, threads, sparse); });
           },
           nb::arg("examples"), nb::arg("threads"), nb::arg("sparse"),
+          nb::sig(
+              "def learn(self, examples: Examples, threads: int, sparse: bool) -> tuple[NDArray[numpy.float32], int]"),
           "Predictions before learning, and the first example whose output was not finite, or -1.")
       .def(
           "predict",
           [](const DeepFfm& model, const Examples& examples, size_t threads) {
             return scored(model, examples, [&](float* out) { return model.predict(examples, out, threads); });
           },
-          nb::arg("examples"), nb::arg("threads"))
+          nb::arg("examples"), nb::arg("threads"),
+          nb::sig("def predict(self, examples: Examples, threads: int) -> tuple[NDArray[numpy.float32], int]"))
       .def(
           "save",
           [](const DeepFfm& model, const std::string& path, const std::vector<std::string>& fields, uint64_t learned) {
