@@ -90,7 +90,7 @@ std::optional<size_t> DeepFfm::learn(const Examples& examples, float* prediction
   const size_t rows = examples.rows();
   auto learn_from = [&](FfmPass& pass, size_t begin, size_t end, const FfmWeights& weights) {
     walk(pass, examples, begin, end, weights, true, [&](size_t e) {
-      const float logit = pass.forward(examples, e, weights, true);
+      const float logit = pass.forward(examples, e, weights);
       const double p = sigmoid(logit);
       predictions[e] = static_cast<float>(p);
       if (!std::isfinite(logit)) {
@@ -139,13 +139,21 @@ std::optional<size_t> DeepFfm::predict(const Examples& examples, float* predicti
   std::atomic<size_t> next{0};
   parallel_for(threads, std::min(std::max<size_t>(threads, 1), blocks), [&](size_t) {
     FfmPass pass(settings_, layout_, *kernels_);
-    for (size_t b; (b = next.fetch_add(1)) < blocks;)
-      walk(pass, examples, b * kPredicted, std::min(rows, (b + 1) * kPredicted), weights_, false, [&](size_t e) {
-        const float logit = pass.forward(examples, e, weights_, false);
-        predictions[e] = static_cast<float>(sigmoid(logit));
-        if (!std::isfinite(logit)) note(broken, e);
+    float logits[FfmPass::kBatch];
+    for (size_t b; (b = next.fetch_add(1)) < blocks;) {
+      const size_t begin = b * kPredicted, end = std::min(rows, begin + kPredicted);
+      walk(pass, examples, begin, end, weights_, false, [&](size_t e) {
+        const size_t slot = (e - begin) % FfmPass::kBatch;
+        pass.merge(examples, e, slot);
+        if (slot + 1 < FfmPass::kBatch && e + 1 < end) return true;
+        pass.logits(weights_, slot + 1, logits);
+        for (size_t k = 0; k <= slot; ++k) {
+          predictions[e - slot + k] = static_cast<float>(sigmoid(logits[k]));
+          if (!std::isfinite(logits[k])) note(broken, e - slot + k);
+        }
         return true;
       });
+    }
   });
   return noted(broken);
 }

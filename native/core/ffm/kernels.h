@@ -29,8 +29,9 @@ struct FfmKernels {
   float (*sum)(const float* a, size_t n);
   float (*dot)(const float* a, const float* b, size_t n);
 
-  // y[j] = dot(rows + j · stride, x, n)
-  void (*matvec)(const float* rows, size_t stride, size_t count, const float* x, size_t n, float* y);
+  // y[j] = dot(rows + j · n, x, n) for `count` rows; with a batch also for x + step and y + y_step, and so on.
+  void (*matmul)(const float* rows, size_t count, size_t n, const float* x, size_t step, size_t batch, float* y,
+                 size_t y_step);
 
   // out[p] = the product of latent vectors a[p] and rows[p] + at, each of so many chunks: chunk by chunk, one after the
   // other. Up to 3 more pairs are read and written: rows must have entries for them.

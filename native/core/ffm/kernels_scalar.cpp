@@ -32,8 +32,10 @@ float dot(const float* a, const float* b, size_t n) {
   return tree(lane);
 }
 
-void matvec(const float* rows, size_t stride, size_t count, const float* x, size_t n, float* y) {
-  for (size_t j = 0; j < count; ++j) y[j] = dot(rows + j * stride, x, n);
+void matmul(const float* rows, size_t count, size_t n, const float* x, size_t step, size_t batch, float* y,
+            size_t y_step) {
+  for (size_t b = 0; b < batch; ++b)
+    for (size_t j = 0; j < count; ++j) y[b * y_step + j] = dot(rows + j * n, x + b * step, n);
 }
 
 void pair_dots(const float* a, const float* const* rows, size_t at, size_t chunks, size_t count, float* out) {
@@ -79,7 +81,7 @@ void norm_back(const float* y, float* dy, float inverse, size_t used, size_t n) 
 }  // namespace
 
 extern const FfmKernels kScalarKernels;
-const FfmKernels kScalarKernels = {"scalar",   sum,      dot,         matvec, pair_dots,
+const FfmKernels kScalarKernels = {"scalar",   sum,      dot,         matmul, pair_dots,
                                    add_scaled, ffm_step, neuron_step, norm,   norm_back};
 
 }  // namespace cb

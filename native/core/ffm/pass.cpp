@@ -25,11 +25,11 @@ float latent_dot(const float* a, const float* w, float x, size_t latent) {
 }
 
 size_t scratch_floats(const FfmLayout& l) {
-  size_t floats = l.stride * (1 + 2 * l.fields) + kLanes * 16;  // zeros, sums, turned
-  floats += 2 * padded(l.inputs + 1 + 2 * kLanes, kLanes) + padded(l.fields, kLanes);
-  floats += kLanes + l.fields * (l.stride / kChunk + kLanes);
-  for (const auto& layer : l.layers) floats += 2 * layer.width + padded(layer.neurons + 1, kLanes);
-  return floats + 16 * kLanes;
+  size_t floats = l.stride * (1 + 2 * l.fields);  // zeros, sums, turned
+  floats += 2 * FfmPass::kBatch * padded(l.inputs + 1 + kLanes, kLanes) + padded(l.fields, kLanes);
+  floats += padded(l.fields * (l.stride / kChunk), kLanes);
+  for (const auto& layer : l.layers) floats += (FfmPass::kBatch + 1) * layer.width;
+  return floats + 3 * l.latent;  // that pair_dots may read
 }
 
 float* zeroed(size_t floats) {
@@ -52,15 +52,17 @@ FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const Ffm
   zeros_ = aligned(l_.stride);
   sums_ = aligned(l_.stride * l_.fields);
   turned_ = aligned(l_.stride * l_.fields);
-  inputs_ = aligned(l_.inputs + 1 + kLanes);  // pair_dots writes up to 3 floats behind the pairs
-  normed_ = aligned(l_.inputs + 1 + kLanes);
+  input_step_ = padded(l_.inputs + 1 + kLanes, kLanes);  // pair_dots writes up to 3 floats behind the pairs
+  inputs_ = aligned(kBatch * input_step_);
+  normed_ = aligned(kBatch * input_step_);
   first_order_ = aligned(l_.fields);
   spread_ = aligned(l_.fields * (l_.stride / kChunk));
   for (size_t n = 0; n < l_.layers.size(); ++n) {
     const auto& layer = l_.layers[n];
-    activations_.push_back(n == 0 ? (s_.norm ? normed_ : inputs_) : aligned(layer.width));
+    steps_.push_back(n == 0 ? input_step_ : layer.width);
+    activations_.push_back(n == 0 ? (s_.norm ? normed_ : inputs_) : aligned(kBatch * layer.width));
     deltas_.push_back(aligned(layer.width));
-    activations_.back()[layer.inputs] = 1.0f;
+    for (size_t b = 0; b < kBatch; ++b) activations_.back()[b * steps_.back() + layer.inputs] = 1.0f;
   }
 }
 
@@ -75,57 +77,70 @@ void FfmPass::fetch(const Examples& examples, size_t e, const FfmWeights& weight
   const uint32_t begin = examples.offsets[e], end = examples.offsets[e + 1];
   places.resize(end - begin);
   const size_t bytes = (to_write ? 2 : 1) * l_.stride * sizeof(float);
-  for (uint32_t i = begin; i < end; ++i) {
-    Place& place = places[i - begin];
-    const uint64_t key = examples.keys[i];
-    if (s_.lr) {
-      place.lr = weights.lr + 2 * l_.lr_of(key, s_.bits);
-      __builtin_prefetch(place.lr);
+  const uint64_t* keys = examples.keys.data() + begin;
+  const size_t count = end - begin;
+  if (s_.lr)
+    for (size_t i = 0; i < count; ++i) {
+      places[i].lr = weights.lr + 2 * l_.lr_of(keys[i], s_.bits);
+      __builtin_prefetch(places[i].lr);
     }
-    if (s_.ffm) {
-      place.row = weights.ffm + 2 * l_.stride * l_.row_of(key);
-      const char* p = reinterpret_cast<const char*>(place.row);
+  if (s_.ffm)
+    for (size_t i = 0; i < count; ++i) {
+      places[i].row = weights.ffm + 2 * l_.stride * l_.row_of(keys[i]);
+      const char* p = reinterpret_cast<const char*>(places[i].row);
       for (size_t b = 0; b < bytes; b += kLine) __builtin_prefetch(p + b);
     }
-  }
 }
 
-float FfmPass::forward(const Examples& examples, size_t e, const FfmWeights& weights, bool learning) {
-  gather(examples, e);
+void FfmPass::merge(const Examples& examples, size_t e, size_t slot) {
+  float* inputs = input(slot);
+  gather(examples, e, inputs);
+  if (s_.ffm) multiply_pairs(inputs);
+  std::memcpy(inputs + l_.pairs, first_order_, (l_.inputs - l_.pairs) * sizeof(float));
+  std::memset(inputs + l_.inputs, 0, (padded(l_.inputs + 1, kLanes) - l_.inputs) * sizeof(float));
+}
+
+void FfmPass::logits(const FfmWeights& weights, size_t count, float* out) {
+  const bool deep = !l_.layers.empty();
+  float direct[kBatch];
+  for (size_t b = 0; b < count; ++b)
+    direct[b] = s_.residual || !deep ? k_.sum(input(b), padded(l_.inputs + 1, kLanes)) : 0.0f;
+  if (deep) run_layers(weights, count, out);
+  for (size_t b = 0; b < count; ++b) out[b] = (deep ? direct[b] + out[b] : direct[b]) + weights.dense[0];
+}
+
+float FfmPass::forward(const Examples& examples, size_t e, const FfmWeights& weights) {
+  merge(examples, e, 0);
+  if (s_.ffm && l_.latent == 4)
+    transpose<4>();
+  else if (s_.ffm && l_.latent == 8)
+    transpose<8>();
+  else if (s_.ffm)
+    transpose<0>();
   float logit = 0.0f;
-  if (s_.ffm) multiply_pairs();
-  if (s_.ffm && learning) {
-    if (l_.latent == 4)
-      transpose<4>();
-    else if (l_.latent == 8)
-      transpose<8>();
-    else
-      transpose<0>();
-  }
-  std::memcpy(inputs_ + l_.pairs, first_order_, (l_.inputs - l_.pairs) * sizeof(float));
-  const size_t width = padded(l_.inputs + 1, kLanes);
-  std::memset(inputs_ + l_.inputs, 0, (width - l_.inputs) * sizeof(float));
-  if (s_.residual || l_.layers.empty()) logit = k_.sum(inputs_, width);
-  if (!l_.layers.empty()) logit += run_layers(weights);
-  return logit + weights.dense[0];
+  logits(weights, 1, &logit);
+  return logit;
 }
 
 // Groups of features by field; sums of fields with several features or a value; first-order sums; pairs (f, f).
-void FfmPass::gather(const Examples& examples, size_t e) {
+void FfmPass::gather(const Examples& examples, size_t e, float* inputs) {
   const auto& places = places_[e % places_.size()];
   const uint32_t begin = examples.offsets[e], end = examples.offsets[e + 1];
   groups_.clear();
   if (s_.ffm) std::fill(source_.begin(), source_.end(), zeros_);
   if (s_.lr) std::memset(first_order_, 0, l_.fields * sizeof(float));
   if (s_.ffm)
-    for (size_t f = 0; f < l_.fields; ++f) inputs_[l_.pair(f, f)] = 0.0f;
+    for (size_t f = 0; f < l_.fields; ++f) inputs[l_.pair(f, f)] = 0.0f;
   for (uint32_t i = begin; i < end;) {
     const uint32_t f = examples.fields[i];
     uint32_t stop = i + 1;
     while (stop < end && examples.fields[stop] == f) ++stop;
     groups_.push_back({f, i, stop});
-    if (s_.lr)
-      for (uint32_t j = i; j < stop; ++j) first_order_[f] += places[j - begin].lr[0] * examples.value(j);
+    if (s_.lr) {
+      float sum = 0.0f;
+      for (uint32_t j = i; j < stop; ++j) sum += places[j - begin].lr[0] * examples.value(j);
+      first_order_[f] = sum;
+    }
     if (s_.ffm) {
       if (stop == i + 1 && examples.value(i) == 1.0f) {
         source_[f] = places[i - begin].row;
@@ -140,7 +155,7 @@ void FfmPass::gather(const Examples& examples, size_t e) {
           if (j > i) within += latent_dot(own, row + f * l_.latent, x, l_.latent);
           k_.add_scaled(sum, row, x, l_.stride);
         }
-        inputs_[l_.pair(f, f)] = within;
+        inputs[l_.pair(f, f)] = within;
         source_[f] = sum;
       }
     }
@@ -159,32 +174,32 @@ void FfmPass::transpose() {
   }
 }
 
-void FfmPass::multiply_pairs() {
+void FfmPass::multiply_pairs(float* inputs) {
   for (size_t f = 0; f + 1 < l_.fields; ++f) {
     const size_t count = l_.fields - 1 - f;
-    float* out = inputs_ + l_.pair(f, f + 1);
+    float* out = inputs + l_.pair(f, f + 1);
     const float next = out[count];  // pair (f + 1, f + 1), which the kernel may write over
     k_.pair_dots(source_[f] + (f + 1) * l_.latent, &source_[f + 1], f * l_.latent, l_.chunks(), count, out);
     out[count] = next;
   }
 }
 
-float FfmPass::run_layers(const FfmWeights& weights) {
-  if (s_.norm) {
-    const size_t width = l_.layers[0].width;
-    inverse_ = k_.norm(inputs_, normed_, l_.inputs, width);
+void FfmPass::run_layers(const FfmWeights& weights, size_t count, float* out) {
+  for (size_t b = 0; b < count; ++b) {
+    float* into = activations_[0] + b * steps_[0];
+    if (s_.norm) inverse_ = k_.norm(input(b), into, l_.inputs, l_.layers[0].width);
+    into[l_.inputs] = 1.0f;
   }
-  activations_[0][l_.inputs] = 1.0f;
-  float logit = 0.0f;
   for (size_t n = 0; n < l_.layers.size(); ++n) {
     const auto& layer = l_.layers[n];
     const bool last = n + 1 == l_.layers.size();
-    float* out = last ? &logit : activations_[n + 1];
-    k_.matvec(weights.dense + layer.at, layer.width, layer.neurons, activations_[n], layer.width, out);
-    if (!last)
-      for (size_t j = 0; j < layer.neurons; ++j) out[j] = out[j] > 0.0f ? out[j] : 0.0f;
+    float* to = last ? out : activations_[n + 1];
+    const size_t step = last ? 1 : steps_[n + 1];
+    k_.matmul(weights.dense + layer.at, layer.neurons, layer.width, activations_[n], steps_[n], count, to, step);
+    if (last) break;
+    for (size_t b = 0; b < count; ++b)
+      for (size_t j = 0; j < layer.neurons; ++j) to[b * step + j] = to[b * step + j] > 0.0f ? to[b * step + j] : 0.0f;
   }
-  return logit;
 }
 
 // The gradient by the network's input, nullptr where it is 0 throughout.

@@ -35,8 +35,14 @@ class FfmPass {
   size_t ahead() const { return s_.ffm ? 2 : 8; }
   void fetch(const Examples& examples, size_t e, const FfmWeights& weights, bool to_write);
 
-  // The logit of an example that was fetched. `learning`: keep what backward needs.
-  float forward(const Examples& examples, size_t e, const FfmWeights& weights, bool learning);
+  // The logit of an example that was fetched, and all that backward needs.
+  float forward(const Examples& examples, size_t e, const FfmWeights& weights);
+
+  // The same for a batch, whose weights of the network are read once: merge(0), merge(1), … in the order they were
+  // fetched, then logits of the first `count`.
+  static constexpr size_t kBatch = 8;
+  void merge(const Examples& examples, size_t e, size_t slot);
+  void logits(const FfmWeights& weights, size_t count, float* out);
 
   // One step with the loss' gradient g by the logit; after forward of the same example. Without `sparse`, neurons that
   // pass no gradient are stepped like all others: the same bits, slower.
@@ -52,11 +58,12 @@ class FfmPass {
   };
 
   float* aligned(size_t floats);
-  void gather(const Examples& examples, size_t e);
+  void gather(const Examples& examples, size_t e, float* inputs);
   template <size_t kLatent>
   void transpose();
-  void multiply_pairs();
-  float run_layers(const FfmWeights& weights);
+  void multiply_pairs(float* inputs);
+  float* input(size_t slot) { return inputs_ + slot * input_step_; }
+  void run_layers(const FfmWeights& weights, size_t count, float* out);
   const float* back_through_layers(const FfmWeights& weights, float g, bool sparse);
   void spread_gradients(const float* dx, float g);
   void step_rows(const Examples& examples, size_t e, const float* dx, float g);
@@ -73,6 +80,8 @@ class FfmPass {
   std::vector<Group> groups_;
   std::vector<const float*> source_;          // S[f]: a row in place, one of sums_, or zeros_
   std::vector<float*> activations_, deltas_;  // of layer l: its input, and the gradient by it
+  std::vector<size_t> steps_;                 // from one input of a batch to the next
+  size_t input_step_;
   float *zeros_, *sums_, *turned_, *inputs_, *first_order_, *spread_, *normed_;
   float inverse_ = 1.0f;
 };
