@@ -93,8 +93,9 @@ def test_bad_lines_are_counted_and_the_first_ten_named(tmp_path: Path, capsys: p
     assert not (tmp_path / "strict.ctrx").exists()
     _, met = parse_all(b"1 |typo x |a y\n", fields=["a"], ignored=["typo"])
     assert met.features == 1
-    parser, _ = parse_all(b"1 |typo x |a y\n", fields=["a"])
-    assert parser.first_bad == [(1, "namespace 'typo' is none of the fields")]
+    typo = ExampleText(io.BytesIO(b"1 |usr x |a y\n"), fields=["a", "user"])
+    assert sum(part.rows for part in typo) == 0
+    assert typo.first_bad == [(1, "namespace 'usr' is none of the fields; nearest: 'user'")]
 
 
 def columns(examples: _native.Examples) -> list[bytes]:
@@ -157,7 +158,7 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         ExampleCache(tmp_path / "none")
 
 
-def test_models_read_caches_and_text_by_the_names_of_fields(tmp_path: Path) -> None:
+def test_models_read_caches_and_text_by_the_names_of_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.vw"
     path.write_bytes(GOOD * 50)
     cache = ExampleCache.parse(path, tmp_path / "c.ctrx")
@@ -172,6 +173,9 @@ def test_models_read_caches_and_text_by_the_names_of_fields(tmp_path: Path) -> N
     assert from_text.predict(cache).tobytes() == turned.predict(ExampleText(path)).tobytes()
     with pytest.raises(cb.DataError, match="has field 'a', which this model has not"):
         DeepFFM(["b", "aa"], bits=10).learn(cache)
+    path.write_bytes(GOOD + b"oops\n")
+    from_text.learn(ExampleText(path))
+    assert "1 of 5 lines left out: line 5: no | in it" in capsys.readouterr().err
     unlabelled = ExampleText(io.BytesIO(b"|a x |b y\n"), fields=["a", "b"])
     assert len(model.predict(unlabelled)) == 1
     with pytest.raises(cb.DataError, match="no label"):
@@ -189,6 +193,8 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         ExampleCache.parse(io.BytesIO(b"1 |a " + b"x" * (20 << 20)), tmp_path / "c.ctrx")
     with pytest.raises(cb.PlanError, match="nearest: 'libffm'"):
         ExampleText("x", format="libfm")  # type: ignore[arg-type]
+    with pytest.raises(cb.PlanError, match="binary mode"):
+        list(ExampleText(io.StringIO("1 |a x")))  # type: ignore[arg-type]
     with pytest.raises(cb.PlanError, match="'a' is in fields= and in ignore="):
         ExampleText("x", fields=["a"], ignore=["a"])
     assert not (tmp_path / "c.ctrx").exists()

@@ -86,6 +86,7 @@ void DeepFfm::initialise() {
 }
 
 std::optional<size_t> DeepFfm::learn(const Examples& examples, float* predictions, size_t threads, bool sparse) {
+  std::lock_guard<std::mutex> alone(learning_);
   std::atomic<uint64_t> broken{kNobody};
   const size_t rows = examples.rows();
   auto learn_from = [&](FfmPass& pass, size_t begin, size_t end, const FfmWeights& weights) {

@@ -1,11 +1,12 @@
 // Deep FFM: dffm = ffnn(MergeNorm(lr, DiagMask(ffm))) + lr + ffm, learned one example at a time.
 //
-// One thread at a time learns, or several within one call (hogwild). Within a call of several threads lr and ffm are
+// One call at a time learns, with one thread or several (hogwild). Within a call of several threads lr and ffm are
 // shared without locks: an update may be lost when two threads meet at one feature. The dense block, which every
 // example touches, is a thread's own for kTogether examples; what it learned is then added to the others' under a lock.
 // With one thread the result depends on nothing but settings and examples. predict only reads.
 #pragma once
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "core/ffm/examples.h"
@@ -39,6 +40,8 @@ class DeepFfm {
 
  private:
   void initialise();
+
+  std::mutex learning_;  // a second call of learn waits
 
   FfmSettings settings_;
   FfmLayout layout_;

@@ -1,5 +1,6 @@
 #include "core/ffm/example_cache.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -124,30 +125,38 @@ std::optional<Examples> ExampleReader::next() {
     const std::vector<uint8_t> narrow = get_all<uint8_t>(file_, features);
     out.fields.assign(narrow.begin(), narrow.end());
   }
-  const std::vector<uint8_t> packed = get_all<uint8_t>(file_, uint64_t{features} * kKeyBytes);
+  if (uint64_t{features} * kKeyBytes > file_.left()) throw DamagedFile("a block claims more than the file holds");
+  std::vector<uint8_t> packed(uint64_t{features} * kKeyBytes + 2);  // the last key is read as eight bytes
+  file_.get(packed.data(), packed.size() - 2);
   if (flags & kValues) out.values = get_all<float>(file_, features);
   file_.check_seal(block);
 
   const std::string odd = block + " contradicts itself";
   out.keys.resize(features);
   for (size_t i = 0; i < features; ++i) {
-    uint64_t key = 0;
-    std::memcpy(&key, packed.data() + i * kKeyBytes, kKeyBytes);
+    uint64_t key;
+    std::memcpy(&key, packed.data() + i * kKeyBytes, sizeof key);
     out.keys[i] = key << 16;
   }
   out.offsets.resize(rows + size_t{1});
   out.labels.resize(rows);
+  // Fields ascend within an example: all places where they fall must be the first of one. Counted in two plain loops.
+  const uint16_t* fields = out.fields.data();
+  uint32_t falls = 0, at_begins = 0;
+  uint16_t most = 0;
+  for (size_t i = 0; i < features; ++i) most = std::max(most, fields[i]);
+  for (size_t i = 1; i < features; ++i) falls += fields[i] < fields[i - 1];
   uint64_t end = 0;
   for (size_t e = 0; e < rows; ++e) {
     const uint64_t begin = end;
     end += counts[e];
     if (end > features || labels[e] > 2) throw DamagedFile(odd);
-    for (uint64_t i = begin; i < end; ++i)
-      if (out.fields[i] >= fields_.size() || (i > begin && out.fields[i] < out.fields[i - 1])) throw DamagedFile(odd);
+    at_begins += begin > 0 && begin < end && fields[begin] < fields[begin - 1];
     out.offsets[e + 1] = static_cast<uint32_t>(end);
     out.labels[e] = labels[e] == 2 ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(labels[e]);
     out.unlabelled += labels[e] == 2;
   }
+  if (falls != at_begins || (features > 0 && most >= fields_.size())) throw DamagedFile(odd);
   if (end != features) throw DamagedFile(odd);
   for (float x : out.values)
     if (!std::isfinite(x) || x == 0.0f) throw DamagedFile(odd);

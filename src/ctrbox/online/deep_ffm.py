@@ -105,6 +105,7 @@ class DeepFFM:
         threads = _threads(threads)
         if show:
             self.progress.show = show if callable(show) else lambda line: print(line, file=sys.stderr)
+        source = self._read_for(source)
         for examples in self._examples(source):
             if examples.unlabelled:
                 raise DataError(f"{examples.unlabelled:,} of {examples.rows:,} examples have no label to learn from")
@@ -124,7 +125,7 @@ class DeepFFM:
         """Click probabilities, in the order of the examples; labels are not needed."""
         threads = _threads(threads)
         found = []
-        for examples in self._examples(source):
+        for examples in self._examples(self._read_for(source)):
             predictions, broken = self._native.predict(examples, threads)
             if broken >= 0:
                 raise DataError(f"the model's output for example {broken:,} is not finite: is a value too large?")
@@ -174,6 +175,9 @@ class DeepFFM:
 
     # ---- from sources to examples of this model's fields ----
 
+    def _read_for(self, source: Any) -> Any:
+        return source.over(self.fields) if isinstance(source, ExampleText) and source.fields != self.fields else source
+
     def _examples(self, source: Any) -> Iterator[_native.Examples]:
         if isinstance(source, _native.Examples):
             yield source
@@ -183,7 +187,7 @@ class DeepFFM:
             for examples, known in source.blocks():
                 yield self._renumbered(examples, known, str(source.path))
         elif isinstance(source, ExampleText):
-            yield from source if source.fields == self.fields else source.over(self.fields)
+            yield from source
         elif hasattr(source, "batches"):
             for batch in source.batches(BATCH_ROWS):
                 yield self._of_batch(batch)

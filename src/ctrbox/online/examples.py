@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,7 +82,7 @@ class ExampleText:
     @property
     def first_bad(self) -> list[tuple[int, str]]:
         """Number of the line and what is wrong with it, of the first ten bad ones."""
-        return list(self._parser.first_bad)
+        return [(line, self._with_nearest(why)) for line, why in self._parser.first_bad]
 
     def over(self, fields: Sequence[str]) -> ExampleText:
         """The same text, read for these fields."""
@@ -92,7 +93,7 @@ class ExampleText:
         with opened(self.source) as stream:
             for text in whole_lines(stream, self.name):
                 if parser.feed(text) and self.strict:
-                    line, why = parser.first_bad[0]
+                    line, why = self.first_bad[0]
                     raise DataError(f"{self.name}, line {line:,}: {why}")
                 if parser.rows >= BLOCK_ROWS:
                     yield parser.take()
@@ -105,6 +106,10 @@ class ExampleText:
             return ""
         named = "; ".join(f"line {line:,}: {why}" for line, why in self.first_bad)
         return f"{self.name}: {self.bad:,} of {self.lines:,} lines left out: {named}"
+
+    def _with_nearest(self, why: str) -> str:
+        unknown = re.fullmatch(r"namespace '(.*)' is none of the fields", why)
+        return why + nearest(unknown[1], self.fields) if unknown else why
 
     def _fresh(self) -> _native.ExampleParser:
         return _native.ExampleParser(self.format == "libffm", self.given or [], self.ignore)
@@ -240,6 +245,8 @@ def whole_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
     rest: list[bytes] = []
     held = 0
     while text := stream.read(READ):
+        if not isinstance(text, bytes):
+            raise PlanError(f"{name} gives {type(text).__name__}; expected bytes: open it in binary mode")
         end = text.rfind(b"\n") + 1
         if end == 0:
             rest.append(text)
