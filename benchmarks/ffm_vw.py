@@ -1,6 +1,6 @@
-"""Vowpal Wabbit on the lines of benchmarks.ffm; runs in an interpreter that has its package.
+"""Vowpal Wabbit on the lines of benchmarks.ffm, which calls `main` in an interpreter that has its package.
 
-python -m benchmarks.ffm_vw train.vw test.vw predictions.txt [arguments of vw]
+Arguments: train.vw test.vw predictions.txt [arguments of vw]. The last line is the seconds taken, as JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,3 @@ def main() -> None:
         "predict": run(f"--quiet -t -d {test} -i {model} --link logistic -p {out}"),
     }
     print(json.dumps(seconds))
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,6 +41,9 @@ class Rate:
     initial: float = 1.0
 
 
+LR, FFM, NN = Rate(0.02), Rate(0.12), Rate(0.05, initial=0.01)
+
+
 class DeepFFM:
     """A click model that learns from a stream.
 
@@ -48,7 +51,7 @@ class DeepFFM:
     ``k``         floats of a latent vector; a feature has one for every field
     ``hidden``    neurons of the network's layers; none: no network
     ``bits``      2^bits weights each for lr and ffm; features beyond share places
-    ``lr``, ``ffm``, ``nn``   learning rates of the three parts (`Rate` or a number); None switches lr or ffm off
+    ``lr``, ``ffm``, ``nn``   Adagrad of the three parts (`Rate`, or another rate as a number); None switches lr or ffm off
     ``norm``      layer norm of the network's input
     ``residual``  add lr and ffm to the network's output
     ``ffm_init``  latent weights start uniform within ± ffm_init / sqrt(k)
@@ -61,12 +64,12 @@ class DeepFFM:
         k: int = 4,
         hidden: Sequence[int] = (),
         bits: int = 22,
-        lr: Rate | float | None = Rate(0.02),  # noqa: B008 - frozen
-        ffm: Rate | float | None = Rate(0.15),  # noqa: B008 - frozen
-        nn: Rate | float = Rate(0.05, initial=0.01),  # noqa: B008 - frozen
+        lr: Rate | float | None = LR,
+        ffm: Rate | float | None = FFM,
+        nn: Rate | float = NN,
         norm: bool = False,
         residual: bool = True,
-        ffm_init: float = 0.2,
+        ffm_init: float = 0.1,
         seed: int = 0,
     ) -> None:
         self.fields = field_names(fields)
@@ -76,7 +79,9 @@ class DeepFFM:
             given.hidden = list(hidden)
             given.norm, given.residual, given.ffm_init = bool(norm), bool(residual), float(ffm_init)
             given.lr, given.ffm = lr is not None, ffm is not None
-            given.lr_rates, given.ffm_rates, given.nn_rates = (_rates(r) for r in (lr, ffm, nn))
+            given.lr_rates, given.ffm_rates, given.nn_rates = (
+                _rates(r, d) for r, d in ((lr, LR), (ffm, FFM), (nn, NN))
+            )
         except TypeError as error:
             raise PlanError(f"a setting of DeepFFM is of the wrong type or out of range: {error}") from error
         if wrong := given.wrong():
@@ -249,8 +254,8 @@ def check_memory(settings: _native.FfmSettings) -> None:
         )
 
 
-def _rates(given: Rate | float | None) -> _native.BlockRates:
-    rate = given if isinstance(given, Rate) else Rate(0.1 if given is None else float(given))
+def _rates(given: Rate | float | None, usual: Rate) -> _native.BlockRates:
+    rate = given if isinstance(given, Rate) else usual if given is None else replace(usual, rate=float(given))
     return _native.BlockRates(rate.rate, rate.power_t, rate.initial)
 
 
