@@ -29,12 +29,21 @@ def lane_sum(a: np.ndarray) -> np.float32:
     return s[0]
 
 
+def fused(a: np.ndarray, b: Any, c: Any) -> np.ndarray:
+    """a · b + c, rounded once: exact in float64 up to the sum, which is rounded to odd before it becomes a float32."""
+    p, c = np.float64(a) * np.float64(b), np.float64(c)
+    t = np.atleast_1d(p + c)
+    part = t - p
+    error = (p - (t - part)) + (c - part)
+    even = t.view(np.int64) & 1 == 0
+    odd = np.nextafter(t, np.where(error > 0, np.inf, -np.inf))
+    return np.where((error != 0) & even, odd, t).astype(F)
+
+
 def lane_dot(a: np.ndarray, b: np.ndarray) -> np.float32:
-    """With fused multiply-adds: a product of two float32 is exact in float64. (The sum is rounded twice; once in 2^29.)"""
-    wide = a.astype(np.float64) * b.astype(np.float64)
-    s = wide[:LANES].astype(F)
+    s = a[:LANES] * b[:LANES]
     for k in range(LANES, len(a), LANES):
-        s = (wide[k : k + LANES] + s.astype(np.float64)).astype(F)
+        s = fused(a[k : k + LANES], b[k : k + LANES], s)
     return lane_sum(s)
 
 
@@ -46,12 +55,13 @@ def latent_dot(a: np.ndarray, b: np.ndarray) -> np.float32:
     return total
 
 
-def inverse_power(a: np.ndarray, power_t: np.float32) -> np.ndarray:
+def inverse_power(a: np.ndarray, power_t: np.float32, fuse: bool) -> np.ndarray:
     """a^-power_t; for one half up to the factor 0.703952253, which the rate holds."""
     bits = a.view(np.int32)
     if power_t == F(0.5):
         y = (np.int32(0x5F1FFFF9) - (bits >> 1)).view(F)
-        return y * (F(2.38924456) - (a * y) * y)
+        start = F(2.38924456)
+        return y * (fused(-(a * y), y, start) if fuse else start - (a * y) * y)
     e = (bits - np.int32(0x3F3504F3)) >> 23
     m = (bits - (e << 23)).view(F)
     t = (m - F(1)) / (m + F(1))
@@ -66,12 +76,13 @@ def inverse_power(a: np.ndarray, power_t: np.float32) -> np.ndarray:
     return (p.view(np.int32) + (n.astype(np.int32) << 23)).view(F)
 
 
-def adagrad(w: np.ndarray, a: np.ndarray, g: np.ndarray, rates: Any) -> None:
+def adagrad(w: np.ndarray, a: np.ndarray, g: np.ndarray, rates: Any, fuse: bool = False) -> None:
     """One step in place; `rates` has rate, power_t and initial."""
     power_t = F(rates.power_t)
     rate = F(rates.rate) * F(0.703952253) if power_t == F(0.5) else F(rates.rate)
-    a += g * g
-    w -= (g * inverse_power(np.ascontiguousarray(a), power_t)) * rate
+    a[:] = fused(g, g, a) if fuse else a + g * g
+    step = g * inverse_power(np.ascontiguousarray(a), power_t, fuse)
+    w[:] = fused(-step, rate, w) if fuse else w - step * rate
 
 
 class Twin:
@@ -159,8 +170,8 @@ class Twin:
                 for j in range(len(w)):
                     last = n == len(self.layers) - 1
                     delta = upper[j] if last or acts[n + 1][j] > 0 else F(0)
-                    dx += w[j] * delta
-                    adagrad(w[j], a[j], acts[n] * delta, s.nn_rates)
+                    dx = fused(w[j], delta, dx)
+                    adagrad(w[j], a[j], acts[n] * delta, s.nn_rates, fuse=True)
                 upper = dx
             dx[self.inputs] = F(0)
             if s.norm:
@@ -184,7 +195,7 @@ class Twin:
                                 other = np.zeros_like(other)
                         slope_of_pair = dx[self.pair(min(f, h), max(f, h))] + direct
                         self.vector(g, h)[:] = other * (slope_of_pair * value)
-                    adagrad(w, a, g, s.ffm_rates)
+                    adagrad(w, a, g, s.ffm_rates, fuse=True)
         return F(p)
 
     def row_of(self, key: int) -> int:

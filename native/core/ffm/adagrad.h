@@ -1,4 +1,5 @@
-// One step of Adagrad on one float, with the bits of the kernels.
+// One step of Adagrad on one float: first-order weights and the bias. Nothing in it is fused, because x86 without AVX2
+// would call a function for that.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +12,10 @@ namespace cb {
 // a^-power_t, up to the factor that AdagradRates puts into the rate.
 inline float inverse_power(float a, float power_t) {
   using One = ffm_scalar::InversePower<float, int32_t>;
-  if (power_t == 0.5f) return One::root(a);
+  if (power_t == 0.5f) {
+    const float y = One::guess(a);
+    return y * (ffm_scalar::kRootStart - (a * y) * y);
+  }
   return One::power(
       a, -power_t, [](int32_t i) { return static_cast<float>(i); }, [](float f) { return static_cast<int32_t>(f); });
 }

@@ -1,7 +1,8 @@
 // a^-power_t without an instruction that estimates, for one float or for a register of them.
 //
-// power_t = 0.5: the shifted exponent as a first guess and one step of Newton with tuned constants (Kadlec); the factor
-// kRootScale is left to the rate, and then the relative error is below 7e-4, which no rate notices. Otherwise
+// power_t = 0.5: the shifted exponent as a first guess y, and one step of Newton with tuned constants (Kadlec),
+// y · (kRootStart - (a · y) · y); the factor kRootScale is left to the rate, and then the relative error is below 7e-4,
+// which no rate notices. The step is left to the caller: kernels fuse its last subtraction. Otherwise
 // 2^(-power_t · log2 a) with polynomials; relative error below 2e-5 for a in 1e-20 … 1e20 and power_t in 0 … 1. a must
 // be a positive normal float.
 //
@@ -11,7 +12,7 @@
 
 namespace CB_LANES {
 
-constexpr float kRootScale = 0.703952253f;
+constexpr float kRootStart = 2.38924456f, kRootScale = 0.703952253f;
 
 template <class F, class I>
 struct InversePower {
@@ -26,9 +27,8 @@ struct InversePower {
     return i;
   }
 
-  static inline __attribute__((always_inline)) F root(F a) {
-    const F y = bits_as_float(0x5F1FFFF9 - (bits_as_int(a) >> 1));
-    return y * (2.38924456f - (a * y) * y);
+  static inline __attribute__((always_inline)) F guess(F a) {
+    return bits_as_float(0x5F1FFFF9 - (bits_as_int(a) >> 1));
   }
 
   template <class ToFloat, class ToInt>

@@ -4,9 +4,10 @@
 //   a sum over n floats    16 partial sums, lane l takes l, l + 16, …; then lanes l and l + 8, l + 4, l + 2, l + 1
 //   a sum over a chunk     4 floats: (0 + 1) + (2 + 3)
 //   a dot product          such partial sums, the first a product, then by fused multiply-adds
-// Nothing else is fused, and inverse roots are made of multiplications, never of an instruction that estimates. So a
-// model learned with one thread has the same bits on every machine. kernels_scalar.cpp is the plain twin; tests compare
-// the others with it bit by bit.
+// Also fused: dx + delta · w, and in steps a + g², the root's last subtraction, w - (g · inverse) · rate. Nothing else
+// is, and inverse roots are made of multiplications, never of an instruction that estimates. So a model learned with
+// one thread has the same bits on every machine. kernels_scalar.cpp is the plain twin; tests compare the others with it
+// bit by bit.
 #pragma once
 #include <cstddef>
 #include <cstdint>

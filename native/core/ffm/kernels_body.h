@@ -105,9 +105,9 @@ static void add_scaled(float* s, const float* w, float x, size_t n) {
 // The step of sixteen weights, which the caller has loaded.
 template <class Inverse>
 CB_INLINE void adagrad(float* w, float* a, F16 weights, F16 g, float rate, Inverse inverse) {
-  const F16 squares = load(a) + g * g;
+  const F16 squares = fused(g, g, load(a));
   store(a, squares);
-  store(w, weights - (g * inverse(squares)) * rate);
+  store(w, fused_minus(g * inverse(squares), splat(rate), weights));
 }
 
 template <class Inverse>
@@ -127,7 +127,7 @@ template <class Inverse>
 CB_INLINE void neuron(float* w, float* a, const float* x, float* dx, float delta, size_t n, float rate, Inverse f) {
   for (size_t k = 0; k < n; k += 16) {
     const F16 weights = load(w + k);
-    store(dx + k, load(dx + k) + weights * delta);
+    store(dx + k, fused(weights, splat(delta), load(dx + k)));
     adagrad(w + k, a + k, weights, load(x + k) * delta, rate, f);
   }
 }

@@ -52,14 +52,27 @@ void add_scaled(float* s, const float* w, float x, size_t n) {
   for (size_t k = 0; k < n; ++k) s[k] += w[k] * x;
 }
 
+// As adagrad.h has it, but fused.
+void fused_step(float& w, float& a, float g, AdagradRates rates) {
+  a = std::fma(g, g, a);
+  float inverse = 0.0f;
+  if (rates.power_t == 0.5f) {
+    const float y = ffm_scalar::InversePower<float, int32_t>::guess(a);
+    inverse = y * std::fma(-(a * y), y, ffm_scalar::kRootStart);
+  } else {
+    inverse = inverse_power(a, rates.power_t);
+  }
+  w = std::fma(-(g * inverse), rates.rate, w);
+}
+
 void ffm_step(float* w, float* a, const float* t, const float* d, float x, size_t n, AdagradRates rates) {
-  for (size_t k = 0; k < n; ++k) adagrad_step(w[k], a[k], t[k] * (d[k / kChunk] * x), rates);
+  for (size_t k = 0; k < n; ++k) fused_step(w[k], a[k], t[k] * (d[k / kChunk] * x), rates);
 }
 
 void neuron_step(float* w, float* a, const float* x, float* dx, float delta, size_t n, AdagradRates rates) {
   for (size_t k = 0; k < n; ++k) {
-    dx[k] += w[k] * delta;
-    adagrad_step(w[k], a[k], x[k] * delta, rates);
+    dx[k] = std::fma(w[k], delta, dx[k]);
+    fused_step(w[k], a[k], x[k] * delta, rates);
   }
 }
 

@@ -61,10 +61,30 @@ CB_INLINE F16 fused(F16 a, F16 b, F16 s) {
   return s;
 }
 
+// s - a · b, rounded once.
+CB_INLINE F16 fused_minus(F16 a, F16 b, F16 s) {
+#if defined(__aarch64__)
+  for (size_t k = 0; k < kRegisters; ++k)
+    s.r[k] = (VF)vfmsq_f32((float32x4_t)s.r[k], (float32x4_t)a.r[k], (float32x4_t)b.r[k]);
+#elif CB_REGISTER == 64
+  s.r[0] = (VF)_mm512_fnmadd_ps((__m512)a.r[0], (__m512)b.r[0], (__m512)s.r[0]);
+#else
+  for (size_t k = 0; k < kRegisters; ++k) s.r[k] = (VF)_mm256_fnmadd_ps((__m256)a.r[k], (__m256)b.r[k], (__m256)s.r[k]);
+#endif
+  return s;
+}
+
+CB_INLINE F16 splat(float x) {
+  F16 v;
+  for (size_t k = 0; k < kRegisters; ++k) v.r[k] = VF{} + x;
+  return v;
+}
+
 struct Root {
   CB_INLINE F16 operator()(F16 a) const {
-    for (size_t k = 0; k < kRegisters; ++k) a.r[k] = InversePower<VF, VI>::root(a.r[k]);
-    return a;
+    F16 y;
+    for (size_t k = 0; k < kRegisters; ++k) y.r[k] = InversePower<VF, VI>::guess(a.r[k]);
+    return y * fused_minus(a * y, y, splat(kRootStart));
   }
 };
 
