@@ -18,14 +18,14 @@ constexpr size_t kKeyBytes = 6;
 
 template <class T>
 void put_all(CheckedWriter& file, const std::vector<T>& column) {
-  file.put(column.data(), column.size() * sizeof(T));
+  if (!column.empty()) file.put(column.data(), column.size() * sizeof(T));
 }
 
 template <class T>
 std::vector<T> get_all(CheckedReader& file, uint64_t n) {
   if (n > file.left() / sizeof(T)) throw DamagedFile("a block claims more than the file holds");
   std::vector<T> column(n);
-  file.get(column.data(), n * sizeof(T));
+  if (n > 0) file.get(column.data(), n * sizeof(T));
   return column;
 }
 

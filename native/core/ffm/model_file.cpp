@@ -168,7 +168,7 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
   const uint32_t bytes = file.get<uint32_t>();
   if (bytes > file.left()) throw DamagedFile("its head claims more names than the file holds");
   std::vector<char> names(bytes);
-  file.get(names.data(), bytes);
+  if (bytes > 0) file.get(names.data(), bytes);
   file.check_seal("its head");
   const std::string wrong = wrong_with(s);
   if (!wrong.empty()) throw DamagedFile("its head contradicts itself: " + wrong);
