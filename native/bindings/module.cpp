@@ -12,4 +12,5 @@ NB_MODULE(_native, m) {
   bind_lookup(m);                // unique keys, pooling, gradients
   bind_embed(m);                 // tables of trainable rows
   bind_sparse(m);                // such a table on an SSD
+  bind_ffm(m);                   // the online engine, its examples and files
 }

@@ -51,6 +51,10 @@ HOME = {
     "Counters": "ctrbox.embed.life",
     "Admission": "ctrbox.embed.life",
     "Embedder": "ctrbox.embed.embedder",
+    "DeepFFM": "ctrbox.online.deep_ffm",
+    "Rate": "ctrbox.online.deep_ffm",
+    "ExampleCache": "ctrbox.online.examples",
+    "ExampleText": "ctrbox.online.examples",
     "SGD": "ctrbox.embed.optimizers",
     "Adagrad": "ctrbox.embed.optimizers",
     "RowwiseAdagrad": "ctrbox.embed.optimizers",
@@ -103,6 +107,10 @@ if TYPE_CHECKING:
     from ctrbox.errors import SourceError as SourceError
     from ctrbox.errors import TrainError as TrainError
     from ctrbox.errors import WriteError as WriteError
+    from ctrbox.online.deep_ffm import DeepFFM as DeepFFM
+    from ctrbox.online.deep_ffm import Rate as Rate
+    from ctrbox.online.examples import ExampleCache as ExampleCache
+    from ctrbox.online.examples import ExampleText as ExampleText
     from ctrbox.plan.expr import Expr as Expr
     from ctrbox.plan.expr import col as col
     from ctrbox.plan.expr import concat as concat

@@ -1,0 +1,255 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "bindings/embedder.h"
+#include "core/ffm/example_cache.h"
+#include "core/ffm/from_batch.h"
+#include "core/ffm/model_file.h"
+#include "core/ffm/text.h"
+
+using namespace cb;
+
+namespace {
+
+using Integers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Scored = std::tuple<nb::object, int64_t>;
+
+template <class T>
+nb::object copied(const std::vector<T>& column) {
+  auto held = std::make_shared<std::vector<T>>(column);
+  return shared_array(held->data(), {held->size()}, held);
+}
+
+nb::object copied(const float* p, std::initializer_list<size_t> shape) {
+  size_t n = 1;
+  for (size_t side : shape) n *= side;
+  auto held = std::make_shared<std::vector<float>>(p, p + n);
+  return shared_array(held->data(), shape, held);
+}
+
+void check_fields(const DeepFfm& model, const Examples& examples) {
+  for (uint16_t f : examples.fields)
+    if (f >= model.settings().fields) throw nb::value_error("an example has a field that the model has not");
+}
+
+template <class F>
+Scored scored(const DeepFfm& model, const Examples& examples, F run) {
+  auto out = std::make_shared<std::vector<float>>();
+  int64_t broken = -1;
+  {
+    nb::gil_scoped_release release;
+    check_fields(model, examples);
+    out->resize(examples.rows());
+    if (const auto met = run(out->data())) broken = static_cast<int64_t>(*met);
+  }
+  return {shared_array(out->data(), {out->size()}, out), broken};
+}
+
+void bind_examples(nb::module_& m) {
+  nb::class_<Examples>(m, "Examples", "Features as mixed keys, in columns; what Deep FFM learns from.")
+      .def_static(
+          "from_batch",
+          [](const std::vector<std::tuple<Integers, Integers>>& sparse, const Matrix& dense,
+             const std::vector<uint64_t>& salts, const Floats& label, const Floats& weight) {
+            BatchColumns columns;
+            for (const auto& [values, offsets] : sparse)
+              columns.sparse.push_back({{values.data(), values.size()}, {offsets.data(), offsets.size()}});
+            columns.dense = dense.data();
+            columns.rows = dense.shape(0);
+            columns.width = dense.shape(1);
+            columns.label = {label.data(), label.size()};
+            columns.weight = {weight.data(), weight.size()};
+            nb::gil_scoped_release release;
+            return examples_of(columns, salts);
+          },
+          nb::arg("sparse"), nb::arg("dense"), nb::arg("salts"), nb::arg("label"), nb::arg("weight"),
+          "Fields of keys, then columns of numbers; salts are the hashes of their names. An empty label or weight: "
+          "none.")
+      .def("renumbered", &Examples::renumbered, nb::arg("to"), nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("rows", &Examples::rows)
+      .def_prop_ro("features", [](const Examples& e) { return e.keys.size(); })
+      .def_ro("unlabelled", &Examples::unlabelled)
+      .def_prop_ro(
+          "offsets", [](const Examples& e) { return copied(e.offsets); },
+          nb::for_getter(nb::sig("def offsets(self, /) -> NDArray[numpy.uint32]")))
+      .def_prop_ro(
+          "keys", [](const Examples& e) { return copied(e.keys); },
+          nb::for_getter(nb::sig("def keys(self, /) -> NDArray[numpy.uint64]")))
+      .def_prop_ro(
+          "fields", [](const Examples& e) { return copied(e.fields); },
+          nb::for_getter(nb::sig("def fields(self, /) -> NDArray[numpy.uint16]")))
+      .def_prop_ro(
+          "values", [](const Examples& e) { return copied(e.values); },
+          nb::for_getter(nb::sig("def values(self, /) -> NDArray[numpy.float32]")), "Empty: all 1.")
+      .def_prop_ro(
+          "labels", [](const Examples& e) { return copied(e.labels); },
+          nb::for_getter(nb::sig("def labels(self, /) -> NDArray[numpy.float32]")))
+      .def_prop_ro(
+          "weights", [](const Examples& e) { return copied(e.weights); },
+          nb::for_getter(nb::sig("def weights(self, /) -> NDArray[numpy.float32]")), "Empty: all 1.");
+
+  nb::class_<ExampleParser>(m, "ExampleParser", "Lines of Vowpal Wabbit's or libffm's text to examples.")
+      .def(nb::init<bool, std::vector<std::string>, const std::vector<std::string>&>(), nb::arg("libffm"),
+           nb::arg("fields"), nb::arg("ignored"))
+      .def(
+          "feed",
+          [](ExampleParser& p, nb::bytes text) {
+            const std::string_view view(text.c_str(), text.size());
+            nb::gil_scoped_release release;
+            return p.feed(view);
+          },
+          nb::arg("text"), "Whole lines, but for the last one of all; gives the number of bad ones.")
+      .def("take", &ExampleParser::take)
+      .def_prop_ro("fields", &ExampleParser::fields)
+      .def_prop_ro("rows", &ExampleParser::rows)
+      .def_prop_ro("lines", &ExampleParser::lines)
+      .def_prop_ro("bad", &ExampleParser::bad)
+      .def_prop_ro("first_bad", [](const ExampleParser& p) {
+        std::vector<std::tuple<uint64_t, std::string>> out;
+        for (const BadLine& b : p.first_bad()) out.emplace_back(b.line, b.why);
+        return out;
+      });
+
+  nb::class_<ExampleWriter>(m, "ExampleWriter")
+      .def(
+          "__init__",
+          [](ExampleWriter* self, const std::string& path) {
+            with_file(path, [&] {
+              new (self) ExampleWriter(path);
+              return 0;
+            });
+          },
+          nb::arg("path"))
+      .def(
+          "put",
+          [](ExampleWriter& w, const Examples& examples, const std::vector<std::string>& fields) {
+            with_file("", [&] { w.put(examples, fields); });
+          },
+          nb::arg("examples"), nb::arg("fields"))
+      .def(
+          "close", [](ExampleWriter& w, uint64_t lines, uint64_t bad) { with_file("", [&] { w.close(lines, bad); }); },
+          nb::arg("lines"), nb::arg("bad"));
+
+  nb::class_<ExampleReader>(m, "ExampleReader")
+      .def(
+          "__init__",
+          [](ExampleReader* self, const std::string& path) {
+            with_file(path, [&] {
+              new (self) ExampleReader(path);
+              return 0;
+            });
+          },
+          nb::arg("path"))
+      .def(
+          "next",
+          [](ExampleReader& r) -> std::unique_ptr<Examples> {
+            return with_file("", [&]() -> std::unique_ptr<Examples> {
+              auto found = r.next();
+              return found ? std::make_unique<Examples>(std::move(*found)) : nullptr;
+            });
+          },
+          nb::sig("def next(self) -> Examples | None"))
+      .def_prop_ro("fields", &ExampleReader::fields)
+      .def_prop_ro("totals", [](const ExampleReader& r) {
+        const auto& t = r.totals();
+        return std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>(t.rows, t.unlabelled, t.lines, t.bad);
+      });
+}
+
+}  // namespace
+
+void bind_ffm(nb::module_& m) {
+  bind_examples(m);
+
+  nb::class_<BlockRates>(m, "BlockRates")
+      .def(nb::init<float, float, float>(), nb::arg("rate"), nb::arg("power_t"), nb::arg("initial"))
+      .def_ro("rate", &BlockRates::rate)
+      .def_ro("power_t", &BlockRates::power_t)
+      .def_ro("initial", &BlockRates::initial);
+
+  nb::class_<FfmSettings>(m, "FfmSettings")
+      .def(nb::init<>())
+      .def_rw("fields", &FfmSettings::fields)
+      .def_rw("k", &FfmSettings::k)
+      .def_rw("bits", &FfmSettings::bits)
+      .def_rw("lr", &FfmSettings::lr)
+      .def_rw("ffm", &FfmSettings::ffm)
+      .def_rw("hidden", &FfmSettings::hidden)
+      .def_rw("norm", &FfmSettings::norm)
+      .def_rw("residual", &FfmSettings::residual)
+      .def_rw("lr_rates", &FfmSettings::lr_rates)
+      .def_rw("ffm_rates", &FfmSettings::ffm_rates)
+      .def_rw("nn_rates", &FfmSettings::nn_rates)
+      .def_rw("ffm_init", &FfmSettings::ffm_init)
+      .def_rw("seed", &FfmSettings::seed)
+      .def("wrong", &wrong_with, "What is wrong with these settings, or an empty string.");
+
+  nb::class_<DeepFfm>(m, "DeepFfm", "lr, ffm and a network on both, learned one example at a time.")
+      .def(
+          "__init__",
+          [](DeepFfm* self, const FfmSettings& settings) {
+            const std::string wrong = wrong_with(settings);
+            if (!wrong.empty()) throw nb::value_error(wrong.c_str());
+            nb::gil_scoped_release release;
+            new (self) DeepFfm(settings);
+          },
+          nb::arg("settings"))
+      .def(
+          "learn",
+          [](DeepFfm& model, const Examples& examples, size_t threads, bool sparse) {
+            if (examples.unlabelled || examples.labels.size() != examples.rows())
+              throw nb::value_error("an example has no label");
+            return scored(model, examples, [&](float* out) { return model.learn(examples, out, threads, sparse); });
+          },
+          nb::arg("examples"), nb::arg("threads"), nb::arg("sparse"),
+          nb::sig(
+              "def learn(self, examples: Examples, threads: int, sparse: bool) -> tuple[NDArray[numpy.float32], int]"),
+          "Predictions before learning, and the first example whose output was not finite, or -1.")
+      .def(
+          "predict",
+          [](const DeepFfm& model, const Examples& examples, size_t threads) {
+            return scored(model, examples, [&](float* out) { return model.predict(examples, out, threads); });
+          },
+          nb::arg("examples"), nb::arg("threads"),
+          nb::sig("def predict(self, examples: Examples, threads: int) -> tuple[NDArray[numpy.float32], int]"))
+      .def(
+          "save",
+          [](const DeepFfm& model, const std::string& path, const std::vector<std::string>& fields, uint64_t learned) {
+            with_file(path, [&] { save_ffm(path, model, FfmHead{model.settings(), fields, learned}); });
+          },
+          nb::arg("path"), nb::arg("fields"), nb::arg("learned"))
+      .def_static(
+          "load",
+          [](const std::string& path) {
+            FfmHead head;
+            auto model = with_file(path, [&] { return load_ffm(path, head); });
+            return nb::make_tuple(nb::cast(std::move(model)), head.fields, head.examples);
+          },
+          nb::arg("path"), nb::sig("def load(path: str) -> tuple[DeepFfm, list[str], int]"))
+      .def(
+          "use",
+          [](DeepFfm& model, const std::string& name) {
+            const FfmKernels* found = ffm_kernels_named(name);
+            if (found) model.use(*found);
+            return found != nullptr;
+          },
+          nb::arg("simd"), "Ask for scalar, neon, avx2 or avx512; False where this machine has not got it.")
+      .def_prop_ro("simd", [](const DeepFfm& model) { return model.kernels().name; })
+      .def_prop_ro("settings", [](const DeepFfm& model) { return model.settings(); })
+      .def_prop_ro("bytes", &DeepFfm::bytes)
+      .def_prop_ro("stride", [](const DeepFfm& model) { return model.layout().stride; })
+      .def(
+          "lr", [](const DeepFfm& d) { return copied(d.lr(), {d.layout().lr_size, 2}); },
+          "A copy: weight, accumulator.")
+      .def(
+          "ffm", [](const DeepFfm& d) { return copied(d.ffm(), {d.layout().rows, 2, d.layout().stride}); },
+          "A copy: rows of weights and of accumulators.")
+      .def("dense", [](const DeepFfm& d) { return copied(d.dense(), {d.layout().dense}); }, "A copy; layout.h.");
+}

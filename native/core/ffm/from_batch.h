@@ -1,0 +1,26 @@
+// A batch of a plan as examples: a sparse field is a field, a dense column is a field with one feature of that value.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/ffm/examples.h"
+
+namespace cb {
+
+struct BatchColumns {
+  struct Ragged {
+    std::span<const int64_t> values, offsets;
+  };
+  std::vector<Ragged> sparse;
+  const float* dense = nullptr;  // rows × width
+  size_t rows = 0, width = 0;
+  std::span<const float> label, weight;  // empty: none
+};
+
+// Key 0, the null slot, and the number 0 are no feature. Throws std::invalid_argument that names the row: a number,
+// label or weight that is not finite, a label other than 0 and 1, a negative weight, too many features, arrays that do
+// not fit.
+Examples examples_of(const BatchColumns& batch, const std::vector<uint64_t>& salts);
+
+}  // namespace cb

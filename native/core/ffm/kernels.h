@@ -1,0 +1,61 @@
+// The loops of Deep FFM: one table of functions per instruction set, all of them with the same bits.
+//
+// Lengths are multiples of 16 floats (kLanes) unless said otherwise. Orders of sums are part of the contract:
+//   a sum over n floats    16 partial sums, lane l takes l, l + 16, …; then lanes l and l + 8, l + 4, l + 2, l + 1
+//   a sum over a chunk     4 floats: (0 + 1) + (2 + 3)
+//   a dot product          such partial sums, the first a product, then by fused multiply-adds
+// Also fused: dx + delta · w, and in steps a + g², the root's last subtraction, w - (g · inverse) · rate. Nothing else
+// is, and inverse roots are made of multiplications, never of an instruction that estimates. So a model learned with
+// one thread has the same bits on every machine. kernels_scalar.cpp is the plain twin; tests compare the others with it
+// bit by bit.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace cb {
+
+inline constexpr size_t kLanes = 16;  // floats of an AVX-512 register; four of NEON
+inline constexpr size_t kChunk = 4;   // floats of a chunk: latent vectors are padded to whole ones
+
+// Adagrad: a += g²; w -= rate · g · a^-power_t. `rate` holds the factor that the inverse root leaves to it.
+struct AdagradRates {
+  AdagradRates(float given, float power);
+  float rate, power_t;
+};
+
+struct FfmKernels {
+  const char* name;
+
+  float (*sum)(const float* a, size_t n);
+  float (*dot)(const float* a, const float* b, size_t n);
+
+  // y[j] = dot(rows + j · n, x, n) for `count` rows; with a batch also for x + step and y + y_step, and so on.
+  void (*matmul)(const float* rows, size_t count, size_t n, const float* x, size_t step, size_t batch, float* y,
+                 size_t y_step);
+
+  // out[p] = the product of latent vectors a[p] and rows[p] + at, each of so many chunks: chunk by chunk, one after the
+  // other. Up to 3 more pairs are read and written: rows must have entries for them.
+  void (*pair_dots)(const float* a, const float* const* rows, size_t at, size_t chunks, size_t count, float* out);
+
+  // s += x · w
+  void (*add_scaled)(float* s, const float* w, float x, size_t n);
+
+  // One row of latent vectors: the gradient of chunk c is (x · d[c]) · t.
+  void (*ffm_step)(float* w, float* a, const float* t, const float* d, float x, size_t n, AdagradRates rates);
+
+  // One neuron: dx += delta · w with the weights before the step, then a step with the gradient delta · x.
+  void (*neuron_step)(float* w, float* a, const float* x, float* dx, float delta, size_t n, AdagradRates rates);
+
+  // y = (x - mean) / sqrt(variance + 1e-5) over the first `used` of n floats, 0 behind them; gives 1 / sqrt(…).
+  float (*norm)(const float* x, float* y, size_t used, size_t n);
+  // dx = inverse · (dy - mean(dy) - y · mean(dy · y)), in place.
+  void (*norm_back)(const float* y, float* dy, float inverse, size_t used, size_t n);
+};
+
+// The best table of this machine; CTRBOX_SIMD=scalar|neon|avx2|avx512 in the environment asks for another one.
+const FfmKernels& ffm_kernels();
+// By name; nullptr where this machine or this build has none.
+const FfmKernels* ffm_kernels_named(const std::string& name);
+
+}  // namespace cb

@@ -1,0 +1,87 @@
+// The shape of a Deep FFM and where its weights lie.
+//
+//   lr     2^bits records {weight, accumulator}; a feature's is chosen by the top bits of its key times an odd number
+//   ffm    2^bits weights cut into rows of `stride` floats; a row is [stride weights][stride accumulators], 64-byte
+//          aligned, and holds the latent vectors of one feature, one for each field it may meet, field by field. A
+//          latent vector is padded to whole chunks of 4 floats, a row to whole lanes of 16; padding is 0 and stays 0.
+//          Rows never overlap. A prediction reads the first half of a row only.
+//   dense  {bias, accumulator} padded to 16, then layer by layer [neurons × width weights][as many accumulators].
+//          The last used input of a layer is the constant 1, so a neuron's bias is one of its weights.
+//
+// The network's input: F(F+1)/2 pairs (f ≤ g, row by row), then F first-order sums, then 1. A pair (f, f) is that of
+// two features of one field.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/ffm/kernels.h"
+
+namespace cb {
+
+// Rate, power_t and the accumulators' first value of one block.
+struct BlockRates {
+  float rate = 0.1f;
+  float power_t = 0.5f;
+  float initial = 1.0f;
+};
+
+struct FfmSettings {
+  uint32_t fields = 0;
+  uint32_t k = 4;
+  uint32_t bits = 22;
+  bool lr = true, ffm = true;    // the bias is always there
+  std::vector<uint32_t> hidden;  // none: no network
+  bool norm = false;             // layer norm of the network's input
+  bool residual = true;          // lr and ffm are added to the network's output
+  BlockRates lr_rates, ffm_rates, nn_rates;
+  float ffm_init = 0.1f;  // latent weights start uniform within ± ffm_init / sqrt k
+  uint64_t seed = 0;
+};
+
+inline constexpr uint32_t kMostFields = 512, kMostK = 64, kMostBits = 36, kMostLayers = 8, kMostNeurons = 1024;
+
+inline size_t padded(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+struct FfmLayout {
+  explicit FfmLayout(const FfmSettings& s)
+      : fields(s.fields),
+        latent(padded(s.k, kChunk)),
+        stride(padded(fields * latent, kLanes)),
+        rows(s.ffm ? (uint64_t{1} << s.bits) / stride : 0),
+        lr_size(s.lr ? uint64_t{1} << s.bits : 0),
+        pairs(s.ffm ? fields * (fields + 1) / 2 : 0),
+        inputs(pairs + (s.lr ? fields : 0)) {
+    size_t at = kLanes, before = inputs;
+    std::vector<uint32_t> neurons = s.hidden;
+    if (!neurons.empty()) neurons.push_back(1);
+    for (uint32_t n : neurons) {
+      const size_t width = padded(before + 1, kLanes);
+      layers.push_back({before, n, width, at});
+      at += 2 * width * n;
+      before = n;
+    }
+    dense = at;
+  }
+
+  struct Layer {
+    size_t inputs, neurons, width, at;  // width: inputs + 1, padded; at: its first neuron within `dense`
+  };
+
+  size_t fields, latent, stride;
+  uint64_t rows, lr_size;
+  size_t pairs, inputs;
+  std::vector<Layer> layers;
+  size_t dense = 0;
+
+  size_t chunks() const { return latent / kChunk; }
+  size_t pair(size_t f, size_t g) const { return f * fields - f * (f + 1) / 2 + g; }  // f ≤ g
+
+  uint64_t row_of(uint64_t key) const {
+    __extension__ typedef unsigned __int128 Wide;
+    return static_cast<uint64_t>((Wide{key} * rows) >> 64);
+  }
+  uint64_t lr_of(uint64_t key, uint32_t bits) const { return (key * 0x9e3779b97f4a7c15ull) >> (64 - bits); }
+};
+
+}  // namespace cb

@@ -1,0 +1,205 @@
+#include "core/ffm/model_file.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "core/checked_file.h"
+
+namespace cb {
+
+namespace {
+
+constexpr char kMagic[8] = {'C', 'T', 'R', 'F', 'F', 'M', 0, 0};
+constexpr char kEnd[8] = {'C', 'T', 'R', 'F', 'E', 'N', 'D', '.'};
+constexpr uint32_t kVersion = 1;
+constexpr size_t kBlock = size_t{1} << 18;
+enum Flag : uint32_t { kLr = 1, kFfm = 2, kNorm = 4, kResidual = 8, kAccumulators = 16 };
+
+// Calls each(p, n) for the runs of weights (or accumulators) in memory, in the order of the file.
+template <class F>
+void runs(const DeepFfm& model, bool accumulators, F each) {
+  const FfmLayout& l = model.layout();
+  const size_t a = accumulators ? 1 : 0;
+  for (uint64_t i = 0; i < l.lr_size; ++i) each(model.lr() + 2 * i + a, size_t{1});
+  for (uint64_t r = 0; r < l.rows; ++r) each(model.ffm() + (2 * r + a) * l.stride, l.stride);
+  each(model.dense() + a, size_t{1});
+  for (const auto& layer : l.layers) {
+    const size_t n = layer.neurons * layer.width;
+    each(model.dense() + layer.at + a * n, n);
+  }
+}
+
+uint64_t floats_of(const FfmLayout& l) {
+  uint64_t n = l.lr_size + l.rows * l.stride + 1;
+  for (const auto& layer : l.layers) n += layer.neurons * layer.width;
+  return n;
+}
+
+// Floats in and out of the file in sealed blocks, whatever the runs' lengths.
+template <class Seal>
+class Blocks {
+ public:
+  explicit Blocks(Seal seal) : seal_(seal) {}
+  template <class F>
+  void run(float* p, size_t n, F move) {
+    while (n > 0) {
+      const size_t part = std::min(n, kBlock - held_);
+      move(p, part);
+      p += part;
+      n -= part;
+      held_ += part;
+      if (held_ == kBlock) end();
+    }
+  }
+  void end() {
+    if (held_ > 0) seal_();
+    held_ = 0;
+  }
+
+ private:
+  Seal seal_;
+  size_t held_ = 0;
+};
+
+void put_rates(CheckedWriter& file, const BlockRates& r) {
+  file.put(r.rate);
+  file.put(r.power_t);
+  file.put(r.initial);
+}
+
+BlockRates get_rates(CheckedReader& file) {
+  BlockRates r;
+  r.rate = file.get<float>();
+  r.power_t = file.get<float>();
+  r.initial = file.get<float>();
+  return r;
+}
+
+bool usable(const BlockRates& r) {
+  return r.rate > 0.0f && r.rate <= 1e3f && r.power_t >= 0.0f && r.power_t <= 1.0f && r.initial >= 1e-10f &&
+         r.initial <= 1e10f;
+}
+
+}  // namespace
+
+std::string wrong_with(const FfmSettings& s) {
+  if (s.fields < 1 || s.fields > kMostFields) return "fields must be 1 to 512";
+  if (s.k < 1 || s.k > kMostK) return "k must be 1 to 64";
+  if (s.bits < 4 || s.bits > kMostBits) return "bits must be 4 to 36";
+  if (!s.lr && !s.ffm) return "lr and ffm are both off";
+  if (s.hidden.size() > kMostLayers) return "at most 8 hidden layers";
+  for (uint32_t n : s.hidden)
+    if (n < 1 || n > kMostNeurons) return "a hidden layer has 1 to 1024 neurons";
+  for (const BlockRates& r : {s.lr_rates, s.ffm_rates, s.nn_rates})
+    if (!usable(r))
+      return "a rate must be above 0 and at most 1000, power_t 0 to 1, the first accumulator 1e-10 to 1e10";
+  if (!(s.ffm_init >= 0.0f && s.ffm_init <= 10.0f)) return "ffm_init must be 0 to 10";
+  if (s.ffm && (uint64_t{1} << s.bits) < padded(s.fields * padded(s.k, kChunk), kLanes))
+    return "2^bits weights do not hold one row of " + std::to_string(padded(s.fields * padded(s.k, kChunk), kLanes));
+  return "";
+}
+
+void save_ffm(const std::string& path, const DeepFfm& model, const FfmHead& head) {
+  const FfmSettings& s = head.settings;
+  CheckedWriter file(path);
+  file.put(kMagic, sizeof kMagic);
+  file.put(kVersion);
+  file.put(s.fields);
+  file.put(s.k);
+  file.put(s.bits);
+  file.put((s.lr ? kLr : 0u) | (s.ffm ? kFfm : 0u) | (s.norm ? kNorm : 0u) | (s.residual ? kResidual : 0u) |
+           kAccumulators);
+  file.put(static_cast<uint32_t>(s.hidden.size()));
+  for (uint32_t n : s.hidden) file.put(n);
+  for (const BlockRates& r : {s.lr_rates, s.ffm_rates, s.nn_rates}) put_rates(file, r);
+  file.put(s.ffm_init);
+  file.put(s.seed);
+  file.put(head.examples);
+  uint32_t bytes = 0;
+  for (const std::string& name : head.fields) bytes += static_cast<uint32_t>(2 + name.size());
+  file.put(bytes);
+  for (const std::string& name : head.fields) {
+    file.put(static_cast<uint16_t>(name.size()));
+    file.put(name.data(), name.size());
+  }
+  file.seal();
+  auto seal = [&] { file.seal(); };
+  for (bool accumulators : {false, true}) {
+    Blocks blocks(seal);
+    runs(model, accumulators,
+         [&](float* p, size_t n) { blocks.run(p, n, [&](float* q, size_t m) { file.put(q, m * sizeof(float)); }); });
+    blocks.end();
+  }
+  file.put(kEnd, sizeof kEnd);
+  file.seal();
+  file.close();
+}
+
+std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
+  CheckedReader file(path);
+  char magic[8];
+  if (file.left() < sizeof magic)
+    throw DamagedFile("it is no saved Deep FFM: only " + std::to_string(file.left()) + " bytes");
+  file.get(magic, sizeof magic);
+  if (std::memcmp(magic, kMagic, sizeof magic) != 0)
+    throw DamagedFile("it is no saved Deep FFM: it does not start with CTRFFM");
+  const uint32_t version = file.get<uint32_t>();
+  if (version != kVersion)
+    throw DamagedFile("it has version " + std::to_string(version) + " of the format, this program reads version 1");
+  FfmSettings& s = head.settings;
+  s.fields = file.get<uint32_t>();
+  s.k = file.get<uint32_t>();
+  s.bits = file.get<uint32_t>();
+  const uint32_t flags = file.get<uint32_t>();
+  s.lr = flags & kLr;
+  s.ffm = flags & kFfm;
+  s.norm = flags & kNorm;
+  s.residual = flags & kResidual;
+  const uint32_t layers = file.get<uint32_t>();
+  if (layers > kMostLayers) throw DamagedFile("its head claims " + std::to_string(layers) + " hidden layers");
+  s.hidden.clear();
+  for (uint32_t n = 0; n < layers; ++n) s.hidden.push_back(file.get<uint32_t>());
+  s.lr_rates = get_rates(file);
+  s.ffm_rates = get_rates(file);
+  s.nn_rates = get_rates(file);
+  s.ffm_init = file.get<float>();
+  s.seed = file.get<uint64_t>();
+  head.examples = file.get<uint64_t>();
+  const uint32_t bytes = file.get<uint32_t>();
+  if (bytes > file.left()) throw DamagedFile("its head claims more names than the file holds");
+  std::vector<char> names(bytes);
+  if (bytes > 0) file.get(names.data(), bytes);
+  file.check_seal("its head");
+  const std::string wrong = wrong_with(s);
+  if (!wrong.empty()) throw DamagedFile("its head contradicts itself: " + wrong);
+  head.fields.clear();
+  for (size_t at = 0; at < bytes;) {
+    uint16_t size = 0;
+    if (bytes - at < 2) throw DamagedFile("its head contradicts itself");
+    std::memcpy(&size, names.data() + at, 2);
+    if (bytes - at - 2 < size) throw DamagedFile("its head contradicts itself");
+    head.fields.emplace_back(names.data() + at + 2, size);
+    at += 2 + size;
+  }
+  if (head.fields.size() != s.fields || !(flags & kAccumulators)) throw DamagedFile("its head contradicts itself");
+  const uint64_t floats = floats_of(FfmLayout(s));
+  const uint64_t seals = 2 * ((floats + kBlock - 1) / kBlock) + 1;
+  if (file.left() != 2 * floats * sizeof(float) + seals * 8 + sizeof kEnd)
+    throw DamagedFile("its size does not fit its head");
+  auto model = std::make_unique<DeepFfm>(s, false);
+  uint64_t block = 0;
+  auto seal = [&] { file.check_seal("block " + std::to_string(block++)); };
+  for (bool accumulators : {false, true}) {
+    Blocks blocks(seal);
+    runs(*model, accumulators,
+         [&](float* p, size_t n) { blocks.run(p, n, [&](float* q, size_t m) { file.get(q, m * sizeof(float)); }); });
+    blocks.end();
+  }
+  char end[8];
+  file.get(end, sizeof end);
+  file.check_seal("its end");
+  if (std::memcmp(end, kEnd, sizeof end) != 0) throw DamagedFile("its end mark is wrong");
+  return model;
+}
+
+}  // namespace cb

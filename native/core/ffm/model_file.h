@@ -1,0 +1,34 @@
+// The file of a Deep FFM. Little-endian, CheckedWriter; [seal] is the checksum of the block before it:
+//
+//   8  "CTRFFM\0\0"   4  version, 1
+//   4 each  fields, k, bits, flags: 1 lr, 2 ffm, 4 norm, 8 residual, 16 accumulators
+//   4  hidden layers, 4 each their neurons
+//   12 each  rate, power_t, first accumulator of lr, ffm, nn   4  ffm_init   8  seed   8  examples learned from
+//   4  bytes of names, then names: each 2 length, bytes   [seal]
+//   weights of lr, ffm, dense, then their accumulators (if any), each in blocks of 2^18 floats  [seal] each
+//   8  "CTRFEND."  [seal]
+//
+// Weights and accumulators lie apart: a file without accumulators is a prefix of one shape with half the floats. Within
+// ffm a row is `stride` floats as in memory (layout.h), so a feature's weights have one place in every file of a shape.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/ffm/engine.h"
+
+namespace cb {
+
+struct FfmHead {
+  FfmSettings settings;
+  std::vector<std::string> fields;
+  uint64_t examples = 0;
+};
+
+void save_ffm(const std::string& path, const DeepFfm& model, const FfmHead& head);
+std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head);
+
+// "" or what is wrong with settings; sizes are bounded here before anything is allocated.
+std::string wrong_with(const FfmSettings& settings);
+
+}  // namespace cb

@@ -1,0 +1,89 @@
+// One example through the network and back: the work of one thread.
+//
+//   forward   rows of one field are added up (weighted) to S[f]; pair (f, g) = S[f][g] · S[g][f]
+//   backward  T[f][g] = S[g][f], so the gradient of a feature's row is x · D[f][g] · T[f][g], contiguous in all three;
+//   T holds the values
+//             before any update of this example
+//
+// A field with one feature of value 1 has no S of its own: the row in the weight array is used in place.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/ffm/examples.h"
+#include "core/ffm/layout.h"
+
+namespace cb {
+
+// Where the weights are; several threads share lr and ffm without locks, `dense` may be a thread's own.
+struct FfmWeights {
+  float* lr = nullptr;
+  float* ffm = nullptr;
+  float* dense = nullptr;
+};
+
+class FfmPass {
+ public:
+  FfmPass(const FfmSettings& settings, const FfmLayout& layout, const FfmKernels& kernels);
+
+  // Start to load what example e of `examples` needs; up to ahead() examples may be on their way. Rows of two examples
+  // fit into the first cache beside the network; first-order weights alone are small, and want more of them.
+  size_t ahead() const { return s_.ffm ? 2 : 8; }
+  void fetch(const Examples& examples, size_t e, const FfmWeights& weights, bool to_write);
+
+  // The logit of an example that was fetched, and all that backward needs.
+  float forward(const Examples& examples, size_t e, const FfmWeights& weights);
+
+  // The same for a batch, whose weights of the network are read once: merge(0), merge(1), … in the order they were
+  // fetched, then logits of the first `count`.
+  static constexpr size_t kBatch = 8;
+  void merge(const Examples& examples, size_t e, size_t slot);
+  void logits(const FfmWeights& weights, size_t count, float* out);
+
+  // One step with the loss' gradient g by the logit; after forward of the same example. Without `sparse`, neurons that
+  // pass no gradient are stepped like all others: the same bits, slower.
+  void backward(const Examples& examples, size_t e, const FfmWeights& weights, float g, bool sparse);
+
+ private:
+  struct Place {
+    float* row;
+    float* lr;
+  };
+  struct Group {  // the features of one field
+    uint32_t field, begin, end;
+  };
+
+  float* aligned(size_t floats);
+  void gather(const Examples& examples, size_t e, float* inputs);
+  template <size_t kLatent>
+  void transpose();
+  void multiply_pairs(float* inputs);
+  float* input(size_t slot) { return inputs_ + slot * input_step_; }
+  void run_layers(const FfmWeights& weights, size_t count, float* out);
+  const float* back_through_layers(const FfmWeights& weights, float g, bool sparse);
+  void spread_gradients(const float* dx, float g);
+  void step_rows(const Examples& examples, size_t e, const float* dx, float g);
+
+  const FfmSettings& s_;
+  const FfmLayout& l_;
+  const FfmKernels& k_;
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  std::unique_ptr<float, Free> memory_;
+  size_t used_ = 0;
+  std::vector<std::vector<Place>> places_;  // a ring of ahead() + 1 examples
+  std::vector<Group> groups_;
+  std::vector<const float*> source_;          // S[f]: a row in place, one of sums_, or zeros_
+  std::vector<float*> activations_, deltas_;  // of layer l: its input, and the gradient by it
+  std::vector<size_t> steps_;                 // from one input of a batch to the next
+  size_t input_step_;
+  float *zeros_, *sums_, *turned_, *inputs_, *first_order_, *spread_, *normed_;
+  float inverse_ = 1.0f;
+};
+
+}  // namespace cb

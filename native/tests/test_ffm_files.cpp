@@ -1,0 +1,114 @@
+// Deep FFM's text, cache and model files: anything is read or refused; nothing is read beyond its end.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <string>
+
+#include "core/ffm/example_cache.h"
+#include "core/ffm/model_file.h"
+#include "core/ffm/text.h"
+#include "tests/check.h"
+
+using namespace cb;
+
+namespace {
+
+const std::string kPath = "test_ffm_files." + std::to_string(getpid()) + ".tmp";
+
+std::string random_text(std::mt19937_64& random, size_t n) {
+  static const char alphabet[] = "01-. \t\n\n|||abc:::'e+\r\0\xff";
+  std::string out;
+  for (size_t i = 0; i < n; ++i) out += alphabet[random() % (sizeof alphabet - 1)];
+  return out;
+}
+
+void any_text_is_read_or_counted() {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 8000; ++round) {
+    ExampleParser parser(round % 2 == 0, {}, {"c"});
+    // A copy of just its size: a read behind it is seen.
+    const std::string text = random_text(random, random() % 80);
+    const std::vector<char> bytes(text.begin(), text.end());
+    parser.feed({bytes.data(), bytes.size()});
+    const Examples found = parser.take();
+    CHECK(found.rows() + parser.bad() <= parser.lines());
+    CHECK(found.keys.size() == found.fields.size() && found.offsets.back() == found.keys.size());
+    CHECK(found.values.empty() || found.values.size() == found.keys.size());
+  }
+}
+
+std::string contents() {
+  std::ifstream file(kPath, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+template <class Read>
+void damage_is_refused(const std::string& whole, int rounds, Read read) {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < rounds; ++round) {
+    std::string bytes = whole;
+    if (round % 3 == 0) {
+      bytes.resize(random() % bytes.size());
+    } else if (round % 3 == 1) {
+      bytes[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+    } else {
+      for (int k = 0; k < 8; ++k) bytes[random() % std::min<size_t>(bytes.size(), 200)] = static_cast<char>(random());
+    }
+    if (bytes == whole) continue;
+    std::ofstream(kPath, std::ios::binary) << bytes;
+    bool refused = false;
+    try {
+      read();
+    } catch (const DamagedFile&) {
+      refused = true;
+    }
+    CHECK(refused);
+  }
+}
+
+void caches() {
+  std::mt19937_64 random(3);
+  ExampleParser parser(false, {}, {});
+  while (parser.rows() < 200) parser.feed("1 2 |a x y:3 |b z\n-1 |b q |a x\n" + random_text(random, 60) + "\n");
+  ExampleWriter writer(kPath);
+  writer.put(parser.take(), parser.fields());
+  parser.feed("0 |new one\n");
+  writer.put(parser.take(), parser.fields());
+  writer.close(parser.lines(), parser.bad());
+  auto read = [] {
+    ExampleReader reader(kPath);
+    while (reader.next()) {
+    }
+    return reader.totals().rows;
+  };
+  CHECK(read() >= 201);
+  damage_is_refused(contents(), 800, read);
+}
+
+void models() {
+  FfmSettings s;
+  s.fields = 3;
+  s.bits = 8;
+  s.hidden = {4};
+  FfmHead head{s, {"a", "b", "c"}, 7};
+  save_ffm(kPath, DeepFfm(s), head);
+  auto read = [] {
+    FfmHead found;
+    return load_ffm(kPath, found)->settings().hidden.size();
+  };
+  CHECK(read() == 1);
+  damage_is_refused(contents(), 500, read);
+}
+
+}  // namespace
+
+int main() {
+  any_text_is_read_or_counted();
+  caches();
+  models();
+  std::remove(kPath.c_str());
+  return 0;
+}

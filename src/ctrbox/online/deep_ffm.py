@@ -1,0 +1,269 @@
+"""`DeepFFM`: logistic regression, a field-aware factorisation machine and a small network on both, on the CPU.
+
+    engine = cb.DeepFFM(plan.schema, k=4, bits=22, hidden=(24, 24))
+    engine.learn(plan.batches(65_536))       # one pass, one example at a time
+    engine.predict(batch)
+    engine.save("model.ffm"); cb.DeepFFM.load("model.ffm")
+
+docs/deep_ffm.md has the network, the layout of the weights and the files. With one thread the weights depend on settings and
+examples alone, bit by bit, on every processor. Refused: fields the model does not have, labels other than 0 and 1, numbers
+that are not finite, examples without a label to learn from, damaged files.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrbox import _native
+from ctrbox.columns.batch import Batch, Schema
+from ctrbox.engines.aside import written_aside
+from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError, nearest
+from ctrbox.online.examples import ExampleCache, ExampleText, names
+from ctrbox.online.progress import Progress
+
+BATCH_ROWS = 65_536  # of a plan's batches
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Adagrad of one part: w -= rate · g / (initial + Σ g²)^power_t. power_t = 0 is plain gradient descent."""
+
+    rate: float
+    power_t: float = 0.5
+    initial: float = 1.0
+
+
+LR, FFM, NN = Rate(0.02), Rate(0.12), Rate(0.05, initial=0.01)
+
+
+class DeepFFM:
+    """A click model that learns from a stream.
+
+    ``fields``    a plan's schema (its dense columns are fields with a value), the names, or an `ExampleCache`
+    ``k``         floats of a latent vector; a feature has one for every field
+    ``hidden``    neurons of the network's layers; none: no network
+    ``bits``      2^bits weights each for lr and ffm; features beyond share places
+    ``lr``, ``ffm``, ``nn``   Adagrad of the three parts (`Rate`, or another rate as a number); None switches lr or ffm off
+    ``norm``      layer norm of the network's input
+    ``residual``  add lr and ffm to the network's output
+    ``ffm_init``  latent weights start uniform within ± ffm_init / sqrt(k)
+    """
+
+    def __init__(
+        self,
+        fields: Schema | Sequence[str] | ExampleCache,
+        *,
+        k: int = 4,
+        hidden: Sequence[int] = (),
+        bits: int = 22,
+        lr: Rate | float | None = LR,
+        ffm: Rate | float | None = FFM,
+        nn: Rate | float = NN,
+        norm: bool = False,
+        residual: bool = True,
+        ffm_init: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        self.fields = field_names(fields)
+        given = _native.FfmSettings()
+        try:
+            given.fields, given.k, given.bits, given.seed = len(self.fields), k, bits, seed
+            given.hidden = list(hidden)
+            given.norm, given.residual, given.ffm_init = bool(norm), bool(residual), float(ffm_init)
+            given.lr, given.ffm = lr is not None, ffm is not None
+            given.lr_rates, given.ffm_rates, given.nn_rates = (
+                _rates(r, d) for r, d in ((lr, LR), (ffm, FFM), (nn, NN))
+            )
+        except TypeError as error:
+            raise PlanError(f"a setting of DeepFFM is of the wrong type or out of range: {error}") from error
+        if wrong := given.wrong():
+            raise PlanError(f"DeepFFM: {wrong}")
+        check_memory(given)
+        self._native = _native.DeepFfm(given)
+        self.learned = 0
+        self.progress = Progress()
+
+    # ---- learning and predicting ----
+
+    def learn(
+        self,
+        source: Any,
+        *,
+        threads: int = 1,
+        sparse_updates: bool = True,
+        show: bool | Callable[[str], object] = False,
+    ) -> Progress:
+        """Learn from a batch, batches, a plan, an `ExampleCache` or `ExampleText`, one example after the other.
+
+        Several threads share the weights without locks (hogwild): faster, and no longer the same bits each time. What
+        cannot change a weight is skipped unless ``sparse_updates`` is False; the weights are the same. ``show`` prints a
+        running table to stderr. Returns ``progress``, which goes on over calls.
+        """
+        threads = _threads(threads)
+        if show:
+            self.progress.show = show if callable(show) else lambda line: print(line, file=sys.stderr)
+        source = self._read_for(source)
+        for examples in self._examples(source):
+            if examples.unlabelled:
+                raise DataError(f"{examples.unlabelled:,} of {examples.rows:,} examples have no label to learn from")
+            predictions, broken = self._native.learn(examples, threads, sparse_updates)
+            if broken >= 0:
+                raise TrainError(
+                    f"the model's output for example {self.learned + broken:,} is not finite: a value of a feature or a "
+                    "rate is too large. The weights may be unusable: load the last saved model"
+                )
+            self.learned += examples.rows
+            self.progress.add(examples.labels, predictions, examples.weights)
+        if isinstance(source, ExampleText) and source.bad:
+            print(source.complaint(), file=sys.stderr)
+        return self.progress
+
+    def predict(self, source: Any, *, threads: int = 1) -> npt.NDArray[np.float32]:
+        """Click probabilities, in the order of the examples; labels are not needed."""
+        threads = _threads(threads)
+        found = []
+        for examples in self._examples(self._read_for(source)):
+            predictions, broken = self._native.predict(examples, threads)
+            if broken >= 0:
+                raise DataError(f"the model's output for example {broken:,} is not finite: is a value too large?")
+            found.append(predictions)
+        return np.concatenate(found) if found else np.zeros(0, np.float32)
+
+    # ---- files ----
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Weights, accumulators and settings; whole or not at all."""
+        with written_aside(Path(path)) as aside:
+            self._native.save(str(aside), self.fields, self.learned)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """What ``save`` wrote; it predicts and goes on learning with the same bits."""
+        try:
+            found, fields, learned = _native.DeepFfm.load(str(path))
+        except _native.DamagedFile as error:
+            raise SourceError(f"cannot read {path}: {error}") from error
+        except OSError as error:
+            raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+        self = cls.__new__(cls)
+        self.fields, self.learned, self.progress = fields, learned, Progress()
+        self._native = found
+        return self
+
+    @property
+    def simd(self) -> str:
+        """The instruction set in use; CTRBOX_SIMD in the environment asks for another. All give the same bits."""
+        return self._native.simd
+
+    @property
+    def bytes(self) -> int:
+        """Memory of weights and accumulators."""
+        return self._native.bytes
+
+    def __repr__(self) -> str:
+        s = self._native.settings
+        parts = [
+            f"{s.fields} fields",
+            "lr" * s.lr,
+            f"ffm k={s.k}" * s.ffm,
+            f"hidden={tuple(s.hidden)}" * bool(s.hidden),
+        ]
+        return f"DeepFFM({', '.join(p for p in parts if p)}, bits={s.bits}, learned={self.learned:,})"
+
+    # ---- from sources to examples of this model's fields ----
+
+    def _read_for(self, source: Any) -> Any:
+        return source.over(self.fields) if isinstance(source, ExampleText) and source.fields != self.fields else source
+
+    def _examples(self, source: Any) -> Iterator[_native.Examples]:
+        if isinstance(source, _native.Examples):
+            yield source
+        elif isinstance(source, Batch):
+            yield self._of_batch(source)
+        elif isinstance(source, ExampleCache):
+            for examples, known in source.blocks():
+                yield self._renumbered(examples, known, str(source.path))
+        elif isinstance(source, ExampleText):
+            yield from source
+        elif hasattr(source, "batches"):
+            for batch in source.batches(BATCH_ROWS):
+                yield self._of_batch(batch)
+        elif isinstance(source, Iterable) and not isinstance(source, str | bytes | dict):
+            for part in source:
+                yield from self._examples(part)
+        else:
+            raise PlanError(
+                f"cannot learn from or predict {type(source).__name__}; expected a Batch, batches, a plan, an ExampleCache "
+                "or ExampleText"
+            )
+
+    def _renumbered(self, examples: _native.Examples, known: list[str], where: str) -> _native.Examples:
+        if known == self.fields[: len(known)]:
+            return examples
+        at = {name: n for n, name in enumerate(self.fields)}
+        for name in known:
+            if name not in at:
+                raise DataError(f"{where} has field {name!r}, which this model has not{nearest(name, self.fields)}")
+        return examples.renumbered([at[name] for name in known])
+
+    def _of_batch(self, batch: Batch) -> _native.Examples:
+        batch = batch.cpu()
+        columns = {name: c for c, name in enumerate(batch.schema.dense_names)}
+        for name in self.fields:
+            if name not in batch.sparse and name not in columns:
+                raise PlanError(f"field {name!r} is not in this batch{nearest(name, [*batch.sparse, *columns])}")
+        keyed = [name for name in self.fields if name in batch.sparse]
+        valued = [name for name in self.fields if name not in batch.sparse]
+        chosen = [columns[name] for name in valued]
+        dense = batch.dense if chosen == list(range(batch.dense.shape[1])) else batch.dense[:, chosen]
+        try:
+            examples = _native.Examples.from_batch(
+                [(batch.sparse[name].values, batch.sparse[name].offsets) for name in keyed],
+                np.ascontiguousarray(dense, np.float32),
+                [_native.salt(name.encode()) for name in [*keyed, *valued]],
+                _floats(batch.label),
+                _floats(batch.weight),
+            )
+        except ValueError as error:
+            raise DataError(f"batch, {error}") from error
+        order = [*keyed, *valued]
+        return examples if order == self.fields else self._renumbered(examples, order, "the batch")
+
+
+def field_names(fields: Schema | Sequence[str] | ExampleCache) -> list[str]:
+    if isinstance(fields, Schema):
+        return names([*(f.name for f in fields.sparse), *fields.dense_names])
+    return names(fields.fields if isinstance(fields, ExampleCache) else fields)
+
+
+def check_memory(settings: _native.FfmSettings) -> None:
+    needed = (8 * settings.lr + 8 * settings.ffm) << settings.bits
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise BudgetError(
+            f"bits={settings.bits} needs {needed:,} bytes for weights and accumulators, this machine has {memory:,}; "
+            f"try bits={settings.bits - (needed // memory).bit_length()}"
+        )
+
+
+def _rates(given: Rate | float | None, usual: Rate) -> _native.BlockRates:
+    rate = given if isinstance(given, Rate) else usual if given is None else replace(usual, rate=float(given))
+    return _native.BlockRates(rate.rate, rate.power_t, rate.initial)
+
+
+def _threads(given: int) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= 256:
+        raise PlanError(f"threads= must be a whole number from 1 to 256, got {given!r}")
+    return given
+
+
+def _floats(column: np.ndarray | None) -> npt.NDArray[np.float32]:
+    return np.zeros(0, np.float32) if column is None else np.ascontiguousarray(column, np.float32)

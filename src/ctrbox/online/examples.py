@@ -1,0 +1,260 @@
+"""Examples for Deep FFM: from text, or parsed once into a compact file.
+
+    cache = cb.ExampleCache.parse("train.vw.gz", "train.ctrx")        # Vowpal Wabbit's text; libffm's with format="libffm"
+    cb.DeepFFM(cache, k=4).learn(cache)
+
+``native/core/ffm/text.h`` says how lines are read, ``example_cache.h`` what the file holds. A bad line is counted and left
+out; ``strict=True`` stops at the first. Sources end in ``.gz`` or ``.zst`` where compressed; ``"-"`` is stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import pyarrow as pa
+
+from ctrbox import _native
+from ctrbox.engines.aside import written_aside
+from ctrbox.errors import DataError, PlanError, SourceError, nearest
+
+Format = Literal["vw", "libffm"]
+FORMATS = ("vw", "libffm")
+
+READ = 4 << 20  # bytes of text parsed at once
+LONGEST = 16 << 20  # bytes of a line
+BLOCK_ROWS = 32_768  # examples of a block in a file, at least
+
+
+class ExampleText:
+    """Lines of text as examples; reads on each iteration (stdin and open files once).
+
+    ``fields``   names of namespaces; a line with another one is bad. None: as they are met
+    ``ignore``   namespaces to leave out
+    ``strict``   stop at the first bad line
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        format: Format = "vw",
+        fields: Sequence[str] | None = None,
+        ignore: Sequence[str] = (),
+        strict: bool = False,
+    ) -> None:
+        if format not in FORMATS:
+            raise PlanError(
+                f"format= must be one of {', '.join(FORMATS)}, got {format!r}{nearest(str(format), FORMATS)}"
+            )
+        self.source, self.format, self.strict = source, format, strict
+        self.given = None if fields is None else names(fields)
+        self.ignore = [str(name) for name in dict.fromkeys(ignore)]
+        if both := [name for name in self.ignore if name in (self.given or [])]:
+            raise PlanError(f"{both[0]!r} is in fields= and in ignore=")
+        self._parser = self._fresh()
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.source, str | os.PathLike):
+            return "stdin" if self.source == "-" else os.fspath(self.source)
+        return str(getattr(self.source, "name", "the stream"))
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields given, or those met so far."""
+        return self.given if self.given is not None else list(self._parser.fields)
+
+    @property
+    def lines(self) -> int:
+        return self._parser.lines
+
+    @property
+    def bad(self) -> int:
+        return self._parser.bad
+
+    @property
+    def first_bad(self) -> list[tuple[int, str]]:
+        """Number of the line and what is wrong with it, of the first ten bad ones."""
+        return [(line, self._with_nearest(why)) for line, why in self._parser.first_bad]
+
+    def over(self, fields: Sequence[str]) -> ExampleText:
+        """The same text, read for these fields."""
+        return ExampleText(self.source, format=self.format, fields=fields, ignore=self.ignore, strict=self.strict)
+
+    def __iter__(self) -> Iterator[_native.Examples]:
+        self._parser = parser = self._fresh()
+        with opened(self.source) as stream:
+            for text in whole_lines(stream, self.name):
+                if parser.feed(text) and self.strict:
+                    line, why = self.first_bad[0]
+                    raise DataError(f"{self.name}, line {line:,}: {why}")
+                if parser.rows >= BLOCK_ROWS:
+                    yield parser.take()
+        if parser.rows:
+            yield parser.take()
+
+    def complaint(self) -> str:
+        """What was left out, in words; empty where nothing was."""
+        if not self.bad:
+            return ""
+        named = "; ".join(f"line {line:,}: {why}" for line, why in self.first_bad)
+        return f"{self.name}: {self.bad:,} of {self.lines:,} lines left out: {named}"
+
+    def _with_nearest(self, why: str) -> str:
+        unknown = re.fullmatch(r"namespace '(.*)' is none of the fields", why)
+        return why + nearest(unknown[1], self.fields) if unknown else why
+
+    def _fresh(self) -> _native.ExampleParser:
+        return _native.ExampleParser(self.format == "libffm", self.given or [], self.ignore)
+
+
+class ExampleCache:
+    """A file of parsed examples; damage is noticed before anything is learned from a block."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._fields: list[str] | None = None
+        self._totals = (0, 0, 0, 0)
+        with self._reading():
+            _native.ExampleReader(str(self.path))
+
+    @staticmethod
+    def parse(
+        source: str | os.PathLike[str] | BinaryIO,
+        path: str | os.PathLike[str],
+        *,
+        format: Format = "vw",
+        fields: Sequence[str] | None = None,
+        ignore: Sequence[str] = (),
+        strict: bool = False,
+    ) -> ExampleCache:
+        """Read text once and write the file; the arguments are those of `ExampleText`.
+
+        Bad lines are told on stderr. Text without one good line is refused, and then nothing is written.
+        """
+        text = ExampleText(source, format=format, fields=fields, ignore=ignore, strict=strict)
+        with written_aside(Path(path)) as aside:
+            writer = _native.ExampleWriter(str(aside))
+            rows = 0
+            for examples in text:
+                writer.put(examples, text.fields)
+                rows += examples.rows
+            if not rows:
+                raise DataError(text.complaint() or f"{text.name} holds no examples")
+            writer.close(text.lines, text.bad)
+        if text.bad:
+            print(text.complaint(), file=sys.stderr)
+        return ExampleCache(path)
+
+    @property
+    def fields(self) -> list[str]:
+        self._read_through()
+        assert self._fields is not None
+        return self._fields
+
+    @property
+    def rows(self) -> int:
+        self._read_through()
+        return self._totals[0]
+
+    @property
+    def bad(self) -> int:
+        """Lines of the text that were left out."""
+        self._read_through()
+        return self._totals[3]
+
+    def blocks(self) -> Iterator[tuple[_native.Examples, list[str]]]:
+        """Blocks and the fields so far, the next one read while the last is worked on."""
+        with self._reading():
+            reader = _native.ExampleReader(str(self.path))
+            with ThreadPoolExecutor(1) as ahead:
+
+                def read() -> tuple[_native.Examples | None, list[str]]:
+                    return reader.next(), reader.fields
+
+                coming = ahead.submit(read)
+                while True:
+                    examples, known = coming.result()
+                    if examples is None:
+                        break
+                    coming = ahead.submit(read)
+                    yield examples, known
+            self._fields, self._totals = reader.fields, reader.totals
+
+    def __iter__(self) -> Iterator[_native.Examples]:
+        for examples, _ in self.blocks():
+            yield examples
+
+    def _read_through(self) -> None:
+        if self._fields is None:
+            for _ in self.blocks():
+                pass
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except _native.DamagedFile as error:
+            raise SourceError(f"cannot read {self.path}: {error}") from error
+        except OSError as error:
+            raise SourceError(f"cannot read {self.path}: {error.strerror or error}") from error
+
+
+def names(given: Sequence[str]) -> list[str]:
+    """Field names, checked: some, all different."""
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise PlanError(f"fields= must be names, got {given!r}")
+    found = list(given)
+    if not 1 <= len(found) <= 512:
+        raise PlanError(f"a model has 1 to 512 fields, got {len(found):,}")
+    twice = next((name for name in found if found.count(name) > 1), None)
+    if twice is not None:
+        raise PlanError(f"field {twice!r} is named twice")
+    long = next((name for name in found if len(name.encode()) > 1000), None)
+    if long is not None:
+        raise PlanError(f"the name of a field has at most 1,000 bytes, got {len(long.encode()):,}: {long[:40]!r}…")
+    return found
+
+
+@contextlib.contextmanager
+def opened(source: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO]:
+    if not isinstance(source, str | os.PathLike):
+        yield source
+        return
+    if source == "-":
+        yield sys.stdin.buffer
+        return
+    path = os.fspath(source)
+    codec = {".gz": "gzip", ".zst": "zstd"}.get(Path(path).suffix)
+    try:
+        with Path(path).open("rb") as file:
+            yield pa.CompressedInputStream(file, codec) if codec else file
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def whole_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    """Bytes up to the end of a line, some megabytes at a time; the last may lack its end."""
+    rest: list[bytes] = []
+    held = 0
+    while text := stream.read(READ):
+        if not isinstance(text, bytes):
+            raise PlanError(f"{name} gives {type(text).__name__}; expected bytes: open it in binary mode")
+        end = text.rfind(b"\n") + 1
+        if end == 0:
+            rest.append(text)
+            held += len(text)
+            if held > LONGEST:
+                raise DataError(f"{name}: a line is longer than {LONGEST:,} bytes")
+            continue
+        yield b"".join([*rest, text[:end]])
+        rest, held = ([text[end:]], len(text) - end) if end < len(text) else ([], 0)
+    if held:
+        yield b"".join(rest)

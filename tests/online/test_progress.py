@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import log_loss, roc_auc_score
+
+from ctrbox.online.progress import HEAD, Progress, auc
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 60), st.integers(1, 5))
+@settings(deadline=None)
+def test_auc_equals_sklearns_with_ties_and_weights(seed: int, rows: int, steps: int) -> None:
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 2, rows).astype(np.float32)
+    predictions = (random.integers(0, steps + 1, rows) / steps).astype(np.float32)
+    weights = random.integers(1, 4, rows).astype(np.float32)
+    for weighted in (weights, None):
+        met = auc(labels, predictions, weighted)
+        if 0 < labels.sum() < rows:
+            assert met == pytest.approx(roc_auc_score(labels, predictions, sample_weight=weighted))
+        else:
+            assert math.isnan(met)
+
+
+def test_windows_do_not_depend_on_pieces() -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, 1000).astype(np.float32)
+    predictions = np.clip(random.normal(0.4 + 0.2 * labels, 0.2), 0.01, 0.99).astype(np.float32)
+    shown: list[str] = []
+    whole, pieces = Progress(100), Progress(100, shown.append)
+    whole.add(labels, predictions)
+    for part in np.array_split(np.arange(1000), 37):
+        pieces.add(labels[part], predictions[part])
+    assert len(whole.windows) == 10
+    for a, b in zip(whole.windows, pieces.windows, strict=True):
+        assert a.examples == b.examples
+        assert a.auc == b.auc
+        assert a.loss == pytest.approx(b.loss)
+    last = slice(900, 1000)
+    assert whole.auc == pytest.approx(roc_auc_score(labels[last], predictions[last]))
+    assert whole.windows[-1].loss == pytest.approx(log_loss(labels[last], predictions[last]))
+    assert whole.loss == pytest.approx(log_loss(labels, predictions))
+    assert whole.constant == pytest.approx(log_loss(labels, np.full(1000, labels.mean())))
+    assert shown == [HEAD, *(str(pieces.windows[n]) for n in (0, 1, 3, 7))]
+    assert pieces.table().count("\n") == 11
+
+
+def test_nothing_seen_is_nan() -> None:
+    empty = Progress()
+    assert all(math.isnan(v) for v in (empty.loss, empty.constant, empty.auc))
+    empty.add(np.zeros(0, np.float32), np.zeros(0, np.float32))
+    assert empty.examples == 0
