@@ -88,13 +88,19 @@ struct Root {
   }
 };
 
+// Not lambdas: those do not follow the pragma that says what the processor has.
+struct ToFloats {
+  CB_INLINE VF operator()(VI i) const { return __builtin_convertvector(i, VF); }
+};
+struct ToInts {
+  CB_INLINE VI operator()(VF f) const { return __builtin_convertvector(f, VI); }
+};
+
 struct Power {
   float minus_power;
   CB_INLINE F16 operator()(F16 a) const {
     for (size_t k = 0; k < kRegisters; ++k)
-      a.r[k] = InversePower<VF, VI>::power(
-          a.r[k], minus_power, [](VI i) { return __builtin_convertvector(i, VF); },
-          [](VF f) { return __builtin_convertvector(f, VI); });
+      a.r[k] = InversePower<VF, VI>::power(a.r[k], minus_power, ToFloats{}, ToInts{});
     return a;
   }
 };
