@@ -133,11 +133,8 @@ class LevelTable(GpuTable):
     def push(self, keys: Any, gradients: Any) -> None:
         """One step of the optimizers on these rows; a gradient that is not finite stops it before anything changed."""
         moved, _ = self._keys(keys)
-        expected, linear = (len(moved), self._row.width), int(self._row.linear)
-        g = gradients if isinstance(gradients, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(gradients))
-        if tuple(g.shape) != expected or g.dtype != torch.float32:
-            raise DataError(f"expected gradients of shape {expected} float32, got {tuple(g.shape)} {g.dtype}")
-        g = g.to(self.device).contiguous()
+        width, linear = self._row.width, int(self._row.linear)
+        g = self._gradients(len(moved), gradients)
         unique, counts = torch.unique(moved, return_counts=True)
         if len(unique) < len(moved):
             twice = int(unique[counts > 1][0])
@@ -160,7 +157,7 @@ class LevelTable(GpuTable):
                 self._seen(rows, g)
                 with self.ordered():
                     rows, order = torch.sort(rows, stable=True)
-                    given = Gradients(len(rows), 1, g[:, linear:], expected[1], g if linear else None, expected[1])
+                    given = Gradients(len(rows), 1, g[:, linear:], width, g if linear else None, width)
                     store.step(rows, order, given, self.factor, 1.0)
                     self._stepped(number)
 

@@ -31,9 +31,11 @@ from ctrbox.embed.gpu_store import Gradients, NoRoom, Store
 from ctrbox.embed.life import NO_LIFE
 from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of, spec_of
 from ctrbox.embed.table import (
-    MOST_BUDGET,
     MOST_DIM,
     check_factor,
+    check_row,
+    checked_bytes,
+    checked_init,
     checked_optimizer,
     describe,
     reading,
@@ -46,7 +48,6 @@ from ctrbox.embed.table import (
 from ctrbox.engines.aside import written_aside
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime
 from ctrbox.errors import BudgetError, DataError, PlanError
-from ctrbox.views.view import parse_bytes
 
 MOST_ROWS = 1 << 29
 
@@ -76,16 +77,9 @@ class GpuTable:
     ) -> None:
         self.optimizer = checked_optimizer("optimizer", optimizer)
         self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
-        if isinstance(init, bool) or not isinstance(init, int | float) or not 0 <= init <= 1e6:
-            raise PlanError(f"init= must be a number from 0 to 1,000,000, got {init!r}")
-        self.init = float(init)
+        self.init = checked_init(init)
         self.seed = whole("seed", seed, 0, 2**64 - 1)
-        try:
-            self.memory = parse_bytes(memory)
-        except OverflowError:
-            self.memory = 0
-        if not 1 <= self.memory <= MOST_BUDGET:
-            raise PlanError(f"memory= must be above 0 bytes and at most {MOST_BUDGET:,}, got {memory!r}")
+        self.memory = checked_bytes("memory", memory)
         self.rows = whole("rows", rows, 0, MOST_ROWS)
         self._row = Row(whole("dim", dim, 0, MOST_DIM))
         self.runtime = cuda_runtime() if runtime is None else runtime
@@ -111,9 +105,7 @@ class GpuTable:
 
     def open(self, row: Row) -> None:
         """Take the shape that a model reads; a table that has rows of another shape refuses."""
-        if row.width == 0:
-            raise PlanError("a row needs a vector (dim above 0) or a first-order weight (linear=True), got neither")
-        whole("dim", row.dim, 0, MOST_DIM)
+        check_row(row)
         if row != self._row:
             if len(self):
                 raise PlanError(
@@ -146,11 +138,8 @@ class GpuTable:
     def push(self, keys: Any, gradients: Any) -> None:
         """One step of the optimizers on these rows; a gradient that is not finite stops it before anything changed."""
         moved, _ = self._keys(keys)
-        expected, linear = (len(moved), self._row.width), int(self._row.linear)
-        g = gradients if isinstance(gradients, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(gradients))
-        if tuple(g.shape) != expected or g.dtype != torch.float32:
-            raise DataError(f"expected gradients of shape {expected} float32, got {tuple(g.shape)} {g.dtype}")
-        g = g.to(self.device).contiguous()
+        width, linear = self._row.width, int(self._row.linear)
+        g = self._gradients(len(moved), gradients)
         with self.ordered():
             bad = self.store.check(moved, g)
             if bad >= 0:
@@ -158,7 +147,7 @@ class GpuTable:
                 raise DataError(refused(self._row, int(moved[at]), float(g[at, column]), column))
             self.make_room(moved)
             rows, order = torch.sort(self.store.find(moved, create=True), stable=True)
-            given = Gradients(len(moved), 1, g[:, linear:], expected[1], g if linear else None, expected[1])
+            given = Gradients(len(moved), 1, g[:, linear:], width, g if linear else None, width)
             self.store.step(rows, order, given, self.factor, 1.0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -331,6 +320,14 @@ class GpuTable:
             f"{error.more:,} more within its budget of {self.memory:,} bytes{error.cause}; raise memory=, lower dim= or take "
             "RowwiseAdagrad, whose states are smaller"
         )
+
+    def _gradients(self, keys: int, gradients: Any) -> torch.Tensor:
+        """Gradients of so many keys, on this table's device."""
+        expected = (keys, self._row.width)
+        g = gradients if isinstance(gradients, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(gradients))
+        if tuple(g.shape) != expected or g.dtype != torch.float32:
+            raise DataError(f"expected gradients of shape {expected} float32, got {tuple(g.shape)} {g.dtype}")
+        return g.to(self.device).contiguous()
 
     def _keys(self, keys: Any) -> tuple[torch.Tensor, bool]:
         """Keys on this table's device, and whether they came as an array."""
