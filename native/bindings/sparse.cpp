@@ -115,12 +115,12 @@ void bind_sparse(nb::module_& m) {
           nb::arg("keys"))
       .def(
           "write",
-          [](SparseTable& t, Keys keys, Gradients rows) {
+          [](SparseTable& t, Keys keys, Gradients rows, bool known) {
             if (rows.shape(0) != keys.size() || rows.shape(1) != t.shape().floats())
               throw nb::value_error("rows are not (keys, floats)");
-            with_file("", [&] { t.write(span_of(keys), rows.data()); });
+            with_file("", [&] { t.write(span_of(keys), rows.data(), known); });
           },
-          nb::arg("keys"), nb::arg("rows"))
+          nb::arg("keys"), nb::arg("rows"), nb::arg("known"))
       .def("checkpoint", [](SparseTable& t) { return with_file("", [&] { return t.checkpoint(); }); })
       .def(
           "save", [](SparseTable& t, const std::string& folder) { with_file(folder, [&] { t.save(folder); }); },

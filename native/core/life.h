@@ -13,6 +13,7 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -118,7 +119,7 @@ class LifeState {
     uint8_t* mine = sketch_.data() + each_ * shard_of_mix(mix);
     uint8_t& a = mine[place_of(mix)];
     uint8_t& b = mine[place_of(finish(mix + 1))];
-    const float met = std::clamp(times, 0.0f, 255.0f);
+    const float met = std::ceil(std::clamp(times, 0.0f, 255.0f));
     const uint32_t now = std::min<uint32_t>(255, std::min(a, b) + static_cast<uint32_t>(met));
     a = std::max<uint8_t>(a, static_cast<uint8_t>(now));
     b = std::max<uint8_t>(b, static_cast<uint8_t>(now));

@@ -455,13 +455,12 @@ size_t MemoryTable::expire(const Expiry& rule) {
 
 void MemoryTable::counters(std::span<const int64_t> keys, float* out) {
   const size_t at = row_floats_ - kCounterFloats;
-  const float now = static_cast<float>(life_.clock.load());
   Known known;
   visit_all<false>(keys, known, false, [&](size_t place, int64_t, const float* row) {
     float* to = out + place * kCounterFloats;
     to[0] = row ? row[at] : 0.0f;
     to[1] = row ? row[at + 1] : 0.0f;
-    to[2] = row ? row[at + 2] : now;
+    to[2] = row ? row[at + 2] : -1.0f;
   });
 }
 

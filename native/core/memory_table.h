@@ -62,7 +62,7 @@ class MemoryTable {
   void advance(uint64_t periods);
   uint64_t clock() const { return life_.clock.load(); }
   size_t expire(const Expiry& rule);  // how many rows went; their memory is used again for new ones
-  // The last `shape.counters()` floats of rows; of keys that are not there as of a new row.
+  // The last `shape.counters()` floats of rows; of keys that are not there 0, 0, -1.
   void counters(std::span<const int64_t> keys, float* out);
   uint64_t skipped() const { return skipped_.load(std::memory_order_relaxed); }
   uint64_t not_admitted() const { return not_admitted_.load(std::memory_order_relaxed); }

@@ -2,6 +2,8 @@
 //
 // A row is [first-order weight?][vector][states of the weight][states of the vector][counters?].
 #pragma once
+#include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -84,8 +86,8 @@ class RowCount {
     if (!on_) return;
     RowCounters c = of(row);
     c.fade(decay_, now_);
-    row[at_] = c.shows + shows;
-    row[at_ + 1] = c.clicks + clicks;
+    row[at_] = std::min(c.shows + shows, FLT_MAX);
+    row[at_ + 1] = std::min(c.clicks + clicks, FLT_MAX);
     row[at_ + 2] = c.period;
   }
   bool expired(const float* row, const Expiry& rule) const { return rule(of(row), decay_, now_); }

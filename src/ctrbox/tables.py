@@ -172,6 +172,11 @@ def _lists(floats: Any) -> Any:
     return pa.FixedSizeListArray.from_arrays(flat, floats.shape[1]) if floats.shape[1] else pa.nulls(len(floats))
 
 
+def of_a_checkpoint(folder: Path) -> bool:
+    """Whether it is a part of what several tables saved (cb.SparseTables)."""
+    return (folder.resolve().parent.parent / "TABLES").exists()
+
+
 def of_a_run(folder: Path) -> Path | None:
     """The run that model/table-0.ctrtable or checkpoints/step-9/table-0.ctrtable belongs to."""
     from ctrbox.train.checkpoint import STATE
@@ -184,6 +189,8 @@ def of_a_run(folder: Path) -> Path | None:
 
 def refuse_of_a_run(folder: Path) -> None:
     """A run counts the bytes of its tables, and shares their files with other checkpoints: nobody changes them."""
+    if of_a_checkpoint(folder):
+        raise Mistake(f"{folder} is part of a checkpoint of several tables; compact() those with cb.SparseTables")
     run = of_a_run(folder)
     if run is not None:
         copied = folder.resolve().stem

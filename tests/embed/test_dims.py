@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -137,3 +140,97 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         one.checkpoint()
     with pytest.raises(SourceError, match="holds a table of one dim"):
         tables(tmp_path / "one")
+
+
+def test_closed_tables_and_forked_ones_change_nothing(tmp_path: Path) -> None:
+    made = tables(tmp_path / "t")
+    pushed(made)
+    kept = rows(made)
+    made.checkpoint()
+    if os.fork() == 0:
+        with contextlib.suppress(BaseException):
+            made.close()
+        with contextlib.suppress(BaseException):
+            made.checkpoint()
+        os._exit(0)
+    os.wait()
+    made.close()
+    made.close()
+    for use in (made.checkpoint, made.verify, made.stats, made.compact, lambda: made[4], lambda: len(made)):
+        with pytest.raises(PlanError, match="are closed"):
+            use()
+    for change in (made.save, made.restore):
+        with pytest.raises(PlanError, match="are closed"):
+            change(tmp_path / "saved")
+    assert "closed" in repr(made)
+    with tables(tmp_path / "t") as again:
+        for dim, table in rows(again).items():
+            assert (table == kept[dim]).all()
+
+
+def test_a_folder_with_anything_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    for name in ("thesis.txt", "checkpoint-1/precious", "checkpoint-old/mine"):
+        place = tmp_path / name.replace("/", "-")
+        (place / name).parent.mkdir(parents=True)
+        (place / name).write_text("x")
+        with pytest.raises(SourceError, match="a folder of their own"):
+            tables(place)
+        assert (place / name).read_text() == "x"
+    with tables(tmp_path / "t") as made, tables(tmp_path / "open") as other:
+        with pytest.raises(SourceError, match="open already"):
+            made.save(tmp_path / "open")
+        other.checkpoint()
+        made.save(tmp_path / "saved")
+        (tmp_path / "saved" / "notes").write_text("x")
+        with pytest.raises(SourceError, match="'notes' beside its tables"):
+            made.save(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("stop", ["damaged", "interrupted"])
+def test_a_restore_that_fails_leaves_all_parts_as_they_were(tmp_path: Path, stop: str) -> None:
+    with tables(tmp_path / "other") as other:
+        pushed(other, 3)
+        other.save(tmp_path / "saved")
+    with tables(tmp_path / "t") as made:
+        pushed(made)
+        made.checkpoint()
+        kept = rows(made)
+        if stop == "damaged":
+            (tmp_path / "saved" / "checkpoint-1" / "dim-16" / "MANIFEST").unlink()
+            with pytest.raises(CtrboxError):
+                made.restore(tmp_path / "saved")
+        else:
+            restore, made[16].restore = made[16].restore, lambda _: restore(tmp_path / "nowhere")  # type: ignore[method-assign]
+            with pytest.raises(SourceError):
+                made.restore(tmp_path / "saved")
+            made._parts[16].restore = restore  # type: ignore[method-assign]
+            made._go_back()
+        for dim, table in rows(made).items():
+            assert (table == kept[dim]).all()
+
+
+def test_checkpoints_of_threads_take_turns(tmp_path: Path) -> None:
+    with tables(tmp_path / "t") as made:
+        pushed(made)
+        wrong: list[BaseException] = []
+
+        def go() -> None:
+            try:
+                for _ in range(4):
+                    made.checkpoint()
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=go) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert made.version == 13
+
+
+def test_the_options_are_told(tmp_path: Path) -> None:
+    for options, words in (({"read_only": True}, "no option"), ({"polcy": "lru"}, "policy")):
+        with pytest.raises(PlanError, match=words):
+            tables(tmp_path / "t", **options)

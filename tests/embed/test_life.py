@@ -26,6 +26,7 @@ calls = st.one_of(
     st.tuples(st.just("expire"), st.none() | st.integers(0, 6), st.none() | st.sampled_from([0.0, 0.3, 2.0, 1e9])),
     st.tuples(st.just("again")),
     st.tuples(st.just("flush")),
+    st.tuples(st.just("write"), st.integers(0, 2**32 - 1)),
 )
 
 
@@ -102,6 +103,9 @@ def test_tables_do_as_the_twin_does(
                 sparse.open(Row(DIM, True))
             elif name == "flush":
                 sparse.flush()
+            elif name == "write" and twin.rows and twin.admits_all:  # the same rows again change nothing
+                keys = np.random.default_rng(args[0]).choice(sorted(twin.rows), 3)
+                sparse.write(keys, sparse.read(keys))
         same(memory.export(), twin)
         same(sparse.export(), twin)
         assert len(memory) == len(sparse) == len(twin.rows)
@@ -111,7 +115,7 @@ def test_tables_do_as_the_twin_does(
         for table in (memory, sparse):
             shows, clicks, period = table.counts(KEYS)
             for k, key in enumerate(map(int, KEYS)):
-                had = twin.counters.get(key, (0.0, 0.0, twin.clock if key else period[k]))
+                had = twin.counters.get(key, (0.0, 0.0, -1))
                 assert period[k] == had[2]
                 assert np.allclose([shows[k], clicks[k]], np.array(had[:2]) * decay ** (twin.clock - had[2]))
         sparse.close()
@@ -193,6 +197,10 @@ def test_a_trainer_counts(tmp_path: Path) -> None:
     [
         (lambda: cb.Counters(0), "decay= must be a number above 0"),
         (lambda: cb.Counters(float("nan")), "decay="),
+        (lambda: cb.Counters(10**400), "decay="),
+        (lambda: cb.MemoryTable(4).advance(), "counts nothing"),
+        (lambda: cb.MemoryTable(4, nonfinite=np.array(["skip"])), "nonfinite="),
+        (lambda: cb.MemoryTable(4, counters=cb.Counters()).expire(unseen=1, click=None), "click="),
         (lambda: cb.Admission(0), "count= must be a whole number from 1 to 255, got 0"),
         (lambda: cb.Admission(probability=0), "probability="),
         (lambda: cb.Admission(3, sketch="1e9TB"), "sketch="),
@@ -208,6 +216,35 @@ def test_a_trainer_counts(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said(wrong, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         wrong()
+
+
+def test_rows_written_are_counted_and_checked(tmp_path: Path) -> None:
+    keys = np.arange(1, 101)
+    with cb.SparseTable(tmp_path / "t", 4, ram="1MB", counters=cb.Counters(0.9)) as table:
+        rows = table.read(keys)
+        table.advance(5)
+        assert table.expire(unseen=1) == 100
+        table.write(keys, rows)
+        assert len(table) == len(table.export()[0]) == 100
+        assert table.expire(unseen=1) == 100
+        assert len(table) == 0
+        rows[3, -1] = 6
+        with pytest.raises(DataError, match=r"key 4 has shows, clicks and period .* up to 5"):
+            table.write(keys, rows)
+
+
+def test_shows_of_any_size() -> None:
+    some = np.ones((3, 2), np.float32)
+    table = cb.MemoryTable(2, admission=cb.Admission(count=2, sketch=1000))
+    for _ in range(2):
+        table.push(np.array([1, 2, 3]), some, shows=np.full(3, 0.4))
+    assert len(table) == 3
+    table = cb.MemoryTable(2, counters=cb.Counters(np.float32(0.5)))
+    for _ in range(2):
+        table.push(np.array([1, 2, 3]), some, shows=np.full(3, 3e38))
+    assert np.isfinite(table.counts(np.array([1, 9]))[0]).all()
+    table.advance(1000)
+    assert table.expire(score=np.float64(1.0)) == 3
 
 
 def test_shows_that_are_none_change_nothing() -> None:

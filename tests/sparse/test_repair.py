@@ -79,7 +79,7 @@ def test_what_cannot_be_repaired_is_left_as_it_is(saved: tuple[Path, Path, np.nd
         for turn in range(4):
             other.push(KEYS, np.full((len(KEYS), 8), 7.0 + turn, np.float32))
             other.flush()
-    with pytest.raises(SourceError, match=r"has no copy of it.*restore"):
+    with pytest.raises(SourceError, match=r"has no copy of it.*older checkpoint"):
         cb.repair(path, tmp_path / "other")
     with pytest.raises(SourceError, match="holds no table"):
         cb.repair(path, tmp_path / "nowhere")

@@ -208,6 +208,7 @@ class SparseTableMachine(RuleBasedStateMachine):
 
     # ---- how rows go
 
+    @precondition(lambda self: self.life[0] > 0)
     @rule(periods=st.sampled_from([1, 3]))
     def advance(self, periods: int) -> None:
         for table in (self.table, self.twin):

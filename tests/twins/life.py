@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tests.twins.optimizers import GOLDEN, MASK, Array, Table, begin, finish, shard_of
 
 F = np.float32
+MOST = np.finfo(F).max
 
 
 def faded(decay: float, periods: int) -> float:
@@ -53,7 +56,7 @@ class LivingTable(Table):
         if not self.count:
             return True
         places = [(shard_of(key), (m & 0xFFFFFFFF) * self.each >> 32) for m in (mix, finish((mix + 1) & MASK))]
-        now = min(255, min(self.sketch.get(p, 0) for p in places) + int(min(times, 255)))
+        now = min(255, min(self.sketch.get(p, 0) for p in places) + math.ceil(min(times, 255)))
         for p in places:
             self.sketch[p] = max(self.sketch.get(p, 0), now)
         return now >= self.count
@@ -78,7 +81,9 @@ class LivingTable(Table):
             super().push(keys[k : k + 1], gradients[k : k + 1])
             had, clicked, period = self.counters[key]
             by = faded(self.decay, self.clock - period)
-            self.counters[key] = F(float(had) * by) + shows[k], F(float(clicked) * by) + clicks[k], self.clock
+            with np.errstate(over="ignore"):
+                now = F(float(had) * by) + shows[k], F(float(clicked) * by) + clicks[k]
+            self.counters[key] = min(now[0], MOST), min(now[1], MOST), self.clock
 
     def expire(self, unseen: int | None, score: float | None, click: float, nonclick: float) -> int:
         gone = []

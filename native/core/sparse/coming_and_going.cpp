@@ -40,6 +40,12 @@ void SparseTable::advance(uint64_t periods) {
 
 void SparseTable::counters(std::span<const int64_t> keys, float* out) {
   look(keys, out, row_floats_ - kCounterFloats, kCounterFloats);
+  for (size_t k = 0; k < keys.size(); ++k) {
+    float* counters = out + k * kCounterFloats;
+    if (keys[k] != 0 && counters[2] >= 0) continue;
+    counters[0] = counters[1] = 0.0f;
+    counters[2] = -1.0f;
+  }
 }
 
 size_t SparseTable::expire(const Expiry& rule) {

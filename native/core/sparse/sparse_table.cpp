@@ -526,15 +526,12 @@ void SparseTable::look(std::span<const int64_t> keys, float* out, size_t first, 
       std::memcpy(out + size_t{key.place} * floats, row + first, floats * sizeof(float));
     });
     give_reading(std::move(reading));
-    std::vector<float> row(row_floats_);
     for (const Missing::Key& key : missing.keys) {
       float* to = out + size_t{key.place} * floats;
-      if (first == 0 && floats == width_) {
+      if (first == 0)
         fresh_.values(key.key, to);
-        continue;
-      }
-      fresh_.row(key.key, row.data(), clock());
-      std::copy_n(row.data() + first, floats, to);
+      else
+        std::fill_n(to, floats, -1.0f);
     }
   });
 }

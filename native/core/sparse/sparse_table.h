@@ -62,13 +62,14 @@ class SparseTable {
   void advance(uint64_t periods);
   uint64_t clock() const { return life_->clock.load(); }
   size_t expire(const Expiry& rule);  // how many rows went; every shard is one run then
-  // The last `shape.counters()` floats of rows; of keys that are not there as of a new row.
+  // The last `shape.counters()` floats of rows; of keys that are not there 0, 0, -1.
   void counters(std::span<const int64_t> keys, float* out);
 
   // Whole rows, (keys, shape.floats()): values, then states. Reading creates what is not there, and pins nothing.
   void read(std::span<const int64_t> keys, float* out);
-  // Keys that were created before: what lies on disk of them is not looked at.
-  void write(std::span<const int64_t> keys, const float* rows);
+  // `known`: keys that were read before and have not expired; what lies on disk of them is not looked at.
+  void write(std::span<const int64_t> keys, const float* rows, bool known);
+  void write_known(std::span<const int64_t> keys, const float* rows);
 
   uint64_t checkpoint();                 // its number
   void save(const std::string& folder);  // a checkpoint elsewhere: a manifest, and links to the segments it names

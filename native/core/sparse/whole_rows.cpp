@@ -15,7 +15,33 @@ void SparseTable::read(std::span<const int64_t> keys, float* out) {
   release(*held);
 }
 
-void SparseTable::write(std::span<const int64_t> keys, const float* rows) {
+void SparseTable::write(std::span<const int64_t> keys, const float* rows, bool known) {
+  if (known) return write_known(keys, rows);
+  std::lock_guard<std::mutex> hold(calls_);
+  auto held = load_now(keys, true);
+  try {
+    write_cuts(*held);
+  } catch (...) {
+    release(*held);
+    throw;
+  }
+  const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
+  parallel_for(threads_for(keys.size()), kShards, [&](size_t s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold_shard(shard.lock);
+    for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
+      const size_t at = held->at(k);
+      if (held->places[at] == kNowhere) continue;
+      std::memcpy(shard.rows.row(held->places[at]), rows + at * row_floats_, row_floats_ * sizeof(float));
+      Mark& mark = shard.rows.mark(held->places[at]);
+      mark.dirty = 1;
+      mark.version = version;
+      --mark.pins;
+    }
+  });
+}
+
+void SparseTable::write_known(std::span<const int64_t> keys, const float* rows) {
   std::lock_guard<std::mutex> hold(calls_);
   std::lock_guard<std::mutex> hold_loads(loading_);
   const auto held = held_for(keys);

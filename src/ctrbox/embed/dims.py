@@ -7,33 +7,38 @@ tables.checkpoint()                        # all parts, or none
 
 A folder is
 
+    LOCK               held (flock) by the process that has the tables open
     TABLES             "CTRTABLES 1", the number of the last checkpoint, the dims; a checksum
     dim-8, dim-32 …    a SparseTable each, which may be ahead of the last checkpoint
     checkpoint-K       what TABLES names: a saved table for each dim, of links to the files of the parts
 
-`checkpoint` saves all parts to checkpoint-K+1, then renames TABLES; opening restores from checkpoint-K those parts that
-are ahead of it. `restore` takes what another split of dims saved: each part its dim, from a folder of several dims or of one.
+`checkpoint` saves all parts to checkpoint-K+1, then renames TABLES; opening restores all parts from checkpoint-K.
+`restore` takes what another split of dims saved: each part its dim, from a folder of several dims or of one.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ctrbox.embed.embedder import Row
 from ctrbox.embed.optimizers import Adagrad, Optimizer
-from ctrbox.embed.sparse import SparseTable, absolute, described, synced
+from ctrbox.embed.sparse import SparseTable, absolute, described, flocked, made, synced
 from ctrbox.embed.table import MOST_DIM, checked_bytes, whole
 from ctrbox.engines.aside import remove, written_aside
-from ctrbox.errors import PlanError, SourceError
+from ctrbox.errors import PlanError, SourceError, nearest
 
 HEAD = "CTRTABLES 1"
 NAMED = re.compile(r"CTRTABLES 1\n(\d{1,18}) (\d{1,4}(?: \d{1,4})*)\n([0-9a-f]{8})\n")
 MOST_DIMS = 64
+OPTIONS = ("linear", "init", "seed", "threads", "policy", "counters", "admission", "nonfinite", "segment_bytes")
+OWN = re.compile(r"LOCK|TABLES|\.TABLES\..*|dim-\d+|\.?dim-\d+\..*|checkpoint-\d+")  # names in a folder of tables
 
 
 class SparseTables:
@@ -53,42 +58,53 @@ class SparseTables:
         shares: dict[int, float] | None = None,
         **options: Any,
     ) -> None:
+        self._parts: dict[int, SparseTable] = {}
+        self._lock = -1
+        self._process = os.getpid()
+        self._alone = threading.RLock()  # checkpoints, saves and restores take turns
         self.path = absolute(path)
         self.dims = _checked_dims(dims)
         self.ram = checked_bytes("ram", ram)
+        for name in options:
+            if name not in OPTIONS:
+                raise PlanError(
+                    f"{name!r} is no option of SparseTables{nearest(name, OPTIONS)}; it has {', '.join(OPTIONS)}"
+                )
         self.options = {"optimizer": optimizer, **options}
         # A row has the float of its weight, its states, a key and marks beside its vector.
         weights = {dim: 2 * dim + 10.0 for dim in self.dims} if shares is None else _checked_shares(shares, self.dims)
         total = sum(weights.values())
-        self._parts: dict[int, SparseTable] = {}
-        self.version = 0
         named = named_in(self.path)
         if named is not None and named[1] != self.dims:
             raise SourceError(
                 f"{self.path} holds tables of dims {_listed(named[1])}, not {_listed(self.dims)}; a new folder may restore() them"
             )
-        if named is None and (self.path / "MANIFEST").exists():
+        if (self.path / "MANIFEST").exists():
             raise SourceError(f"{self.path} holds a table of one dim; a new folder may restore() it")
+        _check_own(self.path, named is not None)
+        self.version = 0 if named is None else named[0]
+        self._lock = _locked(self.path)
         try:
             for dim in self.dims:
-                budget = int(self.ram * weights[dim] / total)
+                budget = max(1, int(self.ram * weights[dim] / total))
                 self._parts[dim] = SparseTable(self.path / f"dim-{dim}", dim, ram=budget, **self.options)
             if named is None:
                 self.checkpoint()
             else:
-                self.version = named[0]
                 self._go_back()
         except BaseException:
             self.close(checkpoint=False)
             raise
 
     def __getitem__(self, dim: int) -> SparseTable:
+        self._check_usable()
         if dim not in self._parts:
             raise PlanError(f"these tables have dims {_listed(self.dims)}, not {dim}")
         return self._parts[dim]
 
     def __iter__(self) -> Iterator[SparseTable]:
-        return iter(self._parts.values())
+        self._check_usable()
+        return iter(list(self._parts.values()))
 
     def __len__(self) -> int:
         """Keys of all parts."""
@@ -100,38 +116,50 @@ class SparseTables:
 
     def checkpoint(self) -> int:
         """Make durable what all parts hold, together; returns the number of the checkpoint."""
-        number = self.version + 1
-        self._save_to(self.path / f"checkpoint-{number}")
-        _name(self.path, number, self.dims)
-        remove(self.path / f"checkpoint-{self.version}")
-        self.version = number
-        return number
+        with self._alone:
+            self._check_usable()
+            number = self.version + 1
+            self._save_to(self.path / f"checkpoint-{number}")
+            _name(self.path, number, self.dims)
+            remove(self.path / f"checkpoint-{self.version}")
+            self.version = number
+            return number
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """All parts elsewhere, as `SparseTable.save` does; whole or not at all."""
+        self._check_usable()
         place = absolute(path)
-        if place == self.path or self.path in place.parents:
+        if place.is_symlink() or self.path.resolve() in (place.resolve(), *place.resolve().parents):
             raise PlanError(f"tables are saved to a folder of their own, not to {path}")
-        if place.is_dir() and any(place.iterdir()) and named_in(place) is None:
-            raise PlanError(f"{path} is a folder without tables, which is not replaced; name a new one")
-        with written_aside(place, folder=True) as aside:
+        if place.is_dir() and any(place.iterdir()):
+            if named_in(place) is None:
+                raise PlanError(f"{path} is a folder without tables, which is not replaced; name a new one")
+            _check_own(place, True)
+            os.close(_locked(place))  # refused where somebody has it open
+        with self._alone, written_aside(place, folder=True) as aside:
             self._save_to(aside / "checkpoint-1")
-            for dim in self.dims:
-                (aside / f"dim-{dim}").mkdir()
             _name(aside, 1, self.dims)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Each part becomes what was saved of its dim, by tables of any dims or by one; then a checkpoint."""
-        found = saved_in(absolute(path))
-        lost = set(found) - set(self.dims)
-        if lost:
-            raise PlanError(f"{path} holds rows of dim {min(lost)}; these tables have dims {_listed(self.dims)}")
-        for dim, folder in found.items():
-            self[dim].restore(folder)
-        self.checkpoint()
+        with self._alone:
+            self._check_usable()
+            found = saved_in(absolute(path))
+            lost = set(found) - set(self.dims)
+            if lost:
+                raise PlanError(f"{path} holds rows of dim {min(lost)}; these tables have dims {_listed(self.dims)}")
+            for dim, folder in found.items():
+                self[dim].check_source(folder)
+            try:
+                for dim, folder in found.items():
+                    self[dim].restore(folder)
+                self.checkpoint()
+            except BaseException:
+                self._go_back()
+                raise
 
     def stats(self) -> dict[int, dict[str, int]]:
-        return {dim: part.stats() for dim, part in self._parts.items()}
+        return {part.dim: part.stats() for part in self}
 
     def verify(self) -> list[str]:
         return [line for part in self for line in part.verify()]
@@ -141,12 +169,16 @@ class SparseTables:
             part.compact()
 
     def close(self, checkpoint: bool = True) -> None:
-        """End; with ``checkpoint`` what the parts hold is made durable first."""
-        if checkpoint and self._parts:
-            self.checkpoint()
-        for part in self:
-            part.close(checkpoint=False)
-        self._parts = {}
+        """End; with ``checkpoint`` what the parts hold is made durable first. Closed tables refuse everything."""
+        if self._lock < 0:
+            return
+        with self._alone:
+            if checkpoint and os.getpid() == self._process:  # a forked child lets go, and changes nothing
+                self.checkpoint()
+            for part in self._parts.values():
+                part.close(checkpoint=False)
+            os.close(self._lock)
+            self._lock = -1
 
     def __enter__(self) -> Self:
         return self
@@ -155,9 +187,16 @@ class SparseTables:
         self.close(checkpoint=error is None)
 
     def __repr__(self) -> str:
-        return f"SparseTables({str(self.path)!r}, dims {_listed(self.dims)}, {len(self):,} keys, ram {self.ram:,})"
+        state = "closed" if self._lock < 0 else f"{len(self):,} keys"
+        return f"SparseTables({str(self.path)!r}, dims {_listed(self.dims)}, {state}, ram {self.ram:,})"
 
     # ---- inside
+
+    def _check_usable(self) -> None:
+        if self._lock < 0:
+            raise PlanError(f"the tables in {self.path} are closed")
+        if os.getpid() != self._process:
+            raise PlanError(f"the tables in {self.path} were opened by another process, before a fork")
 
     def _save_to(self, folder: Path) -> None:
         remove(folder)  # of a checkpoint that did not end
@@ -167,13 +206,14 @@ class SparseTables:
         synced(folder)
 
     def _go_back(self) -> None:
-        """Parts ahead of the last checkpoint become what it holds of them."""
-        for dim, part in self._parts.items():
+        """Every part becomes what the last checkpoint has of it: whether it is that already, no number tells."""
+        for dim, part in list(self._parts.items()):
             kept = self.path / f"checkpoint-{self.version}" / f"dim-{dim}"
-            with SparseTable.load(kept, ram=part.ram, read_only=True) as saved:
-                version, row = saved.version, saved.row
-            if part.version != version or (len(part) and part.row != row):
-                part.restore(kept)
+            if len(part) and part.row != Row(*described(kept)[:2]):  # opened for another model since then
+                part.close(checkpoint=False)
+                remove(part.path)
+                part = self._parts[dim] = SparseTable(part.path, dim, ram=part.ram, **self.options)
+            part.restore(kept)
         for other in self.path.glob("checkpoint-*"):
             if other.name != f"checkpoint-{self.version}":
                 remove(other)
@@ -201,6 +241,30 @@ def saved_in(folder: Path) -> dict[int, Path]:
     return {dim: folder / f"checkpoint-{named[0]}" / f"dim-{dim}" for dim in named[1]}
 
 
+def _check_own(folder: Path, holds: bool) -> None:
+    """Refuse a folder with anything in it that tables would not have put there: it may be removed one day."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        fine = OWN.fullmatch(path.name) is not None and not path.is_symlink()
+        if fine and path.name.startswith("checkpoint-"):
+            fine = path.is_dir() and all(re.fullmatch(r"\.?dim-\d+.*", p.name) for p in path.iterdir())
+        if not fine:
+            what = "beside its tables" if holds else "and no tables"
+            raise SourceError(
+                f"{folder} holds {path.name!r} {what}; tables need a folder of their own, which may be new"
+            )
+
+
+def _locked(folder: Path) -> int:
+    made(folder)
+    try:
+        lock = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise SourceError(f"cannot keep tables in {folder}: {error.strerror or error}") from error
+    return flocked(lock, folder)
+
+
 def _name(folder: Path, number: int, dims: tuple[int, ...]) -> None:
     text = f"{HEAD}\n{number} {' '.join(map(str, dims))}\n"
     with written_aside(folder / "TABLES") as aside:
@@ -210,7 +274,7 @@ def _name(folder: Path, number: int, dims: tuple[int, ...]) -> None:
 
 
 def _checked_dims(dims: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(dims, str | int) or not 1 <= len(dims) <= MOST_DIMS:
+    if not isinstance(dims, list | tuple) or not 1 <= len(dims) <= MOST_DIMS:
         raise PlanError(f"dims= must be one to {MOST_DIMS} different dims, such as (8, 32), got {dims!r}")
     found = tuple(sorted(whole("dims", d, 1, MOST_DIM) for d in dims))
     if len(set(found)) < len(found):

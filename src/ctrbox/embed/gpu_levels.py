@@ -378,7 +378,7 @@ class LevelTable(GpuTable):
         """Those of these rows that may have changed, to the level below; no step that changes them is still to come."""
         for some in rows[store.used[rows] > self._clean].split(PART):
             if len(some):
-                self.below.write(home(store.keys[some]), home(store.data(some)))
+                self.below.write(home(store.keys[some]), home(store.data(some)), known=True)
                 self._counts["written"] += len(some)
 
     @contextlib.contextmanager

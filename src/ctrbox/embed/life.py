@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 from ctrbox.errors import PlanError
 from ctrbox.views.view import parse_bytes
@@ -29,8 +30,9 @@ class Counters:
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if not _number(self.decay) or not 0 < self.decay <= 1:
+        if not number(self.decay) or not 0 < self.decay <= 1:
             raise PlanError(f"decay= must be a number above 0 and at most 1, got {self.decay!r}")
+        object.__setattr__(self, "decay", float(self.decay))
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,9 @@ class Admission:
     sketch: int | str = "16MB"
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or not 1 <= self.count <= MOST_COUNT:
+        if not number(self.count) or not 1 <= self.count <= MOST_COUNT or self.count != int(self.count):
             raise PlanError(f"count= must be a whole number from 1 to {MOST_COUNT}, got {self.count!r}")
-        if not _number(self.probability) or not 0 < self.probability <= 1:
+        if not number(self.probability) or not 0 < self.probability <= 1:
             raise PlanError(f"probability= must be a number above 0 and at most 1, got {self.probability!r}")
         try:
             size = parse_bytes(self.sketch)
@@ -57,7 +59,8 @@ class Admission:
             size = 0
         if not 64 <= size <= MOST_SKETCH:
             raise PlanError(f"sketch= must be from 64 bytes to {MOST_SKETCH:,}, got {self.sketch!r}")
-        object.__setattr__(self, "sketch", size)
+        for name, value in (("count", int(self.count)), ("probability", float(self.probability)), ("sketch", size)):
+            object.__setattr__(self, name, value)
 
 
 def life_of(counters: Counters | None, admission: Admission | None) -> Life:
@@ -91,5 +94,10 @@ def shown(life: Life) -> str:
     return f"{counters_of(life)} and {admission_of(life)}"
 
 
-def _number(value: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def number(value: object) -> bool:
+    """A finite number, NumPy's among them."""
+    kind = Real if not isinstance(value, bool) else ()
+    try:
+        return isinstance(value, kind) and math.isfinite(value)  # type: ignore[arg-type]
+    except OverflowError:  # a whole number beyond all floats
+        return False

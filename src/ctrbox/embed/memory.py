@@ -109,7 +109,12 @@ class MemoryTable(Table):
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, budget: int | str = "8GB", threads: int | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        budget: int | str = "8GB",
+        threads: int | None = None,
+        nonfinite: str = "refuse",
     ) -> MemoryTable:
         """A table as ``save`` wrote it, with the shape, optimizers and seed of the file."""
         dim, linear, weight, vector, init, seed, life = describe(path)
@@ -123,6 +128,7 @@ class MemoryTable(Table):
             threads=threads,
             counters=counters_of(life),
             admission=admission_of(life),
+            nonfinite=nonfinite,
         )
         table.open(Row(dim, linear))
         table._native = table._read(path)

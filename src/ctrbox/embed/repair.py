@@ -23,8 +23,11 @@ def repair(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> list
     mine, theirs = absolute(path), absolute(source)
     for place in (mine, theirs):
         described(place)
+    if mine.samefile(theirs):
+        raise SourceError(f"{mine} cannot be repaired from itself; name a table saved before, on another disk")
     lock = locked(mine, False)
     try:
+        segments_of(mine, _native.SparseTable.generation(os.fspath(mine))).mkdir(exist_ok=True)
         damaged = _native.SparseTable.damaged(os.fspath(mine))
         here, there = (segments_of(p, _native.SparseTable.generation(os.fspath(p))) for p in (mine, theirs))
         runs, saved = (_native.SparseTable.runs_by_segment(os.fspath(p)) for p in (mine, theirs))
@@ -34,8 +37,8 @@ def repair(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> list
                 here / names[number], there / names[number]
             ):
                 raise SourceError(
-                    f"{here / names[number]} cannot be repaired: {theirs} has no copy of it; {what}. restore({str(source)!r}) "
-                    "goes back to the checkpoint that was saved there"
+                    f"{here / names[number]} cannot be repaired: {theirs} has no copy of it as it was; {what}. If that is an "
+                    "older checkpoint of the same table, restore() goes back to it"
                 )
         if not damaged:
             return []
@@ -72,7 +75,7 @@ def repair(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> list
 
 
 def _differ(damaged: Path, copy: Path) -> bool:
-    """Whether these are two files, not one with damage: most of their blocks differ."""
+    """Whether these are two files, not one with damage: most of the blocks that are not zero differ."""
     if not copy.exists() or (damaged.exists() and damaged.samefile(copy)):
         return True
     if not damaged.exists():
@@ -80,6 +83,6 @@ def _differ(damaged: Path, copy: Path) -> bool:
     blocks = unlike = 0
     with damaged.open("rb") as a, copy.open("rb") as b:
         while (mine := a.read(PAGE)) and (theirs := b.read(PAGE)):
-            blocks += 1
-            unlike += mine != theirs
+            blocks += any(mine)
+            unlike += any(mine) and mine != theirs
     return unlike * 2 > blocks

@@ -126,10 +126,13 @@ class SparseTable(Table):
                     f"the table in {self.path} holds {len(self):,} rows of {words(self._row)}, the model reads {words(row)}; "
                     "give it a folder of its own"
                 )
+            clock = 0 if self._native is None else self.clock
             self._native = None  # its thread and its files end before others begin
             remove(self.path / "MANIFEST")
             self._begin(row)
             self._row = row
+            if clock:
+                self.advance(clock)
         self._opened = True
 
     def prefetch(self, keys: Keys) -> None:
@@ -171,24 +174,12 @@ class SparseTable(Table):
         self._check_usable()
         if self._native is not None:
             _ = self._changing
-        source = absolute(path)
-        if (source / "TABLES").exists():  # several dims
-            source = saved_part(source, self.dim)
-        found = described(source)
-        row = self._row if self._opened or len(self) else Row(found[0], found[1])
-        same_shape(source, found, self._shape(row))
+        source, row = self._source(path)
         where = segments_of(source, _native.SparseTable.generation(os.fspath(source)))
         mine = _native.SparseTable.generation(os.fspath(self.path)) if (self.path / "MANIFEST").exists() else 0
         there = segments_of(self.path, mine + 1)
         with self._calling():
-            try:
-                _native.SparseTable(
-                    os.fspath(source), self._shape(row), self.ram, 1, self.policy, self.segment_bytes, True
-                )
-            except _native.DamagedFile as error:
-                raise SourceError(
-                    f"cannot restore from {source}, which is damaged: {error}; {self.path} is as it was: take another saved one"
-                ) from error
+            self._check_whole(source, row)
             remove(there)
             there.mkdir()
             for file in sorted(where.glob("*.seg")):
@@ -199,6 +190,30 @@ class SparseTable(Table):
         self._begin(row)
         self._row = row
 
+    def check_source(self, path: str | os.PathLike[str]) -> None:
+        """Refuse what ``restore`` would refuse, changing nothing."""
+        source, row = self._source(path)
+        with self._calling():
+            self._check_whole(source, row)
+
+    def _source(self, path: str | os.PathLike[str]) -> tuple[Path, Row]:
+        """The folder of a saved table of this shape, and its row."""
+        source = absolute(path)
+        if (source / "TABLES").exists():  # several dims
+            source = saved_part(source, self.dim)
+        found = described(source)
+        row = self._row if self._opened or len(self) else Row(found[0], found[1])
+        same_shape(source, found, self._shape(row))
+        return source, row
+
+    def _check_whole(self, source: Path, row: Row) -> None:
+        try:
+            _native.SparseTable(os.fspath(source), self._shape(row), self.ram, 1, self.policy, self.segment_bytes, True)
+        except _native.DamagedFile as error:
+            raise SourceError(
+                f"cannot restore from {source}, which is damaged: {error}; {self.path} is as it was: take another saved one"
+            ) from error
+
     @classmethod
     def load(
         cls,
@@ -207,6 +222,7 @@ class SparseTable(Table):
         ram: int | str = "2GB",
         threads: int | None = None,
         policy: str = "default",
+        nonfinite: str = "refuse",
         read_only: bool = False,
     ) -> Self:
         """The table that a folder holds, with its shape, optimizers and seed."""
@@ -223,6 +239,7 @@ class SparseTable(Table):
             policy=policy,
             counters=counters_of(life),
             admission=admission_of(life),
+            nonfinite=nonfinite,
             read_only=read_only,
         )
         table.open(Row(dim, linear))
@@ -244,16 +261,24 @@ class SparseTable(Table):
             rows: Floats = self._changing.read(wanted)  # type: ignore[assignment]
         return rows
 
-    def write(self, keys: Keys, rows: Floats) -> None:
-        """Replace whole rows of keys that were read or pulled before; what is on disk of them is not looked at."""
+    def write(self, keys: Keys, rows: Floats, *, known: bool = False) -> None:
+        """Replace whole rows. ``known``: of keys that were read before; what is on disk of them is not looked at then."""
         changed = checked_keys(keys)
         given = np.asarray(rows)
         if given.dtype != np.float32 or given.shape != (len(changed), self.floats):
             raise DataError(
                 f"expected whole rows of shape {(len(changed), self.floats)} float32, got {given.shape} {given.dtype}"
             )
+        if self.counters is not None:
+            tail = given[:, -3:]
+            wrong = np.flatnonzero(~((tail >= 0) & (tail < np.inf)).all(1) | (tail[:, 2] > self.clock))
+            if len(wrong):
+                raise DataError(
+                    f"key {int(changed[wrong[0]])} has shows, clicks and period {tail[wrong[0]].tolist()}; expected numbers, 0 "
+                    f"or more, and a period up to {self.clock}"
+                )
         with self._calling(len(changed)):
-            self._changing.write(changed, np.ascontiguousarray(given))
+            self._changing.write(changed, np.ascontiguousarray(given), known)
 
     @property
     def floats(self) -> int:
@@ -441,13 +466,10 @@ def locked(path: Path, shared: bool) -> int:
     """A folder that this process alone has open; ``shared``: with others that only read."""
     try:
         if not shared:
-            _made(path)
+            made(path)
             if not (path / "MANIFEST").exists():
                 if (path / "TABLES").exists():
-                    parts = sorted(path.glob("dim-*"))
-                    raise SourceError(
-                        f"{path} holds tables of several dims (cb.SparseTables); those of one are in {[*map(str, parts)]}"
-                    )
+                    raise SourceError(f"{path} {several(path)}")
                 strange = sorted(p.name for p in path.iterdir() if not OWN.fullmatch(p.name))
                 if strange:
                     raise SourceError(
@@ -460,6 +482,11 @@ def locked(path: Path, shared: bool) -> int:
         raise SourceError(f"cannot open the table in {path}: {error.strerror}") from error
     except OSError as error:
         raise SourceError(f"cannot keep a table in {path}: {error.strerror or error}") from error
+    return flocked(lock, path, shared)
+
+
+def flocked(lock: int, path: Path, shared: bool = False) -> int:
+    """The open LOCK of a folder, held; refused where somebody else holds it."""
     try:
         fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
@@ -473,6 +500,8 @@ def locked(path: Path, shared: bool) -> int:
 def described(path: Path) -> tuple[Any, ...]:
     """The shape of the table that a folder holds."""
     if not (path / "MANIFEST").is_file():
+        if (path / "TABLES").exists():
+            raise SourceError(f"{path} {several(path)}")
         raise SourceError(f"{path} holds no table: it has no MANIFEST")
     try:
         return shape_from(_native.SparseTable.saved_shape(os.fspath(path)))
@@ -480,6 +509,11 @@ def described(path: Path) -> tuple[Any, ...]:
         raise SourceError(f"cannot read {path / 'MANIFEST'}: {error}; take another saved one") from error
     except OSError as error:
         raise SourceError(f"cannot read {path / 'MANIFEST'}: {error.strerror or error}") from error
+
+
+def several(path: Path) -> str:
+    parts = ", ".join(str(p) for p in sorted(path.glob("checkpoint-*/dim-*")))
+    return f"holds tables of several dims (cb.SparseTables); as of its last checkpoint they are {parts}"
 
 
 def saved_part(folder: Path, dim: int) -> Path:
@@ -496,7 +530,7 @@ def segments_of(path: Path, generation: int) -> Path:
     return path / (f"segments-{generation}" if generation else "segments")
 
 
-def _made(path: Path) -> None:
+def made(path: Path) -> None:
     """A folder whose name, and those of the folders above it, outlive a power cut."""
     missing = [p for p in (path, *path.parents) if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ctrbox import _native
 from ctrbox.embed.embedder import Floats, Keys, Row
-from ctrbox.embed.life import Admission, Counters, Life, life_of, shown
+from ctrbox.embed.life import Admission, Counters, Life, life_of, number, shown
 from ctrbox.embed.optimizers import FTRL, KINDS, Optimizer, optimizer_of, spec_of
 from ctrbox.errors import DataError, PlanError, SourceError, nearest
 from ctrbox.views.view import parse_bytes
@@ -55,7 +55,7 @@ class Table:
         self.threads = None if threads is None else whole("threads", threads, 1, 256)
         self._life: Life = life_of(counters, admission)
         self.counters, self.admission = counters, admission
-        if nonfinite not in NONFINITE:
+        if not isinstance(nonfinite, str) or nonfinite not in NONFINITE:
             raise PlanError(
                 f"nonfinite= must be 'refuse' or 'skip', got {nonfinite!r}{nearest(str(nonfinite), NONFINITE)}"
             )
@@ -121,6 +121,7 @@ class Table:
 
     def advance(self, periods: int = 1) -> None:
         """So many periods have passed: what was counted fades, and what is not pushed grows old."""
+        self._check_counts()
         more = whole("periods", periods, 0, MOST_PERIODS)
         if more + self.clock > MOST_PERIODS:
             raise PlanError(f"the clock is at {self.clock:,} and goes to {MOST_PERIODS:,} periods, got {more:,} more")
@@ -144,14 +145,13 @@ class Table:
             raise PlanError("expire needs unseen= (periods), score= (the least that stays), or both")
         age = -1 if unseen is None else whole("unseen", unseen, 0, MOST_PERIODS)
         for name, value in (("score", score), ("click", click), ("nonclick", nonclick)):
-            wrong = isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e30
-            if value is not None and wrong:
+            if (value is not None or name != "score") and not (number(value) and 0 <= value <= 1e30):  # type: ignore[operator]
                 raise PlanError(f"{name}= must be a finite number, 0 or more, got {value!r}")
         with self._calling():
-            return int(self._changing.expire(age, score or 0.0, click, nonclick))
+            return int(self._changing.expire(age, float(score or 0.0), float(click), float(nonclick)))
 
     def counts(self, keys: Keys) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-        """Shows and clicks of keys, faded to now, and the period of their last push; creates nothing."""
+        """Shows and clicks of keys, faded to now, and the period of their last push, -1 without a row; creates nothing."""
         self._check_counts()
         assert self.counters is not None
         wanted = checked_keys(keys)
@@ -179,7 +179,10 @@ def checked_keys(keys: npt.ArrayLike) -> Keys:
 def checked_counts(name: str, counts: Any, keys: Keys) -> Floats | None:
     if counts is None:
         return None
-    array = np.asarray(counts)
+    try:
+        array = np.asarray(counts)
+    except ValueError as error:
+        raise DataError(f"expected {name} of shape {(len(keys),)}, a number a key: {error}") from error
     if array.shape != (len(keys),) or array.dtype.kind not in "iuf":
         raise DataError(f"expected {name} of shape {(len(keys),)}, a number a key, got {array.shape} {array.dtype}")
     array = np.ascontiguousarray(array, np.float32)
