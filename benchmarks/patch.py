@@ -1,12 +1,13 @@
 """How large are updates of a Deep FFM of 2^24 weights after 1k, 10k and 100k further examples, and how long do they take?
 
-python -m benchmarks.patch [--quick]
+python -m benchmarks.patch [--quick] [--all-peers]
 
-1,000,000 examples are learned (a tenth of it and 2^20 weights with --quick), then further ones (benchmarks/ffm_data.py). For each:
-the weights as float32 without accumulators (100 %), as 16-bit codes, a patch between float32 files, a patch between files of codes;
-`zstd --patch-from` and xdelta3 between the same files where they are installed. Every patch is applied and compared bytewise. AUC
-is that of 200,000 held out examples with float32 and with codes. A time is from the model in memory to the file on disk, the
-best of three, and counts everything that makes it: packing, checksums, writing, fsync.
+1,000,000 examples are learned (a tenth of it and 2^20 weights with --quick), then further ones (benchmarks/ffm_data.py). For
+each: the weights as float32 without accumulators (100 %), as 16-bit codes, a patch between float32 files, a patch between files
+of codes; `zstd --patch-from` and xdelta3 between the same files where they are installed (zstd at level 19, minutes, with
+--all-peers). Every patch is applied and compared bytewise. AUC is that of 200,000 held out examples with float32 and with codes.
+A time is from the model in memory to the file on disk, the best of three, and counts everything that makes it: packing,
+checksums, writing, fsync; a peer's starts from the file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,8 +33,10 @@ FURTHER = (1_000, 10_000, 100_000)
 REPEATS = 3
 PEERS = {
     "zstd -3 --patch-from": ["zstd", "-q", "-f", "-3", "--long=31", "--patch-from={base}", "{new}", "-o", "{out}"],
-    "zstd -19 --patch-from": ["zstd", "-q", "-f", "-19", "--long=31", "--patch-from={base}", "{new}", "-o", "{out}"],
     "xdelta3": ["xdelta3", "-q", "-f", "-e", "-B", "{size}", "-s", "{base}", "{new}", "{out}"],
+}
+SLOW_PEERS = {
+    "zstd -19 --patch-from": ["zstd", "-q", "-f", "-19", "--long=31", "--patch-from={base}", "{new}", "-o", "{out}"],
 }
 
 
@@ -78,9 +82,9 @@ def ours(model: DeepFFM, folder: Path) -> dict[str, tuple[int, float]]:
     return found
 
 
-def peers(folder: Path) -> dict[str, tuple[int, float]]:
+def peers(folder: Path, slow: bool) -> dict[str, tuple[int, float]]:
     found = {}
-    for name, command in PEERS.items():
+    for name, command in (PEERS | (SLOW_PEERS if slow else {})).items():
         if shutil.which(command[0]) is None:
             continue
         for base, new in (("base.f32", "new.f32"), ("base.fbw", "new.fbw")):
@@ -96,6 +100,7 @@ def peers(folder: Path) -> dict[str, tuple[int, float]]:
 def main() -> None:
     parser = report.options(__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--all-peers", action="store_true")
     asked = parser.parse_args()
     rows, tests, bits = (ROWS // 10, TEST // 10, 20) if asked.quick else (ROWS, TEST, BITS)
     further = [n // 10 if asked.quick else n for n in FURTHER]
@@ -104,7 +109,7 @@ def main() -> None:
         clicks = ffm_data.make(rows + further[-1] + tests)
         ends = [0, rows, *(rows + n for n in further), rows + further[-1] + tests]
         caches = []
-        for n, (begin, end) in enumerate(zip(ends, ends[1:], strict=False)):
+        for n, (begin, end) in enumerate(pairwise(ends)):
             clicks.text(folder / "part.vw", slice(begin, end))
             caches.append(ExampleCache.parse(folder / "part.vw", folder / f"{n}.ctrx"))
         (folder / "part.vw").unlink()
@@ -115,12 +120,14 @@ def main() -> None:
         publish.pack(model, folder / "base.f32", quantise=False)
         publish.pack(model, folder / "base.fbw")
         whole = (folder / "base.f32").stat().st_size
-        print(f"2^{bits} weights each for lr and ffm, {rows:,} examples learned; float32 without accumulators: {whole:,} bytes")
+        print(
+            f"2^{bits} weights each for lr and ffm, {rows:,} examples learned; float32 without accumulators: {whole:,} bytes"
+        )
         lines: list[list[str]] = []
         kept: dict[str, Any] = {}
         for n, cache in zip(further, caches[1:], strict=True):
             model.learn(cache)
-            found = ours(model, folder) | peers(folder)
+            found = ours(model, folder) | peers(folder, asked.all_peers)
             aucs = [auc(labels, m.predict(test)) for m in (model, DeepFFM.load(folder / "new.fbw"))]
             for what, (size, seconds) in found.items():
                 lines.append([f"{n:,}", what, f"{size:,}", f"{100 * size / whole:.2f} %", f"{seconds:.2f} s"])
@@ -128,12 +135,12 @@ def main() -> None:
             kept[str(n)] = {w: {"bytes": s, "share": s / whole, "seconds": t} for w, (s, t) in found.items()}
             kept[str(n)]["auc"] = aucs
         report.table(["further", "update", "bytes", "of float32", "time"], lines)
-        last = kept[str(further[0])]
+        first = kept[str(further[0])]
         report.finish(
-            last["quantise + patch"]["bytes"],
-            {w: f["bytes"] for w, f in last.items() if w.startswith(("zstd", "xdelta3"))},
+            first["quantise + patch"]["bytes"],
+            {w: f["bytes"] for w, f in first.items() if w.startswith(("zstd", "xdelta3"))},
             f"bytes of an update after {further[0]:,} examples",
-            smaller_is_better=True,
+            more_is_better=False,
             updates=kept,
         )
 

@@ -249,7 +249,8 @@ void bind_ffm(nb::module_& m) {
       .def(
           "give_weights",
           [](DeepFfm& model, const Floats& weights) {
-            if (weights.size() != weights_of(model.layout())) throw nb::value_error("not as many weights as the model has");
+            if (weights.size() != weights_of(model.layout()))
+              throw nb::value_error("not as many weights as the model has");
             nb::gil_scoped_release release;
             give_weights(model, weights.data());
           },
@@ -265,10 +266,14 @@ void bind_ffm(nb::module_& m) {
       .def_prop_ro("simd", [](const DeepFfm& model) { return model.kernels().name; })
       .def_prop_ro("settings", [](const DeepFfm& model) { return model.settings(); })
       .def_prop_ro("bytes", &DeepFfm::bytes)
-      .def_prop_ro("parts", [](const DeepFfm& model) {
-        const FfmLayout& l = model.layout();
-        return std::tuple<uint64_t, uint64_t, uint64_t>(l.lr_size, l.rows, weights_of(l) - l.lr_size - l.rows * l.stride);
-      }, "Weights of lr, rows of ffm, weights of dense.")
+      .def_prop_ro(
+          "parts",
+          [](const DeepFfm& model) {
+            const FfmLayout& l = model.layout();
+            return std::tuple<uint64_t, uint64_t, uint64_t>(l.lr_size, l.rows,
+                                                            weights_of(l) - l.lr_size - l.rows * l.stride);
+          },
+          "Weights of lr, rows of ffm, weights of dense.")
       .def_prop_ro("stride", [](const DeepFfm& model) { return model.layout().stride; })
       .def(
           "lr", [](const DeepFfm& d) { return copied(d.lr(), {d.layout().lr_size, 2}); },

@@ -164,8 +164,7 @@ void check_regions(uint64_t base_size, uint64_t result_size, unsigned word, std:
   uint64_t covered = 0;
   for (size_t n = 0; n < regions.size(); ++n) {
     const Region& r = regions[n];
-    if (r.base_at > base_size || r.base_size > base_size - r.base_at)
-      throw BadPatch("a region lies outside the base");
+    if (r.base_at > base_size || r.base_size > base_size - r.base_at) throw BadPatch("a region lies outside the base");
     if (r.size > result_size - covered) throw BadPatch("its regions are longer than the result");
     if (n + 1 < regions.size() && r.size % word != 0) throw BadPatch("a region ends within a word");
     covered += r.size;

@@ -1,7 +1,7 @@
 // Weights as 16-bit codes: w ≈ (code + first) · bucket.
 //
-// Two passes: the first finds minimum and maximum, the second writes codes. `first` is a whole number, so the minimum is
-// first · bucket, and 0 keeps its value: a weight nobody learned costs nothing and means nothing. Codes round to the
+// Two passes: the first finds minimum and maximum, the second writes codes. `first` is a whole number, so the minimum
+// is first · bucket, and 0 keeps its value: a weight nobody learned costs nothing and means nothing. Codes round to the
 // nearest, ties to even. Loops are plain: integer minimum, division and one addition, which every compiler turns into
 // SIMD of the machine's baseline, with the same bits everywhere. tests/twins/publish.py is the twin in NumPy.
 #pragma once

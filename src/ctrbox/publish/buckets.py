@@ -1,13 +1,15 @@
 """Where the 16-bit codes of a part lie: w ≈ (code + first) · bucket, from minimum and maximum.
 
-Minimum and maximum are rounded outwards to β and α decimals; unless told, so many that one digit of their distance counts.
-Rounded borders stay where they are while weights move a little, and so do the codes of all weights that did not move: patches
-are small. For the same reason a base's buckets are kept as long as the weights fit.
+Minimum and maximum are rounded outwards to β and α decimals; unless told, after an eighth of their distance was added on each
+side, to so many that one digit of the distance counts. Borders stay where they are while weights move a little, and so do the
+codes of all weights that did not move: patches are small. A base's buckets are kept as long as the weights fit; new ones change
+every code once.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +46,11 @@ def buckets(
         return base
     if low == high:  # exact: one code
         return Buckets(abs(low), -1 if low < 0 else 1) if abs(low) >= SMALLEST else Buckets(1.0, 0)
-    most, least = decimals or (_decimals(high - low),) * 2
+    if decimals is None:
+        room = (high - low) / 8
+        decimals = (_decimals(high - low),) * 2
+        low, high = low - room, high + room
+    most, least = decimals
     lowest, highest = _rounded(low, least, math.floor), _rounded(high, most, math.ceil)
     bucket = float(np.float32((highest - lowest) / (CODES - 1)))  # one bucket is spent on a whole `first`
     if not SMALLEST <= bucket < math.inf:
@@ -70,9 +76,7 @@ def _decimals(distance: float) -> int:
     return -math.floor(math.log10(distance))
 
 
-def _rounded(value: float, decimals: int, way: object) -> float:
+def _rounded(value: float, decimals: int, way: Callable[[float], int]) -> float:
     scale = 10.0**decimals
     moved = value * scale
-    if not math.isfinite(moved) or scale == 0.0:
-        return value
-    return float((math.floor if way is math.floor else math.ceil)(moved)) / scale
+    return way(moved) / scale if math.isfinite(moved) else value

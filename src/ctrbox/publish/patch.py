@@ -108,7 +108,9 @@ def apply(base: Path_, patch: Path_, result: Path_, *, most_bytes: int | None = 
         raise BudgetError(f"{patch} would make a file of {facts.result_bytes:,} bytes; at most {limit:,} are allowed")
     before = _bytes(base)
     if _sha(before) != facts.base_sha256:
-        raise DataError(f"{patch} is for another base: {base} has the checksum {_sha(before)[:12]}…, expected {facts.base_sha256[:12]}…")
+        raise DataError(
+            f"{patch} is for another base: {base} has the checksum {_sha(before)[:12]}…, expected {facts.base_sha256[:12]}…"
+        )
     try:
         after = _native.apply(before, facts.word, asked.regions, *asked.streams(), facts.result_bytes)
     except _native.BadPatch as error:
@@ -134,9 +136,9 @@ class _Patch:
         self.data = data = _bytes(path)
         if data.size < HEAD.size + SEAL or data[:8].tobytes() != MAGIC:
             raise DataError(f"{path} is no patch, or is cut: it has {data.size:,} bytes")
-        if hashlib.sha256(data[:-SEAL]).digest() != data[-SEAL:].tobytes():
+        if hashlib.sha256(data[:-SEAL].data).digest() != data[-SEAL:].tobytes():
             raise DataError(f"{path} is damaged or cut: its checksum does not fit")
-        _, version, word, base_size, base_sha, size, sha, regions, streams = HEAD.unpack(data[: HEAD.size])
+        _, version, word, base_size, base_sha, size, sha, regions, streams = HEAD.unpack(data[: HEAD.size].tobytes())
         if version != VERSION:
             raise DataError(f"{path} has version {version} of the format, this program reads {VERSION}")
         at = HEAD.size + regions * REGION.size
@@ -192,4 +194,4 @@ def _size(path: Path_) -> int:
 
 
 def _sha(data: Octets) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(data.data).hexdigest()

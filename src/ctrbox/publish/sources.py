@@ -1,13 +1,14 @@
 """From the models of CTRBox to weights without optimizer state, and back.
 
-    a saved Deep FFM                   parts lr, ffm, dense; back by cb.DeepFFM.load
-    *.safetensors, a run folder        a part for each tensor (a run's dense weights; its tables are published as exports)
-    *.parquet of `ctrbox table export` parts key, weight, vector; a base's keys keep their places, new ones follow
-    a weight file                      its own parts
+a saved Deep FFM                   parts lr, ffm, dense; back by cb.DeepFFM.load
+*.safetensors, a run folder        a part for each tensor (a run's dense weights; its tables are published as exports)
+*.parquet of `ctrbox table export` parts key, weight, vector; a base's keys keep their places, new ones follow
+a weight file                      its own parts
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,14 +21,10 @@ import safetensors
 from ctrbox import _native
 from ctrbox.engines.aside import written_aside
 from ctrbox.errors import DataError, SourceError
-from ctrbox.publish.weights import MAGIC, Directory, Part, Weights, read_weights, write_weights
+from ctrbox.publish.weights import MAGIC, SIZES, Directory, Part, Weights, read_weights, write_weights
 
 DEEP_FFM, TENSORS, TABLE = "deep_ffm", "tensors", "table"
 FFM_MAGIC = b"CTRFFM\0\0"
-LONG_NAMES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
 SETTINGS = ("fields", "k", "bits", "lr", "ffm", "hidden", "norm", "residual", "ffm_init", "seed")
 RATES = ("lr_rates", "ffm_rates", "nn_rates")
 
@@ -60,11 +57,8 @@ def unpack(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
     """Tensors of a weight file as safetensors, or rows of a table as Parquet. A Deep FFM is loaded as it is."""
     found = read_weights(path)
     if found.kind == TENSORS:
-        tensors = {
-            p.name: {"dtype": LONG_NAMES[p.dtype], "shape": list(p.shape), "data": p.data.tobytes()} for p in found.parts
-        }
         with written_aside(Path(out)) as aside:
-            aside.write_bytes(safetensors.serialize(tensors))
+            aside.write_bytes(_safetensors(found.parts))
     elif found.kind == TABLE:
         with written_aside(Path(out)) as aside:
             pq.write_table(_rows(found), aside)
@@ -154,11 +148,25 @@ def _tensors(path: Path) -> Weights:
         raise SourceError(f"cannot read {path}: {error}") from error
     parts = []
     for name, facts in sorted(found, key=lambda f: f[0]):
-        if facts["dtype"] not in LONG_NAMES:
-            raise DataError(f"tensor {name!r} of {path} has the type {facts['dtype']}; expected one of {', '.join(LONG_NAMES)}")
+        if facts["dtype"] not in SIZES:
+            raise DataError(
+                f"tensor {name!r} of {path} has the type {facts['dtype']}; expected one of {', '.join(SIZES)}"
+            )
         data = np.frombuffer(bytes(facts["data"]), np.float32 if facts["dtype"] == "F32" else np.uint8)
         parts.append(Part(name, facts["dtype"], tuple(facts["shape"]), data))
     return Weights(TENSORS, {}, parts)
+
+
+def _safetensors(parts: list[Part]) -> bytes:
+    """Not the package's writer: it asks for another type of argument in each version."""
+    head: dict[str, Any] = {}
+    at = 0
+    for part in parts:
+        head[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [at, at + part.data.nbytes]}
+        at += part.data.nbytes
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(part.data.tobytes() for part in parts)])
 
 
 # ---- tables
@@ -169,7 +177,7 @@ def _table(path: Path, base: str | os.PathLike[str] | None) -> Weights:
         rows = pq.read_table(path, columns=[c for c in pq.read_schema(path).names if c in ("key", "weight", "vector")])
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"cannot read {path}: {error}") from error
-    vector = rows.schema.field("vector").type if "vector" in rows.schema.names else None
+    vector: Any = rows.schema.field("vector").type if "vector" in rows.schema.names else None
     if "key" not in rows.schema.names or not pa.types.is_fixed_size_list(vector) or vector.value_type != pa.float32():
         raise DataError(f"{path} is no export of a table: it has {', '.join(rows.schema.names)}; expected key, vector")
     keys = rows["key"].to_numpy().astype(np.int64)

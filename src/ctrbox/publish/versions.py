@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,10 @@ class Published:
         for n, v in enumerate(versions):
             path = self.folder / "versions" / f"{v.name}.fbw"
             if path.exists() or n + 1 == len(versions):
-                wrong += _wrong(path, v.bytes, v.sha256) or _refused(lambda at=path: read_weights(at))
+                wrong += _wrong(path, v.bytes, v.sha256) or _refused(partial(read_weights, path))
             if v.patch_bytes:
                 path = self.folder / "patches" / f"{v.name}.patch"
-                wrong += _wrong(path, v.patch_bytes, v.patch_sha256) or _refused(lambda at=path: read_facts(at))
+                wrong += _wrong(path, v.patch_bytes, v.patch_sha256) or _refused(partial(read_facts, path))
         return wrong
 
     # ---- publishing
@@ -134,12 +135,18 @@ class Published:
                 )
                 self._commit(made, seal, log_bytes)
             except BaseException:
-                remove(place)
-                remove(patch)
+                if not self._is_current(number):  # else CURRENT was renamed, and only its folder could not be synced
+                    remove(place)
+                    remove(patch)
                 raise
             for old in versions[: max(0, len(versions) + 1 - self.keep)]:
                 remove(self.folder / "versions" / f"{old.name}.fbw")
             return made
+
+    def _is_current(self, number: int) -> bool:
+        with contextlib.suppress(CtrboxError):
+            return (found := self.current) is not None and found.number == number
+        return False
 
     def _commit(self, version: Version, seal: str, log_bytes: int) -> None:
         line, seal = _sealed(seal, asdict(version))
@@ -150,8 +157,6 @@ class Published:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.truncate(path, log_bytes)
             raise failure(error, path, path) from error
         facts = {"version": version.number, "log_bytes": log_bytes + len(line), "log_seal": seal}
         with written_aside(self.folder / "CURRENT") as aside:
@@ -211,7 +216,8 @@ class Published:
             raise SourceError(f"{self.folder} is damaged: {Path(error.filename).name} is missing") from None
         except OSError as error:
             raise SourceError(f"cannot read {self.folder}: {error.strerror or error}") from error
-        seal, versions = "", []
+        seal = ""
+        versions: list[Version] = []
         for line in text.splitlines():
             plain, seal = _opened(seal, line, self.folder / "log.jsonl")
             if set(plain) != {f.name for f in fields(Version)} or plain["number"] != len(versions) + 1:
@@ -258,7 +264,11 @@ def _wrong(path: Path, size: int, sha256: str) -> list[str]:
         met = _facts(path)
     except OSError as error:
         return [f"cannot read {path}: {error.strerror or error}"]
-    return [] if met == (size, sha256) else [f"{path} is damaged: {met[0]:,} bytes, expected {size:,} and another checksum"]
+    return (
+        []
+        if met == (size, sha256)
+        else [f"{path} is damaged: {met[0]:,} bytes, expected {size:,} and another checksum"]
+    )
 
 
 def _refused(read: Callable[[], object]) -> list[str]:

@@ -130,7 +130,9 @@ def write_weights(
                 data = _native.quantise(data, codes.bucket, codes.first)
         block = np.ascontiguousarray(data).view(np.uint8)
         blocks.append(block)
-        entries.append(Entry(part.name, part.dtype, part.shape, 0, block.size, f"{_native.checksum(block):016x}", codes))
+        entries.append(
+            Entry(part.name, part.dtype, part.shape, 0, block.size, f"{_native.checksum(block):016x}", codes)
+        )
     text, placed = _directory(weights, entries)
     size = placed[-1].end if placed else HEAD.size + len(text)
     with written_aside(Path(out)) as aside, aside.open("wb") as file:
@@ -155,7 +157,7 @@ def read_directory(path: str | os.PathLike[str]) -> Directory:
 
 
 def is_weights(path: str | os.PathLike[str]) -> bool:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
     return False
 
@@ -187,7 +189,7 @@ def _plain(e: Entry) -> dict[str, Any]:
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, Directory]]:
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             yield file, _read_directory(path, file)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
@@ -209,9 +211,7 @@ def _read_directory(path: str | os.PathLike[str], file: BinaryIO) -> Directory:
     try:
         plain = json.loads(text)
         entries = [_entry(e) for e in plain["parts"]]
-        found = Directory(
-            str(plain["kind"]), dict(plain["about"]), entries, HEAD.size + length, size, _codes(entries)
-        )
+        found = Directory(str(plain["kind"]), dict(plain["about"]), entries, HEAD.size + length, size, _codes(entries))
         _check(found)
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise SourceError(f"cannot read {path}: its directory contradicts itself: {error!r}") from error
@@ -222,7 +222,9 @@ def _entry(e: dict[str, Any]) -> Entry:
     codes = Buckets(float(e["bucket"]), int(e["first"])) if "bucket" in e else None
     if codes and not (0 < codes.bucket < math.inf and abs(codes.first) <= 1 << 21):
         raise ValueError("buckets")
-    return Entry(str(e["name"]), e["dtype"], tuple(int(n) for n in e["shape"]), int(e["at"]), int(e["bytes"]), e["sum"], codes)
+    return Entry(
+        str(e["name"]), e["dtype"], tuple(int(n) for n in e["shape"]), int(e["at"]), int(e["bytes"]), e["sum"], codes
+    )
 
 
 def _check(found: Directory) -> None:
@@ -239,7 +241,7 @@ def _check(found: Directory) -> None:
 def _part(path: str | os.PathLike[str], file: BinaryIO, e: Entry) -> Part:
     file.seek(e.at)
     held = np.fromfile(file, np.uint8, _padded(e.bytes))
-    data = held[: e.bytes]
+    data: np.ndarray = held[: e.bytes]
     if held.size != _padded(e.bytes) or held[e.bytes :].any() or f"{_native.checksum(data):016x}" != e.sum:
         raise SourceError(f"cannot read {path}: it is damaged: the checksum of part {e.name!r} is wrong")
     if e.codes:
