@@ -30,16 +30,13 @@ Range range_of(const float* weights, size_t n) {
 }
 
 void quantise(const float* weights, size_t n, float bucket, int32_t first, uint16_t* codes) {
-  // Added to a float below 2^22 it leaves the nearest whole number in the low bits.
+  // Added to a float within 2^22 it leaves the nearest whole number in the low bits. Beyond, the bits still grow with the
+  // float: clamping integers is enough, and comparing floats would keep the loop scalar.
   constexpr float kRound = 12582912.0f;
-  constexpr float kMost = 4194303.0f;
   for (size_t i = 0; i < n; ++i) {
-    float t = weights[i] / bucket;
-    t = t < kMost ? t : kMost;
-    t = t > -kMost ? t : -kMost;
-    int32_t code = std::bit_cast<int32_t>(t + kRound) - std::bit_cast<int32_t>(kRound) - first;
-    code = std::min(std::max(code, 0), 65535);
-    codes[i] = static_cast<uint16_t>(code);
+    const int32_t bits = std::max(std::bit_cast<int32_t>(weights[i] / bucket + kRound), 0);
+    const int32_t code = bits - std::bit_cast<int32_t>(kRound) - first;
+    codes[i] = static_cast<uint16_t>(std::min(std::max(code, 0), 65535));
   }
 }
 

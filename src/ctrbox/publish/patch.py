@@ -40,7 +40,7 @@ REGION, STREAM = struct.Struct("<QQQ"), struct.Struct("<QQ")
 SEAL = 32
 MOST_REGIONS = 65_536
 GROWTH = 1 << 30  # a result may be twice its base, or this much larger, unless told
-LEVEL = 3
+LEVEL = 9  # 2 % smaller than 3, for 0.2 s of 5 MB; 19 takes 5 s for 1 % more
 
 
 @dataclass(frozen=True)
