@@ -44,6 +44,19 @@ def test_versions_are_numbered_and_patches_lead_from_one_to_the_next(folder: Pub
     assert folder.verify() == []
 
 
+def test_a_copy_of_any_version_is_brought_up_to_date(folder: Published, tmp_path: Path) -> None:
+    copies = [tmp_path / f"{n}.fbw" for n in range(5)]
+    for number in (1, 2, 3):
+        copies[number].write_bytes(folder.file(number).read_bytes())
+    copies[4].write_bytes(b"something else")
+    folder.publish(weights(6))
+    folder.rollback(3)
+    folder.publish(weights(7))
+    for copy in copies:
+        assert folder.update(copy).number == 6
+        assert copy.read_bytes() == folder.file().read_bytes()
+
+
 def test_rollback_is_an_older_version_published_again(folder: Published) -> None:
     before = folder.file(1).read_bytes()
     again = folder.rollback(1)
@@ -107,6 +120,21 @@ def test_a_disk_that_fills_leaves_the_old_version(
     assert not [p for p in folder.folder.rglob("*") if "partial" in p.name]
     assert folder.publish(weights(8)).number == found.number + 1
     assert folder.verify() == []
+
+
+@pytest.mark.parametrize("limit", [0, 50, 700, 4000])
+def test_a_disk_that_takes_so_many_bytes_leaves_the_old_version(folder: Published, limit: int) -> None:
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # a write beyond it fails half done
+    try:
+        with pytest.raises(WriteError):
+            folder.publish(weights(7))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert seed_of(folder) == 3
+    assert folder.verify() == []
+    assert not [p for p in folder.folder.rglob("*") if "partial" in p.name or "00000004" in p.name]
 
 
 def test_every_flip_in_log_and_pointer_is_refused_and_nothing_is_published_over_it(folder: Published) -> None:

@@ -123,9 +123,23 @@ def test_new_keys_of_a_table_leave_the_others_in_their_places(tmp_path: Path) ->
     assert np.abs(found - vectors[np.argsort(after)]).max() < 2e-4
 
 
+def test_a_table_in_memory_and_its_empty_beginning(tmp_path: Path) -> None:
+    table = cb.MemoryTable(3, linear=cb.SGD(lr=0.1))
+    publish.pack(table, tmp_path / "old.fbw")
+    keys = np.array([5, 2, 9])
+    table.push(keys, np.ones((3, table.row.width), np.float32))
+    publish.pack(table, tmp_path / "new.fbw", base=tmp_path / "old.fbw")
+    found = publish.read_weights(tmp_path / "new.fbw")
+    assert found.part("key").data.view(np.int64).tolist() == [2, 5, 9]
+    assert np.abs(found.part("vector").data.reshape(3, -1) - table.export()[1][:, table.row.linear :]).max() < 1e-3
+    publish.diff(tmp_path / "old.fbw", tmp_path / "new.fbw", tmp_path / "p")
+    publish.apply(tmp_path / "old.fbw", tmp_path / "p", tmp_path / "again.fbw")
+    assert (tmp_path / "again.fbw").read_bytes() == (tmp_path / "new.fbw").read_bytes()
+
+
 def test_a_table_with_a_key_twice_or_without_vectors_is_refused(tmp_path: Path) -> None:
     export(tmp_path / "t.parquet", np.array([1, 2, 1]))
-    with pytest.raises(DataError, match="a key twice"):
+    with pytest.raises(DataError, match="has key 1 twice"):
         publish.pack(tmp_path / "t.parquet", tmp_path / "w.fbw")
     pq.write_table(pa.table({"key": [1], "vector": [1.0]}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match="no export of a table"):

@@ -2,7 +2,7 @@
 
 a saved Deep FFM                   parts lr, ffm, dense; back by cb.DeepFFM.load
 *.safetensors, a run folder        a part for each tensor (a run's dense weights; its tables are published as exports)
-*.parquet of `ctrbox table export` parts key, weight, vector; a base's keys keep their places, new ones follow
+a table, its `export` as *.parquet parts key, weight, vector; a base's keys keep their places, new ones follow
 a weight file                      its own parts
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +36,15 @@ class Publishable(Protocol):
     def published(self) -> Weights: ...
 
 
-Model = str | os.PathLike[str] | Weights | Publishable
+class Exportable(Protocol):
+    """A table of trainable rows."""
+
+    @property
+    def row(self) -> Any: ...
+    def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+
+
+Model = str | os.PathLike[str] | Weights | Publishable | Exportable
 
 
 def pack(
@@ -50,7 +59,10 @@ def pack(
 
     ``base``: the weight file this one follows; its buckets, and the places of a table's rows, are kept where they fit.
     """
-    return write_weights(out, weights_of(model, base), quantise=quantise, decimals=decimals, base=base)
+    weights = weights_of(model)
+    if weights.kind == TABLE:
+        weights = _in_order(weights, base)
+    return write_weights(out, weights, quantise=quantise, decimals=decimals, base=base)
 
 
 def unpack(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
@@ -66,11 +78,11 @@ def unpack(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
         raise DataError(f"{path} holds weights of kind {found.kind!r}; a Deep FFM is read by cb.DeepFFM.load(path)")
 
 
-def weights_of(model: Model, base: str | os.PathLike[str] | None = None) -> Weights:
+def weights_of(model: Model) -> Weights:
     if isinstance(model, Weights):
         return model
     if not isinstance(model, str | os.PathLike):
-        return model.published()
+        return model.published() if hasattr(model, "published") else _exported(model)
     path = Path(model)
     if path.is_dir():
         path = path / "model" / "dense.safetensors" if (path / "model").is_dir() else path / "dense.safetensors"
@@ -84,7 +96,7 @@ def weights_of(model: Model, base: str | os.PathLike[str] | None = None) -> Weig
     if magic == MAGIC:
         return read_weights(path)
     if magic[:4] == b"PAR1":
-        return _table(path, base)
+        return _table(path)
     if path.suffix == ".safetensors":
         return _tensors(path)
     raise DataError(
@@ -172,7 +184,13 @@ def _safetensors(parts: list[Part]) -> bytes:
 # ---- tables
 
 
-def _table(path: Path, base: str | os.PathLike[str] | None) -> Weights:
+def _exported(table: Exportable) -> Weights:
+    keys, rows, _ = table.export()
+    linear = 1 if table.row.linear else 0
+    return _rows_of(keys, rows[:, 0] if linear else None, rows[:, linear:])
+
+
+def _table(path: Path) -> Weights:
     try:
         rows = pq.read_table(path, columns=[c for c in pq.read_schema(path).names if c in ("key", "weight", "vector")])
     except (pa.ArrowException, OSError) as error:
@@ -180,22 +198,34 @@ def _table(path: Path, base: str | os.PathLike[str] | None) -> Weights:
     vector: Any = rows.schema.field("vector").type if "vector" in rows.schema.names else None
     if "key" not in rows.schema.names or not pa.types.is_fixed_size_list(vector) or vector.value_type != pa.float32():
         raise DataError(f"{path} is no export of a table: it has {', '.join(rows.schema.names)}; expected key, vector")
-    keys = rows["key"].to_numpy().astype(np.int64)
-    order = _order(keys, _known_keys(base), path)
-    parts = [Part("key", "I64", keys.shape, keys[order].view(np.uint8))]
-    if "weight" in rows.schema.names:
-        parts.append(Part.floats("weight", rows["weight"].to_numpy()[order]))
     flat = rows["vector"].combine_chunks().flatten().to_numpy()
-    parts.append(Part.floats("vector", flat.reshape(len(keys), vector.list_size)[order]))
-    return Weights(TABLE, {"dim": vector.list_size}, parts)
+    weight = rows["weight"].to_numpy() if "weight" in rows.schema.names else None
+    return _rows_of(rows["key"].to_numpy(), weight, flat.reshape(rows.num_rows, vector.list_size))
 
 
-def _order(keys: np.ndarray, known: np.ndarray, path: Path) -> np.ndarray:
+def _rows_of(keys: np.ndarray, weight: np.ndarray | None, vectors: np.ndarray) -> Weights:
+    parts = [Part("key", "I64", keys.shape, np.ascontiguousarray(keys, np.int64).view(np.uint8))]
+    if weight is not None:
+        parts.append(Part.floats("weight", weight))
+    parts.append(Part.floats("vector", vectors))
+    return Weights(TABLE, {"dim": vectors.shape[1]}, parts)
+
+
+def _in_order(weights: Weights, base: str | os.PathLike[str] | None) -> Weights:
     """Rows in the order of the base's keys, then of new keys."""
+    keys = weights.part("key").data.view(np.int64)
+    order = _order(keys, _known_keys(base))
+    if not len(keys):
+        return weights
+    parts = [replace(p, data=p.data.reshape(len(keys), -1)[order].reshape(-1)) for p in weights.parts]
+    return replace(weights, parts=parts)
+
+
+def _order(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
     by_key = np.argsort(keys, kind="stable")
     ascending = keys[by_key]
-    if (ascending[1:] == ascending[:-1]).any():
-        raise DataError(f"{path} has a key twice")
+    if (twice := ascending[1:][ascending[1:] == ascending[:-1]]).size:
+        raise DataError(f"a table has key {twice[0]} twice")
     if not len(keys) or not len(known):
         return by_key
     at = np.minimum(np.searchsorted(ascending, known), len(keys) - 1)

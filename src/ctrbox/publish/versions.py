@@ -28,7 +28,7 @@ from typing import Any
 
 from ctrbox.engines.aside import failure, remove, written_aside
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
-from ctrbox.publish.patch import diff, read_facts
+from ctrbox.publish.patch import apply, diff, read_facts
 from ctrbox.publish.sources import Model, pack
 from ctrbox.publish.weights import read_directory, read_weights
 
@@ -83,6 +83,25 @@ class Published:
     def patch(self, number: int) -> Path:
         """What turns the version before into this one."""
         return self.folder / "patches" / f"{self._version(number).name}.patch"
+
+    def update(self, file: str | os.PathLike[str]) -> Version:
+        """Bring a copy of some version up to date by the patches since; a file that is none becomes the current version whole.
+
+        Each step is whole or not at all, and so is the file at any moment.
+        """
+        versions = self.log()
+        if not versions:
+            raise SourceError(f"{self.folder} holds no published version")
+        place = Path(file)
+        met = _facts(place) if place.exists() else None
+        at = next((v.number for v in reversed(versions) if (v.bytes, v.sha256) == met), None)
+        since = versions[at:] if at is not None else []
+        if at is None or sum(v.patch_bytes for v in since) > versions[-1].bytes:
+            _copied(self.file(), place)
+        else:
+            for v in since:
+                apply(place, self.folder / "patches" / f"{v.name}.patch", place)
+        return versions[-1]
 
     def verify(self) -> list[str]:
         """What is wrong, in words: log, files kept and patches against their checksums. Empty: nothing."""
