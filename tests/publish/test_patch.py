@@ -101,7 +101,6 @@ def refused(folder: Path, patch: bytes, **options: int) -> str:
     with pytest.raises(CtrboxError) as caught:
         publish.apply(folder / "old", folder / "bad", folder / "out", **options)
     assert (folder / "out").read_bytes() == b"before"
-    assert not list(folder.glob(".*"))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -111,6 +110,7 @@ def test_a_patch_cut_at_every_byte_is_refused(patched: Path) -> None:
     for size in range(len(whole)):
         refused(patched, whole[:size])
     refused(patched, whole + b"\0")
+    assert not list(patched.glob(".*"))
 
 
 def test_single_bit_flips_are_refused(patched: Path) -> None:
@@ -119,6 +119,7 @@ def test_single_bit_flips_are_refused(patched: Path) -> None:
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         refused(patched, bytes(damaged))
+    assert not list(patched.glob(".*"))
 
 
 def test_every_byte_of_a_forged_patch_with_a_true_checksum_is_refused_or_gives_the_result(patched: Path) -> None:
@@ -188,6 +189,16 @@ def test_bombs_are_refused_before_anything_is_unpacked(patched: Path) -> None:
 def test_a_limit_on_the_result_is_held(patched: Path) -> None:
     with pytest.raises(BudgetError, match=r"10,000 bytes; at most 9,999"):
         publish.apply(patched / "old", patched / "p", patched / "out", most_bytes=9_999)
+
+
+def test_a_patch_too_large_for_any_result_is_not_even_read(patched: Path) -> None:
+    with (patched / "bad").open("wb") as file:
+        file.truncate(3 << 30)  # a hole
+    with pytest.raises(BudgetError, match="too many for a result"):
+        publish.apply(patched / "old", patched / "bad", patched / "out")
+    for odd in (patched, Path("/dev/zero")):
+        with pytest.raises(SourceError, match="no regular file"):
+            publish.apply(patched / "old", odd, patched / "out")
 
 
 def test_another_base_is_refused(patched: Path) -> None:

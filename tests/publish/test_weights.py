@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import ctrbox as cb
 from ctrbox import publish
-from ctrbox.errors import CtrboxError, DataError, SourceError
+from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError
 from ctrbox.publish.weights import Part, Weights, read_directory
 
 FIELDS = ["a", "b", "c"]
@@ -147,6 +147,8 @@ def test_a_table_with_a_key_twice_or_without_vectors_is_refused(tmp_path: Path) 
     (tmp_path / "notes.txt").write_text("hello, there")
     with pytest.raises(DataError, match="no model of ours"):
         publish.pack(tmp_path / "notes.txt", tmp_path / "w.fbw")
+    with pytest.raises(PlanError, match="cannot publish int"):
+        publish.pack(42, tmp_path / "w.fbw")  # type: ignore[arg-type]
     assert not (tmp_path / "w.fbw").exists()
 
 
@@ -173,7 +175,7 @@ def test_cuts_and_flips_of_a_weight_file_are_refused(tmp_path: Path) -> None:
         bad.write_bytes(whole[:size])
         with pytest.raises(SourceError):
             publish.read_weights(bad)
-    for bit in range(0, 8 * len(whole), 7):
+    for bit in range(0, 8 * len(whole), 11):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         bad.write_bytes(damaged)

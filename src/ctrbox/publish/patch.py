@@ -39,6 +39,7 @@ HEAD = struct.Struct("<8sIIQ32sQ32sII")
 REGION, STREAM = struct.Struct("<QQQ"), struct.Struct("<QQ")
 SEAL = 32
 MOST_REGIONS = 65_536
+ROOM = 4 << 20  # for head and regions
 GROWTH = 1 << 30  # a result may be twice its base, or this much larger, unless told
 LEVEL = 9  # 2 % smaller than 3, for 0.2 s of 5 MB; 19 takes 5 s for 1 % more
 
@@ -98,12 +99,12 @@ def apply(base: Path_, patch: Path_, result: Path_, *, most_bytes: int | None = 
     Refused: a patch that is damaged or was made for another base, or whose result is larger than ``most_bytes`` (twice the base,
     or 1 GiB more than it, unless told).
     """
-    asked = _Patch(patch)
-    facts = asked.facts
     size = _size(base)
+    limit = max(2 * size, size + GROWTH) if most_bytes is None else most_bytes
+    asked = _Patch(patch, limit)
+    facts = asked.facts
     if size != facts.base_bytes:
         raise DataError(f"{patch} is for a base of {facts.base_bytes:,} bytes; {base} has {size:,}")
-    limit = max(2 * size, size + GROWTH) if most_bytes is None else most_bytes
     if facts.result_bytes > limit:
         raise BudgetError(f"{patch} would make a file of {facts.result_bytes:,} bytes; at most {limit:,} are allowed")
     before = _bytes(base)
@@ -131,8 +132,11 @@ def read_facts(patch: Path_) -> PatchFacts:
 class _Patch:
     """A patch whose seal and sizes fit; streams are unpacked when asked for."""
 
-    def __init__(self, path: Path_) -> None:
+    def __init__(self, path: Path_, most_bytes: int | None = None) -> None:
         self.path = path
+        # Values take at most as many bytes as the result, positions as many again.
+        if most_bytes is not None and (met := _size(path)) > 2 * most_bytes + ROOM:
+            raise BudgetError(f"{path} has {met:,} bytes: too many for a result of at most {most_bytes:,}")
         self.data = data = _bytes(path)
         if data.size < HEAD.size + SEAL or data[:8].tobytes() != MAGIC:
             raise DataError(f"{path} is no patch, or is cut: it has {data.size:,} bytes")
@@ -180,6 +184,7 @@ def _regions(old: Directory, new: Directory) -> list[tuple[int, int, int]]:
 
 
 def _bytes(path: Path_) -> Octets:
+    _size(path)
     try:
         return np.fromfile(path, np.uint8)
     except OSError as error:
@@ -188,6 +193,8 @@ def _bytes(path: Path_) -> Octets:
 
 def _size(path: Path_) -> int:
     try:
+        if not Path(path).is_file() and Path(path).exists():
+            raise SourceError(f"cannot read {path}: it is no regular file")
         return Path(path).stat().st_size
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error

@@ -21,7 +21,7 @@ import safetensors
 
 from ctrbox import _native
 from ctrbox.engines.aside import written_aside
-from ctrbox.errors import DataError, SourceError
+from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.publish.weights import MAGIC, SIZES, Directory, Part, Weights, read_weights, write_weights
 
 DEEP_FFM, TENSORS, TABLE = "deep_ffm", "tensors", "table"
@@ -82,7 +82,11 @@ def weights_of(model: Model) -> Weights:
     if isinstance(model, Weights):
         return model
     if not isinstance(model, str | os.PathLike):
-        return model.published() if hasattr(model, "published") else _exported(model)
+        if hasattr(model, "published"):
+            return model.published()
+        if hasattr(model, "export"):
+            return _exported(model)
+        raise PlanError(f"cannot publish {type(model).__name__}; expected a path, a cb.DeepFFM or a table")
     path = Path(model)
     if path.is_dir():
         path = path / "model" / "dense.safetensors" if (path / "model").is_dir() else path / "dense.safetensors"

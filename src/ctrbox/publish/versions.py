@@ -226,6 +226,8 @@ class Published:
             facts = _opened("", pointer.read_bytes(), pointer)[0]
             with (self.folder / "log.jsonl").open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
+                if set(facts) != {"version", "log_bytes", "log_seal"} or not isinstance(facts["log_bytes"], int):
+                    raise DataError(f"{pointer} is no pointer of a published folder")
                 if not 0 < facts["log_bytes"] <= min(size, MOST_LOG):
                     raise DataError(f"{self.folder}/log.jsonl is cut: {size:,} bytes, expected {facts['log_bytes']:,}")
                 text = file.read(facts["log_bytes"])
