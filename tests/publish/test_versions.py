@@ -170,6 +170,13 @@ def test_verify_names_damaged_files(folder: Published) -> None:
     assert "00000003.fbw" in found[1]
 
 
+def test_a_folder_holds_one_kind_of_model(folder: Published) -> None:
+    with pytest.raises(DataError, match="kind 'test', not 'other'"):
+        folder.publish(Weights("other", {}, []))
+    assert seed_of(folder) == 3
+    assert not (folder.folder / "versions" / "00000004.fbw").exists()
+
+
 def test_two_publishers_do_not_meet(folder: Published) -> None:
     with folder._locked(), pytest.raises(WriteError, match="another process publishes"):
         Published(folder.folder).publish(weights(5))

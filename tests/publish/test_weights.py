@@ -19,6 +19,8 @@ from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError
 from ctrbox.publish.weights import Part, Weights, read_directory
 
 FIELDS = ["a", "b", "c"]
+FLOATS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False))
+NAMED = st.dictionaries(st.one_of(st.sampled_from("ab"), st.text(max_size=8)), FLOATS, max_size=4)
 
 
 def text(rows: int, seed: int) -> str:
@@ -164,6 +166,19 @@ def test_any_parts_come_back(tmp_path: Path, named: dict[str, list[float]]) -> N
     back = publish.read_weights(tmp_path / "w")
     assert [(p.name, p.data.tobytes()) for p in back.parts] == [(p.name, p.data.tobytes()) for p in parts]
     assert read_directory(tmp_path / "w").size == (tmp_path / "w").stat().st_size
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(old=NAMED, new=NAMED, codes=st.booleans())
+def test_parts_may_come_go_and_grow(
+    tmp_path: Path, old: dict[str, list[float]], new: dict[str, list[float]], codes: bool
+) -> None:
+    for name, parts, base in (("old", old, None), ("new", new, tmp_path / "old")):
+        weights = Weights("x", {}, [Part.floats(n, np.array(values, np.float32)) for n, values in parts.items()])
+        publish.write_weights(tmp_path / name, weights, quantise=codes, base=base)
+    publish.diff(tmp_path / "old", tmp_path / "new", tmp_path / "p")
+    publish.apply(tmp_path / "old", tmp_path / "p", tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "new").read_bytes()
 
 
 def test_cuts_and_flips_of_a_weight_file_are_refused(tmp_path: Path) -> None:

@@ -141,11 +141,16 @@ class Published:
             try:
                 base = self.file(before.number) if before else None
                 write(place, base)
+                kind = read_directory(place).kind
+                if before is not None and kind != before.kind:
+                    raise DataError(
+                        f"{self.folder} holds versions of kind {before.kind!r}, not {kind!r}: publish to another folder"
+                    )
                 if base is not None:
                     diff(base, place, patch)
                 made = Version(
                     number,
-                    read_directory(place).kind,
+                    kind,
                     *_facts(place),
                     *(_facts(patch) if base is not None else (0, "")),
                     copy_of,
