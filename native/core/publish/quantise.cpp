@@ -30,8 +30,8 @@ Range range_of(const float* weights, size_t n) {
 }
 
 void quantise(const float* weights, size_t n, float bucket, int32_t first, uint16_t* codes) {
-  // Added to a float within 2^22 it leaves the nearest whole number in the low bits. Beyond, the bits still grow with the
-  // float: clamping integers is enough, and comparing floats would keep the loop scalar.
+  // Added to a float within 2^22 it leaves the nearest whole number in the low bits. Beyond, the bits still grow with
+  // the float: clamping integers is enough, and comparing floats would keep the loop scalar.
   constexpr float kRound = 12582912.0f;
   for (size_t i = 0; i < n; ++i) {
     const int32_t bits = std::max(std::bit_cast<int32_t>(weights[i] / bucket + kRound), 0);
