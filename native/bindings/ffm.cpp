@@ -234,6 +234,28 @@ void bind_ffm(nb::module_& m) {
           },
           nb::arg("path"), nb::sig("def load(path: str) -> tuple[DeepFfm, list[str], int]"))
       .def(
+          "weights",
+          [](const DeepFfm& model) {
+            const size_t n = weights_of(model.layout());
+            std::shared_ptr<float[]> out(new float[n]);
+            {
+              nb::gil_scoped_release release;
+              take_weights(model, out.get());
+            }
+            return shared_array(out.get(), {n}, out);
+          },
+          nb::sig("def weights(self) -> NDArray[numpy.float32]"),
+          "A copy without accumulators: lr, ffm, dense, as in the file.")
+      .def(
+          "give_weights",
+          [](DeepFfm& model, const Floats& weights) {
+            if (weights.size() != weights_of(model.layout()))
+              throw nb::value_error("not as many weights as the model has");
+            nb::gil_scoped_release release;
+            give_weights(model, weights.data());
+          },
+          nb::arg("weights"), "Of such a copy; accumulators stay as they are.")
+      .def(
           "use",
           [](DeepFfm& model, const std::string& name) {
             const FfmKernels* found = ffm_kernels_named(name);
@@ -244,6 +266,14 @@ void bind_ffm(nb::module_& m) {
       .def_prop_ro("simd", [](const DeepFfm& model) { return model.kernels().name; })
       .def_prop_ro("settings", [](const DeepFfm& model) { return model.settings(); })
       .def_prop_ro("bytes", &DeepFfm::bytes)
+      .def_prop_ro(
+          "parts",
+          [](const DeepFfm& model) {
+            const FfmLayout& l = model.layout();
+            return std::tuple<uint64_t, uint64_t, uint64_t>(l.lr_size, l.rows,
+                                                            weights_of(l) - l.lr_size - l.rows * l.stride);
+          },
+          "Weights of lr, rows of ffm, weights of dense.")
       .def_prop_ro("stride", [](const DeepFfm& model) { return model.layout().stride; })
       .def(
           "lr", [](const DeepFfm& d) { return copied(d.lr(), {d.layout().lr_size, 2}); },

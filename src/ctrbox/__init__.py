@@ -73,11 +73,12 @@ HOME = {
     "DeviceError": "ctrbox.errors",
 }
 
-FOLDERS = ("datasets", "models")
+FOLDERS = ("datasets", "models", "publish")
 
 if TYPE_CHECKING:
     from ctrbox import datasets as datasets
     from ctrbox import models as models
+    from ctrbox import publish as publish
     from ctrbox.columns.batch import Batch as Batch
     from ctrbox.columns.batch import Ragged as Ragged
     from ctrbox.columns.batch import Schema as Schema

@@ -28,7 +28,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ctrbox import learning, tables
+from ctrbox import learning, publishing, tables
 from ctrbox.demo import generate
 from ctrbox.job import batches, load_plan
 from ctrbox.output import check_output, no_rows, sink
@@ -54,6 +54,7 @@ app = typer.Typer(
 datasets_app = typer.Typer(help="Make data to try things on.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(tables.app, name="table")
+app.add_typer(publishing.app, name="publish")
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.PY", help="Python file that defines `plan`.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]

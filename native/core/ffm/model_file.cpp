@@ -1,5 +1,6 @@
 #include "core/ffm/model_file.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -27,12 +28,6 @@ void runs(const DeepFfm& model, bool accumulators, F each) {
     const size_t n = layer.neurons * layer.width;
     each(model.dense() + layer.at + a * n, n);
   }
-}
-
-uint64_t floats_of(const FfmLayout& l) {
-  uint64_t n = l.lr_size + l.rows * l.stride + 1;
-  for (const auto& layer : l.layers) n += layer.neurons * layer.width;
-  return n;
 }
 
 // Floats in and out of the file in sealed blocks, whatever the runs' lengths.
@@ -81,6 +76,23 @@ bool usable(const BlockRates& r) {
 }
 
 }  // namespace
+
+uint64_t weights_of(const FfmLayout& layout) {
+  uint64_t n = layout.lr_size + layout.rows * layout.stride + 1;
+  for (const auto& layer : layout.layers) n += layer.neurons * layer.width;
+  return n;
+}
+
+void take_weights(const DeepFfm& model, float* out) {
+  runs(model, false, [&](const float* p, size_t n) { out = std::copy_n(p, n, out); });
+}
+
+void give_weights(DeepFfm& model, const float* weights) {
+  runs(model, false, [&](float* p, size_t n) {
+    std::copy_n(weights, n, p);
+    weights += n;
+  });
+}
 
 std::string wrong_with(const FfmSettings& s) {
   if (s.fields < 1 || s.fields > kMostFields) return "fields must be 1 to 512";
@@ -182,7 +194,7 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
     at += 2 + size;
   }
   if (head.fields.size() != s.fields || !(flags & kAccumulators)) throw DamagedFile("its head contradicts itself");
-  const uint64_t floats = floats_of(FfmLayout(s));
+  const uint64_t floats = weights_of(FfmLayout(s));
   const uint64_t seals = 2 * ((floats + kBlock - 1) / kBlock) + 1;
   if (file.left() != 2 * floats * sizeof(float) + seals * 8 + sizeof kEnd)
     throw DamagedFile("its size does not fit its head");

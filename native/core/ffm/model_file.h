@@ -28,6 +28,11 @@ struct FfmHead {
 void save_ffm(const std::string& path, const DeepFfm& model, const FfmHead& head);
 std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head);
 
+// Weights without accumulators, in the order of the file: 2^bits of lr, rows of ffm, dense.
+uint64_t weights_of(const FfmLayout& layout);
+void take_weights(const DeepFfm& model, float* out);
+void give_weights(DeepFfm& model, const float* weights);
+
 // "" or what is wrong with settings; sizes are bounded here before anything is allocated.
 std::string wrong_with(const FfmSettings& settings);
 

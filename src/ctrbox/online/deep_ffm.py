@@ -28,6 +28,8 @@ from ctrbox.engines.aside import written_aside
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError, nearest
 from ctrbox.online.examples import ExampleCache, ExampleText, names
 from ctrbox.online.progress import Progress
+from ctrbox.publish.sources import ffm_of, ffm_weights
+from ctrbox.publish.weights import Weights, is_weights, read_weights
 
 BATCH_ROWS = 65_536  # of a plan's batches
 
@@ -146,9 +148,14 @@ class DeepFFM:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """What ``save`` wrote; it predicts and goes on learning with the same bits."""
+        """What ``save`` wrote; it predicts and goes on learning with the same bits.
+
+        Or a published weight file: its accumulators start anew.
+        """
         try:
-            found, fields, learned = _native.DeepFfm.load(str(path))
+            found, fields, learned = (
+                ffm_of(read_weights(path), str(path)) if is_weights(path) else _native.DeepFfm.load(str(path))
+            )
         except _native.DamagedFile as error:
             raise SourceError(f"cannot read {path}: {error}") from error
         except OSError as error:
@@ -157,6 +164,10 @@ class DeepFFM:
         self.fields, self.learned, self.progress = fields, learned, Progress()
         self._native = found
         return self
+
+    def published(self) -> Weights:
+        """The weights alone, for `cb.publish`."""
+        return ffm_weights(self._native, self.fields, self.learned)
 
     @property
     def simd(self) -> str:

@@ -1,0 +1,257 @@
+"""From the models of CTRBox to weights without optimizer state, and back.
+
+a saved Deep FFM                   parts lr, ffm, dense; back by cb.DeepFFM.load
+*.safetensors, a run folder        a part for each tensor (a run's dense weights; its tables are published as exports)
+a table, its `export` as *.parquet parts key, weight, vector; a base's keys keep their places, new ones follow
+a weight file                      its own parts
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors
+
+from ctrbox import _native
+from ctrbox.engines.aside import written_aside
+from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.publish.weights import MAGIC, SIZES, Directory, Part, Weights, read_weights, write_weights
+
+DEEP_FFM, TENSORS, TABLE = "deep_ffm", "tensors", "table"
+FFM_MAGIC = b"CTRFFM\0\0"
+SETTINGS = ("fields", "k", "bits", "lr", "ffm", "hidden", "norm", "residual", "ffm_init", "seed")
+RATES = ("lr_rates", "ffm_rates", "nn_rates")
+
+
+class Publishable(Protocol):
+    """A model that gives its weights itself, such as `cb.DeepFFM`."""
+
+    def published(self) -> Weights: ...
+
+
+class Exportable(Protocol):
+    """A table of trainable rows."""
+
+    @property
+    def row(self) -> Any: ...
+    def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+
+
+Model = str | os.PathLike[str] | Weights | Publishable | Exportable
+
+
+def pack(
+    model: Model,
+    out: str | os.PathLike[str],
+    *,
+    base: str | os.PathLike[str] | None = None,
+    quantise: bool = True,
+    decimals: tuple[int, int] | None = None,
+) -> Directory:
+    """Write the weights of a model, without optimizer state and as 16-bit codes.
+
+    ``base``: the weight file this one follows; its buckets, and the places of a table's rows, are kept where they fit.
+    """
+    weights = weights_of(model)
+    if weights.kind == TABLE:
+        weights = _in_order(weights, base)
+    return write_weights(out, weights, quantise=quantise, decimals=decimals, base=base)
+
+
+def unpack(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
+    """Tensors of a weight file as safetensors, or rows of a table as Parquet. A Deep FFM is loaded as it is."""
+    found = read_weights(path)
+    if found.kind == TENSORS:
+        with written_aside(Path(out)) as aside:
+            aside.write_bytes(_safetensors(found.parts))
+    elif found.kind == TABLE:
+        with written_aside(Path(out)) as aside:
+            pq.write_table(_rows(found), aside)
+    else:
+        raise DataError(f"{path} holds weights of kind {found.kind!r}; a Deep FFM is read by cb.DeepFFM.load(path)")
+
+
+def weights_of(model: Model) -> Weights:
+    if isinstance(model, Weights):
+        return model
+    if not isinstance(model, str | os.PathLike):
+        if hasattr(model, "published"):
+            return model.published()
+        if hasattr(model, "export"):
+            return _exported(model)
+        raise PlanError(f"cannot publish {type(model).__name__}; expected a path, a cb.DeepFFM or a table")
+    path = Path(model)
+    if path.is_dir():
+        path = path / "model" / "dense.safetensors" if (path / "model").is_dir() else path / "dense.safetensors"
+    try:
+        with path.open("rb") as file:
+            magic = file.read(8)
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+    if magic == FFM_MAGIC:
+        return _saved_ffm(path)
+    if magic == MAGIC:
+        return read_weights(path)
+    if magic[:4] == b"PAR1":
+        return _table(path)
+    if path.suffix == ".safetensors":
+        return _tensors(path)
+    raise DataError(
+        f"{path} is no model of ours; expected a saved Deep FFM, a run folder, *.safetensors, a table's Parquet export or a "
+        "weight file"
+    )
+
+
+# ---- Deep FFM
+
+
+def ffm_weights(model: _native.DeepFfm, fields: list[str], learned: int) -> Weights:
+    s = model.settings
+    lr, rows, _ = model.parts
+    about: dict[str, Any] = {name: getattr(s, name) for name in SETTINGS}
+    about |= {name: [(r := getattr(s, name)).rate, r.power_t, r.initial] for name in RATES}
+    about |= {"names": fields, "learned": learned}
+    flat = model.weights()
+    ffm = lr + rows * model.stride
+    parts = {"lr": flat[:lr], "ffm": flat[lr:ffm], "dense": flat[ffm:]}
+    return Weights(DEEP_FFM, about, [Part.floats(name, part) for name, part in parts.items()])
+
+
+def ffm_of(weights: Weights, where: str) -> tuple[_native.DeepFfm, list[str], int]:
+    """A model with these weights and accumulators as at the beginning, its fields, and how many examples it has seen."""
+    if weights.kind != DEEP_FFM:
+        raise DataError(f"{where} holds weights of kind {weights.kind!r}; expected {DEEP_FFM!r}")
+    settings, about = _native.FfmSettings(), weights.about
+    try:
+        for name in SETTINGS:
+            setattr(settings, name, about[name])
+        for name in RATES:
+            setattr(settings, name, _native.BlockRates(*about[name]))
+        fields, learned = [str(name) for name in about["names"]], int(about["learned"])
+        flat = np.concatenate([weights.part(name).data for name in ("lr", "ffm", "dense")])
+        wrong = settings.wrong() or ("" if len(fields) == settings.fields else "names and fields")
+        # Weights fill the file, so they bound what a head may claim.
+        if wrong or flat.size < ((settings.lr + settings.ffm) << settings.bits) // 2:
+            raise ValueError(wrong or "more weights than the file holds")
+        model = _native.DeepFfm(settings)
+        model.give_weights(flat)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SourceError(f"cannot read {where}: its settings contradict themselves: {error}") from error
+    return model, fields, learned
+
+
+def _saved_ffm(path: Path) -> Weights:
+    try:
+        return ffm_weights(*_native.DeepFfm.load(str(path)))
+    except _native.DamagedFile as error:
+        raise SourceError(f"cannot read {path}: {error}") from error
+
+
+# ---- torch
+
+
+def _tensors(path: Path) -> Weights:
+    try:
+        found = safetensors.deserialize(path.read_bytes())
+    except safetensors.SafetensorError as error:
+        raise SourceError(f"cannot read {path}: {error}") from error
+    parts = []
+    for name, facts in sorted(found, key=lambda f: f[0]):
+        if facts["dtype"] not in SIZES:
+            raise DataError(
+                f"tensor {name!r} of {path} has the type {facts['dtype']}; expected one of {', '.join(SIZES)}"
+            )
+        data = np.frombuffer(bytes(facts["data"]), np.float32 if facts["dtype"] == "F32" else np.uint8)
+        parts.append(Part(name, facts["dtype"], tuple(facts["shape"]), data))
+    return Weights(TENSORS, {}, parts)
+
+
+def _safetensors(parts: list[Part]) -> bytes:
+    """Not the package's writer: it asks for another type of argument in each version."""
+    head: dict[str, Any] = {}
+    at = 0
+    for part in parts:
+        head[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [at, at + part.data.nbytes]}
+        at += part.data.nbytes
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(part.data.tobytes() for part in parts)])
+
+
+# ---- tables
+
+
+def _exported(table: Exportable) -> Weights:
+    keys, rows, _ = table.export()
+    linear = 1 if table.row.linear else 0
+    return _rows_of(keys, rows[:, 0] if linear else None, rows[:, linear:])
+
+
+def _table(path: Path) -> Weights:
+    try:
+        rows = pq.read_table(path, columns=[c for c in pq.read_schema(path).names if c in ("key", "weight", "vector")])
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(f"cannot read {path}: {error}") from error
+    vector: Any = rows.schema.field("vector").type if "vector" in rows.schema.names else None
+    if "key" not in rows.schema.names or not pa.types.is_fixed_size_list(vector) or vector.value_type != pa.float32():
+        raise DataError(f"{path} is no export of a table: it has {', '.join(rows.schema.names)}; expected key, vector")
+    flat = rows["vector"].combine_chunks().flatten().to_numpy()
+    weight = rows["weight"].to_numpy() if "weight" in rows.schema.names else None
+    return _rows_of(rows["key"].to_numpy(), weight, flat.reshape(rows.num_rows, vector.list_size))
+
+
+def _rows_of(keys: np.ndarray, weight: np.ndarray | None, vectors: np.ndarray) -> Weights:
+    parts = [Part("key", "I64", keys.shape, np.ascontiguousarray(keys, np.int64).view(np.uint8))]
+    if weight is not None:
+        parts.append(Part.floats("weight", weight))
+    parts.append(Part.floats("vector", vectors))
+    return Weights(TABLE, {"dim": vectors.shape[1]}, parts)
+
+
+def _in_order(weights: Weights, base: str | os.PathLike[str] | None) -> Weights:
+    """Rows in the order of the base's keys, then of new keys."""
+    keys = weights.part("key").data.view(np.int64)
+    order = _order(keys, _known_keys(base))
+    if not len(keys):
+        return weights
+    parts = [replace(p, data=p.data.reshape(len(keys), -1)[order].reshape(-1)) for p in weights.parts]
+    return replace(weights, parts=parts)
+
+
+def _order(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
+    by_key = np.argsort(keys, kind="stable")
+    ascending = keys[by_key]
+    if (twice := ascending[1:][ascending[1:] == ascending[:-1]]).size:
+        raise DataError(f"a table has key {twice[0]} twice")
+    if not len(keys) or not len(known):
+        return by_key
+    at = np.minimum(np.searchsorted(ascending, known), len(keys) - 1)
+    kept = at[ascending[at] == known]
+    fresh = np.ones(len(keys), bool)
+    fresh[kept] = False
+    return np.concatenate([by_key[kept], by_key[fresh]])
+
+
+def _known_keys(base: str | os.PathLike[str] | None) -> np.ndarray:
+    if base is not None:
+        found = read_weights(base)
+        if found.kind == TABLE:
+            return found.part("key").data.view(np.int64)
+    return np.zeros(0, np.int64)
+
+
+def _rows(found: Weights) -> pa.Table:
+    names = [p.name for p in found.parts]
+    columns: dict[str, Any] = {"key": pa.array(found.part("key").data.view(np.int64))}
+    if "weight" in names:
+        columns["weight"] = pa.array(found.part("weight").data)
+    vector = found.part("vector")
+    columns["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vector.data), vector.shape[1])
+    return pa.table(columns)

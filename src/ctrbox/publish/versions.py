@@ -1,0 +1,309 @@
+"""A folder of published versions.
+
+    published/
+      CURRENT                 the version to serve, bytes and seal of the log up to it; replaced by one rename
+      log.jsonl               a line for each version, each sealed together with the seal before it
+      versions/00000007.fbw   weight files, the last `keep` of them
+      patches/00000007.patch  what turns version 6 into version 7
+      LOCK                    held by the one process that publishes
+
+CURRENT is the moment at which a version is published. What lies behind it (a log line, files of a higher number) was left by a
+process that died or a disk that was full; the next `publish` removes it. Readers need no lock: a version's file does not change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ctrbox.engines.aside import failure, remove, written_aside
+from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
+from ctrbox.publish.patch import apply, diff, read_facts
+from ctrbox.publish.sources import Model, pack
+from ctrbox.publish.weights import read_directory, read_weights
+
+MOST_LOG = 1 << 30
+
+
+@dataclass(frozen=True)
+class Version:
+    number: int
+    kind: str
+    bytes: int
+    sha256: str
+    patch_bytes: int  # 0: the first one has no patch
+    patch_sha256: str
+    copy_of: int  # of a rollback: the version published again
+    note: str
+    time: str  # UTC
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:08}"
+
+
+class Published:
+    """Numbered versions of one model in a folder; ``keep`` whole files are kept, log and patches always."""
+
+    def __init__(self, folder: str | os.PathLike[str], *, keep: int = 8) -> None:
+        if keep < 2:
+            raise PlanError(f"keep= must be at least 2, got {keep}")
+        self.folder, self.keep = Path(folder), keep
+
+    # ---- reading
+
+    @property
+    def current(self) -> Version | None:
+        versions = self.log()
+        return versions[-1] if versions else None
+
+    def log(self) -> list[Version]:
+        """All versions, the first one first; refused where the log is damaged."""
+        return self._log()[0]
+
+    def file(self, number: int | None = None) -> Path:
+        """The weight file of a version, the current one unless told."""
+        version = self._version(number)
+        path = self.folder / "versions" / f"{version.name}.fbw"
+        if not path.exists():
+            kept = sorted(int(p.stem) for p in (self.folder / "versions").glob("*.fbw"))
+            raise DataError(f"version {version.number} of {self.folder} is no longer kept; kept: {_listed(kept)}")
+        return path
+
+    def patch(self, number: int) -> Path:
+        """What turns the version before into this one."""
+        return self.folder / "patches" / f"{self._version(number).name}.patch"
+
+    def update(self, file: str | os.PathLike[str]) -> Version:
+        """Bring a copy of some version up to date by the patches since; a file that is none becomes the current version whole.
+
+        Each step is whole or not at all, and so is the file at any moment.
+        """
+        versions = self.log()
+        if not versions:
+            raise SourceError(f"{self.folder} holds no published version")
+        place = Path(file)
+        met = _facts(place) if place.exists() else None
+        at = next((v.number for v in reversed(versions) if (v.bytes, v.sha256) == met), None)
+        since = versions[at:] if at is not None else []
+        if at is None or sum(v.patch_bytes for v in since) > versions[-1].bytes:
+            _copied(self.file(), place)
+        else:
+            for v in since:
+                apply(place, self.folder / "patches" / f"{v.name}.patch", place)
+        return versions[-1]
+
+    def verify(self) -> list[str]:
+        """What is wrong, in words: log, files kept and patches against their checksums. Empty: nothing."""
+        try:
+            versions = self.log()
+        except CtrboxError as error:
+            return [str(error)]
+        wrong = []
+        for n, v in enumerate(versions):
+            path = self.folder / "versions" / f"{v.name}.fbw"
+            if path.exists() or n + 1 == len(versions):
+                wrong += _wrong(path, v.bytes, v.sha256) or _refused(partial(read_weights, path))
+            if v.patch_bytes:
+                path = self.folder / "patches" / f"{v.name}.patch"
+                wrong += _wrong(path, v.patch_bytes, v.patch_sha256) or _refused(partial(read_facts, path))
+        return wrong
+
+    # ---- publishing
+
+    def publish(self, model: Model, *, note: str = "", decimals: tuple[int, int] | None = None) -> Version:
+        """The next version, from a model (`publish.pack`); whole or not at all."""
+        return self._next(lambda place, base: pack(model, place, base=base, decimals=decimals), note=note)
+
+    def rollback(self, number: int, *, note: str = "") -> Version:
+        """Publish an older version again, as the next one."""
+        source = self.file(number)
+        return self._next(lambda place, _: _copied(source, place), note=note, copy_of=number)
+
+    def _next(self, write: Callable[[Path, Path | None], object], *, note: str, copy_of: int = 0) -> Version:
+        with self._locked():
+            versions, seal, log_bytes = self._log()
+            self._tidy(versions, log_bytes)
+            before = versions[-1] if versions else None
+            number = before.number + 1 if before else 1
+            place = self.folder / "versions" / f"{number:08}.fbw"
+            patch = self.folder / "patches" / f"{number:08}.patch"
+            try:
+                base = self.file(before.number) if before else None
+                write(place, base)
+                kind = read_directory(place).kind
+                if before is not None and kind != before.kind:
+                    raise DataError(
+                        f"{self.folder} holds versions of kind {before.kind!r}, not {kind!r}: publish to another folder"
+                    )
+                if base is not None:
+                    diff(base, place, patch)
+                made = Version(
+                    number,
+                    kind,
+                    *_facts(place),
+                    *(_facts(patch) if base is not None else (0, "")),
+                    copy_of,
+                    note,
+                    datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                )
+                self._commit(made, seal, log_bytes)
+            except BaseException:
+                if not self._is_current(number):  # else CURRENT was renamed, and only its folder could not be synced
+                    remove(place)
+                    remove(patch)
+                raise
+            for old in versions[: max(0, len(versions) + 1 - self.keep)]:
+                remove(self.folder / "versions" / f"{old.name}.fbw")
+            return made
+
+    def _is_current(self, number: int) -> bool:
+        with contextlib.suppress(CtrboxError):
+            return (found := self.current) is not None and found.number == number
+        return False
+
+    def _commit(self, version: Version, seal: str, log_bytes: int) -> None:
+        line, seal = _sealed(seal, asdict(version))
+        path = self.folder / "log.jsonl"
+        try:
+            with path.open("ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise failure(error, path, path) from error
+        facts = {"version": version.number, "log_bytes": log_bytes + len(line), "log_seal": seal}
+        with written_aside(self.folder / "CURRENT") as aside:
+            aside.write_bytes(_sealed("", facts)[0])
+
+    def _tidy(self, versions: list[Version], log_bytes: int) -> None:
+        """Remove what was never published."""
+        last = versions[-1].number if versions else 0
+        with contextlib.suppress(FileNotFoundError):
+            if (self.folder / "log.jsonl").stat().st_size > log_bytes:
+                os.truncate(self.folder / "log.jsonl", log_bytes)
+        for path in [*(self.folder / "versions").glob("*.fbw"), *(self.folder / "patches").glob("*.patch")]:
+            if path.stem.isdigit() and int(path.stem) > last:
+                remove(path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            for name in ("versions", "patches"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise WriteError(f"cannot publish to {self.folder}: {error.strerror or error}") from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise WriteError(f"another process publishes to {self.folder}") from error
+            yield
+        finally:
+            os.close(handle)
+
+    # ---- parts
+
+    def _version(self, number: int | None) -> Version:
+        versions = self.log()
+        if not versions:
+            raise SourceError(f"{self.folder} holds no published version")
+        number = versions[-1].number if number is None else number
+        if not 1 <= number <= len(versions):
+            raise DataError(f"{self.folder} has no version {number}; its versions are 1 to {len(versions)}")
+        return versions[number - 1]
+
+    def _log(self) -> tuple[list[Version], str, int]:
+        """Versions, the last seal, and bytes of the log that count."""
+        pointer = self.folder / "CURRENT"
+        try:
+            facts = _opened("", pointer.read_bytes(), pointer)[0]
+            with (self.folder / "log.jsonl").open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if set(facts) != {"version", "log_bytes", "log_seal"} or not isinstance(facts["log_bytes"], int):
+                    raise DataError(f"{pointer} is no pointer of a published folder")
+                if not 0 < facts["log_bytes"] <= min(size, MOST_LOG):
+                    raise DataError(f"{self.folder}/log.jsonl is cut: {size:,} bytes, expected {facts['log_bytes']:,}")
+                text = file.read(facts["log_bytes"])
+        except FileNotFoundError as error:
+            if Path(error.filename) == pointer and not any((self.folder / "patches").glob("*")):
+                return [], "", 0
+            raise SourceError(f"{self.folder} is damaged: {Path(error.filename).name} is missing") from None
+        except OSError as error:
+            raise SourceError(f"cannot read {self.folder}: {error.strerror or error}") from error
+        seal = ""
+        versions: list[Version] = []
+        for line in text.splitlines():
+            plain, seal = _opened(seal, line, self.folder / "log.jsonl")
+            if set(plain) != {f.name for f in fields(Version)} or plain["number"] != len(versions) + 1:
+                raise DataError(f"{self.folder}/log.jsonl is damaged at version {len(versions) + 1}")
+            versions.append(Version(**plain))
+        if seal != facts["log_seal"] or len(versions) != facts["version"]:
+            raise DataError(f"{self.folder} is damaged: CURRENT and log.jsonl do not belong together")
+        return versions, seal, facts["log_bytes"]
+
+
+def _sealed(before: str, facts: dict[str, Any]) -> tuple[bytes, str]:
+    seal = _seal(before, facts)
+    return json.dumps({**facts, "seal": seal}).encode() + b"\n", seal
+
+
+def _opened(before: str, line: bytes, path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        facts = json.loads(line)
+        seal = facts.pop("seal")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        seal = None
+    if seal is None or seal != _seal(before, facts):
+        raise DataError(f"{path} is damaged: a checksum does not fit")
+    return facts, seal
+
+
+def _seal(before: str, facts: dict[str, Any]) -> str:
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
+
+
+def _copied(source: Path, place: Path) -> None:
+    with written_aside(place) as aside:
+        shutil.copyfile(source, aside)
+
+
+def _facts(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _wrong(path: Path, size: int, sha256: str) -> list[str]:
+    try:
+        met = _facts(path)
+    except OSError as error:
+        return [f"cannot read {path}: {error.strerror or error}"]
+    return (
+        []
+        if met == (size, sha256)
+        else [f"{path} is damaged: {met[0]:,} bytes, expected {size:,} and another checksum"]
+    )
+
+
+def _refused(read: Callable[[], object]) -> list[str]:
+    try:
+        read()
+    except CtrboxError as error:
+        return [str(error)]
+    return []
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"

@@ -1,0 +1,182 @@
+"""`ctrbox publish`: weights as 16-bit codes, patches between them, and folders of published versions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctrbox.terminal import Mistake, hint, say, say_json, tell
+
+app = typer.Typer(
+    help="Turn models into small updates, and updates into models.", no_args_is_help=True, rich_markup_mode=None
+)
+
+ModelFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="A saved Deep FFM, a run folder, *.safetensors, a table's Parquet export or a weight file.",
+        show_default=False,
+    ),
+]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of published versions.", show_default=False)]
+Base = Annotated[Path, typer.Argument(metavar="BASE", help="The file before.", show_default=False)]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write.", show_default=False)]
+Note = Annotated[str, typer.Option(metavar="TEXT", help="A few words for the log.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish pack model.ffm -o new.fbw --base old.fbw\n")
+def pack(
+    model: ModelFile,
+    output: Output,
+    base: Annotated[Path | None, typer.Option(metavar="FILE", help="Weight file whose buckets are kept.")] = None,
+    quantise: Annotated[bool, typer.Option(help="Float32 as 16-bit codes.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Write the weights of a model without optimizer state, as 16-bit codes."""
+    from ctrbox import publish
+
+    found = publish.pack(model, output, base=base, quantise=quantise)
+    if as_json:
+        say_json(kind=found.kind, bytes=found.size, quantised_bytes=found.quantised_bytes, output=str(output))
+    tell(f"wrote {found.size:,} bytes of {found.kind} weights to {output}")
+    hint(f"ctrbox publish diff {base or 'old.fbw'} {output} -o update.patch")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish unpack new.fbw -o dense.safetensors\n")
+def unpack(
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="A weight file.", show_default=False)],
+    output: Output,
+) -> None:
+    """Write tensors as safetensors, or rows of a table as Parquet."""
+    from ctrbox import publish
+
+    publish.unpack(weights, output)
+    tell(f"wrote {output}")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish diff old.fbw new.fbw -o update.patch\n")
+def diff(
+    base: Base,
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The file after.", show_default=False)],
+    output: Output,
+    as_json: AsJson = False,
+) -> None:
+    """Write a patch: what turns one file into another."""
+    from ctrbox import publish
+
+    began = time.perf_counter()
+    facts = publish.diff(base, new, output)
+    if as_json:
+        say_json(**asdict(facts), seconds=time.perf_counter() - began)
+    share = 100 * facts.bytes / max(facts.result_bytes, 1)
+    tell(f"wrote {facts.bytes:,} bytes ({share:.2f} % of {new}) to {output}")
+    hint(f"ctrbox publish apply {base} {output} -o again.fbw")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish apply old.fbw update.patch -o new.fbw\n")
+def apply(
+    base: Base,
+    patch: Annotated[Path, typer.Argument(metavar="PATCH", help="Made for this base.", show_default=False)],
+    output: Output,
+    most_bytes: Annotated[int | None, typer.Option(min=0, metavar="BYTES", help="Refuse a larger result.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write what a patch makes of its base; refused for any other base."""
+    from ctrbox import publish
+
+    began = time.perf_counter()
+    facts = publish.apply(base, patch, output, most_bytes=most_bytes)
+    if as_json:
+        say_json(**asdict(facts), seconds=time.perf_counter() - began)
+    tell(f"wrote {facts.result_bytes:,} bytes to {output}")
+    hint(f"ctrbox publish verify {output}")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish verify published\n  ctrbox publish verify update.patch new.fbw\n")
+def verify(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH…", help="Published folders, patches, weight files.", show_default=False),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Check every checksum; exit code 1 where something is damaged."""
+    found = [line for path in paths for line in wrong_with(path)]
+    if as_json:
+        say_json(damaged=found)
+    for line in found:
+        tell(line)
+    if found:
+        raise Mistake(f"{len(found)} of what was checked is damaged" if len(found) > 1 else "something is damaged")
+    tell("everything is as it was written")
+
+
+def wrong_with(path: Path) -> list[str]:
+    from ctrbox import publish
+    from ctrbox.errors import CtrboxError
+    from ctrbox.publish.weights import is_weights
+
+    if path.is_dir():
+        folder = publish.Published(path)
+        return folder.verify() if folder.log() else [f"{path} holds no published version"]
+    try:
+        publish.read_weights(path) if is_weights(path) else publish.read_facts(path)
+    except CtrboxError as error:
+        return [str(error)]
+    return []
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish push published model.ffm --note 'after lunch'\n")
+def push(folder: Folder, model: ModelFile, note: Note = "", as_json: AsJson = False) -> None:
+    """Publish a model as the next version of a folder."""
+    from ctrbox import publish
+
+    told(folder, publish.Published(folder).publish(model, note=note), as_json)
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish rollback published 6\n")
+def rollback(
+    folder: Folder,
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="Number of an older one.", show_default=False)],
+    note: Note = "",
+    as_json: AsJson = False,
+) -> None:
+    """Publish an older version again, as the next one."""
+    from ctrbox import publish
+
+    told(folder, publish.Published(folder).rollback(version, note=note), as_json)
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish log published\n")
+def log(folder: Folder, as_json: AsJson = False) -> None:
+    """List the versions of a folder, the newest last."""
+    from ctrbox import publish
+
+    versions = publish.Published(folder).log()
+    if as_json:
+        say_json(versions=[asdict(v) for v in versions])
+        return
+    if not versions:
+        raise Mistake(f"{folder} holds no published version; try: ctrbox publish push {folder} MODEL")
+    for v in versions:
+        what = f"again version {v.copy_of}" if v.copy_of else v.kind
+        say(
+            f"{v.number:>8}  {v.time}  {v.bytes:>14,}  {v.patch_bytes:>12,}  {v.sha256[:12]}  {what:<16}  {v.note}".rstrip()
+        )
+    tell(
+        f"version {versions[-1].number} is current; columns: version, time, bytes, bytes of its patch, checksum, what, note"
+    )
+
+
+def told(folder: Path, version: Any, as_json: bool) -> None:
+    if as_json:
+        say_json(**asdict(version))
+    patch = f", a patch of {version.patch_bytes:,}" if version.patch_bytes else ""
+    tell(f"version {version.number} of {folder} is current: {version.bytes:,} bytes{patch}")
+    hint(f"ctrbox publish log {folder}")

@@ -1,0 +1,47 @@
+"""`ctrbox publish`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ctrbox as cb
+from tests.cli.test_cli import ctrbox
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "a.vw").write_text("1 |a x |b y\n-1 |a z |b y\n" * 20)
+    engine = cb.DeepFFM(["a", "b"], bits=10)
+    for name in ("old", "new"):
+        engine.learn(cb.ExampleText(tmp_path / "a.vw"))
+        engine.save(tmp_path / f"{name}.ffm")
+    return tmp_path
+
+
+def test_pack_diff_apply_verify(here: Path) -> None:
+    ctrbox("publish", "pack", "old.ffm", "-o", "old.fbw", cwd=here)
+    ctrbox("publish", "pack", "new.ffm", "-o", "new.fbw", "--base", "old.fbw", cwd=here)
+    told = json.loads(ctrbox("publish", "diff", "old.fbw", "new.fbw", "-o", "p", "--json", cwd=here).stdout)
+    assert told["bytes"] == (here / "p").stat().st_size
+    ctrbox("publish", "apply", "old.fbw", "p", "-o", "again.fbw", cwd=here)
+    assert (here / "again.fbw").read_bytes() == (here / "new.fbw").read_bytes()
+    assert "as it was written" in ctrbox("publish", "verify", "again.fbw", "p", cwd=here).stderr
+    wrong = ctrbox("publish", "apply", "new.fbw", "p", "-o", "no.fbw", cwd=here, check=1).stderr
+    assert "for another base" in wrong
+    assert len(wrong.strip().splitlines()) == 1
+    assert not (here / "no.fbw").exists()
+
+
+def test_push_log_rollback(here: Path) -> None:
+    for name in ("old.ffm", "new.ffm"):
+        ctrbox("publish", "push", "published", name, "--note", name, cwd=here)
+    ctrbox("publish", "rollback", "published", "1", cwd=here)
+    said = ctrbox("publish", "log", "published", cwd=here)
+    assert [line.split()[0] for line in said.stdout.splitlines()] == ["1", "2", "3"]
+    assert "again version 1" in said.stdout
+    assert "version 3 is current" in said.stderr
+    (here / "published" / "versions" / "00000003.fbw").write_bytes(b"x")
+    assert "00000003.fbw is damaged" in ctrbox("publish", "verify", "published", cwd=here, check=1).stderr

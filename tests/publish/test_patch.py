@@ -1,0 +1,236 @@
+"""Patches against a twin of plain loops; cut at every byte, bits flipped, lies with a true checksum, wrong bases."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from ctrbox import _native, publish
+from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError, SourceError, WriteError
+from ctrbox.publish.patch import HEAD, REGION, STREAM
+from tests.twins import publish as twin
+
+Regions = list[tuple[int, int, int]]
+NEAR = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def octets(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[bytes, bytes, int, Regions]:
+    """A base and a result that has pieces of it, with few or many changes, and regions that lay them side by side."""
+    word = draw(st.sampled_from([1, 2, 4]))
+    base = draw(st.binary(max_size=300))
+    regions: Regions = []
+    count = draw(st.integers(0, 4))
+    for n in range(count):
+        at = draw(st.integers(0, len(base)))
+        held = draw(st.integers(0, len(base) - at))
+        size = draw(st.integers(0, 120))
+        regions.append((at, held, size if n + 1 == count else size // word * word))
+    result = bytearray(twin.beside(base, regions))
+    for at in draw(st.lists(st.integers(0, max(0, len(result) - 1)), max_size=30)):
+        if result:
+            result[at] = draw(st.integers(0, 255))
+    return base, bytes(result), word, regions
+
+
+@NEAR
+@given(changes())
+def test_diff_has_the_twins_bytes_and_apply_gives_the_result(change: tuple[bytes, bytes, int, Regions]) -> None:
+    base, result, word, regions = change
+    positions, planes, changed = _native.diff(octets(base), octets(result), word, regions)
+    expected = twin.diff(base, result, word, regions)
+    assert (positions.tobytes(), [p.tobytes() for p in planes], changed) == expected
+    assert _native.apply(octets(base), word, regions, positions, planes, len(result)).tobytes() == result
+
+
+@NEAR
+@given(changes(), st.binary(max_size=40), st.binary(max_size=40), st.integers(0, 400))
+def test_apply_survives_any_streams(
+    change: tuple[bytes, bytes, int, Regions], positions: bytes, values: bytes, size: int
+) -> None:
+    base, _, word, regions = change
+    planes = [octets(values)] * word
+    try:
+        made = _native.apply(octets(base), word, regions, octets(positions), planes, size)
+    except _native.BadPatch:
+        return
+    assert made.size == size == sum(r[2] for r in regions)
+
+
+@settings(NEAR, max_examples=40)  # each waits for the disk
+@given(base=st.binary(max_size=2000), result=st.binary(max_size=2000), word=st.sampled_from([None, 1, 2, 4]))
+def test_any_two_files_are_patched(tmp_path: Path, base: bytes, result: bytes, word: int | None) -> None:
+    assume(not base.startswith(b"CTRWGHTS"))  # a damaged weight file is refused
+    (tmp_path / "old").write_bytes(base)
+    (tmp_path / "new").write_bytes(result)
+    facts = publish.diff(tmp_path / "old", tmp_path / "new", tmp_path / "p", word=word)
+    assert facts.bytes == (tmp_path / "p").stat().st_size
+    assert publish.read_facts(tmp_path / "p") == facts
+    publish.apply(tmp_path / "old", tmp_path / "p", tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == result
+    publish.apply(tmp_path / "old", tmp_path / "p", tmp_path / "old")  # in place
+    assert (tmp_path / "old").read_bytes() == result
+
+
+@pytest.fixture
+def patched(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    base = random.integers(0, 1000, 5000).astype(np.uint16)
+    result = base.copy()
+    result[random.integers(0, 5000, 60)] += 3
+    (tmp_path / "old").write_bytes(base.tobytes())
+    (tmp_path / "new").write_bytes(result.tobytes())
+    publish.diff(tmp_path / "old", tmp_path / "new", tmp_path / "p", word=2)
+    (tmp_path / "out").write_bytes(b"before")
+    return tmp_path
+
+
+def refused(folder: Path, patch: bytes, **options: int) -> str:
+    (folder / "bad").write_bytes(patch)
+    with pytest.raises(CtrboxError) as caught:
+        publish.apply(folder / "old", folder / "bad", folder / "out", **options)
+    assert (folder / "out").read_bytes() == b"before"
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_patch_cut_at_every_byte_is_refused(patched: Path) -> None:
+    whole = (patched / "p").read_bytes()
+    for size in range(len(whole)):
+        refused(patched, whole[:size])
+    refused(patched, whole + b"\0")
+    assert not list(patched.glob(".*"))
+
+
+def test_single_bit_flips_are_refused(patched: Path) -> None:
+    whole = (patched / "p").read_bytes()
+    for bit in range(0, 8 * len(whole), max(1, 8 * len(whole) // 2000)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        refused(patched, bytes(damaged))
+    assert not list(patched.glob(".*"))
+
+
+def test_every_byte_of_a_forged_patch_with_a_true_checksum_is_refused_or_gives_the_result(patched: Path) -> None:
+    """The last checksum can be made by anyone: the reader must survive what is behind it."""
+    whole = (patched / "p").read_bytes()[:-32]
+    for at in range(len(whole)):
+        for value in (0, 1, 127, 255):
+            forged = bytearray(whole)
+            if forged[at] == value:
+                continue
+            forged[at] = value
+            (patched / "bad").write_bytes(bytes(forged) + hashlib.sha256(forged).digest())
+            try:
+                publish.apply(patched / "old", patched / "bad", patched / "out")
+            except CtrboxError:
+                assert (patched / "out").read_bytes() == b"before"
+            else:  # a byte nobody reads, such as zstd's own
+                assert (patched / "out").read_bytes() == (patched / "new").read_bytes()
+                (patched / "out").write_bytes(b"before")
+
+
+def forged(
+    folder: Path,
+    *,
+    regions: Regions,
+    streams: list[tuple[int, bytes]],
+    size: int,
+    word: int = 2,
+    count: int | None = None,
+) -> bytes:
+    base = (folder / "old").read_bytes()
+    head = HEAD.pack(
+        b"CTRPATCH", 1, word, len(base), hashlib.sha256(base).digest(), size, bytes(32),
+        len(regions) if count is None else count, len(streams),
+    )  # fmt: skip
+    text = head + b"".join(REGION.pack(*r) for r in regions)
+    text += b"".join(STREAM.pack(raw, len(packed)) for raw, packed in streams) + b"".join(p for _, p in streams)
+    return text + hashlib.sha256(text).digest()
+
+
+def test_bombs_are_refused_before_anything_is_unpacked(patched: Path) -> None:
+    zstd = pa.Codec("zstd", compression_level=19)
+    bomb = zstd.compress(bytes(50 << 20), asbytes=True)
+    whole = [(0, 10_000, 10_000)]
+    big = 1 << 40
+    assert "at most" in refused(patched, forged(patched, regions=[(0, 0, big)], streams=[(0, b"")] * 3, size=big))
+    streams = [(50 << 20, bomb), (0, b""), (0, b"")]
+    assert "more words than its result" in refused(
+        patched, forged(patched, regions=whole, streams=streams, size=10_000)
+    )
+    streams = [(0, b""), (50 << 20, bomb), (50 << 20, bomb)]
+    assert "more words than its result" in refused(
+        patched, forged(patched, regions=whole, streams=streams, size=10_000)
+    )
+    streams = [(2, bomb), (1, bomb), (1, bomb)]  # sizes that lie
+    assert "damaged" in refused(patched, forged(patched, regions=whole, streams=streams, size=10_000))
+    streams = [(5000, zstd.compress(b"\0\1", asbytes=True)), (1, bomb), (1, bomb)]
+    refused(patched, forged(patched, regions=whole, streams=streams, size=10_000))
+    assert "contradicts" in refused(
+        patched, forged(patched, regions=whole, streams=[(0, b"")] * 3, size=10_000, count=(1 << 32) - 1)
+    )
+    assert "outside the base" in refused(
+        patched, forged(patched, regions=[((1 << 64) - 1, 1 << 63, 10_000)], streams=[(0, b"")] * 3, size=10_000)
+    )
+
+
+def test_a_limit_on_the_result_is_held(patched: Path) -> None:
+    with pytest.raises(BudgetError, match=r"10,000 bytes; at most 9,999"):
+        publish.apply(patched / "old", patched / "p", patched / "out", most_bytes=9_999)
+
+
+def test_a_patch_too_large_for_any_result_is_not_even_read(patched: Path) -> None:
+    with (patched / "bad").open("wb") as file:
+        file.truncate(3 << 30)  # a hole
+    with pytest.raises(BudgetError, match="too many for a result"):
+        publish.apply(patched / "old", patched / "bad", patched / "out")
+    for odd in (patched, Path("/dev/zero")):
+        with pytest.raises(SourceError, match="no regular file"):
+            publish.apply(patched / "old", odd, patched / "out")
+
+
+def test_another_base_is_refused(patched: Path) -> None:
+    other = bytearray((patched / "old").read_bytes())
+    other[77] ^= 1
+    (patched / "other").write_bytes(other)
+    with pytest.raises(DataError, match="another base"):
+        publish.apply(patched / "other", patched / "p", patched / "out")
+    (patched / "other").write_bytes(other[:-2])
+    with pytest.raises(DataError, match=r"base of 10,000 bytes; .* has 9,998"):
+        publish.apply(patched / "other", patched / "p", patched / "out")
+    with pytest.raises(DataError, match="no patch"):
+        publish.apply(patched / "old", patched / "new", patched / "out")
+    with pytest.raises(SourceError, match="No such file"):
+        publish.apply(patched / "none", patched / "p", patched / "out")
+    assert (patched / "out").read_bytes() == b"before"
+
+
+def test_a_newer_version_is_named(patched: Path) -> None:
+    whole = bytearray((patched / "p").read_bytes()[:-32])
+    whole[8:12] = struct.pack("<I", 2)
+    assert "version 2" in refused(patched, bytes(whole) + hashlib.sha256(whole).digest())
+
+
+def test_words_are_checked(patched: Path) -> None:
+    with pytest.raises(PlanError, match="word="):
+        publish.diff(patched / "old", patched / "new", patched / "q", word=3)
+
+
+def test_a_full_disk_leaves_what_was_there(patched: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with pytest.raises(WriteError):
+        publish.apply(patched / "old", patched / "p", Path("/dev/full"))
+    assert (patched / "new").exists()
