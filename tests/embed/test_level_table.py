@@ -231,7 +231,7 @@ def test_a_disk_that_fails_while_rows_leave_loses_nothing(
         each.prefetch(np.arange(1, 11))
         each.push(np.arange(1, 11), np.ones((10, 9), np.float32))
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise SourceError("the disk is full")
 
     for name in ("write", "read"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from ctrbox import _native, publish
@@ -45,6 +45,7 @@ def changes(draw: st.DrawFn) -> tuple[bytes, bytes, int, Regions]:
 
 
 @NEAR
+@example((b"\x00\x01", b"\x00", 2, [(0, 2, 1)]))  # a result that ends within a word of its base
 @given(changes())
 def test_diff_has_the_twins_bytes_and_apply_gives_the_result(change: tuple[bytes, bytes, int, Regions]) -> None:
     base, result, word, regions = change

@@ -95,23 +95,24 @@ void diff_words(Bytes base, Bytes result, std::span<const Region> regions, Chang
   for (const Region& r : regions) {
     const uint8_t *old = base.data() + r.base_at, *now = result.data() + offset;
     const uint64_t words = words_of(r.size, sizeof(T));
-    uint64_t at = first_different<T>(old, r.base_size, now, r.size, 0, words);
+    const uint64_t old_size = std::min(r.base_size, r.size);  // what is behind the end is no difference
+    uint64_t at = first_different<T>(old, old_size, now, r.size, 0, words);
     while (at < words) {
       const uint64_t begin = at;
       uint64_t end = at;  // behind the last word that differs
       for (uint64_t w = at; w < words && w - end <= kJoin; ++w) {
         const uint64_t byte = w * sizeof(T);
-        if (load<T>(old, byte, r.base_size) != load<T>(now, byte, r.size)) end = w + 1;
+        if (load<T>(old, byte, old_size) != load<T>(now, byte, r.size)) end = w + 1;
       }
       for (uint64_t w = begin; w < end; ++w) {
         const uint64_t byte = w * sizeof(T);
-        const T delta = static_cast<T>(load<T>(now, byte, r.size) - load<T>(old, byte, r.base_size));
+        const T delta = static_cast<T>(load<T>(now, byte, r.size) - load<T>(old, byte, old_size));
         out.changed += delta != 0;
         const T z = zigzag(delta);
         for (size_t b = 0; b < sizeof(T); ++b) out.planes[b].push_back(static_cast<uint8_t>(z >> (8 * b)));
       }
       writer.run(word0 + begin, word0 + end);
-      at = first_different<T>(old, r.base_size, now, r.size, end, words);
+      at = first_different<T>(old, old_size, now, r.size, end, words);
     }
     offset += r.size;
     word0 += words;
