@@ -6,6 +6,7 @@
 #include <string>
 // GCC 12's own intrinsics begin with a value that nobody set, on purpose (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC target("avx512f,avx512dq,avx512vl,fma")
 #define CB_LANES ffm_avx512
 #define CB_REGISTER 64
