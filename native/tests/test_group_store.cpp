@@ -30,9 +30,8 @@ constexpr int kSteps = 60;
 
 struct Folder {
   Folder() {
-    char name[] = "/tmp/ctrbox-groups-XXXXXX";
-    CHECK(::mkdtemp(name) != nullptr);
-    path = name;
+    path = (fs::temp_directory_path() / "ctrbox-groups-XXXXXX").string();
+    CHECK(::mkdtemp(path.data()) != nullptr);
   }
   ~Folder() { fs::remove_all(path); }
   std::string path;

@@ -187,7 +187,9 @@ def test_a_folder_with_anything_else_in_it_is_left_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("stop", ["damaged", "interrupted"])
-def test_a_restore_that_fails_leaves_all_parts_as_they_were(tmp_path: Path, stop: str) -> None:
+def test_a_restore_that_fails_leaves_all_parts_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str
+) -> None:
     with tables(tmp_path / "other") as other:
         pushed(other, 3)
         other.save(tmp_path / "saved")
@@ -200,11 +202,18 @@ def test_a_restore_that_fails_leaves_all_parts_as_they_were(tmp_path: Path, stop
             with pytest.raises(CtrboxError):
                 made.restore(tmp_path / "saved")
         else:
-            restore, made[16].restore = made[16].restore, lambda _: restore(tmp_path / "nowhere")  # type: ignore[method-assign]
-            with pytest.raises(SourceError):
+            restore, met = made[16].restore, []
+
+            def full_once(path: Path) -> None:
+                met.append(path)
+                if len(met) == 1:
+                    raise SourceError("the disk is full")
+                restore(path)
+
+            monkeypatch.setattr(made[16], "restore", full_once)
+            with pytest.raises(SourceError, match="full"):
                 made.restore(tmp_path / "saved")
-            made._parts[16].restore = restore  # type: ignore[method-assign]
-            made._go_back()
+            assert len(met) == 2  # dim 4 was another table's by then, and both went back
         for dim, table in rows(made).items():
             assert (table == kept[dim]).all()
 
