@@ -192,6 +192,6 @@ def test_no_candidates_get_no_scores_and_times_have_many_forms(world: World, ser
     for ts in ("2024-03-01T00:00:00", "2024-03-01", "2024-03-01 01:00:00+01:00", "2024-03-01T00:00:00Z", stamp):
         body["context"]["ts"] = ts
         request = served.reader.from_json(orjson.dumps(body))
-        assert request.context["ts"][0].value == stamp
+        assert request.context()["ts"][0].value == stamp
         found.append(served.score(request)[0])
     assert all(np.array_equal(f, found[0]) for f in found)

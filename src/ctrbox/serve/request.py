@@ -7,8 +7,9 @@ Which columns come once is settled by the model's folder; a run takes any of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ PARTS = {"context", "candidates"}
 
 @dataclass(frozen=True)
 class Request:
-    context: pa.RecordBatch  # one row
+    context: Callable[[], pa.RecordBatch]  # makes the one row: not needed where the context is known already
     candidates: pa.RecordBatch
     key: bytes  # equal for equal contexts
 
@@ -83,13 +84,13 @@ class RequestReader:
             given = orjson.loads(body)
         except orjson.JSONDecodeError as error:
             raise Refused(400, f"the body is no JSON: {str(error)[:200]}") from None
-        if type(given) is not dict or not PARTS >= given.keys() or "candidates" not in given:
+        if type(given) is not dict or not given.keys() <= PARTS or "candidates" not in given:
             raise Refused(400, f"expected an object with context and candidates, got {shape(given)}")
         context = given.get("context", {})
         once, each = self.readers(context)
         candidates = given["candidates"]
         self.check_count(count(candidates))
-        return Request(once.row(context), each.rows(candidates), orjson.dumps(context))
+        return Request(partial(once.row, context), each.rows(candidates), orjson.dumps(context))
 
     def from_tensors(self, tensors: Mapping[str, np.ndarray]) -> Request:
         """Tensors by column: of one element for the context's, else one a candidate. A column of the context has a first
@@ -127,7 +128,7 @@ class RequestReader:
             r.batch([made[c.name] for c in r.columns], n) for r, n in zip(self._parts(once), (1, rows), strict=True)
         )
         key = repr([made[n].to_pylist() for n in context.schema.names])
-        return Request(context, candidates, b"tensors " + key.encode(errors="surrogatepass"))
+        return Request(lambda: context, candidates, b"tensors " + key.encode(errors="surrogatepass"))
 
     def _parts(self, once: frozenset[str]) -> tuple[RowReader, RowReader]:
         return self._fixed if self._fixed is not None else self.readers(dict.fromkeys(once))

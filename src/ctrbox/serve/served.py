@@ -90,7 +90,7 @@ class ServedFfm:
         key = (live.version, request.key)
         found: CachedContext | None = self.cache.get(key)
         if found is None:
-            part = self.split.context(request.context)
+            part = self.split.context(request.context())
             found = CachedContext(part, prepare(live.engine, self.split, part))
             self.cache.put(key, found, len(request.key) + size_of(found))
         batch = self.split.candidates(found.part, request.candidates)
@@ -145,7 +145,7 @@ class ServedRun:
         self.reader = RequestReader(schema, [*log.names, *(f.name for f in beside)], None, most_candidates)
 
     def score(self, request: Request) -> tuple[Scores, int]:
-        context, candidates = request.context, request.candidates
+        context, candidates = request.context(), request.candidates
         if not request.rows:
             return np.zeros(0, np.float32), self.version
         zeros = pa.array(np.zeros(request.rows, np.int32))
