@@ -49,6 +49,9 @@ def serve(
     deadline_ms: Annotated[
         int, typer.Option(min=1, max=600_000, metavar="MS", help="A request that waited longer gets 503.")
     ] = 200,
+    body_timeout: Annotated[
+        float, typer.Option(min=0.1, max=600, metavar="S", help="Within which a request's bytes must be there.")
+    ] = 10.0,
     cache: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for contexts that were met before; 0: none.")
     ] = "64MB",
@@ -90,6 +93,7 @@ def serve(
         candidates=max_candidates,
         waiting=queue,
         deadline_ms=deadline_ms,
+        body_seconds=body_timeout,
         cache_bytes=parse_bytes(cache) if cache.strip() != "0" else 0,
     )
     settings = Settings(

@@ -99,9 +99,6 @@ class Application:
             status, answer, kind, more = refused.status, error_body(str(refused)), JSON, refusal_headers(refused)
         except CtrboxError as error:
             status, answer, kind, more = 400, error_body(str(error)), JSON, ()
-        except Disconnected:
-            self.service.metrics.add(route, 499, 0.0)
-            return
         except Exception:
             log.exception("a request failed")
             status, answer, kind, more = 500, error_body("internal error; the server's log has more"), JSON, ()
@@ -129,8 +126,8 @@ class Application:
             async with asyncio.timeout(limits.body_seconds):
                 while True:
                     message = await receive()
-                    if message["type"] != "http.request":
-                        raise Disconnected
+                    if message["type"] != "http.request":  # said all the same: a client may have closed one side only
+                        raise Refused(400, f"the body ended after {size} bytes, before its end")
                     part = message.get("body", b"")
                     size += len(part)
                     service.buffered += len(part)
@@ -212,10 +209,6 @@ class Application:
         from ctrbox.serve.page import page
 
         return page(self.service).encode(), HTML
-
-
-class Disconnected(Exception):
-    """The client went away before its body was complete."""
 
 
 def too_large(most: int) -> Refused:

@@ -148,5 +148,5 @@ def docs(described: dict[str, Any]) -> str:
                 f"<tr><td><code>{code}</code><td>{escape(r['description'])}" for code, r in about["responses"].items()
             )
             parts.append(f"<table>{rows}</table>")
-    title = escape(described["info"]["title"])
-    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>{"".join(parts)}</html>'
+    head = f'<meta charset="utf-8"><title>{escape(described["info"]["title"])}</title><style>{STYLE}</style>'
+    return f'<!doctype html><html lang="en">{head}{"".join(parts)}</html>'

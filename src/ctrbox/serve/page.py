@@ -33,7 +33,8 @@ const $ = id => document.getElementById(id);
 const put = (id, value, note) => { $(id).textContent = value; if (note !== undefined) $(id + '-note').textContent = note; };
 const short = n => n == null ? '–' : n >= 1e6 ? (n / 1e6).toFixed(1) + ' M' : n >= 1e4 ? (n / 1e3).toFixed(1) + ' k'
   : n >= 100 ? n.toFixed(0) : n >= 10 ? n.toFixed(1) : n.toFixed(2);
-const ago = s => s < 90 ? s.toFixed(0) + ' s ago' : s < 5400 ? (s / 60).toFixed(0) + ' min ago' : (s / 3600).toFixed(1) + ' h ago';
+const ago = s => s < 90 ? s.toFixed(0) + ' s ago' : s < 5400 ? (s / 60).toFixed(0) + ' min ago'
+  : (s / 3600).toFixed(1) + ' h ago';
 const W = 560, H = 150, L = 44, B = 18;
 function lines(id, series, names, zero) {
   const all = series.flat().filter(v => v != null && isFinite(v));
@@ -78,7 +79,8 @@ function show(s) {
   put('version', s.model.version, s.model.name + ', ' + s.model.kind.replace('_', ' '));
   const last = s.patches.last;
   put('patch', last.at ? ago(Date.now() / 1000 - last.at) : 'none yet',
-    s.patches.applied + ' applied, ' + s.patches.refused + ' refused' + (last.seconds ? ', took ' + last.seconds.toFixed(2) + ' s' : ''));
+    s.patches.applied + ' applied, ' + s.patches.refused + ' refused'
+      + (last.seconds ? ', took ' + last.seconds.toFixed(2) + ' s' : ''));
   const minute = s.minute;
   lines('requests', [minute.requests], ['requests/s'], true);
   lines('latency', [minute.p50_ms, minute.p99_ms], ['p50', 'p99'], true);
@@ -87,7 +89,8 @@ function show(s) {
   $('learning').hidden = !o;
   if (o) {
     const auc = number(o.auc), c = o.calibration || {}, p = number(c.predicted), k = number(c.clicked);
-    put('auc', auc == null ? '–' : auc.toFixed(4), short(number(o.examples)) + ' examples, loss ' + (number(o.loss) ?? NaN).toFixed(4));
+    put('auc', auc == null ? '–' : auc.toFixed(4),
+      short(number(o.examples)) + ' examples, loss ' + (number(o.loss) ?? NaN).toFixed(4));
     put('calibration', p != null && k ? (p / k).toFixed(3) : '–',
       p != null && k != null ? (100 * p).toFixed(2) + ' % and ' + (100 * k).toFixed(2) + ' %' : '');
     lines('aucs', [ws.map(w => number(w.auc))], ['AUC'], false);
@@ -124,7 +127,7 @@ def page(service: Service) -> str:
     def chart(key: str, words: str, *legend: str) -> str:
         keys = "".join(f'<span><i class="key {k}"></i>{escape(w)}</span>' for k, w in zip("abc", legend, strict=False))
         return (
-            f'<div><h3>{escape(words)}</h3><svg class="line" id="{key}" viewBox="0 0 560 150" preserveAspectRatio="none" role="img" '
+            f'<div><h3>{escape(words)}</h3><svg class="line" id="{key}" viewBox="0 0 560 150" role="img" '
             f'aria-label="{escape(words)}"></svg><div class="legend">{keys}</div></div>'
         )
 

@@ -1,8 +1,9 @@
 """New versions while serving: a thread watches CURRENT of the published folder.
 
 The server has its own copy of the weights. A new version comes as the patches since the copy's, each checked against its base
-and its result before anything is written; then the copy is loaded beside the engine that serves, and one reference is replaced. What is refused is said and counted once, and the old version goes on; when a later version is published, the whole
-file is taken instead of a chain that holds the bad patch.
+and its result before anything is written; then the copy is loaded beside the engine that serves, and one reference is replaced.
+What is refused is said and counted once, and the old version goes on; when a later version is published, the whole file is taken
+instead of a chain that holds the bad patch.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     BYTES, binary    4 bytes of length, little-endian, then the bytes, for each element
     others, binary   elements in order, little-endian
 
-An input is a raw column of the log: the context's of shape [1] or [1, 1], candidates' of shape [n] or [n, 1]; lists are [n, w]. Sizes
-are compared with what came before anything is made of them.
+An input is a raw column of the log: the context's of shape [1] or [1, 1], candidates' of shape [n] or [n, 1]; lists are [n, w].
+Sizes are compared with what came before anything is made of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUMPY: dict[str, Any] = {
     "FP64": np.dtype("<f8"),
 }
 OF_KIND = {"b": "BOOL", "i": "INT64", "t": "INT64", "f": "FP64", "s": "BYTES"}
-JSON_TYPES = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
+JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
 OUTPUT = "score"
 MOST_INPUTS = 1024
 
@@ -137,7 +137,8 @@ def from_binary(name: str, datatype: str, shape: Sequence[int], data: bytes) -> 
 
 
 def texts(name: str, shape: Sequence[int], data: bytes) -> np.ndarray:
-    count, at, found = math.prod(shape), 0, []
+    count, at = math.prod(shape), 0
+    found: list[bytes] = []
     if 4 * count > len(data):
         raise wrong(f"input {name!r}: {len(data)} bytes cannot hold {count} BYTES elements")
     unpack = struct.Struct("<I").unpack_from
