@@ -22,6 +22,7 @@ from typing import Any
 from ctrbox.serve.refused import overloaded
 
 Work = Callable[[], Any]
+ROUNDS = 4  # of the event loop that a request to score gives way to others; an answer takes about three
 Waiting = tuple[Work, float, "asyncio.Future[Any]"]
 
 
@@ -35,6 +36,7 @@ class ScoringQueue:
         self.refusals = 0
         self.closed = False
         self._waiting: deque[Waiting] = deque()
+        self._postponed = 0
         self._handed: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -89,7 +91,12 @@ class ScoringQueue:
             self.leave()
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One request, then whatever else the loop has to do."""
+        """One request, once nothing else waits for the loop: reading and refusing others comes first, a few rounds long."""
+        if self._postponed < ROUNDS and getattr(loop, "_ready", ()):
+            self._postponed += 1
+            loop.call_soon(self._turn, loop)
+            return
+        self._postponed = 0
         work, deadline, future = self._waiting[0]
         if not future.done():  # else the client went away
             settle(future, *self._outcome(work, deadline))
