@@ -62,7 +62,7 @@ def make(folder: Path, rows: int, bits: int) -> tuple[cb.Plan, cb.DeepFFM, Model
 
 
 def model_of(plan: cb.Plan, bits: int) -> cb.DeepFFM:
-    return cb.DeepFFM(plan.schema, k=4, hidden=(24, 24), bits=bits)
+    return cb.DeepFFM(plan.schema, context=plan.features_of(CONTEXT), k=4, hidden=(24, 24), bits=bits)
 
 
 def requests_of(folder: Path, count: int, seed: int) -> list[tuple[dict[str, Any], pa.Table]]:

@@ -66,11 +66,12 @@ def plan_over(data: Path) -> cb.Plan:
     return cb.compile(log, features, device="cpu", threads=1)
 
 
-def make_world(place: Path, rows: int = 4_000, **settings: Any) -> World:
+def make_world(place: Path, rows: int = 4_000, shared: bool = True, **settings: Any) -> World:
     data = place / "data"
     cb.datasets.adlog(rows=rows, seed=1, out=data)
     plan = plan_over(data)
-    engine = cb.DeepFFM(plan.schema, **{"k": 4, "hidden": (8, 8), "bits": 14, **settings})
+    once = plan.features_of(CONTEXT) if shared else []
+    engine = cb.DeepFFM(plan.schema, context=once, **{"k": 4, "hidden": (8, 8), "bits": 14, **settings})
     engine.learn(plan)
     create(place / "model", plan, engine, context=CONTEXT)
     return World(data, plan, engine, place / "model")

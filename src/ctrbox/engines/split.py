@@ -75,11 +75,9 @@ class Split:
         self.schema = replace(full.schema, label=False, weight=False, group=False)
         self.kinds = [n.kind for n in shared]
         self.nullable = [n.nullable for n in shared]
-        read = dict.fromkeys([*self.once.columns[0], *(self.shared.columns[0] if self.shared else ())])
-        self.context_schema = plain_schema(log, [n for n in read if n not in self.once.only_for_merge])
-        self.candidate_schema = plain_schema(
-            log, [n for n in self.each.columns[0] if n not in self.each.only_for_merge]
-        )
+        read = dict.fromkeys([*self._read(self.once), *(self._read(self.shared) if self.shared else ())])
+        self.context_schema = plain_schema(log, list(read))
+        self.candidate_schema = plain_schema(log, self._read(self.each))
         self.merged = len(graph.frames[0].sources) - 1
         self.zeros = np.zeros(1024, np.int32)
 
@@ -97,10 +95,10 @@ class Split:
             raise DataError(
                 f"a context is one row of {self.context_schema.names}, got {row.num_rows} of {row.schema.names}"
             )
-        batch = self._run(self.once, self._sources(self.once, row, 1), 1)
+        batch = self._run(self.once, self._sources(self.once, row), 1)
         if self.shared is None:
             return ContextPart(batch, None)
-        sources = self._sources(self.shared, row, 1)
+        sources = self._sources(self.shared, row)
         prepared = self.shared.staged(1, sources, ORIGIN, 0)
         keep = list({id(f): f for f, _, _ in prepared.sources if f is not None}.values())
         try:
@@ -109,12 +107,19 @@ class Split:
             raise located(error, [(prepared, 0, 1)]) from None
         return ContextPart(batch, frame)
 
-    def candidates(self, part: ContextPart, rows: pa.RecordBatch) -> Batch:
-        """The candidates' features, from rows of ``candidate_schema``; without those that a filter drops."""
-        if not rows.schema.equals(self.candidate_schema):
-            raise DataError(f"candidates are rows of {self.candidate_schema.names}, got {rows.schema.names}")
-        count = rows.num_rows
-        sources = self._sources(self.each, rows, count)
+    def candidates(self, part: ContextPart, rows: Any) -> Batch:
+        """The candidates' features, from rows of ``candidate_schema``; without those that a filter drops.
+
+        ``rows``: a record batch, or a native frame of just these columns.
+        """
+        if isinstance(rows, _native.Frame):
+            count = rows.rows
+            sources: list[Rows] = [(rows, None, 0), *[(None, None, 0)] * self.merged]
+        else:
+            if not rows.schema.equals(self.candidate_schema):
+                raise DataError(f"candidates are rows of {self.candidate_schema.names}, got {rows.schema.names}")
+            count = rows.num_rows
+            sources = self._sources(self.each, rows)
         if part.frame is not None:
             zeros = self.zeros  # read once: another thread may set a longer one meanwhile
             if len(zeros) < count:
@@ -122,16 +127,16 @@ class Split:
             sources.append((part.frame, zeros[:count], 0))
         return self._run(self.each, sources, count)
 
-    def _sources(self, extractor: Extractor, rows: pa.RecordBatch, count: int) -> list[Rows]:
-        names = extractor.columns[0]
-        mine = [n for n in names if n not in extractor.only_for_merge]
-        if names == mine == rows.schema.names:
-            frame = frame_of(rows) if names else None
-        else:
-            empty = [n for n in names if n not in mine]
-            columns = [rows.column(n) if n not in empty else pa.nulls(count, pa.int64()) for n in names]
-            frame = frame_of(pa.RecordBatch.from_arrays(columns, names)) if names else None
-        return [(frame, None, 0), *[(None, None, 0)] * self.merged]
+    def _sources(self, extractor: Extractor, rows: pa.RecordBatch) -> list[Rows]:
+        names = self._read(extractor)
+        if names != rows.schema.names:
+            rows = rows.select(names) if names else rows
+        return [(frame_of(rows) if names else None, None, 0), *[(None, None, 0)] * self.merged]
+
+    @staticmethod
+    def _read(extractor: Extractor) -> list[str]:
+        """The log's columns that programs load: an id that only a merge looks at stands behind them."""
+        return [n for n in extractor.columns[0] if n not in extractor.only_for_merge]
 
     @staticmethod
     def _run(extractor: Extractor, sources: list[Rows], count: int) -> Batch:

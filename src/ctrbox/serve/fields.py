@@ -51,11 +51,8 @@ class RawColumn:
         """The values of JSON as a column; DataError that names the first that is none."""
         met = frozenset(map(type, values))
         try:
-            if self.numpy is not None and met <= self.types:
-                array = np.array(values, self.numpy)
-                if self.letter == "f" and not np.isfinite(array).all():
-                    raise OverflowError
-                return pa.array(array)
+            if self.numpy is not None and met <= self.nulls:
+                return self._numbers(values, met)
             if not self.is_list and met <= self.nulls:
                 return times(values, self.type) if self.letter == "t" else pa.array(values, self.type)
             if self.is_list and met <= {list, NoneType}:
@@ -63,6 +60,14 @@ class RawColumn:
         except WRONG:
             pass
         raise DataError(self.complaint(values))
+
+    def _numbers(self, values: Sequence[Any], met: frozenset[type]) -> pa.Array:
+        absent = np.array([v is None for v in values]) if NoneType in met else None
+        with np.errstate(over="ignore"):  # told below
+            array = np.array(values if absent is None else [0 if v is None else v for v in values], self.numpy)
+        if self.letter == "f" and not np.isfinite(array).all():
+            raise OverflowError
+        return pa.array(array, mask=absent)
 
     def _lists(self, values: Sequence[Any]) -> pa.Array:
         inner = [v for row in values if row is not None for v in row]
@@ -92,8 +97,8 @@ class RawColumn:
     def _single(self, value: Any) -> pa.Array:
         if self.letter == "t":
             return times([value], self.type)
-        if value is not None and self.letter == "f" and not np.isfinite(np.array([value], self.numpy)).all():
-            raise OverflowError
+        if self.numpy is not None:
+            return self._numbers([value], frozenset([type(value)]))
         return pa.array([value], self.type)
 
     @property

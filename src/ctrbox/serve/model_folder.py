@@ -89,9 +89,9 @@ class ModelFolder:
             )
         return plan
 
-    def engine(self, number: int | None = None) -> DeepFFM:
-        """The Deep FFM of a published version, the current one unless told."""
-        return DeepFFM.load(self.published.file(number))
+    def engine(self, number: int | None = None, *, learns: bool = False) -> DeepFFM:
+        """The Deep FFM of a published version, the current one unless told; without accumulators unless it ``learns``."""
+        return DeepFFM.load(self.published.file(number), learns=learns)
 
 
 def create(

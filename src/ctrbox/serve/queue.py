@@ -92,7 +92,7 @@ class ScoringQueue:
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """One request, once nothing else waits for the loop: reading and refusing others comes first, a few rounds long."""
-        if self._postponed < ROUNDS and getattr(loop, "_ready", ()):
+        if self._postponed < ROUNDS and getattr(loop, "_ready", False):
             self._postponed += 1
             loop.call_soon(self._turn, loop)
             return

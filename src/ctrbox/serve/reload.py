@@ -69,7 +69,7 @@ class Reloader:
         began = time.perf_counter()
         try:
             version, how = self._update(version)
-            self.served.swap(Live(DeepFFM.load(self.copy), version.number))
+            self.served.swap(Live(DeepFFM.load(self.copy, learns=False), version.number))
         except (CtrboxError, OSError, MemoryError) as error:
             self.refused.add(version.number)
             self._refuse(version, str(error) or type(error).__name__)

@@ -3,6 +3,9 @@
     {"context": {"user_id": 7, …}, "candidates": [{"ad_id": 1, …}, …]}       or "candidates": {"ad_id": [1, …], …}
 
 Which columns come once is settled by the model's folder; a run takes any of its columns in either part.
+
+Candidates go from the bytes straight into a native frame where they are plain (`_native.RequestRows`); everything else, and
+everything wrong, goes the slow way through Python's values, which gives the same columns or says what is wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from ctrbox import _native
 from ctrbox.errors import DataError, nearest
 from ctrbox.serve.fields import RawColumn, RowReader, brief
 from ctrbox.serve.refused import Refused
@@ -26,12 +30,9 @@ PARTS = {"context", "candidates"}
 @dataclass(frozen=True)
 class Request:
     context: Callable[[], pa.RecordBatch]  # makes the one row: not needed where the context is known already
-    candidates: pa.RecordBatch
+    candidates: Any  # pa.RecordBatch, or the native frame of one
+    rows: int
     key: bytes  # equal for equal contexts
-
-    @property
-    def rows(self) -> int:
-        return int(self.candidates.num_rows)
 
 
 class RequestReader:
@@ -46,6 +47,9 @@ class RequestReader:
         self.schema, self.known, self.most = schema, list(known), most_candidates
         self.context = None if context is None else frozenset(context)
         self.columns = {f.name: RawColumn(f) for f in schema}
+        self._fast = (
+            None if self.context is None else fast_reader(self.schema, self.context, self.known, most_candidates)
+        )
         self._readers: dict[frozenset[str], tuple[RowReader, RowReader]] = {}
         if self.context is not None:
             self._fixed: tuple[RowReader, RowReader] | None = self._made(self.context)
@@ -80,6 +84,23 @@ class RequestReader:
         return found
 
     def from_json(self, body: bytes) -> Request:
+        found = None if self._fast is None else self._fast.read(body)
+        if found is None:
+            return self.slowly(body)
+        begin, end, frame = found
+        context = body[begin:end] or b"{}"
+        return Request(partial(self._context, context), frame, frame.rows, context)
+
+    def _context(self, text: bytes) -> pa.RecordBatch:
+        assert self._fixed is not None
+        try:
+            given = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise Refused(400, f"the context is no JSON: {str(error)[:200]}") from None
+        return self._fixed[0].row(given)
+
+    def slowly(self, body: bytes) -> Request:
+        """The same by Python's values, for any model and whatever comes."""
         try:
             given = orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -90,7 +111,8 @@ class RequestReader:
         once, each = self.readers(context)
         candidates = given["candidates"]
         self.check_count(count(candidates))
-        return Request(partial(once.row, context), each.rows(candidates), orjson.dumps(context))
+        rows = each.rows(candidates)
+        return Request(partial(once.row, context), rows, rows.num_rows, orjson.dumps(context))
 
     def from_tensors(self, tensors: Mapping[str, np.ndarray]) -> Request:
         """Tensors by column: of one element for the context's, else one a candidate. A column of the context has a first
@@ -128,7 +150,7 @@ class RequestReader:
             r.batch([made[c.name] for c in r.columns], n) for r, n in zip(self._parts(once), (1, rows), strict=True)
         )
         key = repr([made[n].to_pylist() for n in context.schema.names])
-        return Request(lambda: context, candidates, b"tensors " + key.encode(errors="surrogatepass"))
+        return Request(lambda: context, candidates, rows, b"tensors " + key.encode(errors="surrogatepass"))
 
     def _parts(self, once: frozenset[str]) -> tuple[RowReader, RowReader]:
         return self._fixed if self._fixed is not None else self.readers(dict.fromkeys(once))
@@ -136,6 +158,21 @@ class RequestReader:
     def check_count(self, rows: int) -> None:
         if rows > self.most:
             raise Refused(413, f"the request has {rows:,} candidates; this server takes at most {self.most:,}")
+
+
+def fast_reader(schema: pa.Schema, context: frozenset[str], known: Sequence[str], most: int) -> Any:
+    """The native reader of candidates; None where they have columns that it does not read."""
+    each = [RawColumn(f) for f in schema if f.name not in context]
+    if not each or any(c.kind not in ("b", "i", "f", "s") or pa.types.is_uint64(c.type) for c in each):
+        return None
+    described = []
+    for c in each:
+        low, high = (int(np.iinfo(c.numpy).min), int(np.iinfo(c.numpy).max)) if c.kind == "i" else (0, 0)
+        described.append((c.name, c.kind, low, high, pa.types.is_float32(c.type)))
+    if any(pa.types.is_float16(c.type) for c in each):
+        return None
+    ignored = [n for n in known if n not in context and n not in schema.names]
+    return _native.RequestRows(described, ignored, most)
 
 
 def count(candidates: Any) -> int:

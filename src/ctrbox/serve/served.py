@@ -7,7 +7,7 @@ one version from its beginning to its end. The plan, its views and the readers a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,6 +46,7 @@ class Live:
 
     engine: DeepFFM
     version: int
+    shares: bool = False  # the engine works out a request's context once
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,7 @@ class ServedFfm:
         self, plan: Plan, context: tuple[str, ...], live: Live, *, cache_bytes: int, most_candidates: int
     ) -> None:
         self.split = Split(plan, context)
-        self.check(live.engine)
-        self.live = live
+        self.live = self.checked(live)
         self.cache = ContextCache(cache_bytes)
         fields = [*self.split.context_schema, *self.split.candidate_schema]
         names = plan.log.source.schema.names
@@ -72,17 +72,17 @@ class ServedFfm:
     def version(self) -> int:
         return self.live.version
 
-    def check(self, engine: DeepFFM) -> None:
+    def checked(self, live: Live) -> Live:
         """DataError unless the engine's fields are features of the plan."""
         known = [*(f.name for f in self.split.schema.sparse), *self.split.schema.dense_names]
-        for name in engine.fields:
+        for name in live.engine.fields:
             if name not in known:
                 raise DataError(f"the model's field {name!r} is no feature of its plan{nearest(name, known)}")
+        return replace(live, shares=shares(live.engine, self.split))
 
     def swap(self, live: Live) -> None:
         """Serve another version from the next request on."""
-        self.check(live.engine)
-        self.live = live
+        self.live = self.checked(live)
         self.cache.clear()
 
     def score(self, request: Request) -> tuple[Scores, int]:
@@ -91,20 +91,28 @@ class ServedFfm:
         found: CachedContext | None = self.cache.get(key)
         if found is None:
             part = self.split.context(request.context())
-            found = CachedContext(part, prepare(live.engine, self.split, part))
+            found = CachedContext(part, prepare(live, part))
             self.cache.put(key, found, len(request.key) + size_of(found))
         batch = self.split.candidates(found.part, request.candidates)
-        scores = score(live.engine, self.split, found, batch)
+        scores = score(live, self.split, found, batch)
         return spread(scores, batch, request.rows), live.version
 
 
-def prepare(engine: DeepFFM, split: Split, part: ContextPart) -> Any:
-    """The engine's share of a context."""
-    return None
+def shares(engine: DeepFFM, split: Split) -> bool:
+    """Whether the engine's context is the plan's: else a request is scored as whole rows, with the same result."""
+    once = {*(f.name for f in split.context_features.sparse), *split.context_features.dense_names}
+    return bool(engine.context_fields) and {n for n in engine.fields if n in once} == set(engine.context_fields)
 
 
-def score(engine: DeepFFM, split: Split, context: CachedContext, candidates: Batch) -> Scores:
-    return engine.predict(split.joined(context.part, candidates))
+def prepare(live: Live, part: ContextPart) -> Any:
+    """The engine's share of a context; None where it has none."""
+    return live.engine.context(part.batch) if live.shares else None
+
+
+def score(live: Live, split: Split, context: CachedContext, candidates: Batch) -> Scores:
+    if context.prepared is None:
+        return live.engine.predict(split.joined(context.part, candidates))
+    return live.engine.score(context.prepared, candidates)
 
 
 def size_of(context: CachedContext) -> int:
