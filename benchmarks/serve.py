@@ -18,8 +18,8 @@ import contextlib
 import json
 import os
 import re
-import signal
 import shutil
+import signal
 import socket
 import subprocess
 import sys

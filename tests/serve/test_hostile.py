@@ -8,6 +8,7 @@ import socket
 import time
 
 import orjson
+
 from tests.serve.hostile import attack
 from tests.serve.running import Running, running
 from tests.serve.test_scoring import body_of

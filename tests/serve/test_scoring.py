@@ -10,10 +10,11 @@ import orjson
 import pyarrow as pa
 import pytest
 
+import ctrbox as cb
 from ctrbox.errors import CtrboxError
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.refused import Refused
-from ctrbox.serve.served import ServedFfm, open_served
+from ctrbox.serve.served import Live, ServedFfm, open_served
 from tests.serve.worlds import CANDIDATE, CONTEXT, World
 
 
@@ -195,3 +196,23 @@ def test_no_candidates_get_no_scores_and_times_have_many_forms(world: World, ser
         assert request.context()["ts"][0].value == stamp
         found.append(served.score(request)[0])
     assert all(np.array_equal(f, found[0]) for f in found)
+
+
+@pytest.mark.parametrize("left_out", [[], ["log_bid"], ["overlap", "log_bid"], ["interests", "ad"]])
+@pytest.mark.parametrize("context", ["none", "the plan's", "a part of it"])
+def test_every_engine_gives_the_scores_of_whole_rows(world: World, left_out: list[str], context: str) -> None:
+    """With the plan's context, with another and with none; with all features of the plan and with some."""
+    fields = [
+        n for n in [*(f.name for f in world.plan.schema.sparse), *world.plan.schema.dense_names] if n not in left_out
+    ]
+    once = [n for n in world.plan.features_of(CONTEXT) if n in fields]
+    once = {"none": [], "the plan's": once, "a part of it": once[:3]}[context]
+    engine = cb.DeepFFM(fields, context=once, k=4, hidden=(8,), bits=12)
+    engine.learn(world.plan.batches(1000, limit=1000))
+    served = ServedFfm(world.plan, CONTEXT, Live(engine, 1), cache_bytes=1 << 20, most_candidates=100)
+    assert served.live.scorer is not None
+    assert served.live.scorer.shares == (context == "the plan's")
+    rows = world.rows(50, 40)
+    for _ in range(2):
+        scores, _ = served.score(served.reader.from_json(orjson.dumps(body_of(rows, 3))))
+        assert np.array_equal(scores, twin(world, served, rows, 3))

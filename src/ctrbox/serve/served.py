@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ctrbox import _native
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
@@ -46,7 +47,7 @@ class Live:
 
     engine: DeepFFM
     version: int
-    shares: bool = False  # the engine works out a request's context once
+    scorer: Scorer | None = None  # made when it is taken up
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class ServedFfm:
         for name in live.engine.fields:
             if name not in known:
                 raise DataError(f"the model's field {name!r} is no feature of its plan{nearest(name, known)}")
-        return replace(live, shares=shares(live.engine, self.split))
+        return replace(live, scorer=Scorer(live.engine, self.split))
 
     def swap(self, live: Live) -> None:
         """Serve another version from the next request on."""
@@ -87,32 +88,59 @@ class ServedFfm:
 
     def score(self, request: Request) -> tuple[Scores, int]:
         live = self.live
+        scorer = live.scorer
+        assert scorer is not None
         key = (live.version, request.key)
         found: CachedContext | None = self.cache.get(key)
         if found is None:
             part = self.split.context(request.context())
-            found = CachedContext(part, prepare(live, part))
+            found = CachedContext(part, scorer.context(part))
             self.cache.put(key, found, len(request.key) + size_of(found))
         batch = self.split.candidates(found.part, request.candidates)
-        scores = score(live, self.split, found, batch)
+        scores = scorer.score(found, batch)
         return spread(scores, batch, request.rows), live.version
 
 
-def shares(engine: DeepFFM, split: Split) -> bool:
-    """Whether the engine's context is the plan's: else a request is scored as whole rows, with the same result."""
-    once = {*(f.name for f in split.context_features.sparse), *split.context_features.dense_names}
-    return bool(engine.context_fields) and {n for n in engine.fields if n in once} == set(engine.context_fields)
+class Scorer:
+    """A Deep FFM over the two parts of a plan; ``shares``: it works out a request's context once.
 
+    That needs an engine whose context fields are the plan's: of another a request is scored as whole rows, with the same result.
+    """
 
-def prepare(live: Live, part: ContextPart) -> Any:
-    """The engine's share of a context; None where it has none."""
-    return live.engine.context(part.batch) if live.shares else None
+    def __init__(self, engine: DeepFFM, split: Split) -> None:
+        self.engine, self.split = engine, split
+        once = {*(f.name for f in split.context_features.sparse), *split.context_features.dense_names}
+        mine = engine.context_fields
+        self.shares = bool(mine) and {n for n in engine.fields if n in once} == set(mine)
+        self.direct = self._direct() if self.shares else None
 
+    def _direct(self) -> Any:
+        """The engine's fields among the candidates' columns; None where it leaves out a dense one."""
+        schema, number = self.split.candidate_features, {name: n for n, name in enumerate(self.engine.fields)}
+        keyed = [(k, f.name) for k, f in enumerate(schema.sparse) if f.name in number]
+        if any(name not in number for name in schema.dense_names):
+            return None
+        names = [*(name for _, name in keyed), *schema.dense_names]
+        salts = [_native.salt(name.encode()) for name in names]
+        return _native.CandidateFields([k for k, _ in keyed], salts, [number[name] for name in names])
 
-def score(live: Live, split: Split, context: CachedContext, candidates: Batch) -> Scores:
-    if context.prepared is None:
-        return live.engine.predict(split.joined(context.part, candidates))
-    return live.engine.score(context.prepared, candidates)
+    def context(self, part: ContextPart) -> Any:
+        """The engine's share of a context; None where it has none."""
+        return self.engine.context(part.batch) if self.shares else None
+
+    def score(self, context: CachedContext, candidates: Batch) -> Scores:
+        if context.prepared is None:
+            return self.engine.predict(self.split.joined(context.part, candidates))
+        native = getattr(candidates.sparse, "native", None)
+        if self.direct is None or native is None:
+            return self.engine.score(context.prepared, candidates)
+        try:
+            scores, broken = self.direct.score(self.engine._native, context.prepared, native)
+        except ValueError as error:
+            raise DataError(f"candidates: {error}") from error
+        if broken >= 0:
+            raise DataError(f"the model's output for candidate {broken:,} is not finite: is a value too large?")
+        return scores
 
 
 def size_of(context: CachedContext) -> int:

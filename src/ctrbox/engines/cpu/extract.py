@@ -177,7 +177,7 @@ class Extractor:
             offsets = native.offsets(k)
             return Ragged(native.values(k), ones if offsets is None else offsets)
 
-        sparse = Fields(self.names, ragged)
+        sparse = Fields(self.names, ragged, native)
         if rows > 1024:
             self.hints = [len(native.values(k)) / rows * 1.05 for k in range(len(self.names))]
         s = self.schema
