@@ -71,7 +71,7 @@ def serve(
     allow_operators: Annotated[
         bool, typer.Option("--allow-operators", help="Import (run) the modules of the plan's own operators.")
     ] = False,
-    http: Annotated[str, typer.Option(metavar="SERVER", help="granian or uvicorn.")] = "granian",
+    http: Annotated[str, typer.Option(metavar="SERVER", help="httptools (our own), granian or uvicorn.")] = "httptools",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout when it is ready.")] = False,
 ) -> None:
     """Answer requests with a model: one context and many candidates in, click probabilities out."""
@@ -79,8 +79,8 @@ def serve(
 
     from ctrbox.views.view import parse_bytes
 
-    if http not in ("granian", "uvicorn"):
-        raise Mistake(f"--http must be granian or uvicorn, got {http!r}")
+    if http not in ("httptools", "granian", "uvicorn"):
+        raise Mistake(f"--http must be httptools, granian or uvicorn, got {http!r}")
     try:
         from ctrbox.serve.server import Server, Settings, bracketed, missing_library, read_token
         from ctrbox.serve.service import Limits

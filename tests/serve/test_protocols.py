@@ -16,7 +16,7 @@ import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
-from ctrbox.serve.http import Application
+from ctrbox.serve.asgi import Application
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused

@@ -17,13 +17,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ctrbox.serve.refused import overloaded
 
 Work = Callable[[], Any]
 ROUNDS = 4  # of the event loop that a request to score gives way to others; an answer takes about three
-Waiting = tuple[Work, float, "asyncio.Future[Any]"]
+Done = Callable[[Any, Exception | None], None]
+Waiting = tuple[Work, float, Done]
 
 
 class ScoringQueue:
@@ -68,17 +70,21 @@ class ScoringQueue:
             self.refusals += 1
             raise overloaded(f"the request waited longer than its deadline of {1000 * self.deadline:.0f} ms")
 
-    async def run(self, work: Work) -> Any:
-        """What ``work()`` returns; raises what it raises."""
+    def push(self, work: Work, done: Done) -> None:
+        """``done(result, failure)`` is called on the loop with what ``work()`` returned or raised. Refused where it is full."""
         deadline = self.admit()
         loop = asyncio.get_running_loop()
-        future = loop.create_future()
         if self.threads:
-            self._handed.put((work, deadline, future, loop))
+            self._handed.put((work, deadline, done, loop))
         else:
-            self._waiting.append((work, deadline, future))
+            self._waiting.append((work, deadline, done))
             if len(self._waiting) == 1:
                 loop.call_soon(self._turn, loop)
+
+    async def run(self, work: Work) -> Any:
+        """What ``work()`` returns; raises what it raises."""
+        future = asyncio.get_running_loop().create_future()
+        self.push(work, partial(settle, future))
         return await future
 
     def run_here(self, work: Work) -> Any:
@@ -97,14 +103,12 @@ class ScoringQueue:
             loop.call_soon(self._turn, loop)
             return
         self._postponed = 0
-        work, deadline, future = self._waiting[0]
-        if not future.done():  # else the client went away
-            settle(future, *self._outcome(work, deadline))
-        else:
-            self.leave()
+        work, deadline, done = self._waiting[0]
+        outcome = self._outcome(work, deadline)
         self._waiting.popleft()
         if self._waiting:
             loop.call_soon(self._turn, loop)
+        done(*outcome)
 
     def _outcome(self, work: Work, deadline: float) -> tuple[Any, Exception | None]:
         try:
@@ -117,11 +121,11 @@ class ScoringQueue:
 
     def _work(self) -> None:
         while (item := self._handed.get()) is not None:
-            work, deadline, future, loop = item
+            work, deadline, done, loop = item
             outcome = self._outcome(work, deadline)
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, future, *outcome)
-            del item, work, future, outcome  # nothing of the last request is kept until the next one comes
+                loop.call_soon_threadsafe(done, *outcome)
+            del item, work, done, outcome  # nothing of the last request is kept until the next one comes
 
     def close(self) -> None:
         """Take nothing more."""
@@ -139,7 +143,7 @@ class ScoringQueue:
 
 
 def settle(future: asyncio.Future[Any], result: Any, failure: Exception | None) -> None:
-    if future.done():
+    if future.done():  # the client went away
         return
     if failure is not None:
         future.set_exception(failure)

@@ -1,7 +1,6 @@
-"""The process that serves: HTTP by Granian (or uvicorn), gRPC, hot reload, and their orderly end.
+"""The process that serves: HTTP, gRPC, hot reload, and their orderly end.
 
-    Granian's threads     sockets and HTTP, in Rust
-    the event loop        bodies, routes, refusals; of a Deep FFM also scores, a request a turn: JSON to Arrow, plan, model
+    the event loop        sockets, HTTP, routes, refusals; of a Deep FFM also scores, a request a turn: JSON to Arrow, plan, model
     ctrbox-score-k        the queue's threads, which score a run
     ctrbox-grpc-k         gRPC's, which score what came to them
     ctrbox-reload         new versions
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.errors import PlanError, SourceError
-from ctrbox.serve.http import Application
+from ctrbox.serve.asgi import Application
 from ctrbox.serve.model_folder import DEEP_FFM, ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
@@ -33,6 +32,7 @@ from ctrbox.serve.served import ServedFfm, open_served
 from ctrbox.serve.service import Limits, Service
 
 LIBRARIES = {
+    "httptools": "httptools",
     "granian": "granian",
     "uvicorn": "uvicorn",
     "grpc": "grpcio",
@@ -54,7 +54,7 @@ class Settings:
     name: str = ""  # of the model; its folder's unless given
     threads: int | None = None  # that score; 0: the event loop itself. None: 0 for a Deep FFM, 1 for a run
     reload_seconds: float = 0.5
-    http: str = "granian"
+    http: str = "httptools"
     limits: Limits = field(default_factory=Limits)
     views: Mapping[str, Any] = field(default_factory=dict)
     allow_operators: bool = False
@@ -145,7 +145,7 @@ class Server:
 
             rpc = grpc_server(self.service, f"{bracketed(settings.host)}:{settings.grpc_port}", GRPC_THREADS)
             rpc.start()
-        front = granian(self.service, settings) if settings.http == "granian" else uvicorn(self.service, settings)
+        front = FRONTS[settings.http](self.service, settings)
         serving = asyncio.create_task(front.serve())
         try:
             await listening(settings.host, settings.port, serving)
@@ -167,10 +167,17 @@ class Server:
 
 
 class Front:
-    """Granian or uvicorn: ``serve`` until ``stop``."""
+    """Our own wire, Granian or uvicorn: ``serve`` until ``stop``."""
 
     def __init__(self, serve: Callable[[], Any], stop: Callable[[], None]) -> None:
         self.serve, self.stop = serve, stop
+
+
+def httptools(service: Service, settings: Settings) -> Front:
+    from ctrbox.serve.wire import Wire
+
+    wire = Wire(service, settings.host, settings.port)
+    return Front(wire.serve, wire.stop)
 
 
 def granian(service: Service, settings: Settings) -> Front:
@@ -218,6 +225,9 @@ def uvicorn(service: Service, settings: Settings) -> Front:
         server.should_exit = True
 
     return Front(lambda: server._serve(), stop)
+
+
+FRONTS = {"httptools": httptools, "granian": granian, "uvicorn": uvicorn}
 
 
 def bracketed(host: str) -> str:
