@@ -46,7 +46,8 @@ CANDIDATES = 100
 BODIES = 512
 LUA = """
 local bodies, n = {}, 0
-for line in io.lines(os.getenv("BODIES")) do bodies[#bodies + 1] = wrk.format("POST", "/v1/score", {["Content-Type"] = "application/json"}, line) end
+local head = {["Content-Type"] = "application/json"}
+for line in io.lines(os.getenv("BODIES")) do bodies[#bodies + 1] = wrk.format("POST", "/v1/score", head, line) end
 request = function() n = n % #bodies + 1; return bodies[n] end
 """
 
@@ -299,8 +300,9 @@ def main() -> None:
         ]
         report.table([f"{CANDIDATES} candidates a request", "requests/s", "p50 ms", "p99 ms", "failed"], lines)
         hits = cached["hits"] / max(1, cached["hits"] + cached["misses"])
+        patches = live["patches"]
         print(
-            f"steady: {live['patches']['applied']} versions taken up, {live['patches']['refused']} refused, cache hits {100 * hits:.1f} %, "
+            f"steady: {patches['applied']} versions taken up, {patches['refused']} refused, cache hits {100 * hits:.1f} %, "
             f"memory by quarter {memory.quarters()} MB"
         )
         print(f"overload at {2 * alone:,.0f} requests/s: {json.dumps(over)}, memory by quarter {pressed.quarters()} MB")

@@ -104,7 +104,7 @@ def test_what_the_fast_reader_takes_is_what_the_slow_one_makes(text: str) -> Non
     expected = slow(body)
     if found is None:
         return
-    begin, end, frame = found
+    frame = found[2]
     if isinstance(expected, CtrboxError):
         # The fast reader does not look into the context; whoever needs it does.
         with pytest.raises(CtrboxError):

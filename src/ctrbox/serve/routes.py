@@ -5,8 +5,8 @@
     GET  /healthz, /v2/health/live    liveness; everything else asks for the token, where there is one
     GET  /metrics, /openapi.json, /docs, /, /v1/live
 
-A request is asked about twice: by its head, which may refuse it before its body is read, and then whole. What is to be scored comes
-back as work for the queue. Every refusal is a status and {"error": one sentence}.
+A request is asked about twice: by its head, which may refuse it before its body is read, and then whole. What is to be scored
+comes back as work for the queue. Every refusal is a status and {"error": one sentence}.
 """
 
 from __future__ import annotations

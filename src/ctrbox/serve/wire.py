@@ -1,8 +1,8 @@
 """HTTP/1.1 on the event loop itself: httptools (the parser of Node) reads, the routes answer, nothing stands between.
 
-No task, no future and no thread for a request, so one of 100 candidates costs about half of what it does behind ASGI (docs/tried.md).
-A connection has one request under way; a few that are sent ahead wait, in order. Bounded: bytes of a head, bytes of a body while it is
-read, bytes of all bodies together, the time within which a request must be there, connections.
+No task, no future and no thread for a request, so one of 100 candidates costs about half of what it does behind ASGI
+(docs/tried.md). A connection has one request under way; a few that are sent ahead wait, in order. Bounded: bytes of a head,
+bytes of a body while it is read, bytes of all bodies together, the time within which a request must be there, connections.
 """
 
 from __future__ import annotations
@@ -136,6 +136,9 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.headed = True
+        if self.parser.should_upgrade():
+            self.refusal = Refused(400, "this server speaks HTTP/1.1 and nothing else")
+            raise self.refusal
         self.method = self.parser.get_method().decode("latin-1")
         try:
             self.path = self.url.partition(b"?")[0].decode("latin-1")
