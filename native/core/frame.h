@@ -113,6 +113,7 @@ class Frame {
 
  private:
   friend class FrameBuilder;
+  friend class RequestRows;
   int64_t rows_ = 0;
   std::vector<FrameColumn> columns_;
   ArrowArray array_{};                              // owned when release is set

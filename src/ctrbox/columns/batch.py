@@ -102,7 +102,9 @@ def _taken_on_device(ragged: Any, rows: Any) -> Ragged:
 class Fields(Mapping[str, Ragged]):
     """Fields by name, each wrapped when first asked for: a request of one row must not pay for 40 arrays it may not read."""
 
-    def __init__(self, names: Sequence[str], make: Callable[[int], Ragged]) -> None:
+    def __init__(self, names: Sequence[str], make: Callable[[int], Ragged], native: Any = None) -> None:
+        """``native``: the batch that they are views of, for those who read it without them."""
+        self.native = native
         self._at = {name: k for k, name in enumerate(names)}
         self._make = make
         self._made: dict[str, Ragged] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
@@ -362,6 +362,13 @@ class Plan:
             self._requests = (full, unlabelled)
             return unlabelled.run(rows)
         return full.run(rows)
+
+    def features_of(self, columns: Sequence[str]) -> list[str]:
+        """The features that read nothing but these columns of the log and the views joined by them: of a request they are
+        computed once, for all its candidates."""
+        from ctrbox.engines.split import features_of
+
+        return features_of(self, columns)
 
     def _request_extractor(self) -> Extractor:
         """The CPU's program, whatever the plan's device is: a handful of rows is no work for a GPU."""

@@ -1,0 +1,100 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <numeric>
+
+#include "bindings/bindings.h"
+#include "core/ffm/engine.h"
+#include "core/ffm/from_batch.h"
+#include "core/request_rows.h"
+#include "core/sinks.h"
+
+using namespace cb;
+
+namespace {
+
+// Which columns of the candidates' batch are which fields of a Deep FFM: a request then goes from the plan's batch to
+// its scores in one call. The bits are those of DeepFFM.score.
+struct CandidateFields {
+  std::vector<size_t> sparse;     // fields of the batch; all its dense columns follow
+  std::vector<uint64_t> salts;    // of both
+  std::vector<uint16_t> numbers;  // the model's fields they are
+
+  Examples examples(const Batch& batch) const {
+    std::vector<int64_t> one_each(static_cast<size_t>(batch.rows) + 1);
+    std::iota(one_each.begin(), one_each.end(), int64_t{0});
+    BatchColumns columns;
+    for (size_t k : sparse) {
+      const Batch::Field& field = batch.fields.at(k);
+      std::span<const int64_t> offsets = one_each;
+      if (field.ragged) offsets = {field.offsets.data(), field.offsets.size()};
+      columns.sparse.push_back({{field.values.data(), field.values.size()}, offsets});
+    }
+    columns.dense = batch.dense.data();
+    columns.rows = static_cast<size_t>(batch.rows);
+    columns.width = batch.dense_width;
+    return examples_of(columns, salts).renumbered(numbers);
+  }
+};
+
+nb::tuple score_candidates(const CandidateFields& fields, const DeepFfm& model, const FfmContext& context,
+                           const Batch& batch) {
+  if (context.weights != model.state()) throw nb::value_error("the context is of other weights");
+  auto out = std::make_shared<std::vector<float>>();
+  int64_t broken = -1;
+  {
+    nb::gil_scoped_release release;
+    Examples examples = fields.examples(batch);
+    for (uint16_t f : examples.fields)
+      if (f >= model.settings().fields || f < model.settings().context)
+        throw std::invalid_argument("a field that is none of this model's candidates");
+    out->resize(examples.rows());
+    if (const auto met = model.score(context, examples, out->data())) broken = static_cast<int64_t>(*met);
+  }
+  return nb::make_tuple(shared_array(out->data(), {out->size()}, out), broken);
+}
+
+}  // namespace
+
+void bind_requests(nb::module_& m) {
+  // name, kind, smallest and largest whole number, whether float32
+  using Described = std::tuple<std::string, std::string, int64_t, int64_t, bool>;
+  nb::class_<RequestRows>(m, "RequestRows", "Candidates of a request, from its JSON straight into a frame.")
+      .def(
+          "__init__",
+          [](RequestRows* self, const std::vector<Described>& described, std::vector<std::string> ignored,
+             int64_t most) {
+            std::vector<RequestRows::Column> columns;
+            for (const auto& [name, kind, low, high, single] : described) {
+              if (kind != "b" && kind != "i" && kind != "f" && kind != "s") throw nb::value_error("kinds are b i f s");
+              columns.push_back({name, kind[0], low, high, single});
+            }
+            new (self) RequestRows(std::move(columns), std::move(ignored), most);
+          },
+          nb::arg("columns"), nb::arg("ignored"), nb::arg("most"))
+      .def(
+          "read",
+          [](const RequestRows& self, nb::bytes body) -> nb::object {
+            auto found = self.read({body.c_str(), body.size()});  // some microseconds: not worth the GIL
+            if (!found) return nb::none();
+            return nb::make_tuple(found->context_begin, found->context_end, found->frame);
+          },
+          nb::arg("body"), nb::sig("def read(self, body: bytes) -> tuple[int, int, Frame] | None"),
+          "Where the context lies, and the candidates; None: read it the slow way, which also says what is wrong.");
+  nb::class_<CandidateFields>(m, "CandidateFields", "Columns of the candidates' batch as fields of a Deep FFM.")
+      .def(
+          "__init__",
+          [](CandidateFields* self, std::vector<size_t> sparse, std::vector<uint64_t> salts,
+             std::vector<uint16_t> numbers) {
+            if (salts.size() != numbers.size() || sparse.size() > salts.size())
+              throw nb::value_error("as many salts as numbers");
+            new (self) CandidateFields{std::move(sparse), std::move(salts), std::move(numbers)};
+          },
+          nb::arg("sparse"), nb::arg("salts"), nb::arg("numbers"))
+      .def(
+          "score", &score_candidates, nb::arg("model"), nb::arg("context"), nb::arg("batch"),
+          nb::sig("def score(self, model: DeepFfm, context: FfmContext, batch: Batch) -> tuple[NDArray[numpy.float32], "
+                  "int]"));
+}

@@ -1,0 +1,128 @@
+"""What `ctrbox serve` opens: a folder with a plan and the published versions of a Deep FFM, or the folder of a run.
+
+    model/
+      serve.json     sealed: kind, the log's columns that come once a request, the plan's fingerprint
+      plan.ctr       the plan
+      log.arrow      the log's columns without a row: whoever serves need not have the log
+      weights/       versions, patches and their log (`cb.publish.Published`)
+      online.json    how learning goes, where something learns beside it
+
+`create` writes it whole or not at all; from then on only `weights/` and `online.json` change. Joined views are opened where the
+plan found them, or where ``views`` says. Refused: a damaged file, a plan and weights that do not belong together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather as feather
+
+from ctrbox.engines.aside import written_aside
+from ctrbox.engines.plan import Plan
+from ctrbox.errors import DataError, PlanError, SourceError, WriteError, nearest
+from ctrbox.online.deep_ffm import DeepFFM
+from ctrbox.publish.versions import Published
+from ctrbox.train.sealed import read_sealed, sealed
+from ctrbox.views.view import Merge
+
+DEEP_FFM, RUN = "deep_ffm", "run"
+MANIFEST, PLAN, LOG, WEIGHTS, ONLINE = "serve.json", "plan.ctr", "log.arrow", "weights", "online.json"
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """``ModelFolder.open("model/")``; ``create`` makes one."""
+
+    folder: Path
+    kind: str  # DEEP_FFM or RUN
+    context: tuple[str, ...]  # columns of the log that come once a request; of a run: as each request says
+    fingerprint: str  # of the plan; "" of a run, which checks it itself
+
+    @staticmethod
+    def open(folder: str | os.PathLike[str]) -> ModelFolder:
+        place = Path(folder)
+        if not place.is_dir():
+            raise SourceError(f"there is no model folder {place}")
+        if not (place / MANIFEST).exists() and (place / "config.json").exists():
+            return ModelFolder(place, RUN, (), "")
+        found = read_sealed(place / MANIFEST, "model folder")
+        kind, context, fingerprint = found.get("kind"), found.get("context"), found.get("fingerprint")
+        if kind != DEEP_FFM or not isinstance(fingerprint, str) or not isinstance(context, list):
+            raise DataError(f"{place / MANIFEST} describes a model of kind {kind!r}; this version serves {DEEP_FFM!r}")
+        return ModelFolder(place, kind, tuple(map(str, context)), fingerprint)
+
+    @property
+    def published(self) -> Published:
+        """Versions, patches, log and rollback of a Deep FFM's weights."""
+        if self.kind != DEEP_FFM:
+            raise PlanError(f"{self.folder} is the folder of a run, which has no published versions")
+        return Published(self.folder / WEIGHTS)
+
+    @property
+    def online(self) -> Path:
+        """Where whoever learns beside the server says how it goes."""
+        return self.folder / ONLINE
+
+    def plan(self, views: Mapping[str, Any] | None = None, *, allow_operators: bool = False) -> Plan:
+        """The plan, for the CPU. ``views``: other data for its views, by name."""
+        if self.kind != DEEP_FFM:
+            raise PlanError(f"{self.folder} is the folder of a run: cb.Run.load opens it with its plan")
+        given = dict(views or {})
+        path = self.folder / LOG
+        if path.exists():
+            try:
+                with pa.memory_map(str(path)) as file:
+                    log = feather.read_table(file)
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise SourceError(f"cannot read {path}: {error}") from error
+            given.setdefault((log.schema.metadata or {}).get(b"view", b"log").decode(errors="replace"), log)
+        plan = Plan.load(self.folder / PLAN, views=given, allow_operators=allow_operators, device="cpu")
+        if plan.fingerprint != self.fingerprint:
+            raise DataError(
+                f"{self.folder / PLAN} has fingerprint {plan.fingerprint[:16]}…, the model was made with "
+                f"{self.fingerprint[:16]}…: a view has other columns, or nulls in others"
+            )
+        return plan
+
+    def engine(self, number: int | None = None, *, learns: bool = False) -> DeepFFM:
+        """The Deep FFM of a published version, the current one unless told; without accumulators unless it ``learns``."""
+        return DeepFFM.load(self.published.file(number), learns=learns)
+
+
+def create(
+    folder: str | os.PathLike[str], plan: Plan, engine: DeepFFM, *, context: Sequence[str], note: str = ""
+) -> ModelFolder:
+    """Write a model's folder with version 1 published, whole or not at all.
+
+    ``context``: the columns of the log that come once a request; every other one that the plan reads comes with each candidate.
+    """
+    place = Path(folder)
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise WriteError(f"{place} exists and is not empty; publish to {place / WEIGHTS}, or choose another folder")
+    schema = plan.log.source.schema
+    if isinstance(context, str):
+        raise PlanError(f"context= takes column names in a list, got {context!r}")
+    for name in context:
+        if name not in schema.names:
+            raise PlanError(f"column {name!r} is not in view {plan.log.name!r}{nearest(name, schema.names)}")
+    features = [*(f.name for f in plan.schema.sparse), *plan.schema.dense_names]
+    for name in engine.fields:
+        if name not in features:
+            raise PlanError(f"the model's field {name!r} is no feature of the plan{nearest(name, features)}")
+    with written_aside(place, folder=True) as aside:
+        aside.mkdir()
+        plan.save(aside / PLAN)
+        if not any(isinstance(step, Merge) for step in plan.log.steps):  # merged rows need the log's own order
+            empty = schema.with_metadata({"view": plan.log.name}).empty_table()
+            with written_aside(aside / LOG) as file:
+                feather.write_feather(empty, str(file), compression="uncompressed")
+        Published(aside / WEIGHTS).publish(engine, note=note)
+        manifest = {"kind": DEEP_FFM, "context": list(context), "fingerprint": plan.fingerprint}
+        with written_aside(aside / MANIFEST) as file:
+            file.write_text(sealed(manifest), encoding="utf-8")
+    return ModelFolder.open(place)

@@ -1,0 +1,187 @@
+"""What there is to ask over HTTP, and what is answered: known neither to sockets nor to ASGI.
+
+    POST /v1/score                    {"context": …, "candidates": …} → {"scores": […], "version": 7}
+    GET  /v2 …                        the Open Inference Protocol, JSON and binary tensors
+    GET  /healthz, /v2/health/live    liveness; everything else asks for the token, where there is one
+    GET  /metrics, /openapi.json, /docs, /, /v1/live
+
+A request is asked about twice: by its head, which may refuse it before its body is read, and then whole. What is to be scored
+comes back as work for the queue. Every refusal is a status and {"error": one sentence}.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import orjson
+
+from ctrbox.errors import CtrboxError
+from ctrbox.serve.refused import Refused
+from ctrbox.serve.service import Service
+from ctrbox.serve.tensors import infer_answer, read_infer
+
+Header = tuple[bytes, bytes]
+Headers = dict[bytes, bytes]
+
+JSON, TEXT, HTML = b"application/json", b"text/plain; version=0.0.4; charset=utf-8", b"text/html; charset=utf-8"
+BINARY = b"application/octet-stream"
+LENGTH_OF_JSON = b"inference-header-content-length"
+LIVENESS = frozenset(["/healthz", "/v2/health/live"])
+POLICY = b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+# A page asks nobody but its own server.
+PAGE_HEADERS: tuple[Header, ...] = (
+    (b"content-security-policy", POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+)
+log = logging.getLogger("ctrbox.serve")
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    kind: bytes = JSON
+    headers: tuple[Header, ...] = ()
+    rows: int = 0  # candidates that were scored
+
+
+class Scoring(NamedTuple):
+    """Work for the queue; ``route``: its name among the counts."""
+
+    route: str
+    work: Callable[[], Answer]
+
+
+class Routes:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.pages: dict[str, Callable[[], Answer]] = {
+            "/healthz": lambda: Answer(200, b'{"status":"ok"}'),
+            "/metrics": lambda: Answer(200, service.prometheus().encode(), TEXT),
+            "/v1/live": lambda: Answer(200, orjson.dumps(service.live(), option=orjson.OPT_NON_STR_KEYS)),
+            "/openapi.json": self.openapi,
+            "/docs": self.docs,
+            "/": self.page,
+            "/v2": lambda: Answer(200, orjson.dumps(service.server_metadata())),
+            "/v2/": lambda: Answer(200, orjson.dumps(service.server_metadata())),
+            "/v2/health/live": lambda: Answer(200, b""),
+            "/v2/health/ready": self.ready,
+        }
+
+    def head(self, method: str, path: str, headers: Headers) -> None:
+        """Refused where the head alone is enough to say so."""
+        service = self.service
+        if service.token and path not in LIVENESS and not service.allows(headers.get(b"authorization", b"")):
+            raise Refused(401, "this server asks for a token: Authorization: Bearer …")
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise Refused(415, "bodies are taken as they are, without a Content-Encoding")
+        claimed = headers.get(b"content-length", b"0")
+        if claimed.isdigit() and (len(claimed) > 18 or int(claimed) > service.limits.body_bytes):
+            raise too_large(service.limits.body_bytes)
+
+    def answer(self, method: str, path: str, headers: Headers, body: bytes) -> Answer | Scoring:
+        """The answer, or the work that makes it; Refused, or another of our errors, where there is none."""
+        if path == "/v1/score":
+            need(method, "POST", path)
+            return Scoring("score", partial(self.score, body))
+        page = self.pages.get(path)
+        if page is not None:
+            need(method, "GET", path)
+            return page()
+        if path.startswith("/v2/"):
+            return self.v2(method, path, headers, body)
+        raise Refused(404, f"there is nothing at {path[:100]!r}; see /docs")
+
+    # ---- scoring, by the queue
+
+    def score(self, body: bytes) -> Answer:
+        request = self.service.served.reader.from_json(body)
+        scores, version = self.service.score(request)
+        answer = orjson.dumps({"version": version, "scores": scores}, option=orjson.OPT_SERIALIZE_NUMPY)
+        return Answer(200, answer, JSON, (), request.rows)
+
+    def infer(self, body: bytes, header: str | None, version: str) -> Answer:
+        asked = read_infer(body, header)
+        request = self.service.served.reader.from_tensors(asked.tensors)
+        scores, served = self.service.score(request, version)
+        answer, json_bytes = infer_answer(self.service.name, served, asked, scores)
+        if json_bytes is None:
+            return Answer(200, answer, JSON, (), request.rows)
+        return Answer(200, answer, BINARY, ((LENGTH_OF_JSON, b"%d" % json_bytes),), request.rows)
+
+    # ---- the Open Inference Protocol
+
+    def ready(self) -> Answer:
+        return Answer(200 if self.service.ready else 503, b"")
+
+    def v2(self, method: str, path: str, headers: Headers, body: bytes) -> Answer | Scoring:
+        service = self.service
+        if path == "/v2/repository/index":
+            need(method, "POST", path)
+            index = [{"name": service.name, "version": str(service.served.version), "state": "READY"}]
+            return Answer(200, orjson.dumps(index))
+        steps = path.split("/")[3:] if path.startswith("/v2/models/") else []
+        name = unquote(steps[0]) if steps else ""
+        version, rest = (steps[2], steps[3:]) if steps[1:2] == ["versions"] and len(steps) > 2 else ("", steps[1:])
+        if not name or rest not in ([], ["ready"], ["config"], ["infer"]):
+            raise Refused(404, f"there is nothing at {path[:100]!r}; see /docs")
+        service.check_model(name, version)
+        if rest == ["infer"]:
+            need(method, "POST", path)
+            header = headers.get(LENGTH_OF_JSON)
+            return Scoring(
+                "infer", partial(self.infer, body, None if header is None else header.decode("latin-1"), version)
+            )
+        need(method, "GET", path)
+        if rest == ["ready"]:
+            return self.ready()
+        return Answer(200, orjson.dumps(service.model_config() if rest == ["config"] else service.model_metadata()))
+
+    # ---- pages
+
+    def openapi(self) -> Answer:
+        from ctrbox.serve.openapi import openapi
+
+        return Answer(200, orjson.dumps(openapi(self.service)))
+
+    def docs(self) -> Answer:
+        from ctrbox.serve.openapi import docs, openapi
+
+        return Answer(200, docs(openapi(self.service)).encode(), HTML, PAGE_HEADERS)
+
+    def page(self) -> Answer:
+        from ctrbox.serve.page import page
+
+        return Answer(200, page(self.service).encode(), HTML, PAGE_HEADERS)
+
+
+def need(method: str, wanted: str, path: str) -> None:
+    if method != wanted:
+        raise Refused(405, f"{path[:100]} takes {wanted}, not {method[:20]}")
+
+
+def too_large(most: int) -> Refused:
+    return Refused(413, f"the body is larger than {most:,} bytes, the most this server takes")
+
+
+def answer_of(error: BaseException) -> Answer:
+    """What is told of an error: ours are sentences for the client, others are for the log."""
+    if isinstance(error, Refused):
+        headers: tuple[Header, ...] = ()
+        if error.status == 401:
+            headers = ((b"www-authenticate", b'Bearer, Basic realm="ctrbox: any name, the token as password"'),)
+        elif error.retry_after:
+            headers = ((b"retry-after", b"%d" % error.retry_after),)
+        return Answer(error.status, error_body(str(error)), JSON, headers)
+    if isinstance(error, CtrboxError):
+        return Answer(400, error_body(str(error)))
+    log.error("a request failed", exc_info=error)
+    return Answer(500, error_body("internal error; the server's log has more"))
+
+
+def error_body(message: str) -> bytes:
+    return orjson.dumps({"error": message[:2000].encode(errors="replace").decode()})

@@ -1,0 +1,71 @@
+"""A model's folder: written whole, opened again, damaged, refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ctrbox as cb
+from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
+from ctrbox.serve.model_folder import ModelFolder, create
+from tests.serve.worlds import CONTEXT, World
+
+
+def test_a_folder_opens_with_the_plan_and_the_weights_it_was_made_of(world: World) -> None:
+    found = ModelFolder.open(world.folder)
+    assert (found.kind, found.context) == ("deep_ffm", CONTEXT)
+    plan = found.plan()
+    assert plan.fingerprint == world.plan.fingerprint
+    (version,) = found.published.log()
+    assert version.number == 1
+    batch = next(world.plan.batches(500))
+    assert np.abs(found.engine().predict(batch) - world.engine.predict(batch)).max() < 1e-3  # codes of 16 bits
+
+
+def test_the_log_may_be_gone(world: World, tmp_path: Path) -> None:
+    moved = tmp_path / "model"
+    shutil.copytree(world.folder, moved)
+    shutil.move(world.data / "impressions", tmp_path / "away")
+    try:
+        assert ModelFolder.open(moved).plan().fingerprint == world.plan.fingerprint
+    finally:
+        shutil.move(tmp_path / "away", world.data / "impressions")
+
+
+def test_what_is_there_is_not_written_over(world: World, tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match="not empty"):
+        create(world.folder, world.plan, world.engine, context=CONTEXT)
+    with pytest.raises(PlanError, match="nearest: 'user_id'"):
+        create(tmp_path / "model", world.plan, world.engine, context=["user_idd"])
+    other = cb.DeepFFM(["user", "adversary"], bits=10)
+    with pytest.raises(PlanError, match="'adversary' is no feature of the plan"):
+        create(tmp_path / "model", world.plan, other, context=CONTEXT)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["serve.json", "plan.ctr", "log.arrow"])
+def test_a_damaged_file_is_refused(world: World, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(world.folder, folder)
+    whole = (folder / name).read_bytes()
+    for cut in (0, 7, len(whole) // 2, len(whole) - 1):
+        (folder / name).write_bytes(whole[:cut])
+        with pytest.raises(CtrboxError):
+            ModelFolder.open(folder).plan()
+    (folder / name).unlink()
+    if name != "log.arrow":
+        with pytest.raises(CtrboxError):
+            ModelFolder.open(folder).plan()
+
+
+def test_what_is_no_model_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="there is no model folder"):
+        ModelFolder.open(tmp_path / "nothing")
+    with pytest.raises(SourceError, match=r"serve\.json is missing"):
+        ModelFolder.open(tmp_path)
+    (tmp_path / "serve.json").write_text("{}")
+    with pytest.raises(DataError):
+        ModelFolder.open(tmp_path)

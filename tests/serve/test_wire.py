@@ -1,0 +1,123 @@
+"""HTTP/1.1 on our own wire: what a parser and a connection can get wrong."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+
+import orjson
+import pytest
+
+from tests.serve.running import Running, running
+from tests.serve.test_scoring import body_of
+from tests.serve.worlds import World
+
+STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+
+
+def post(body: bytes, *more: bytes, path: bytes = b"/v1/score") -> bytes:
+    head = [b"POST %b HTTP/1.1" % path, b"Host: x", b"Content-Length: %d" % len(body), *more]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+@pytest.fixture
+def body(world: World) -> bytes:
+    return orjson.dumps(body_of(world.rows(0, 5)))
+
+
+def codes(answer: bytes) -> list[int]:
+    return [int(code) for code in STATUS.findall(answer)]
+
+
+def test_requests_sent_ahead_are_answered_in_order(server: Running, body: bytes) -> None:
+    ahead = post(body) + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + post(b"{}") + post(body, b"Connection: close")
+    answer = server.raw(ahead + b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert codes(answer) == [200, 200, 400, 200]  # what comes behind a last request is not read
+    assert answer.count(b'"scores"') == 2
+    assert answer.rstrip().endswith(b"]}")
+
+
+def test_a_flood_of_requests_ahead_is_refused(server: Running, body: bytes) -> None:
+    answer = codes(server.raw(post(body) * 200))
+    assert set(answer) <= {200, 503}
+    assert answer[-1] == 503
+    assert len(answer) < 200
+    assert server.score(body).status_code == 200
+
+
+def test_a_connection_is_kept_and_bytes_may_come_one_by_one(server: Running, body: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        for _ in range(3):
+            for at in range(0, len(post(body)), 97):
+                s.sendall(post(body)[at : at + 97])
+            found = b""
+            while b"]}" not in found:
+                found += s.recv(65_536)
+            assert codes(found) == [200]
+            assert b"connection: close" not in found
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(body[k : k + 50]), body[k : k + 50]) for k in range(0, len(body), 50))
+        s.sendall(b"POST /v1/score HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+        assert codes(s.recv(65_536)) == [200]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n", [405]),
+        (b"GET /healthz HTTP/1.0\r\n\r\n", [200]),
+        (b"GET http://other/healthz HTTP/1.1\r\nHost: x\r\n\r\n", [200]),
+        (b"GET /healthz?a=1&b HTTP/1.1\r\nHost: x\r\n\r\n", [200]),
+        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", [404]),
+        (b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n", [400]),
+        (b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", [400]),
+        (b"nonsense\r\n\r\n", [400]),
+        (b"POST /v1/score HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", [400]),
+        (b"POST /v1/score HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}{}{}", [400]),
+        (b"POST /v1/score HTTP/1.1\r\nContent-Length: -1\r\n\r\n", [400]),
+        (b"POST /v1/score HTTP/1.1\r\nContent-Length: 50\r\n\r\n{", [400]),  # ends before its end
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", [431]),
+        (b"GET / HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % k for k in range(300)) + b"\r\n", [431]),
+        (b"", []),
+    ],
+)
+def test_heads_of_every_kind(server: Running, data: bytes, expected: list[int]) -> None:
+    assert codes(server.raw(data)) == expected
+
+
+def test_expect_is_answered_before_the_body_comes(server: Running, body: bytes) -> None:
+    whole = post(body, b"Expect: 100-continue", b"Connection: close")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        s.sendall(whole[: -len(body)])
+        assert s.recv(100).startswith(b"HTTP/1.1 100 ")
+        s.sendall(body)
+        assert codes(s.recv(65_536)) == [200]
+
+
+def test_one_who_does_not_read_holds_up_nobody(server: Running, body: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.setblocking(False)
+        sent = 0
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            try:
+                sent += s.send(post(body) * 10)
+            except BlockingIOError:
+                break
+        assert server.score(body).status_code == 200
+    assert server.score(body).status_code == 200
+    assert "ctrbox_buffered_bytes 0" in server.get("/metrics").text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("http", ["granian", "uvicorn"])
+def test_other_servers_run_the_same_application(world: World, body: bytes, http: str) -> None:
+    with running(world.folder, "--http", http) as server:
+        assert server.score(body).json()["version"] == 1
+        assert server.score(b"{").status_code == 400
+        assert server.get("/v2").json()["name"] == "ctrbox"
+        assert server.raw(b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n{").startswith(
+            b"HTTP/1.1 413"
+        )
+        assert server.stop() == 0
