@@ -14,13 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctrbox.errors import CtrboxError, DataError
-from ctrbox.online.events import Layout, Piece, events_of
+from ctrbox.online.events import Layout, Piece, events_of, timed
 from ctrbox.views.filesystems import first_line
 from ctrbox.views.text import parse_json
 
 ROWS = 8192  # of a piece, at most: a checkpoint can lie behind any
 BLOCK_BYTES = 4 << 20
 LINE_BYTES = 16 << 20
+
+Schemas = tuple[pa.Schema, pa.Schema]
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -99,14 +101,14 @@ def _plain(payload: bytes) -> Any:
 
 
 def _lines(name: str, stream: Any, layout: Layout, start: int) -> Iterator[Piece]:
-    schema, at, rest = layout.nested, 0, b""
+    # A time is text as JSON has it, or a number.
+    schemas, at, rest = (layout.nested, layout.numbered), 0, b""
     with stream:
-        while True:
-            block = stream.read(BLOCK_BYTES)
+        block = stream.read(BLOCK_BYTES)
+        while block:
+            following = stream.read(BLOCK_BYTES)
             rest = rest + block if rest else block
-            end = rest.rfind(b"\n") + 1 if block else len(rest)
-            if not end and not block:
-                return
+            end = rest.rfind(b"\n") + 1 if following else len(rest)
             if end:
                 lines = rest[:end].split(b"\n")
                 if not lines[-1]:
@@ -114,42 +116,46 @@ def _lines(name: str, stream: Any, layout: Layout, start: int) -> Iterator[Piece
                 rest = rest[end:]
                 for begin in range(max(0, start - at), len(lines), ROWS):
                     part = lines[begin : begin + ROWS]
-                    yield _of_lines(name, part, at + begin, schema, layout)
+                    yield _of_lines(name, part, at + begin, schemas, layout)
                 at += len(lines)
             if len(rest) > LINE_BYTES:
-                raise DataError(f"line {at:,} is longer than {LINE_BYTES:,} bytes")
-            if not block:
-                return
+                raise DataError(f"line {at + 1:,} is longer than {LINE_BYTES:,} bytes")
+            block = following
 
 
-def _of_lines(name: str, lines: list[bytes], first: int, schema: pa.Schema, layout: Layout) -> Piece:
+def _of_lines(name: str, lines: list[bytes], first: int, schemas: Schemas, layout: Layout) -> Piece:
     filled = [n for n, line in enumerate(lines) if line.strip()]
     places: list[int] = []
     bad: list[tuple[int, str]] = []
-    batches = list(_parsed(lines, filled, schema, places, bad))
-    table = pa.Table.from_batches(batches, schema)
+    batches = [timed(batch, layout) for batch in _parsed(lines, filled, schemas, places, bad)]
+    table = pa.Table.from_batches(batches, schemas[0])
     events, odd = events_of(table, layout)
     bad += [(places[row], why) for row, why in odd]
     return Piece(name, first, first + len(lines), events, bad=tuple((first + n, why) for n, why in sorted(bad)))
 
 
 def _parsed(
-    lines: list[bytes], at: list[int], schema: pa.Schema, places: list[int], bad: list[tuple[int, str]]
+    lines: list[bytes], at: list[int], schemas: Schemas, places: list[int], bad: list[tuple[int, str]]
 ) -> Iterator[pa.RecordBatch]:
     """Lines as rows; where they do not parse together, each half for itself."""
     if not at:
         return
-    try:
-        batch = parse_json(b"\n".join(lines[n] for n in at), schema)
-        if batch.num_rows != len(at):  # two objects in a line
-            raise pa.ArrowInvalid(f"{batch.num_rows} objects in {len(at)} lines")
-    except (pa.ArrowException, ValueError) as error:
-        if len(at) == 1:
-            bad.append((at[0], first_line(error)))
-            return
-        middle = len(at) // 2
-        yield from _parsed(lines, at[:middle], schema, places, bad)
-        yield from _parsed(lines, at[middle:], schema, places, bad)
+    text = b"\n".join(lines[n] for n in at)
+    why = ""
+    for schema in schemas:
+        try:
+            batch = parse_json(text, schema)
+            if batch.num_rows != len(at):  # two objects in a line
+                raise pa.ArrowInvalid(f"{batch.num_rows} objects in {len(at)} lines")
+        except (pa.ArrowException, ValueError) as error:
+            why = why or first_line(error)
+            continue
+        places += at
+        yield batch
         return
-    places += at
-    yield batch
+    if len(at) == 1:
+        bad.append((at[0], why))
+        return
+    middle = len(at) // 2
+    yield from _parsed(lines, at[:middle], schemas, places, bad)
+    yield from _parsed(lines, at[middle:], schemas, places, bad)

@@ -78,6 +78,15 @@ class Layout:
             inner[path[-1]] = f.type
         return pa.schema(_fields(tree))
 
+    @property
+    def numbered(self) -> pa.Schema:
+        """As ``nested``, with times that are numbers."""
+        schema = self.nested
+        at = schema.get_field_index(self.time)
+        if at < 0 or not pt.is_timestamp(schema.field(at).type):
+            return schema
+        return schema.set(at, pa.field(self.time, pa.float64()))
+
 
 @dataclass(frozen=True)
 class Events:
@@ -121,23 +130,40 @@ def events_of(table: pa.Table, layout: Layout) -> tuple[Events, list[tuple[int, 
     rows = pa.Table.from_batches(found, found[0].schema if found else source_schema(source, wanted)).combine_chunks()
     kinds = _bytes(rows.column(layout.event), layout.event)
     click, shown = _is(kinds, CLICK), _is(kinds, IMPRESSION)
-    time, timed = _microseconds(rows.column(layout.time), layout.time)
+    time, known_time = _microseconds(rows.column(layout.time), layout.time)
     ids = _conformed(rows.column(layout.id), layout.id_type, layout.id)
     known = ids.is_valid().to_numpy(zero_copy_only=False)
-    good = (click | shown) & timed & known
+    good = (click | shown) & known_time & known
     lacking = [n for n in layout.columns.names if n not in met]
     if lacking and shown.any():
         raise DataError(f"impressions lack column {lacking[0]!r}{nearest(lacking[0], met)}")
     bad = _reasons(good, click | shown, known, layout)
-    columns = [
-        _conformed(rows.column(f.name), f.type, f.name) if f.name in met else pa.nulls(rows.num_rows, f.type)
-        for f in layout.columns
-    ]
-    batch = pa.RecordBatch.from_arrays(columns, schema=layout.columns)
+    batch = pa.RecordBatch.from_arrays(
+        [_raw(rows, f, layout, pa.array(time, mask=~known_time)) for f in layout.columns], schema=layout.columns
+    )
     if not good.all():
         at = pa.array(np.flatnonzero(good))
         batch, ids, click, time = batch.take(at), ids.take(at), click[good], time[good]
     return Events(click, time, _hashable(ids), batch), bad
+
+
+def _raw(rows: pa.Table, field: pa.Field, layout: Layout, time: pa.Array) -> pa.Array:
+    if field.name not in rows.schema.names:
+        return pa.nulls(rows.num_rows, field.type)
+    column = rows.column(field.name)
+    if field.name == layout.time and pt.is_timestamp(field.type) and not pt.is_timestamp(column.type):
+        return time.cast(TIME).cast(field.type)
+    return _conformed(column, field.type, field.name)
+
+
+def timed(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
+    """Times that are numbers, as the log has them."""
+    at = batch.schema.get_field_index(layout.time)
+    if at < 0 or not pt.is_timestamp(layout.time_type) or not pt.is_floating(batch.schema.field(at).type):
+        return batch
+    values, valid = _microseconds(pa.chunked_array([batch.column(at)]), layout.time)
+    times = pa.array(values, mask=~valid).cast(TIME).cast(layout.time_type)
+    return batch.set_column(at, pa.field(layout.time, layout.time_type), times)
 
 
 def source_schema(source: MemorySource, names: Sequence[str]) -> pa.Schema:

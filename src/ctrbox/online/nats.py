@@ -139,13 +139,25 @@ class NatsStream:
             from nats.js.errors import NotFoundError
         except ImportError as error:
             raise SourceError(f"{self.name} needs the client of NATS: pip install 'ctrbox[serve]'") from error
+        met: list[Exception] = []
+
+        async def note(error: Exception) -> None:  # the client would print each
+            met[:] = [error]
+
         try:
             # Reconnecting is ours: after it the consumer must begin at the right message.
             client = await nats.connect(
-                self.server, allow_reconnect=False, connect_timeout=5, error_cb=_quiet, name=self.consumer
+                self.server,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0.2,
+                connect_timeout=5,
+                error_cb=note,
+                name=self.consumer,
             )
         except (Error, OSError, ValueError) as error:
-            raise _Away(f"cannot reach {self.name}: {str(error) or type(error).__name__}") from error
+            cause = met[0] if met else error
+            raise _Away(f"cannot reach {self.name}: {str(cause) or type(cause).__name__}") from error
         try:
             stream = client.jetstream(timeout=ANSWER_S)
             try:
@@ -258,10 +270,6 @@ class NatsStream:
 
 class _Away(SourceError):
     """The server cannot be reached now; it may be later."""
-
-
-async def _quiet(error: Exception) -> None:
-    """Faults come to light where something is asked; the client would print each as well."""
 
 
 def _parsed(url: str) -> tuple[str, str, str, str]:

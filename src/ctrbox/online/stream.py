@@ -28,7 +28,7 @@ class Stream(Protocol):
         """For people; without secrets."""
 
     def pieces(self) -> Iterator[Piece | None]:
-        """From the position on, without an end. None: nothing is there right now, after a short wait."""
+        """From the position on, without an end; to be called once. None: nothing is there right now, after a short wait."""
 
     def took(self, piece: Piece) -> None:
         """It was learned from, or is held: from now on ``position`` lies behind it."""

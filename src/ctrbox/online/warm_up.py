@@ -3,9 +3,9 @@
     for morsel in ahead(["past/2026-11-14", "past/2026-11-15"], in_flight=4, bytes="256MB"):
         ...
 
-``in_flight`` threads read one file each, pieces of which wait in memory; together they take at most ``bytes``, and one piece in
-the hand of every thread. The file whose turn it is may always hand over one piece, so a budget smaller than a piece is slow and
-never stuck. An error is raised at its place, behind the pieces before it. ``waited_s`` is the time in which the consumer had
+``in_flight`` threads read one file each, pieces of which wait in memory: ``bytes`` of them, and one piece in the hand of every
+thread. The file whose turn it is may always hand over one piece, so a budget smaller than a piece is slow and never stuck. An
+error is raised at its place, behind the pieces before it. ``waited_s`` is the time in which the consumer had
 nothing to do, ``share_waited`` its share of the time since the beginning.
 """
 

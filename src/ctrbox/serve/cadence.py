@@ -46,5 +46,6 @@ class Cadence:
         """Examples up to the next time; None where time decides."""
         return self.examples - learned % self.examples if self.examples else None
 
-    def due(self, learned: int, since_s: float) -> bool:
-        return learned % self.examples == 0 if self.examples else since_s >= self.seconds
+    def due(self, learned: int, before: int, since_s: float) -> bool:
+        """Whether it is time: the last time was ``since_s`` ago, after ``before`` examples."""
+        return learned // self.examples > before // self.examples if self.examples else since_s >= self.seconds

@@ -10,6 +10,7 @@ from stands in it. docs/online.md has the order of things and what happens when 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -112,29 +113,25 @@ class OnlineLoop:
 
     def run(self) -> dict[str, Any]:
         """Until a signal, or with ``once`` until nothing more is there; what was learned, in numbers."""
-        # A stream that is not there is told before anything is written.
-        first = None if self.checkpoints.found() else self._open_stream(None)
-        try:
+        with contextlib.ExitStack() as stack:
+            # A stream that is not there is told before anything is written.
+            first = None if self.checkpoints.found() else self._open_stream(None, stack)
             self.folder = self._open_folder()
-        except BaseException:
-            if first is not None:
-                first.close()
-            raise
-        with self.checkpoints.locked(), asked_to_end() as self.asked:
+            stack.enter_context(self.checkpoints.locked())
+            self.asked = stack.enter_context(asked_to_end())
             position = self._restore(self.checkpoints.last(self.tell))
             self._know_version()
-            self.stream = first or self._open_stream(position)
-            try:
-                self._went_on()
-                self._warm_up()
-                self._follow()
-                self._end()
-            finally:
-                self.stream.close()
+            self.stream = first if first is not None and position is None else self._open_stream(position, stack)
+            self._went_on()
+            self._warm_up()
+            self._follow()
+            self._end()
         return self._status()
 
-    def _open_stream(self, position: Position | None) -> Stream:
-        return open_stream(self.where, self.layout, position, self.tell, delete=self.delete)
+    def _open_stream(self, position: Position | None, stack: contextlib.ExitStack) -> Stream:
+        stream = open_stream(self.where, self.layout, position, self.tell, delete=self.delete)
+        stack.callback(stream.close)
+        return stream
 
     @property
     def interrupted(self) -> bool:
@@ -283,6 +280,7 @@ class OnlineLoop:
             self.tell(
                 f"going on from checkpoint {self._number}: {self.engine.learned:,} examples, {self.learner.join.held:,} held"
             )
+        self._between(publish=self.warm["done"])  # a version may be due from before
         self._learn()
 
     # ---- versions
@@ -316,7 +314,7 @@ class OnlineLoop:
         learned = self.engine.learned
         if learned <= self.published_learned or time.monotonic() < self._next_publish:
             return False
-        return self.every.due(learned, time.time() - self._published_s)
+        return self.every.due(learned, self.published_learned, time.time() - self._published_s)
 
     def _publish(self) -> None:
         """A checkpoint, then the version. Where one fails, serving goes on with the version before, and it is tried again."""
