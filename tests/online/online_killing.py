@@ -3,11 +3,11 @@
     Rounds(place, seed, FolderSource).go(kills=100)
     Rounds(place, seed, BrokerSource).go(kills=20)      # a real nats-server, which is killed now and then as well
 
-A producer hands chunks over to the stream, one at a time, while a loop learns from it in a process of its own; that is killed at a
-random moment and another goes on. After every kill the folder is looked at: its last checkpoint is whole, its versions verify, each
-learned from more examples than the one before, and none from more than the checkpoint. When the producer is done and nothing is
-left, the loop must have learned what an unbroken one learned: weights and accumulators bit by bit, the same counts of events, the
-same events that wait, the same versions.
+A producer hands chunks over to the stream, one at a time, while a loop learns from it in a process of its own; that is killed at
+a random moment and another goes on. After every kill the folder is looked at: its last checkpoint is whole, its versions verify,
+each learned from more examples than the one before, and none from more than the checkpoint. When the producer is done and nothing
+is left, the loop must have learned what an unbroken one learned: weights and accumulators bit by bit, the same counts of events,
+the same events that wait, the same versions.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from tests.online.online_world import loop
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("piece", "checkpoint", "kept", "publish", "published", "idle", "ready")
+
+
+IDLE = 4  # times in a row that nothing came: it is time for a kill
 
 
 class Broken(AssertionError):
@@ -107,7 +110,9 @@ class Rounds:
         self.trouble: list[BaseException] = []
         producer.start()
         try:
-            while self.kills < kills and self._life(source.where, model):
+            more = True
+            while more and self.kills < kills:
+                more = self._life(source.where, model)
                 self.kills += 1
                 self._look(model)
                 source.disturb(self.rng)
@@ -134,7 +139,7 @@ class Rounds:
 
     def _life(self, stream: str, model: Path, once: bool = False) -> bool:
         """A process, killed a moment after it said a word for the n-th time. False: nothing is left to learn from."""
-        said, times = self.rng.choice(WORDS), self.rng.randrange(1, 6)
+        said, times = self.rng.choice(WORDS), self.rng.randrange(1, 4)
         delay = self.rng.choice([0, 0.001, 0.01]) * self.rng.random()
         command = [
             sys.executable,
@@ -159,7 +164,7 @@ class Rounds:
                 last = line.strip()
                 times -= last == said
                 idle = idle + 1 if last == "idle" else 0
-                if not once and (times <= 0 or idle > 8):
+                if not once and (times <= 0 or idle > IDLE):
                     time.sleep(delay)
                     child.kill()
                     killed = True
@@ -170,7 +175,7 @@ class Rounds:
         if not once and code not in (0, -9):
             raise Broken(f"a loop ended by itself with {code} in {model}: {errors.read_text()[-3000:]}")
         self.during[last] += killed
-        return not (idle > 8 and self._all_learned(model))
+        return not (idle > IDLE and self._all_learned(model))
 
     def _all_learned(self, model: Path) -> bool:
         found = Checkpoints(model / "online").last(lambda line: None)

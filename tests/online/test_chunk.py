@@ -38,7 +38,7 @@ def all_of(payload: bytes, start: int = 0, layout: Layout = LAYOUT) -> tuple[lis
     """(click, microseconds, id, row) of every event, and the pieces, which must lie end to end."""
     found = list(pieces("c", payload, layout, start))
     assert [p.last for p in found] == [False] * (len(found) - 1) + [True]
-    assert all(a.stop == b.start for a, b in zip(found, found[1:], strict=False))
+    assert all(a.stop == b.start for a, b in itertools.pairwise(found))
     rows = [
         (bool(e.click[n]), int(e.time[n]), e.ids[n], e.rows.slice(n, 1).to_pylist()[0])
         for p in found
