@@ -2,9 +2,9 @@
 
     python -m benchmarks.online [--quick] [--rows 1000000] [--bits 22]
 
-The synthetic ad log as a stream of Parquet chunks goes through the whole loop (fetch, parse, join, plan, learn, checkpoint, publish);
-beside it the engine alone learns from the same rows, extracted by the same plan from the log on disk, and the weights of both must
-agree where nothing came late. Then the same rows are learned from by way of warm-up.
+The synthetic ad log as a stream of Parquet chunks goes through the whole loop: fetch, parse, join, plan, learn, checkpoint,
+publish. Beside it the engine alone learns from the same rows, extracted by the same plan from the log on disk; losses must agree.
+Then the same rows are learned from by way of warm-up.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def main() -> None:
         ],
     )
     print(
-        f"{events:,} events; {found['checkpoints']['number']} checkpoints took {saved:.2f} s ({saved / spent:.1%}), waiting for input "
-        f"{found['waited_s']:.2f} s; warm-up waited {rows.share_waited:.1%} of its time; loss {found['loss']:.4f} and "
+        f"{events:,} events; {found['checkpoints']['number']} checkpoints took {saved:.2f} s ({saved / spent:.1%}), waiting for "
+        f"input {found['waited_s']:.2f} s; warm-up waited {rows.share_waited:.1%} of its time; loss {found['loss']:.4f} and "
         f"{alone.progress.loss:.4f} alone, AUC {found['auc']:.4f}"
     )
     report.finish(

@@ -28,9 +28,8 @@ def rounds(place: Path, kills: int, seed: int, source: Any, what: str) -> Rounds
     place.mkdir()
     done = Rounds(place, seed, source).go(kills)
     shutil.rmtree(place)
-    print(
-        f"{what}: {done.kills} kills in {done.runs} runs over {done.events:,} acknowledged events; {time.perf_counter() - began:.0f} s"
-    )
+    spent = time.perf_counter() - began
+    print(f"{what}: {done.kills} kills in {done.runs} runs over {done.events:,} acknowledged events; {spent:.0f} s")
     return done
 
 

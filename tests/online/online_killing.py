@@ -190,11 +190,11 @@ class Rounds:
             published = ModelFolder.open(model).published
             if wrong := published.verify():
                 raise Broken(f"{where}: {wrong}")
-            learned = [_learned(path) for path in sorted((model / "weights" / "versions").glob("*.fbw"))]
+            current = len(published.log())
+            files = sorted(p for p in (model / "weights" / "versions").glob("*.fbw") if p.stem.isdigit())
+            learned = [_learned(path) for path in files if int(path.stem) <= current]
         except CtrboxError as error:
             raise Broken(f"{where}: {error}") from error
-        current = len(published.log())
-        learned = learned[:current] if current < 8 else learned[: len(learned)]
         if learned != sorted(set(learned)):
             raise Broken(f"{where}: versions learned from {learned} examples")
         if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import numpy as np
@@ -49,6 +50,14 @@ def reborn(join: Join) -> Join:
 
 EVENTS = st.lists(st.tuples(st.booleans(), st.integers(0, 80), st.integers(0, 6)), max_size=60).map(numbered)
 CUTS = st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=1, max_size=12)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(join_module, "SMALL_BLOCKS", 3)
+        patch.setattr(join_module, "COMPACT_ROWS", 20)
+        yield
 
 
 @given(EVENTS, CUTS, st.integers(0, 12), st.integers(0, 8))
@@ -110,9 +119,17 @@ def test_rows_whose_window_has_passed_let_go_of_their_memory(monkeypatch: pytest
         join.add(
             events_of([Event(False, 100 * n, 1000 * n + k) for k in range(99)] + [Event(False, 100 * n + 9000, n)])
         )
-    rows = sum(len(block) for block, _ in join._blocks.values())
     assert join.held < 2000
-    assert rows <= 2 * join.held + 100
+    assert sum(len(block.rows) for block in join._blocks) == join._rows <= 2 * join.held + 100
+
+
+def test_many_chunks_of_one_event_do_not_become_as_many_blocks() -> None:
+    join = Join(LAYOUT, 10**9)
+    for n in range(5000):
+        join.add(events_of([Event(False, n, n, n)]))
+    assert len(join._blocks) <= 3 + 5000 // 1024 + 1
+    assert join.state()[1].column("mark").to_pylist() == list(range(5000))
+    assert join._row_bytes == sum(block.rows.nbytes for block in join._blocks)
 
 
 def test_held_rows_of_another_plan_are_refused() -> None:

@@ -334,11 +334,10 @@ def test_a_disk_that_is_really_full(world: Path, unbroken: tuple[Path, dict[str,
         model = disk / "model"
         (tmp_path / "empty").mkdir()
         loop(world / "data", tmp_path / "empty", model, once=True).run()
-        with (disk / "ballast").open("wb") as ballast:
+        with (disk / "ballast").open("wb", buffering=0) as ballast:
             while True:
                 try:
-                    ballast.write(b"x" * 1024)
-                    ballast.flush()
+                    ballast.write(b"x" * 4096)
                 except OSError:
                     break
         told: list[str] = []

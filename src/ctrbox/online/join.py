@@ -11,7 +11,8 @@ cut into chunks nor on when they are read.
     an impression behind its window   late: left out. So one that was learned from cannot be learned from again
     a second one of an id that waits  a duplicate: the first stays
 
-tests/twins/join.py is the slow twin. Waiting rows stay in the record batches they came in until few of them are left.
+tests/twins/join.py is the slow twin. Waiting rows stay in the record batches they came in; small ones are put together, and where
+most rows wait no more the others are taken out.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ctrbox.views.simple import is_text
 
 OBJECTS_BYTES = 400  # of Python's objects, for each event that waits
 COMPACT_ROWS = 65_536
+SMALL_ROWS, SMALL_BLOCKS = 1024, 64  # so many small blocks become one
 BEGIN = -(1 << 62)  # no event yet
 
 ID, TIME, CLICKED, LATE = "\0id", "\0time", "\0clicked", "\0late"  # beside raw columns in a checkpoint
@@ -51,6 +53,18 @@ class Counts:
     outside_clicks: int = 0  # before the impression, or behind its window
     repeated_clicks: int = 0
     future: int = 0  # events from the future
+
+
+class Block:
+    """Rows of impressions, ``waiting`` of which wait. One that was put together with others leads to where its rows are now."""
+
+    __slots__ = ("into", "rows", "shift", "waiting")
+
+    def __init__(self, rows: pa.RecordBatch, waiting: int) -> None:
+        self.rows: pa.RecordBatch = rows
+        self.waiting = waiting
+        self.into: Block | None = None
+        self.shift = 0
 
 
 @dataclass(frozen=True)
@@ -75,8 +89,9 @@ class Join:
         # id -> [time, block, row, clicked]; the heap has (time, arrival, id) of each.
         self._held: dict[Hashable, list[Any]] = {}
         self._order: list[tuple[int, int, Hashable]] = []
-        self._blocks: dict[int, list[Any]] = {}  # number -> [rows, how many of them wait]
-        self._next_block = 0
+        self._blocks: dict[Block, None] = {}
+        self._small: list[Block] = []
+        self._rows = self._row_bytes = 0  # of all blocks
         # id -> [(time, late)] of clicks that came first; the heap has (time, arrival, id).
         self._clicks: dict[Hashable, list[tuple[int, bool]]] = {}
         self._expiry: list[tuple[int, int, Hashable]] = []
@@ -92,18 +107,15 @@ class Join:
 
     @property
     def bytes(self) -> int:
-        rows = sum(int(block.nbytes) for block, _ in self._blocks.values())
-        return rows + OBJECTS_BYTES * (len(self._order) + len(self._expiry))
+        return self._row_bytes + OBJECTS_BYTES * (len(self._order) + len(self._expiry))
 
     def add(self, events: Events, until: int | None = None) -> Examples:
         """Events in order; the examples that are ready. ``until``: events of a later time are counted and left out."""
-        number, waiting = self._next_block, 0
-        found: list[tuple[int, int, bool]] = []  # block, row, clicked
+        found: list[list[Any]] = []
         counts, held, order, window = self.counts, self._held, self._order, self.window
-        watermark = self.watermark
+        watermark, early = self.watermark, self._clicks
         shown = events.rows.filter(pa.array(~events.click)) if events.click.any() else events.rows
-        row = -1
-        self._blocks[number] = [shown, len(shown)]
+        row, block = -1, Block(shown, 0)
         for click, time, id in zip(events.click.tolist(), events.time.tolist(), events.ids, strict=True):
             row += not click
             if until is not None and time > until:
@@ -119,20 +131,19 @@ class Join:
                 elif id in held:
                     counts.duplicates += 1
                 else:
-                    held[id] = [time, number, row, self._came_first(id, time)]
+                    held[id] = [time, block, row, id in early and self._came_first(id, time)]
                     heapq.heappush(order, (time, self._arrived, id))
                     self._arrived += 1
-                    waiting += 1
+                    block.waiting += 1
             if time > self.newest:
                 self.newest = time
                 watermark = time - self.lateness
                 while order and order[0][0] + window < watermark:
-                    _, block, at, clicked = held.pop(heapq.heappop(order)[2])
-                    found.append((block, at, clicked))
+                    found.append(held.pop(heapq.heappop(order)[2]))
                 if self._expiry and self._expiry[0][0] + window < watermark:
                     self._forget(watermark)
-        self._blocks[number][1] = waiting
-        self._next_block += 1
+        if block.waiting:
+            self._keep(block)
         ready = self._taken(found)
         self._tidy()
         return ready
@@ -178,17 +189,23 @@ class Join:
             if not waiting:
                 self._clicks.pop(id, None)
 
-    def _taken(self, found: list[tuple[int, int, bool]]) -> Examples:
-        blocks = list(dict.fromkeys(block for block, _, _ in found))
-        parts = [self._blocks[block][0] for block in blocks]
-        begins = dict(zip(blocks, np.cumsum([0, *map(len, parts)]).tolist(), strict=False))
-        at = [begins[block] + row for block, row, _ in found]
+    def _taken(self, found: list[list[Any]]) -> Examples:
+        """The rows of entries that wait no more, in their order."""
+        begins: dict[Block, int] = {}
+        parts, at, end = [], [], 0
+        for _, block, row, _ in found:
+            while block.into is not None:
+                block, row = block.into, row + block.shift
+            if block not in begins:
+                begins[block], end = end, end + len(block.rows)
+                parts.append(block.rows)
+            at.append(begins[block] + row)
+            block.waiting -= 1
         rows = self._gathered(parts, at)
-        for block, _, _ in found:
-            self._blocks[block][1] -= 1
-        for block in [b for b, (_, left) in self._blocks.items() if not left]:
-            del self._blocks[block]
-        clicked = np.array([c for _, _, c in found], np.float32)
+        for block in begins:
+            if not block.waiting:
+                self._drop(block)
+        clicked = np.array([entry[3] for entry in found], np.float32)
         self.counts.examples += len(clicked)
         self.counts.clicked += int(clicked.sum())
         return Examples(rows, clicked)
@@ -200,9 +217,36 @@ class Join:
         taken = pa.Table.from_batches(parts, schema).take(pa.array(at, pa.int64())).combine_chunks()
         return taken.to_batches()[0]
 
+    def _keep(self, block: Block) -> None:
+        self._blocks[block] = None
+        self._rows += len(block.rows)
+        self._row_bytes += int(block.rows.nbytes)
+        if len(block.rows) < SMALL_ROWS:
+            self._small.append(block)
+            if len(self._small) >= SMALL_BLOCKS:
+                self._put_together([b for b in self._small if b in self._blocks])
+
+    def _drop(self, block: Block) -> None:
+        if block in self._blocks:
+            del self._blocks[block]
+            self._rows -= len(block.rows)
+            self._row_bytes -= int(block.rows.nbytes)
+
+    def _put_together(self, blocks: list[Block]) -> None:
+        """A record batch costs kilobytes, however few rows it has."""
+        self._small = []
+        if not blocks:
+            return
+        rows = pa.Table.from_batches([b.rows for b in blocks]).combine_chunks().to_batches()[0]
+        made, at = Block(rows, sum(b.waiting for b in blocks)), 0
+        for block in blocks:
+            self._drop(block)
+            block.into, block.shift, at = made, at, at + len(block.rows)
+            block.rows = None
+        self._keep(made)
+
     def _tidy(self) -> None:
-        rows = sum(len(block) for block, _ in self._blocks.values())
-        if rows > 2 * self.held + COMPACT_ROWS or self.bytes > self.budget:
+        if self._rows > 2 * self.held + COMPACT_ROWS or self.bytes > self.budget:
             self.compact()
         if self.bytes > self.budget:
             raise BudgetError(
@@ -214,14 +258,19 @@ class Join:
         """One record batch of all rows that wait, by time and arrival; others are let go."""
         self._order.sort()
         entries = [self._held[id] for _, _, id in self._order]
-        blocks = list(self._blocks)
-        begins = dict(zip(blocks, np.cumsum([0, *(len(self._blocks[b][0]) for b in blocks)]).tolist(), strict=False))
-        rows = self._gathered([self._blocks[b][0] for b in blocks], [begins[e[1]] + e[2] for e in entries])
-        number = self._next_block
-        self._next_block += 1
+        begins = dict(zip(self._blocks, np.cumsum([0, *(len(b.rows) for b in self._blocks)]).tolist(), strict=False))
+        at = []
+        for _, block, row, _ in entries:
+            while block.into is not None:
+                block, row = block.into, row + block.shift
+            at.append(begins[block] + row)
+        rows = self._gathered([b.rows for b in self._blocks], at)
+        made = Block(rows, len(entries))
         for row, entry in enumerate(entries):
-            entry[1], entry[2] = number, row
-        self._blocks = {number: [rows, len(entries)]} if entries else {}
+            entry[1], entry[2] = made, row
+        self._blocks, self._small, self._rows, self._row_bytes = {}, [], 0, 0
+        if entries:
+            self._keep(made)
         return rows
 
     # ---- checkpoints
@@ -259,11 +308,12 @@ class Join:
             raise DataError("the counts of held impressions are those of another version")
         self.newest, self.counts = int(numbers["newest"]), Counts(**numbers["counts"])
         rows = impressions.combine_chunks()
-        self._blocks = {0: [rows.select(schema.names).to_batches()[0], len(rows)]} if len(rows) else {}
-        self._next_block = 1
+        block = Block(rows.select(schema.names).to_batches()[0] if len(rows) else None, len(rows))
+        if len(rows):
+            self._keep(block)
         columns = [rows.column(n).to_pylist() for n in (ID, TIME, CLICKED)]
         for n, (id, time, clicked) in enumerate(zip(*columns, strict=True)):
-            self._held[id] = [time, 0, n, clicked]
+            self._held[id] = [time, block, n, clicked]
             self._order.append((time, n, id))
         self._arrived = len(self._order)
         heapq.heapify(self._order)
