@@ -73,12 +73,13 @@ HOME = {
     "DeviceError": "ctrbox.errors",
 }
 
-FOLDERS = ("datasets", "models", "publish")
+FOLDERS = ("datasets", "models", "publish", "serve")
 
 if TYPE_CHECKING:
     from ctrbox import datasets as datasets
     from ctrbox import models as models
     from ctrbox import publish as publish
+    from ctrbox import serve as serve
     from ctrbox.columns.batch import Batch as Batch
     from ctrbox.columns.batch import Ragged as Ragged
     from ctrbox.columns.batch import Schema as Schema

@@ -28,7 +28,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ctrbox import learning, publishing, streaming, tables
+from ctrbox import learning, publishing, serving, streaming, tables
 from ctrbox.demo import generate
 from ctrbox.job import batches, load_plan
 from ctrbox.output import check_output, no_rows, sink
@@ -40,10 +40,11 @@ Examples:
   ctrbox extract job.py --count            how fast is this job
   ctrbox train job.py                      raw rows to a trained model and its report
   ctrbox predict runs/job data -o clicks.parquet
+  ctrbox serve model/                      answer requests
 """
 
 app = typer.Typer(
-    help="From raw ad logs to trained click models, in one program.",
+    help="From raw ad logs to served click predictions, in one program.",
     epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -165,6 +166,7 @@ app.command(epilog=learning.REPORT_EXAMPLES)(learning.report)
 app.command(epilog=learning.DEMO_EXAMPLES)(learning.demo)
 app.command(epilog=streaming.ONLINE_EXAMPLES)(streaming.online)
 datasets_app.command("events")(streaming.datasets_events)
+app.command(epilog=serving.EXAMPLES)(serving.serve)
 
 
 @datasets_app.command("adlog")

@@ -64,7 +64,7 @@ def test_a_damaged_file_is_refused(world: World, tmp_path: Path, name: str) -> N
 def test_what_is_no_model_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="there is no model folder"):
         ModelFolder.open(tmp_path / "nothing")
-    with pytest.raises(SourceError, match="serve.json is missing"):
+    with pytest.raises(SourceError, match=r"serve\.json is missing"):
         ModelFolder.open(tmp_path)
     (tmp_path / "serve.json").write_text("{}")
     with pytest.raises(DataError):

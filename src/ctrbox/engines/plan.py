@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
@@ -374,6 +374,13 @@ class Plan:
                 if name not in needed.extractor.only_for_merge and name != source.on:
                     found.setdefault(name, source.view.source.schema.field(name))
         return pa.schema(list(found.values()))
+
+    def features_of(self, columns: Sequence[str]) -> list[str]:
+        """The features that read nothing but these columns of the log and the views joined by them: of a request they are
+        computed once, for all its candidates."""
+        from ctrbox.engines.split import features_of
+
+        return features_of(self, columns)
 
     def _request_extractor(self) -> Extractor:
         """The CPU's program, whatever the plan's device is: a handful of rows is no work for a GPU."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
 from ctrbox.engines.cpu.tables import Tables
 from ctrbox.errors import DataError
 from ctrbox.plan.graph import Graph, Output
-from ctrbox.plan.node import Node
+from ctrbox.plan.node import Node, closure
 from ctrbox.views.source import Morsel
 
 T = TypeVar("T")
@@ -65,9 +65,11 @@ class Extractor:
         schema: Schema,
         outputs: list[Output] | None = None,
         dimensions: dict[int, Dimension] | None = None,
+        given: Sequence[Node] = (),
         chunk_rows: int = CHUNK_ROWS,
         threads: int = 2,
     ) -> None:
+        """``given``: nodes that come computed, as the columns of one more source behind the log's."""
         self.graph = graph
         self.schema = schema
         self.log = graph.frames[0]
@@ -81,8 +83,8 @@ class Extractor:
         began = time.perf_counter()
         self.dimensions = dimensions if dimensions is not None else self._load()
         self.stats.add("dimensions", sum(d.rows for d in self.dimensions.values()), time.perf_counter() - began)
-        probe = Assembler(self.tables, self.dimensions, lambda n: (0, 0), chunk_rows)
-        needed = probe.needed([*asked, *self.log.filters])
+        known = {n.id: (len(self.log.sources), k) for k, n in enumerate(given)}
+        needed = [n for n in closure([*asked, *self.log.filters], known) if n.id not in known]
         self.columns = [graph.columns(self.log, k, needed) for k in range(len(self.log.sources))]
         self._id_columns()
         where = [{name: k for k, name in enumerate(names)} for names in self.columns]
@@ -91,8 +93,9 @@ class Extractor:
             self.dimensions,
             lambda n: (n.param("source"), where[n.param("source")][n.name]),
             chunk_rows,
+            known,
         )
-        self.stages = Stages(self.assembler, self.log.filters, asked, len(self.columns))
+        self.stages = Stages(self.assembler, self.log.filters, asked, len(self.columns) + bool(known))
         self.body = self._body(asked)
         self.hints: list[float] = []
         self.identity = np.arange(1, dtype=np.int64)

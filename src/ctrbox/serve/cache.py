@@ -1,0 +1,67 @@
+"""Contexts that were met before: bounded by bytes, the least recently used goes first."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+ENTRY = 512  # bytes of an entry beside its key and its value: the dictionary's links, small objects
+
+
+@dataclass
+class Counts:
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+class ContextCache:
+    """``budget`` bytes in all; 0 keeps nothing. Any number of threads.
+
+    A value is never changed once it is in, so a thread may go on with one that was evicted meanwhile.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.bytes = 0
+        self.counts = Counts()
+        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: Hashable) -> Any:
+        """The value, or None."""
+        with self._lock:
+            found = self._held.get(key)
+            if found is None:
+                self.counts.misses += 1
+                return None
+            self._held.move_to_end(key)
+            self.counts.hits += 1
+            return found[0]
+
+    def put(self, key: Hashable, value: Any, size: int) -> None:
+        """Keep a value of ``size`` bytes, key included; one larger than a quarter of the budget is not kept."""
+        size += ENTRY
+        if size > self.budget // 4:
+            return
+        with self._lock:
+            old = self._held.pop(key, None)
+            if old is not None:
+                self.bytes -= old[1]
+            self._held[key] = (value, size)
+            self.bytes += size
+            while self.bytes > self.budget:
+                _, (_, gone) = self._held.popitem(last=False)
+                self.bytes -= gone
+                self.counts.evictions += 1
+
+    def clear(self) -> None:
+        with self._lock:
+            self._held.clear()
+            self.bytes = 0

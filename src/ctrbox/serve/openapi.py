@@ -1,0 +1,152 @@
+"""The description of the routes for programs (/openapi.json) and, made of it, for people (/docs)."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import orjson
+
+from ctrbox import __version__
+from ctrbox.serve.fields import RawColumn
+from ctrbox.serve.service import Service
+
+JSON_TYPES: dict[str, dict[str, Any]] = {
+    "b": {"type": "boolean"},
+    "i": {"type": "integer", "format": "int64"},
+    "f": {"type": "number"},
+    "s": {"type": "string"},
+    "t": {"oneOf": [{"type": "string", "format": "date-time"}, {"type": "integer", "description": "µs since 1970"}]},
+}
+EXAMPLES: dict[str, Any] = {"b": True, "i": 1, "f": 0.5, "s": "text", "t": "2026-11-15T12:00:00"}
+
+
+def openapi(service: Service) -> dict[str, Any]:
+    reader = service.served.reader
+    once = {n: c for n, c in reader.columns.items() if reader.context is not None and n in reader.context}
+    each = {n: c for n, c in reader.columns.items() if n not in once}
+    request = {
+        "type": "object",
+        "required": ["candidates"] + ["context"] * bool(once),
+        "additionalProperties": False,
+        "properties": {
+            "context": of_columns(once),
+            "candidates": {
+                "oneOf": [
+                    {"type": "array", "items": of_columns(each), "maxItems": service.limits.candidates},
+                    {"type": "object", "description": "the same by column", "additionalProperties": {"type": "array"}},
+                ]
+            },
+        },
+    }
+    example = {
+        "context": {n: sample(c) for n, c in once.items()},
+        "candidates": [{n: sample(c) for n, c in each.items()}],
+    }
+    scored = {
+        "type": "object",
+        "properties": {
+            "version": {"type": "integer"},
+            "scores": {
+                "type": "array",
+                "items": {"type": ["number", "null"]},
+                "description": "null: a filter drops it",
+            },
+        },
+    }
+    v2 = f"/v2/models/{service.name}"
+    get = {
+        "/healthz": "Liveness; asks for no token.",
+        "/metrics": "Counts and latencies, for Prometheus.",
+        "/v1/live": "The same for the page at /.",
+        "/v2": "Open Inference Protocol: the server.",
+        "/v2/health/live": "Liveness; asks for no token.",
+        "/v2/health/ready": "Readiness: 503 while shutting down.",
+        v2: "The model's raw columns as tensors.",
+        f"{v2}/config": "The same as Triton's configuration.",
+        f"{v2}/ready": "Readiness of the model.",
+    }
+    paths: dict[str, Any] = {
+        "/v1/score": {
+            "post": {
+                "summary": "Score candidates: one context, many candidates, as raw fields.",
+                "requestBody": {"content": {"application/json": {"schema": request, "example": example}}},
+                "responses": responses(scored),
+            }
+        },
+        f"{v2}/infer": {
+            "post": {
+                "summary": "Open Inference Protocol: tensors of raw columns in, `score` out; JSON or binary.",
+                "responses": responses({"type": "object"}),
+            }
+        },
+    }
+    paths |= {
+        path: {"get": {"summary": words, "responses": {"200": {"description": "OK"}}}} for path, words in get.items()
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": f"CTRBox: {service.name}", "version": __version__},
+        "paths": paths,
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"token": []}] if service.token else [],
+    }
+
+
+def of_columns(columns: dict[str, RawColumn]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": list(columns),
+        "properties": {n: described(c) for n, c in columns.items()},
+    }
+
+
+def described(column: RawColumn) -> dict[str, Any]:
+    kind = JSON_TYPES[column.letter]
+    return {"type": "array", "items": kind} if column.is_list else kind
+
+
+def sample(column: RawColumn) -> Any:
+    value = EXAMPLES[column.letter]
+    return [value] if column.is_list else value
+
+
+def responses(schema: dict[str, Any]) -> dict[str, Any]:
+    refused = {
+        "400": "A field is missing, unknown or of another type.",
+        "401": "The token is missing or another.",
+        "408": "The body did not come in time.",
+        "413": "Too many candidates, or too many bytes.",
+        "503": "Overloaded, or shutting down: ask again after Retry-After.",
+    }
+    good = {"200": {"description": "OK", "content": {"application/json": {"schema": schema}}}}
+    return good | {code: {"description": words} for code, words in refused.items()}
+
+
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1c1c1c}
+code,pre{font:13px/1.45 ui-monospace,monospace;background:#f4f4f2;border-radius:4px}code{padding:.1em .3em}
+pre{padding:.8em;overflow:auto}h2{margin-top:2rem;font-size:1.05rem}b{color:#3d6b8c}table{border-collapse:collapse}
+td{padding:.15rem 1rem .15rem 0;vertical-align:top}"""
+
+
+def docs(described: dict[str, Any]) -> str:
+    """The same as a page, without anything from outside."""
+    parts = [
+        f"<h1>{escape(described['info']['title'])}</h1>",
+        '<p><a href="/openapi.json">openapi.json</a> · <a href="/">live</a></p>',
+    ]
+    for path, methods in described["paths"].items():
+        for method, about in methods.items():
+            parts.append(
+                f"<h2><b>{method.upper()}</b> <code>{escape(path)}</code></h2><p>{escape(about['summary'])}</p>"
+            )
+            content = about.get("requestBody", {}).get("content", {}).get("application/json")
+            if content:
+                example = orjson.dumps(content["example"], option=orjson.OPT_INDENT_2).decode()
+                parts.append(f"<pre>{escape(example)}</pre>")
+            rows = "".join(
+                f"<tr><td><code>{code}</code><td>{escape(r['description'])}" for code, r in about["responses"].items()
+            )
+            parts.append(f"<table>{rows}</table>")
+    head = f'<meta charset="utf-8"><title>{escape(described["info"]["title"])}</title><style>{STYLE}</style>'
+    return f'<!doctype html><html lang="en">{head}{"".join(parts)}</html>'

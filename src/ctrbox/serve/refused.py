@@ -1,0 +1,18 @@
+"""What a client is told when a request is not answered: a status and one sentence."""
+
+from __future__ import annotations
+
+from ctrbox.errors import CtrboxError
+
+
+class Refused(CtrboxError):
+    """``status``: of HTTP; ``retry_after``: seconds after which asking again makes sense."""
+
+    def __init__(self, status: int, message: str, retry_after: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
+def overloaded(message: str) -> Refused:
+    return Refused(503, message, retry_after=1)

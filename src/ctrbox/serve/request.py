@@ -1,0 +1,152 @@
+"""A request: one context and its candidates as raw columns; read from JSON or from tensors.
+
+    {"context": {"user_id": 7, …}, "candidates": [{"ad_id": 1, …}, …]}       or "candidates": {"ad_id": [1, …], …}
+
+Which columns come once is settled by the model's folder; a run takes any of its columns in either part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from ctrbox.errors import DataError, nearest
+from ctrbox.serve.fields import RawColumn, RowReader, brief
+from ctrbox.serve.refused import Refused
+
+PARTS = {"context", "candidates"}
+
+
+@dataclass(frozen=True)
+class Request:
+    context: Callable[[], pa.RecordBatch]  # makes the one row: not needed where the context is known already
+    candidates: pa.RecordBatch
+    key: bytes  # equal for equal contexts
+
+    @property
+    def rows(self) -> int:
+        return int(self.candidates.num_rows)
+
+
+class RequestReader:
+    """Reads requests for a model that reads the columns of ``schema``. Thread-safe.
+
+    ``known``: every column of the log. ``context``: those that come once; None: as each request says.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, known: Sequence[str], context: Sequence[str] | None, most_candidates: int
+    ) -> None:
+        self.schema, self.known, self.most = schema, list(known), most_candidates
+        self.context = None if context is None else frozenset(context)
+        self.columns = {f.name: RawColumn(f) for f in schema}
+        self._readers: dict[frozenset[str], tuple[RowReader, RowReader]] = {}
+        if self.context is not None:
+            self._fixed: tuple[RowReader, RowReader] | None = self._made(self.context)
+        else:
+            self._fixed = None
+
+    def _made(self, context: frozenset[str]) -> tuple[RowReader, RowReader]:
+        once = [n for n in self.schema.names if n in context]
+        each = [n for n in self.schema.names if n not in context]
+        return (
+            RowReader(
+                self._only(once), self.known, {n: "candidates" for n in self.known if n not in context}, "context"
+            ),
+            RowReader(self._only(each), self.known, dict.fromkeys(context, "context"), "candidates"),
+        )
+
+    def _only(self, names: list[str]) -> pa.Schema:
+        return pa.schema([self.schema.field(n) for n in names])
+
+    def readers(self, context: Any) -> tuple[RowReader, RowReader]:
+        if self._fixed is not None:
+            return self._fixed
+        names = frozenset(context) if isinstance(context, Mapping) else frozenset()
+        for name in names:
+            if name not in self.known:
+                raise DataError(f"context: the log has no column {name[:100]!r}{nearest(name, self.known)}")
+        found = self._readers.get(names)
+        if found is None:
+            found = self._made(names)
+            if len(self._readers) < 64:
+                self._readers[names] = found
+        return found
+
+    def from_json(self, body: bytes) -> Request:
+        try:
+            given = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise Refused(400, f"the body is no JSON: {str(error)[:200]}") from None
+        if type(given) is not dict or not given.keys() <= PARTS or "candidates" not in given:
+            raise Refused(400, f"expected an object with context and candidates, got {shape(given)}")
+        context = given.get("context", {})
+        once, each = self.readers(context)
+        candidates = given["candidates"]
+        self.check_count(count(candidates))
+        return Request(partial(once.row, context), each.rows(candidates), orjson.dumps(context))
+
+    def from_tensors(self, tensors: Mapping[str, np.ndarray]) -> Request:
+        """Tensors by column: of one element for the context's, else one a candidate. A column of the context has a first
+        dimension of 1; a second one of 1 is taken away where the column holds no lists."""
+        plain: dict[str, np.ndarray] = {}
+        for name, values in tensors.items():
+            if name not in self.known:
+                raise DataError(f"the log has no column {name[:100]!r}{nearest(name, self.known)}")
+            if name not in self.columns:
+                continue
+            column = self.columns[name]
+            if values.ndim == 2 and values.shape[1] == 1 and not column.is_list:
+                values = values[:, 0]
+            plain[name] = values
+        for name in self.schema.names:
+            if name not in plain:
+                raise DataError(f"the request lacks column {name!r}{nearest(name, tensors)}")
+        rows = max((len(v) for v in plain.values() if v.ndim), default=0)
+        once = self.context
+        if once is None:
+            once = frozenset() if rows == 1 else frozenset(n for n, v in plain.items() if v.shape[:1] == (1,))
+        each = [n for n in plain if n not in once]
+        rows = len(plain[each[0]]) if each and plain[each[0]].ndim else rows
+        self.check_count(rows)
+        made: dict[str, pa.Array] = {}
+        for name, values in plain.items():
+            expected = 1 if name in once else rows
+            if values.ndim == 0 or len(values) != expected:
+                raise DataError(
+                    f"tensor {name!r} has shape {list(values.shape)}, expected {expected} in the first dimension: "
+                    + ("it belongs to the context" if name in once else "as many as the other candidates' columns")
+                )
+            made[name] = self.columns[name].from_tensor(values)
+        context, candidates = (
+            r.batch([made[c.name] for c in r.columns], n) for r, n in zip(self._parts(once), (1, rows), strict=True)
+        )
+        key = repr([made[n].to_pylist() for n in context.schema.names])
+        return Request(lambda: context, candidates, b"tensors " + key.encode(errors="surrogatepass"))
+
+    def _parts(self, once: frozenset[str]) -> tuple[RowReader, RowReader]:
+        return self._fixed if self._fixed is not None else self.readers(dict.fromkeys(once))
+
+    def check_count(self, rows: int) -> None:
+        if rows > self.most:
+            raise Refused(413, f"the request has {rows:,} candidates; this server takes at most {self.most:,}")
+
+
+def count(candidates: Any) -> int:
+    if isinstance(candidates, dict):
+        return max((len(v) for v in candidates.values() if isinstance(v, list)), default=0)
+    return len(candidates) if isinstance(candidates, list) else 0
+
+
+def shape(given: Any) -> str:
+    return (
+        f"an object with {', '.join(map(brief, list(given)[:5])) or 'nothing'}"
+        if isinstance(given, dict)
+        else brief(given)
+    )

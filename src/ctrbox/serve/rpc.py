@@ -1,0 +1,200 @@
+"""gRPC: the Open Inference Protocol v2 as `tritonclient.grpc` speaks it.
+
+Threads of gRPC score themselves; together with those who wait they are bounded by ``maximum_concurrent_rpcs``, beyond which gRPC
+answers RESOURCE_EXHAUSTED at once, and by the service's queue. The token comes as metadata ``authorization: Bearer …``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+
+from ctrbox.errors import CtrboxError, PlanError
+from ctrbox.serve.refused import Refused
+from ctrbox.serve.service import Service
+from ctrbox.serve.tensors import NUMPY, OUTPUT, check_output, checked_shape, from_binary, objects, wrong
+
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
+log = logging.getLogger("ctrbox.serve")
+
+
+class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def _answer(self, context: Any, work: Callable[[], Any], *, token: bool = True) -> Any:
+        """What ``work`` returns; a refusal becomes gRPC's status."""
+        try:
+            if token:
+                given = dict(context.invocation_metadata() or ()).get("authorization", "")
+                if not self.service.allows(given.encode() if isinstance(given, str) else given):
+                    raise Refused(401, "this server asks for a token: metadata authorization: Bearer …")
+            return work()
+        except Refused as refused:
+            context.abort(CODES.get(refused.status, grpc.StatusCode.INVALID_ARGUMENT), str(refused))
+        except CtrboxError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception:
+            log.exception("a request failed")
+            context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log has more")
+
+    # ---- the protocol's names are not ours
+
+    def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return service_pb2.ServerLiveResponse(live=True)
+
+    def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self._answer(context, lambda: service_pb2.ServerReadyResponse(ready=self.service.ready))
+
+    def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def work() -> Any:
+            try:
+                self.service.check_model(request.name, request.version)
+            except Refused:
+                return service_pb2.ModelReadyResponse(ready=False)
+            return service_pb2.ModelReadyResponse(ready=self.service.ready)
+
+        return self._answer(context, work)
+
+    def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return self._answer(context, lambda: service_pb2.ServerMetadataResponse(**self.service.server_metadata()))
+
+    def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def work() -> Any:
+            self.service.check_model(request.name, request.version)
+            told = self.service.model_metadata()
+            tensor = service_pb2.ModelMetadataResponse.TensorMetadata
+            for part in ("inputs", "outputs"):
+                told[part] = [tensor(**entry) for entry in told[part]]
+            return service_pb2.ModelMetadataResponse(**told)
+
+        return self._answer(context, work)
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def work() -> Any:
+            self.service.check_model(request.name, request.version)
+            told = self.service.model_config()
+            told["input"] = [model_config_pb2.ModelInput(**typed(entry)) for entry in told["input"]]
+            told["output"] = [model_config_pb2.ModelOutput(**typed(entry)) for entry in told["output"]]
+            return service_pb2.ModelConfigResponse(config=model_config_pb2.ModelConfig(**told))
+
+        return self._answer(context, work)
+
+    def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def work() -> Any:
+            index = service_pb2.RepositoryIndexResponse()
+            index.models.add(name=self.service.name, version=str(self.service.served.version), state="READY")
+            return index
+
+        return self._answer(context, work)
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        began, status, rows = time.perf_counter(), 200, 0
+
+        def work() -> Any:
+            nonlocal rows
+            self.service.check_model(request.model_name, request.model_version)
+            for output in request.outputs:
+                check_output(output.name)
+            asked = self.service.served.reader.from_tensors(tensors_of(request))
+            scores, version = self.service.score(asked, request.model_version)
+            rows = asked.rows
+            answer = service_pb2.ModelInferResponse(
+                model_name=self.service.name, model_version=str(version), id=request.id
+            )
+            answer.outputs.add(name=OUTPUT, datatype="FP32", shape=[len(scores)])
+            answer.raw_output_contents.append(np.ascontiguousarray(scores, "<f4").tobytes())
+            return answer
+
+        def counted() -> Any:
+            nonlocal status
+            try:
+                return self.service.queue.run_here(work)
+            except CtrboxError as error:
+                status = getattr(error, "status", 400)
+                raise
+
+        try:
+            return self._answer(context, counted)
+        finally:
+            self.service.metrics.add("grpc", status, time.perf_counter() - began, rows)
+
+
+def typed(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, "data_type": getattr(model_config_pb2, entry["data_type"])}
+
+
+def tensors_of(request: Any) -> dict[str, np.ndarray]:
+    """The inputs by name, from raw contents or from typed ones."""
+    raw, found = list(request.raw_input_contents), {}
+    if raw and len(raw) != len(request.inputs):
+        raise wrong(f"{len(raw)} raw contents for {len(request.inputs)} inputs")
+    for k, entry in enumerate(request.inputs):
+        shape = checked_shape(entry.name, entry.datatype, list(entry.shape))
+        if entry.name in found:
+            raise wrong(f"input {entry.name[:100]!r} comes twice")
+        if raw:
+            found[entry.name] = from_binary(entry.name, entry.datatype, shape, raw[k])
+        else:
+            found[entry.name] = from_contents(entry, shape)
+    return found
+
+
+def from_contents(entry: Any, shape: list[int]) -> np.ndarray:
+    count = int(np.prod(shape, dtype=object))
+    name = "bytes_contents" if entry.datatype == "BYTES" else CONTENTS.get(entry.datatype)
+    if name is None:
+        raise wrong(f"input {entry.name[:100]!r}: {entry.datatype} comes in raw contents only")
+    values = getattr(entry.contents, name)
+    if len(values) != count:
+        raise wrong(f"input {entry.name[:100]!r} has {len(values)} values, expected {count} for shape {shape}")
+    if entry.datatype == "BYTES":
+        return objects(list(values), shape)
+    try:
+        return np.array(values, NUMPY[entry.datatype]).reshape(shape)
+    except (OverflowError, ValueError):
+        raise wrong(f"input {entry.name[:100]!r} holds a number beyond {entry.datatype}") from None
+
+
+def grpc_server(service: Service, address: str, threads: int) -> Any:
+    """A server that listens but has not begun; ``address``: host:port."""
+    limits = service.limits
+    server = grpc.server(
+        ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-grpc"),
+        maximum_concurrent_rpcs=limits.waiting + threads,
+        options=[("grpc.max_receive_message_length", limits.body_bytes), ("grpc.so_reuseport", 0)],
+    )
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(service), server)
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise PlanError(f"cannot listen at {address} for gRPC: the port is taken, or not allowed")
+    return server

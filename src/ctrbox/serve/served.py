@@ -1,0 +1,174 @@
+"""Models as the server sees them: a request in, probabilities out.
+
+A Deep FFM's weights are replaced while requests are under way: `live` is one reference, read once a request, so a request sees
+one version from its beginning to its end. The plan, its views and the readers are the same for all versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ctrbox.columns.batch import Batch
+from ctrbox.engines.plan import Plan
+from ctrbox.engines.split import ContextPart, Split
+from ctrbox.errors import DataError, nearest
+from ctrbox.online.deep_ffm import DeepFFM
+from ctrbox.serve.cache import ContextCache
+from ctrbox.serve.model_folder import DEEP_FFM, RUN, ModelFolder
+from ctrbox.serve.request import Request, RequestReader
+
+Scores = npt.NDArray[np.float32]
+
+
+class Served(Protocol):
+    """What routes know of a model. ``score`` may be called from many threads."""
+
+    kind: str
+    reader: RequestReader
+    cache: ContextCache
+
+    @property
+    def version(self) -> int: ...
+    def score(self, request: Request) -> tuple[Scores, int]:
+        """Probabilities of a click, one a candidate, NaN where a filter of the plan drops it; and the version they are of."""
+        ...
+
+
+@dataclass(frozen=True)
+class Live:
+    """One version of a Deep FFM, loaded and checked."""
+
+    engine: DeepFFM
+    version: int
+
+
+@dataclass(frozen=True)
+class CachedContext:
+    part: ContextPart
+    prepared: Any  # what the engine makes of the context
+
+
+class ServedFfm:
+    kind = DEEP_FFM
+
+    def __init__(
+        self, plan: Plan, context: tuple[str, ...], live: Live, *, cache_bytes: int, most_candidates: int
+    ) -> None:
+        self.split = Split(plan, context)
+        self.check(live.engine)
+        self.live = live
+        self.cache = ContextCache(cache_bytes)
+        fields = [*self.split.context_schema, *self.split.candidate_schema]
+        names = plan.log.source.schema.names
+        self.reader = RequestReader(pa.schema(fields), names, context, most_candidates)
+
+    @property
+    def version(self) -> int:
+        return self.live.version
+
+    def check(self, engine: DeepFFM) -> None:
+        """DataError unless the engine's fields are features of the plan."""
+        known = [*(f.name for f in self.split.schema.sparse), *self.split.schema.dense_names]
+        for name in engine.fields:
+            if name not in known:
+                raise DataError(f"the model's field {name!r} is no feature of its plan{nearest(name, known)}")
+
+    def swap(self, live: Live) -> None:
+        """Serve another version from the next request on."""
+        self.check(live.engine)
+        self.live = live
+        self.cache.clear()
+
+    def score(self, request: Request) -> tuple[Scores, int]:
+        live = self.live
+        key = (live.version, request.key)
+        found: CachedContext | None = self.cache.get(key)
+        if found is None:
+            part = self.split.context(request.context())
+            found = CachedContext(part, prepare(live.engine, self.split, part))
+            self.cache.put(key, found, len(request.key) + size_of(found))
+        batch = self.split.candidates(found.part, request.candidates)
+        scores = score(live.engine, self.split, found, batch)
+        return spread(scores, batch, request.rows), live.version
+
+
+def prepare(engine: DeepFFM, split: Split, part: ContextPart) -> Any:
+    """The engine's share of a context."""
+    return None
+
+
+def score(engine: DeepFFM, split: Split, context: CachedContext, candidates: Batch) -> Scores:
+    return engine.predict(split.joined(context.part, candidates))
+
+
+def size_of(context: CachedContext) -> int:
+    """About the bytes that a cached context holds."""
+    batch = context.part.batch
+    keys = sum(r.values.nbytes + r.offsets.nbytes for r in (batch.sparse[f.name] for f in batch.schema.sparse))
+    return 2048 + keys + batch.dense.nbytes + int(getattr(context.prepared, "bytes", 0))
+
+
+def spread(scores: Scores, batch: Batch, rows: int) -> Scores:
+    if batch.index is None:
+        return scores
+    whole = np.full(rows, np.nan, np.float32)
+    whole[batch.index] = scores
+    return whole
+
+
+class ServedRun:
+    """A run of `cb.Trainer`; its version is 1. Columns of the context are repeated for every candidate."""
+
+    kind = RUN
+    version = 1
+
+    def __init__(self, run: Any, *, most_candidates: int) -> None:
+        self.run = run
+        self.cache = ContextCache(0)
+        plan: Plan = run.plan
+        log = plan.log.source.schema
+        everything = Split(plan, ()).candidate_schema
+        merged = plan._request_extractor()
+        beside = [
+            pa.field(name, source.view.source.schema.field(name).type)
+            for source, columns in zip(merged.log.sources[1:], merged.columns[1:], strict=True)
+            for name in columns
+            if name not in everything.names
+        ]
+        schema = pa.schema([*everything, *beside])
+        self.reader = RequestReader(schema, [*log.names, *(f.name for f in beside)], None, most_candidates)
+
+    def score(self, request: Request) -> tuple[Scores, int]:
+        context, candidates = request.context(), request.candidates
+        if not request.rows:
+            return np.zeros(0, np.float32), self.version
+        zeros = pa.array(np.zeros(request.rows, np.int32))
+        columns = {n: context.column(n).take(zeros) for n in context.schema.names}
+        columns |= {n: candidates.column(n) for n in candidates.schema.names}
+        return np.asarray(self.run.predict(pa.table(columns)), np.float32), self.version
+
+
+def open_served(
+    folder: ModelFolder,
+    *,
+    views: Mapping[str, Any] | None = None,
+    allow_operators: bool = False,
+    cache_bytes: int = 64 << 20,
+    most_candidates: int = 1000,
+) -> ServedFfm | ServedRun:
+    """The model of a folder, ready to score."""
+    if folder.kind == RUN:
+        from ctrbox.train.run import Run
+
+        run = Run.load(folder.folder, views=dict(views or {}), allow_operators=allow_operators)
+        return ServedRun(run, most_candidates=most_candidates)
+    plan = folder.plan(views, allow_operators=allow_operators)
+    version = folder.published.current
+    live = Live(folder.engine(), version.number if version else 0)
+    return ServedFfm(plan, folder.context, live, cache_bytes=cache_bytes, most_candidates=most_candidates)

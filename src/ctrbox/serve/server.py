@@ -1,0 +1,256 @@
+"""The process that serves: HTTP by Granian (or uvicorn), gRPC, hot reload, and their orderly end.
+
+    Granian's threads     sockets and HTTP, in Rust
+    the event loop        bodies, routes, refusals; of a Deep FFM also scores, a request a turn: JSON to Arrow, plan, model
+    ctrbox-score-k        the queue's threads, which score a run
+    ctrbox-grpc-k         gRPC's, which score what came to them
+    ctrbox-reload         new versions
+
+SIGTERM or Ctrl-C: readiness goes to 503, what is under way is answered, then the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from ctrbox.errors import PlanError, SourceError
+from ctrbox.serve.http import Application
+from ctrbox.serve.model_folder import DEEP_FFM, ModelFolder
+from ctrbox.serve.queue import ScoringQueue
+from ctrbox.serve.reload import Reloader
+from ctrbox.serve.served import ServedFfm, open_served
+from ctrbox.serve.service import Limits, Service
+
+LIBRARIES = {
+    "granian": "granian",
+    "uvicorn": "uvicorn",
+    "grpc": "grpcio",
+    "tritonclient": "tritonclient[grpc]",
+    "orjson": "orjson",
+}
+GRPC_THREADS = 2
+GRACE = 10.0  # seconds that requests under way are given at the end
+TOKEN = "CTRBOX_TOKEN"
+log = logging.getLogger("ctrbox.serve")
+
+
+@dataclass(frozen=True)
+class Settings:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int = 0  # 0: none
+    token: str = ""
+    name: str = ""  # of the model; its folder's unless given
+    threads: int | None = None  # that score; 0: the event loop itself. None: 0 for a Deep FFM, 1 for a run
+    reload_seconds: float = 0.5
+    http: str = "granian"
+    limits: Limits = field(default_factory=Limits)
+    views: Mapping[str, Any] = field(default_factory=dict)
+    allow_operators: bool = False
+
+
+def loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(path: Path | None) -> str:
+    """The token from a file, or from CTRBOX_TOKEN; "" where neither says one."""
+    if path is None:
+        return os.environ.get(TOKEN, "").strip()
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise SourceError(f"cannot read the token file {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not token:
+        raise SourceError(f"the token file {path} is empty")
+    return token
+
+
+def check(settings: Settings) -> None:
+    if not settings.token and not loopback(settings.host):
+        raise PlanError(
+            f"{settings.host} can be reached from outside, so a token is needed: --token-file FILE, or {TOKEN}; "
+            "or listen at 127.0.0.1"
+        )
+    if settings.token and (
+        len(settings.token) > 4096 or not settings.token.isascii() or not settings.token.isprintable()
+    ):
+        raise PlanError("a token must be printable ASCII of at most 4096 characters")
+
+
+@dataclass
+class Server:
+    """A model, loaded; ``run`` serves until a signal comes. Made by ``open``."""
+
+    settings: Settings
+    service: Service
+    reloader: Reloader | None
+
+    @staticmethod
+    def open(folder: str | os.PathLike[str], settings: Settings) -> Server:
+        check(settings)
+        found = ModelFolder.open(folder)
+        limits = settings.limits
+        served = open_served(
+            found,
+            views=settings.views,
+            allow_operators=settings.allow_operators,
+            cache_bytes=limits.cache_bytes,
+            most_candidates=limits.candidates,
+        )
+        threads = (found.kind != DEEP_FFM) if settings.threads is None else settings.threads
+        queue = ScoringQueue(int(threads), limits.waiting, limits.deadline_ms / 1000)
+        name = settings.name or found.folder.resolve().name or "model"
+        service = Service(served, name, queue, limits, settings.token.encode(), found.online)
+        reloader = None
+        if found.kind == DEEP_FFM and isinstance(served, ServedFfm):
+            reloader = Reloader(served, found.published, service.metrics, settings.reload_seconds)
+        return Server(settings, service, reloader)
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until SIGTERM or SIGINT; ``ready`` is called when the sockets listen."""
+        try:
+            asyncio.run(self._run(ready))
+        finally:
+            self.service.queue.drain(0)
+            if self.reloader is not None:
+                self.reloader.close()
+
+    async def _run(self, ready: Callable[[], None]) -> None:
+        settings = self.settings
+        check_port(settings.host, settings.port)
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        rpc = None
+        if settings.grpc_port:
+            from ctrbox.serve.rpc import grpc_server
+
+            rpc = grpc_server(self.service, f"{bracketed(settings.host)}:{settings.grpc_port}", GRPC_THREADS)
+            rpc.start()
+        front = granian(self.service, settings) if settings.http == "granian" else uvicorn(self.service, settings)
+        serving = asyncio.create_task(front.serve())
+        try:
+            await listening(settings.host, settings.port, serving)
+            if self.reloader is not None:
+                self.reloader.start()
+            ready()
+            await asyncio.wait([serving, asyncio.create_task(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
+            log.info("stopping: %d requests are under way", self.service.queue.pending)
+            ended = await asyncio.to_thread(self.service.queue.drain, GRACE)
+            if not ended:
+                log.warning("requests were still under way after %.0f s", GRACE)
+            await asyncio.sleep(0.05)  # answers that are ready leave
+        finally:
+            if rpc is not None:
+                rpc.stop(1.0)
+            front.stop()
+            with contextlib.suppress(asyncio.TimeoutError, asyncio.CancelledError):
+                await asyncio.wait_for(serving, 5.0)
+
+
+class Front:
+    """Granian or uvicorn: ``serve`` until ``stop``."""
+
+    def __init__(self, serve: Callable[[], Any], stop: Callable[[], None]) -> None:
+        self.serve, self.stop = serve, stop
+
+
+def granian(service: Service, settings: Settings) -> Front:
+    from granian.constants import HTTPModes, Interfaces
+    from granian.http import HTTP1Settings
+    from granian.server.embed import Server as Embedded
+
+    logging.getLogger("_granian").setLevel(logging.ERROR)  # it warns that embedding is new; its errors are shown
+    server = Embedded(
+        Application(service),
+        address=settings.host,
+        port=settings.port,
+        interface=Interfaces.ASGINL,
+        http=HTTPModes.http1,
+        websockets=False,
+        backlog=1024,
+        backpressure=4096,  # connections with a request at a time: refusing is the queue's work, not the listener's
+        http1_settings=HTTP1Settings(
+            header_read_timeout=int(1000 * service.limits.body_seconds), max_buffer_size=64 << 10
+        ),
+        log_enabled=False,
+        log_access=False,
+    )
+    return Front(server.serve, server.stop)
+
+
+def uvicorn(service: Service, settings: Settings) -> Front:
+    import uvicorn as library
+
+    config = library.Config(
+        Application(service),
+        host=settings.host,
+        port=settings.port,
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        backlog=1024,
+        timeout_keep_alive=30,
+        server_header=False,
+    )
+    server = library.Server(config)
+    server.install_signal_handlers = lambda: None
+
+    def stop() -> None:
+        server.should_exit = True
+
+    return Front(lambda: server._serve(), stop)
+
+
+def bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def check_port(host: str, port: int) -> None:
+    """PlanError where nobody could listen there; Granian would only log it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise PlanError(f"cannot listen at {bracketed(host)}:{port}: {error.strerror or error}") from error
+
+
+async def listening(host: str, port: int, serving: asyncio.Task[Any]) -> None:
+    """Return once a connection is taken."""
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    for _ in range(200):
+        if serving.done():
+            serving.result()
+            raise PlanError(f"the HTTP server at {bracketed(host)}:{port} ended as it began")
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection(target, port)
+            writer.close()
+            return
+        await asyncio.sleep(0.02)
+    raise PlanError(f"the HTTP server does not listen at {bracketed(host)}:{port}")
+
+
+def missing_library(error: ImportError) -> PlanError:
+    name = (error.name or "").partition(".")[0]
+    package = LIBRARIES.get(name, name or str(error))
+    return PlanError(f"serving needs {package}, which is not installed: pip install 'ctrbox[serve]' ({sys.executable})")

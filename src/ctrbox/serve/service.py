@@ -1,0 +1,172 @@
+"""The service behind every protocol: a model, its queue, its limits and its counts."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+from base64 import b64decode
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctrbox import __version__
+from ctrbox.errors import CtrboxError
+from ctrbox.serve.metrics import Metrics
+from ctrbox.serve.queue import ScoringQueue
+from ctrbox.serve.refused import Refused, overloaded
+from ctrbox.serve.request import Request
+from ctrbox.serve.served import Served
+from ctrbox.serve.tensors import OUTPUT, inputs_of
+
+ONLINE_BYTES = 1 << 20
+EXTENSIONS = ["binary_tensor_data", "model_configuration"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    body_bytes: int = 1 << 20
+    candidates: int = 1000
+    waiting: int = 64
+    deadline_ms: int = 200
+    cache_bytes: int = 64 << 20
+    body_seconds: float = 10.0  # within which a body must be there
+    buffered_bytes: int = 256 << 20  # of all bodies that are being read
+
+
+@dataclass
+class Service:
+    served: Served
+    name: str
+    queue: ScoringQueue
+    limits: Limits
+    token: bytes = b""  # empty: nobody is asked
+    online: Path | None = None  # what a learner beside the server writes
+    metrics: Metrics = field(default_factory=Metrics)
+    buffered: int = 0  # bytes of bodies that are being read
+
+    @property
+    def ready(self) -> bool:
+        return not self.queue.closed
+
+    def allows(self, authorization: bytes) -> bool:
+        """Whether a header's value holds the token: as Bearer, or as the password of Basic, which browsers can send."""
+        if not self.token:
+            return True
+        kind, _, value = authorization.partition(b" ")
+        value = value.strip()
+        if kind.lower() == b"basic":
+            try:
+                value = b64decode(value, validate=True).partition(b":")[2]
+            except ValueError:
+                return False
+        elif kind.lower() != b"bearer":
+            return False
+        return hmac.compare_digest(value, self.token)
+
+    def check_model(self, name: str, version: str = "") -> None:
+        if name != self.name:
+            raise Refused(404, f"there is no model {name[:100]!r}; this server has {self.name!r}")
+        if version and version != str(self.served.version):
+            raise Refused(404, f"model {name!r} has no version {version[:40]!r} here; it serves {self.served.version}")
+
+    def score(self, request: Request, version: str = "") -> tuple[np.ndarray, int]:
+        """Scores and the version they are of; ``version``: refuse to answer with another."""
+        try:
+            scores, served = self.served.score(request)
+        except Refused:
+            raise
+        except CtrboxError as error:
+            raise Refused(400, str(error)) from None
+        except MemoryError:
+            raise overloaded("there is not enough memory for this request now") from None
+        if version and version != str(served):
+            raise Refused(404, f"version {version[:40]!r} is no longer served; version {served} is")
+        return scores, served
+
+    # ---- what is told about it
+
+    def server_metadata(self) -> dict[str, Any]:
+        return {"name": "ctrbox", "version": __version__, "extensions": EXTENSIONS}
+
+    def model_metadata(self) -> dict[str, Any]:
+        reader = self.served.reader
+        return {
+            "name": self.name,
+            "versions": [str(self.served.version)],
+            "platform": f"ctrbox_{self.served.kind}",
+            "inputs": inputs_of(reader.columns, reader.context),
+            "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": [-1]}],
+        }
+
+    def model_config(self) -> dict[str, Any]:
+        """As clients that ask for Triton's configuration expect it; dimensions hold the rows."""
+        metadata = self.model_metadata()
+
+        def tensor(entry: dict[str, Any]) -> dict[str, Any]:
+            kind = "STRING" if entry["datatype"] == "BYTES" else entry["datatype"]
+            return {"name": entry["name"], "data_type": f"TYPE_{kind}", "dims": entry["shape"]}
+
+        return {
+            "name": self.name,
+            "platform": metadata["platform"],
+            "backend": "ctrbox",
+            "max_batch_size": 0,
+            "input": [tensor(e) for e in metadata["inputs"]],
+            "output": [tensor(e) for e in metadata["outputs"]],
+        }
+
+    def live(self) -> dict[str, Any]:
+        """What the page shows."""
+        m, cache = self.metrics, self.served.cache
+        return {
+            "model": {"name": self.name, "kind": self.served.kind, "version": self.served.version},
+            **m.live(),
+            "waiting": self.queue.pending,
+            "cache": {
+                "hits": cache.counts.hits,
+                "misses": cache.counts.misses,
+                "evictions": cache.counts.evictions,
+                "bytes": cache.bytes,
+                "entries": len(cache),
+            },
+            "patches": {
+                "applied": m.applied,
+                "refused": m.refused,
+                "last": m.last_reload,
+                "last_refusal": m.last_refusal,
+            },
+            "uptime": time.time() - m.started,
+            "online": self.learning(),
+        }
+
+    def learning(self) -> dict[str, Any] | None:
+        """What a learner wrote beside the weights; None where there is none, or none that can be read."""
+        if self.online is None:
+            return None
+        try:
+            if self.online.stat().st_size > ONLINE_BYTES:
+                return None
+            found = json.loads(self.online.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def prometheus(self) -> str:
+        cache = self.served.cache
+        counters = {
+            "cache_hits": cache.counts.hits,
+            "cache_misses": cache.counts.misses,
+            "cache_evictions": cache.counts.evictions,
+            "overload_refusals": self.queue.refusals,
+        }
+        gauges = {
+            "cache_bytes": cache.bytes,
+            "cache_entries": len(cache),
+            "model_version": self.served.version,
+            "requests_pending": self.queue.pending,
+            "buffered_bytes": self.buffered,
+        }
+        return self.metrics.text(dict(gauges), dict(counters))

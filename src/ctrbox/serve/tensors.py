@@ -1,0 +1,225 @@
+"""Tensors of the Open Inference Protocol v2, in JSON, in its binary extension and in gRPC.
+
+    BYTES, binary    4 bytes of length, little-endian, then the bytes, for each element
+    others, binary   elements in order, little-endian
+
+An input is a raw column of the log: the context's of shape [1] or [1, 1], candidates' of shape [n] or [n, 1]; lists are [n, w].
+Sizes are compared with what came before anything is made of them.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from ctrbox.serve.fields import brief
+from ctrbox.serve.refused import Refused
+
+NUMPY: dict[str, Any] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+OF_KIND = {"b": "BOOL", "i": "INT64", "t": "INT64", "f": "FP64", "s": "BYTES"}
+JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
+OUTPUT = "score"
+MOST_INPUTS = 1024
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    id: str
+    tensors: dict[str, np.ndarray]
+    binary: bool  # whether the output is wanted as binary
+
+
+def wrong(message: str) -> Refused:
+    return Refused(400, message)
+
+
+def read_infer(body: bytes, header_bytes: str | None) -> InferRequest:
+    """A request of REST; ``header_bytes``: the JSON's length where tensors follow it, as the header says."""
+    head, rest = body, b""
+    if header_bytes is not None:
+        plain = header_bytes.isascii() and header_bytes.isdigit() and len(header_bytes) < 16
+        if not plain or int(header_bytes) > len(body):
+            raise wrong(f"Inference-Header-Content-Length is {header_bytes[:40]!r}, the body has {len(body)} bytes")
+        head, rest = body[: int(header_bytes)], body[int(header_bytes) :]
+    try:
+        given = orjson.loads(head)
+    except orjson.JSONDecodeError as error:
+        raise wrong(f"the request is no JSON: {str(error)[:200]}") from None
+    inputs = given.get("inputs") if isinstance(given, dict) else None
+    if not isinstance(inputs, list) or not 0 < len(inputs) <= MOST_INPUTS:
+        raise wrong("the request needs inputs: a list of tensors with name, shape, datatype and data")
+    tensors: dict[str, np.ndarray] = {}
+    at = 0
+    for entry in inputs:
+        name, datatype, shape = described(entry)
+        if name in tensors:
+            raise wrong(f"input {name!r} comes twice")
+        size = a_dict(entry.get("parameters"), "parameters").get("binary_data_size")
+        if size is None:
+            tensors[name] = from_json(name, datatype, shape, entry.get("data"))
+            continue
+        if type(size) is not int or not 0 <= size <= len(rest) - at:
+            raise wrong(f"input {name!r} claims {brief(size)} binary bytes, {len(rest) - at} are left")
+        tensors[name] = from_binary(name, datatype, shape, rest[at : at + size])
+        at += size
+    if at != len(rest):
+        raise wrong(f"{len(rest) - at} binary bytes belong to no input")
+    return InferRequest(a_text(given.get("id", ""), "id"), tensors, wants_binary(given))
+
+
+def wants_binary(given: dict[str, Any]) -> bool:
+    every = a_dict(given.get("parameters"), "parameters").get("binary_data_output", False)
+    outputs = given.get("outputs")
+    if not outputs:
+        return every is True
+    if not isinstance(outputs, list):
+        raise wrong(f"outputs must be a list, got {brief(outputs)}")
+    chosen = every
+    for entry in outputs:
+        name = a_text(a_dict(entry, "an output").get("name"), "an output's name")
+        check_output(name)
+        chosen = a_dict(entry.get("parameters"), "parameters").get("binary_data", every)
+    return chosen is True
+
+
+def check_output(name: str) -> None:
+    if name != OUTPUT:
+        raise wrong(f"there is no output {name[:100]!r}; this model gives {OUTPUT!r}")
+
+
+def described(entry: Any) -> tuple[str, str, list[int]]:
+    entry = a_dict(entry, "an input")
+    name, datatype = a_text(entry.get("name"), "an input's name"), a_text(entry.get("datatype"), "a datatype")
+    return name, datatype, checked_shape(name, datatype, entry.get("shape"))
+
+
+def checked_shape(name: str, datatype: str, shape: Any) -> list[int]:
+    if datatype not in NUMPY and datatype != "BYTES":
+        raise wrong(f"input {name[:100]!r} has datatype {datatype[:20]!r}; expected BYTES or one of {', '.join(NUMPY)}")
+    if not isinstance(shape, list) or not 1 <= len(shape) <= 2:
+        raise wrong(f"input {name[:100]!r} has shape {brief(shape)}; expected one dimension, or two")
+    if not all(type(n) is int and 0 <= n < 1 << 31 for n in shape):
+        raise wrong(f"input {name[:100]!r} has shape {brief(shape)}; expected whole numbers")
+    return shape
+
+
+def from_binary(name: str, datatype: str, shape: Sequence[int], data: bytes) -> np.ndarray:
+    count = math.prod(shape)
+    if datatype == "BYTES":
+        return texts(name, shape, data)
+    dtype = NUMPY[datatype]
+    if len(data) != count * dtype.itemsize:
+        raise wrong(
+            f"input {name!r}: {len(data)} bytes, expected {count * dtype.itemsize} for {list(shape)} of {datatype}"
+        )
+    if datatype == "BOOL":
+        return np.frombuffer(data, np.uint8).reshape(shape) != 0
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def texts(name: str, shape: Sequence[int], data: bytes) -> np.ndarray:
+    count, at = math.prod(shape), 0
+    found: list[bytes] = []
+    if 4 * count > len(data):
+        raise wrong(f"input {name!r}: {len(data)} bytes cannot hold {count} BYTES elements")
+    unpack = struct.Struct("<I").unpack_from
+    for _ in range(count):
+        if at + 4 > len(data):
+            raise wrong(f"input {name!r}: element {len(found)} begins behind the end of its bytes")
+        (length,) = unpack(data, at)
+        at += 4
+        if length > len(data) - at:
+            raise wrong(f"input {name!r}: element {len(found)} claims {length} bytes, {len(data) - at} are left")
+        found.append(data[at : at + length])
+        at += length
+    if at != len(data):
+        raise wrong(f"input {name!r}: {len(data) - at} bytes behind its last element")
+    return objects(found, shape)
+
+
+def objects(values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made.reshape(shape)
+
+
+def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> np.ndarray:
+    """Data in row-major order, flat or nested."""
+    if not isinstance(data, list):
+        raise wrong(f"input {name!r} has no data, and no binary_data_size")
+    flat = data
+    if len(shape) == 2 and data and isinstance(data[0], list):
+        if not all(isinstance(row, list) and len(row) == shape[1] for row in data):
+            raise wrong(f"input {name!r}: rows are not lists of {shape[1]}")
+        flat = [value for row in data for value in row]
+    if len(flat) != math.prod(shape):
+        raise wrong(f"input {name!r} has {len(flat)} values, expected {math.prod(shape)} for shape {list(shape)}")
+    met = set(map(type, flat))
+    if datatype == "BYTES":
+        if not met <= {str}:
+            raise wrong(f"input {name!r} holds values that are no strings")
+        return objects([text.encode() for text in flat], shape)
+    dtype = NUMPY[datatype]
+    if not met <= JSON_TYPES[dtype.kind]:
+        raise wrong(f"input {name!r} holds values that are no {datatype}")
+    try:
+        return np.array(flat, dtype).reshape(shape)
+    except (OverflowError, ValueError):
+        raise wrong(f"input {name!r} holds a number beyond {datatype}") from None
+
+
+def infer_answer(name: str, version: int, request: InferRequest, scores: np.ndarray) -> tuple[bytes, int | None]:
+    """The body, and the JSON's length where the scores follow as binary."""
+    output: dict[str, Any] = {"name": OUTPUT, "datatype": "FP32", "shape": [len(scores)]}
+    answer: dict[str, Any] = {"model_name": name, "model_version": str(version), "outputs": [output]}
+    if request.id:
+        answer["id"] = request.id
+    if not request.binary:
+        output["data"] = scores
+        return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), None
+    output["parameters"] = {"binary_data_size": 4 * len(scores)}
+    head = orjson.dumps(answer)
+    return head + np.ascontiguousarray(scores, "<f4").tobytes(), len(head)
+
+
+def inputs_of(columns: Mapping[str, Any], context: frozenset[str] | None) -> list[dict[str, Any]]:
+    """The model's inputs, as its metadata names them. ``columns``: `RawColumn` by name; of a run, any may come once."""
+    found = []
+    for name, column in columns.items():
+        first = 1 if context is not None and name in context else -1
+        shape = [first, -1] if column.is_list else [first]
+        found.append({"name": name, "datatype": OF_KIND[column.letter], "shape": shape})
+    return found
+
+
+def a_dict(value: Any, what: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise wrong(f"{what} must be an object, got {brief(value)}")
+    return value
+
+
+def a_text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or len(value) > 1000:
+        raise wrong(f"{what} must be a short string, got {brief(value)}")
+    return value

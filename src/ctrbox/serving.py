@@ -1,0 +1,142 @@
+"""`ctrbox serve`: a model's folder answers requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctrbox.terminal import Mistake, hint, say_json, tell
+
+EXAMPLES = """\b
+Examples:
+  ctrbox serve model/                              HTTP on http://127.0.0.1:8000, its page at /
+  ctrbox serve model/ --grpc-port 8001             and gRPC for tritonclient
+  ctrbox serve model/ --host 0.0.0.0 --token-file token.txt
+  ctrbox serve runs/today --view users=data/users  a trained run, with a view from another place
+"""
+
+
+def serve(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL/", help="Folder of a Deep FFM, or of a run.", show_default=False)
+    ],
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Of HTTP.")] = 8000,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help="Of gRPC; none unless given.", show_default=False)
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Holds the token that requests must carry; or CTRBOX_TOKEN does. Needed beyond loopback.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Of the model, for the v2 protocol; its folder's unless given.", show_default=False
+        ),
+    ] = "",
+    max_candidates: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Of a request.")] = 1000,
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of a request.")] = "1MB",
+    queue: Annotated[
+        int, typer.Option(min=0, max=1_000_000, metavar="N", help="Requests that may wait; more get 503.")
+    ] = 64,
+    deadline_ms: Annotated[
+        int, typer.Option(min=1, max=600_000, metavar="MS", help="A request that waited longer gets 503.")
+    ] = 200,
+    body_timeout: Annotated[
+        float, typer.Option(min=0.1, max=600, metavar="S", help="Within which a request's bytes must be there.")
+    ] = 10.0,
+    cache: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory for contexts that were met before; 0: none.")
+    ] = "64MB",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=256,
+            help="That score; 0: the event loop itself. Unless given 0 for a Deep FFM and 1 for a run.",
+            show_default=False,
+        ),
+    ] = None,
+    view: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="Other data for a view of the plan.", show_default=False),
+    ] = None,
+    allow_operators: Annotated[
+        bool, typer.Option("--allow-operators", help="Import (run) the modules of the plan's own operators.")
+    ] = False,
+    http: Annotated[str, typer.Option(metavar="SERVER", help="granian or uvicorn.")] = "granian",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout when it is ready.")] = False,
+) -> None:
+    """Answer requests with a model: one context and many candidates in, click probabilities out."""
+    import logging
+
+    from ctrbox.views.view import parse_bytes
+
+    if http not in ("granian", "uvicorn"):
+        raise Mistake(f"--http must be granian or uvicorn, got {http!r}")
+    try:
+        from ctrbox.serve.server import Server, Settings, bracketed, missing_library, read_token
+        from ctrbox.serve.service import Limits
+    except ImportError as error:
+        raise Mistake(f"serving needs {error.name}, which is not installed: pip install 'ctrbox[serve]'") from None
+
+    logging.basicConfig(level=logging.INFO, format="ctrbox: %(message)s")
+    limits = Limits(
+        body_bytes=parse_bytes(max_body),
+        candidates=max_candidates,
+        waiting=queue,
+        deadline_ms=deadline_ms,
+        body_seconds=body_timeout,
+        cache_bytes=parse_bytes(cache) if cache.strip() != "0" else 0,
+    )
+    settings = Settings(
+        host=host,
+        port=port,
+        grpc_port=grpc_port or 0,
+        token=read_token(token_file),
+        name=name,
+        threads=threads,
+        http=http,
+        limits=limits,
+        views=views_of(view or []),
+        allow_operators=allow_operators,
+    )
+    try:
+        server = Server.open(model, settings)
+        url = f"http://{bracketed(host)}:{port}"
+
+        def ready() -> None:
+            served = server.service.served
+            facts: dict[str, Any] = {
+                "model": server.service.name,
+                "kind": served.kind,
+                "version": served.version,
+                "url": url,
+            }
+            if as_json:
+                say_json(**facts, grpc=grpc_port)
+            grpc = f", gRPC at {bracketed(host)}:{grpc_port}" if grpc_port else ""
+            tell(f"serving {model} version {served.version} at {url}{grpc}; Ctrl-C ends it")
+            hint(f"curl {url}/openapi.json    or open {url}/ in a browser")
+
+        server.run(ready)
+    except ImportError as error:
+        raise missing_library(error) from None
+    tell("stopped; every request that was under way was answered")
+
+
+def views_of(given: list[str]) -> dict[str, str]:
+    views = {}
+    for entry in given:
+        name, mark, path = entry.partition("=")
+        if not mark or not name or not path:
+            raise Mistake(f"--view takes NAME=PATH, got {entry!r}")
+        views[name] = path
+    return views

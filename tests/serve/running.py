@@ -1,0 +1,91 @@
+"""A server in a process of its own, as `ctrbox serve` starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+
+@dataclass
+class Running:
+    process: subprocess.Popen[str]
+    port: int
+    grpc_port: int
+    said: list[str] = field(default_factory=list)  # lines of stderr so far
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30)
+
+    def score(self, body: bytes) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/score", content=body, timeout=30)
+
+    def raw(self, data: bytes, *, wait: float = 10.0) -> bytes:
+        """What comes back for these bytes, until the server closes or ``wait`` seconds pass."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=wait) as s:
+            with contextlib.suppress(OSError):
+                s.sendall(data)
+                s.shutdown(socket.SHUT_WR)
+            found = b""
+            with contextlib.suppress(OSError):
+                while part := s.recv(65_536):
+                    found += part
+        return found
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in held]
+    for s in held:
+        s.close()
+    return ports
+
+
+@contextlib.contextmanager
+def running(folder: Path, *options: str, token: str = "") -> Iterator[Running]:
+    port, grpc_port = free_ports(2)
+    command = [sys.executable, "-m", "ctrbox.cli", "serve", str(folder), "--json"]
+    command += ["--port", str(port), "--grpc-port", str(grpc_port), *options]
+    env = {**os.environ, "CTRBOX_TOKEN": token}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    server = Running(process, port, grpc_port)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    stderr = process.stderr
+
+    def listen() -> None:
+        for line in stderr:
+            server.said.append(line.rstrip())
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        line = process.stdout.readline()
+        assert line, "\n".join(server.said)
+        assert json.loads(line)["url"] == server.url
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        listener.join()
+        process.stdout.close()
+        process.stderr.close()

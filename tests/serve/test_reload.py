@@ -1,0 +1,214 @@
+"""New versions while serving: taken up whole, never half; bad patches refused; requests under way at the end are answered."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+
+import ctrbox as cb
+from ctrbox.serve.metrics import Metrics
+from ctrbox.serve.model_folder import ModelFolder
+from ctrbox.serve.reload import Reloader
+from ctrbox.serve.served import ServedFfm, open_served
+from tests.serve.running import Running, running
+from tests.serve.test_scoring import body_of
+from tests.serve.worlds import World
+
+
+@pytest.fixture
+def folder(world: World, tmp_path: Path) -> ModelFolder:
+    place = tmp_path / "model"
+    shutil.copytree(world.folder, place)
+    return ModelFolder.open(place)
+
+
+@pytest.fixture
+def served(folder: ModelFolder) -> ServedFfm:
+    made = open_served(folder)
+    assert isinstance(made, ServedFfm)
+    return made
+
+
+def learner(world: World) -> cb.DeepFFM:
+    world.engine.save(world.data / "learner.ffm")
+    return cb.DeepFFM.load(world.data / "learner.ffm")
+
+
+def test_a_published_version_is_taken_up_and_a_rollback_too(
+    world: World, folder: ModelFolder, served: ServedFfm
+) -> None:
+    metrics = Metrics()
+    reloader = Reloader(served, folder.published, metrics)
+    engine = learner(world)
+    body = orjson.dumps(body_of(world.rows(0, 40)))
+    before, _ = served.score(served.reader.from_json(body))
+    assert not reloader.look()
+    engine.learn(world.plan.batches(500, limit=500))
+    folder.published.publish(engine)
+    assert reloader.look()
+    after, version = served.score(served.reader.from_json(body))
+    assert version == 2
+    assert not np.array_equal(before, after)
+    assert reloader.copy.read_bytes() == folder.published.file().read_bytes()
+    folder.published.rollback(1)
+    assert reloader.look()
+    again, version = served.score(served.reader.from_json(body))
+    assert version == 3
+    assert np.array_equal(again, before)
+    assert (metrics.applied, metrics.refused) == (2, 0)
+    reloader.close()
+    assert not reloader.place.exists()
+
+
+def damage(path: Path, how: str) -> None:
+    whole = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif how == "flipped":
+        path.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
+    elif how == "another's":
+        path.write_bytes(path.with_name("00000002.patch").read_bytes())
+    else:
+        path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "another's", "empty", "gone"])
+def test_a_bad_patch_is_refused_and_the_next_version_comes_whole(
+    world: World, folder: ModelFolder, served: ServedFfm, how: str
+) -> None:
+    metrics = Metrics()
+    reloader = Reloader(served, folder.published, metrics)
+    engine = learner(world)
+    for n in range(2):
+        engine.learn(world.plan.batches(200, limit=200))
+        folder.published.publish(engine)
+        assert n or reloader.look()
+    damage(folder.published.patch(3), how)
+    body = orjson.dumps(body_of(world.rows(0, 40)))
+    before, version = served.score(served.reader.from_json(body))
+    assert version == 2
+    for _ in range(3):
+        assert not reloader.look()
+    assert metrics.refused == 1
+    assert "version 3" in metrics.last_refusal
+    assert np.array_equal(served.score(served.reader.from_json(body))[0], before)
+    folder.published.publish(engine)
+    assert reloader.look()
+    assert served.version == 4
+    expected = folder.engine().predict(served.split.joined(*parts(served, body)))
+    assert np.array_equal(served.score(served.reader.from_json(body))[0], expected)
+    reloader.close()
+
+
+def parts(served: ServedFfm, body: bytes) -> tuple:  # type: ignore[type-arg]
+    request = served.reader.from_json(body)
+    part = served.split.context(request.context())
+    return part, served.split.candidates(part, request.candidates)
+
+
+def test_a_damaged_log_and_a_whole_file_that_is_damaged_are_refused(
+    world: World, folder: ModelFolder, served: ServedFfm
+) -> None:
+    metrics = Metrics()
+    reloader = Reloader(served, folder.published, metrics)
+    engine = learner(world)
+    engine.learn(world.plan.batches(200, limit=200))
+    folder.published.publish(engine)
+    damage(folder.published.patch(2), "cut")
+    assert not reloader.look()
+    engine.learn(world.plan.batches(200, limit=200))
+    folder.published.publish(engine)
+    damage(folder.published.file(3), "flipped")
+    assert not reloader.look()
+    assert "checksum" in metrics.last_refusal
+    (folder.published.folder / "CURRENT").write_text("{}")
+    assert not reloader.look()
+    assert (served.version, metrics.applied, metrics.refused) == (1, 0, 3)
+    reloader.close()
+
+
+def test_no_request_fails_or_sees_half_a_model_while_versions_come(world: World, folder: ModelFolder) -> None:
+    """Every answer is the one of the version it names, whatever is published meanwhile."""
+    bodies = [orjson.dumps(body_of(world.rows(100 * k, 30), k)) for k in range(4)]
+    answers: list[tuple[int, int, list[float]]] = []
+    failures: list[str] = []
+    published = threading.Event()
+
+    def client(server: Running, seed: int) -> None:
+        order = np.random.default_rng(seed)
+        with httpx.Client(base_url=server.url, timeout=30) as http:
+            while not published.is_set():
+                k = int(order.integers(4))
+                found = http.post("/v1/score", content=bodies[k])
+                if found.status_code != 200:
+                    failures.append(found.text)
+                else:
+                    answers.append((k, found.json()["version"], found.json()["scores"]))
+
+    engine = learner(world)
+    with running(folder.folder, "--queue", "64", "--deadline-ms", "20000") as server:
+        clients = [threading.Thread(target=client, args=(server, k)) for k in range(3)]
+        for c in clients:
+            c.start()
+        for version in range(2, 6):
+            engine.learn(world.plan.batches(200, limit=200))
+            folder.published.publish(engine)
+            until = time.monotonic() + 20
+            while server.get("/v1/live").json()["model"]["version"] != version and time.monotonic() < until:
+                time.sleep(0.05)
+        published.set()
+        for c in clients:
+            c.join()
+        assert server.get("/v1/live").json()["patches"]["applied"] == 4
+        assert server.stop() == 0
+    assert not failures
+    assert {version for _, version, _ in answers} == {1, 2, 3, 4, 5}
+    expected = {}
+    for version in range(1, 6):
+        served = open_served(folder)
+        assert isinstance(served, ServedFfm)
+        model = folder.engine(version)
+        for k, body in enumerate(bodies):
+            expected[k, version] = model.predict(served.split.joined(*parts(served, body)))
+    for k, version, scores in answers:
+        assert np.array_equal(np.array(scores, np.float32), expected[k, version])
+
+
+def test_what_is_under_way_is_answered_before_the_end(world: World, folder: ModelFolder) -> None:
+    body = orjson.dumps(body_of(world.rows(0, 100)))
+    codes: list[int] = []
+    ended = threading.Event()
+
+    def client(server: Running) -> None:
+        with httpx.Client(base_url=server.url, timeout=30) as http:
+            while not ended.is_set():
+                try:
+                    codes.append(http.post("/v1/score", content=body).status_code)
+                except httpx.ConnectError:  # the socket is closed: nothing was asked
+                    return
+                except (httpx.ReadError, httpx.RemoteProtocolError):
+                    # A connection that was kept may be closed as the next request leaves; nothing of it was read.
+                    return
+
+    with running(folder.folder) as server:
+        clients = [threading.Thread(target=client, args=(server,)) for _ in range(3)]
+        for c in clients:
+            c.start()
+        while len(codes) < 50:
+            time.sleep(0.01)
+        assert server.stop() == 0
+        ended.set()
+        for c in clients:
+            c.join()
+    assert set(codes) <= {200, 503}
+    assert any("every request that was under way was answered" in line for line in server.said)
+    assert not any("Traceback" in line for line in server.said)

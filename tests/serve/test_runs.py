@@ -1,0 +1,95 @@
+"""A run of the trainer behind the same requests: any column in either part, lists too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+
+import ctrbox as cb
+from ctrbox.errors import CtrboxError, PlanError
+from ctrbox.serve.model_folder import ModelFolder
+from ctrbox.serve.served import ServedRun, open_served
+from tests.serve.running import running
+from tests.train.worlds import checkerboard, on_disk
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run")
+    plan = on_disk(place, rows=2000)
+    model = cb.models.DeepFM(plan.schema, dim=4, hidden=(8,))
+    cb.Trainer(model, cb.MemoryTable(4)).fit(plan, batch_size=500, epochs=1, out=place / "run")
+    return place / "run"
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> ServedRun:
+    made = open_served(ModelFolder.open(folder), most_candidates=100)
+    assert isinstance(made, ServedRun)
+    return made
+
+
+def test_a_run_scores_as_it_predicts_whatever_is_in_the_context(served: ServedRun) -> None:
+    rows = checkerboard(30, seed=5).drop_columns(["clicked", "ts", "id"])
+    one = rows.slice(4, 1).to_pylist()[0]
+    for context in ([], ["user"], ["user", "device", "tags"], ["price"]):
+        listed = [{k: v for k, v in row.items() if k not in context} for row in rows.to_pylist()]
+        joined = pa.table({n: [one[n]] * 30 if n in context else rows[n] for n in rows.column_names}, rows.schema)
+        body = {"context": {n: one[n] for n in context}, "candidates": listed}
+        scores, version = served.score(served.reader.from_json(orjson.dumps(body)))
+        assert version == 1
+        assert np.array_equal(scores, served.run.predict(joined))
+        columns = {n: [row[n] for row in listed] for n in listed[0]}
+        again, _ = served.score(served.reader.from_json(orjson.dumps({**body, "candidates": columns})))
+        assert np.array_equal(scores, again)
+
+
+def test_tensors_of_one_row_are_the_context(served: ServedRun) -> None:
+    n = 6
+    tensors = {
+        "user": np.array([3]),
+        "device": np.array([[b"ios"]], object),
+        "ad": np.arange(n),
+        "price": np.linspace(0, 1, n, dtype=np.float64),
+        "tags": np.array([[b"t1", b"t2"]] * n, object),
+    }
+    scores, _ = served.score(served.reader.from_tensors(tensors))
+    rows = [
+        {"user": 3, "device": "ios", "ad": k, "price": float(tensors["price"][k]), "tags": ["t1", "t2"]}
+        for k in range(n)
+    ]
+    assert np.array_equal(scores, served.run.predict(rows))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tags": "t1"}, {"tags": [1]}, {"tags": [["t1"]]}, {"price": "1"}, {"price": None}, {"other": 1}, {"user": ...}],
+)
+def test_wrong_fields_are_refused(served: ServedRun, change: dict[str, object]) -> None:
+    row: dict[str, object] = {"user": 1, "ad": 2, "tags": [], "price": 0.5, "device": "ios"}
+    good = orjson.dumps({"candidates": [row]})
+    assert served.score(served.reader.from_json(good))[0].shape == (1,)
+    row.update(change)
+    wrong = orjson.dumps({"candidates": [{k: v for k, v in row.items() if v is not ...}]})
+    with pytest.raises(CtrboxError):
+        served.score(served.reader.from_json(wrong))
+
+
+def test_a_run_has_no_published_versions(folder: Path) -> None:
+    with pytest.raises(PlanError, match="no published versions"):
+        _ = ModelFolder.open(folder).published
+
+
+@pytest.mark.slow
+def test_a_run_is_served(folder: Path) -> None:
+    with running(folder) as server:
+        row = {"ad": 2, "tags": ["t0"], "price": 0.5, "device": "ios"}
+        found = server.score(orjson.dumps({"context": {"user": 1}, "candidates": [row, {**row, "ad": 3}]}))
+        assert found.status_code == 200
+        expected = cb.Run.load(folder).predict([{**row, "user": 1}, {**row, "ad": 3, "user": 1}])
+        assert np.abs(np.array(found.json()["scores"]) - expected).max() < 1e-6
+        assert server.stop() == 0
