@@ -167,6 +167,35 @@ def test_a_broker_gives_the_same_weights_as_a_folder(
     assert learned(tmp_path / "model") == learned(unbroken[0])
 
 
+def test_a_server_takes_up_what_the_loop_publishes(world: Path, tmp_path: Path) -> None:
+    from tests.serve.running import running
+
+    stream, model = tmp_path / "stream", tmp_path / "model"
+    stream.mkdir()
+    loop(world / "data", stream, model, once=True).run()
+    row = pq.read_table(world / "data" / "impressions").slice(7, 1).to_pylist()[0]
+    names = ("user_id", "query", "ts")
+    context = {name: str(row[name]) if name == "ts" else row[name] for name in names}
+    candidate = {name: row[name] for name in ("ad_id", "device")}
+    body = json.dumps({"context": context, "candidates": [candidate]}).encode()
+    with running(model) as server:
+        before = server.score(body).json()
+        for chunk in sorted((world / "parquet").iterdir()):
+            shutil.copy(chunk, stream)
+        found = loop(world / "data", stream, model, once=True).run()
+        until = time.monotonic() + 60
+        while server.score(body).json()["version"] < found["version"] and time.monotonic() < until:
+            time.sleep(0.05)
+        after, live = server.score(body).json(), server.get("/v1/live").json()
+    assert (before["version"], after["version"]) == (1, found["version"])
+    assert live["patches"]["refused"] == 0
+    assert live["online"]["examples"] == found["learned"]
+    served = ModelFolder.open(model)
+    rows = pq.read_table(world / "data" / "impressions").slice(7, 1).drop_columns(["clicked"])
+    assert after["scores"][0] == pytest.approx(float(served.engine().predict(served.plan().run(rows))[0]), abs=1e-6)
+    assert before["scores"] != after["scores"]
+
+
 # ---- warm-up
 
 
