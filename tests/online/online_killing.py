@@ -32,7 +32,7 @@ from ctrbox.serve.online_checkpoint import Checkpoints
 from tests.online.online_world import loop
 
 ROOT = Path(__file__).parents[2]
-WORDS = ("piece", "checkpoint", "kept", "publish", "published", "idle", "ready")
+WORDS = ("warm", "piece", "checkpoint", "kept", "publish", "published", "idle", "ready")
 
 
 IDLE = 4  # times in a row that nothing came: it is time for a kill
@@ -91,7 +91,10 @@ class Rounds:
             disorder_s=300,
         )
         unbroken = place / "unbroken"
-        loop(self.data, self.chunks, unbroken, once=True, publish_at_end=False).run()
+        self.past = place / "past"
+        adlog(rows=400, seed=seed + 1, out=self.past, days=1)
+        self.past /= "impressions"
+        loop(self.data, self.chunks, unbroken, once=True, publish_at_end=False, warm_up=[str(self.past)]).run()
         self.expected = self._facts(unbroken)
 
     def go(self, kills: int) -> Rounds:
@@ -141,15 +144,8 @@ class Rounds:
         """A process, killed a moment after it said a word for the n-th time. False: nothing is left to learn from."""
         said, times = self.rng.choice(WORDS), self.rng.randrange(1, 4)
         delay = self.rng.choice([0, 0.001, 0.01]) * self.rng.random()
-        command = [
-            sys.executable,
-            "-m",
-            "tests.online.online_world",
-            str(self.data),
-            stream,
-            str(model),
-            *["--once"] * once,
-        ]
+        command = [sys.executable, "-m", "tests.online.online_world", str(self.data), stream, str(model)]
+        command += ["--warm-up", str(self.past), *["--once"] * once]
         errors = self.place / "errors"
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])

@@ -15,6 +15,7 @@ from typing import Any
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.online.events import Piece
+from ctrbox.serve import online_loop
 from ctrbox.serve.online_loop import OnlineLoop
 
 
@@ -66,7 +67,7 @@ class Talking(OnlineLoop):
     def _between(self, publish: bool = True) -> None:
         super()._between(publish)
         if not self._changed:
-            word("idle")
+            word("idle" if self.warm["done"] else "warm")
 
 
 def word(text: str) -> None:
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--every", default="500ex")
+    parser.add_argument("--warm-up", default="")
     asked = parser.parse_args()
     made_loop = loop(
         asked.data,
@@ -89,10 +91,12 @@ def main() -> None:
         once=asked.once,
         publish_at_end=False,
         every=asked.every,
+        warm_up=[asked.warm_up] if asked.warm_up else [],
         checkpoint=0,
         checkpoint_share=1,
     )
     made_loop.tell = lambda line: print(line, file=sys.stderr)
+    online_loop.ROWS = 100  # of past rows: small steps, so that a kill can come between two
     word("ready")
     made_loop.run()
     word("end")

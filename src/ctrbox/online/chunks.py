@@ -91,6 +91,9 @@ class ChunkFolder:
                 pause = min(2 * pause, MOST_PAUSE_S)
                 yield None
 
+    def drained(self) -> bool:
+        return not self.failing  # a folder shows what it has
+
     def took(self, piece: Piece) -> None:
         if piece.last:
             self.done[piece.chunk] = None

@@ -100,6 +100,13 @@ class NatsStream:
                 start = self.rows if sequence == self.seq + 1 else 0
                 yield from pieces(str(sequence), payload, self.layout, start)
 
+    def drained(self) -> bool:
+        try:
+            return self._call(self._all_came(), ANSWER_S)
+        except Exception as error:
+            self.failing = str(error) or type(error).__name__
+            return False
+
     def took(self, piece: Piece) -> None:
         if piece.last:
             self.seq, self.rows = int(piece.chunk), 0
@@ -231,6 +238,10 @@ class NatsStream:
         if len(found) < len(messages):
             await self._acknowledge()
         return found
+
+    async def _all_came(self) -> bool:
+        info = await self._client.jetstream(timeout=ANSWER_S).consumer_info(self.stream, self.consumer)
+        return bool(info.num_pending == 0 and info.delivered.consumer_seq == self._delivered)
 
     async def _acknowledge(self) -> None:
         ready = []

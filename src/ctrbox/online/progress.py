@@ -16,6 +16,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.floating]
 
 CLIP = 1e-7
+KEPT = 1000  # windows in a checkpoint
 HEAD = "  average     since      example    window  constant\n     loss      last      counter       AUC      loss"
 
 
@@ -99,7 +100,7 @@ class Progress:
             "examples": self.examples,
             "sums": [self._weight, self._loss, self._predicted, self._clicks],
             "since": list(self._since),
-            "windows": [list(astuple(w)) for w in self.windows],
+            "windows": [list(astuple(w)) for w in self.windows[-KEPT:]],
         }
         none = [np.zeros(0, np.float32)]
         weights = [np.ones(len(part[0]), np.float32) if part[2] is None else part[2] for part in self._held]

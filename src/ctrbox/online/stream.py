@@ -30,6 +30,9 @@ class Stream(Protocol):
     def pieces(self) -> Iterator[Piece | None]:
         """From the position on, without an end; to be called once. None: nothing is there right now, after a short wait."""
 
+    def drained(self) -> bool:
+        """Behind a None: whether really nothing is left, or it is only not here yet."""
+
     def took(self, piece: Piece) -> None:
         """It was learned from, or is held: from now on ``position`` lies behind it."""
 

@@ -141,10 +141,10 @@ class OnlineLoop:
         for piece in self.stream.pieces():
             if piece is not None:
                 self._take(piece)
-            elif self.once:
-                if self.stream.failing:
-                    raise SourceError(self.stream.failing)
+            elif self.once and self.stream.drained():
                 return
+            elif self.once and self.stream.failing:
+                raise SourceError(self.stream.failing)
             self._between()
             if self.interrupted:
                 return
@@ -184,7 +184,8 @@ class OnlineLoop:
                 if self.interrupted:
                     rows.close()
                     return
-        self.warm["done"] = self._changed = True
+        self.warm |= {"done": True, "learned": self.engine.learned}
+        self._changed = True
         spent = time.perf_counter() - began
         self.tell(
             f"warmed up with {self.engine.learned - before:,} examples in {spent:.1f} s, "
@@ -314,6 +315,8 @@ class OnlineLoop:
         learned = self.engine.learned
         if learned <= self.published_learned or time.monotonic() < self._next_publish:
             return False
+        if self.published_learned < self.warm.get("learned", 0):
+            return True
         return self.every.due(learned, self.published_learned, time.time() - self._published_s)
 
     def _publish(self) -> None:
