@@ -208,18 +208,18 @@ def test_warm_up_learns_past_rows_first_and_goes_on_after_an_end(world: Path, tm
     for n in range(4):
         pq.write_table(rows.slice(500 * n, 500), past / "impressions" / f"{n}.parquet")
     (tmp_path / "empty").mkdir()
+    warm_up = [str(past / "impressions")]
 
     plan, engine = made(world / "data")
     engine.learn(plan.run(rows.combine_chunks()))
     engine.save(tmp_path / "by-hand.ffm")
-
     told: list[str] = []
-    whole = loop(world / "data", tmp_path / "empty", tmp_path / "whole", once=True, warm_up=[str(past / "impressions")])
-    whole.tell = told.append
-    whole.run()
-    assert learned(tmp_path / "whole") == (tmp_path / "by-hand.ffm").read_bytes()
+    alone = loop(world / "data", tmp_path / "empty", tmp_path / "alone", once=True, warm_up=warm_up)
+    alone.tell = told.append
+    alone.run()
+    assert learned(tmp_path / "alone") == (tmp_path / "by-hand.ffm").read_bytes()
     assert any("warmed up with 2,000 examples" in line and "waiting for input" in line for line in told)
-    assert notes(tmp_path / "whole") == ["online, 0 examples", "online, 2,000 examples"]
+    assert notes(tmp_path / "alone") == ["online, 0 examples", "online, 2,000 examples"]
 
     class Ends(OnlineLoop):
         """Asked to end behind every file of the past."""
@@ -229,17 +229,18 @@ def test_warm_up_learns_past_rows_first_and_goes_on_after_an_end(world: Path, tm
             if not self.warm["done"] and self.warm["rows"]:
                 self.asked.by = signal.SIGTERM
 
+    loop(world / "data", world / "parquet", tmp_path / "whole", once=True, warm_up=warm_up).run()
     lives = 0
     while lives < 10:
-        part = loop(
-            world / "data", tmp_path / "empty", tmp_path / "parts", Ends, once=True, warm_up=[str(past / "impressions")]
-        )
+        part = loop(world / "data", world / "parquet", tmp_path / "parts", Ends, once=True, warm_up=warm_up)
         part.run()
         lives += 1
         if part.warm["done"]:
             break
     assert 4 <= lives <= 6
-    assert learned(tmp_path / "parts") == (tmp_path / "by-hand.ffm").read_bytes()
+    loop(world / "data", world / "parquet", tmp_path / "parts", once=True, warm_up=warm_up).run()
+    assert learned(tmp_path / "parts") == learned(tmp_path / "whole") != learned(tmp_path / "alone")
+    assert notes(tmp_path / "parts") == notes(tmp_path / "whole")
 
 
 # ---- bad input

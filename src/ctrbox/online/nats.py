@@ -34,6 +34,7 @@ ANSWER_S = 10.0
 MOST_PAUSE_S = 30.0
 FETCH_MESSAGES, FETCH_BYTES = 256, 64 << 20
 MOST_PENDING = 500_000  # messages behind the checkpoint; then the server waits for one
+FORGOTTEN_S = 86_400.0  # then the server drops a consumer that nobody uses; the position is ours
 ACK_WAIT_S = 3600.0  # a consumer lives as long as its connection: a message comes again to the next one, not to this
 
 
@@ -182,6 +183,7 @@ class NatsStream:
                 ack_policy=AckPolicy.EXPLICIT if self._each else AckPolicy.ALL,
                 ack_wait=ACK_WAIT_S,
                 max_ack_pending=MOST_PENDING,
+                inactive_threshold=FORGOTTEN_S,
                 filter_subject=self.subject or None,
             )
             await stream.add_consumer(self.stream, config)

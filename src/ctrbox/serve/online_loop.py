@@ -124,7 +124,8 @@ class OnlineLoop:
             self.stream = first if first is not None and position is None else self._open_stream(position, stack)
             self._went_on()
             self._warm_up()
-            self._follow()
+            if not self.interrupted:  # else the past is not learned from whole, and what follows it waits
+                self._follow()
             self._end()
         return self._status()
 
