@@ -229,16 +229,17 @@ def test_warm_up_learns_past_rows_first_and_goes_on_after_an_end(world: Path, tm
             if not self.warm["done"] and self.warm["rows"]:
                 self.asked.by = signal.SIGTERM
 
-    loop(world / "data", world / "parquet", tmp_path / "whole", once=True, warm_up=warm_up).run()
+    options: dict[str, Any] = {"once": True, "warm_up": warm_up, "publish_at_end": False}
+    loop(world / "data", world / "parquet", tmp_path / "whole", **options).run()
     lives = 0
     while lives < 10:
-        part = loop(world / "data", world / "parquet", tmp_path / "parts", Ends, once=True, warm_up=warm_up)
+        part = loop(world / "data", world / "parquet", tmp_path / "parts", Ends, **options)
         part.run()
         lives += 1
         if part.warm["done"]:
             break
     assert 4 <= lives <= 6
-    loop(world / "data", world / "parquet", tmp_path / "parts", once=True, warm_up=warm_up).run()
+    loop(world / "data", world / "parquet", tmp_path / "parts", **options).run()
     assert learned(tmp_path / "parts") == learned(tmp_path / "whole") != learned(tmp_path / "alone")
     assert notes(tmp_path / "parts") == notes(tmp_path / "whole")
 
