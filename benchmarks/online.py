@@ -69,9 +69,7 @@ def main() -> None:
         list(plan.batches(65_536, limit=65_536))  # dimensions are loaded before anything is timed
 
         began = time.perf_counter()
-        loop = OnlineLoop(
-            plan, engine, str(stream), folder / "model", every=f"{asked.rows // 4}ex", once=True, tell=print
-        )
+        loop = OnlineLoop(plan, engine, str(stream), folder / "model", every="5m", once=True, tell=print)
         found = loop.run()
         spent = time.perf_counter() - began
         learned = found["learned"]

@@ -85,7 +85,7 @@ class Join:
         self.layout, self.window, self.lateness, self.budget = layout, window_us, lateness_us, budget_bytes
         self.counts = Counts()
         self.newest = BEGIN
-        self._arrived = 0
+        self._arrived = self._clicks_arrived = 0
         # id -> [time, block, row, clicked]; the heap has (time, arrival, id) of each.
         self._held: dict[Hashable, list[Any]] = {}
         self._order: list[tuple[int, int, Hashable]] = []
@@ -111,42 +111,50 @@ class Join:
 
     def add(self, events: Events, until: int | None = None) -> Examples:
         """Events in order; the examples that are ready. ``until``: events of a later time are counted and left out."""
+        if until is not None and len(events) and int(events.time.max()) > until:
+            events = self._without(events, events.time <= until)
+        counts, held, order, early = self.counts, self._held, self._order, self._clicks
+        window, newest, arrived = self.window, self.newest, self._arrived
+        watermark = self.watermark
         found: list[list[Any]] = []
-        counts, held, order, window = self.counts, self._held, self._order, self.window
-        watermark, early = self.watermark, self._clicks
         shown = events.rows.filter(pa.array(~events.click)) if events.click.any() else events.rows
+        counts.impressions += len(shown)
+        counts.clicks += len(events) - len(shown)
         row, block = -1, Block(shown, 0)
+        # 2 to 4 µs an event; learning from one takes 5 to 15.
         for click, time, id in zip(events.click.tolist(), events.time.tolist(), events.ids, strict=True):
-            row += not click
-            if until is not None and time > until:
-                counts.future += 1
-                continue
             if click:
-                counts.clicks += 1
                 self._click(id, time, watermark)
             else:
-                counts.impressions += 1
+                row += 1
                 if time + window < watermark:
                     counts.late_impressions += 1
                 elif id in held:
                     counts.duplicates += 1
                 else:
                     held[id] = [time, block, row, id in early and self._came_first(id, time)]
-                    heapq.heappush(order, (time, self._arrived, id))
-                    self._arrived += 1
+                    heapq.heappush(order, (time, arrived, id))
+                    arrived += 1
                     block.waiting += 1
-            if time > self.newest:
-                self.newest = time
+            if time > newest:
+                newest = time
                 watermark = time - self.lateness
                 while order and order[0][0] + window < watermark:
                     found.append(held.pop(heapq.heappop(order)[2]))
                 if self._expiry and self._expiry[0][0] + window < watermark:
                     self._forget(watermark)
+        self.newest, self._arrived = newest, arrived
         if block.waiting:
             self._keep(block)
         ready = self._taken(found)
         self._tidy()
         return ready
+
+    def _without(self, events: Events, kept: npt.NDArray[np.bool_]) -> Events:
+        """Without those from the future."""
+        self.counts.future += int(len(kept) - kept.sum())
+        ids = [id for id, keep in zip(events.ids, kept.tolist(), strict=True) if keep]
+        return Events(events.click[kept], events.time[kept], ids, events.rows.filter(pa.array(kept)))
 
     def _click(self, id: Hashable, time: int, watermark: int) -> None:
         entry = self._held.get(id)
@@ -161,8 +169,8 @@ class Join:
             self.counts.late_clicks += 1
         else:
             self._clicks.setdefault(id, []).append((time, time < watermark))
-            heapq.heappush(self._expiry, (time, self._arrived, id))
-            self._arrived += 1
+            heapq.heappush(self._expiry, (time, self._clicks_arrived, id))
+            self._clicks_arrived += 1
 
     def _came_first(self, id: Hashable, time: int) -> bool:
         """Whether a click of the impression is there already."""
@@ -319,8 +327,8 @@ class Join:
         heapq.heapify(self._order)
         for id, time, late in zip(*(clicks.column(n).to_pylist() for n in (ID, TIME, LATE)), strict=True):
             self._clicks.setdefault(id, []).append((time, late))
-            self._expiry.append((time, self._arrived, id))
-            self._arrived += 1
+            self._expiry.append((time, self._clicks_arrived, id))
+            self._clicks_arrived += 1
         heapq.heapify(self._expiry)
 
     def _id_type(self) -> pa.DataType:
