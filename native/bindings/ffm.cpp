@@ -9,6 +9,7 @@
 #include "bindings/embedder.h"
 #include "core/ffm/example_cache.h"
 #include "core/ffm/from_batch.h"
+#include "core/ffm/interactions.h"
 #include "core/ffm/model_file.h"
 #include "core/ffm/text.h"
 
@@ -37,6 +38,15 @@ nb::object copied(const float* p, std::initializer_list<size_t> shape) {
 void check_fields(const DeepFfm& model, const Examples& examples) {
   for (uint16_t f : examples.fields)
     if (f >= model.settings().fields) throw nb::value_error("an example has a field that the model has not");
+}
+
+// Context and candidates have fields of their own.
+void check_fields(const DeepFfm& model, const Examples& examples, bool of_context) {
+  check_fields(model, examples);
+  for (uint16_t f : examples.fields)
+    if ((f < model.settings().context) != of_context)
+      throw nb::value_error(of_context ? "a context has a field of candidates"
+                                       : "a candidate has a field of the context");
 }
 
 template <class F>
@@ -72,6 +82,15 @@ void bind_examples(nb::module_& m) {
           nb::arg("sparse"), nb::arg("dense"), nb::arg("salts"), nb::arg("label"), nb::arg("weight"),
           "Fields of keys, then columns of numbers; salts are the hashes of their names. An empty label or weight: "
           "none.")
+      .def(
+          "crossed",
+          [](const Examples& e, const std::vector<std::tuple<std::vector<uint16_t>, uint16_t, uint64_t>>& given) {
+            std::vector<Interaction> interactions;
+            for (const auto& [fields, to, salt] : given) interactions.push_back({fields, to, salt});
+            nb::gil_scoped_release release;
+            return crossed(e, interactions);
+          },
+          nb::arg("interactions"), "With hashed interactions: of each its fields, its own field, the hash of its name.")
       .def("renumbered", &Examples::renumbered, nb::arg("to"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("rows", &Examples::rows)
       .def_prop_ro("features", [](const Examples& e) { return e.keys.size(); })
@@ -177,6 +196,7 @@ void bind_ffm(nb::module_& m) {
   nb::class_<FfmSettings>(m, "FfmSettings")
       .def(nb::init<>())
       .def_rw("fields", &FfmSettings::fields)
+      .def_rw("context", &FfmSettings::context)
       .def_rw("k", &FfmSettings::k)
       .def_rw("bits", &FfmSettings::bits)
       .def_rw("lr", &FfmSettings::lr)
@@ -191,19 +211,24 @@ void bind_ffm(nb::module_& m) {
       .def_rw("seed", &FfmSettings::seed)
       .def("wrong", &wrong_with, "What is wrong with these settings, or an empty string.");
 
+  nb::class_<FfmContext>(m, "FfmContext", "The context of a request, worked out once for its candidates.")
+      .def_prop_ro("bytes", &FfmContext::bytes);
+
   nb::class_<DeepFfm>(m, "DeepFfm", "lr, ffm and a network on both, learned one example at a time.")
       .def(
           "__init__",
-          [](DeepFfm* self, const FfmSettings& settings) {
+          [](DeepFfm* self, const FfmSettings& settings, bool learns) {
             const std::string wrong = wrong_with(settings);
             if (!wrong.empty()) throw nb::value_error(wrong.c_str());
             nb::gil_scoped_release release;
-            new (self) DeepFfm(settings);
+            new (self) DeepFfm(settings, learns, learns);
           },
-          nb::arg("settings"))
+          nb::arg("settings"), nb::arg("learns") = true,
+          "One that does not learn has no accumulators, and weights of 0 until they are given.")
       .def(
           "learn",
           [](DeepFfm& model, const Examples& examples, size_t threads, bool sparse) {
+            if (!model.layout().learns()) throw nb::value_error("this model has no accumulators");
             if (examples.unlabelled || examples.labels.size() != examples.rows())
               throw nb::value_error("an example has no label");
             return scored(model, examples, [&](float* out) { return model.learn(examples, out, threads, sparse); });
@@ -220,8 +245,32 @@ void bind_ffm(nb::module_& m) {
           nb::arg("examples"), nb::arg("threads"),
           nb::sig("def predict(self, examples: Examples, threads: int) -> tuple[NDArray[numpy.float32], int]"))
       .def(
+          "context",
+          [](const DeepFfm& model, const Examples& example) {
+            if (example.rows() != 1) throw nb::value_error("a context is one example");
+            nb::gil_scoped_release release;
+            check_fields(model, example, true);
+            return model.context(example);
+          },
+          nb::arg("example"))
+      .def(
+          "score",
+          [](const DeepFfm& model, const FfmContext& context, const Examples& candidates) {
+            if (context.weights != model.state())
+              throw nb::value_error(
+                  "the context is of other weights: of another model, or of this one before it learned");
+            return scored(model, candidates, [&](float* out) {
+              check_fields(model, candidates, false);
+              return model.score(context, candidates, out);
+            });
+          },
+          nb::arg("context"), nb::arg("candidates"),
+          nb::sig("def score(self, context: FfmContext, candidates: Examples) -> tuple[NDArray[numpy.float32], int]"))
+      .def_prop_ro("learns", [](const DeepFfm& model) { return model.layout().learns(); })
+      .def(
           "save",
           [](const DeepFfm& model, const std::string& path, const std::vector<std::string>& fields, uint64_t learned) {
+            if (!model.layout().learns()) throw nb::value_error("this model has no accumulators");
             with_file(path, [&] { save_ffm(path, model, FfmHead{model.settings(), fields, learned}); });
           },
           nb::arg("path"), nb::arg("fields"), nb::arg("learned"))
@@ -276,10 +325,11 @@ void bind_ffm(nb::module_& m) {
           "Weights of lr, rows of ffm, weights of dense.")
       .def_prop_ro("stride", [](const DeepFfm& model) { return model.layout().stride; })
       .def(
-          "lr", [](const DeepFfm& d) { return copied(d.lr(), {d.layout().lr_size, 2}); },
+          "lr", [](const DeepFfm& d) { return copied(d.lr(), {d.layout().lr_size, d.layout().lr_step}); },
           "A copy: weight, accumulator.")
       .def(
-          "ffm", [](const DeepFfm& d) { return copied(d.ffm(), {d.layout().rows, 2, d.layout().stride}); },
+          "ffm",
+          [](const DeepFfm& d) { return copied(d.ffm(), {d.layout().rows, d.layout().lr_step, d.layout().stride}); },
           "A copy: rows of weights and of accumulators.")
       .def("dense", [](const DeepFfm& d) { return copied(d.dense(), {d.layout().dense}); }, "A copy; layout.h.");
 }
