@@ -6,6 +6,7 @@ from it is said.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import time
@@ -23,6 +24,8 @@ Examples:
   ctrbox online job.py --stream nats://localhost:4222/ADS --out model/ --every 2m
   ctrbox online job.py --stream events/ --out model/ --warm-up past/ --once
 """
+
+SECRET = re.compile(r"://[^/@\s]+@")  # of a broker's address; what is said may be kept in a log
 
 JobFile = Annotated[
     Path, typer.Argument(metavar="JOB.PY", help="Python file that defines `plan` and `engine`.", show_default=False)
@@ -102,7 +105,7 @@ def online(
         say_json(**{name: value for name, value in found.items() if name != "windows"})
     told(found)
     if loop.interrupted:
-        stopped_with(f"resume: {shlex.join(given)}")
+        stopped_with(f"resume: {SECRET.sub('://…@', shlex.join(given))}")
         end_as_asked(loop.asked)
     hint(f"ctrbox serve {shlex.quote(str(out))}")
 

@@ -15,6 +15,7 @@ import typer
 from ctrbox.cli import app
 from ctrbox.datasets import adlog
 from ctrbox.errors import CtrboxError
+from ctrbox.streaming import SECRET
 from ctrbox.terminal import Mistake
 
 ROOT = Path(__file__).parents[2]
@@ -88,3 +89,9 @@ def test_a_mistake_is_told_and_leaves_nothing(
     with pytest.raises((CtrboxError, Mistake), match=re.escape(said)):
         typer.main.get_command(app).main(["online", *words], prog_name="ctrbox", standalone_mode=False)
     assert not (place / "new").exists()
+
+
+def test_what_is_said_holds_no_password() -> None:
+    said = "ctrbox online job.py --stream nats://me:secret@host:4222/ADS --out model"
+    assert SECRET.sub("://…@", said) == "ctrbox online job.py --stream nats://…@host:4222/ADS --out model"
+    assert SECRET.sub("://…@", "s3://bucket/events@home") == "s3://bucket/events@home"

