@@ -6,6 +6,7 @@ key="row")` needs nothing from here, and a path of an `AdLog` is a folder of Par
 
 from ctrbox.datasets.bundled import ClickSet, criteo_attribution, criteo_sample, frappe, open_bandit
 from ctrbox.datasets.delimited import avazu, criteo
+from ctrbox.datasets.events import adlog_events
 from ctrbox.datasets.lines import TextLog
 from ctrbox.datasets.synthetic import AdLog, adlog
 from ctrbox.datasets.tokens import libffm, vw
@@ -15,6 +16,7 @@ __all__ = [
     "ClickSet",
     "TextLog",
     "adlog",
+    "adlog_events",
     "avazu",
     "criteo",
     "criteo_attribution",
