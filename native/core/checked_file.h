@@ -28,6 +28,15 @@ struct DamagedFile : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Whether a checksum fits. A fuzzer may take all of them for true, so that what lies behind them is tried as well; no
+// other build has that switch.
+#ifdef CTRBOX_FUZZ
+inline bool every_seal_fits = false;
+inline bool seal_fits(uint64_t met, uint64_t expected) { return met == expected || every_seal_fits; }
+#else
+inline bool seal_fits(uint64_t met, uint64_t expected) { return met == expected; }
+#endif
+
 class Checksum {
  public:
   explicit Checksum(uint64_t seed = 0) { restart(seed); }
@@ -39,6 +48,7 @@ class Checksum {
   }
 
   void add(const void* data, size_t size) {
+    if (size == 0) return;  // data may be nullptr then
     const char* p = static_cast<const char*>(data);
     total_ += size;
     if (held_ > 0) {
@@ -147,7 +157,7 @@ class CheckedWriter {
 
 class CheckedReader {
  public:
-  explicit CheckedReader(const std::string& path) : buffer_(size_t{1} << 20) {
+  explicit CheckedReader(const std::string& path) {
     file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file_ < 0) fail();
     struct stat facts;
@@ -158,6 +168,7 @@ class CheckedReader {
     }
     left_ = S_ISREG(facts.st_mode) ? static_cast<uint64_t>(facts.st_size) : 0;
     size_ = left_;
+    buffer_.resize(size_ < (size_t{1} << 20) ? size_ : size_t{1} << 20);
   }
   CheckedReader(const CheckedReader&) = delete;
   CheckedReader& operator=(const CheckedReader&) = delete;
@@ -179,7 +190,7 @@ class CheckedReader {
   void check_seal(const std::string& block) {
     uint64_t met, expected = sum_.value();
     plain(&met, sizeof met);
-    if (met != expected) throw DamagedFile("the checksum of " + block + " is wrong");
+    if (!seal_fits(met, expected)) throw DamagedFile("the checksum of " + block + " is wrong");
     sum_.restart(met);
   }
 
