@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 DONE = re.compile(r"#(\d+)\s+DONE\s+cov: (\d+) ft: (\d+) corp: (\d+)\S*.*")
-LONGEST = {"text": 1024, "json": 1024, "batch": 512, "patch": 1024, "calls": 1024}
+LONGEST = {"text": 256, "json": 1024, "batch": 512, "patch": 1024, "calls": 1024}
 LONGEST |= {"checkpoint": 20480, "checkpoint_forged": 20480, "strings": 512, "numbers": 256, "lists": 512}
 
 

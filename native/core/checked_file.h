@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -92,7 +93,7 @@ class Checksum {
 
 class CheckedWriter {
  public:
-  explicit CheckedWriter(const std::string& path) : buffer_(size_t{1} << 20) {
+  explicit CheckedWriter(const std::string& path) : buffer_(new char[kBuffer]) {
     file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file_ < 0) fail();
   }
@@ -131,9 +132,9 @@ class CheckedWriter {
   void plain(const void* data, size_t size) {
     const char* p = static_cast<const char*>(data);
     while (size > 0) {
-      if (held_ == buffer_.size()) flush();
-      size_t part = size < buffer_.size() - held_ ? size : buffer_.size() - held_;
-      std::memcpy(buffer_.data() + held_, p, part);
+      if (held_ == kBuffer) flush();
+      size_t part = size < kBuffer - held_ ? size : kBuffer - held_;
+      std::memcpy(buffer_.get() + held_, p, part);
       held_ += part;
       p += part;
       size -= part;
@@ -142,7 +143,7 @@ class CheckedWriter {
 
   void flush() {
     for (size_t done = 0; done < held_;) {
-      ssize_t n = ::write(file_, buffer_.data() + done, held_ - done);
+      ssize_t n = ::write(file_, buffer_.get() + done, held_ - done);
       if (n < 0 && errno != EINTR) fail();
       if (n > 0) done += static_cast<size_t>(n);
     }
@@ -150,7 +151,8 @@ class CheckedWriter {
   }
 
   int file_ = -1;
-  std::vector<char> buffer_;
+  static constexpr size_t kBuffer = size_t{1} << 20;
+  std::unique_ptr<char[]> buffer_;  // not a vector: nobody reads its zeros
   size_t held_ = 0;
   Checksum sum_;
 };

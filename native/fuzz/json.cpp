@@ -51,7 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const std::vector<std::string> known = {"$",          "$.geo.city", "$.a",       "$.a[0]",     "$.a[1].b",
                                                  "$['x y']",   "$.geo",      "$.numbers", "$.numbers",  "$.numbers",
                                                  "$.words[2]", "$.a",        "$.deep",    "$.deep.deep"};
-  static const std::vector<std::string> known_kinds = {"s", "s", "*s", "i", "f",  "b", "*s",
+  static const std::vector<std::string> known_kinds = {"s",  "s",  "*s", "i", "f",  "b", "*s",
                                                        "*i", "*f", "*s", "s", "*f", "s", "f"};
   static const JsonPaths fixed(known, known_kinds);
   fuzz::Heap heap;

@@ -20,8 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Examples examples;
   for (uint32_t e = 0; e < 3; ++e) {
     for (uint32_t f = 0; f < std::min(head.settings.fields, 20u); ++f)
-      for (uint32_t n = 0; n < e; ++n)
-        examples.add(feature_key(n * 77, f), static_cast<uint16_t>(f), n ? 0.5f : 1.0f);
+      for (uint32_t n = 0; n < e; ++n) examples.add(feature_key(n * 77, f), static_cast<uint16_t>(f), n ? 0.5f : 1.0f);
     examples.close(1.0f, 1.0f);
   }
   float out[3];

@@ -133,7 +133,8 @@ Params params_for(const Entry& e, Rows& from) {
 }
 
 void look_at(std::string_view kind, const void* entries, uint32_t row) {
-  if (width_of(kind) != 16) return fuzz::look_at(static_cast<const char*>(entries) + row * width_of(kind), width_of(kind));
+  if (width_of(kind) != 16)
+    return fuzz::look_at(static_cast<const char*>(entries) + row * width_of(kind), width_of(kind));
   const auto& list = static_cast<const List<char>*>(entries)[row];
   if (kind == "s" || kind == "*b") return fuzz::look_at(list.p, list.n);
   if (kind != "*s") return fuzz::look_at(list.p, list.n * size_t{8});

@@ -11,8 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Heap heap;
   const uint8_t how = in.byte();
   const std::string_view text = in.rest();
-  ExampleParser parser(how & 1,
-                       how & 2 ? std::vector<std::string>{"user", "ad", "0", "1"} : std::vector<std::string>{},
+  ExampleParser parser(how & 1, how & 2 ? std::vector<std::string>{"user", "ad", "0", "1"} : std::vector<std::string>{},
                        how & 4 ? std::vector<std::string>{"c", "2"} : std::vector<std::string>{});
   const size_t cut = how & 8 ? text.size() / 2 : text.size();
   parser.feed({heap.copy(text.substr(0, cut)), cut});
@@ -31,7 +30,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       EXPECT(found.fields[i] < parser.fields().size() &&
              (i == found.offsets[e] || found.fields[i - 1] <= found.fields[i]));
 
-  // What was parsed comes back from a cache as it is; its keys lose nothing. Not always: a writer's buffer is a megabyte.
+  // What was parsed comes back from a cache as it is; its keys lose nothing. Not always: a writer's buffer is a
+  // megabyte.
   static fuzz::MemoryFile file;
   if (found.rows() == 0 || how >> 4 != 1) return 0;
   ExampleWriter writer(file.path());
