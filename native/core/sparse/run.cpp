@@ -52,7 +52,8 @@ void check_page(const Run& run, uint32_t page, const char* bytes, const PageShap
   const uint64_t offset = run.offset_of(page);
   uint64_t met;
   std::memcpy(&met, bytes, 8);
-  if (!seal_fits(met, page_sum(run.place.segment->id, offset, bytes, shape.bytes)) || PageShape::rows(bytes) > shape.room)
+  if (!seal_fits(met, page_sum(run.place.segment->id, offset, bytes, shape.bytes)) ||
+      PageShape::rows(bytes) > shape.room)
     throw DamagedFile(where(run, offset) + ": the checksum of a page is wrong");
 }
 
