@@ -39,6 +39,15 @@ void check_fields(const DeepFfm& model, const Examples& examples) {
     if (f >= model.settings().fields) throw nb::value_error("an example has a field that the model has not");
 }
 
+// Context and candidates have fields of their own.
+void check_fields(const DeepFfm& model, const Examples& examples, bool of_context) {
+  check_fields(model, examples);
+  for (uint16_t f : examples.fields)
+    if ((f < model.settings().context) != of_context)
+      throw nb::value_error(of_context ? "a context has a field of candidates"
+                                       : "a candidate has a field of the context");
+}
+
 template <class F>
 Scored scored(const DeepFfm& model, const Examples& examples, F run) {
   auto out = std::make_shared<std::vector<float>>();
@@ -177,6 +186,7 @@ void bind_ffm(nb::module_& m) {
   nb::class_<FfmSettings>(m, "FfmSettings")
       .def(nb::init<>())
       .def_rw("fields", &FfmSettings::fields)
+      .def_rw("context", &FfmSettings::context)
       .def_rw("k", &FfmSettings::k)
       .def_rw("bits", &FfmSettings::bits)
       .def_rw("lr", &FfmSettings::lr)
@@ -191,19 +201,24 @@ void bind_ffm(nb::module_& m) {
       .def_rw("seed", &FfmSettings::seed)
       .def("wrong", &wrong_with, "What is wrong with these settings, or an empty string.");
 
+  nb::class_<FfmContext>(m, "FfmContext", "The context of a request, worked out once for its candidates.")
+      .def_prop_ro("bytes", &FfmContext::bytes);
+
   nb::class_<DeepFfm>(m, "DeepFfm", "lr, ffm and a network on both, learned one example at a time.")
       .def(
           "__init__",
-          [](DeepFfm* self, const FfmSettings& settings) {
+          [](DeepFfm* self, const FfmSettings& settings, bool learns) {
             const std::string wrong = wrong_with(settings);
             if (!wrong.empty()) throw nb::value_error(wrong.c_str());
             nb::gil_scoped_release release;
-            new (self) DeepFfm(settings);
+            new (self) DeepFfm(settings, learns, learns);
           },
-          nb::arg("settings"))
+          nb::arg("settings"), nb::arg("learns") = true,
+          "One that does not learn has no accumulators, and weights of 0 until they are given.")
       .def(
           "learn",
           [](DeepFfm& model, const Examples& examples, size_t threads, bool sparse) {
+            if (!model.layout().learns()) throw nb::value_error("this model has no accumulators");
             if (examples.unlabelled || examples.labels.size() != examples.rows())
               throw nb::value_error("an example has no label");
             return scored(model, examples, [&](float* out) { return model.learn(examples, out, threads, sparse); });
@@ -220,8 +235,32 @@ void bind_ffm(nb::module_& m) {
           nb::arg("examples"), nb::arg("threads"),
           nb::sig("def predict(self, examples: Examples, threads: int) -> tuple[NDArray[numpy.float32], int]"))
       .def(
+          "context",
+          [](const DeepFfm& model, const Examples& example) {
+            if (example.rows() != 1) throw nb::value_error("a context is one example");
+            nb::gil_scoped_release release;
+            check_fields(model, example, true);
+            return model.context(example);
+          },
+          nb::arg("example"))
+      .def(
+          "score",
+          [](const DeepFfm& model, const FfmContext& context, const Examples& candidates) {
+            if (context.weights != model.state())
+              throw nb::value_error(
+                  "the context is of other weights: of another model, or of this one before it learned");
+            return scored(model, candidates, [&](float* out) {
+              check_fields(model, candidates, false);
+              return model.score(context, candidates, out);
+            });
+          },
+          nb::arg("context"), nb::arg("candidates"),
+          nb::sig("def score(self, context: FfmContext, candidates: Examples) -> tuple[NDArray[numpy.float32], int]"))
+      .def_prop_ro("learns", [](const DeepFfm& model) { return model.layout().learns(); })
+      .def(
           "save",
           [](const DeepFfm& model, const std::string& path, const std::vector<std::string>& fields, uint64_t learned) {
+            if (!model.layout().learns()) throw nb::value_error("this model has no accumulators");
             with_file(path, [&] { save_ffm(path, model, FfmHead{model.settings(), fields, learned}); });
           },
           nb::arg("path"), nb::arg("fields"), nb::arg("learned"))
@@ -276,10 +315,11 @@ void bind_ffm(nb::module_& m) {
           "Weights of lr, rows of ffm, weights of dense.")
       .def_prop_ro("stride", [](const DeepFfm& model) { return model.layout().stride; })
       .def(
-          "lr", [](const DeepFfm& d) { return copied(d.lr(), {d.layout().lr_size, 2}); },
+          "lr", [](const DeepFfm& d) { return copied(d.lr(), {d.layout().lr_size, d.layout().lr_step}); },
           "A copy: weight, accumulator.")
       .def(
-          "ffm", [](const DeepFfm& d) { return copied(d.ffm(), {d.layout().rows, 2, d.layout().stride}); },
+          "ffm",
+          [](const DeepFfm& d) { return copied(d.ffm(), {d.layout().rows, d.layout().lr_step, d.layout().stride}); },
           "A copy: rows of weights and of accumulators.")
       .def("dense", [](const DeepFfm& d) { return copied(d.dense(), {d.layout().dense}); }, "A copy; layout.h.");
 }

@@ -92,8 +92,7 @@ class Twin:
         s = self.s = native.settings
         self.lr, self.ffm, self.dense = native.lr(), native.ffm(), native.dense()
         self.latent = padded(s.k, 4)
-        self.pairs = s.fields * (s.fields + 1) // 2 if s.ffm else 0
-        self.inputs = self.pairs + (s.fields if s.lr else 0)
+        self.inputs = self.of_field(s.fields)
         self.layers = []
         at, before = LANES, self.inputs
         for neurons in [*s.hidden, 1] if s.hidden else []:
@@ -107,8 +106,14 @@ class Twin:
     def learn(self, examples: Any) -> np.ndarray:
         return np.array([self._one(e) for e in rows_of(examples)], F)
 
+    def of_field(self, g: int) -> int:
+        return (g * (g + 1) // 2 if self.s.ffm else 0) + (g if self.s.lr else 0)
+
     def pair(self, f: int, g: int) -> int:
-        return f * self.s.fields - f * (f + 1) // 2 + g
+        return self.of_field(g) + f
+
+    def first_order(self, g: int) -> int:
+        return self.of_field(g) + (g + 1 if self.s.ffm else 0)
 
     def vector(self, row: np.ndarray, g: int) -> np.ndarray:
         return row[g * self.latent : (g + 1) * self.latent]
@@ -126,7 +131,7 @@ class Twin:
         for f, group in groups.items():
             for n, (key, value) in enumerate(group):
                 if s.lr:
-                    x[self.pairs + f] += self.lr[self.lr_of(key), 0] * value
+                    x[self.first_order(f)] += self.lr[self.lr_of(key), 0] * value
                 if s.ffm:
                     row = self.ffm[self.row_of(key), 0]
                     if n:
@@ -183,7 +188,7 @@ class Twin:
             for key, value in group:
                 if s.lr:
                     place = self.lr[self.lr_of(key)]
-                    adagrad(place[0:1], place[1:2], np.array([(dx[self.pairs + f] + direct) * value]), s.lr_rates)
+                    adagrad(place[0:1], place[1:2], np.array([(dx[self.first_order(f)] + direct) * value]), s.lr_rates)
                 if s.ffm:
                     w, a = self.ffm[self.row_of(key)]
                     g = np.zeros_like(w)

@@ -14,7 +14,7 @@ namespace cb {
 namespace {
 
 constexpr uint64_t kNobody = std::numeric_limits<uint64_t>::max();
-constexpr size_t kBehind = 4;        // latent vectors that pair_dots may read behind the last row
+constexpr size_t kBehind = 4;        // latent vectors that the kernel of pairs may read behind the last row
 constexpr size_t kPredicted = 1024;  // examples a thread takes at once
 
 // Uniform in ± bound, decided by seed, block and place. Never -0: a step of 0 would make it 0, and a skipped one not.
@@ -45,30 +45,88 @@ void walk(FfmPass& pass, const Examples& examples, size_t begin, size_t end, con
   }
 }
 
+void predict_with(FfmPass& pass, const Examples& examples, size_t begin, size_t end, const FfmWeights& weights,
+                  float* predictions, std::atomic<uint64_t>& broken) {
+  float logits[FfmPass::kBatch];
+  walk(pass, examples, begin, end, weights, false, [&](size_t e) {
+    const size_t slot = (e - begin) % FfmPass::kBatch;
+    pass.merge(examples, e, slot);
+    if (slot + 1 < FfmPass::kBatch && e + 1 < end) return true;
+    pass.logits(weights, slot + 1, logits);
+    for (size_t k = 0; k <= slot; ++k) {
+      predictions[e - slot + k] = static_cast<float>(sigmoid(logits[k]));
+      if (!std::isfinite(logits[k])) note(broken, e - slot + k);
+    }
+    return true;
+  });
+}
+
 }  // namespace
 
-DeepFfm::DeepFfm(const FfmSettings& settings, bool fresh)
+DeepFfm::DeepFfm(const FfmSettings& settings, bool fresh, bool learns)
     : settings_(settings),
-      layout_(settings_),
+      layout_(settings_, learns),
       kernels_(&ffm_kernels()),
-      lr_(layout_.lr_size ? layout_.lr_size * 2 * sizeof(float) : kLanes * sizeof(float)),
-      ffm_((layout_.rows * layout_.stride * 2 + kBehind * layout_.latent) * sizeof(float)),
+      lr_(layout_.lr_size ? layout_.lr_size * layout_.lr_step * sizeof(float) : kLanes * sizeof(float)),
+      ffm_((layout_.rows * layout_.row_step + kBehind * layout_.latent) * sizeof(float)),
       dense_(layout_.dense * sizeof(float)) {
   weights_ = {reinterpret_cast<float*>(lr_.data()), reinterpret_cast<float*>(ffm_.data()),
               reinterpret_cast<float*>(dense_.data())};
+  changed();
   if (fresh) initialise();
+}
+
+void DeepFfm::changed() {
+  static std::atomic<uint64_t> last{0};
+  state_ = ++last;
+}
+
+void DeepFfm::use(const FfmKernels& kernels) {
+  std::lock_guard<std::mutex> hold(lending_);
+  idle_.clear();
+  kernels_ = &kernels;
+}
+
+FfmWeights DeepFfm::turned(std::shared_ptr<const FfmTurned>& held) const {
+  std::lock_guard<std::mutex> hold(lending_);
+  if (!turned_ || turned_at_ != state_) {
+    turned_ = std::make_shared<const FfmTurned>(layout_, weights_.dense);
+    turned_at_ = state_;
+  }
+  held = turned_;
+  FfmWeights out = weights_;
+  out.turned = held.get();
+  return out;
+}
+
+std::unique_ptr<FfmPass> DeepFfm::borrow() const {
+  {
+    std::lock_guard<std::mutex> hold(lending_);
+    if (!idle_.empty()) {
+      auto found = std::move(idle_.back());
+      idle_.pop_back();
+      return found;
+    }
+  }
+  return std::make_unique<FfmPass>(settings_, layout_, *kernels_);
+}
+
+void DeepFfm::give_back(std::unique_ptr<FfmPass> pass) const {
+  std::lock_guard<std::mutex> hold(lending_);
+  idle_.push_back(std::move(pass));
 }
 
 void DeepFfm::initialise() {
   const FfmSettings& s = settings_;
   const FfmLayout& l = layout_;
-  for (uint64_t i = 0; i < l.lr_size; ++i) weights_.lr[2 * i + 1] = s.lr_rates.initial;
+  if (l.learns())
+    for (uint64_t i = 0; i < l.lr_size; ++i) weights_.lr[2 * i + 1] = s.lr_rates.initial;
   const float bound = s.ffm_init / std::sqrt(static_cast<float>(s.k));
   for (uint64_t r = 0; r < l.rows; ++r) {
-    float* row = weights_.ffm + 2 * l.stride * r;
+    float* row = weights_.ffm + l.row_step * r;
     for (size_t f = 0; f < l.fields; ++f)
       for (size_t d = 0; d < s.k; ++d) row[f * l.latent + d] = uniform(s.seed, 1, (r * l.fields + f) * s.k + d, bound);
-    for (size_t i = 0; i < l.stride; ++i) row[l.stride + i] = s.ffm_rates.initial;
+    if (l.learns()) std::fill_n(row + l.stride, l.stride, s.ffm_rates.initial);
   }
   weights_.dense[1] = s.lr_rates.initial;
   for (size_t n = 0; n < l.layers.size(); ++n) {
@@ -87,6 +145,7 @@ void DeepFfm::initialise() {
 
 std::optional<size_t> DeepFfm::learn(const Examples& examples, float* predictions, size_t threads, bool sparse) {
   std::lock_guard<std::mutex> alone(learning_);
+  changed();
   std::atomic<uint64_t> broken{kNobody};
   const size_t rows = examples.rows();
   auto learn_from = [&](FfmPass& pass, size_t begin, size_t end, const FfmWeights& weights) {
@@ -138,24 +197,36 @@ std::optional<size_t> DeepFfm::predict(const Examples& examples, float* predicti
   std::atomic<uint64_t> broken{kNobody};
   const size_t rows = examples.rows(), blocks = (rows + kPredicted - 1) / kPredicted;
   std::atomic<size_t> next{0};
+  std::shared_ptr<const FfmTurned> held;
+  const FfmWeights weights = turned(held);
   parallel_for(threads, std::min(std::max<size_t>(threads, 1), blocks), [&](size_t) {
-    FfmPass pass(settings_, layout_, *kernels_);
-    float logits[FfmPass::kBatch];
+    auto pass = borrow();
     for (size_t b; (b = next.fetch_add(1)) < blocks;) {
       const size_t begin = b * kPredicted, end = std::min(rows, begin + kPredicted);
-      walk(pass, examples, begin, end, weights_, false, [&](size_t e) {
-        const size_t slot = (e - begin) % FfmPass::kBatch;
-        pass.merge(examples, e, slot);
-        if (slot + 1 < FfmPass::kBatch && e + 1 < end) return true;
-        pass.logits(weights_, slot + 1, logits);
-        for (size_t k = 0; k <= slot; ++k) {
-          predictions[e - slot + k] = static_cast<float>(sigmoid(logits[k]));
-          if (!std::isfinite(logits[k])) note(broken, e - slot + k);
-        }
-        return true;
-      });
+      predict_with(*pass, examples, begin, end, weights, predictions, broken);
     }
+    give_back(std::move(pass));
   });
+  return noted(broken);
+}
+
+FfmContext DeepFfm::context(const Examples& example) const {
+  std::shared_ptr<const FfmTurned> held;
+  auto pass = borrow();
+  FfmContext out = pass->context_of(example, turned(held));
+  out.weights = state_;
+  give_back(std::move(pass));
+  return out;
+}
+
+std::optional<size_t> DeepFfm::score(const FfmContext& context, const Examples& candidates, float* predictions) const {
+  std::atomic<uint64_t> broken{kNobody};
+  std::shared_ptr<const FfmTurned> held;
+  auto pass = borrow();
+  pass->share(context);
+  predict_with(*pass, candidates, 0, candidates.rows(), turned(held), predictions, broken);
+  pass->leave();
+  give_back(std::move(pass));
   return noted(broken);
 }
 

@@ -3,11 +3,14 @@
 // One call at a time learns, with one thread or several (hogwild). Within a call of several threads lr and ffm are
 // shared without locks: an update may be lost when two threads meet at one feature. The dense block, which every
 // example touches, is a thread's own for kTogether examples; what it learned is then added to the others' under a lock.
-// With one thread the result depends on nothing but settings and examples. predict only reads.
+// With one thread the result depends on nothing but settings and examples. predict, context and score only read: any
+// number of threads may call them at once, but not while another call learns.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "core/ffm/examples.h"
 #include "core/ffm/layout.h"
@@ -18,17 +21,24 @@ namespace cb {
 
 class DeepFfm {
  public:
-  explicit DeepFfm(const FfmSettings& settings, bool fresh = true);  // not fresh: every weight 0, to be loaded
+  // Not fresh: every weight 0, to be loaded. One that does not learn keeps no accumulators.
+  explicit DeepFfm(const FfmSettings& settings, bool fresh = true, bool learns = true);
 
   const FfmSettings& settings() const { return settings_; }
   const FfmLayout& layout() const { return layout_; }
   const FfmKernels& kernels() const { return *kernels_; }
-  void use(const FfmKernels& kernels) { kernels_ = &kernels; }
+  void use(const FfmKernels& kernels);
 
   // Predictions are made before an example is learned from. Gives the first example whose logit was not finite:
   // nothing is learned from it, and with one thread from none after it.
   std::optional<size_t> learn(const Examples& examples, float* predictions, size_t threads, bool sparse);
   std::optional<size_t> predict(const Examples& examples, float* predictions, size_t threads) const;
+
+  // The context of a request (context.h), in the one example given, and its candidates: as predict of whole examples.
+  FfmContext context(const Examples& example) const;
+  std::optional<size_t> score(const FfmContext& context, const Examples& candidates, float* predictions) const;
+  uint64_t state() const { return state_; }  // another number after each change of weights, in all models
+  void changed();
 
   // For files and tests.
   float* lr() const { return weights_.lr; }
@@ -40,8 +50,17 @@ class DeepFfm {
 
  private:
   void initialise();
+  // Weights to predict with; `held` keeps alive what they point at.
+  FfmWeights turned(std::shared_ptr<const FfmTurned>& held) const;
+  std::unique_ptr<FfmPass> borrow() const;
+  void give_back(std::unique_ptr<FfmPass> pass) const;
 
   std::mutex learning_;  // a second call of learn waits
+  mutable std::mutex lending_;
+  mutable std::vector<std::unique_ptr<FfmPass>> idle_;  // their scratch memory costs more than some candidates
+  mutable std::shared_ptr<const FfmTurned> turned_;     // of the weights as they were at
+  mutable uint64_t turned_at_ = 0;
+  std::atomic<uint64_t> state_;
 
   FfmSettings settings_;
   FfmLayout layout_;

@@ -17,6 +17,8 @@ namespace cb {
 
 inline constexpr size_t kLanes = 16;  // floats of an AVX-512 register; four of NEON
 inline constexpr size_t kChunk = 4;   // floats of a chunk: latent vectors are padded to whole ones
+inline constexpr size_t kAcross = 4;  // examples that go through a layer at once
+inline constexpr size_t kBeside = 8;  // neurons side by side: a layer's are padded to whole ones where turned round
 
 // Adagrad: a += g²; w -= rate · g · a^-power_t. `rate` holds the factor that the inverse root leaves to it.
 struct AdagradRates {
@@ -24,19 +26,40 @@ struct AdagradRates {
   float rate, power_t;
 };
 
+// Fields known … fields of an example: source[f] holds their latent vectors, one for each field, each of so many
+// chunks. turned + (g - known) · step holds those of the known fields for field g, side by side. A product of two
+// latent vectors is summed chunk by chunk, one after the other. Written from out[0] on, field by field: g pairs,
+// within[g], and first_order[g] if there is any. Up to 3 more floats are written, and up to 3 more vectors read in each
+// place, so `source` has 3 entries more.
+struct FieldPairs {
+  const float* const* source;
+  size_t known, fields, chunks;
+  const float* turned;
+  size_t step;
+  const float *within, *first_order;
+  float* out;
+};
+
 struct FfmKernels {
   const char* name;
 
-  float (*sum)(const float* a, size_t n);
+  // Onto 16 partial sums, where there are any (nullptr: none).
+  float (*sum)(const float* lanes, const float* a, size_t n);
   float (*dot)(const float* a, const float* b, size_t n);
 
-  // y[j] = dot(rows + j · n, x, n) for `count` rows; with a batch also for x + step and y + y_step, and so on.
-  void (*matmul)(const float* rows, size_t count, size_t n, const float* x, size_t step, size_t batch, float* y,
-                 size_t y_step);
+  // y[j] = dot(rows + j · n, x, n) for `count` rows.
+  void (*matmul)(const float* rows, size_t count, size_t n, const float* x, float* y);
 
-  // out[p] = the product of latent vectors a[p] and rows[p] + at, each of so many chunks: chunk by chunk, one after the
-  // other. Up to 3 more pairs are read and written: rows must have entries for them.
-  void (*pair_dots)(const float* a, const float* const* rows, size_t at, size_t chunks, size_t count, float* out);
+  // The same and ReLU for kAcross x at once (x + step, y + y_step, and so on), from weights turned round: weight i of
+  // neuron j is w[((i % 16) · n / 16 + i / 16) · width + j], width a multiple of 8. With lanes, [16][width] partial
+  // sums of the first `from` products, those are not computed again.
+  void (*across)(const float* w, size_t width, const float* lanes, size_t from, size_t n, const float* x, size_t step,
+                 float* y, size_t y_step);
+  // Those partial sums of the first `upto` products of one x.
+  void (*across_lanes)(const float* w, size_t width, size_t n, size_t upto, const float* x, float* lanes);
+
+  // The inputs of fields, which they are in what order: layout.h.
+  void (*pairs)(const FieldPairs& fields);
 
   // s += x · w
   void (*add_scaled)(float* s, const float* w, float x, size_t n);

@@ -6,14 +6,13 @@
 namespace CB_LANES {
 
 using cb::AdagradRates;
+using cb::FieldPairs;
 
-CB_INLINE F16 running_sum(const float* a, size_t n) {
-  F16 s = load(a);
+static float sum(const float* lanes, const float* a, size_t n) {
+  F16 s = lanes ? load(lanes) + load(a) : load(a);
   for (size_t k = 16; k < n; k += 16) s = s + load(a + k);
-  return s;
+  return sum_of(s);
 }
-
-static float sum(const float* a, size_t n) { return sum_of(running_sum(a, n)); }
 
 CB_INLINE F16 running_dot(const float* a, const float* b, size_t n) {
   F16 s = load(a) * load(b);
@@ -23,7 +22,7 @@ CB_INLINE F16 running_dot(const float* a, const float* b, size_t n) {
 
 static float dot(const float* a, const float* b, size_t n) { return sum_of(running_dot(a, b, n)); }
 
-static void times_one(const float* rows, size_t count, size_t n, const float* x, float* y) {
+static void matmul(const float* rows, size_t count, size_t n, const float* x, float* y) {
   size_t j = 0;
   for (; j + 4 <= count; j += 4) {  // four rows read x once
     const float *r0 = rows + j * n, *r1 = r0 + n, *r2 = r1 + n, *r3 = r2 + n;
@@ -44,58 +43,116 @@ static void times_one(const float* rows, size_t count, size_t n, const float* x,
   for (; j < count; ++j) y[j] = dot(rows + j * n, x, n);
 }
 
-// Two rows and two x: half the loads of each.
-CB_INLINE void two_by_two(const float* r0, const float* r1, const float* x0, const float* x1, size_t n, float* y0,
-                          float* y1) {
-  F16 v = load(x0), u = load(x1), r = load(r0), q = load(r1);
-  F16 a = r * v, b = r * u, c = q * v, d = q * u;
-  for (size_t k = 16; k < n; k += 16) {
-    v = load(x0 + k);
-    u = load(x1 + k);
-    r = load(r0 + k);
-    a = fused(r, v, a);
-    b = fused(r, u, b);
-    q = load(r1 + k);
-    c = fused(q, v, c);
-    d = fused(q, u, d);
-  }
-  y0[0] = sum_of(a);
-  y0[1] = sum_of(c);
-  y1[0] = sum_of(b);
-  y1[1] = sum_of(d);
-}
-
-static void matmul(const float* rows, size_t count, size_t n, const float* x, size_t step, size_t batch, float* y,
-                   size_t y_step) {
-  const size_t twos = batch / 2 * 2;
-  if (twos > 0) {
-    size_t j = 0;
-    for (; j + 2 <= count; j += 2)
-      for (size_t b = 0; b < twos; b += 2) {
-        const float* at = x + b * step;
-        float* to = y + b * y_step + j;
-        two_by_two(rows + j * n, rows + (j + 1) * n, at, at + step, n, to, to + y_step);
+// Eight neurons for four x. The products of lanes l and l + 8 are added up in registers, lane after lane: nothing is
+// summed within a register, and a weight is loaded once for four products.
+CB_INLINE void eight_across(const float* w, size_t width, const float* lanes, size_t from, size_t n, const float* x,
+                            size_t step, float* y, size_t y_step) {
+  constexpr size_t kParts = 8 / kNarrow;
+  VN sums[8][4][kParts];
+  const size_t begin = lanes ? from : 16, blocks = n / 16;
+  for (size_t l = 0; l < 8; ++l) {
+    VN s[2][4][kParts];
+    const float* at[2] = {w + l * blocks * width, w + (l + 8) * blocks * width};
+#pragma GCC unroll 2
+    for (size_t h = 0; h < 2; ++h)
+#pragma GCC unroll 2
+      for (size_t p = 0; p < kParts; ++p) {
+        const VN known = load_narrow((lanes ? lanes + (l + 8 * h) * width : at[h]) + p * kNarrow);
+#pragma GCC unroll 4
+        for (size_t b = 0; b < 4; ++b) s[h][b][p] = lanes ? known : known * x[b * step + l + 8 * h];
       }
-    for (; j < count; ++j)
-      for (size_t b = 0; b < twos; ++b) y[b * y_step + j] = dot(rows + j * n, x + b * step, n);
+    at[0] += begin / 16 * width;
+    at[1] += begin / 16 * width;
+#pragma GCC unroll 2
+    for (const float *xs = x + begin + l, *end = x + n; xs < end; xs += 16, at[0] += width, at[1] += width) {
+#pragma GCC unroll 2
+      for (size_t h = 0; h < 2; ++h) {
+        const float x0 = xs[8 * h], x1 = xs[8 * h + step], x2 = xs[8 * h + 2 * step], x3 = xs[8 * h + 3 * step];
+#pragma GCC unroll 2
+        for (size_t p = 0; p < kParts; ++p) {
+          const VN weights = load_narrow(at[h] + p * kNarrow);
+          s[h][0][p] = fused_narrow(weights, x0, s[h][0][p]);
+          s[h][1][p] = fused_narrow(weights, x1, s[h][1][p]);
+          s[h][2][p] = fused_narrow(weights, x2, s[h][2][p]);
+          s[h][3][p] = fused_narrow(weights, x3, s[h][3][p]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (size_t b = 0; b < 4; ++b)
+#pragma GCC unroll 2
+      for (size_t p = 0; p < kParts; ++p) sums[l][b][p] = s[0][b][p] + s[1][b][p];
   }
-  if (twos < batch) times_one(rows, count, n, x + twos * step, y + twos * y_step);
+  for (size_t b = 0; b < 4; ++b)
+    for (size_t p = 0; p < kParts; ++p) {
+      const VN even = (sums[0][b][p] + sums[4][b][p]) + (sums[2][b][p] + sums[6][b][p]);
+      const VN odd = (sums[1][b][p] + sums[5][b][p]) + (sums[3][b][p] + sums[7][b][p]);
+      const VN sum = positive(even + odd);
+      __builtin_memcpy(y + b * y_step + p * kNarrow, &sum, sizeof sum);
+    }
 }
 
-static void pair_dots(const float* a, const float* const* rows, size_t at, size_t chunks, size_t count, float* out) {
-  for (size_t p = 0; p < count; p += 4) {
-    V4 s;
-    if (chunks == 1) {
-      s = chunk_sums(load(a + 4 * p) * load_chunks(rows[p] + at, rows[p + 1] + at, rows[p + 2] + at, rows[p + 3] + at));
-    } else {
-      const float *a0 = a + 4 * chunks * p, *a1 = a0 + 4 * chunks, *a2 = a1 + 4 * chunks, *a3 = a2 + 4 * chunks;
-      const float *b0 = rows[p] + at, *b1 = rows[p + 1] + at, *b2 = rows[p + 2] + at, *b3 = rows[p + 3] + at;
-      s = chunk_sums(load_chunks(a0, a1, a2, a3) * load_chunks(b0, b1, b2, b3));
-      for (size_t c = 4; c < 4 * chunks; c += 4)
-        s = s + chunk_sums(load_chunks(a0 + c, a1 + c, a2 + c, a3 + c) * load_chunks(b0 + c, b1 + c, b2 + c, b3 + c));
+static void across(const float* w, size_t width, const float* lanes, size_t from, size_t n, const float* x, size_t step,
+                   float* y, size_t y_step) {
+  for (size_t j = 0; j < width; j += 8)
+    eight_across(w + j, width, lanes ? lanes + j : nullptr, from, n, x, step, y + j, y_step);
+}
+
+static void across_lanes(const float* w, size_t width, size_t n, size_t upto, const float* x, float* lanes) {
+  for (size_t k = 0; k < upto; ++k)
+    for (size_t j = 0; j < width; j += kNarrow) {
+      float* lane = lanes + k % 16 * width + j;
+      const VN weights = load_narrow(w + (k % 16 * (n / 16) + k / 16) * width + j);
+      const VN sum = k < 16 ? weights * x[k] : fused_narrow(weights, x[k], load_narrow(lane));
+      __builtin_memcpy(lane, &sum, sizeof sum);
     }
-    __builtin_memcpy(out + p, &s, sizeof s);
+}
+
+// Four products of latent vectors, chunk by chunk.
+template <class A, class B>
+CB_INLINE void four_pairs(size_t chunks, float* out, A a, B b) {
+  V4 s = chunk_sums(a(0) * b(0));
+  for (size_t c = 1; c < chunks; ++c) s = s + chunk_sums(a(4 * c) * b(4 * c));
+  __builtin_memcpy(out, &s, sizeof s);
+}
+
+// Four latent vectors side by side, and four from four places.
+struct Beside {
+  const float* p;
+  size_t latent;
+  CB_INLINE F16 operator()(size_t c) const {
+    return latent == 4 ? load(p) : load_chunks(p + c, p + latent + c, p + 2 * latent + c, p + 3 * latent + c);
   }
+};
+struct Apart {
+  const float* const* p;
+  size_t at;
+  CB_INLINE F16 operator()(size_t c) const {
+    return load_chunks(p[0] + at + c, p[1] + at + c, p[2] + at + c, p[3] + at + c);
+  }
+};
+
+CB_INLINE void pairs_of(const FieldPairs& f, size_t chunks) {
+  const size_t latent = 4 * chunks;
+  float* out = f.out;
+  const float* turned = f.turned;
+  for (size_t g = f.known; g < f.fields; ++g, turned += f.step) {
+    const float* own = f.source[g];
+    for (size_t h = 0; h < f.known; h += 4)
+      four_pairs(chunks, out + h, Beside{own + h * latent, latent}, Beside{turned + h * latent, latent});
+    for (size_t h = f.known; h < g; h += 4)
+      four_pairs(chunks, out + h, Beside{own + h * latent, latent}, Apart{f.source + h, g * latent});
+    out[g] = f.within[g];  // in the order of fields: what was written behind the pairs is written again
+    if (f.first_order) out[g + 1] = f.first_order[g];
+    out += g + (f.first_order ? 2 : 1);
+  }
+}
+
+static void pairs(const FieldPairs& f) {
+  if (f.chunks == 1)
+    pairs_of(f, 1);
+  else
+    pairs_of(f, f.chunks);
 }
 
 static void add_scaled(float* s, const float* w, float x, size_t n) {
@@ -140,7 +197,7 @@ static void neuron_step(float* w, float* a, const float* x, float* dx, float del
 }
 
 static float norm(const float* x, float* y, size_t used, size_t n) {
-  const float mean = sum(x, n) / static_cast<float>(used);
+  const float mean = sum(nullptr, x, n) / static_cast<float>(used);
   for (size_t k = 0; k < n; k += 16) store(y + k, load(x + k) - mean);
   for (size_t k = used; k < n; ++k) y[k] = 0.0f;
   const float variance = dot(y, y, n) / static_cast<float>(used);
@@ -150,7 +207,7 @@ static float norm(const float* x, float* y, size_t used, size_t n) {
 }
 
 static void norm_back(const float* y, float* dy, float inverse, size_t used, size_t n) {
-  const float mean = sum(dy, n) / static_cast<float>(used);
+  const float mean = sum(nullptr, dy, n) / static_cast<float>(used);
   const float along = dot(dy, y, n) / static_cast<float>(used);
   for (size_t k = 0; k < n; k += 16) store(dy + k, ((load(dy + k) - mean) - load(y + k) * along) * inverse);
   for (size_t k = used; k < n; ++k) dy[k] = 0.0f;
@@ -163,7 +220,9 @@ static void norm_back(const float* y, float* dy, float inverse, size_t used, siz
    CB_LANES::sum,            \
    CB_LANES::dot,            \
    CB_LANES::matmul,         \
-   CB_LANES::pair_dots,      \
+   CB_LANES::across,         \
+   CB_LANES::across_lanes,   \
+   CB_LANES::pairs,          \
    CB_LANES::add_scaled,     \
    CB_LANES::ffm_step,       \
    CB_LANES::neuron_step,    \

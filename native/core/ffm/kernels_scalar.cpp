@@ -18,9 +18,9 @@ float tree(const float (&lane)[kLanes]) {
   return s[0];
 }
 
-float sum(const float* a, size_t n) {
+float sum(const float* lanes, const float* a, size_t n) {
   float lane[kLanes];
-  for (size_t l = 0; l < kLanes; ++l) lane[l] = a[l];
+  for (size_t l = 0; l < kLanes; ++l) lane[l] = lanes ? lanes[l] + a[l] : a[l];
   for (size_t k = kLanes; k < n; ++k) lane[k % kLanes] += a[k];
   return tree(lane);
 }
@@ -32,19 +32,53 @@ float dot(const float* a, const float* b, size_t n) {
   return tree(lane);
 }
 
-void matmul(const float* rows, size_t count, size_t n, const float* x, size_t step, size_t batch, float* y,
-            size_t y_step) {
-  for (size_t b = 0; b < batch; ++b)
-    for (size_t j = 0; j < count; ++j) y[b * y_step + j] = dot(rows + j * n, x + b * step, n);
+void matmul(const float* rows, size_t count, size_t n, const float* x, float* y) {
+  for (size_t j = 0; j < count; ++j) y[j] = dot(rows + j * n, x, n);
 }
 
-void pair_dots(const float* a, const float* const* rows, size_t at, size_t chunks, size_t count, float* out) {
-  for (size_t p = 0; p < count; ++p) {
-    const float* b = rows[p] + at;
-    for (size_t c = 0; c < chunks; ++c, a += kChunk, b += kChunk) {
-      const float s = (a[0] * b[0] + a[1] * b[1]) + (a[2] * b[2] + a[3] * b[3]);
-      out[p] = c == 0 ? s : out[p] + s;
+const float* turned(const float* w, size_t width, size_t n, size_t i) {
+  return w + ((i % kLanes) * (n / kLanes) + i / kLanes) * width;
+}
+
+void across(const float* w, size_t width, const float* lanes, size_t from, size_t n, const float* x, size_t step,
+            float* y, size_t y_step) {
+  for (size_t b = 0; b < kAcross; ++b)
+    for (size_t j = 0; j < width; ++j) {
+      float lane[kLanes];
+      for (size_t l = 0; l < kLanes; ++l)
+        lane[l] = lanes ? lanes[l * width + j] : turned(w, width, n, l)[j] * x[b * step + l];
+      for (size_t k = lanes ? from : kLanes; k < n; ++k)
+        lane[k % kLanes] = std::fma(turned(w, width, n, k)[j], x[b * step + k], lane[k % kLanes]);
+      const float sum = tree(lane);
+      y[b * y_step + j] = sum > 0.0f ? sum : 0.0f;
     }
+}
+
+void across_lanes(const float* w, size_t width, size_t n, size_t upto, const float* x, float* lanes) {
+  for (size_t j = 0; j < width; ++j)
+    for (size_t k = 0; k < upto; ++k) {
+      float& lane = lanes[k % kLanes * width + j];
+      const float weight = turned(w, width, n, k)[j];
+      lane = k < kLanes ? weight * x[k] : std::fma(weight, x[k], lane);
+    }
+}
+
+void pairs(const FieldPairs& f) {
+  const size_t latent = f.chunks * kChunk;
+  float* out = f.out;
+  for (size_t g = f.known; g < f.fields; ++g) {
+    for (size_t h = 0; h < g; ++h) {
+      const float* a = f.source[g] + h * latent;
+      const float* b = h < f.known ? f.turned + (g - f.known) * f.step + h * latent : f.source[h] + g * latent;
+      float sum = 0.0f;
+      for (size_t c = 0; c < latent; c += kChunk) {
+        const float s = (a[c] * b[c] + a[c + 1] * b[c + 1]) + (a[c + 2] * b[c + 2] + a[c + 3] * b[c + 3]);
+        sum = c == 0 ? s : sum + s;
+      }
+      *out++ = sum;
+    }
+    *out++ = f.within[g];
+    if (f.first_order) *out++ = f.first_order[g];
   }
 }
 
@@ -78,7 +112,7 @@ void neuron_step(float* w, float* a, const float* x, float* dx, float delta, siz
 
 float norm(const float* x, float* y, size_t used, size_t n) {
   const float count = static_cast<float>(used);
-  const float mean = sum(x, n) / count;
+  const float mean = sum(nullptr, x, n) / count;
   for (size_t k = 0; k < n; ++k) y[k] = k < used ? x[k] - mean : 0.0f;
   const float inverse = 1.0f / std::sqrt(dot(y, y, n) / count + 1e-5f);
   for (size_t k = 0; k < n; ++k) y[k] *= inverse;
@@ -87,14 +121,14 @@ float norm(const float* x, float* y, size_t used, size_t n) {
 
 void norm_back(const float* y, float* dy, float inverse, size_t used, size_t n) {
   const float count = static_cast<float>(used);
-  const float mean = sum(dy, n) / count, along = dot(dy, y, n) / count;
+  const float mean = sum(nullptr, dy, n) / count, along = dot(dy, y, n) / count;
   for (size_t k = 0; k < n; ++k) dy[k] = k < used ? ((dy[k] - mean) - y[k] * along) * inverse : 0.0f;
 }
 
 }  // namespace
 
 extern const FfmKernels kScalarKernels;
-const FfmKernels kScalarKernels = {"scalar",   sum,      dot,         matmul, pair_dots,
-                                   add_scaled, ffm_step, neuron_step, norm,   norm_back};
+const FfmKernels kScalarKernels = {"scalar", sum,        dot,      matmul,      across, across_lanes,
+                                   pairs,    add_scaled, ffm_step, neuron_step, norm,   norm_back};
 
 }  // namespace cb

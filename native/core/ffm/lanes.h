@@ -61,6 +61,35 @@ CB_INLINE F16 fused(F16 a, F16 b, F16 s) {
   return s;
 }
 
+// Four or eight floats: neurons side by side come in eights.
+#if defined(__aarch64__)
+typedef float VN __attribute__((vector_size(16)));
+#else
+typedef float VN __attribute__((vector_size(32)));
+#endif
+constexpr size_t kNarrow = sizeof(VN) / 4;
+
+CB_INLINE VN load_narrow(const float* p) {
+  VN v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+CB_INLINE VN fused_narrow(VN a, float x, VN s) {
+#if defined(__aarch64__)
+  return (VN)vfmaq_n_f32((float32x4_t)s, (float32x4_t)a, x);
+#else
+  return (VN)_mm256_fmadd_ps((__m256)a, _mm256_set1_ps(x), (__m256)s);
+#endif
+}
+// x > 0 ? x : 0, and 0 for NaN.
+CB_INLINE VN positive(VN x) {
+#if defined(__aarch64__)
+  return (VN)vandq_u32((uint32x4_t)vcgtzq_f32((float32x4_t)x), (uint32x4_t)x);
+#else
+  return (VN)_mm256_and_ps(_mm256_cmp_ps((__m256)x, _mm256_setzero_ps(), _CMP_GT_OQ), (__m256)x);
+#endif
+}
+
 // s - a · b, rounded once.
 CB_INLINE F16 fused_minus(F16 a, F16 b, F16 s) {
 #if defined(__aarch64__)

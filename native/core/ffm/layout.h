@@ -8,8 +8,11 @@
 //   dense  {bias, accumulator} padded to 16, then layer by layer [neurons × width weights][as many accumulators].
 //          The last used input of a layer is the constant 1, so a neuron's bias is one of its weights.
 //
-// The network's input: F(F+1)/2 pairs (f ≤ g, row by row), then F first-order sums, then 1. A pair (f, f) is that of
-// two features of one field.
+// The network's input, field by field: the pairs (0, g) … (g, g) of field g, then its first-order sum; then 1. A pair
+// (g, g) is that of two features of one field. So what the first c fields say among themselves is a prefix of it: where
+// they are the context of a request, that prefix is computed once (context.h).
+//
+// A model that only predicts keeps no accumulators of lr and ffm (`learns` false): rows and records are half as long.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -28,6 +31,7 @@ struct BlockRates {
 
 struct FfmSettings {
   uint32_t fields = 0;
+  uint32_t context = 0;  // so many fields, the first ones, come once per request
   uint32_t k = 4;
   uint32_t bits = 22;
   bool lr = true, ffm = true;    // the bias is always there
@@ -44,14 +48,17 @@ inline constexpr uint32_t kMostFields = 512, kMostK = 64, kMostBits = 36, kMostL
 inline size_t padded(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 struct FfmLayout {
-  explicit FfmLayout(const FfmSettings& s)
-      : fields(s.fields),
+  explicit FfmLayout(const FfmSettings& s, bool learns = true)
+      : ffm(s.ffm),
+        lr(s.lr),
+        fields(s.fields),
         latent(padded(s.k, kChunk)),
         stride(padded(fields * latent, kLanes)),
+        row_step(learns ? 2 * stride : stride),
+        lr_step(learns ? 2 : 1),
         rows(s.ffm ? (uint64_t{1} << s.bits) / stride : 0),
         lr_size(s.lr ? uint64_t{1} << s.bits : 0),
-        pairs(s.ffm ? fields * (fields + 1) / 2 : 0),
-        inputs(pairs + (s.lr ? fields : 0)) {
+        inputs(of_field(fields)) {
     size_t at = kLanes, before = inputs;
     std::vector<uint32_t> neurons = s.hidden;
     if (!neurons.empty()) neurons.push_back(1);
@@ -68,14 +75,20 @@ struct FfmLayout {
     size_t inputs, neurons, width, at;  // width: inputs + 1, padded; at: its first neuron within `dense`
   };
 
-  size_t fields, latent, stride;
+  bool ffm, lr;
+  size_t fields, latent, stride, row_step, lr_step;
   uint64_t rows, lr_size;
-  size_t pairs, inputs;
+  size_t inputs;
   std::vector<Layer> layers;
   size_t dense = 0;
 
   size_t chunks() const { return latent / kChunk; }
-  size_t pair(size_t f, size_t g) const { return f * fields - f * (f + 1) / 2 + g; }  // f ≤ g
+  bool learns() const { return lr_step == 2; }
+
+  // Where the inputs of field g begin, where pair (f, g) is, f ≤ g, and where its first-order sum.
+  size_t of_field(size_t g) const { return (ffm ? g * (g + 1) / 2 : 0) + (lr ? g : 0); }
+  size_t pair(size_t f, size_t g) const { return of_field(g) + f; }
+  size_t first_order(size_t g) const { return of_field(g) + (ffm ? g + 1 : 0); }
 
   uint64_t row_of(uint64_t key) const {
     __extension__ typedef unsigned __int128 Wide;

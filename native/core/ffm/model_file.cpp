@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kMagic[8] = {'C', 'T', 'R', 'F', 'F', 'M', 0, 0};
 constexpr char kEnd[8] = {'C', 'T', 'R', 'F', 'E', 'N', 'D', '.'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kBlock = size_t{1} << 18;
 enum Flag : uint32_t { kLr = 1, kFfm = 2, kNorm = 4, kResidual = 8, kAccumulators = 16 };
 
@@ -21,8 +21,8 @@ template <class F>
 void runs(const DeepFfm& model, bool accumulators, F each) {
   const FfmLayout& l = model.layout();
   const size_t a = accumulators ? 1 : 0;
-  for (uint64_t i = 0; i < l.lr_size; ++i) each(model.lr() + 2 * i + a, size_t{1});
-  for (uint64_t r = 0; r < l.rows; ++r) each(model.ffm() + (2 * r + a) * l.stride, l.stride);
+  for (uint64_t i = 0; i < l.lr_size; ++i) each(model.lr() + l.lr_step * i + a, size_t{1});
+  for (uint64_t r = 0; r < l.rows; ++r) each(model.ffm() + l.row_step * r + a * l.stride, l.stride);
   each(model.dense() + a, size_t{1});
   for (const auto& layer : l.layers) {
     const size_t n = layer.neurons * layer.width;
@@ -92,10 +92,12 @@ void give_weights(DeepFfm& model, const float* weights) {
     std::copy_n(weights, n, p);
     weights += n;
   });
+  model.changed();
 }
 
 std::string wrong_with(const FfmSettings& s) {
   if (s.fields < 1 || s.fields > kMostFields) return "fields must be 1 to 512";
+  if (s.context > s.fields) return "the context has at most all fields";
   if (s.k < 1 || s.k > kMostK) return "k must be 1 to 64";
   if (s.bits < 4 || s.bits > kMostBits) return "bits must be 4 to 36";
   if (!s.lr && !s.ffm) return "lr and ffm are both off";
@@ -117,6 +119,7 @@ void save_ffm(const std::string& path, const DeepFfm& model, const FfmHead& head
   file.put(kMagic, sizeof kMagic);
   file.put(kVersion);
   file.put(s.fields);
+  file.put(s.context);
   file.put(s.k);
   file.put(s.bits);
   file.put((s.lr ? kLr : 0u) | (s.ffm ? kFfm : 0u) | (s.norm ? kNorm : 0u) | (s.residual ? kResidual : 0u) |
@@ -157,9 +160,10 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
     throw DamagedFile("it is no saved Deep FFM: it does not start with CTRFFM");
   const uint32_t version = file.get<uint32_t>();
   if (version != kVersion)
-    throw DamagedFile("it has version " + std::to_string(version) + " of the format, this program reads version 1");
+    throw DamagedFile("it has version " + std::to_string(version) + " of the format, this program reads version 2");
   FfmSettings& s = head.settings;
   s.fields = file.get<uint32_t>();
+  s.context = file.get<uint32_t>();
   s.k = file.get<uint32_t>();
   s.bits = file.get<uint32_t>();
   const uint32_t flags = file.get<uint32_t>();

@@ -1,7 +1,7 @@
 // The file of a Deep FFM. Little-endian, CheckedWriter; [seal] is the checksum of the block before it:
 //
-//   8  "CTRFFM\0\0"   4  version, 1
-//   4 each  fields, k, bits, flags: 1 lr, 2 ffm, 4 norm, 8 residual, 16 accumulators
+//   8  "CTRFFM\0\0"   4  version, 2
+//   4 each  fields, fields of the context, k, bits, flags: 1 lr, 2 ffm, 4 norm, 8 residual, 16 accumulators
 //   4  hidden layers, 4 each their neurons
 //   12 each  rate, power_t, first accumulator of lr, ffm, nn   4  ffm_init   8  seed   8  examples learned from
 //   4  bytes of names, then names: each 2 length, bytes   [seal]

@@ -11,7 +11,7 @@ namespace cb {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kLatePairs = 3;  // that pair_dots may read
+constexpr size_t kLatePairs = 3;  // that the kernel of pairs may read
 
 // The sum over a latent vector, chunk by chunk, of a · (x · w).
 float latent_dot(const float* a, const float* w, float x, size_t latent) {
@@ -26,10 +26,10 @@ float latent_dot(const float* a, const float* w, float x, size_t latent) {
 
 size_t scratch_floats(const FfmLayout& l) {
   size_t floats = l.stride * (1 + 2 * l.fields);  // zeros, sums, turned
-  floats += 2 * FfmPass::kBatch * padded(l.inputs + 1 + kLanes, kLanes) + padded(l.fields, kLanes);
+  floats += 2 * FfmPass::kBatch * padded(l.inputs + 1 + kLanes, kLanes) + 2 * padded(l.fields, kLanes);
   floats += padded(l.fields * (l.stride / kChunk), kLanes);
   for (const auto& layer : l.layers) floats += (FfmPass::kBatch + 1) * layer.width;
-  return floats + 3 * l.latent;  // that pair_dots may read
+  return floats + 3 * l.latent;  // that the kernel of pairs may read
 }
 
 float* zeroed(size_t floats) {
@@ -42,6 +42,17 @@ float* zeroed(size_t floats) {
 
 }  // namespace
 
+FfmTurned::FfmTurned(const FfmLayout& layout, const float* dense) {
+  for (size_t n = 0; n + 1 < layout.layers.size(); ++n) {
+    const auto& layer = layout.layers[n];
+    const size_t w = width(layer);
+    auto& to = layers.emplace_back(layer.width * w);
+    for (size_t j = 0; j < layer.neurons; ++j)
+      for (size_t i = 0; i < layer.width; ++i)
+        to[(i % kLanes * (layer.width / kLanes) + i / kLanes) * w + j] = dense[layer.at + j * layer.width + i];
+  }
+}
+
 FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const FfmKernels& kernels)
     : s_(settings),
       l_(layout),
@@ -50,12 +61,14 @@ FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const Ffm
       places_(ahead() + 1),
       source_(layout.fields + kLatePairs) {
   zeros_ = aligned(l_.stride);
+  std::fill(source_.begin(), source_.end(), zeros_);
   sums_ = aligned(l_.stride * l_.fields);
   turned_ = aligned(l_.stride * l_.fields);
-  input_step_ = padded(l_.inputs + 1 + kLanes, kLanes);  // pair_dots writes up to 3 floats behind the pairs
+  input_step_ = padded(l_.inputs + 1 + kLanes, kLanes);  // the kernel of pairs writes up to 3 floats behind
   inputs_ = aligned(kBatch * input_step_);
   normed_ = aligned(kBatch * input_step_);
   first_order_ = aligned(l_.fields);
+  within_ = aligned(l_.fields);
   spread_ = aligned(l_.fields * (l_.stride / kChunk));
   for (size_t n = 0; n < l_.layers.size(); ++n) {
     const auto& layer = l_.layers[n];
@@ -81,12 +94,12 @@ void FfmPass::fetch(const Examples& examples, size_t e, const FfmWeights& weight
   const size_t count = end - begin;
   if (s_.lr)
     for (size_t i = 0; i < count; ++i) {
-      places[i].lr = weights.lr + 2 * l_.lr_of(keys[i], s_.bits);
+      places[i].lr = weights.lr + l_.lr_step * l_.lr_of(keys[i], s_.bits);
       __builtin_prefetch(places[i].lr);
     }
   if (s_.ffm)
     for (size_t i = 0; i < count; ++i) {
-      places[i].row = weights.ffm + 2 * l_.stride * l_.row_of(keys[i]);
+      places[i].row = weights.ffm + l_.row_step * l_.row_of(keys[i]);
       const char* p = reinterpret_cast<const char*>(places[i].row);
       for (size_t b = 0; b < bytes; b += kLine) __builtin_prefetch(p + b);
     }
@@ -94,17 +107,20 @@ void FfmPass::fetch(const Examples& examples, size_t e, const FfmWeights& weight
 
 void FfmPass::merge(const Examples& examples, size_t e, size_t slot) {
   float* inputs = input(slot);
-  gather(examples, e, inputs);
-  if (s_.ffm) multiply_pairs(inputs);
-  std::memcpy(inputs + l_.pairs, first_order_, (l_.inputs - l_.pairs) * sizeof(float));
+  gather(examples, e);
+  if (s_.ffm)
+    multiply_pairs(inputs);
+  else if (const size_t known = context_ ? context_->fields : 0; known < l_.fields)
+    std::memcpy(inputs + known, first_order_ + known, (l_.fields - known) * sizeof(float));
   std::memset(inputs + l_.inputs, 0, (padded(l_.inputs + 1, kLanes) - l_.inputs) * sizeof(float));
 }
 
 void FfmPass::logits(const FfmWeights& weights, size_t count, float* out) {
   const bool deep = !l_.layers.empty();
   float direct[kBatch];
-  for (size_t b = 0; b < count; ++b)
-    direct[b] = s_.residual || !deep ? k_.sum(input(b), padded(l_.inputs + 1, kLanes)) : 0.0f;
+  const size_t from = context_ ? context_->whole() : 0, n = padded(l_.inputs + 1, kLanes) - from;
+  const float* sums = from ? context_->sums.data() : nullptr;
+  for (size_t b = 0; b < count; ++b) direct[b] = s_.residual || !deep ? k_.sum(sums, input(b) + from, n) : 0.0f;
   if (deep) run_layers(weights, count, out);
   for (size_t b = 0; b < count; ++b) out[b] = (deep ? direct[b] + out[b] : direct[b]) + weights.dense[0];
 }
@@ -123,44 +139,46 @@ float FfmPass::forward(const Examples& examples, size_t e, const FfmWeights& wei
 }
 
 // Groups of features by field; sums of fields with several features or a value; first-order sums; pairs (f, f).
-void FfmPass::gather(const Examples& examples, size_t e, float* inputs) {
-  const auto& places = places_[e % places_.size()];
+void FfmPass::gather(const Examples& examples, size_t e) {
+  const Place* places = places_[e % places_.size()].data();
   const uint32_t begin = examples.offsets[e], end = examples.offsets[e + 1];
+  const uint16_t* fields = examples.fields.data();
+  const float* values = examples.values.empty() ? nullptr : examples.values.data();
   groups_.clear();
-  if (s_.ffm) std::fill(source_.begin(), source_.end(), zeros_);
-  if (s_.lr) std::memset(first_order_, 0, l_.fields * sizeof(float));
-  if (s_.ffm)
-    for (size_t f = 0; f < l_.fields; ++f) inputs[l_.pair(f, f)] = 0.0f;
-  for (uint32_t i = begin; i < end;) {
-    const uint32_t f = examples.fields[i];
-    uint32_t stop = i + 1;
-    while (stop < end && examples.fields[stop] == f) ++stop;
+  const size_t known = context_ ? context_->fields : 0, unknown = l_.fields - known;
+  std::fill_n(source_.data() + known, unknown, zeros_);
+  std::fill_n(first_order_ + known, unknown, 0.0f);
+  std::fill_n(within_ + known, unknown, 0.0f);
+  for (uint32_t i = begin, stop; i < end; i = stop) {
+    const uint32_t f = fields[i];
+    stop = i + 1;
+    while (stop < end && fields[stop] == f) ++stop;
     groups_.push_back({f, i, stop});
-    if (s_.lr) {
-      float sum = 0.0f;
-      for (uint32_t j = i; j < stop; ++j) sum += places[j - begin].lr[0] * examples.value(j);
-      first_order_[f] = sum;
+    if (stop == i + 1 && (!values || values[i] == 1.0f)) {
+      if (s_.lr) first_order_[f] = 0.0f + places[i - begin].lr[0];
+      if (s_.ffm) source_[f] = places[i - begin].row;
+    } else {
+      add_up(examples, groups_.back(), places + (i - begin));
     }
-    if (s_.ffm) {
-      if (stop == i + 1 && examples.value(i) == 1.0f) {
-        source_[f] = places[i - begin].row;
-      } else {
-        float* sum = sums_ + f * l_.stride;
-        float* own = sum + f * l_.latent;
-        std::memset(sum, 0, l_.stride * sizeof(float));
-        float within = 0.0f;
-        for (uint32_t j = i; j < stop; ++j) {
-          const float* row = places[j - begin].row;
-          const float x = examples.value(j);
-          if (j > i) within += latent_dot(own, row + f * l_.latent, x, l_.latent);
-          k_.add_scaled(sum, row, x, l_.stride);
-        }
-        inputs[l_.pair(f, f)] = within;
-        source_[f] = sum;
-      }
-    }
-    i = stop;
   }
+}
+
+// A field of several features, or with a value.
+void FfmPass::add_up(const Examples& examples, const Group& group, const Place* places) {
+  const size_t f = group.field;
+  if (s_.lr)
+    for (uint32_t i = group.begin; i < group.end; ++i)
+      first_order_[f] += places[i - group.begin].lr[0] * examples.value(i);
+  if (!s_.ffm) return;
+  float* sum = sums_ + f * l_.stride;
+  std::memset(sum, 0, l_.stride * sizeof(float));
+  for (uint32_t i = group.begin; i < group.end; ++i) {
+    const float* row = places[i - group.begin].row;
+    const float x = examples.value(i);
+    if (i > group.begin) within_[f] += latent_dot(sum + f * l_.latent, row + f * l_.latent, x, l_.latent);
+    k_.add_scaled(sum, row, x, l_.stride);
+  }
+  source_[f] = sum;
 }
 
 // turned[g][f] = source[f][g].
@@ -175,13 +193,9 @@ void FfmPass::transpose() {
 }
 
 void FfmPass::multiply_pairs(float* inputs) {
-  for (size_t f = 0; f + 1 < l_.fields; ++f) {
-    const size_t count = l_.fields - 1 - f;
-    float* out = inputs + l_.pair(f, f + 1);
-    const float next = out[count];  // pair (f + 1, f + 1), which the kernel may write over
-    k_.pair_dots(source_[f] + (f + 1) * l_.latent, &source_[f + 1], f * l_.latent, l_.chunks(), count, out);
-    out[count] = next;
-  }
+  const size_t known = context_ ? context_->fields : 0;
+  k_.pairs({source_.data(), known, l_.fields, l_.chunks(), context_ ? context_->turned.data() : nullptr,
+            FfmContext::turned_step(l_, known), within_, s_.lr ? first_order_ : nullptr, inputs + l_.of_field(known)});
 }
 
 void FfmPass::run_layers(const FfmWeights& weights, size_t count, float* out) {
@@ -195,10 +209,22 @@ void FfmPass::run_layers(const FfmWeights& weights, size_t count, float* out) {
     const bool last = n + 1 == l_.layers.size();
     float* to = last ? out : activations_[n + 1];
     const size_t step = last ? 1 : steps_[n + 1];
-    k_.matmul(weights.dense + layer.at, layer.neurons, layer.width, activations_[n], steps_[n], count, to, step);
+    const float* from = activations_[n];
+    if (last || !weights.turned) {
+      for (size_t b = 0; b < count; ++b) {
+        float* y = to + b * step;
+        k_.matmul(weights.dense + layer.at, layer.neurons, layer.width, from + b * steps_[n], y);
+        for (size_t j = 0; j < layer.neurons && !last; ++j) y[j] = y[j] > 0.0f ? y[j] : 0.0f;
+      }
+    } else {
+      const bool begun = n == 0 && context_ && !context_->lanes.empty();
+      const size_t width = FfmTurned::width(layer);
+      for (size_t b = 0; b < count; b += kAcross)
+        k_.across(weights.turned->layers[n].data(), width, begun ? context_->lanes.data() : nullptr,
+                  begun ? context_->whole() : 0, layer.width, from + b * steps_[n], steps_[n], to + b * step, step);
+    }
     if (last) break;
-    for (size_t b = 0; b < count; ++b)
-      for (size_t j = 0; j < layer.neurons; ++j) to[b * step + j] = to[b * step + j] > 0.0f ? to[b * step + j] : 0.0f;
+    for (size_t b = 0; b < count; ++b) to[b * step + layer.neurons] = 1.0f;  // neurons of padding gave 0
   }
 }
 
@@ -236,13 +262,13 @@ void FfmPass::spread_gradients(const float* dx, float g) {
     return;
   }
   for (size_t f = 0; f < l_.fields; ++f) {
-    const float* from = dx + l_.pair(f, f) - f;
+    const float* from = dx + l_.of_field(f);
     float* along = spread_ + f * line;
     if (chunks == 1) {
-      for (size_t h = f; h < l_.fields; ++h) along[h] = from[h] + g;
-      for (size_t h = f + 1; h < l_.fields; ++h) spread_[h * line + f] = along[h];
+      for (size_t h = 0; h <= f; ++h) along[h] = from[h] + g;
+      for (size_t h = 0; h < f; ++h) spread_[h * line + f] = along[h];
     } else {
-      for (size_t h = f; h < l_.fields; ++h) {
+      for (size_t h = 0; h <= f; ++h) {
         const float d = from[h] + g;
         for (size_t c = 0; c < chunks; ++c) along[h * chunks + c] = spread_[h * line + f * chunks + c] = d;
       }
@@ -259,7 +285,7 @@ void FfmPass::step_rows(const Examples& examples, size_t e, const float* dx, flo
     const size_t f = group.field;
     float* turned = turned_ + f * l_.stride;
     float* own = turned + f * latent;
-    const float by_field = (dx ? dx[l_.pairs + f] : 0.0f) + g;
+    const float by_field = (dx ? dx[l_.first_order(f)] : 0.0f) + g;
     const bool alone = group.end == group.begin + 1;
     if (s_.ffm && alone) std::memset(own, 0, latent * sizeof(float));
     for (uint32_t i = group.begin; i < group.end; ++i) {

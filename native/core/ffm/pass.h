@@ -14,16 +14,25 @@
 #include <span>
 #include <vector>
 
+#include "core/ffm/context.h"
 #include "core/ffm/examples.h"
 #include "core/ffm/layout.h"
 
 namespace cb {
+
+// The hidden layers turned round, for predictions: neurons side by side (kernels.h, across).
+struct FfmTurned {
+  FfmTurned(const FfmLayout& layout, const float* dense);
+  std::vector<std::vector<float>> layers;
+  static size_t width(const FfmLayout::Layer& layer) { return padded(layer.neurons, kBeside); }
+};
 
 // Where the weights are; several threads share lr and ffm without locks, `dense` may be a thread's own.
 struct FfmWeights {
   float* lr = nullptr;
   float* ffm = nullptr;
   float* dense = nullptr;
+  const FfmTurned* turned = nullptr;  // of `dense`, where somebody made it
 };
 
 class FfmPass {
@@ -44,6 +53,12 @@ class FfmPass {
   void merge(const Examples& examples, size_t e, size_t slot);
   void logits(const FfmWeights& weights, size_t count, float* out);
 
+  // The context in the first of `examples`, which has its fields only.
+  FfmContext context_of(const Examples& examples, const FfmWeights& weights);
+  // From here on merge takes candidates, which have the other fields; the context must stay. leave() ends it.
+  void share(const FfmContext& context);
+  void leave() { context_ = nullptr; }
+
   // One step with the loss' gradient g by the logit; after forward of the same example. Without `sparse`, neurons that
   // pass no gradient are stepped like all others: the same bits, slower.
   void backward(const Examples& examples, size_t e, const FfmWeights& weights, float g, bool sparse);
@@ -58,7 +73,8 @@ class FfmPass {
   };
 
   float* aligned(size_t floats);
-  void gather(const Examples& examples, size_t e, float* inputs);
+  void gather(const Examples& examples, size_t e);
+  void add_up(const Examples& examples, const Group& group, const Place* places);
   template <size_t kLatent>
   void transpose();
   void multiply_pairs(float* inputs);
@@ -82,7 +98,8 @@ class FfmPass {
   std::vector<float*> activations_, deltas_;  // of layer l: its input, and the gradient by it
   std::vector<size_t> steps_;                 // from one input of a batch to the next
   size_t input_step_;
-  float *zeros_, *sums_, *turned_, *inputs_, *first_order_, *spread_, *normed_;
+  const FfmContext* context_ = nullptr;
+  float *zeros_, *sums_, *turned_, *inputs_, *first_order_, *within_, *spread_, *normed_;
   float inverse_ = 1.0f;
 };
 

@@ -5,6 +5,10 @@
     engine.predict(batch)
     engine.save("model.ffm"); cb.DeepFFM.load("model.ffm")
 
+    engine = cb.DeepFFM(plan.schema, context=["user", "hour"])
+    shared = engine.context(one_row)         # once per request
+    engine.score(shared, candidates)         # the bits of predict over whole rows
+
 docs/deep_ffm.md has the network, the layout of the weights and the files. With one thread the weights depend on settings and
 examples alone, bit by bit, on every processor. Refused: fields the model does not have, labels other than 0 and 1, numbers
 that are not finite, examples without a label to learn from, damaged files.
@@ -50,6 +54,7 @@ class DeepFFM:
     """A click model that learns from a stream.
 
     ``fields``    a plan's schema (its dense columns are fields with a value), the names, or an `ExampleCache`
+    ``context``   those of them that come once per request; they are put first
     ``k``         floats of a latent vector; a feature has one for every field
     ``hidden``    neurons of the network's layers; none: no network
     ``bits``      2^bits weights each for lr and ffm; features beyond share places
@@ -63,6 +68,7 @@ class DeepFFM:
         self,
         fields: Schema | Sequence[str] | ExampleCache,
         *,
+        context: Sequence[str] = (),
         k: int = 4,
         hidden: Sequence[int] = (),
         bits: int = 22,
@@ -74,9 +80,10 @@ class DeepFFM:
         ffm_init: float = 0.1,
         seed: int = 0,
     ) -> None:
-        self.fields = field_names(fields)
+        self.fields = context_first(field_names(fields), context)
         given = _native.FfmSettings()
         try:
+            given.context = len(context)
             given.fields, given.k, given.bits, given.seed = len(self.fields), k, bits, seed
             given.hidden = list(hidden)
             given.norm, given.residual, given.ffm_init = bool(norm), bool(residual), float(ffm_init)
@@ -110,6 +117,7 @@ class DeepFFM:
         running table to stderr. Returns ``progress``, which goes on over calls.
         """
         threads = _threads(threads)
+        self._can_learn()
         if show:
             self.progress.show = show if callable(show) else lambda line: print(line, file=sys.stderr)
         source = self._read_for(source)
@@ -139,22 +147,50 @@ class DeepFFM:
             found.append(predictions)
         return np.concatenate(found) if found else np.zeros(0, np.float32)
 
+    @property
+    def context_fields(self) -> list[str]:
+        """The fields that come once per request."""
+        return self.fields[: self._native.settings.context]
+
+    def context(self, source: Any) -> _native.FfmContext:
+        """What the candidates of one request share, worked out from the context's fields in one row.
+
+        ``source`` is a batch or examples. The result holds for the weights as they are: not after `learn`.
+        """
+        try:
+            return self._native.context(self._part(source, self.context_fields))
+        except ValueError as error:
+            raise DataError(f"the context: {error}") from error
+
+    def score(self, context: _native.FfmContext, candidates: Any) -> npt.NDArray[np.float32]:
+        """Click probabilities of candidates, which have the other fields; the same bits as `predict` of whole rows."""
+        try:
+            predictions, broken = self._native.score(
+                context, self._part(candidates, self.fields[self._native.settings.context :])
+            )
+        except ValueError as error:
+            raise DataError(f"candidates: {error}") from error
+        if broken >= 0:
+            raise DataError(f"the model's output for candidate {broken:,} is not finite: is a value too large?")
+        return predictions
+
     # ---- files ----
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Weights, accumulators and settings; whole or not at all."""
+        self._can_learn()
         with written_aside(Path(path)) as aside:
             self._native.save(str(aside), self.fields, self.learned)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls, path: str | os.PathLike[str], *, learns: bool = True) -> Self:
         """What ``save`` wrote; it predicts and goes on learning with the same bits.
 
-        Or a published weight file: its accumulators start anew.
+        Or a published weight file: its accumulators start anew, or take no memory where it only predicts (``learns=False``).
         """
         try:
             found, fields, learned = (
-                ffm_of(read_weights(path), str(path)) if is_weights(path) else _native.DeepFfm.load(str(path))
+                ffm_of(read_weights(path), str(path), learns) if is_weights(path) else _native.DeepFfm.load(str(path))
             )
         except _native.DamagedFile as error:
             raise SourceError(f"cannot read {path}: {error}") from error
@@ -189,7 +225,18 @@ class DeepFFM:
         ]
         return f"DeepFFM({', '.join(p for p in parts if p)}, bits={s.bits}, learned={self.learned:,})"
 
+    def _can_learn(self) -> None:
+        if not self._native.learns:
+            raise PlanError("this model only predicts: it was loaded with learns=False and has no accumulators")
+
     # ---- from sources to examples of this model's fields ----
+
+    def _part(self, source: Any, fields: list[str]) -> _native.Examples:
+        if isinstance(source, _native.Examples):
+            return source
+        if isinstance(source, Batch):
+            return self._of_batch(source, fields)
+        raise PlanError(f"cannot score {type(source).__name__}; expected a Batch or Examples")
 
     def _read_for(self, source: Any) -> Any:
         return source.over(self.fields) if isinstance(source, ExampleText) and source.fields != self.fields else source
@@ -225,14 +272,15 @@ class DeepFFM:
                 raise DataError(f"{where} has field {name!r}, which this model has not{nearest(name, self.fields)}")
         return examples.renumbered([at[name] for name in known])
 
-    def _of_batch(self, batch: Batch) -> _native.Examples:
+    def _of_batch(self, batch: Batch, fields: list[str] | None = None) -> _native.Examples:
         batch = batch.cpu()
+        fields = self.fields if fields is None else fields
         columns = {name: c for c, name in enumerate(batch.schema.dense_names)}
-        for name in self.fields:
+        for name in fields:
             if name not in batch.sparse and name not in columns:
                 raise PlanError(f"field {name!r} is not in this batch{nearest(name, [*batch.sparse, *columns])}")
-        keyed = [name for name in self.fields if name in batch.sparse]
-        valued = [name for name in self.fields if name not in batch.sparse]
+        keyed = [name for name in fields if name in batch.sparse]
+        valued = [name for name in fields if name not in batch.sparse]
         chosen = [columns[name] for name in valued]
         dense = batch.dense if chosen == list(range(batch.dense.shape[1])) else batch.dense[:, chosen]
         try:
@@ -253,6 +301,15 @@ def field_names(fields: Schema | Sequence[str] | ExampleCache) -> list[str]:
     if isinstance(fields, Schema):
         return names([*(f.name for f in fields.sparse), *fields.dense_names])
     return names(fields.fields if isinstance(fields, ExampleCache) else fields)
+
+
+def context_first(fields: list[str], context: Sequence[str]) -> list[str]:
+    if not context:
+        return fields
+    for name in names(context):
+        if name not in fields:
+            raise PlanError(f"context= names {name!r}, which is no field{nearest(name, fields)}")
+    return [*context, *(name for name in fields if name not in context)]
 
 
 def check_memory(settings: _native.FfmSettings) -> None:

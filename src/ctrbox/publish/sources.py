@@ -26,7 +26,7 @@ from ctrbox.publish.weights import MAGIC, SIZES, Directory, Part, Weights, read_
 
 DEEP_FFM, TENSORS, TABLE = "deep_ffm", "tensors", "table"
 FFM_MAGIC = b"CTRFFM\0\0"
-SETTINGS = ("fields", "k", "bits", "lr", "ffm", "hidden", "norm", "residual", "ffm_init", "seed")
+SETTINGS = ("fields", "context", "k", "bits", "lr", "ffm", "hidden", "norm", "residual", "ffm_init", "seed")
 RATES = ("lr_rates", "ffm_rates", "nn_rates")
 
 
@@ -124,8 +124,11 @@ def ffm_weights(model: _native.DeepFfm, fields: list[str], learned: int) -> Weig
     return Weights(DEEP_FFM, about, [Part.floats(name, part) for name, part in parts.items()])
 
 
-def ffm_of(weights: Weights, where: str) -> tuple[_native.DeepFfm, list[str], int]:
-    """A model with these weights and accumulators as at the beginning, its fields, and how many examples it has seen."""
+def ffm_of(weights: Weights, where: str, learns: bool = True) -> tuple[_native.DeepFfm, list[str], int]:
+    """A model with these weights, its fields, and how many examples it has seen.
+
+    Accumulators are as at the beginning, or left out where the model only predicts.
+    """
     if weights.kind != DEEP_FFM:
         raise DataError(f"{where} holds weights of kind {weights.kind!r}; expected {DEEP_FFM!r}")
     settings, about = _native.FfmSettings(), weights.about
@@ -140,7 +143,7 @@ def ffm_of(weights: Weights, where: str) -> tuple[_native.DeepFfm, list[str], in
         # Weights fill the file, so they bound what a head may claim.
         if wrong or flat.size < ((settings.lr + settings.ffm) << settings.bits) // 2:
             raise ValueError(wrong or "more weights than the file holds")
-        model = _native.DeepFfm(settings)
+        model = _native.DeepFfm(settings, learns)
         model.give_weights(flat)
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"cannot read {where}: its settings contradict themselves: {error}") from error

@@ -1,0 +1,33 @@
+// What the candidates of one request share: the fields of its context, worked out once.
+//
+//   inputs   what these fields say among themselves: a prefix of the network's input (layout.h)
+//   turned   turned[g][f] = S[f][g] for each field g of candidates and f of the context: their pairs are one walk over
+//   a
+//            candidate's row and this
+//   sums     16 partial sums of the first whole() inputs, whole lanes of 16
+//   lanes    the same of each neuron's products in the first layer; none with layer norm, which needs all inputs first
+//
+// A candidate's scores go on from these partial sums in the order of a whole example, so they have the bits of predict.
+// A context holds copies: it outlives nothing but its meaning, which ends when the model learns (`weights`).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/ffm/layout.h"
+
+namespace cb {
+
+struct FfmContext {
+  uint64_t weights = 0;  // of which weights: DeepFfm::state
+  size_t fields = 0;
+  std::vector<float> inputs, turned, sums, lanes;
+
+  size_t whole() const { return inputs.size() / kLanes * kLanes; }
+  static size_t turned_step(const FfmLayout& l, size_t fields) { return padded(fields * l.latent, 4 * l.latent); }
+  size_t bytes() const {
+    return sizeof *this + (inputs.size() + turned.size() + sums.size() + lanes.size()) * sizeof(float);
+  }
+};
+
+}  // namespace cb
