@@ -25,7 +25,7 @@ JSON = [
     b'{"geo": {"city": "K\\u00f6ln", "x": [1, 2.5e3, -0]}, "a": [7, {"b": true}], "numbers": [1, 2.0, "x", null]}',
     b'[{"a": "\\ud83d\\ude00"}, [], {}, false, "\\"", 1e400, -12.5E-3]',
     b'{"a": 1, "a": [2, 3], "deep": {"deep": {"deep": 0}}, "x y": "z", "words": ["a", "b", "c\\n"]}',
-    b"$.a $.b[0] $['x y'].c $[3]\n{\"a\": 1, \"b\": [\"q\"], \"x y\": {\"c\": 2}}",
+    b'$.a $.b[0] $[\'x y\'].c $[3]\n{"a": 1, "b": ["q"], "x y": {"c": 2}}',
     b"-0.5e+7",
     b'"text"',
 ]
@@ -42,7 +42,7 @@ def engines(scratch: Path) -> list[cb.DeepFFM]:
     text.write_bytes(b"1 |user u1 |ad a7 b2:0.5\n-1 2.0 |user u2 |ad a7\n" * 3)
     cache = cb.ExampleCache.parse(text, scratch / "some.ctrx")
     found = [
-        cb.DeepFFM(cache, bits=6, k=2, hidden=(3,)),
+        cb.DeepFFM(cache, bits=6, k=2, hidden=(3,), context=("user",)),
         cb.DeepFFM(cache, bits=5, k=1, hidden=(), lr=None),
         cb.DeepFFM(cache, bits=4, ffm=None, hidden=(2, 2), norm=True, residual=False),
     ]
@@ -151,4 +151,3 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     main(Path(sys.argv[1]))
-

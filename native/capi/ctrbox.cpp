@@ -23,6 +23,10 @@ struct ctrbox_model {
   std::vector<uint64_t> salts;  // hashes of the fields' names
 };
 
+struct ctrbox_context {
+  FfmContext context;
+};
+
 namespace {
 
 thread_local std::string last_error;
@@ -159,6 +163,17 @@ Examples examples_of(const ctrbox_model& model, const ctrbox_examples& given) {
   return out;
 }
 
+// Of a request: fields of the context, or none of them.
+Examples part_of(const ctrbox_model& model, const ctrbox_examples& given, bool context) {
+  Examples out = examples_of(model, given);
+  const uint32_t first = model.head.settings.context;
+  for (uint16_t f : out.fields)
+    if ((f < first) != context)
+      throw BadArgument("field " + std::to_string(f) + (context ? " of a context" : " of a candidate") +
+                        "; the fields below " + std::to_string(first) + " are the context's");
+  return out;
+}
+
 void check_finite(const std::optional<size_t>& broken) {
   if (broken) throw NotFinite("the score of example " + std::to_string(*broken) + " is not finite");
 }
@@ -241,6 +256,36 @@ ctrbox_status ctrbox_score(const ctrbox_model* model, const ctrbox_examples* exa
     if (examples->rows) need(scores, "scores");
     const Examples found = examples_of(*model, *examples);
     check_finite(model->model->predict(found, scores, 1));
+  });
+}
+
+uint32_t ctrbox_context_fields(const ctrbox_model* model) { return model ? model->head.settings.context : 0; }
+
+ctrbox_status ctrbox_context_make(const ctrbox_model* model, const ctrbox_examples* example, ctrbox_context** context) {
+  return guarded([&] {
+    need(context, "context");
+    *context = nullptr;
+    need(model, "model");
+    need(example, "example");
+    if (example->rows != 1) throw BadArgument("a context is one example; got " + std::to_string(example->rows));
+    auto made = std::make_unique<ctrbox_context>();
+    made->context = model->model->context(part_of(*model, *example, true));
+    *context = made.release();
+  });
+}
+
+void ctrbox_context_free(ctrbox_context* context) { delete context; }
+size_t ctrbox_context_bytes(const ctrbox_context* context) { return context ? context->context.bytes() : 0; }
+
+ctrbox_status ctrbox_context_score(const ctrbox_model* model, const ctrbox_context* context,
+                                   const ctrbox_examples* candidates, float* scores) {
+  return guarded([&] {
+    need(model, "model");
+    need(context, "context");
+    need(candidates, "candidates");
+    if (candidates->rows) need(scores, "scores");
+    if (context->context.weights != model->model->state()) throw BadArgument("the context is of another model");
+    check_finite(model->model->score(context->context, part_of(*model, *candidates, false), scores));
   });
 }
 

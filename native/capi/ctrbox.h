@@ -107,6 +107,22 @@ typedef struct ctrbox_examples {
 /* One score for each example into scores[0] ... scores[rows - 1]. */
 CTRBOX_API ctrbox_status ctrbox_score(const ctrbox_model* model, const ctrbox_examples* examples, float* scores);
 
+/* A request has one context and many candidates: the first ctrbox_context_fields(model) fields are the context's
+ * (cb.DeepFFM(..., context=...)), the others the candidates'. What the context's fields say among themselves is worked
+ * out once; scores have the bits of ctrbox_score of whole examples. A context belongs to its model, may be used for any
+ * number of requests and by any number of threads at once, and is freed before its model is closed. */
+typedef struct ctrbox_context ctrbox_context;
+
+CTRBOX_API uint32_t ctrbox_context_fields(const ctrbox_model* model); /* 0: the model was made without a context */
+/* `example` has one row, of fields of the context. *context is NULL after a failure. */
+CTRBOX_API ctrbox_status ctrbox_context_make(const ctrbox_model* model, const ctrbox_examples* example,
+                                             ctrbox_context** context);
+CTRBOX_API void ctrbox_context_free(ctrbox_context* context);          /* NULL is fine */
+CTRBOX_API size_t ctrbox_context_bytes(const ctrbox_context* context); /* memory it takes, for a cache; 0 for NULL */
+/* One score for each candidate; candidates have no field of the context. */
+CTRBOX_API ctrbox_status ctrbox_context_score(const ctrbox_model* model, const ctrbox_context* context,
+                                              const ctrbox_examples* candidates, float* scores);
+
 /* ---- updates ----------------------------------------------------------------------------------------------------- */
 
 /* What a patch (cb.publish.diff) makes of `base`, written to `result`, which may be `base` itself: aside, synced,

@@ -178,6 +178,7 @@ Directory directory_of(Str json) {
   Directory out;
   FfmSettings& s = out.head.settings;
   s.fields = static_cast<uint32_t>(whole(v.at("fields"), "fields", 1, kMostFields));
+  s.context = static_cast<uint32_t>(whole(v.at("context"), "context", 0, kMostFields));
   s.k = static_cast<uint32_t>(whole(v.at("k"), "k", 1, kMostK));
   s.bits = static_cast<uint32_t>(whole(v.at("bits"), "bits", 1, kMostBits));
   s.lr = truth(v.at("lr"), "lr");
@@ -274,7 +275,7 @@ std::unique_ptr<DeepFfm> load_weights(const std::string& path, FfmHead& head) {
     read_part(file, *part, flat);
   }
   if (flat.size() != held) contradicts("parts that no Deep FFM has");
-  auto model = std::make_unique<DeepFfm>(s, false);
+  auto model = std::make_unique<DeepFfm>(s, false, false);
   give_weights(*model, flat.data());
   head = found.head;
   return model;

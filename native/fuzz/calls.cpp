@@ -14,6 +14,7 @@ ctrbox_model* small_model() {
   s.k = 2;
   s.bits = 8;
   s.hidden = {3};
+  s.context = 1;
   save_ffm(file.path(), DeepFfm(s), FfmHead{s, {"user", "ad", ""}, 7});
   ctrbox_model* model = nullptr;
   EXPECT(ctrbox_open(file.path().c_str(), &model) == CTRBOX_OK && model);
@@ -27,7 +28,7 @@ struct Given {
 
 // Arrays of just the size they claim; some left out, some numbers from anywhere.
 Given given(fuzz::Input& in, fuzz::Heap& heap, uint8_t how) {
-  const size_t rows = in.byte() % 6;
+  const size_t rows = how & 64 ? 1 : in.byte() % 6;
   std::vector<uint64_t> offsets(rows + 1);
   uint64_t most = 0, at = 0;
   for (size_t e = 0; e <= rows; ++e) {
@@ -39,7 +40,8 @@ Given given(fuzz::Input& in, fuzz::Heap& heap, uint8_t how) {
   std::vector<uint32_t> fields(most);
   std::vector<uint64_t> keys(most);
   std::vector<float> values(most);
-  for (auto& f : fields) f = how & 2 ? in.take<uint32_t>() % 5 : in.byte() % 3;
+  for (auto& f : fields)
+    f = how & 2 ? in.take<uint32_t>() % 5 : how & 64 ? 0 : how & 128 ? 1 + in.byte() % 2 : in.byte() % 3;
   for (auto& k : keys) k = in.take<uint64_t>();
   for (auto& v : values) v = how & 4 ? in.take<float>() : static_cast<float>(in.byte() % 4);
   Given out{{rows, heap.copy(offsets.data(), rows + 1), heap.copy(fields.data(), most), heap.copy(keys.data(), most),
@@ -68,6 +70,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Given whole = given(in, heap, how);
   const ctrbox_model* const asked = how & 32 && in.byte() % 8 == 0 ? nullptr : model;
   EXPECT(known(ctrbox_score(asked, &whole.examples, whole.scores)));
+
+  // A context out of field 0, and candidates of the others, or of any.
+  const Given context = given(in, heap, how), candidates = given(in, heap, in.byte());
+  ctrbox_context* made = nullptr;
+  EXPECT(known(ctrbox_context_make(asked, &context.examples, &made)));
+  EXPECT(known(ctrbox_context_score(asked, made, &candidates.examples, candidates.scores)));
+  ctrbox_context_free(made);
 
   const std::string_view name = in.piece(in.byte() % 16);
   uint64_t key = 0;

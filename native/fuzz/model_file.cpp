@@ -25,6 +25,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   float out[3];
   model->predict(examples, out, 1);
+  Examples context;
+  for (uint32_t f = 0; f < std::min(head.settings.context, 20u); ++f)
+    context.add(feature_key(f, 5), static_cast<uint16_t>(f), 1.0f);
+  context.close(1.0f, 1.0f);
+  const FfmContext once = model->context(context);
+  Examples candidates;
+  for (uint32_t f = head.settings.context; f < std::min(head.settings.fields, 40u); ++f)
+    candidates.add(feature_key(f, 6), static_cast<uint16_t>(f), 0.5f);
+  candidates.close(1.0f, 1.0f);
+  model->score(once, candidates, out);
   model->learn(examples, out, 1, true);
   if (!fuzz::kForged) {
     model = load_ffm(file.path(), head);
