@@ -258,7 +258,7 @@ def test_forged_directories_are_refused(lib: ctypes.CDLL, tmp_path: Path) -> Non
     directory = whole[64 : 64 + length]
     lies = [
         (b'"bits":12', b'"bits":36'), (b'"bits":12', b'"bits":-1'), (b'"fields":3', b'"fields":2'),
-        (b'"k":3', b'"k":4'), (b'"kind":"deep_ffm"', b'"kind":"deep_fft"'), (b'"lr":false', b'"lr":true '),
+        (b'"k":3', b'"k":64'), (b'"kind":"deep_ffm"', b'"kind":"deep_fft"'), (b'"lr":false', b'"lr":true '),
         (b'"hidden":[]', b'"hidden":7 '), (b'"shape":[', b'"shape":{'), (b'"first":', b'"fjrst":'), (b'"kind"', b'"kjnd"'),
     ]  # fmt: skip
     for old, new in lies:
