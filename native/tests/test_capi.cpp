@@ -24,6 +24,8 @@ struct Saved {
   DeepFfm model;
   ctrbox_model* handle = nullptr;
   explicit Saved(const FfmSettings& s) : model(s) {
+    for (size_t i = 0; i < model.layout().dense; ++i) model.dense()[i] += 0.01f;  // the network says something too
+    model.changed();
     save_ffm(kPath, model, FfmHead{s, {"user", "ad", "words"}, 7});
     CHECK(ctrbox_open(kPath.c_str(), &handle) == CTRBOX_OK && handle);
   }
@@ -35,7 +37,6 @@ FfmSettings some_settings() {
   s.fields = 3;
   s.bits = 10;
   s.hidden = {4};
-  s.residual = false;
   return s;
 }
 
@@ -105,6 +106,39 @@ void a_model_says_what_it_has() {
   CHECK(ctrbox_abi() == CTRBOX_ABI && std::string(ctrbox_version()) == CTRBOX_VERSION);
 }
 
+void a_context_has_the_bits_of_whole_examples() {
+  FfmSettings s = some_settings();
+  s.context = 1;
+  Saved saved(s), other(s);
+  CHECK(ctrbox_context_fields(saved.handle) == 1 && ctrbox_context_fields(nullptr) == 0);
+  uint64_t keys[5];
+  for (uint64_t i = 0; i < 5; ++i)
+    CHECK(ctrbox_key_of_int(saved.handle, i == 0 ? 0 : 1 + i % 2, 7, &keys[i]) == CTRBOX_OK);
+  const uint64_t once[] = {0, 1}, offsets[] = {0, 2, 3}, whole_offsets[] = {0, 3, 5};
+  const uint32_t user[] = {0}, fields[] = {1, 2, 1}, whole_fields[] = {0, 1, 2, 0, 1};
+  const uint64_t part_keys[] = {keys[1], keys[2], keys[3]};
+  const uint64_t whole_keys[] = {keys[0], keys[1], keys[2], keys[0], keys[3]};
+  const ctrbox_examples context_part = {1, once, user, keys, nullptr};
+  const ctrbox_examples candidates = {2, offsets, fields, part_keys, nullptr};
+  const ctrbox_examples whole = {2, whole_offsets, whole_fields, whole_keys, nullptr};
+  float expected[2], met[2];
+  ctrbox_context* context = nullptr;
+  CHECK(ctrbox_score(saved.handle, &whole, expected) == CTRBOX_OK);
+  CHECK(ctrbox_context_make(saved.handle, &context_part, &context) == CTRBOX_OK && context);
+  CHECK(ctrbox_context_score(saved.handle, context, &candidates, met) == CTRBOX_OK);
+  CHECK(std::memcmp(expected, met, sizeof met) == 0);
+  CHECK(ctrbox_context_bytes(context) > 0 && ctrbox_context_bytes(nullptr) == 0);
+  CHECK(refused(ctrbox_context_score(other.handle, context, &candidates, met), CTRBOX_BAD_ARGUMENT));
+  CHECK(refused(ctrbox_context_score(saved.handle, nullptr, &candidates, met), CTRBOX_BAD_ARGUMENT));
+  CHECK(refused(ctrbox_context_score(saved.handle, context, nullptr, met), CTRBOX_BAD_ARGUMENT));
+  CHECK(refused(ctrbox_context_score(saved.handle, context, &whole, met), CTRBOX_BAD_ARGUMENT));
+  ctrbox_context* none = context;
+  CHECK(refused(ctrbox_context_make(saved.handle, &candidates, &none), CTRBOX_BAD_ARGUMENT) && !none);
+  CHECK(refused(ctrbox_context_make(saved.handle, &context_part, nullptr), CTRBOX_BAD_ARGUMENT));
+  ctrbox_context_free(context);
+  ctrbox_context_free(nullptr);
+}
+
 void null_and_wrong_sizes_are_refused() {
   Saved saved(some_settings());
   Some some(saved.handle);
@@ -151,7 +185,7 @@ void null_and_wrong_sizes_are_refused() {
   some.fields[1] = 0;
   some.values[0] = std::numeric_limits<float>::quiet_NaN();
   CHECK(with([](ctrbox_examples&) {}));
-  some.values[0] = 3e38f;
+  some.values[0] = some.values[1] = 3e38f;  // their pair is beyond all floats
   CHECK(refused(ctrbox_score(saved.handle, &some.examples, out), CTRBOX_NOT_FINITE));
 }
 
@@ -187,6 +221,7 @@ int main() {
   digests_are_those_of_the_standard();
   a_model_says_what_it_has();
   scores_have_the_bits_of_predict();
+  a_context_has_the_bits_of_whole_examples();
   null_and_wrong_sizes_are_refused();
   patches_are_checked();
   std::remove(kPath.c_str());

@@ -5,16 +5,15 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "core/checked_file.h"
 #include "core/ffm/model_file.h"
-#include "core/lookup_tables.h"
 #include "core/sparse/damage.h"
 #include "core/sparse/manifest.h"
 #include "core/table_file.h"
-#include "core/tables.h"
 #include "tests/check.h"
 
 using namespace cb;
@@ -100,36 +99,6 @@ void tables_of_no_rows() {
   ::unlink(path.c_str());
 }
 
-template <class R, class... A>
-R result_of(const char* name, const char* args, const Params& q, A... values) {
-  Bump pool, scratch;
-  uint64_t warnings = 0;
-  Run run{1, &pool, &scratch, &warnings, -1};
-  Column in[] = {{&values, nullptr}...};
-  R out{};
-  Column to{&out, nullptr};
-  find_kernel(name, args).kernel(run, q, in, &to);
-  return out;
-}
-
-void numbers_at_their_ends() {
-  const int64_t most = std::numeric_limits<int64_t>::max(), least = std::numeric_limits<int64_t>::min();
-  const double share = result_of<double>("jaccard", "i,i,i", Params{}, most, most, least);
-  CHECK(share == share);
-  Params hours{};
-  hours.i[0] = int64_t{1} << 62;
-  const int64_t hour = result_of<int64_t>("hour", "t", hours, least);
-  CHECK(hour >= 0 && hour < 24);
-  // A window that begins before all time holds all that was before the row.
-  const History history({7, 7}, {least, -5}, {1, 2}, {0, 1});
-  Params window{};
-  window.i[0] = 1;
-  window.i[1] = int64_t{1} << 62;
-  window.table = history.view();
-  CHECK(result_of<int64_t>("history_shows", "k,t", window, uint64_t{7}, least + 3) == 1);
-  CHECK(result_of<int64_t>("history_shows", "k,t", window, uint64_t{7}, int64_t{0}) == 2);
-}
-
 }  // namespace
 
 int main() {
@@ -137,7 +106,6 @@ int main() {
   runs_that_cannot_be();
   accumulators_below_zero();
   tables_of_no_rows();
-  numbers_at_their_ends();
   ::rmdir(kFolder.c_str());
   return 0;
 }
