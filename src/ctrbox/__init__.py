@@ -53,6 +53,8 @@ HOME = {
     "Embedder": "ctrbox.embed.embedder",
     "DeepFFM": "ctrbox.online.deep_ffm",
     "Rate": "ctrbox.online.deep_ffm",
+    "search": "ctrbox.online.search",
+    "grid": "ctrbox.online.search",
     "ExampleCache": "ctrbox.online.examples",
     "ExampleText": "ctrbox.online.examples",
     "SGD": "ctrbox.embed.optimizers",
@@ -112,6 +114,8 @@ if TYPE_CHECKING:
     from ctrbox.online.deep_ffm import Rate as Rate
     from ctrbox.online.examples import ExampleCache as ExampleCache
     from ctrbox.online.examples import ExampleText as ExampleText
+    from ctrbox.online.search import grid as grid
+    from ctrbox.online.search import search as search
     from ctrbox.plan.expr import Expr as Expr
     from ctrbox.plan.expr import col as col
     from ctrbox.plan.expr import concat as concat

@@ -28,7 +28,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ctrbox import learning, publishing, tables
+from ctrbox import learning, publishing, searching, tables
 from ctrbox.demo import generate
 from ctrbox.job import batches, load_plan
 from ctrbox.output import check_output, no_rows, sink
@@ -163,6 +163,7 @@ app.command(epilog=learning.PREDICT_EXAMPLES)(learning.predict)
 app.command(epilog=learning.TRIAL_EXAMPLES)(learning.trial)
 app.command(epilog=learning.REPORT_EXAMPLES)(learning.report)
 app.command(epilog=learning.DEMO_EXAMPLES)(learning.demo)
+app.command(epilog=searching.SEARCH_EXAMPLES)(searching.search)
 
 
 @datasets_app.command("adlog")
