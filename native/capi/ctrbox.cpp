@@ -249,6 +249,17 @@ ctrbox_status ctrbox_key_of_dense(const ctrbox_model* model, uint32_t field, uin
   return keyed(model, field, key, [](uint64_t) { return uint64_t{1}; });
 }
 
+ctrbox_status ctrbox_key_of_interaction(const ctrbox_model* model, uint32_t field, const uint64_t* keys, size_t count,
+                                        uint64_t* key) {
+  return keyed(model, field, key, [&](uint64_t) {
+    need(keys, "keys");
+    if (count < 2) throw BadArgument("an interaction has two features or more");
+    uint64_t out = 0;
+    for (size_t k = 0; k < count; ++k) out = fold(out, keys[k]);
+    return out;
+  });
+}
+
 ctrbox_status ctrbox_score(const ctrbox_model* model, const ctrbox_examples* examples, float* scores) {
   return guarded([&] {
     need(model, "model");

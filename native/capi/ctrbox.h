@@ -92,6 +92,11 @@ CTRBOX_API ctrbox_status ctrbox_key_of_key(const ctrbox_model* model, uint32_t f
 /* or a dense column: one feature, whose value is the number. */
 CTRBOX_API ctrbox_status ctrbox_key_of_dense(const ctrbox_model* model, uint32_t field, uint64_t* key);
 
+/* The key of a hashed interaction in its own field: of the keys of its features, in the order of the fields it names.
+ * Its value is the product of theirs; a feature for each combination. */
+CTRBOX_API ctrbox_status ctrbox_key_of_interaction(const ctrbox_model* model, uint32_t field, const uint64_t* keys,
+                                                   size_t count, uint64_t* key);
+
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
 
 /* Examples one behind the other. Example e has the features offsets[e] up to offsets[e + 1]; fields in any order, any

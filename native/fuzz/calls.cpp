@@ -13,7 +13,7 @@ ctrbox_model* small_model() {
   s.fields = 3;
   s.k = 2;
   s.bits = 8;
-  s.hidden = {3};
+  s.hidden = {3, 2};
   s.context = 1;
   save_ffm(file.path(), DeepFfm(s), FfmHead{s, {"user", "ad", ""}, 7});
   ctrbox_model* model = nullptr;

@@ -13,7 +13,7 @@ DeepFfm small_model() {
   s.fields = 8;
   s.k = 2;
   s.bits = 10;
-  s.hidden = {3};
+  s.hidden = {3, 2};
   return DeepFfm(s);
 }
 

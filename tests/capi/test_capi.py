@@ -294,3 +294,31 @@ def test_the_header_is_plain_c_and_nothing_else_is_exported(prefix: Path, tmp_pa
         assert names - {"CTRBOX_1"} == {name for name in names if name.startswith("ctrbox_")}
         declared = (prefix / "include" / "ctrbox.h").read_text()
         assert all(f"{name}(" in declared for name in names - {"CTRBOX_1"})
+
+
+def test_hashed_interactions_have_the_keys_of_python(lib: ctypes.CDLL, tmp_path: Path) -> None:
+    text = tmp_path / "train.vw"
+    text.write_text("1 |user u1 |ad a7\n-1 |user u2 |ad a7\n1 |user u1 |ad a8\n" * 20)
+    source = cb.ExampleText(text, fields=["user", "ad"], interactions=[("user", "ad")])
+    engine = cb.DeepFFM(source, bits=8, k=2)
+    engine.learn(source)
+    engine.save(tmp_path / "model.ffm")
+    expected = engine.predict(source)[:3]
+    with opened(lib, tmp_path / "model.ffm") as model:
+        keys = []
+        for user, ad in ((b"u1", b"a7"), (b"u2", b"a7"), (b"u1", b"a8")):
+            mine = (ctypes.c_uint64 * 3)()
+            for field, name in enumerate((user, ad)):
+                at = ctypes.byref(mine, 8 * field)
+                assert lib.ctrbox_key_of_text(model, field, name, ctypes.c_size_t(len(name)), at) == OK
+            crossed = ctypes.byref(mine, 16)
+            assert lib.ctrbox_key_of_interaction(model, 2, mine, ctypes.c_size_t(2), crossed) == OK
+            keys += list(mine)
+        arrays = (
+            (ctypes.c_uint64 * 4)(0, 3, 6, 9),
+            (ctypes.c_uint32 * 9)(*[0, 1, 2] * 3),
+            (ctypes.c_uint64 * 9)(*keys),
+        )
+        scores = (ctypes.c_float * 3)()
+        assert lib.ctrbox_score(model, ctypes.byref(Examples(3, *arrays, None)), scores) == OK
+    assert np.array(scores, np.float32).tobytes() == expected.tobytes()
