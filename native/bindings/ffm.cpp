@@ -209,7 +209,10 @@ void bind_ffm(nb::module_& m) {
       .def_rw("nn_rates", &FfmSettings::nn_rates)
       .def_rw("ffm_init", &FfmSettings::ffm_init)
       .def_rw("seed", &FfmSettings::seed)
-      .def("wrong", &wrong_with, "What is wrong with these settings, or an empty string.");
+      .def("wrong", &wrong_with, "What is wrong with these settings, or an empty string.")
+      .def(
+          "weights", [](const FfmSettings& s) { return weights_of(FfmLayout(s)); },
+          "How many weights a model of these settings has, none of which are wrong.");
 
   nb::class_<FfmContext>(m, "FfmContext", "The context of a request, worked out once for its candidates.")
       .def_prop_ro("bytes", &FfmContext::bytes);
