@@ -4,8 +4,8 @@
     learn    pull → pool → model → loss → backward → push, dense step
     score    pull (creating nothing) → pool → model → logits
 
-The dense weights see the mean loss of the batch. The tables see the gradient of the summed loss: a key met once in a
-batch moves as far in a batch of 100 rows as in one of 65,536.
+The dense weights, and the sub-model of a Model Server, see the mean loss of the batch. The tables see the gradient of the summed
+loss: a key met once in a batch moves as far in a batch of 100 rows as in one of 65,536.
 
 On a GPU ``look`` sends the batch and leaves unique keys to the tables there. A step is launched, not waited for: its loss,
 and a gradient that is not finite, are heard of a step or two later, or by ``settle``, which comes before every checkpoint and
@@ -437,7 +437,8 @@ class Learner:
                 self.unsettled = looked
                 continue
             gradients = rows.grad.cpu().numpy()
-            gradients *= np.float32(looked.batch.rows)
+            if getattr(source.embedder, "summed", True):
+                gradients *= np.float32(looked.batch.rows)
             try:
                 if isinstance(source.embedder, Table) and source.embedder.takes_shows:
                     assert isinstance(lookup, Lookup)

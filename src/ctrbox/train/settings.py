@@ -164,7 +164,8 @@ def _data(plan: Plan) -> list[list[str]]:
 
 
 def _table(table: Embedder) -> str:
-    shown = [f"{n}={getattr(table, n)!r}" for n in ("row", "optimizer", "linear", "init", "seed") if hasattr(table, n)]
+    names = ("row", "optimizer", "linear", "init", "seed", "identity")
+    shown = [f"{n}={described(getattr(table, n))}" for n in names if hasattr(table, n)]
     return f"{type(table).__name__}({', '.join(shown)})"
 
 

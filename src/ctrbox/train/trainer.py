@@ -12,18 +12,19 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch
+from ctrbox.embed.dense_optimizer import DenseOptimizer, dense_optimizer
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu_batch import facts
-from ctrbox.embed.optimizers import SGD, Adagrad, Adam
+from ctrbox.embed.optimizers import Adam
 from ctrbox.engines.plan import Plan, Position, whole
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError, nearest
 from ctrbox.train.checkpoint import read_state, read_weights, write_weights
@@ -39,7 +40,6 @@ from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.settings import DEVICES, Settings, described, device_for, identity, settings_of, with_batch_size
 from ctrbox.train.summary import Look, judge, summarize
 
-DenseOptimizer: TypeAlias = SGD | Adagrad | Adam | Callable[[Any], torch.optim.Optimizer]
 REPORT_SECONDS = 1.0  # of training loss into metrics.jsonl, at most this often
 
 
@@ -490,29 +490,3 @@ def check_arguments(out: Any, ahead: Any, seconds: Any, steps: Any, progress: An
         hasattr(progress, name) for name in ("see", "evaluated", "resumed", "end")
     ):
         raise PlanError(f"progress must be True, False or a Watcher (see, evaluated, resumed, end), got {progress!r}")
-
-
-def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimizer]:
-    """torch's optimizer of the same name and settings."""
-    match given:
-        case SGD():
-            return lambda weights: torch.optim.SGD(weights, lr=given.lr)
-        case Adagrad():
-            return lambda weights: torch.optim.Adagrad(
-                weights, lr=given.lr, eps=given.eps, initial_accumulator_value=given.initial
-            )
-        case Adam():
-            return lambda weights: torch.optim.Adam(
-                weights, lr=given.lr, betas=(given.beta1, given.beta2), eps=given.eps, foreach=True
-            )
-    if not callable(given) or isinstance(given, type):
-        shown = given.__name__ if isinstance(given, type) else repr(given)
-        raise PlanError(f"optimizer must be cb.Adam(…), cb.Adagrad(…), cb.SGD(…) or a function, got {shown}")
-
-    def made(weights: Any) -> torch.optim.Optimizer:
-        found = given(weights)
-        if not isinstance(found, torch.optim.Optimizer):
-            raise PlanError(f"the optimizer function gave a {type(found).__name__}; expected a torch optimizer")
-        return found
-
-    return made
