@@ -55,6 +55,8 @@ HOME = {
     "ImageEmbedding": "ctrbox.embed.submodels",
     "TextEmbedding": "ctrbox.embed.submodels",
     "VectorFile": "ctrbox.embed.vector_file",
+    "PreRank": "ctrbox.embed.prerank",
+    "export_vectors": "ctrbox.train.towers",
     "write_vectors": "ctrbox.embed.vector_write",
     "write_tokens": "ctrbox.embed.vector_write",
     "DeepFFM": "ctrbox.online.deep_ffm",
@@ -101,6 +103,7 @@ if TYPE_CHECKING:
     from ctrbox.embed.optimizers import Adagrad as Adagrad
     from ctrbox.embed.optimizers import Adam as Adam
     from ctrbox.embed.optimizers import RowwiseAdagrad as RowwiseAdagrad
+    from ctrbox.embed.prerank import PreRank as PreRank
     from ctrbox.embed.repair import repair as repair
     from ctrbox.embed.sparse import SparseTable as SparseTable
     from ctrbox.embed.submodels import ImageEmbedding as ImageEmbedding
@@ -145,6 +148,7 @@ if TYPE_CHECKING:
     from ctrbox.train.schedule import Cosine as Cosine
     from ctrbox.train.schedule import Decay as Decay
     from ctrbox.train.schedule import Warmup as Warmup
+    from ctrbox.train.towers import export_vectors as export_vectors
     from ctrbox.train.trainer import Trainer as Trainer
     from ctrbox.train.trial import trial as trial
     from ctrbox.views.view import View as View

@@ -139,7 +139,7 @@ class Trainer:
         expressions by which the evaluation is cut into windows and slices. ``explain``: look for the worst slices and for
         what each feature is worth; where there is a run folder, unless told. Other settings: see
         ``ctrbox.train.settings.Settings`` (batch_size, epochs, limit, shuffle, negatives, patience, monitor,
-        evaluate_every, clip, seed, schedule).
+        evaluate_every, clip, seed, schedule, adaptive_l2).
         """
         check_arguments(out, ahead, checkpoint_seconds, checkpoint_steps, progress)
         if not isinstance(plan, Plan):
@@ -185,6 +185,7 @@ class _Fit:
             device=device_for(trainer.device, trainer.embedder, plan),
             bf16=trainer.bf16,
             rows=self.batch_size,
+            adaptive_l2=settings.adaptive_l2,
         )
         self.optimizer = described(trainer.optimizer)
         self.state = State()
