@@ -40,6 +40,11 @@ class PreRank:
         places = self.file.find(candidates)
         there = np.flatnonzero(places >= 0)
         self.missing += len(places) - len(there)
-        scores = self._rows[places[there]] @ vector
-        best = np.argsort(-scores, kind="stable")[:k]
+        scores = np.take(self._rows, places[there], axis=0) @ vector
+        best = np.arange(len(scores))
+        if k < len(scores):
+            least = np.partition(scores, -k)[-k]
+            above, equal = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
+            best = np.concatenate([above, equal[: k - len(above)]])
+        best = best[np.lexsort((best, -scores[best]))]
         return there[best], scores[best]
