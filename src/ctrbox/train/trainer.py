@@ -39,6 +39,7 @@ from ctrbox.train.run import Run
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.settings import DEVICES, Settings, described, device_for, identity, settings_of, with_batch_size
 from ctrbox.train.summary import Look, judge, summarize
+from ctrbox.train.warm_up import WarmUp
 
 REPORT_SECONDS = 1.0  # of training loss into metrics.jsonl, at most this often
 
@@ -130,6 +131,8 @@ class Trainer:
         explain: bool | None = None,
         best_auc: float | None = None,
         progress: bool | Watcher = False,
+        warm_up: str = "none",
+        warm_from: Run | str | Path | None = None,
         **settings: Any,
     ) -> Run:
         """Train, evaluate, and keep everything in the run folder ``out``.
@@ -137,13 +140,15 @@ class Trainer:
         ``valid``: share of the log, its newest rows, or another plan of the same features. ``resume``: go on where an
         unfinished run in ``out`` stopped. ``overlap=False``: one stage after the other, same weights. ``time`` and ``by``:
         expressions by which the evaluation is cut into windows and slices. ``explain``: look for the worst slices and for
-        what each feature is worth; where there is a run folder, unless told. Other settings: see
+        what each feature is worth; where there is a run folder, unless told. ``warm_up``: begin with the weights of the run
+        ``warm_from``, "full" with all, "partial" without the embeddings of ids. Other settings: see
         ``ctrbox.train.settings.Settings`` (batch_size, epochs, limit, shuffle, negatives, patience, monitor,
         evaluate_every, clip, seed, schedule, adaptive_l2).
         """
         check_arguments(out, ahead, checkpoint_seconds, checkpoint_steps, progress)
         if not isinstance(plan, Plan):
             raise PlanError(f"fit needs a plan, as cb.compile gives it, got {type(plan).__name__}")
+        warm = WarmUp(warm_up, warm_from)
         share = 0.0 if isinstance(valid, Plan) else valid
         chosen = settings_of({**settings, "valid": share})
         split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
@@ -159,6 +164,7 @@ class Trainer:
             steps=checkpoint_steps,
             look=look,
             best_auc=best_auc,
+            warm=warm,
         )
 
 
@@ -209,16 +215,20 @@ class _Fit:
         steps: int | None,
         look: Look | None,
         best_auc: float | None,
+        warm: WarmUp,
     ) -> Run:
         try:
+            warm.check(self.learner)
             if out is not None:
                 mine = identity(self.plan, self.split.other, self.learner.model, self.learner.embedders, self.settings)
                 mine["optimizer"] = self.optimizer
+                mine["warm up"] = warm.identity()
                 mine["device"] = self.learner.device.type + (", bf16" if self.learner.bf16 else "")
                 self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
                 self._go_on(self.folder)
             if self.state.step == 0:
                 warn_of_rows(self.learner.embedders)
+                warm.apply(self.learner)
             self._train(seconds, steps)
             clocks, before = list(self.clocks.values()), self.before
             summary = summarize(self.learner, self.plan, self.settings, self.state, clocks, self.passes, before)
