@@ -194,6 +194,33 @@ def test_an_unseen_object_is_embedded(tmp_path: Path) -> None:
         server.embed([[0.0] * 9, [float("nan")] * 9])
 
 
+def test_servers_of_shards_that_add_up_their_gradients_stay_one_model(tmp_path: Path) -> None:
+    """Two servers, each with its keys, in lockstep: the sum of their gradients is that of one server with all keys."""
+    file = data(tmp_path, shards=2)
+    whole = cb.ModelServer(file, submodel(), optimizer=cb.SGD(lr=0.1))
+    pushed: list[list[torch.Tensor]] = []
+
+    def collect(weights: Any) -> None:
+        pushed.append([w.grad.clone() for w in weights])
+        if len(pushed) == 2:
+            for one, two, weight in zip(pushed[0], pushed[1], weights, strict=True):
+                weight.grad = one + two
+
+    parts = [cb.VectorFile(file.path, shard=k) for k in range(2)]
+    servers = [cb.ModelServer(p, submodel(), optimizer=cb.SGD(lr=0.1), synchronise=collect) for p in parts]
+    keys, g = np.arange(1, 41), np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+    mine = [np.flatnonzero(p.find(keys) >= 0) for p in parts]
+    assert all(len(m) for m in mine)
+    for server, at in zip(servers, mine, strict=True):
+        server.push(keys[at], g[at])
+    whole.push(keys, g)
+    for a, b in zip(servers[1].submodel.parameters(), whole.submodel.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    idle = cb.ModelServer(parts[0], submodel(), synchronise=lambda weights: pushed.append([w.grad for w in weights]))
+    idle.push(np.array([99]), np.ones((1, 3), np.float32))  # nothing of the batch is here
+    assert all(not t.any() for t in pushed[-1])
+
+
 # ---- checkpoints
 
 

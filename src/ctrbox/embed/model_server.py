@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,8 @@ class ModelServer:
     ``block``      keys a forward; the order of sums depends on it
     ``budget``     the most memory for rows and activations, in bytes or as text
     ``recompute``  run the forward again at the push instead of keeping activations
+    ``synchronise`` called with the sub-model's weights between backward and step, every push: adds up the gradients of several
+                   servers that hold shards of the data
     """
 
     summed = False  # a sub-model is every key's: its gradients are of the mean loss, as those of a model's own weights
@@ -77,6 +79,7 @@ class ModelServer:
         recompute: bool = False,
         device: str = "cpu",
         seed: int = 0,
+        synchronise: Callable[[Sequence[nn.Parameter]], None] | None = None,
     ) -> None:
         self.data = data if isinstance(data, VectorFile) else VectorFile(data)
         if not isinstance(missing, str) or missing not in MISSING:
@@ -87,6 +90,7 @@ class ModelServer:
         self.seed = whole("seed", seed, 0, 2**63 - 1)
         self.device = torch.device(device)
         self.submodel = (self._usual(dim) if submodel is None else submodel).to(self.device)
+        self.synchronise = synchronise
         self._factor = 1.0
         self._alone = threading.RLock()
         self._ahead_lock = threading.Lock()
@@ -201,6 +205,8 @@ class ModelServer:
                 at = present[begin:end]
                 out = self._forward(self._read(places[at])) if kept is None else kept.blocks.pop()
                 out.backward(torch.from_numpy(np.ascontiguousarray(g[at])).to(self.device))
+            if self.synchronise is not None:
+                self._synchronise()
             for group, rate in zip(self._step.param_groups, self._rates, strict=True):
                 group["lr"] = rate * self._factor
             self._step.step()
@@ -344,6 +350,15 @@ class ModelServer:
                 f"the sub-model gave {tuple(out.shape)} for {len(rows)} rows; expected {(len(rows), self.dim)}"
             )
         return out
+
+    def _synchronise(self) -> None:
+        """Also where this server had no key of the batch: the others wait for it."""
+        assert self.synchronise is not None
+        weights = [p for group in self._step.param_groups for p in group["params"]]
+        for weight in weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        self.synchronise(weights)
 
     def _spans(self, count: int) -> Iterator[tuple[int, int]]:
         for begin in range(0, count, self.block):
