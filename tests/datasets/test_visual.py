@@ -55,11 +55,11 @@ def test_behaviour_is_what_was_clicked_in_14_days_and_dwelled_on(log: AdLog) -> 
         every[row["user_id"]].append(str(row["ad_id"]))
         if start - row["ts"] <= dt.timedelta(days=14) and row["dwell"] >= 15:
             recent[row["user_id"]].append(str(row["ad_id"]))
-    users = pq.read_table(log.users, columns=["user_id", "behaviour", "clicked"]).to_pylist()
+    users = pq.read_table(log.users, columns=["user_id", "behaviour", "all_clicks"]).to_pylist()
     assert len(users) == USERS
     for user in users:
         assert user["behaviour"] == "|".join(recent[user["user_id"]])
-        assert user["clicked"] == "|".join(every[user["user_id"]])
+        assert user["all_clicks"] == "|".join(every[user["user_id"]])
     assert 10 < np.mean([len(r) for r in recent.values()]) < 30
 
 

@@ -157,7 +157,7 @@ def adlog(
     `ads` to a fortieth (at most 200,000). `progress(done, rows)` is called as blocks are written, from the
     calling thread. With `images`, the numbers of an image (4,096 as in the paper), ads have images and users
     a visual taste that decides clicks; `images` and `behaviours` are views besides, and users has `behaviour`
-    and `clicked`. A folder that holds another ad log is replaced; one that holds anything else is refused.
+    and `all_clicks`. A folder that holds another ad log is replaced; one that holds anything else is refused.
     """
     for name, given in (
         ("rows", rows),

@@ -19,7 +19,7 @@ from ctrbox.datasets.visual import BLOCK, Visual, lists_of
 from ctrbox.datasets.world import START_US, World, ad_id, user_id
 
 MOST_BYTES = 32 << 20  # of a file of images
-COLUMNS = ("behaviour", "clicked")
+COLUMNS = ("behaviour", "all_clicks")
 
 BEHAVIOURS = pa.schema(
     [
@@ -48,7 +48,7 @@ def write_images(folder: Path, world: World, visual: Visual, save: Save) -> None
 
 
 def write_behaviours(folder: Path, world: World, visual: Visual, save: Save) -> list[pa.ChunkedArray]:
-    """Write the clicks; returns the columns `behaviour` and `clicked` of the users, in their order."""
+    """Write the clicks; returns the columns `behaviour` and `all_clicks` of the users, in their order."""
     found: tuple[list[pa.Array], list[pa.Array]] = ([], [])
     for number, first in enumerate(range(0, world.users.count, BLOCK)):
         last = min(first + BLOCK, world.users.count)
