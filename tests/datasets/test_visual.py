@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctrbox.datasets import AdLog, adlog
-from ctrbox.datasets.visual import APPEAL, TASTE
+from ctrbox.datasets.visual import APPEAL, MOOD, TASTE
 from ctrbox.datasets.visual_views import BEHAVIOURS, images_schema
 from ctrbox.datasets.world import World, ad_id
 from ctrbox.errors import DataError
@@ -74,7 +74,8 @@ def test_the_odds_of_an_image_are_those_of_the_plain_definition(world: World) ->
         expected = APPEAL * float(style @ visual.appeal)
         slots = [k for k in range(4) if world.users.interests[u, k] == world.ads.topic[a]]
         if u < USERS and slots:
-            expected += TASTE * float(style @ visual.tastes[visual.taste[u, slots[0]]])
+            taste = visual.tastes[visual.taste[u, slots[0]]]
+            expected += TASTE * float(style @ taste) + MOOD * float(taste @ visual.appeal)
         assert odds == pytest.approx(expected, abs=1e-4)
     assert not visual.odds(world, np.array([USERS]), np.array([ADS])).any()
 
@@ -89,10 +90,11 @@ def test_recent_clicks_show_the_taste_and_others_do_not(world: World) -> None:
     now = np.einsum("ij,ij->i", visual.tastes[visual.taste[clicks.user, slot]], style)
     then = np.einsum("ij,ij->i", visual.tastes[visual.before[clicks.user, slot]], style)
     recent, long = clicks.age_us <= 14 * 86_400_000_000, clicks.dwell >= 15
-    assert now[within & recent & long].mean() > 0.65
-    assert then[within & ~recent & long].mean() > 0.65
-    assert abs(now[within & ~recent & long].mean()) < 0.15
-    assert abs(now[within & ~long].mean()) < 0.25
+    told = now[within & recent & long].mean()
+    assert told > 0.45
+    assert then[within & ~recent & long].mean() > 0.45
+    assert abs(now[within & ~recent & long].mean()) < told / 2
+    assert abs(now[within & ~long].mean()) < told / 2
     assert np.array_equal(clicks.kept(), recent & long)
 
 

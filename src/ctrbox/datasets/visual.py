@@ -1,10 +1,11 @@
 """What is seen in the synthetic ad log: images of ads, the visual taste of users, and the clicks that show it.
 
-    style    every ad has one, STYLE numbers; nothing but its image (and its id) tells it
+    style    every ad has one, STYLE numbers: half of it is its advertiser's, the rest its own, which nothing but its image
+             (and its id) tells
     image    a fixed random map of the style, of the ad's topic in two images of three, and noise
     taste    a user has a visual taste for each interest: one of TASTES directions of style
-    click    log odds += TASTE · (taste for the ad's topic · style) + APPEAL · (appeal · style); a taste counts only for the
-             user's interests, the appeal of a style is the same for everybody
+    click    log odds += TASTE · (taste · style) + MOOD · (taste · appeal) + APPEAL · (style · appeal), the taste being the one
+             for the ad's topic, and nothing where that is no interest of the user; the appeal is the same for everybody
 
 Tastes show in what users clicked before the log begins (`Behaviours`): of the clicks with a long dwell time in the last RECENT
 days most are of the taste. Those before are of another taste, that of then, and those with a short dwell time are accidents:
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 STYLE = 6
 TASTES = 12
-TASTE = 1.3
-APPEAL = 0.6
+TASTE = 1.8
+MOOD = 1.2
+APPEAL = 0.8
+BRAND = 0.5  # share of a style's variance that is its advertiser's
 NOISE = 0.5  # of a number of an image, where styles have about 1
 SHOWN = 2 / 3  # share of the images in which the topic can be seen
 NO_IMAGE = 0.005  # share of the ads without one
@@ -72,9 +75,13 @@ class Visual:
     before: npt.NDArray[np.int8]  # (users + 1, 4): and before the last RECENT days
 
     @staticmethod
-    def make(seed: int, users: int, ads: int, width: int) -> Visual:
+    def make(seed: int, users: int, advertiser: npt.NDArray[np.int32], width: int) -> Visual:
+        """``advertiser``: of each ad, and of the neutral one."""
         rng = _stream(seed, 20)
-        style = rng.standard_normal((ads + 1, STYLE)).astype(np.float32)
+        ads = len(advertiser) - 1
+        brands = rng.standard_normal((int(advertiser.max()) + 1, STYLE))
+        own = rng.standard_normal((ads + 1, STYLE))
+        style = (np.sqrt(BRAND) * brands[advertiser] + np.sqrt(1 - BRAND) * own).astype(np.float32)
         style[-1] = 0
         tastes = rng.standard_normal((TASTES, STYLE))
         tastes /= np.linalg.norm(tastes, axis=1, keepdims=True)
@@ -98,8 +105,9 @@ class Visual:
         slot = match.argmax(axis=1)
         known = match.any(axis=1) & (user < world.users.count)
         style = self.style[ad]
-        liked = np.einsum("ij,ij->i", self.tastes[self.taste[user, slot]], style)
-        return np.asarray(TASTE * np.where(known, liked, 0.0) + APPEAL * (style @ self.appeal), np.float64)
+        taste = self.tastes[self.taste[user, slot]]
+        liked = TASTE * np.einsum("ij,ij->i", taste, style) + MOOD * (taste @ self.appeal)
+        return np.asarray(np.where(known, liked, 0.0) + APPEAL * (style @ self.appeal), np.float64)
 
     def images(self, world: World, first: int, last: int) -> tuple[Indices, npt.NDArray[np.float32]]:
         """Indices of the ads first … last that have an image, and their images (n, width)."""

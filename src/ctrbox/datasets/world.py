@@ -175,7 +175,7 @@ class World:
     def make(seed: int, users: int, ads: int, days: int, queries: int, images: int = 0) -> World:
         adverts = _make_ads(stream(seed, 1), ads, days)
         people = _make_users(stream(seed, 2), users)
-        visual = Visual.make(seed, users, ads, images) if images else None
+        visual = Visual.make(seed, users, adverts.advertiser, images) if images else None
         world = World(seed, days, people, adverts, _make_queries(stream(seed, 3), queries), visual)
         for day in range(-1, days):
             world._cdf[day] = world._popularity(day)
