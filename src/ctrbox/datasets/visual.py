@@ -3,7 +3,7 @@
     style    every ad has one, STYLE numbers: half of it is its advertiser's, the rest its own, which nothing but its image
              (and its id) tells
     image    a fixed random map of the style, of the ad's topic in two images of three, and noise
-    taste    a user has a visual taste for each interest: one of TASTES directions of style
+    taste    a user has a visual taste for each interest: one number of the style, more of it or less
     click    log odds += TASTE · (taste · style) + MOOD · (taste · appeal) + APPEAL · (style · appeal), the taste being the one
              for the ad's topic, and nothing where that is no interest of the user; the appeal is the same for everybody
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ctrbox.datasets.world import World
 
 STYLE = 6
-TASTES = 12
+TASTES = 2 * STYLE
 TASTE = 1.8
-MOOD = 1.2
-APPEAL = 0.8
+MOOD = 0.9
+APPEAL = 1.1
 BRAND = 0.5  # share of a style's variance that is its advertiser's
 NOISE = 0.5  # of a number of an image, where styles have about 1
 SHOWN = 2 / 3  # share of the images in which the topic can be seen
@@ -83,10 +83,9 @@ class Visual:
         own = rng.standard_normal((ads + 1, STYLE))
         style = (np.sqrt(BRAND) * brands[advertiser] + np.sqrt(1 - BRAND) * own).astype(np.float32)
         style[-1] = 0
-        tastes = rng.standard_normal((TASTES, STYLE))
-        tastes /= np.linalg.norm(tastes, axis=1, keepdims=True)
-        appeal = rng.standard_normal(STYLE)
-        appeal /= np.linalg.norm(appeal)
+        # The same in every world, so that an effect is of one strength whatever the seed.
+        tastes = np.concatenate([np.eye(STYLE), -np.eye(STYLE)])
+        appeal = np.full(STYLE, STYLE**-0.5)
         return Visual(
             width,
             seed,

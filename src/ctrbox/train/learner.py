@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.embed.common import check_common, shared
 from ctrbox.embed.dims import SparseTables
 from ctrbox.embed.embedder import Embedder, Floats
 from ctrbox.embed.gpu_batch import Carried, Carrier, References, Told
@@ -72,6 +73,9 @@ class Looked:
     number: int = 0
     carried: Carried | None = None  # what is on the model's device, where that is not the batch itself
     logs: torch.Tensor | None = None  # of the dense columns, where the model takes them
+    first: torch.Tensor | None = (
+        None  # of each row the one that has the keys of its common fields, where they are shared
+    )
 
 
 # One for all fields, one by field name ("*": the rest), or tables by dim.
@@ -169,8 +173,9 @@ class Learner:
         bf16: bool = False,
         rows: int | None = None,
         adaptive_l2: float = 0.0,
+        common: Sequence[str] = (),
     ) -> None:
-        """``rows``: of the usual batch. ``adaptive_l2``: see `Settings`."""
+        """``rows``: of the usual batch. ``adaptive_l2``: see `Settings`. ``common``: see `Trainer`."""
         self.model = model.to(device) if device.type == "cuda" else model
         self.reads = reads_of(model)
         self.schema = schema
@@ -193,6 +198,10 @@ class Learner:
         self.adaptive_l2 = adaptive_l2
         if adaptive_l2:
             check_counting(self.embedders)
+        read = {f.name: f.ragged for f in schema.sparse if f.name in self.reads.dims}
+        self.common = check_common(read, common, schema.group)
+        if self.common and (self.carrier is not None or any(getattr(e, "takes_shows", False) for e in self.embedders)):
+            raise PlanError("common features are shared on the CPU, with tables that count no shows; leave common= out")
         self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not thinned out
 
     @property
@@ -208,6 +217,10 @@ class Learner:
         if not batch.on_device and not np.isfinite(batch.dense).all():
             raise self._culprit(Looked(batch, (), number), (), math.nan)
         known = batch.cpu() if not all(s.fused for s in self.sources) else batch
+        first = None
+        if self.common and batch.group is not None:
+            known, where = shared(known, self.common)
+            first = torch.from_numpy(where)
         lookups: list[Lookup | References] = []
         for source in self.sources:
             if not source.fused:
@@ -217,7 +230,7 @@ class Learner:
         if self.carrier is None:
             # A tenth of a small model's step, and nobody waits for it here.
             logs = logs_of(torch.from_numpy(batch.dense)) if self.takes_logs else None
-            return Looked(batch, tuple(lookups), number, logs=logs)
+            return Looked(batch, tuple(lookups), number, logs=logs, first=first)
         carried, there = self.carrier.carry(batch, [(s.fields, s.sequences) for s in self.sources if s.fused])
         if prefetch:
             for table, references in zip([s.embedder for s in self.sources if s.fused], there, strict=True):
@@ -417,11 +430,20 @@ class Learner:
                 sequences.update(rows.sequences)
                 continue
             assert isinstance(lookup, Lookup)
-            if source.pooled:
-                linear, vectors = pool(rows, lookup, row, source.pooling, self.threads, source.pooled)
-                pools.append(Pooled(source.pooled, linear, vectors))
+            how = dict(zip(source.pooled, source.pooling, strict=True))
+            ours = self.common if looked.first is not None else ()
+            for names, first in _parted(source.pooled, ours, looked.first):
+                linear, vectors = pool(rows, lookup, row, [how[n] for n in names], self.threads, names)
+                if first is not None:
+                    linear = None if linear is None else linear.index_select(0, first)
+                    vectors = vectors.index_select(0, first)
+                pools.append(Pooled(names, linear, vectors))
             for name in source.sequences:
-                sequences[name] = sequence(rows, lookup, row, name, LONGEST)
+                items, lengths = sequence(rows, lookup, row, name, LONGEST)
+                if name in ours:
+                    assert looked.first is not None
+                    items, lengths = items.index_select(0, looked.first), lengths.index_select(0, looked.first)
+                sequences[name] = items, lengths
         # A model may change it in place, a batch never changes.
         dense = torch.from_numpy(looked.batch.dense).clone() if looked.carried is None else looked.carried.dense
         return Inputs(self.reads, looked.batch.rows, dense, tuple(pools), sequences, looked.logs)
@@ -530,6 +552,16 @@ class Learner:
         largest[np.isnan(largest)] = np.inf
         worst = int(largest.argmax())
         return float(largest[worst]), _field_of(lookup, source, worst), int(lookup.keys[worst])
+
+
+def _parted(
+    fields: tuple[str, ...], common: Sequence[str], first: torch.Tensor | None
+) -> list[tuple[tuple[str, ...], torch.Tensor | None]]:
+    """Pooled fields, those that are shared apart from the others, with the row that has the keys of each."""
+    own = tuple(n for n in fields if n not in common)
+    parts: list[tuple[tuple[str, ...], torch.Tensor | None]] = [(own, None)]
+    parts.append((tuple(n for n in fields if n in common), first))
+    return [part for part in parts if part[0]]
 
 
 def check_counting(embedders: Sequence[Embedder]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,8 @@ class Trainer:
     None for tables on the model's device.
     ``optimizer``: of the dense weights, ``cb.Adam(lr=…)``, ``cb.Adagrad``, ``cb.SGD``, or a function from parameters to a torch
     optimizer. ``device``: of the model, "cpu", "cuda" or "auto": where its tables are, or its plan was told to run. ``bf16``:
-    products of the dense part in bfloat16, weights and tables stay float32.
+    products of the dense part in bfloat16, weights and tables stay float32. ``common``: fields of many keys a row that rows of
+    one group share, such as a user's history: looked up and pooled once a user and batch.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Trainer:
         threads: int | None = None,
         device: str = "auto",
         bf16: bool = False,
+        common: Sequence[str] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise PlanError(f"Trainer needs a torch module, got {type(model).__name__}: cb.models.DeepFM(plan.schema)")
@@ -112,7 +114,7 @@ class Trainer:
             )
         if not isinstance(bf16, bool):
             raise PlanError(f"bf16 must be True or False, got {bf16!r}")
-        self.device, self.bf16 = device, bf16
+        self.device, self.bf16, self.common = device, bf16, common
 
     def fit(
         self,
@@ -192,6 +194,7 @@ class _Fit:
             bf16=trainer.bf16,
             rows=self.batch_size,
             adaptive_l2=settings.adaptive_l2,
+            common=trainer.common,
         )
         self.optimizer = described(trainer.optimizer)
         self.state = State()
@@ -223,6 +226,7 @@ class _Fit:
                 mine = identity(self.plan, self.split.other, self.learner.model, self.learner.embedders, self.settings)
                 mine["optimizer"] = self.optimizer
                 mine["warm up"] = warm.identity()
+                mine["common"] = list(self.learner.common)  # the order of sums depends on it
                 mine["device"] = self.learner.device.type + (", bf16" if self.learner.bf16 else "")
                 self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
                 self._go_on(self.folder)
