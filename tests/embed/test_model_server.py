@@ -142,6 +142,12 @@ def test_dropout_is_the_one_of_the_pull(tmp_path: Path) -> None:
     out.backward(torch.ones(19, 3))
     assert bits(dropped) == bits(before)
     assert np.array_equal(server.pull(keys, create=False), server.pull(keys, create=False))
+    torch.manual_seed(5)
+    server.pull(keys)
+    server.pull(keys[:4], create=False)  # an evaluation in between does not take its activations away
+    kept = server._kept
+    assert kept is not None
+    server.push(keys, np.ones((19, 3), np.float32))
     with pytest.raises(PlanError, match="its Dropout would differ"):
         cb.ModelServer(server.data, dropped, recompute=True)
 
@@ -297,6 +303,11 @@ def test_the_budget_is_refused_before_the_forward(tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match=r"40 keys need [\d,]+ bytes of rows and activations, the budget .* is 1,500"):
         server.pull(np.arange(1, 41))
     server.prefetch(np.arange(1, 41))  # touches pages only
+    assert len(server._ahead) == 0
+    for first in (1, 3, 5):
+        server.prefetch(np.arange(first, first + 2))
+    assert len(server._ahead) == 3
+    server.pull(np.arange(10, 19))  # what was read ahead gives way
     assert len(server._ahead) == 0
     assert len(server.pull(np.arange(1, 41), create=False)) == 40  # block by block
     again = cb.ModelServer(file, submodel(), budget=1500, block=4, recompute=True)

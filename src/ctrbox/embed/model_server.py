@@ -36,7 +36,7 @@ from ctrbox.embed.table import check_factor, checked_bytes, checked_keys, whole,
 from ctrbox.embed.vector_file import Data, Places, VectorFile
 from ctrbox.errors import BudgetError, DataError, PlanError, nearest
 
-AHEAD = 3  # batches whose rows are kept for their pull: as many as a trainer looks ahead by default
+AHEAD = 4  # batches whose rows are kept for their pull: two in the queue, one on either side of it
 MISSING = ("zero", "error")
 AGAIN = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # a second forward of these differs
 
@@ -141,12 +141,16 @@ class ModelServer:
         first, inverse = _distinct(wanted)
         mine = wanted if first is None else wanted[first]
         with self._alone:
-            self._kept = None
+            if create:
+                self._kept = None
             places, rows = self._taken(mine)
             present = np.flatnonzero(places >= 0)
             self._count_missing(mine, places, create)
             keep = create and not self.recompute
             need = self._bytes(len(present) if keep or rows is not None else min(len(present), self.block), keep=keep)
+            if need + self._ahead_bytes() > self.budget:
+                with self._ahead_lock:
+                    self._ahead.clear()  # what was read ahead gives way
             if need > self.budget:
                 raise BudgetError(
                     f"{len(present):,} keys need {need:,} bytes of rows and activations, the budget of this Model Server is "
@@ -264,8 +268,7 @@ class ModelServer:
         """Bytes of weights, optimizer and rows kept ahead; the file is mapped, not held."""
         states, _ = optimizer_state(self._step)
         held = sum(t.numel() * t.element_size() for t in [*self.submodel.state_dict().values(), *states.values()])
-        with self._ahead_lock:
-            return held + sum(rows.nbytes for _, _, rows in self._ahead.values())
+        return held + self._ahead_bytes()
 
     # ---- beyond the contract
 
@@ -369,6 +372,10 @@ class ModelServer:
         with self._ahead_lock:
             found = self._ahead.pop(keys.tobytes(), None)
         return (self.data.find(keys), None) if found is None else found[1:]
+
+    def _ahead_bytes(self) -> int:
+        with self._ahead_lock:
+            return sum(rows.nbytes for _, _, rows in self._ahead.values())
 
     def _read(self, places: Places) -> Data:
         self._counts["rows_read"] += len(places)
