@@ -107,7 +107,7 @@ class World:
         torch.manual_seed(self.seed)
         model = cb.models.DICM(self.plan.schema, 12, fields=IDS, hidden=(64, 32), query="category", **MODELS[name])
         server = cb.ModelServer(self.file, cb.ImageEmbedding(WIDTH, (64,), 12), optimizer=cb.Adam(lr=0.001))
-        optimizer = cb.Adagrad(lr=0.02, initial=0.1)
+        optimizer = cb.Adam(lr=0.001)  # the paper's, for everything
         embedders: dict[str, Any] = {n: server for n in IMAGE if n in model.reads.dims}
         # The weights of LR are vectors of one number; no id shares its space with an image.
         embedders["*"] = cb.MemoryTable(model.reads.dims["user"], optimizer=optimizer, seed=self.seed, threads=1)
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, default=None)
     parser.add_argument("--seed", type=int, default=None, help="one world, as JSON: used by the others")
     asked = parser.parse_args()
-    rows = asked.rows or (24_000 if asked.quick else 120_000)
+    rows = asked.rows or (24_000 if asked.quick else 100_000)
     studies = asked.only.split(",")
     names = list(dict.fromkeys(n for study in studies for n in STUDIES[study]))
     if asked.seed is not None:
