@@ -8,12 +8,14 @@ from ctrbox.datasets.bundled import ClickSet, criteo_attribution, criteo_sample,
 from ctrbox.datasets.delimited import avazu, criteo
 from ctrbox.datasets.events import adlog_events
 from ctrbox.datasets.lines import TextLog
+from ctrbox.datasets.movielens import MovieLens, movielens
 from ctrbox.datasets.synthetic import AdLog, adlog
 from ctrbox.datasets.tokens import libffm, vw
 
 __all__ = [
     "AdLog",
     "ClickSet",
+    "MovieLens",
     "TextLog",
     "adlog",
     "adlog_events",
@@ -23,6 +25,7 @@ __all__ = [
     "criteo_sample",
     "frappe",
     "libffm",
+    "movielens",
     "open_bandit",
     "vw",
 ]
