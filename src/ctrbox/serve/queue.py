@@ -66,9 +66,9 @@ class ScoringQueue:
     def leave(self) -> None:
         now = time.monotonic()
         with self._lock:
-            # From one answer to the next while others wait; a pause tells nothing.
+            # From one answer to the next while others wait. One hiccup raises it little, going on being slow does.
             if self.pending > 1:
-                self.pace += 0.1 * (min(now - self._left, self.deadline) - self.pace)
+                self.pace += 0.1 * (min(now - self._left, 2 * self.pace + 0.002) - self.pace)
             self._left = now
             self.pending -= 1
             if not self.pending:
