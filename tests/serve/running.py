@@ -59,15 +59,13 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-@contextlib.contextmanager
-def running(folder: Path, *options: str, token: str = "") -> Iterator[Running]:
+def started(folder: Path, options: tuple[str, ...], token: str) -> tuple[Running, threading.Thread]:
     port, grpc_port = free_ports(2)
     command = [sys.executable, "-m", "ctrbox.cli", "serve", str(folder), "--json"]
     command += ["--port", str(port), "--grpc-port", str(grpc_port), *options]
     env = {**os.environ, "CTRBOX_TOKEN": token}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     server = Running(process, port, grpc_port)
-    assert process.stdout is not None
     assert process.stderr is not None
     stderr = process.stderr
 
@@ -77,15 +75,33 @@ def running(folder: Path, *options: str, token: str = "") -> Iterator[Running]:
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
+    return server, listener
+
+
+def ended(server: Running, listener: threading.Thread) -> None:
+    if server.process.poll() is None:
+        server.process.kill()
+    server.process.wait()
+    listener.join()
+    for stream in (server.process.stdout, server.process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+@contextlib.contextmanager
+def running(folder: Path, *options: str, token: str = "") -> Iterator[Running]:
+    for attempt in range(4):
+        server, listener = started(folder, options, token)
+        assert server.process.stdout is not None
+        line = server.process.stdout.readline()
+        if line:
+            break
+        ended(server, listener)
+        # A port that was free a moment ago may be taken by a connection of somebody else.
+        assert attempt < 3, "\n".join(server.said)
+        assert any("cannot listen" in said for said in server.said), "\n".join(server.said)
     try:
-        line = process.stdout.readline()
-        assert line, "\n".join(server.said)
         assert json.loads(line)["url"] == server.url
         yield server
     finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        listener.join()
-        process.stdout.close()
-        process.stderr.close()
+        ended(server, listener)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+import time
 from typing import Any
 
 import httpx
@@ -244,10 +245,26 @@ def test_a_full_queue_answers_503_at_once_and_the_rest_is_answered(world: World)
 
 def test_a_deadline_that_passed_is_503(world: World) -> None:
     service = service_of(world)
-    service.queue.deadline = -1.0
+    service.queue.check = lambda deadline: ScoringQueue.check(service.queue, deadline - 10)  # type: ignore[method-assign]
     (found,) = ask(service, [("POST", "/v1/score", orjson.dumps(body_of(world.rows(0, 5))), {})])
     assert found.status_code == 503
     assert "deadline" in found.json()["error"]
+
+
+def test_who_would_wait_too_long_is_refused_at_the_door() -> None:
+    queue = ScoringQueue(0, 1000, 0.05)
+
+    async def ask_many() -> list[Any]:
+        first = await asyncio.gather(*(queue.run(lambda: time.sleep(0.005)) for _ in range(8)))
+        assert first == [None] * 8
+        assert 0 < queue.pace < 0.05
+        queue.pace = 0.005
+        return await asyncio.gather(*(queue.run(lambda: 1) for _ in range(30)), return_exceptions=True)
+
+    found = asyncio.run(ask_many())
+    assert found[:10] == [1] * 10
+    assert all(isinstance(f, Refused) for f in found[12:])
+    assert queue.pending == 0
 
 
 def test_a_closed_queue_is_not_ready(world: World) -> None:

@@ -1,11 +1,11 @@
 """A bounded queue before the one who scores: the event loop itself, or a few threads.
 
-Without threads the loop scores once it has read and refused what came: a refusal takes milliseconds, and no time goes into
-handing work and the GIL from thread to thread (2 to 3 times as many requests/s for a Deep FFM). Threads are for models that
-compute for long in native code.
+Without threads the loop scores once it has read and refused what came, then for as long as that took: at twice the load it
+can bear a refusal takes 3 ms. Two threads answer a fifth more, and their refusals wait for the GIL, up to seconds
+(docs/tried.md 17). Threads are for models that compute for long in native code.
 
-A request that would have to wait behind ``most_waiting`` others is refused at once, and so is one whose deadline passes while it
-waits: under overload an answer comes quickly, whatever it is.
+A request that would have to wait behind ``most_waiting`` others, or longer than its deadline at the pace of the last answers, is
+refused at once; one whose deadline passes all the same is refused then. Under overload an answer comes quickly, whatever it is.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 from ctrbox.serve.refused import overloaded
 
 Work = Callable[[], Any]
-ROUNDS = 4  # of the event loop that a request to score gives way to others; an answer takes about three
-LONGEST_TURN = 0.005  # seconds
+GIVE_WAY = 0.004  # seconds of the loop's own time that scoring gives way to reading and refusing
+LONGEST_TURN = 0.02  # seconds
 Done = Callable[[Any, Exception | None], None]
 Waiting = tuple[Work, float, Done]
 
@@ -37,9 +37,10 @@ class ScoringQueue:
         self.most_waiting, self.deadline = most_waiting, deadline
         self.pending = 0  # waiting or under way
         self.refusals = 0
+        self.pace = 0.0  # seconds from one answer to the next, smoothed: what is waited for each that waits
+        self._left = 0.0  # when the last one was answered
         self.closed = False
         self._waiting: deque[Waiting] = deque()
-        self._postponed = 0
         self._turning = False  # a turn is scheduled
         self._ended = 0.0  # the last turn
         self._handed: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -56,16 +57,22 @@ class ScoringQueue:
         with self._lock:
             if self.closed:
                 raise overloaded("this server is shutting down")
-            if self.pending >= self.most:
+            if self.pending >= self.most or self.pending * self.pace > self.deadline:
                 self.refusals += 1
                 raise overloaded(f"{self.pending} requests are waiting already; ask again in a moment")
             self.pending += 1
         return time.monotonic() + self.deadline
 
     def leave(self) -> None:
+        now = time.monotonic()
         with self._lock:
+            # From one answer to the next while others wait. One hiccup raises it little, going on being slow does.
+            if self.pending > 1:
+                self.pace += 0.1 * (min(now - self._left, 2 * self.pace + 0.002) - self.pace)
+            self._left = now
             self.pending -= 1
             if not self.pending:
+                self.pace *= 0.5
                 self._idle.notify_all()
 
     def check(self, deadline: float) -> None:
@@ -101,17 +108,16 @@ class ScoringQueue:
             self.leave()
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Score, once nothing else waits for the loop: reading and refusing others comes first, a few rounds long.
+        """Score, once nothing else waits for the loop: reading and refusing others comes first, for a while.
 
         Then for as long as that took, of this thread's own time, so that under overload half of it goes into answers.
         """
-        if self._postponed < ROUNDS and getattr(loop, "_ready", False):
-            self._postponed += 1
+        began = time.thread_time()
+        others = began - self._ended
+        if others < GIVE_WAY and getattr(loop, "_ready", False):
             loop.call_soon(self._turn, loop)
             return
-        self._postponed = 0
-        began = time.thread_time()
-        share = min(began - self._ended, LONGEST_TURN)
+        share = min(others, LONGEST_TURN)
         while self._waiting:
             work, deadline, done = self._waiting.popleft()
             done(*self._outcome(work, deadline))
