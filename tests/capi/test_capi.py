@@ -300,7 +300,7 @@ def test_hashed_interactions_have_the_keys_of_python(lib: ctypes.CDLL, tmp_path:
     text = tmp_path / "train.vw"
     text.write_text("1 |user u1 |ad a7\n-1 |user u2 |ad a7\n1 |user u1 |ad a8\n" * 20)
     source = cb.ExampleText(text, fields=["user", "ad"], interactions=[("user", "ad")])
-    engine = cb.DeepFFM(source, bits=8, k=2)
+    engine = cb.DeepFFM(["user", "ad", "user*ad"], bits=8, k=2)
     engine.learn(source)
     engine.save(tmp_path / "model.ffm")
     expected = engine.predict(source)[:3]
