@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
-from ctrbox.embed.common import shared
+from ctrbox.embed.shared_keys import shared
 from ctrbox.errors import PlanError
 from ctrbox.models import Inputs, LocalActivation, Reads
 from tests.models.conftest import one_thread  # noqa: F401
