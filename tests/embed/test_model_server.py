@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import ctrbox as cb
 from ctrbox.embed.embedder import Embedder, Row
 from ctrbox.embed.server_file import HEAD
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
+from tests.models.conftest import one_thread  # noqa: F401
 
 WIDTH = 9
 
@@ -28,6 +28,11 @@ def data(folder: Path, rows: int = 40, shards: int | None = None, seed: int = 0)
     return cb.write_vectors(
         folder / f"v{shards}", {"k": np.arange(1, rows + 1), "v": vectors}, key="k", vector="v", shards=shards
     )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int | None, cb.VectorFile]:
+    return {shards: data(tmp_path_factory.mktemp("files"), shards=shards) for shards in (None, 2)}
 
 
 def submodel(seed: int = 0, dim: int = 3) -> nn.Module:
@@ -76,28 +81,32 @@ def bits(model: nn.Module, what: str = "grad") -> dict[str, bytes]:
     prefetch=st.booleans(),
 )
 def test_gradients_and_weights_are_those_of_the_graph_bit_for_bit(
-    batches: list[list[int]], block: int, recompute: bool, shards: int | None, prefetch: bool
+    files: dict[int | None, cb.VectorFile],
+    batches: list[list[int]],
+    block: int,
+    recompute: bool,
+    shards: int | None,
+    prefetch: bool,
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        file = data(Path(folder), shards=shards)
-        twin = InGraph(file, submodel(), block)
-        server = cb.ModelServer(file, submodel(), optimizer=cb.Adam(lr=0.01), block=block, recompute=recompute)
-        weight = torch.linspace(-1, 1, 3)
-        missing = 0
-        for asked in batches:
-            keys = np.array(asked, np.int64)
-            if prefetch:
-                server.prefetch(keys)
-            pulled = torch.from_numpy(server.pull(keys)).requires_grad_()
-            ((pulled * weight).sum(1).square()).mean().backward()
-            assert pulled.grad is not None
-            server.push(keys, pulled.grad.numpy())
-            expected = twin.learn(keys, weight)
-            assert pulled.detach().numpy().tobytes() == expected.numpy().tobytes()
-            assert bits(server.submodel) == bits(twin.model)
-            assert bits(server.submodel, "data") == bits(twin.model, "data")
-            missing += len({k for k in asked if k != 0 and k not in twin.rows})
-        assert server.stats()["missing"] == missing
+    file = files[shards]
+    twin = InGraph(file, submodel(), block)
+    server = cb.ModelServer(file, submodel(), optimizer=cb.Adam(lr=0.01), block=block, recompute=recompute)
+    weight = torch.linspace(-1, 1, 3)
+    missing = 0
+    for asked in batches:
+        keys = np.array(asked, np.int64)
+        if prefetch:
+            server.prefetch(keys)
+        pulled = torch.from_numpy(server.pull(keys)).requires_grad_()
+        ((pulled * weight).sum(1).square()).mean().backward()
+        assert pulled.grad is not None
+        server.push(keys, pulled.grad.numpy())
+        expected = twin.learn(keys, weight)
+        assert pulled.detach().numpy().tobytes() == expected.numpy().tobytes()
+        assert bits(server.submodel) == bits(twin.model)
+        assert bits(server.submodel, "data") == bits(twin.model, "data")
+        missing += len({k for k in asked if k != 0 and k not in twin.rows})
+    assert server.stats()["missing"] == missing
 
 
 def test_a_key_given_twice_is_computed_once_and_its_gradients_are_added_up(tmp_path: Path) -> None:

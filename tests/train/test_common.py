@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
-from ctrbox.embed.common import shared
+from ctrbox.embed.shared_keys import shared
 from ctrbox.errors import PlanError
 from ctrbox.models import Inputs, LocalActivation, Reads
+from tests.models.conftest import one_thread  # noqa: F401
 
 LISTS = st.lists(st.integers(-3, 3), max_size=3)
 FIELDS = (Field("a", "a", True), Field("b", "b", True), Field("c", "c", True))

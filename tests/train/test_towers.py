@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox.errors import DataError, PlanError
+from tests.models.conftest import one_thread  # noqa: F401
 from tests.train.worlds import FAST, Small, checkerboard, plan_of
 
 

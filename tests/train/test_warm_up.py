@@ -10,6 +10,7 @@ import torch
 
 import ctrbox as cb
 from ctrbox.errors import PlanError, SourceError
+from tests.models.conftest import one_thread  # noqa: F401
 from tests.train.test_model_server_training import DIM, WIDTH, Visual, file, plan, rows, server  # noqa: F401
 from tests.train.test_run_folder import Stop, StopAt, see_every_step  # noqa: F401
 

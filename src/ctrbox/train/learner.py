@@ -26,7 +26,6 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.embed.common import check_common, shared
 from ctrbox.embed.dims import SparseTables
 from ctrbox.embed.embedder import Embedder, Floats
 from ctrbox.embed.gpu_batch import Carried, Carrier, References, Told
@@ -36,6 +35,7 @@ from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.optimizers import Adagrad
 from ctrbox.embed.pooling import pool, sequence
+from ctrbox.embed.shared_keys import check_common, shared
 from ctrbox.embed.table import Table
 from ctrbox.errors import DataError, DeviceError, PlanError, TrainError, nearest
 from ctrbox.models.dense import DenseInput, logs_of

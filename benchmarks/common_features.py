@@ -1,6 +1,6 @@
 """What do common features save? Steps with a user's history looked up once a user against once a sample.
 
-    python -m benchmarks.common [--quick]
+    python -m benchmarks.common_features [--quick]
 
 A log in which the six samples of a user stand together, histories of 30 and 200 keys (the paper's after and before its filter),
 batches of 4,096 rows; sum pooling (Embedding&MLP) and attention (DIN, 30 keys only). CPU ms of look-up and learning, one thread,
