@@ -121,7 +121,7 @@ class Join:
         counts.impressions += len(shown)
         counts.clicks += len(events) - len(shown)
         row, block = -1, Block(shown, 0)
-        # 2 to 4 µs an event; learning from one takes 5 to 15.
+        # 3 to 4 µs an event; learning from one takes 5 to 15.
         for click, time, id in zip(events.click.tolist(), events.time.tolist(), events.ids, strict=True):
             if click:
                 self._click(id, time, watermark)
