@@ -6,6 +6,8 @@
 #   GPU_JOBS=…              processes of make test-gpu: most of its time is NVRTC's
 #   PY=python3 SETUP=       test-gpu and bench-gpu with an interpreter that has ctrbox installed; no .venv is made
 #   QUICK=1                 bench-gpu at its quick sizes
+#   RUNS=… ONLY=text,json   of fuzz: runs of each target, and which; FUZZ_CXX=clang++ another clang
+#   PREFIX=…                of capi: where it is installed
 #   OUT=file                of bench-gpu: where the JSON lines go, .cache/bench-gpu.jsonl unless given here
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,6 +20,10 @@ PYTEST_FLAGS ?=
 GPU_JOBS ?= 6
 SANITIZERS ?= address,undefined thread
 DEMO_ROWS ?= 2000000
+RUNS ?= 1000000
+ONLY ?=
+FUZZ_CXX ?= clang++-14
+PREFIX ?= $(CURDIR)/build/capi/prefix
 SETUP ?= setup
 QUICK ?=
 ifneq ($(origin OUT),command line)
@@ -34,7 +40,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 NATIVE := $(shell find native -name '*.h' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 PYTHON_PATHS := $(wildcard src tests benchmarks examples tools)
 
-.PHONY: help setup native demo test test-fast test-sanitize test-gpu test-exhaustive test-hdfs bodies bench bench-gpu lint format clean
+.PHONY: help setup native demo test test-fast test-sanitize fuzz capi test-gpu test-exhaustive test-hdfs bodies bench bench-gpu lint format clean
 
 help:  ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +111,21 @@ test-sanitize: setup  ## native tests under the address, undefined-behaviour and
 	    -DCTRBOX_SANITIZE=$$kind --log-level=WARNING >/dev/null; \
 	  $(BIN)/cmake --build build/sanitize/$$kind; \
 	  $(BIN)/ctest --test-dir build/sanitize/$$kind --output-on-failure --no-tests=ignore; done
+
+fuzz: setup  ## libFuzzer over every native parser: RUNS of each, under the address and undefined-behaviour sanitizers
+	@command -v $(FUZZ_CXX) >/dev/null || { \
+	  echo "make fuzz needs clang and its libFuzzer; $(FUZZ_CXX) was not found. On Debian and Ubuntu: apt install clang-14." >&2; exit 1; }
+	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) \
+	  -DCTRBOX_FUZZ=ON --log-level=WARNING >/dev/null
+	$(BIN)/cmake --build build/fuzz
+	$(PY) tools/fuzz_seeds.py build/fuzz/seeds
+	$(PY) tools/fuzz.py build/fuzz --runs $(RUNS) --only "$(ONLY)"
+
+capi: setup  ## libctrbox, its header and its pkg-config file, into PREFIX
+	$(BIN)/cmake -S . -B build/capi -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DCTRBOX_CAPI=ON \
+	  -DCMAKE_INSTALL_PREFIX="$(PREFIX)" -DCMAKE_CXX_FLAGS_RELEASE="-O3 -DNDEBUG" --log-level=WARNING >/dev/null
+	$(BIN)/cmake --build build/capi
+	$(BIN)/cmake --install build/capi >/dev/null
 
 test-gpu: $(SETUP)  ## tests that need a CUDA device, then memcheck and racecheck over a short program
 	$(PY) -m pytest tests/gpu -n $(GPU_JOBS) $(PYTEST_FLAGS) || [ $$? -eq 5 ]

@@ -152,7 +152,7 @@ def show(windows: list[Window]) -> None:
 
 def plot(fine: list[Window], path: Path) -> None:
     """Time and memory over keys, one above the other, as one picture."""
-    from ctrbox.train import charts, page
+    from ctrbox.show import charts, page
 
     # A chart is made for a page: alone it needs the colours of the page and a name space.
     colours = " ".join(re.findall(r":root\{[^}]*\}", page.STYLE)[:1])

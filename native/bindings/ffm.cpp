@@ -9,6 +9,7 @@
 #include "bindings/embedder.h"
 #include "core/ffm/example_cache.h"
 #include "core/ffm/from_batch.h"
+#include "core/ffm/interactions.h"
 #include "core/ffm/model_file.h"
 #include "core/ffm/text.h"
 
@@ -81,6 +82,15 @@ void bind_examples(nb::module_& m) {
           nb::arg("sparse"), nb::arg("dense"), nb::arg("salts"), nb::arg("label"), nb::arg("weight"),
           "Fields of keys, then columns of numbers; salts are the hashes of their names. An empty label or weight: "
           "none.")
+      .def(
+          "crossed",
+          [](const Examples& e, const std::vector<std::tuple<std::vector<uint16_t>, uint16_t, uint64_t>>& given) {
+            std::vector<Interaction> interactions;
+            for (const auto& [fields, to, salt] : given) interactions.push_back({fields, to, salt});
+            nb::gil_scoped_release release;
+            return crossed(e, interactions);
+          },
+          nb::arg("interactions"), "With hashed interactions: of each its fields, its own field, the hash of its name.")
       .def("renumbered", &Examples::renumbered, nb::arg("to"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("rows", &Examples::rows)
       .def_prop_ro("features", [](const Examples& e) { return e.keys.size(); })
@@ -199,7 +209,10 @@ void bind_ffm(nb::module_& m) {
       .def_rw("nn_rates", &FfmSettings::nn_rates)
       .def_rw("ffm_init", &FfmSettings::ffm_init)
       .def_rw("seed", &FfmSettings::seed)
-      .def("wrong", &wrong_with, "What is wrong with these settings, or an empty string.");
+      .def("wrong", &wrong_with, "What is wrong with these settings, or an empty string.")
+      .def(
+          "weights", [](const FfmSettings& s) { return weights_of(FfmLayout(s)); },
+          "How many weights a model of these settings has, none of which are wrong.");
 
   nb::class_<FfmContext>(m, "FfmContext", "The context of a request, worked out once for its candidates.")
       .def_prop_ro("bytes", &FfmContext::bytes);

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -28,6 +29,15 @@ struct DamagedFile : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Whether a checksum fits. A fuzzer may take all of them for true, so that what lies behind them is tried as well; no
+// other build has that switch.
+#ifdef CTRBOX_FUZZ
+inline bool every_seal_fits = false;
+inline bool seal_fits(uint64_t met, uint64_t expected) { return met == expected || every_seal_fits; }
+#else
+inline bool seal_fits(uint64_t met, uint64_t expected) { return met == expected; }
+#endif
+
 class Checksum {
  public:
   explicit Checksum(uint64_t seed = 0) { restart(seed); }
@@ -39,6 +49,7 @@ class Checksum {
   }
 
   void add(const void* data, size_t size) {
+    if (size == 0) return;  // data may be nullptr then
     const char* p = static_cast<const char*>(data);
     total_ += size;
     if (held_ > 0) {
@@ -82,7 +93,7 @@ class Checksum {
 
 class CheckedWriter {
  public:
-  explicit CheckedWriter(const std::string& path) : buffer_(size_t{1} << 20) {
+  explicit CheckedWriter(const std::string& path) : buffer_(new char[kBuffer]) {
     file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file_ < 0) fail();
   }
@@ -121,9 +132,9 @@ class CheckedWriter {
   void plain(const void* data, size_t size) {
     const char* p = static_cast<const char*>(data);
     while (size > 0) {
-      if (held_ == buffer_.size()) flush();
-      size_t part = size < buffer_.size() - held_ ? size : buffer_.size() - held_;
-      std::memcpy(buffer_.data() + held_, p, part);
+      if (held_ == kBuffer) flush();
+      size_t part = size < kBuffer - held_ ? size : kBuffer - held_;
+      std::memcpy(buffer_.get() + held_, p, part);
       held_ += part;
       p += part;
       size -= part;
@@ -132,7 +143,7 @@ class CheckedWriter {
 
   void flush() {
     for (size_t done = 0; done < held_;) {
-      ssize_t n = ::write(file_, buffer_.data() + done, held_ - done);
+      ssize_t n = ::write(file_, buffer_.get() + done, held_ - done);
       if (n < 0 && errno != EINTR) fail();
       if (n > 0) done += static_cast<size_t>(n);
     }
@@ -140,14 +151,15 @@ class CheckedWriter {
   }
 
   int file_ = -1;
-  std::vector<char> buffer_;
+  static constexpr size_t kBuffer = size_t{1} << 20;
+  std::unique_ptr<char[]> buffer_;  // not a vector: nobody reads its zeros
   size_t held_ = 0;
   Checksum sum_;
 };
 
 class CheckedReader {
  public:
-  explicit CheckedReader(const std::string& path) : buffer_(size_t{1} << 20) {
+  explicit CheckedReader(const std::string& path) {
     file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file_ < 0) fail();
     struct stat facts;
@@ -158,6 +170,7 @@ class CheckedReader {
     }
     left_ = S_ISREG(facts.st_mode) ? static_cast<uint64_t>(facts.st_size) : 0;
     size_ = left_;
+    buffer_.resize(size_ < (size_t{1} << 20) ? size_ : size_t{1} << 20);
   }
   CheckedReader(const CheckedReader&) = delete;
   CheckedReader& operator=(const CheckedReader&) = delete;
@@ -179,7 +192,7 @@ class CheckedReader {
   void check_seal(const std::string& block) {
     uint64_t met, expected = sum_.value();
     plain(&met, sizeof met);
-    if (met != expected) throw DamagedFile("the checksum of " + block + " is wrong");
+    if (!seal_fits(met, expected)) throw DamagedFile("the checksum of " + block + " is wrong");
     sum_.restart(met);
   }
 

@@ -324,7 +324,7 @@ struct DistinctCount {
 // comes from a joined view, once a row of that view.
 struct Jaccard {
   CB_BODY static double apply(const Params&, int64_t both, int64_t a, int64_t b) {
-    int64_t either = a + b - both;
+    int64_t either = (int64_t)((uint64_t)a + (uint64_t)b - (uint64_t)both);
     return either ? (double)both / (double)either : 0.0;
   }
 };

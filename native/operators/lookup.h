@@ -108,7 +108,9 @@ CB_BODY void history_of(const Params& q, uint64_t hash, int64_t time, int64_t* s
   int64_t bucket = time / q.i[0] - (time % q.i[0] < 0);
   int64_t s = 0, c = 0;
   sums_before(h, h.begin[row], h.begin[row + 1], bucket, shows, clicks);
-  if (q.i[1] > 0) sums_before(h, h.begin[row], h.begin[row + 1], bucket - q.i[1], &s, &c);
+  // A window that begins before all time has nothing before it.
+  const int64_t first = -9223372036854775807ll - 1;
+  if (q.i[1] > 0 && bucket >= first + q.i[1]) sums_before(h, h.begin[row], h.begin[row + 1], bucket - q.i[1], &s, &c);
   *shows -= s;
   *clicks -= c;
 }

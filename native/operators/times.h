@@ -22,7 +22,9 @@ CB_BODY int64_t floor_rest(int64_t a, int64_t b) {
   return r < 0 ? r + b : r;
 }
 
-CB_BODY int64_t local_time(const Params& q, int64_t t) { return (int64_t)((uint64_t)t + (uint64_t)(q.i[0] * kMinute)); }
+CB_BODY int64_t local_time(const Params& q, int64_t t) {
+  return (int64_t)((uint64_t)t + (uint64_t)q.i[0] * (uint64_t)kMinute);
+}
 
 struct Date {
   int64_t year;

@@ -92,14 +92,14 @@ void models() {
   FfmSettings s;
   s.fields = 3;
   s.bits = 8;
-  s.hidden = {4};
+  s.hidden = {4, 3};  // GCC 13 warns, wrongly, of a copy of just one
   FfmHead head{s, {"a", "b", "c"}, 7};
   save_ffm(kPath, DeepFfm(s), head);
   auto read = [] {
     FfmHead found;
     return load_ffm(kPath, found)->settings().hidden.size();
   };
-  CHECK(read() == 1);
+  CHECK(read() == 2);
   damage_is_refused(contents(), 500, read);
 }
 

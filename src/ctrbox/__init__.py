@@ -51,8 +51,18 @@ HOME = {
     "Counters": "ctrbox.embed.life",
     "Admission": "ctrbox.embed.life",
     "Embedder": "ctrbox.embed.embedder",
+    "ModelServer": "ctrbox.embed.model_server",
+    "ImageEmbedding": "ctrbox.embed.submodels",
+    "TextEmbedding": "ctrbox.embed.submodels",
+    "VectorFile": "ctrbox.embed.vector_file",
+    "PreRank": "ctrbox.embed.prerank",
+    "export_vectors": "ctrbox.train.towers",
+    "write_vectors": "ctrbox.embed.vector_write",
+    "write_tokens": "ctrbox.embed.vector_write",
     "DeepFFM": "ctrbox.online.deep_ffm",
     "Rate": "ctrbox.online.deep_ffm",
+    "search": "ctrbox.online.search",
+    "grid": "ctrbox.online.search",
     "ExampleCache": "ctrbox.online.examples",
     "ExampleText": "ctrbox.online.examples",
     "SGD": "ctrbox.embed.optimizers",
@@ -90,13 +100,20 @@ if TYPE_CHECKING:
     from ctrbox.embed.life import Admission as Admission
     from ctrbox.embed.life import Counters as Counters
     from ctrbox.embed.memory import MemoryTable as MemoryTable
+    from ctrbox.embed.model_server import ModelServer as ModelServer
     from ctrbox.embed.optimizers import FTRL as FTRL
     from ctrbox.embed.optimizers import SGD as SGD
     from ctrbox.embed.optimizers import Adagrad as Adagrad
     from ctrbox.embed.optimizers import Adam as Adam
     from ctrbox.embed.optimizers import RowwiseAdagrad as RowwiseAdagrad
+    from ctrbox.embed.prerank import PreRank as PreRank
     from ctrbox.embed.repair import repair as repair
     from ctrbox.embed.sparse import SparseTable as SparseTable
+    from ctrbox.embed.submodels import ImageEmbedding as ImageEmbedding
+    from ctrbox.embed.submodels import TextEmbedding as TextEmbedding
+    from ctrbox.embed.vector_file import VectorFile as VectorFile
+    from ctrbox.embed.vector_write import write_tokens as write_tokens
+    from ctrbox.embed.vector_write import write_vectors as write_vectors
     from ctrbox.engines.plan import Plan as Plan
     from ctrbox.engines.plan import Position as Position
     from ctrbox.engines.plan import compile as compile
@@ -113,6 +130,8 @@ if TYPE_CHECKING:
     from ctrbox.online.deep_ffm import Rate as Rate
     from ctrbox.online.examples import ExampleCache as ExampleCache
     from ctrbox.online.examples import ExampleText as ExampleText
+    from ctrbox.online.search import grid as grid
+    from ctrbox.online.search import search as search
     from ctrbox.plan.expr import Expr as Expr
     from ctrbox.plan.expr import col as col
     from ctrbox.plan.expr import concat as concat
@@ -134,6 +153,7 @@ if TYPE_CHECKING:
     from ctrbox.train.schedule import Cosine as Cosine
     from ctrbox.train.schedule import Decay as Decay
     from ctrbox.train.schedule import Warmup as Warmup
+    from ctrbox.train.towers import export_vectors as export_vectors
     from ctrbox.train.trainer import Trainer as Trainer
     from ctrbox.train.trial import trial as trial
     from ctrbox.views.view import View as View

@@ -28,7 +28,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ctrbox import learning, publishing, serving, tables
+from ctrbox import learning, publishing, searching, serving, streaming, tables
 from ctrbox.demo import generate
 from ctrbox.job import batches, load_plan
 from ctrbox.output import check_output, no_rows, sink
@@ -164,7 +164,10 @@ app.command(epilog=learning.PREDICT_EXAMPLES)(learning.predict)
 app.command(epilog=learning.TRIAL_EXAMPLES)(learning.trial)
 app.command(epilog=learning.REPORT_EXAMPLES)(learning.report)
 app.command(epilog=learning.DEMO_EXAMPLES)(learning.demo)
+app.command(epilog=streaming.ONLINE_EXAMPLES)(streaming.online)
+datasets_app.command("events")(streaming.datasets_events)
 app.command(epilog=serving.EXAMPLES)(serving.serve)
+app.command(epilog=searching.SEARCH_EXAMPLES)(searching.search)
 
 
 @datasets_app.command("adlog")
@@ -172,11 +175,12 @@ def datasets_adlog(
     rows: Annotated[int, typer.Option(min=1, help="Impressions.")] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same log.")] = 0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets one folder per view.")] = Path("data"),
+    images: Annotated[int, typer.Option(min=0, help="Numbers of an image, such as 4096; 0: ads have none.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Generate the synthetic ad log: impressions, users, ads, basic features."""
+    """Generate the synthetic ad log: impressions, users, ads, basic features, and images where asked for."""
     started = time.perf_counter()
-    generate(rows, seed, out)
+    generate(rows, seed, out, images)
     seconds = time.perf_counter() - started
     if as_json:
         say_json(rows=rows, seed=seed, out=str(out), seconds=seconds)

@@ -23,8 +23,8 @@ FROM_THE_COMMAND_LINE = frozenset(["out", "resume", "overwrite", "progress"])
 
 @dataclass(frozen=True)
 class Job:
-    """What a job file defines. `model`, `table` and `optimizer` are None where it leaves them out; `settings` are the
-    arguments of ``Trainer.fit`` that it wants other than usual."""
+    """What a job file defines. `model`, `table`, `optimizer` and `engine` are None where it leaves them out; `settings` are the
+    arguments of ``Trainer.fit`` that it wants other than usual, `context` the columns that come once a request."""
 
     path: Path
     plan: Any
@@ -33,6 +33,17 @@ class Job:
     optimizer: Any = None
     settings: dict[str, Any] = field(default_factory=dict)
     bf16: bool = False  # products of the dense part in bfloat16, on a GPU
+    engine: Any = None
+    context: tuple[str, ...] = ()
+
+    def needed_engine(self) -> Any:
+        """The Deep FFM, for a verb that learns online."""
+        from ctrbox.online.deep_ffm import DeepFFM
+
+        if not isinstance(self.engine, DeepFFM):
+            met = "defines no `engine`" if self.engine is None else f"has a {type(self.engine).__name__} as `engine`"
+            raise Mistake(f"{self.path} {met}; add: engine = cb.DeepFFM(plan.schema)")
+        return self.engine
 
     def needed_model(self) -> Any:
         """The model, for a verb that cannot do without one."""
@@ -76,9 +87,25 @@ def load_job(path: Path) -> Job:
         raise Mistake(f"`settings` in {path} must be a dict of arguments of Trainer.fit, got {settings!r}")
     for name in FROM_THE_COMMAND_LINE & settings.keys():
         raise Mistake(f"`settings` in {path} has {name!r}; that one comes from the command line")
+    context = names.get("context", ())
+    if "engine" in names and (isinstance(context, str) or not all(isinstance(n, str) for n in listed(context))):
+        raise Mistake(f"`context` in {path} must be a list of the log's columns, got {context!r}")
     return Job(
-        path, plan, names.get("model"), names.get("table"), names.get("optimizer"), settings, names.get("bf16", False)
+        path,
+        plan,
+        names.get("model"),
+        names.get("table"),
+        names.get("optimizer"),
+        settings,
+        names.get("bf16", False),
+        names.get("engine"),
+        tuple(listed(context)) if "engine" in names else (),
     )
+
+
+def listed(value: Any) -> list[Any]:
+    """What a list holds; a job may use the name for something else, an expression."""
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def load_plan(path: Path) -> Any:

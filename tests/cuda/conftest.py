@@ -33,6 +33,6 @@ def runtime(request: pytest.FixtureRequest) -> HostRuntime:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        blocks = item.path.name == "test_plans.py" and "256 threads" in item.name
+        blocks = item.path.name in ("test_plans.py", "test_operators.py") and "256 threads" in item.name
         if blocks and not any(part in item.name for part in BLOCKS_TOO):
             item.add_marker(pytest.mark.exhaustive)

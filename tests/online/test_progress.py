@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -54,3 +55,33 @@ def test_nothing_seen_is_nan() -> None:
     assert all(math.isnan(v) for v in (empty.loss, empty.constant, empty.auc))
     empty.add(np.zeros(0, np.float32), np.zeros(0, np.float32))
     assert empty.examples == 0
+
+
+def test_progress_goes_on_from_its_state() -> None:
+    rng = np.random.default_rng(5)
+    labels = (rng.random(2_500) < 0.3).astype(np.float32)
+    predictions = rng.random(2_500).astype(np.float32)
+    weights = rng.integers(1, 3, 2_500).astype(np.float32)
+    for weighted in (None, weights):
+        whole, first, again = Progress(window=400), Progress(window=400), Progress()
+        whole.add(labels, predictions, weighted)
+        first.add(labels[:1_111], predictions[:1_111], None if weighted is None else weighted[:1_111])
+        numbers, arrays = first.state()
+        again.restore(json.loads(json.dumps(numbers)), arrays)
+        again.add(labels[1_111:], predictions[1_111:], None if weighted is None else weighted[1_111:])
+        assert again.examples == whole.examples
+        assert [w.examples for w in again.windows] == [w.examples for w in whole.windows]
+        for name in ("loss", "constant", "auc", "calibration"):
+            np.testing.assert_allclose(getattr(again, name), getattr(whole, name), rtol=1e-12)
+        np.testing.assert_allclose(
+            [[w.loss, w.auc, w.predicted, w.clicked] for w in again.windows],
+            [[w.loss, w.auc, w.predicted, w.clicked] for w in whole.windows],
+            rtol=1e-12,
+        )
+
+
+def test_calibration_is_of_the_last_window() -> None:
+    progress = Progress(window=4)
+    progress.add(np.ones(4, np.float32), np.full(4, 0.9, np.float32))
+    progress.add(np.array([1, 0, 0, 0, 1], np.float32), np.full(5, 0.2, np.float32))
+    assert progress.calibration == pytest.approx((0.2, 0.25))

@@ -221,3 +221,15 @@ def test_a_directory_that_lies_with_a_true_checksum_is_refused(tmp_path: Path) -
         )
         with pytest.raises(CtrboxError):
             cb.DeepFFM.load(tmp_path / "bad.fbw")
+
+
+@pytest.mark.parametrize(
+    "lie", [{"hidden": [1024] * 8}, {"bits": 20}, {"learned": -1}, {"learned": 2**70}, {"k": 65}, {"context": 600}]
+)
+def test_settings_that_the_weights_do_not_fill_are_refused_before_a_model_is_made(
+    engine: cb.DeepFFM, tmp_path: Path, lie: dict[str, object]
+) -> None:
+    honest = engine.published()
+    publish.pack(Weights(honest.kind, {**honest.about, **lie}, honest.parts), tmp_path / "lies.fbw")
+    with pytest.raises(SourceError, match="contradict themselves"):
+        cb.DeepFFM.load(tmp_path / "lies.fbw")

@@ -382,6 +382,6 @@ LongSparseTableMachine.TestCase.settings = settings(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class TestSparseTableAtLength(LongSparseTableMachine.TestCase):  # type: ignore[misc,name-defined]
     pass

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrbox.errors import CtrboxError, DataError, SourceError, WriteError
-from ctrbox.train import charts
-from ctrbox.train.charts import Dot, Line, Part
+from ctrbox.show import charts
+from ctrbox.show.charts import Dot, Line, Part
 from ctrbox.train.recorded import Fields, Recorded, read_run
 from ctrbox.train.report import build, curve, reproduce, smoothed, thinned, write_report
 from ctrbox.train.sealed import sealed

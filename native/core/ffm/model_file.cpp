@@ -207,9 +207,13 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
   auto seal = [&] { file.check_seal("block " + std::to_string(block++)); };
   for (bool accumulators : {false, true}) {
     Blocks blocks(seal);
-    runs(*model, accumulators,
-         [&](float* p, size_t n) { blocks.run(p, n, [&](float* q, size_t m) { file.get(q, m * sizeof(float)); }); });
+    bool positive = true;  // as every accumulator is from its first value on; NaN is not
+    runs(*model, accumulators, [&](float* p, size_t n) {
+      blocks.run(p, n, [&](float* q, size_t m) { file.get(q, m * sizeof(float)); });
+      for (size_t i = 0; accumulators && i < n; ++i) positive &= p[i] > 0.0f;
+    });
     blocks.end();
+    if (!positive) throw DamagedFile("an accumulator is not above 0");
   }
   char end[8];
   file.get(end, sizeof end);

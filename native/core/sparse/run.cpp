@@ -52,7 +52,8 @@ void check_page(const Run& run, uint32_t page, const char* bytes, const PageShap
   const uint64_t offset = run.offset_of(page);
   uint64_t met;
   std::memcpy(&met, bytes, 8);
-  if (met != page_sum(run.place.segment->id, offset, bytes, shape.bytes) || PageShape::rows(bytes) > shape.room)
+  if (!seal_fits(met, page_sum(run.place.segment->id, offset, bytes, shape.bytes)) ||
+      PageShape::rows(bytes) > shape.room)
     throw DamagedFile(where(run, offset) + ": the checksum of a page is wrong");
 }
 
@@ -285,7 +286,10 @@ RunPtr open_run(Segments& segments, const RunFacts& facts, const PageShape& shap
   const uint64_t pages = uint64_t{facts.pages} * shape.bytes;
   const uint64_t words = facts.fence_words + facts.filter_words + 1;
   if (facts.fence_words != (uint64_t{facts.pages} + 1) / 2 || facts.filter_words > (uint64_t{1} << 35) ||
-      facts.footer_bytes != whole_blocks(8 * words) || facts.rows > uint64_t{facts.pages} * shape.room)
+      facts.filter_words % BlockedFilter::kBlockWords != 0 ||
+      (facts.filter_words > 0 && (facts.hashes < 1 || facts.hashes > BlockedFilter::kMostHashes)) ||
+      facts.footer_bytes != whole_blocks(8 * words) || facts.rows > uint64_t{facts.pages} * shape.room ||
+      facts.offset > (uint64_t{1} << 62))  // sums below stay within 64 bits
     throw DamagedFile("MANIFEST names a run that cannot be: segment " + std::to_string(facts.segment));
   auto run = std::make_shared<Run>();
   run->page_bytes = shape.bytes;
@@ -299,7 +303,7 @@ RunPtr open_run(Segments& segments, const RunFacts& facts, const PageShape& shap
   segment->read(footer.data(), facts.footer_bytes, facts.offset + pages);
   uint64_t met;
   std::memcpy(&met, footer.data(), 8);
-  if (met != footer_sum(footer.data(), facts.footer_bytes, facts.segment, facts.offset + pages, facts.rows))
+  if (!seal_fits(met, footer_sum(footer.data(), facts.footer_bytes, facts.segment, facts.offset + pages, facts.rows)))
     throw DamagedFile(segment->path + " at byte " + std::to_string(facts.offset + pages) +
                       ": the checksum of a run's footer is wrong");
   run->fences.resize(facts.pages);

@@ -191,15 +191,22 @@ void Segments::name(std::vector<SegmentPtr> segments) {
 
 SegmentPtr Segments::open(uint64_t id, uint64_t bytes) {
   std::lock_guard<std::mutex> hold(mutex_);
-  if (SegmentPtr known = all_[id].lock()) return known;
   const std::string path = path_of(id);
+  auto enough = [&](uint64_t met) {
+    if (met < bytes)
+      throw DamagedFile(path + " has " + std::to_string(met) + " bytes, expected " + std::to_string(bytes));
+  };
+  if (const auto found = all_.find(id); found != all_.end())
+    if (SegmentPtr known = found->second.lock()) {
+      enough(known->bytes());
+      return known;
+    }
   struct stat facts;
   if (::stat(path.c_str(), &facts) != 0) {
     if (errno == ENOENT) throw DamagedFile(path + " is missing");
     fail();
   }
-  if (static_cast<uint64_t>(facts.st_size) < bytes)
-    throw DamagedFile(path + " has " + std::to_string(facts.st_size) + " bytes, expected " + std::to_string(bytes));
+  enough(static_cast<uint64_t>(facts.st_size));
   auto segment = std::make_shared<Segment>(path, id, false);
   segment->keep.store(true);
   segment->bytes_.store(static_cast<uint64_t>(facts.st_size));

@@ -20,7 +20,6 @@ namespace cb {
 namespace {
 
 constexpr size_t kTrigger = 6;            // runs of a shard, from which on some are merged
-constexpr size_t kMostRuns = 16;          // from which on whoever adds one waits for a merge
 constexpr double kMostReplication = 2.5;  // bytes of segments in use over bytes of runs
 
 [[noreturn]] void fail() { throw std::system_error(errno, std::generic_category()); }

@@ -6,21 +6,26 @@ key="row")` needs nothing from here, and a path of an `AdLog` is a folder of Par
 
 from ctrbox.datasets.bundled import ClickSet, criteo_attribution, criteo_sample, frappe, open_bandit
 from ctrbox.datasets.delimited import avazu, criteo
+from ctrbox.datasets.events import adlog_events
 from ctrbox.datasets.lines import TextLog
+from ctrbox.datasets.movielens import MovieLens, movielens
 from ctrbox.datasets.synthetic import AdLog, adlog
 from ctrbox.datasets.tokens import libffm, vw
 
 __all__ = [
     "AdLog",
     "ClickSet",
+    "MovieLens",
     "TextLog",
     "adlog",
+    "adlog_events",
     "avazu",
     "criteo",
     "criteo_attribution",
     "criteo_sample",
     "frappe",
     "libffm",
+    "movielens",
     "open_bandit",
     "vw",
 ]

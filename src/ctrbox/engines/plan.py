@@ -363,6 +363,18 @@ class Plan:
             return unlabelled.run(rows)
         return full.run(rows)
 
+    def request_schema(self, *, label: bool = False) -> pa.Schema:
+        """The columns that a request may bring: those of the log that features read (with ``label``, label and weight too), and
+        those of streamed merges."""
+        full = Requests(self._request_extractor())
+        needed = full if label else self._without_labels(full.extractor)
+        found: dict[str, pa.Field] = {}
+        for source, names in zip(needed.extractor.log.sources, needed.extractor.columns, strict=True):
+            for name in names:
+                if name not in needed.extractor.only_for_merge and name != source.on:
+                    found.setdefault(name, source.view.source.schema.field(name))
+        return pa.schema(list(found.values()))
+
     def features_of(self, columns: Sequence[str]) -> list[str]:
         """The features that read nothing but these columns of the log and the views joined by them: of a request they are
         computed once, for all its candidates."""

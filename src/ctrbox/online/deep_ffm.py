@@ -250,7 +250,8 @@ class DeepFFM:
             for examples, known in source.blocks():
                 yield self._renumbered(examples, known, str(source.path))
         elif isinstance(source, ExampleText):
-            yield from source
+            for examples in source:
+                yield self._renumbered(examples, source.fields, source.name)
         elif hasattr(source, "batches"):
             for batch in source.batches(BATCH_ROWS):
                 yield self._of_batch(batch)

@@ -37,6 +37,7 @@ class ExampleText:
 
     ``fields``   names of namespaces; a line with another one is bad. None: as they are met
     ``ignore``   namespaces to leave out
+    ``interactions``   fields made of several: ("user", "ad") gives field "user*ad", a feature for each pair; needs ``fields``
     ``strict``   stop at the first bad line
     """
 
@@ -47,6 +48,7 @@ class ExampleText:
         format: Format = "vw",
         fields: Sequence[str] | None = None,
         ignore: Sequence[str] = (),
+        interactions: Sequence[Sequence[str]] = (),
         strict: bool = False,
     ) -> None:
         if format not in FORMATS:
@@ -58,6 +60,8 @@ class ExampleText:
         self.ignore = [str(name) for name in dict.fromkeys(ignore)]
         if both := [name for name in self.ignore if name in (self.given or [])]:
             raise PlanError(f"{both[0]!r} is in fields= and in ignore=")
+        self.interactions = [tuple(one) for one in interactions]
+        self._crossed = crossings(self.given, self.interactions)
         self._parser = self._fresh()
 
     @property
@@ -69,7 +73,9 @@ class ExampleText:
     @property
     def fields(self) -> list[str]:
         """The fields given, or those met so far."""
-        return self.given if self.given is not None else list(self._parser.fields)
+        if self.given is None:
+            return list(self._parser.fields)
+        return [*self.given, *map(crossed_name, self.interactions)]
 
     @property
     def lines(self) -> int:
@@ -85,8 +91,16 @@ class ExampleText:
         return [(line, self._with_nearest(why)) for line, why in self._parser.first_bad]
 
     def over(self, fields: Sequence[str]) -> ExampleText:
-        """The same text, read for these fields."""
-        return ExampleText(self.source, format=self.format, fields=fields, ignore=self.ignore, strict=self.strict)
+        """The same text, read for these fields, of which interactions are none of its own."""
+        crossed = list(map(crossed_name, self.interactions))
+        return ExampleText(
+            self.source,
+            format=self.format,
+            fields=[name for name in fields if name not in crossed],
+            ignore=self.ignore,
+            interactions=self.interactions,
+            strict=self.strict,
+        )
 
     def __iter__(self) -> Iterator[_native.Examples]:
         self._parser = parser = self._fresh()
@@ -96,9 +110,17 @@ class ExampleText:
                     line, why = self.first_bad[0]
                     raise DataError(f"{self.name}, line {line:,}: {why}")
                 if parser.rows >= BLOCK_ROWS:
-                    yield parser.take()
+                    yield self._with_interactions(parser.take())
         if parser.rows:
-            yield parser.take()
+            yield self._with_interactions(parser.take())
+
+    def _with_interactions(self, examples: _native.Examples) -> _native.Examples:
+        if not self._crossed:
+            return examples
+        try:
+            return examples.crossed(self._crossed)
+        except ValueError as error:
+            raise DataError(f"{self.name}: of this part's {examples.rows:,} lines, {error}") from error
 
     def complaint(self) -> str:
         """What was left out, in words; empty where nothing was."""
@@ -133,13 +155,16 @@ class ExampleCache:
         format: Format = "vw",
         fields: Sequence[str] | None = None,
         ignore: Sequence[str] = (),
+        interactions: Sequence[Sequence[str]] = (),
         strict: bool = False,
     ) -> ExampleCache:
         """Read text once and write the file; the arguments are those of `ExampleText`.
 
         Bad lines are told on stderr. Text without one good line is refused, and then nothing is written.
         """
-        text = ExampleText(source, format=format, fields=fields, ignore=ignore, strict=strict)
+        text = ExampleText(
+            source, format=format, fields=fields, ignore=ignore, interactions=interactions, strict=strict
+        )
         with written_aside(Path(path)) as aside:
             writer = _native.ExampleWriter(str(aside))
             rows = 0
@@ -205,6 +230,31 @@ class ExampleCache:
             raise SourceError(f"cannot read {self.path}: {error}") from error
         except OSError as error:
             raise SourceError(f"cannot read {self.path}: {error.strerror or error}") from error
+
+
+def crossed_name(fields: Sequence[str]) -> str:
+    return "*".join(fields)
+
+
+def crossings(given: list[str] | None, interactions: list[tuple[str, ...]]) -> list[tuple[list[int], int, int]]:
+    """Of each interaction the numbers of its fields, its own, and the hash of its name."""
+    if not interactions:
+        return []
+    if given is None:
+        raise PlanError("interactions= need fields=: their own fields come behind all others")
+    for one in interactions:
+        if len(one) < 2 or any(not isinstance(name, str) or name not in given for name in one):
+            unknown = next((name for name in one if name not in given), None)
+            raise PlanError(
+                f"interactions= names {unknown!r}, which is no field{nearest(str(unknown), given)}"
+                if unknown is not None
+                else f"an interaction is of two or more fields, got {one!r}"
+            )
+    every = names([*given, *map(crossed_name, interactions)])
+    return [
+        ([given.index(name) for name in one], len(given) + n, _native.salt(every[len(given) + n].encode()))
+        for n, one in enumerate(interactions)
+    ]
 
 
 def names(given: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,22 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.floating]
 
 CLIP = 1e-7
+KEPT = 1000  # windows in a checkpoint
 HEAD = "  average     since      example    window  constant\n     loss      last      counter       AUC      loss"
 
 
 @dataclass(frozen=True)
 class Window:
-    """Up to example ``examples``: loss on average, since the window before, AUC of the last ones, loss of the best constant."""
+    """Up to example ``examples``: loss on average, since the window before, AUC of the last ones, loss of the best constant;
+    and the share of clicks in the window, predicted and met."""
 
     examples: int
     average: float
     loss: float
     auc: float
     constant: float
+    predicted: float = math.nan
+    clicked: float = math.nan
 
     def __str__(self) -> str:
         return f"{self.average:9.6f} {self.loss:9.6f} {self.examples:12,} {self.auc:9.6f} {self.constant:9.6f}"
@@ -40,8 +44,13 @@ class Progress:
         self.window, self.show = window, show
         self.windows: list[Window] = []
         self.examples = 0
-        self._weight = self._clicks = self._loss = 0.0
-        self._since = (0.0, 0.0)  # weight and loss up to the last window
+        self._weight = self._clicks = self._loss = self._predicted = 0.0
+        self._since: tuple[float, ...] = (
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+        )  # weight, loss, predicted and met clicks up to the last window
         self._held: list[tuple[Floats, Floats, Floats | None]] = []
         self._rows = 0
         self._shown = False
@@ -61,6 +70,13 @@ class Progress:
         """Of the last whole window, or of all where there is none yet."""
         return self.windows[-1].auc if self.windows else self._auc()
 
+    @property
+    def calibration(self) -> tuple[float, float]:
+        """The share of clicks, predicted and met: of the last whole window, or of all where there is none yet."""
+        if self.windows:
+            return self.windows[-1].predicted, self.windows[-1].clicked
+        return (self._predicted / self._weight, self._clicks / self._weight) if self._weight else (math.nan, math.nan)
+
     def add(self, labels: Floats, predictions: Floats, weights: Floats | None = None) -> None:
         if weights is not None and not len(weights):
             weights = None
@@ -75,11 +91,40 @@ class Progress:
     def table(self) -> str:
         return "\n".join([HEAD, *map(str, self.windows)])
 
+    # ---- checkpoints
+
+    def state(self) -> tuple[dict[str, Any], list[Floats]]:
+        """Numbers and the arrays of the window under way (labels, predictions, weights); `restore` goes on from them."""
+        numbers = {
+            "window": self.window,
+            "examples": self.examples,
+            "sums": [self._weight, self._loss, self._predicted, self._clicks],
+            "since": list(self._since),
+            "windows": [list(astuple(w)) for w in self.windows[-KEPT:]],
+        }
+        none = [np.zeros(0, np.float32)]
+        weights = [np.ones(len(part[0]), np.float32) if part[2] is None else part[2] for part in self._held]
+        columns = ([part[0] for part in self._held], [part[1] for part in self._held], weights)
+        return numbers, [np.concatenate(column or none) for column in columns]
+
+    def restore(self, numbers: dict[str, Any], arrays: list[Floats]) -> None:
+        """Numbers that are not finite may have become None on the way."""
+        self.window, self.examples = int(numbers["window"]), int(numbers["examples"])
+        self._weight, self._loss, self._predicted, self._clicks = numbers["sums"]
+        self._since = tuple(numbers["since"])
+        self.windows = [
+            Window(int(n), *(math.nan if v is None else float(v) for v in w)) for n, *w in numbers["windows"]
+        ]
+        labels, predictions, weights = arrays
+        self._held = [(labels, predictions, None if (weights == 1).all() else weights)] if len(labels) else []
+        self._rows = len(labels)
+
     def _take(self, labels: Floats, predictions: Floats, weights: Floats | None) -> None:
         p = np.clip(predictions.astype(np.float64), CLIP, 1 - CLIP)
         losses = -np.log(np.where(labels > 0.5, p, 1 - p))
         self._loss += float(losses.sum() if weights is None else losses @ weights)
         self._clicks += float(labels.sum() if weights is None else labels @ weights)
+        self._predicted += float(p.sum() if weights is None else p @ weights)
         self._weight += float(len(labels) if weights is None else weights.sum(dtype=np.float64))
         self._held.append((labels, predictions, weights))
         self._rows += len(labels)
@@ -95,10 +140,12 @@ class Progress:
         return auc(labels, predictions, np.concatenate(weights))
 
     def _end(self) -> None:
-        weight, loss = self._weight - self._since[0], self._loss - self._since[1]
-        found = Window(self.examples, self.loss, loss / weight if weight else math.nan, self._auc(), self.constant)
+        now = (self._weight, self._loss, self._predicted, self._clicks)
+        weight, *rest = (a - b for a, b in zip(now, self._since, strict=True))
+        loss, predicted, clicked = (part / weight if weight else math.nan for part in rest)
+        found = Window(self.examples, self.loss, loss, self._auc(), self.constant, predicted, clicked)
         self.windows.append(found)
-        self._since = (self._weight, self._loss)
+        self._since = now
         self._held, self._rows = [], 0
         # Like vw: lines come at ever larger distances.
         if self.show and (n := len(self.windows)) & (n - 1) == 0:

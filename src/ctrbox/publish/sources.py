@@ -140,9 +140,11 @@ def ffm_of(weights: Weights, where: str, learns: bool = True) -> tuple[_native.D
         fields, learned = [str(name) for name in about["names"]], int(about["learned"])
         flat = np.concatenate([weights.part(name).data for name in ("lr", "ffm", "dense")])
         wrong = settings.wrong() or ("" if len(fields) == settings.fields else "names and fields")
-        # Weights fill the file, so they bound what a head may claim.
-        if wrong or flat.size < ((settings.lr + settings.ffm) << settings.bits) // 2:
-            raise ValueError(wrong or "more weights than the file holds")
+        # The file holds its weights, so it bounds the model that is made for them.
+        if not wrong and flat.size != settings.weights():
+            wrong = f"{flat.size:,} weights, expected {settings.weights():,}"
+        if wrong or not 0 <= learned < 1 << 63:
+            raise ValueError(wrong or f"learned {learned}")
         model = _native.DeepFfm(settings, learns)
         model.give_weights(flat)
     except (KeyError, TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 
 from ctrbox.serve.service import Service
-from ctrbox.train.page import STYLE
+from ctrbox.show.page import STYLE
 
 LOOK = """svg.line{display:block;width:100%;height:150px}svg.line path{fill:none;stroke-width:2;vector-effect:non-scaling-stroke}
 svg.line .grid{stroke:var(--line);stroke-width:1}svg.line text{fill:var(--muted);font-size:11px}

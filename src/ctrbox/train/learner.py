@@ -4,8 +4,8 @@
     learn    pull → pool → model → loss → backward → push, dense step
     score    pull (creating nothing) → pool → model → logits
 
-The dense weights see the mean loss of the batch. The tables see the gradient of the summed loss: a key met once in a
-batch moves as far in a batch of 100 rows as in one of 65,536.
+The dense weights, and the sub-model of a Model Server, see the mean loss of the batch. The tables see the gradient of the summed
+loss: a key met once in a batch moves as far in a batch of 100 rows as in one of 65,536.
 
 On a GPU ``look`` sends the batch and leaves unique keys to the tables there. A step is launched, not waited for: its loss,
 and a gradient that is not finite, are heard of a step or two later, or by ``settle``, which comes before every checkpoint and
@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.embed.common import check_common, shared
 from ctrbox.embed.dims import SparseTables
 from ctrbox.embed.embedder import Embedder, Floats
 from ctrbox.embed.gpu_batch import Carried, Carrier, References, Told
@@ -72,6 +73,9 @@ class Looked:
     number: int = 0
     carried: Carried | None = None  # what is on the model's device, where that is not the batch itself
     logs: torch.Tensor | None = None  # of the dense columns, where the model takes them
+    first: torch.Tensor | None = (
+        None  # of each row the one that has the keys of its common fields, where they are shared
+    )
 
 
 # One for all fields, one by field name ("*": the rest), or tables by dim.
@@ -168,8 +172,10 @@ class Learner:
         device: torch.device = CPU,
         bf16: bool = False,
         rows: int | None = None,
+        adaptive_l2: float = 0.0,
+        common: Sequence[str] = (),
     ) -> None:
-        """``rows``: of the usual batch."""
+        """``rows``: of the usual batch. ``adaptive_l2``: see `Settings`. ``common``: see `Trainer`."""
         self.model = model.to(device) if device.type == "cuda" else model
         self.reads = reads_of(model)
         self.schema = schema
@@ -189,6 +195,13 @@ class Learner:
         self.threads = threads
         self.clip = clip
         self.begun = False
+        self.adaptive_l2 = adaptive_l2
+        if adaptive_l2:
+            check_counting(self.embedders)
+        read = {f.name: f.ragged for f in schema.sparse if f.name in self.reads.dims}
+        self.common = check_common(read, common, schema.group)
+        if self.common and (self.carrier is not None or any(getattr(e, "takes_shows", False) for e in self.embedders)):
+            raise PlanError("common features are shared on the CPU, with tables that count no shows; leave common= out")
         self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not thinned out
 
     @property
@@ -204,6 +217,10 @@ class Learner:
         if not batch.on_device and not np.isfinite(batch.dense).all():
             raise self._culprit(Looked(batch, (), number), (), math.nan)
         known = batch.cpu() if not all(s.fused for s in self.sources) else batch
+        first = None
+        if self.common and batch.group is not None:
+            known, where = shared(known, self.common)
+            first = torch.from_numpy(where)
         lookups: list[Lookup | References] = []
         for source in self.sources:
             if not source.fused:
@@ -213,7 +230,7 @@ class Learner:
         if self.carrier is None:
             # A tenth of a small model's step, and nobody waits for it here.
             logs = logs_of(torch.from_numpy(batch.dense)) if self.takes_logs else None
-            return Looked(batch, tuple(lookups), number, logs=logs)
+            return Looked(batch, tuple(lookups), number, logs=logs, first=first)
         carried, there = self.carrier.carry(batch, [(s.fields, s.sequences) for s in self.sources if s.fused])
         if prefetch:
             for table, references in zip([s.embedder for s in self.sources if s.fused], there, strict=True):
@@ -328,6 +345,14 @@ class Learner:
             raise self._culprit(looked, self._pull(looked, train=False), float(logits[bad[0]]))
         return logits + np.float32(self.shift) if self.shift else logits
 
+    def answers(self, batch: Batch, of: Callable[[Inputs], torch.Tensor]) -> Floats:
+        """What ``of`` makes of a batch as the model sees it, such as the vectors of a tower; creates no rows."""
+        looked = self.look(batch, prefetch=False)
+        self.model.eval()
+        with torch.inference_mode(), self._fitting(looked):
+            found: Floats = of(self.inputs(looked, self._pull(looked, train=False))).cpu().numpy()
+        return found
+
     def predict(self, batch: Batch) -> Floats:
         """Probabilities of a click, one a row."""
         logits = self.score(self.look(batch, prefetch=False))
@@ -405,11 +430,20 @@ class Learner:
                 sequences.update(rows.sequences)
                 continue
             assert isinstance(lookup, Lookup)
-            if source.pooled:
-                linear, vectors = pool(rows, lookup, row, source.pooling, self.threads, source.pooled)
-                pools.append(Pooled(source.pooled, linear, vectors))
+            how = dict(zip(source.pooled, source.pooling, strict=True))
+            ours = self.common if looked.first is not None else ()
+            for names, first in _parted(source.pooled, ours, looked.first):
+                linear, vectors = pool(rows, lookup, row, [how[n] for n in names], self.threads, names)
+                if first is not None:
+                    linear = None if linear is None else linear.index_select(0, first)
+                    vectors = vectors.index_select(0, first)
+                pools.append(Pooled(names, linear, vectors))
             for name in source.sequences:
-                sequences[name] = sequence(rows, lookup, row, name, LONGEST)
+                items, lengths = sequence(rows, lookup, row, name, LONGEST)
+                if name in ours:
+                    assert looked.first is not None
+                    items, lengths = items.index_select(0, looked.first), lengths.index_select(0, looked.first)
+                sequences[name] = items, lengths
         # A model may change it in place, a batch never changes.
         dense = torch.from_numpy(looked.batch.dense).clone() if looked.carried is None else looked.carried.dense
         return Inputs(self.reads, looked.batch.rows, dense, tuple(pools), sequences, looked.logs)
@@ -437,11 +471,15 @@ class Learner:
                 self.unsettled = looked
                 continue
             gradients = rows.grad.cpu().numpy()
-            gradients *= np.float32(looked.batch.rows)
+            if getattr(source.embedder, "summed", True):
+                gradients *= np.float32(looked.batch.rows)
             try:
                 if isinstance(source.embedder, Table) and source.embedder.takes_shows:
                     assert isinstance(lookup, Lookup)
                     shows, clicks = lookup.shown(np.asarray(looked.batch.label, np.float32))
+                    if self.adaptive_l2:
+                        met = source.embedder.counts(lookup.keys)[0] + shows
+                        gradients += np.float32(self.adaptive_l2) * rows.detach().cpu().numpy() / met[:, None]
                     source.embedder.push(lookup.keys, gradients, shows=shows, clicks=clicks)
                 else:
                     source.embedder.push(lookup.keys, gradients)
@@ -514,6 +552,26 @@ class Learner:
         largest[np.isnan(largest)] = np.inf
         worst = int(largest.argmax())
         return float(largest[worst]), _field_of(lookup, source, worst), int(lookup.keys[worst])
+
+
+def _parted(
+    fields: tuple[str, ...], common: Sequence[str], first: torch.Tensor | None
+) -> list[tuple[tuple[str, ...], torch.Tensor | None]]:
+    """Pooled fields, those that are shared apart from the others, with the row that has the keys of each."""
+    own = tuple(n for n in fields if n not in common)
+    parts: list[tuple[tuple[str, ...], torch.Tensor | None]] = [(own, None)]
+    parts.append((tuple(n for n in fields if n in common), first))
+    return [part for part in parts if part[0]]
+
+
+def check_counting(embedders: Sequence[Embedder]) -> None:
+    """Adaptive regularisation divides by how often a key was met."""
+    for one in embedders:
+        if getattr(one, "summed", True) and not (isinstance(one, Table) and one.counters is not None):
+            raise PlanError(
+                f"adaptive_l2 needs tables that count their keys, and this {type(one).__name__} does not; make it with "
+                "counters=cb.Counters()"
+            )
 
 
 def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from ctrbox.train import charts
-from ctrbox.train.charts import Line, short, text
-from ctrbox.train.page import named, section, table
+from ctrbox.show import charts
+from ctrbox.show.charts import Line, short, text
+from ctrbox.show.page import named, section, table
 from ctrbox.train.recorded import Fields
 from ctrbox.train.words import sized, spent
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.engines.aside import written_aside
-from ctrbox.train import charts
-from ctrbox.train.charts import Dot, Line, Part, short, text
-from ctrbox.train.page import card, named, page, section, table
+from ctrbox.show import charts
+from ctrbox.show.charts import Dot, Line, Part, short, text
+from ctrbox.show.page import card, named, page, section, table
 from ctrbox.train.passes_shown import stage_times, tables
 from ctrbox.train.recorded import Fields, Recorded, read_run
 from ctrbox.train.words import duration, fixed, sized

@@ -20,7 +20,7 @@ from ctrbox.views.partitions import Partitions
 from ctrbox.views.streamed import StreamedFiles
 from ctrbox.views.text import Csv, Json
 
-__all__ = ["MORSEL_ROWS", "Morsel", "Origin", "Source", "open_source"]
+__all__ = ["MORSEL_ROWS", "Morsel", "Origin", "Source", "open_files", "open_source"]
 
 
 def open_source(
@@ -69,7 +69,11 @@ def _remedy(data: object) -> str:
 def _open_files(
     name: str, paths: Sequence[str], format: str | None, filesystem: Any, options: Mapping[str, Any] | None
 ) -> Source:
-    files = find_files(paths, filesystem, options)
+    return open_files(name, find_files(paths, filesystem, options), format)
+
+
+def open_files(name: str, files: Sequence[File], format: str | None = None) -> Source:
+    """Files that were found already, all of one format."""
     return _of_format(name, files, format_of(files, format), Partitions(files))
 
 

@@ -193,7 +193,7 @@ class Json:
 
     def _read(self, block: bytes, schema: pa.Schema | None) -> pa.RecordBatch:
         try:
-            return _parse_json(block, schema)
+            return parse_json(block, schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             text = first_line(error)
             found = _JSON_ROW.search(text)
@@ -206,9 +206,10 @@ def _led(block: bytes) -> int:
     return 1 if _NULL_FIRST.match(block) else 0
 
 
-def _parse_json(block: bytes, schema: pa.Schema | None) -> pa.RecordBatch:
+def parse_json(block: bytes, schema: pa.Schema | None) -> pa.RecordBatch:
+    """Lines of JSON as rows: of the given columns alone, or of those that are met."""
     if _led(block):
-        return _parse_json(b"{}\n" + block, schema).slice(1)
+        return parse_json(b"{}\n" + block, schema).slice(1)
     read = pajson.ReadOptions(use_threads=False, block_size=len(block) + 1)
     behaviour = "infer" if schema is None else "ignore"
     parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=behaviour)
@@ -222,7 +223,7 @@ def _broken_line(block: bytes, schema: pa.Schema | None) -> int | None:
     while low < high:
         middle = (low + high) // 2
         try:
-            _parse_json(b"\n".join(lines[low : middle + 1]), schema)
+            parse_json(b"\n".join(lines[low : middle + 1]), schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             high = middle
         else:

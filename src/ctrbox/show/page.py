@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctrbox.train.charts import STYLE as CHARTS
-from ctrbox.train.charts import text
+from ctrbox.show.charts import STYLE as CHARTS
+from ctrbox.show.charts import text
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 

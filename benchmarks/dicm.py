@@ -1,0 +1,198 @@
+"""What are images worth, which aggregator, which warm-up? The paper's Tables 3, 4 and 5 on the ad log's planted visual taste.
+
+    python -m benchmarks.dicm [--quick] [--seeds 5] [--jobs 1] [--only information,aggregators,warm-up,bases] [--svg FILE]
+
+Every seed is another world: log, images, initial weights. All models of a seed see the same rows in the same order, so
+differences within a seed are compared, not means across worlds. GAUC over the newest fifth of the log, by user. The table gives
+the mean of the seeds, and the gain over the line before it, in the paper's order, with its 95 % interval (Student's t).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ctrbox as cb
+from benchmarks.dicm_plot import write_svg
+from benchmarks.report import finish, fresh, options, table
+from ctrbox import col
+
+IDS = ["user", "segment", "interests", "ad", "category", "advertiser", "history", "position", "device", "hour"]
+IMAGE = {"ad_image": "ad_image", "behaviour": "behaviour"}
+# In the paper's order, worst first.
+STUDIES: dict[str, list[str]] = {
+    "information": ["baseline", "behaviour images", "ad image", "joint"],
+    "aggregators": ["concatenation", "max", "sum", "attentive", "joint"],
+    "warm-up": ["full", "joint", "partial"],
+    "bases": ["LR", "LR with images", "baseline", "joint", "DIN", "DIN with images"],
+}
+SHOWN = {
+    "aggregators": {"joint": "multi-query"},
+    "warm-up": {"joint": "none"},
+    "bases": {"baseline": "MLP", "joint": "MLP with images"},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "baseline": {},
+    "behaviour images": {"behaviour": "behaviour"},
+    "ad image": {"ad_image": "ad_image"},
+    "joint": IMAGE,
+    **{kind: {**IMAGE, "aggregator": kind} for kind in ("concatenation", "max", "sum", "attentive")},
+    "LR": {"base": "lr"},
+    "LR with images": {"base": "lr", **IMAGE},
+    "DIN": {"base": "din"},
+    "DIN with images": {"base": "din", **IMAGE},
+    "partial": IMAGE,
+    "full": IMAGE,
+}
+T95 = {
+    1: 12.71,
+    2: 4.30,
+    3: 3.18,
+    4: 2.78,
+    5: 2.57,
+    6: 2.45,
+    7: 2.36,
+    8: 2.31,
+    9: 2.26,
+}  # Student's t by degrees of freedom
+WIDTH = 48
+
+
+def plan_of(log: cb.datasets.AdLog) -> cb.Plan:
+    key = col("ad_id").cast("str").key(space="image")
+    behaviour = col("behaviour").split("|").last(15)
+    users = cb.View(log.users, key="user_id").fill(segment=-1, interests="", behaviour="")
+    ads = cb.View(log.ads, key="ad_id").fill(category="none", advertiser_id=0)
+    impressions = cb.View(log.impressions, key="instance_id").fill(device="none", position=-1)
+    features = cb.FeatureSet(
+        label=col("clicked"),
+        group=col("user_id"),
+        sparse={
+            "user": col("user_id"),
+            "segment": col("segment"),
+            "interests": col("interests").split("|"),
+            "ad": col("ad_id").cast("str").key(space="ad"),
+            "category": col("category"),
+            "advertiser": col("advertiser_id"),
+            "history": behaviour.key(space="ad"),  # the ids of the images: part of the paper's baseline, too
+            "position": col("position"),
+            "device": col("device"),
+            "hour": col("ts").hour(),
+            "ad_image": key,
+            "behaviour": behaviour.key(space="image"),
+        },
+    )
+    return cb.compile(impressions.join(users, on="user_id").join(ads, on="ad_id"), features, threads=1)
+
+
+class World:
+    """The log of a seed, and trainings on it."""
+
+    def __init__(self, seed: int, rows: int, folder: Path) -> None:
+        self.seed, self.rows = seed, rows
+        self.log = cb.datasets.adlog(rows, seed, folder / "log", images=WIDTH, users=rows // 80, ads=rows // 24)
+        key = col("ad_id").cast("str").key(space="image")
+        self.file = cb.write_vectors(folder / "images.ctrvec", self.log.images, key=key, vector="image")
+        self.plan = plan_of(self.log)
+        self.yesterday: cb.Run | None = None
+
+    def fit(self, name: str, **options: Any) -> cb.Run:
+        torch.manual_seed(self.seed)
+        model = cb.models.DICM(self.plan.schema, 12, fields=IDS, hidden=(64, 32), query="category", **MODELS[name])
+        server = cb.ModelServer(self.file, cb.ImageEmbedding(WIDTH, (64,), 12), optimizer=cb.Adam(lr=0.001))
+        optimizer = cb.Adam(lr=0.001)  # the paper's, for everything
+        embedders: dict[str, Any] = {n: server for n in IMAGE if n in model.reads.dims}
+        # The weights of LR are vectors of one number; no id shares its space with an image.
+        embedders["*"] = cb.MemoryTable(model.reads.dims["user"], optimizer=optimizer, seed=self.seed, threads=1)
+        trainer = cb.Trainer(model, embedders, optimizer=cb.Adam(lr=0.001), threads=1)
+        usual = {"batch_size": 500, "epochs": 2, "valid": 0.2, "schedule": cb.Decay(0.9, 24_000), "seed": self.seed}
+        return trainer.fit(self.plan, **{**usual, **options})
+
+    def scores(self, name: str) -> dict[str, float]:
+        options: dict[str, Any] = {}
+        if name in ("partial", "full"):
+            if self.yesterday is None:
+                # Trained until the day before: most of its rows are met again.
+                self.yesterday = self.fit("joint", limit=round(0.7 * self.rows), valid=0.0)
+            options = {"warm_up": name, "warm_from": self.yesterday}
+        began = time.perf_counter()
+        found = self.fit(name, **options).metrics
+        return {"gauc": found["gauc"], "auc": found["auc"], "seconds": time.perf_counter() - began}
+
+
+def one_seed(seed: int, rows: int, names: list[str]) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="ctrbox-dicm-") as folder:
+        world = World(seed, rows, Path(folder))
+        return {"best_auc": world.log.best_auc, "scores": {name: world.scores(name) for name in names}}
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Mean, and half the width of its 95 % interval."""
+    if len(values) < 2:
+        return values[0], float("nan")
+    return statistics.mean(values), T95.get(len(values) - 1, 2.0) * statistics.stdev(values) / len(values) ** 0.5
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--quick", action="store_true", help="two small worlds, without bases")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="worlds at a time")
+    parser.add_argument("--only", default="information,aggregators,warm-up", help="studies, with commas")
+    parser.add_argument("--svg", type=Path, default=None)
+    parser.add_argument("--seed", type=int, default=None, help="one world, as JSON: used by the others")
+    asked = parser.parse_args()
+    rows = asked.rows or (24_000 if asked.quick else 100_000)
+    studies = asked.only.split(",")
+    names = list(dict.fromkeys(n for study in studies for n in STUDIES[study]))
+    if asked.seed is not None:
+        print(json.dumps(one_seed(asked.seed, rows, names)))
+        return
+    seeds = range(1, 1 + (2 if asked.quick else asked.seeds))
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        given = ("--rows", str(rows), "--only", asked.only)
+        found = list(pool.map(lambda seed: fresh("benchmarks.dicm", "--seed", str(seed), *given), seeds))
+    by_name = {n: [one["scores"][n]["gauc"] for one in found] for n in names}
+    orders: dict[str, dict[str, Any]] = {}
+    drawn: dict[str, list[tuple[str, float, float]]] = {}
+    for study in studies:
+        lines, before = [], None
+        orders[study], drawn[study] = {}, []
+        for name in STUDIES[study]:
+            shown = SHOWN.get(study, {}).get(name, name)
+            mean, half = interval(by_name[name])
+            auc = statistics.mean(one["scores"][name]["auc"] for one in found)
+            gain = ""
+            if before is not None:
+                more, wide = interval([a - b for a, b in zip(by_name[name], by_name[before], strict=True)])
+                orders[study][shown] = {"gain": round(more, 5), "interval": round(wide, 5), "holds": more > 0}
+                gain = f"{more:+.4f} ± {wide:.4f}"
+            drawn[study].append((shown, mean, half))
+            lines.append([shown, f"{mean:.4f} ± {half:.4f}", f"{auc:.4f}", gain])
+            before = name
+        print(f"\n{study}: {len(found)} worlds of {rows:,} impressions, images of {WIDTH} numbers")
+        table(["", "GAUC", "AUC", "gain over the line before"], lines)
+    if asked.svg is not None:
+        write_svg(asked.svg, drawn)
+    steps = [gain["holds"] for study in orders.values() for gain in study.values()]
+    finish(
+        statistics.mean(by_name.get("joint", [0.0])),
+        {n: statistics.mean(v) for n, v in by_name.items() if n != "joint"},
+        "GAUC",
+        steps_in_the_papers_order=f"{sum(steps)} of {len(steps)}",
+        orders=orders,
+        seeds=len(found),
+    )
+
+
+if __name__ == "__main__":
+    main()

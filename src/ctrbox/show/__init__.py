@@ -1,0 +1,1 @@
+"""Pages and charts as plain text: HTML and SVG that load nothing and run nothing."""

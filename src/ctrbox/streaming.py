@@ -1,0 +1,156 @@
+"""`ctrbox online`: learn from a stream of impressions and clicks, publish every few minutes; and a stream to try it on.
+
+Registered by cli.py. Ctrl-C and SIGTERM end between two batches of examples: a checkpoint is written and the command that goes on
+from it is said.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctrbox.job import blaming, load_job
+from ctrbox.terminal import hint, say, say_json, stopped_with, tell, utf8
+
+ONLINE_EXAMPLES = """\b
+Examples:
+  ctrbox online job.py --stream events/ --out model/
+  ctrbox online job.py --stream nats://localhost:4222/ADS --out model/ --every 2m
+  ctrbox online job.py --stream events/ --out model/ --warm-up past/ --once
+"""
+
+SECRET = re.compile(r"://[^/@\s]+@")  # of a broker's address; what is said may be kept in a log
+
+JobFile = Annotated[
+    Path, typer.Argument(metavar="JOB.PY", help="Python file that defines `plan` and `engine`.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+
+
+def online(
+    job: JobFile,
+    stream: Annotated[
+        str, typer.Option(metavar="DIR|URL", help="Folder of chunks, or nats://host:port/STREAM.", show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="MODEL", help="Model folder that `ctrbox serve` opens.", show_default=False)
+    ],
+    every: Annotated[str, typer.Option(metavar="SPAN|N", help="Publish this often: 5m, or 100000ex.")] = "5m",
+    window: Annotated[str, typer.Option(metavar="SPAN", help="A click counts within this time.")] = "10m",
+    lateness: Annotated[str, typer.Option(metavar="SPAN", help="Events may come so much out of order.")] = "1m",
+    warm_up: Annotated[
+        list[str] | None, typer.Option(metavar="DATA", help="Past rows with labels; may be given again.")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(metavar="SPAN", help="Least time between two checkpoints.")] = "30s",
+    held: Annotated[str, typer.Option(metavar="BYTES", help="Memory for events that wait.")] = "2GB",
+    ahead: Annotated[str, typer.Option(metavar="SPAN", help="Leave out events further in the future.")] = "1h",
+    id_column: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="Id of an impression; the log's key unless told.")
+    ] = None,
+    time_column: Annotated[str, typer.Option("--time", metavar="COLUMN", help="Time of an event.")] = "ts",
+    event_column: Annotated[str, typer.Option("--event", metavar="COLUMN", help="'impression' or 'click'.")] = "event",
+    once: Annotated[bool, typer.Option("--once", help="End when nothing more is there.")] = False,
+    publish_at_end: Annotated[
+        bool | None, typer.Option(help="Publish once more at the end; with --once unless told.", show_default=False)
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove chunks that both checkpoints hold.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first malformed row or chunk.")] = False,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="Several are faster, and never the same bits.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Learn online: join impressions and clicks of a stream, learn, publish a patch every few minutes."""
+    utf8(out)
+    given = ["ctrbox", *sys.argv[1:]]  # a job gets an argv of its own
+    loaded = load_job(job)
+    engine = loaded.needed_engine()
+    from ctrbox.serve.online_loop import OnlineLoop
+    from ctrbox.train.interrupt import end_as_asked
+
+    engine.progress.show = tell
+    options: dict[str, Any] = {
+        "every": every,
+        "window": window,
+        "lateness": lateness,
+        "checkpoint": checkpoint,
+        "held": held,
+        "ahead": ahead,
+        "time": time_column,
+        "event": event_column,
+    }
+    with blaming(job):
+        loop = OnlineLoop(
+            loaded.plan,
+            engine,
+            stream,
+            out,
+            context=loaded.context,
+            warm_up=warm_up or (),
+            id=id_column,
+            once=once,
+            publish_at_end=publish_at_end,
+            delete=delete,
+            strict=strict,
+            threads=threads,
+            tell=tell,
+            **options,
+        )
+        found = loop.run()
+    if as_json:
+        say_json(**{name: value for name, value in found.items() if name != "windows"})
+    told(found)
+    if loop.interrupted:
+        stopped_with(f"resume: {SECRET.sub('://…@', shlex.join(given))}")
+        end_as_asked(loop.asked)
+    hint(f"ctrbox serve {shlex.quote(str(out))}")
+
+
+def told(found: dict[str, Any]) -> None:
+    counts = found["counts"]
+    tell(
+        f"learned from {found['learned']:,} examples, {counts['clicked']:,} clicked; {found['held']:,} impressions wait; "
+        f"version {found['version']}"
+    )
+    if found["examples"]:
+        tell(f"loss {found['loss']:.6f}, AUC {found['auc']:.6f}, the best constant {found['constant']:.6f}")
+    for name in (
+        "duplicates",
+        "late_impressions",
+        "late_clicks",
+        "lone_clicks",
+        "outside_clicks",
+        "future",
+        "dropped_by_filters",
+        "left_out",
+        "refused_chunks",
+    ):
+        if counts[name]:
+            tell(f"  {name.replace('_', ' ')}: {counts[name]:,}")
+
+
+def datasets_events(
+    data: Annotated[Path, typer.Option(metavar="DIR", help="An ad log, as `datasets adlog` writes it.")] = Path("data"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets the chunks.")] = Path("events"),
+    rows: Annotated[int | None, typer.Option(min=1, help="Impressions; all of the log unless told.")] = None,
+    chunk_rows: Annotated[int, typer.Option(min=1, help="Events of a chunk.")] = 10_000,
+    format: Annotated[str, typer.Option(help="parquet, arrow or jsonl.")] = "parquet",
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Events a second; at once unless told.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same stream.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Turn the synthetic ad log into a stream of impressions and clicks."""
+    from ctrbox.datasets import adlog_events
+
+    began = time.perf_counter()
+    events = adlog_events(data, out, rows=rows, chunk_rows=chunk_rows, format=format, events_per_s=rate, seed=seed)
+    if as_json:
+        say_json(events=events, out=str(out), seconds=time.perf_counter() - began)
+    else:
+        say(out)
+    tell(f"{events:,} events in {time.perf_counter() - began:.1f} s under {out}")
+    hint(f"ctrbox online JOB.PY --stream {shlex.quote(str(out))} --out model")

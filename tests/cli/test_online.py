@@ -1,0 +1,97 @@
+"""`ctrbox online` and `ctrbox datasets events`, as a user meets them; signals are in tests/serve/test_online_loop.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from ctrbox.cli import app
+from ctrbox.datasets import adlog
+from ctrbox.errors import CtrboxError
+from ctrbox.streaming import SECRET
+from ctrbox.terminal import Mistake
+
+ROOT = Path(__file__).parents[2]
+JOB = """\
+import ctrbox as cb
+from ctrbox import col
+
+log = cb.View("data/impressions", key="instance_id").fill(query="")
+features = cb.FeatureSet(label=col("clicked"), sparse={"user": col("user_id").key(), "ad": col("ad_id").key()})
+plan = cb.compile(log, features, device="cpu")
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("online")
+    adlog(rows=600, seed=1, out=made / "data", days=1)
+    (made / "job.py").write_text(JOB + "engine = cb.DeepFFM(plan.schema, k=2, bits=10)\ncontext = ['user_id']\n")
+    (made / "bare.py").write_text(JOB)
+    (made / "wrong.py").write_text(JOB + "engine = 7\n")
+    return made
+
+
+def ctrbox(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "ctrbox.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=place, env=env)
+
+
+def test_a_stream_is_made_learned_from_and_gone_on_with(place: Path) -> None:
+    made = ctrbox(place, "datasets", "events", "--chunk-rows", "100", "--format", "jsonl", "--json")
+    assert json.loads(made.stdout)["events"] > 600, made.stderr
+    words = ("online", "job.py", "--stream", "events", "--out", "model", "--every", "200ex", "--once", "--json")
+    first = ctrbox(place, *words)
+    assert first.returncode == 0, first.stderr
+    found = json.loads(first.stdout)
+    assert found["learned"] + found["held"] == 600
+    assert "version 2: 200 examples, a patch of" in first.stderr
+    assert "next: ctrbox serve model" in first.stderr
+    again = ctrbox(place, *words)
+    assert json.loads(again.stdout)["learned"] == found["learned"]
+    assert "going on from checkpoint" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("bare.py", "--stream", "events", "--out", "new"),
+            "bare.py defines no `engine`; add: engine = cb.DeepFFM(plan.schema)",
+        ),
+        (("wrong.py", "--stream", "events", "--out", "new"), "wrong.py has a int as `engine`"),
+        (("job.py", "--stream", "nothing", "--out", "new"), "there is no folder nothing to read a stream from"),
+        (
+            ("job.py", "--stream", "data", "--out", "new", "--every", "soon"),
+            "every must be a span such as 30s, 5m or 2h, got 'soon'",
+        ),
+        (
+            ("job.py", "--stream", "data", "--out", "new", "--time", "tss"),
+            "no column 'tss' for the time of an event; nearest: 'ts'",
+        ),
+        (("job.py", "--stream", "nats://localhost", "--out", "new"), "expected nats://host:4222/STREAM"),
+    ],
+)
+def test_a_mistake_is_told_and_leaves_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["ctrbox"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises((CtrboxError, Mistake), match=re.escape(said)):
+        typer.main.get_command(app).main(["online", *words], prog_name="ctrbox", standalone_mode=False)
+    assert not (place / "new").exists()
+
+
+def test_what_is_said_holds_no_password() -> None:
+    said = "ctrbox online job.py --stream nats://me:secret@host:4222/ADS --out model"
+    assert SECRET.sub("://…@", said) == "ctrbox online job.py --stream nats://…@host:4222/ADS --out model"
+    assert SECRET.sub("://…@", "s3://bucket/events@home") == "s3://bucket/events@home"

@@ -1,0 +1,74 @@
+"""Run fuzz targets one after the other: ``python tools/fuzz.py BUILD --runs 1000000 [--only text,json]``.
+
+BUILD has the programs (cmake -DCTRBOX_FUZZ=ON); seeds come from tools/fuzz_seeds.py. A finding is left in BUILD/findings,
+its report is printed, and the exit status is 1. What a run learned stays in BUILD/corpus for the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+DONE = re.compile(r"#(\d+)\s+DONE\s+cov: (\d+) ft: (\d+) corp: (\d+)\S*.*")
+LONGEST = {"text": 256, "json": 1024, "batch": 512, "patch": 1024, "calls": 1024}
+LONGEST |= {"checkpoint": 20480, "checkpoint_forged": 20480, "strings": 512, "numbers": 256, "lists": 512}
+
+
+def run(build: Path, name: str, runs: int) -> dict[str, float | str]:
+    corpus, findings = build / "corpus" / name, build / "findings"
+    for folder in (corpus, findings):
+        folder.mkdir(parents=True, exist_ok=True)
+    seeds = build / "seeds" / name
+    longest = LONGEST.get(name, 16384)
+    command = [
+        str(build / f"fuzz_{name}"), f"-runs={runs}", "-seed=1", f"-max_len={longest}", "-len_control=20",
+        "-rss_limit_mb=2048", "-malloc_limit_mb=128", "-timeout=20", "-print_final_stats=1",
+        f"-artifact_prefix={findings}/{name}-", str(corpus), str(seeds),
+    ]  # fmt: skip
+    start = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    seconds = time.monotonic() - start
+    found = DONE.search(done.stderr)
+    if done.returncode or not found:
+        print(done.stderr[-3000:])
+        return {"target": name, "finding": 1, "seconds": round(seconds, 1)}
+    peak = re.search(r"peak_rss_mb:\s+(\d+)", done.stderr)
+    count = int(found[1])
+    facts: dict[str, float | str] = {"target": name, "finding": 0, "runs": count, "seconds": round(seconds, 1)}
+    facts |= {"runs_per_s": round(count / seconds), "edges": int(found[2]), "features": int(found[3])}
+    return facts | {"corpus": int(found[4]), "peak_mb": int(peak[1]) if peak else 0}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--runs", type=int, default=1_000_000)
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    names = sorted(p.name.removeprefix("fuzz_") for p in given.build.glob("fuzz_*") if p.is_file())
+    if given.only:
+        names = [name for name in given.only.split(",") if name in names]
+    if not names:
+        print(f"no target in {given.build}; build with -DCTRBOX_FUZZ=ON", file=sys.stderr)
+        return 2
+    findings = 0
+    print(f"{'target':24}{'runs':>10}{'s':>8}{'runs/s':>9}{'edges':>8}{'corpus':>8}{'MB':>7}", flush=True)
+    results = []
+    for name in names:
+        facts = run(given.build, name, given.runs)
+        results.append(facts)
+        findings += bool(facts["finding"])
+        shown = [facts.get(k, "-") for k in ("runs", "seconds", "runs_per_s", "edges", "corpus", "peak_mb")]
+        row = "".join(f"{value:>{width}}" for value, width in zip(shown, (10, 8, 9, 8, 8, 7), strict=True))
+        print(f"{name:24}{row}{'   FINDING' if facts['finding'] else ''}", flush=True)
+    print(json.dumps({"targets": results, "findings": findings}))
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

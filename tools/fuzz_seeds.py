@@ -1,0 +1,153 @@
+"""Seed corpora for native/fuzz, from our own writers: ``python tools/fuzz_seeds.py FOLDER`` makes a folder a target.
+
+Files are small: a fuzzer changes a short file more often in a place that matters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import ctrbox as cb
+from ctrbox import publish
+
+VW = [
+    b"1 2.5 'tag|user u1 |ad a7 b2:0.5\n-1 |user u2 |ad a7\n0 |user:2 u1:1e-3 |c x\n",
+    b"|user u1\n1 |ad a:+3 b:-0.0 c:1e40\nbad line\n1 1 0.5 |user x\n-1 |0 a |1 b\n\n \n1 |user :3\n",
+]
+LIBFFM = [b"1 0:a:1 1:b:0.5\n0 2:c:1\n-1 0::1\n1 0:a\n1 1:a:nan 0:b:1\n"]
+JSON = [
+    b'{"geo": {"city": "K\\u00f6ln", "x": [1, 2.5e3, -0]}, "a": [7, {"b": true}], "numbers": [1, 2.0, "x", null]}',
+    b'[{"a": "\\ud83d\\ude00"}, [], {}, false, "\\"", 1e400, -12.5E-3]',
+    b'{"a": 1, "a": [2, 3], "deep": {"deep": {"deep": 0}}, "x y": "z", "words": ["a", "b", "c\\n"]}',
+    b'$.a $.b[0] $[\'x y\'].c $[3]\n{"a": 1, "b": ["q"], "x y": {"c": 2}}',
+    b"-0.5e+7",
+    b'"text"',
+]
+
+
+def write(folder: Path, *seeds: bytes) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in seeds:
+        (folder / hashlib.sha1(seed, usedforsecurity=False).hexdigest()[:16]).write_bytes(seed)
+
+
+def engines(scratch: Path) -> list[cb.DeepFFM]:
+    text = scratch / "some.vw"
+    text.write_bytes(b"1 |user u1 |ad a7 b2:0.5\n-1 2.0 |user u2 |ad a7\n" * 3)
+    cache = cb.ExampleCache.parse(text, scratch / "some.ctrx")
+    found = [
+        cb.DeepFFM(cache, bits=6, k=2, hidden=(3,), context=("user",)),
+        cb.DeepFFM(cache, bits=5, k=1, hidden=(), lr=None),
+        cb.DeepFFM(cache, bits=4, ffm=None, hidden=(2, 2), norm=True, residual=False),
+    ]
+    for engine in found:
+        engine.learn(cache)
+    return found
+
+
+def caches(scratch: Path) -> list[bytes]:
+    out = []
+    for n, (text, form) in enumerate([(VW[0], "vw"), (VW[1], "vw"), (LIBFFM[0], "libffm")]):
+        (scratch / f"{n}.txt").write_bytes(text)
+        cb.ExampleCache.parse(scratch / f"{n}.txt", scratch / f"{n}.ctrx", format=form)
+        out.append((scratch / f"{n}.ctrx").read_bytes())
+    return out
+
+
+def tables(scratch: Path) -> list[bytes]:
+    out = []
+    made = [
+        cb.MemoryTable(dim=2, budget="64MB"),
+        cb.MemoryTable(dim=1, budget="64MB", linear=cb.FTRL(), counters=cb.Counters(decay=0.9)),
+        cb.MemoryTable(dim=1, budget="64MB", admission=cb.Admission(count=2, sketch=64)),
+    ]
+    for n, table in enumerate(made):
+        keys = np.arange(1, 9 * (n + 1), dtype=np.int64)
+        table.pull(keys)
+        table.save(scratch / f"{n}.table")
+        out.append((scratch / f"{n}.table").read_bytes())
+    return out
+
+
+def shard(key: int) -> int:
+    """core/shard.h"""
+    x = key
+    for _ in range(2):
+        x = (x ^ x >> 32) * 0xE9846AF9B1A615D % 2**64
+    return (x ^ x >> 28) >> 58
+
+
+def checkpoint(scratch: Path) -> bytes:
+    table = cb.SparseTable(scratch / "params", dim=2, ram="64MB", optimizer=cb.Adagrad(lr=0.1))
+    keys = np.array([k for k in range(1, 1_000) if shard(k) == 7], np.int64)  # one run: pages are 4 kB
+    table.pull(keys)
+    table.push(keys, np.ones((len(keys), 2), np.float32))
+    table.checkpoint()
+    del table
+    manifest = (scratch / "params" / "MANIFEST").read_bytes()
+    segment = next((scratch / "params" / "segments").glob("*.seg"))
+    if int(segment.stem) != 1:
+        raise RuntimeError(f"the first segment is {segment.name}; the target reads number 1")
+    return struct.pack("<I", len(manifest)) + manifest + segment.read_bytes()
+
+
+def published(scratch: Path) -> tuple[list[bytes], list[bytes]]:
+    """Weight files, and patches with the base before them."""
+    weights, patches = [], []
+    for n, engine in enumerate(engines(scratch)):
+        old, new, patch = scratch / f"{n}.old.fbw", scratch / f"{n}.new.fbw", scratch / f"{n}.patch"
+        publish.pack(engine, old, quantise=n != 1)
+        engine.learn(cb.ExampleText(scratch / "some.vw"))
+        publish.pack(engine, new, base=old, quantise=n != 1)
+        publish.diff(old, new, patch)
+        weights += [old.read_bytes(), new.read_bytes()]
+        patches.append(struct.pack("<I", old.stat().st_size) + old.read_bytes() + patch.read_bytes())
+    return weights, patches
+
+
+def rows(kinds: int) -> list[bytes]:
+    """Nothing knows what an operator's input means: some bytes for each kernel."""
+    shake = hashlib.shake_128(b"rows").digest(400)
+    text = b"Hello, W\xc3\xb6rld 2024-02-29T12:34:56.5Z 1.5e300 -9223372036854775808 \xff\xfe \xe4\xb8\xad"
+    return [struct.pack("<H", k) + bytes([3, k % 4]) + (shake if k % 2 else text * 3) for k in range(kinds)]
+
+
+def main(out: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        write(out / "text", *(b"\x10" + t for t in VW), *(b"\1" + t for t in LIBFFM), *(b"\2" + t for t in VW))
+        write(out / "json", *JSON)
+        models = []
+        for n, engine in enumerate(engines(scratch)):
+            engine.save(scratch / f"{n}.ffm")
+            models.append((scratch / f"{n}.ffm").read_bytes())
+        weights, patches = published(scratch)
+        files = {
+            "example_cache": caches(scratch),
+            "model_file": models,
+            "table_file": tables(scratch),
+            "checkpoint": [checkpoint(scratch)],
+            "weight_file": weights,
+            "patch_file": patches,
+        }
+        for target, seeds in files.items():
+            write(out / target, *seeds)
+            write(out / f"{target}_forged", *seeds)
+    streams = hashlib.shake_128(b"streams").digest(600)
+    write(out / "patch", *(bytes([how, word]) + streams for how in range(4) for word in range(3)))
+    write(out / "batch", *(bytes([4, 2, how, 2]) + streams[:200] for how in (0, 5, 21, 61, 255)))
+    write(out / "calls", *(bytes([how]) + streams[how:300] for how in range(8)))
+    for target in ("strings", "numbers", "lists"):
+        write(out / target, *rows(160))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))
