@@ -2,7 +2,7 @@
 
 Without threads the loop scores once it has read and refused what came, then for as long as that took: at twice the load it
 can bear a refusal takes 3 ms. Two threads answer a fifth more, and their refusals wait for the GIL, up to seconds
-(docs/tried.md 17). Threads are for models that compute for long in native code.
+(docs/tried.md 18). Threads are for models that compute for long in native code.
 
 A request that would have to wait behind ``most_waiting`` others, or longer than its deadline at the pace of the last answers, is
 refused at once; one whose deadline passes all the same is refused then. Under overload an answer comes quickly, whatever it is.
