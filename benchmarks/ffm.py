@@ -39,7 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "Deep FFM k=8": {"k": 8, "lr": 0.01, "hidden": (24, 24)},
 }
 THREADED = ("LR", "FFM k=4", "Deep FFM k=4")
-HIDDEN = 24
+WIDTHS = (24, 128)  # neurons of a hidden layer, for sparse updates
 PEERS = {"vw linear": "", "vw --nn 24": "--nn 24"}
 SLOW_PEERS = {"vw --lrqfa": f"--lrqfa {ffm_data.NAMES}4"}
 
@@ -108,7 +108,7 @@ def has_vw(python: str) -> bool:
     return subprocess.run([python, "-c", "import vowpalwabbit"], capture_output=True).returncode == 0
 
 
-def sparse_updates(train: ExampleCache, rows: int) -> list[tuple[int, float, float]]:
+def sparse_updates(train: ExampleCache, rows: int, width: int) -> list[tuple[int, float, float]]:
     """Hidden layers, examples a CPU second with all branches, with those that pass nothing skipped."""
     found = []
     blocks = []
@@ -119,7 +119,7 @@ def sparse_updates(train: ExampleCache, rows: int) -> list[tuple[int, float, flo
     for layers in range(1, 5):
         speeds, weights = [], []
         for sparse in (False, True):
-            model = DeepFFM(list(ffm_data.NAMES), bits=20, hidden=(HIDDEN,) * layers)
+            model = DeepFFM(list(ffm_data.NAMES), bits=20, hidden=(width,) * layers)
             clock = Clock()
             for block in blocks:
                 model.learn(block, sparse_updates=sparse)
@@ -182,19 +182,22 @@ def main() -> None:
             one |= {"two_threads": scale, "two_threads_work": work}
         report.table(["two threads", "learn/s", "faster", "CPU an example", "AUC"], lines)
 
-        print()
-        sparse = sparse_updates(train, rows // 10)
-        report.table(
-            ["hidden layers", "all branches/s", "sparse/s", "faster"],
-            [[str(n), f"{a:,.0f}", f"{b:,.0f}", f"{b / a:.2f}"] for n, a, b in sparse],
-        )
+        sparse: dict[str, float] = {}
+        for width in WIDTHS:
+            found_ = sparse_updates(train, rows // width, width)
+            print()
+            report.table(
+                [f"layers of {width}", "all branches/s", "sparse/s", "faster"],
+                [[str(n), f"{a:,.0f}", f"{b:,.0f}", f"{b / a:.2f}"] for n, a, b in found_],
+            )
+            sparse |= {f"{n} x {width}": b / a for n, a, b in found_}
         report.finish(
             speeds["Deep FFM k=4"]["learn"],
             peers,
             "examples learned/s",
             best_auc=best,
             models=speeds,
-            sparse_updates={str(n): b / a for n, a, b in sparse},
+            sparse_updates=sparse,
         )
 
 
