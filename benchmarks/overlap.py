@@ -100,8 +100,8 @@ def fresh(job: Any, threads: int, table: Any = None) -> Any:
     import torch
 
     import ctrbox as cb
+    from ctrbox.embed.dense_optimizer import dense_optimizer
     from ctrbox.train.learner import Learner
-    from ctrbox.train.trainer import dense_optimizer
 
     torch.manual_seed(0)
     model = cb.models.DeepFM(job.schema, dim=8, hidden=(64, 32))

@@ -51,6 +51,14 @@ HOME = {
     "Counters": "ctrbox.embed.life",
     "Admission": "ctrbox.embed.life",
     "Embedder": "ctrbox.embed.embedder",
+    "ModelServer": "ctrbox.embed.model_server",
+    "ImageEmbedding": "ctrbox.embed.submodels",
+    "TextEmbedding": "ctrbox.embed.submodels",
+    "VectorFile": "ctrbox.embed.vector_file",
+    "PreRank": "ctrbox.embed.prerank",
+    "export_vectors": "ctrbox.train.towers",
+    "write_vectors": "ctrbox.embed.vector_write",
+    "write_tokens": "ctrbox.embed.vector_write",
     "DeepFFM": "ctrbox.online.deep_ffm",
     "Rate": "ctrbox.online.deep_ffm",
     "search": "ctrbox.online.search",
@@ -91,13 +99,20 @@ if TYPE_CHECKING:
     from ctrbox.embed.life import Admission as Admission
     from ctrbox.embed.life import Counters as Counters
     from ctrbox.embed.memory import MemoryTable as MemoryTable
+    from ctrbox.embed.model_server import ModelServer as ModelServer
     from ctrbox.embed.optimizers import FTRL as FTRL
     from ctrbox.embed.optimizers import SGD as SGD
     from ctrbox.embed.optimizers import Adagrad as Adagrad
     from ctrbox.embed.optimizers import Adam as Adam
     from ctrbox.embed.optimizers import RowwiseAdagrad as RowwiseAdagrad
+    from ctrbox.embed.prerank import PreRank as PreRank
     from ctrbox.embed.repair import repair as repair
     from ctrbox.embed.sparse import SparseTable as SparseTable
+    from ctrbox.embed.submodels import ImageEmbedding as ImageEmbedding
+    from ctrbox.embed.submodels import TextEmbedding as TextEmbedding
+    from ctrbox.embed.vector_file import VectorFile as VectorFile
+    from ctrbox.embed.vector_write import write_tokens as write_tokens
+    from ctrbox.embed.vector_write import write_vectors as write_vectors
     from ctrbox.engines.plan import Plan as Plan
     from ctrbox.engines.plan import Position as Position
     from ctrbox.engines.plan import compile as compile
@@ -137,6 +152,7 @@ if TYPE_CHECKING:
     from ctrbox.train.schedule import Cosine as Cosine
     from ctrbox.train.schedule import Decay as Decay
     from ctrbox.train.schedule import Warmup as Warmup
+    from ctrbox.train.towers import export_vectors as export_vectors
     from ctrbox.train.trainer import Trainer as Trainer
     from ctrbox.train.trial import trial as trial
     from ctrbox.views.view import View as View

@@ -171,11 +171,12 @@ def datasets_adlog(
     rows: Annotated[int, typer.Option(min=1, help="Impressions.")] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same log.")] = 0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets one folder per view.")] = Path("data"),
+    images: Annotated[int, typer.Option(min=0, help="Numbers of an image, such as 4096; 0: ads have none.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Generate the synthetic ad log: impressions, users, ads, basic features."""
+    """Generate the synthetic ad log: impressions, users, ads, basic features, and images where asked for."""
     started = time.perf_counter()
-    generate(rows, seed, out)
+    generate(rows, seed, out, images)
     seconds = time.perf_counter() - started
     if as_json:
         say_json(rows=rows, seed=seed, out=str(out), seconds=seconds)

@@ -28,10 +28,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("DCNv2", {"rank": 3, "experts": 1, "structure": "stacked"}),
     ("DIN", {"softmax": True, "activation": "prelu", "attention": [8, 4]}),
     ("DIN", {"pooling": {"query": "max"}, "fields": ["history", "ad", "query"]}),
+    ("DICM", {"base": "lr"}),
+    ("DICM", {"base": "din"}),
+    ("TwoTower", {"user": ["user", "history"], "ad": ["ad", "query"], "hidden": [], "pooling": "sum"}),
     ("JointTowers", {"embedding": "layer"}),
     ("JointTowers", {"dims": {"user": 7}, "hidden": [6, 5, 4]}),
 ]
-NEEDS_FIELDS = ("FM", "PNN", "DeepFM", "XDeepFM", "DIN")
+NEEDS_FIELDS = ("FM", "PNN", "DeepFM", "XDeepFM", "DIN", "TwoTower")
 
 
 def named(value: object) -> str:
@@ -168,7 +171,7 @@ def test_models_that_multiply_vectors_refuse_unequal_dims(name: str) -> None:
         made(name, schema(), dim=0)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "DIN"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("DIN", "TwoTower")])
 def test_a_sequence_that_nobody_would_read_is_refused(name: str) -> None:
     with pytest.raises(PlanError, match=f"{name} reads no sequences; field 'query'"):
         made(name, schema(), pooling={"query": "none"})

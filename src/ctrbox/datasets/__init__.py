@@ -7,12 +7,14 @@ key="row")` needs nothing from here, and a path of an `AdLog` is a folder of Par
 from ctrbox.datasets.bundled import ClickSet, criteo_attribution, criteo_sample, frappe, open_bandit
 from ctrbox.datasets.delimited import avazu, criteo
 from ctrbox.datasets.lines import TextLog
+from ctrbox.datasets.movielens import MovieLens, movielens
 from ctrbox.datasets.synthetic import AdLog, adlog
 from ctrbox.datasets.tokens import libffm, vw
 
 __all__ = [
     "AdLog",
     "ClickSet",
+    "MovieLens",
     "TextLog",
     "adlog",
     "avazu",
@@ -21,6 +23,7 @@ __all__ = [
     "criteo_sample",
     "frappe",
     "libffm",
+    "movielens",
     "open_bandit",
     "vw",
 ]

@@ -5,6 +5,7 @@
     out/basic/*.parquet     15 features by instance_id, same order, 0.5 % of the instances absent
     out/truth/*.parquet     instance_id, p_click
     out/users/*.parquet, out/ads/*.parquet   the dimension views, one row a key
+    out/images, out/behaviours   where images are asked for (visual_views.py)
 
 Blocks are drawn independently from (seed, block) and written by a few threads, so memory does not grow with
 the log and the values do not depend on the number of threads. The folder is written aside and renamed when
@@ -28,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctrbox.datasets import text
+from ctrbox.datasets import text, visual_views
 from ctrbox.datasets.words import CATEGORIES, COUNTRIES, TOPICS, vocabulary
 from ctrbox.datasets.world import DEVICES, Draw, Mask, World, ad_id, stream, user_id
 from ctrbox.errors import DataError, WriteError
@@ -108,6 +109,7 @@ class AdLog:
     best_auc: float
     logloss: float
     base_rate: float
+    image_width: int = 0
 
     @property
     def impressions(self) -> Path:
@@ -129,6 +131,14 @@ class AdLog:
     def truth(self) -> Path:
         return self.path / "truth"
 
+    @property
+    def images(self) -> Path:
+        return self.path / "images"
+
+    @property
+    def behaviours(self) -> Path:
+        return self.path / "behaviours"
+
 
 def adlog(
     rows: int,
@@ -138,15 +148,25 @@ def adlog(
     users: int | None = None,
     ads: int | None = None,
     days: int = 7,
+    images: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> AdLog:
     """Write an ad log of `rows` impressions to the folder `out`, or reuse the one that is there.
 
     The same arguments give the same values. `users` defaults to a tenth of the rows (at most 2 million),
     `ads` to a fortieth (at most 200,000). `progress(done, rows)` is called as blocks are written, from the
-    calling thread. A folder that holds another ad log is replaced; one that holds anything else is refused.
+    calling thread. With `images`, the numbers of an image (4,096 as in the paper), ads have images and users
+    a visual taste that decides clicks; `images` and `behaviours` are views besides, and users has `behaviour`
+    and `all_clicks`. A folder that holds another ad log is replaced; one that holds anything else is refused.
     """
-    for name, given in (("rows", rows), ("seed", seed), ("days", days), ("users", users), ("ads", ads)):
+    for name, given in (
+        ("rows", rows),
+        ("seed", seed),
+        ("days", days),
+        ("images", images),
+        ("users", users),
+        ("ads", ads),
+    ):
         if not isinstance(given, int) and not (given is None and name in ("users", "ads")):
             raise DataError(f"adlog needs {name} as an int, got {given!r}")
     if not isinstance(out, (str, os.PathLike)):
@@ -157,6 +177,8 @@ def adlog(
         raise DataError(f"adlog needs at least 1 day, got days={days}")
     if seed < 0:
         raise DataError(f"adlog needs a seed of 0 or more, got seed={seed}")
+    if not 0 <= images <= 1 << 16:
+        raise DataError(f"adlog needs images of 0 to 65,536 numbers, got images={images}")
     user_count = min(max(rows // 10, 20), 2_000_000) if users is None else users
     ad_count = min(max(rows // 40, 20), 200_000) if ads is None else ads
     if user_count < 1 or ad_count < 1:
@@ -170,9 +192,10 @@ def adlog(
         "users": user_count,
         "ads": ad_count,
         "days": days,
+        "images": images,
     }
     found = _manifest(target)
-    if found is not None and all(found.get(k) == v for k, v in asked.items()):
+    if found is not None and all(found.get(k, 0) == v for k, v in asked.items()):
         return _load(target, found)
     if found is None and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DataError(f"{target} exists and holds no ad log; choose another folder or empty this one")
@@ -180,9 +203,9 @@ def adlog(
     aside = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.part"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for view in _VIEWS:
+        for view in (*_VIEWS, *(("images", "behaviours") if images else ())):
             (aside / view).mkdir(parents=True)
-        scores = _write(aside, rows, seed, user_count, ad_count, days, progress)
+        scores = _write(aside, rows, seed, user_count, ad_count, days, images, progress)
         manifest = asked | scores
         (aside / "adlog.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         _swap(aside, target)
@@ -214,6 +237,7 @@ def _load(folder: Path, manifest: dict[str, Any]) -> AdLog:
         best_auc=manifest["best_auc"],
         logloss=manifest["logloss"],
         base_rate=manifest["base_rate"],
+        image_width=manifest.get("images", 0),
     )
 
 
@@ -270,9 +294,10 @@ def _write(
     users: int,
     ads: int,
     days: int,
+    images: int,
     progress: Callable[[int, int], None] | None,
 ) -> dict[str, float]:
-    world = World.make(seed, users, ads, days, queries=min(max(rows // 20, 2_000), 100_000))
+    world = World.make(seed, users, ads, days, min(max(rows // 20, 2_000), 100_000), images)
     known = text.sentences(stream(seed, 6), world.queries.words)
     blocks = range(0, rows, BLOCK)
     done = 0
@@ -280,6 +305,9 @@ def _write(
     # A block in flight takes about 0.2 GB, so the number of threads bounds the memory.
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         dimensions = [pool.submit(_write_users, folder, world), pool.submit(_write_ads, folder, world)]
+        if world.visual is not None:
+            shown = (folder / "images", world, world.visual, _save)
+            dimensions.append(pool.submit(visual_views.write_images, *shown))
         futures = [pool.submit(_write_block, folder, world, known, first, rows) for first in blocks]
         try:
             for future, first in zip(futures, blocks, strict=True):
@@ -411,6 +439,10 @@ def _write_users(folder: Path, world: World) -> None:
         ],
         schema=USERS,
     )
+    if world.visual is not None:
+        told = visual_views.write_behaviours(folder / "behaviours", world, world.visual, _save)
+        for name, column in zip(visual_views.COLUMNS, told, strict=True):
+            table = table.append_column(pa.field(name, pa.string(), nullable=False), column)
     order = pa.array(rng.permutation(n))
     _save(folder / "users" / _part(0), table.take(order), ["gender", "country", "segment"])
 

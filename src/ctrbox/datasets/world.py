@@ -12,6 +12,7 @@ The log odds of a click are a sum of effects, each a function of columns that th
     user                                  age and segment, and a small part of user_id alone
     ad                                    advertiser, campaign, a small part of ad_id alone; wears out by age
     day                                   the base rate moves; which ads are popular moves too
+    image                                 where the log has images: style against the user's visual taste (visual.py)
 
 Ids carry little that no other column shows, so a user seen once is not a coin toss and a model of a million
 rows can come within 0.01 of the best AUC. A user or ad that its view does not hold is *neutral*: the last
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ctrbox.datasets.visual import Visual
 from ctrbox.datasets.words import (
     BRANDS_PER_TOPIC,
     CATEGORIES,
@@ -165,14 +167,16 @@ class World:
     users: Users
     ads: Ads
     queries: Queries
+    visual: Visual | None = None
     bias: float = 0.0
     _cdf: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
 
     @staticmethod
-    def make(seed: int, users: int, ads: int, days: int, queries: int) -> World:
+    def make(seed: int, users: int, ads: int, days: int, queries: int, images: int = 0) -> World:
         adverts = _make_ads(stream(seed, 1), ads, days)
         people = _make_users(stream(seed, 2), users)
-        world = World(seed, days, people, adverts, _make_queries(stream(seed, 3), queries))
+        visual = Visual.make(seed, users, adverts.advertiser, images) if images else None
+        world = World(seed, days, people, adverts, _make_queries(stream(seed, 3), queries), visual)
         for day in range(-1, days):
             world._cdf[day] = world._popularity(day)
         pilot = world.draw(stream(seed, 4), 0, 40_000, 40_000).logit
@@ -301,6 +305,8 @@ class World:
             + np.where(arm == 3, 0.2, 0.0)
             + 0.18 * np.sin(2 * np.pi * day / 5)
         )
+        if self.visual is not None:
+            logit += self.visual.odds(self, user, ad)
         return Draw(
             ts_us, day, user, shown_user, ad, shown_ad, query, words, no_query, country, device, position,
             depth, arm, broken, overlap, affinity, logit,

@@ -14,12 +14,20 @@ from torch import nn
 
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError, nearest
+from ctrbox.models.aggregators import (
+    AttentivePooling,
+    Concatenation,
+    MaxPooling,
+    MultiQueryAttentivePooling,
+    SumPooling,
+)
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.cin import CIN
 from ctrbox.models.dcnv2 import DCNv2
 from ctrbox.models.deep_crossing import DeepCrossing
 from ctrbox.models.deepfm import DeepFM
 from ctrbox.models.dense import DenseInput, FirstOrder
+from ctrbox.models.dicm import DICM
 from ctrbox.models.din import DIN
 from ctrbox.models.embedding_mlp import EmbeddingMLP
 from ctrbox.models.fm import FM
@@ -29,6 +37,7 @@ from ctrbox.models.lr import LR
 from ctrbox.models.mlp import MLP, Dice
 from ctrbox.models.pnn import PNN
 from ctrbox.models.products import CrossMixture, CrossNetwork, InnerProducts, OuterProducts, PairSum
+from ctrbox.models.two_tower import TwoTower
 from ctrbox.models.wide_deep import WideDeep
 from ctrbox.models.xdeepfm import XDeepFM
 from ctrbox.models.youtube_dnn import YouTubeDNN
@@ -46,6 +55,8 @@ MODELS: dict[str, type[nn.Module]] = {
     "DCNv2": DCNv2,
     "DIN": DIN,
     "JointTowers": JointTowers,
+    "DICM": DICM,
+    "TwoTower": TwoTower,
 }
 
 
@@ -65,12 +76,15 @@ def build(name: str, schema: Schema, config: Mapping[str, Any] | None = None) ->
 
 __all__ = [
     "CIN",
+    "DICM",
     "DIN",
     "FM",
     "LR",
     "MLP",
     "MODELS",
     "PNN",
+    "AttentivePooling",
+    "Concatenation",
     "CrossMixture",
     "CrossNetwork",
     "DCNv2",
@@ -84,10 +98,14 @@ __all__ = [
     "Inputs",
     "JointTowers",
     "LocalActivation",
+    "MaxPooling",
+    "MultiQueryAttentivePooling",
     "OuterProducts",
     "PairSum",
     "Pooled",
     "Reads",
+    "SumPooling",
+    "TwoTower",
     "WideDeep",
     "XDeepFM",
     "YouTubeDNN",

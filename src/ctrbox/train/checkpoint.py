@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
+from ctrbox.embed.dense_optimizer import optimizer_state, restore_optimizer
 from ctrbox.embed.embedder import Embedder
 from ctrbox.engines.aside import remove, written_aside
 from ctrbox.errors import CtrboxError, DataError
@@ -48,7 +49,7 @@ def write_weights(
         (aside / "dense.safetensors").write_bytes(
             save({k: v.cpu().contiguous() for k, v in model.state_dict().items()})
         )
-        kept, plain = _optimizer_state(optimizer)
+        kept, plain = optimizer_state(optimizer)
         if random:
             kept["random"] = torch.get_rng_state()
             gpu = _gpu_of(model)
@@ -92,7 +93,7 @@ def read_weights(
     kept = _tensors(place / "optimizer.safetensors") if "optimizer.safetensors" in state["files"] else {}
     random, random_gpu = kept.pop("random", None), kept.pop("random_gpu", None)
     if optimizer is not None:
-        _restore_optimizer(optimizer, kept, state.get("optimizer") or {}, place)
+        restore_optimizer(optimizer, kept, state.get("optimizer") or {}, place)
     if random is not None:
         torch.set_rng_state(random)
     gpu = _gpu_of(model)
@@ -201,33 +202,3 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
         return found
     except SafetensorError as error:
         raise DataError(f"{path} is damaged: {error}") from error
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors by "parameter.name", and plain values by the same names."""
-    tensors: dict[str, torch.Tensor] = {}
-    plain: dict[str, Any] = {}
-    if optimizer is not None:
-        for number, state in optimizer.state_dict()["state"].items():
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"{number}.{name}"] = value.cpu().contiguous()
-                else:
-                    plain[f"{number}.{name}"] = value
-    return tensors, plain
-
-
-def _restore_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any], place: Path
-) -> None:
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in [*tensors.items(), *plain.items()]:
-        number, _, what = name.partition(".")
-        if not number.isdigit() or not what:
-            raise DataError(f"{place} holds an optimizer state named {name!r}; expected one such as '0.exp_avg'")
-        state.setdefault(int(number), {})[what] = value
-    whole = optimizer.state_dict()
-    sizes = [len(g["params"]) for g in whole["param_groups"]]
-    if state and max(state) >= sum(sizes):
-        raise DataError(f"{place} holds the state of an optimizer of more weights than this model has")
-    optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})

@@ -4,8 +4,8 @@
     learn    pull → pool → model → loss → backward → push, dense step
     score    pull (creating nothing) → pool → model → logits
 
-The dense weights see the mean loss of the batch. The tables see the gradient of the summed loss: a key met once in a
-batch moves as far in a batch of 100 rows as in one of 65,536.
+The dense weights, and the sub-model of a Model Server, see the mean loss of the batch. The tables see the gradient of the summed
+loss: a key met once in a batch moves as far in a batch of 100 rows as in one of 65,536.
 
 On a GPU ``look`` sends the batch and leaves unique keys to the tables there. A step is launched, not waited for: its loss,
 and a gradient that is not finite, are heard of a step or two later, or by ``settle``, which comes before every checkpoint and
@@ -168,8 +168,9 @@ class Learner:
         device: torch.device = CPU,
         bf16: bool = False,
         rows: int | None = None,
+        adaptive_l2: float = 0.0,
     ) -> None:
-        """``rows``: of the usual batch."""
+        """``rows``: of the usual batch. ``adaptive_l2``: see `Settings`."""
         self.model = model.to(device) if device.type == "cuda" else model
         self.reads = reads_of(model)
         self.schema = schema
@@ -189,6 +190,9 @@ class Learner:
         self.threads = threads
         self.clip = clip
         self.begun = False
+        self.adaptive_l2 = adaptive_l2
+        if adaptive_l2:
+            check_counting(self.embedders)
         self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not thinned out
 
     @property
@@ -328,6 +332,14 @@ class Learner:
             raise self._culprit(looked, self._pull(looked, train=False), float(logits[bad[0]]))
         return logits + np.float32(self.shift) if self.shift else logits
 
+    def answers(self, batch: Batch, of: Callable[[Inputs], torch.Tensor]) -> Floats:
+        """What ``of`` makes of a batch as the model sees it, such as the vectors of a tower; creates no rows."""
+        looked = self.look(batch, prefetch=False)
+        self.model.eval()
+        with torch.inference_mode(), self._fitting(looked):
+            found: Floats = of(self.inputs(looked, self._pull(looked, train=False))).cpu().numpy()
+        return found
+
     def predict(self, batch: Batch) -> Floats:
         """Probabilities of a click, one a row."""
         logits = self.score(self.look(batch, prefetch=False))
@@ -437,11 +449,15 @@ class Learner:
                 self.unsettled = looked
                 continue
             gradients = rows.grad.cpu().numpy()
-            gradients *= np.float32(looked.batch.rows)
+            if getattr(source.embedder, "summed", True):
+                gradients *= np.float32(looked.batch.rows)
             try:
                 if isinstance(source.embedder, Table) and source.embedder.takes_shows:
                     assert isinstance(lookup, Lookup)
                     shows, clicks = lookup.shown(np.asarray(looked.batch.label, np.float32))
+                    if self.adaptive_l2:
+                        met = source.embedder.counts(lookup.keys)[0] + shows
+                        gradients += np.float32(self.adaptive_l2) * rows.detach().cpu().numpy() / met[:, None]
                     source.embedder.push(lookup.keys, gradients, shows=shows, clicks=clicks)
                 else:
                     source.embedder.push(lookup.keys, gradients)
@@ -514,6 +530,16 @@ class Learner:
         largest[np.isnan(largest)] = np.inf
         worst = int(largest.argmax())
         return float(largest[worst]), _field_of(lookup, source, worst), int(lookup.keys[worst])
+
+
+def check_counting(embedders: Sequence[Embedder]) -> None:
+    """Adaptive regularisation divides by how often a key was met."""
+    for one in embedders:
+        if getattr(one, "summed", True) and not (isinstance(one, Table) and one.counters is not None):
+            raise PlanError(
+                f"adaptive_l2 needs tables that count their keys, and this {type(one).__name__} does not; make it with "
+                "counters=cb.Counters()"
+            )
 
 
 def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

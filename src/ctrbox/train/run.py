@@ -14,6 +14,8 @@ from ctrbox import models
 from ctrbox.columns.batch import Batch
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.memory import MemoryTable
+from ctrbox.embed.model_server import ModelServer
+from ctrbox.embed.server_file import is_server
 from ctrbox.embed.sparse import SparseTable
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError
@@ -143,10 +145,12 @@ class Run:
         views: dict[str, Any] | None = None,
         allow_operators: bool = False,
         ram: int | str | None = None,
+        servers: Mapping[str, ModelServer] | None = None,
     ) -> Run:
         """Bring a finished run back. ``model``: an untrained one of your own class; those of ``cb.models`` are built.
         ``views`` and ``allow_operators``: as for ``cb.Plan.load``. ``ram``: memory for all its Sparse Tables, which are opened
-        to read only; 2 GB each unless given."""
+        to read only; 2 GB each unless given. ``servers``: its Model Servers by field, whose weights come from the folder and
+        whose data does not."""
         place = Path(folder)
         if not place.is_dir():
             raise SourceError(f"there is no run folder {place}")
@@ -173,7 +177,7 @@ class Run:
                 raise DataError(
                     f"{place / 'model'} is damaged: {name} cannot be built from its config: {error}"
                 ) from None
-        learner = Learner(model, schema, _tables(place, state, ram), threads=plan.threads)
+        learner = Learner(model, schema, _tables(place, state, ram, servers or {}), threads=plan.threads)
         read_dense(place / "model", model)
         shift = state.get("shift")
         if not isinstance(shift, int | float) or not -50 < shift <= 0:
@@ -182,7 +186,9 @@ class Run:
         return Run(plan, learner, read_sealed(place / "summary.json", "finished run"), place)
 
 
-def _tables(place: Path, state: Mapping[str, Any], ram: int | str | None) -> dict[str, Embedder]:
+def _tables(
+    place: Path, state: Mapping[str, Any], ram: int | str | None, servers: Mapping[str, ModelServer]
+) -> dict[str, Embedder]:
     by_field: dict[str, Embedder] = {}
     folders = sum(p.is_dir() for p in (place / "model").glob("table-*.ctrtable"))
     if ram is not None and not folders:
@@ -192,7 +198,18 @@ def _tables(place: Path, state: Mapping[str, Any], ram: int | str | None) -> dic
         for k, fields in enumerate(state["tables"]):
             file = place / "model" / f"table-{k}.ctrtable"
             table: Embedder
-            if file.is_dir():
+            given = {id(servers[name]): servers[name] for name in fields if name in servers}
+            if is_server(file):
+                if len(given) != 1:
+                    raise PlanError(
+                        f"{place} computes the vectors of {', '.join(map(repr, fields))} with a Model Server; give one, with its "
+                        f"data: cb.Run.load(…, servers={{{fields[0]!r}: cb.ModelServer(…)}})"
+                    )
+                table = given.popitem()[1]
+                table.restore(file, optimizer=False)
+            elif given:
+                raise PlanError(f"{place} has a table for {fields[0]!r}; leave it out of servers")
+            elif file.is_dir():
                 table = SparseTable.load(file, read_only=True, **share)
             else:
                 table = MemoryTable.load(file, budget=max(BUDGET, 4 * file.stat().st_size))

@@ -44,6 +44,7 @@ class Settings:
     clip: float | None = None
     seed: int = 0
     schedule: Schedule = Constant()  # noqa: RUF009 - frozen
+    adaptive_l2: float = 0.0  # a key's gradient += this · its row / how often it was met: rare keys are held most
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
@@ -58,6 +59,8 @@ class Settings:
         _share("negatives", self.negatives, 1e-6, 1.0)
         if self.clip is not None and not (isinstance(self.clip, int | float) and 0 < self.clip < float("inf")):
             raise PlanError(f"clip must be a number above 0, got {self.clip!r}")
+        if not isinstance(self.adaptive_l2, int | float) or not 0 <= self.adaptive_l2 <= 1e6:
+            raise PlanError(f"adaptive_l2 must be a number from 0 to 1,000,000, got {self.adaptive_l2!r}")
         if self.monitor not in MONITORS:
             raise PlanError(
                 f"monitor must be one of {', '.join(MONITORS)}, got {self.monitor!r}{nearest(str(self.monitor), MONITORS)}"
@@ -164,7 +167,8 @@ def _data(plan: Plan) -> list[list[str]]:
 
 
 def _table(table: Embedder) -> str:
-    shown = [f"{n}={getattr(table, n)!r}" for n in ("row", "optimizer", "linear", "init", "seed") if hasattr(table, n)]
+    names = ("row", "optimizer", "linear", "init", "seed", "identity")
+    shown = [f"{n}={described(getattr(table, n))}" for n in names if hasattr(table, n)]
     return f"{type(table).__name__}({', '.join(shown)})"
 
 

@@ -12,18 +12,19 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch
+from ctrbox.embed.dense_optimizer import DenseOptimizer, dense_optimizer
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu_batch import facts
-from ctrbox.embed.optimizers import SGD, Adagrad, Adam
+from ctrbox.embed.optimizers import Adam
 from ctrbox.engines.plan import Plan, Position, whole
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError, nearest
 from ctrbox.train.checkpoint import read_state, read_weights, write_weights
@@ -38,8 +39,8 @@ from ctrbox.train.run import Run
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.settings import DEVICES, Settings, described, device_for, identity, settings_of, with_batch_size
 from ctrbox.train.summary import Look, judge, summarize
+from ctrbox.train.warm_up import WarmUp
 
-DenseOptimizer: TypeAlias = SGD | Adagrad | Adam | Callable[[Any], torch.optim.Optimizer]
 REPORT_SECONDS = 1.0  # of training loss into metrics.jsonl, at most this often
 
 
@@ -130,6 +131,8 @@ class Trainer:
         explain: bool | None = None,
         best_auc: float | None = None,
         progress: bool | Watcher = False,
+        warm_up: str = "none",
+        warm_from: Run | str | Path | None = None,
         **settings: Any,
     ) -> Run:
         """Train, evaluate, and keep everything in the run folder ``out``.
@@ -137,13 +140,15 @@ class Trainer:
         ``valid``: share of the log, its newest rows, or another plan of the same features. ``resume``: go on where an
         unfinished run in ``out`` stopped. ``overlap=False``: one stage after the other, same weights. ``time`` and ``by``:
         expressions by which the evaluation is cut into windows and slices. ``explain``: look for the worst slices and for
-        what each feature is worth; where there is a run folder, unless told. Other settings: see
+        what each feature is worth; where there is a run folder, unless told. ``warm_up``: begin with the weights of the run
+        ``warm_from``, "full" with all, "partial" without the embeddings of ids. Other settings: see
         ``ctrbox.train.settings.Settings`` (batch_size, epochs, limit, shuffle, negatives, patience, monitor,
-        evaluate_every, clip, seed, schedule).
+        evaluate_every, clip, seed, schedule, adaptive_l2).
         """
         check_arguments(out, ahead, checkpoint_seconds, checkpoint_steps, progress)
         if not isinstance(plan, Plan):
             raise PlanError(f"fit needs a plan, as cb.compile gives it, got {type(plan).__name__}")
+        warm = WarmUp(warm_up, warm_from)
         share = 0.0 if isinstance(valid, Plan) else valid
         chosen = settings_of({**settings, "valid": share})
         split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
@@ -159,6 +164,7 @@ class Trainer:
             steps=checkpoint_steps,
             look=look,
             best_auc=best_auc,
+            warm=warm,
         )
 
 
@@ -185,6 +191,7 @@ class _Fit:
             device=device_for(trainer.device, trainer.embedder, plan),
             bf16=trainer.bf16,
             rows=self.batch_size,
+            adaptive_l2=settings.adaptive_l2,
         )
         self.optimizer = described(trainer.optimizer)
         self.state = State()
@@ -208,16 +215,20 @@ class _Fit:
         steps: int | None,
         look: Look | None,
         best_auc: float | None,
+        warm: WarmUp,
     ) -> Run:
         try:
+            warm.check(self.learner)
             if out is not None:
                 mine = identity(self.plan, self.split.other, self.learner.model, self.learner.embedders, self.settings)
                 mine["optimizer"] = self.optimizer
+                mine["warm up"] = warm.identity()
                 mine["device"] = self.learner.device.type + (", bf16" if self.learner.bf16 else "")
                 self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
                 self._go_on(self.folder)
             if self.state.step == 0:
                 warn_of_rows(self.learner.embedders)
+                warm.apply(self.learner)
             self._train(seconds, steps)
             clocks, before = list(self.clocks.values()), self.before
             summary = summarize(self.learner, self.plan, self.settings, self.state, clocks, self.passes, before)
@@ -490,29 +501,3 @@ def check_arguments(out: Any, ahead: Any, seconds: Any, steps: Any, progress: An
         hasattr(progress, name) for name in ("see", "evaluated", "resumed", "end")
     ):
         raise PlanError(f"progress must be True, False or a Watcher (see, evaluated, resumed, end), got {progress!r}")
-
-
-def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimizer]:
-    """torch's optimizer of the same name and settings."""
-    match given:
-        case SGD():
-            return lambda weights: torch.optim.SGD(weights, lr=given.lr)
-        case Adagrad():
-            return lambda weights: torch.optim.Adagrad(
-                weights, lr=given.lr, eps=given.eps, initial_accumulator_value=given.initial
-            )
-        case Adam():
-            return lambda weights: torch.optim.Adam(
-                weights, lr=given.lr, betas=(given.beta1, given.beta2), eps=given.eps, foreach=True
-            )
-    if not callable(given) or isinstance(given, type):
-        shown = given.__name__ if isinstance(given, type) else repr(given)
-        raise PlanError(f"optimizer must be cb.Adam(…), cb.Adagrad(…), cb.SGD(…) or a function, got {shown}")
-
-    def made(weights: Any) -> torch.optim.Optimizer:
-        found = given(weights)
-        if not isinstance(found, torch.optim.Optimizer):
-            raise PlanError(f"the optimizer function gave a {type(found).__name__}; expected a torch optimizer")
-        return found
-
-    return made

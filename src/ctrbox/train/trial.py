@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.embed.dense_optimizer import DenseOptimizer, dense_optimizer
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.optimizers import Adagrad, Adam
@@ -46,7 +47,6 @@ from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.settings import Settings, with_batch_size
-from ctrbox.train.trainer import DenseOptimizer, dense_optimizer
 from ctrbox.train.verdict import Candidate, Cost, Trial
 
 __all__ = ["Candidate", "Cost", "Trial", "trial"]

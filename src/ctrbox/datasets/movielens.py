@@ -1,0 +1,199 @@
+"""MovieLens: ratings, users and movies as GroupLens ships them, and a click log of them.
+
+ml = cb.datasets.movielens("ml-1m", vectors="posters.parquet")     # ratings.dat, users.dat, movies.dat, or *.parquet
+log = ml.log(liked=4.0, history=20)                                # a click is a rating of 4 or more
+
+    ratings.dat   UserID::MovieID::Rating::Timestamp
+    users.dat     UserID::Gender::Age::Occupation::Zip-code        may be absent: only the set of a million has it
+    movies.dat    MovieID::Title::Genres                           Latin-1 or UTF-8; genres "A|B"
+
+Parquet files have the columns named below. ``vectors``: Parquet with ``movie_id`` and ``vector``, a list of floats, for a Model
+Server. Everything is read into memory: the set of a million ratings takes 0.1 GB.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from ctrbox.errors import DataError, SourceError, nearest
+
+RATINGS = pa.schema(
+    [("user_id", pa.int64()), ("movie_id", pa.int64()), ("rating", pa.float32()), ("timestamp", pa.int64())]
+)
+USERS = pa.schema(
+    [
+        ("user_id", pa.int64()),
+        ("gender", pa.string()),
+        ("age", pa.int32()),
+        ("occupation", pa.int32()),
+        ("zip_code", pa.string()),
+    ]
+)
+MOVIES = pa.schema([("movie_id", pa.int64()), ("title", pa.string()), ("genres", pa.string())])
+BETWEEN = b"\x1f"  # in place of "::", which Arrow's parser does not know; no file has it
+YEARS = (0, 4_102_444_800)  # seconds: 1970 to 2100
+
+
+@dataclass(frozen=True)
+class MovieLens:
+    """The views as Arrow tables; ``vectors`` is the path of the item vectors, if there are any."""
+
+    ratings: pa.Table
+    users: pa.Table | None
+    movies: pa.Table
+    vectors: Path | None = None
+
+    def log(self, liked: float = 4.0, history: int = 20) -> pa.Table:
+        """Ratings by time: row, user_id, movie_id, rating, ts, clicked, and history, what its user liked before.
+
+        ``history``: the most movies of it, newest last. Ratings of the same second do not know of each other.
+        """
+        if not isinstance(history, int) or isinstance(history, bool) or not 0 <= history <= 10_000:
+            raise DataError(f"history must be a whole number from 0 to 10,000, got {history!r}")
+        user, movie, rating, at = (self.ratings[name].to_numpy() for name in RATINGS.names)
+        clicked = rating >= np.float32(liked)
+        order = np.lexsort((np.arange(len(user)), at, user))
+        user_, at_, good = user[order], at[order], clicked[order]
+        # Of all that was liked, user by user and by time: how much stands before each rating, and where its user begins.
+        liked_movies = movie[order][good]
+        before = np.cumsum(good) - good
+        first_of_user = np.searchsorted(user_, user_, side="left")
+        same = np.r_[True, (user_[1:] != user_[:-1]) | (at_[1:] != at_[:-1])] if len(user_) else np.zeros(0, np.bool_)
+        starts = np.flatnonzero(same)[np.cumsum(same) - 1] if len(user_) else np.zeros(0, np.int64)
+        stop = before[starts]
+        start = np.maximum(before[first_of_user], stop - history)
+        found_start, found_stop = np.empty_like(start), np.empty_like(stop)
+        found_start[order], found_stop[order] = start, stop
+        by_time = np.lexsort((np.arange(len(user)), at))
+        begin, lengths = found_start[by_time], (found_stop - found_start)[by_time]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        taken = np.repeat(begin - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return pa.table(
+            {
+                "row": pa.array(np.arange(len(user))),
+                "user_id": user[by_time],
+                "movie_id": movie[by_time],
+                "rating": rating[by_time],
+                "ts": pa.array(at[by_time] * 1_000_000, pa.timestamp("us")),
+                "clicked": clicked[by_time].astype(np.int8),
+                "history": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(liked_movies[taken])),
+            }
+        )
+
+
+def movielens(path: str | os.PathLike[str], *, vectors: str | os.PathLike[str] | None = None) -> MovieLens:
+    """Read a folder of MovieLens, ``.dat`` or Parquet, with the vectors of its movies, if any."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise SourceError(
+            f"there is no folder {folder}; expected one with ratings.dat and movies.dat, or ratings.parquet"
+        )
+    ratings = _read(folder, "ratings", RATINGS)
+    movies = _read(folder, "movies", MOVIES)
+    if ratings is None or movies is None:
+        lost = "ratings" if ratings is None else "movies"
+        names = sorted(p.name for p in folder.iterdir())[:8]
+        raise SourceError(f"{folder} has neither {lost}.dat nor {lost}.parquet; it has {', '.join(names) or 'nothing'}")
+    seconds = ratings["timestamp"].to_numpy()
+    wrong = np.flatnonzero((seconds < YEARS[0]) | (seconds > YEARS[1]))
+    if len(wrong):
+        raise DataError(f"{folder}: timestamp of rating {wrong[0]} is {seconds[wrong[0]]}; expected seconds since 1970")
+    stars = ratings["rating"].to_numpy()
+    wrong = np.flatnonzero(~((stars >= 0) & (stars <= 5)))
+    if len(wrong):
+        raise DataError(f"{folder}: rating {wrong[0]} is {stars[wrong[0]]}; expected 0 to 5")
+    users = _read(folder, "users", USERS)
+    for name, table in (("user_id", users), ("movie_id", movies)):
+        if table is not None:
+            _once(folder, table, name)
+    return MovieLens(ratings, users, movies, None if vectors is None else _vectors(Path(vectors)))
+
+
+def _read(folder: Path, name: str, schema: pa.Schema) -> pa.Table | None:
+    text, parquet = folder / f"{name}.dat", folder / f"{name}.parquet"
+    try:
+        if text.exists():
+            table = _parse(text, schema)
+        elif parquet.exists():
+            table = _columns(parquet, pq.read_table(parquet), schema)
+        else:
+            return None
+    except (OSError, pa.ArrowException) as error:
+        raise SourceError(f"cannot read {text if text.exists() else parquet}: {str(error).splitlines()[0]}") from error
+    for column in schema.names:
+        if table[column].null_count:
+            row = int(np.flatnonzero(table[column].is_null().to_numpy())[0])
+            raise DataError(f"{folder / name}: {column} of row {row} is empty")
+    return table
+
+
+def _parse(path: Path, schema: pa.Schema) -> pa.Table:
+    data = path.read_bytes()
+    try:
+        data.decode("utf-8")
+        encoding = "utf-8"
+    except UnicodeDecodeError:
+        encoding = "latin-1"  # as the set of a million has it
+    if not data.strip():
+        return schema.empty_table()
+    try:
+        return pacsv.read_csv(
+            pa.py_buffer(data.replace(b"::", BETWEEN)),
+            pacsv.ReadOptions(column_names=schema.names, encoding=encoding),
+            pacsv.ParseOptions(delimiter=BETWEEN.decode(), quote_char=False),
+            pacsv.ConvertOptions(column_types=schema),
+        )
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path} {_complaint(data.decode(encoding), schema) or error}") from None
+
+
+def _complaint(text: str, schema: pa.Schema) -> str | None:
+    """What is wrong with the first line that is wrong."""
+    for number, line in enumerate(text.splitlines(), 1):
+        values = line.split("::")
+        if line and len(values) != len(schema):
+            return f"line {number}: found {len(values)} values; expected {len(schema)}: {'::'.join(schema.names)}"
+        for field, value in zip(schema, values, strict=False):
+            try:
+                if line and not pa.types.is_string(field.type):
+                    pa.scalar(value).cast(field.type)
+            except pa.ArrowException:
+                return f"line {number}: {field.name} is {value!r}; expected a number"
+    return None
+
+
+def _columns(path: Path, table: pa.Table, schema: pa.Schema) -> pa.Table:
+    for field in schema:
+        if field.name not in table.column_names:
+            raise DataError(
+                f"{path} has no column {field.name!r}{nearest(field.name, table.column_names)}; it has {table.column_names}"
+            )
+    try:
+        return table.select(schema.names).cast(schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(f"{path}: {str(error).splitlines()[0]}; expected {', '.join(map(str, schema))}") from None
+
+
+def _once(folder: Path, table: pa.Table, name: str) -> None:
+    keys = np.sort(table[name].to_numpy())
+    again = np.flatnonzero(keys[1:] == keys[:-1])
+    if len(again):
+        raise DataError(f"{folder}: {name} {keys[again[0]]} is there twice; expected one row each")
+
+
+def _vectors(path: Path) -> Path:
+    try:
+        schema = pq.read_schema(path)
+    except (OSError, pa.ArrowException) as error:
+        raise SourceError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
+    for name in ("movie_id", "vector"):
+        if name not in schema.names:
+            raise DataError(f"{path} has no column {name!r}{nearest(name, schema.names)}; it has {schema.names}")
+    return path

@@ -1,0 +1,160 @@
+"""What is seen in the synthetic ad log: images of ads, the visual taste of users, and the clicks that show it.
+
+    style    every ad has one, STYLE numbers: half of it is its advertiser's, the rest its own, which nothing but its image
+             (and its id) tells
+    image    a fixed random map of the style, of the ad's topic in two images of three, and noise
+    taste    a user has a visual taste for each interest: one of TASTES directions of style
+    click    log odds += TASTE · (taste · style) + MOOD · (taste · appeal) + APPEAL · (style · appeal), the taste being the one
+             for the ad's topic, and nothing where that is no interest of the user; the appeal is the same for everybody
+
+Tastes show in what users clicked before the log begins (`Behaviours`): of the clicks with a long dwell time in the last RECENT
+days most are of the taste. Those before are of another taste, that of then, and those with a short dwell time are accidents:
+whoever filters by both sees the taste, whoever does not sees half as much of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrbox.datasets.words import TOPICS
+
+if TYPE_CHECKING:
+    from ctrbox.datasets.world import World
+
+STYLE = 6
+TASTES = 12
+TASTE = 1.8
+MOOD = 1.2
+APPEAL = 0.8
+BRAND = 0.5  # share of a style's variance that is its advertiser's
+NOISE = 0.5  # of a number of an image, where styles have about 1
+SHOWN = 2 / 3  # share of the images in which the topic can be seen
+NO_IMAGE = 0.005  # share of the ads without one
+
+DAYS = 28  # of clicks before the log
+RECENT = 14
+DWELL = 15.0  # seconds that tell an interest from an accident
+ACCIDENTS = 0.4
+MEAN_CLICKS, MOST_CLICKS = 40, 200
+CHOICES = 8  # ads of which a user clicks the one most to the taste
+BLOCK = 1 << 14  # users whose clicks are drawn at a time: 0.1 GB
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviours:
+    """Clicks of some users, user by user, newest last: index of the ad, microseconds before the log, seconds of dwelling."""
+
+    user: Indices
+    ad: Indices
+    age_us: Indices
+    dwell: npt.NDArray[np.float32]
+
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """Those that tell a taste: recent ones, with a long dwell time."""
+        return (self.age_us <= RECENT * 86_400_000_000) & (self.dwell >= DWELL)
+
+
+@dataclass(frozen=True, slots=True)
+class Visual:
+    """Arrays by ad and by user as `World` has them; the last entries are neutral."""
+
+    width: int
+    seed: int
+    style: npt.NDArray[np.float32]  # (ads + 1, STYLE)
+    shown: npt.NDArray[np.bool_]  # whether an ad's image shows its topic
+    imaged: npt.NDArray[np.bool_]  # whether an ad has an image
+    tastes: npt.NDArray[np.float32]  # (TASTES, STYLE), of length 1
+    appeal: npt.NDArray[np.float32]  # (STYLE,)
+    taste: npt.NDArray[np.int8]  # (users + 1, 4): of each interest, now
+    before: npt.NDArray[np.int8]  # (users + 1, 4): and before the last RECENT days
+
+    @staticmethod
+    def make(seed: int, users: int, advertiser: npt.NDArray[np.int32], width: int) -> Visual:
+        """``advertiser``: of each ad, and of the neutral one."""
+        rng = _stream(seed, 20)
+        ads = len(advertiser) - 1
+        brands = rng.standard_normal((int(advertiser.max()) + 1, STYLE))
+        own = rng.standard_normal((ads + 1, STYLE))
+        style = (np.sqrt(BRAND) * brands[advertiser] + np.sqrt(1 - BRAND) * own).astype(np.float32)
+        style[-1] = 0
+        tastes = rng.standard_normal((TASTES, STYLE))
+        tastes /= np.linalg.norm(tastes, axis=1, keepdims=True)
+        appeal = rng.standard_normal(STYLE)
+        appeal /= np.linalg.norm(appeal)
+        return Visual(
+            width,
+            seed,
+            style,
+            rng.random(ads + 1) < SHOWN,
+            rng.random(ads + 1) >= NO_IMAGE,
+            tastes.astype(np.float32),
+            appeal.astype(np.float32),
+            rng.integers(0, TASTES, (users + 1, 4), np.int8),
+            rng.integers(0, TASTES, (users + 1, 4), np.int8),
+        )
+
+    def odds(self, world: World, user: Indices, ad: Indices) -> npt.NDArray[np.float64]:
+        """What the image adds to the log odds of a click."""
+        match = world.users.interests[user] == world.ads.topic[ad][:, None]
+        slot = match.argmax(axis=1)
+        known = match.any(axis=1) & (user < world.users.count)
+        style = self.style[ad]
+        taste = self.tastes[self.taste[user, slot]]
+        liked = TASTE * np.einsum("ij,ij->i", taste, style) + MOOD * (taste @ self.appeal)
+        return np.asarray(np.where(known, liked, 0.0) + APPEAL * (style @ self.appeal), np.float64)
+
+    def images(self, world: World, first: int, last: int) -> tuple[Indices, npt.NDArray[np.float32]]:
+        """Indices of the ads first … last that have an image, and their images (n, width)."""
+        at = first + np.flatnonzero(self.imaged[first:last])
+        of_style, of_topic = self._maps()
+        rng = _stream(self.seed, 22, first)
+        images = self.style[at] @ of_style + self.shown[at, None] * of_topic[world.ads.topic[at]]
+        images += NOISE * rng.standard_normal(images.shape, np.float32)
+        return at, images.astype(np.float32)
+
+    def _maps(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        rng = _stream(self.seed, 21)
+        of_style = rng.standard_normal((STYLE, self.width)) / np.sqrt(STYLE)
+        return of_style.astype(np.float32), rng.standard_normal((len(TOPICS), self.width)).astype(np.float32)
+
+    def behaviours(self, world: World, first: int, last: int) -> Behaviours:
+        """What the users first … last clicked before the log begins."""
+        rng = _stream(self.seed, 23, first)
+        count = np.minimum(rng.geometric(1 / MEAN_CLICKS, last - first) - 1, MOST_CLICKS)
+        user = np.repeat(np.arange(first, last), count)
+        n = len(user)
+        # More of them lately: half within the last ten days.
+        age_us = (np.square(rng.random(n)) * DAYS * 86_400_000_000).astype(np.int64)
+        accident = rng.random(n) < ACCIDENTS
+        dwell = np.exp(rng.normal(np.where(accident, np.log(6.0), np.log(45.0)), 0.6)).astype(np.float32)
+        slot = rng.integers(0, 4, n)
+        low, high = world.topic_range(world.users.interests[user, slot].astype(np.int64))
+        low, high = np.where(accident, 0, low), np.where(accident, world.ads.count, high)
+        # The taste of an interest that is listed twice is that of its first place, as in `odds`.
+        slot = (world.users.interests[user] == world.users.interests[user, slot][:, None]).argmax(axis=1)
+        then = np.where(age_us <= RECENT * 86_400_000_000, self.taste[user, slot], self.before[user, slot])
+        best = np.zeros(n, np.int64)
+        most = np.full(n, -np.inf)
+        for _ in range(CHOICES):
+            ad = world.pick_ads(rng, -1, low, high)
+            liking = 3.0 * np.einsum("ij,ij->i", self.tastes[then], self.style[ad]) + rng.gumbel(size=n)
+            liking = np.where(accident, 0.0, liking)
+            best = np.where(liking > most, ad, best)
+            most = np.maximum(most, liking)
+        order = np.lexsort((-age_us, user))
+        return Behaviours(user[order], best[order], age_us[order], dwell[order])
+
+
+def _stream(seed: int, *path: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *path])))
+
+
+def lists_of(user: Indices, first: int, last: int, values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Indices]:
+    """Values of ascending users as (values, offsets) of the users first … last."""
+    return values, np.searchsorted(user, np.arange(first, last + 1)).astype(np.int64)

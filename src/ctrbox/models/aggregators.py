@@ -1,0 +1,108 @@
+"""Aggregators: from the vectors of a history, as many as it has, to one vector of fixed length.
+
+Ge et al., "Image Matters", CIKM 2018, section 5.2. Each is called with items (rows, longest, dim) padded with zeros, lengths
+(rows,) and the queries it asks for, (rows, dim of the query) each, and gives (rows, ``width``). A row without items gives zeros.
+
+    Concatenation                 the last ``longest`` items side by side, the newest first; zeros where there are fewer
+    SumPooling, MaxPooling        number by number
+    AttentivePooling              a sum weighed by a query, DIN's local activation unit: the image of the ad
+    MultiQueryAttentivePooling    an attention for each query, side by side: the image of the ad, and its id
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ctrbox.errors import PlanError
+from ctrbox.models.asked import one_of, whole
+from ctrbox.models.attention import LocalActivation
+from ctrbox.models.mlp import linear
+
+AGGREGATORS = ("concatenation", "max", "sum", "attentive", "multi_query")
+
+
+class Concatenation(nn.Module):
+    def __init__(self, dim: int, longest: int = 20) -> None:
+        super().__init__()
+        self.longest = whole("longest", longest)
+        self.width = dim * longest
+
+    def forward(self, items: torch.Tensor, lengths: torch.Tensor, *queries: torch.Tensor) -> torch.Tensor:
+        rows, _, dim = items.shape
+        back = torch.arange(1, self.longest + 1, device=items.device)
+        at = lengths.unsqueeze(1) - back  # (rows, longest), below 0 where there is no item
+        found = (
+            items.gather(1, at.clamp(min=0).unsqueeze(2).expand(rows, self.longest, dim)) if items.shape[1] else None
+        )
+        if found is None:
+            return items.new_zeros(rows, self.width)
+        return (found * (at >= 0).unsqueeze(2)).flatten(1)
+
+
+class SumPooling(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.width = dim
+
+    def forward(self, items: torch.Tensor, lengths: torch.Tensor, *queries: torch.Tensor) -> torch.Tensor:
+        return items.sum(1)
+
+
+class MaxPooling(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.width = dim
+
+    def forward(self, items: torch.Tensor, lengths: torch.Tensor, *queries: torch.Tensor) -> torch.Tensor:
+        rows, longest, dim = items.shape
+        if rows == 0 or longest == 0:
+            return items.new_zeros(rows, dim)
+        padding = torch.arange(longest, device=items.device) >= lengths.unsqueeze(1)
+        best = items.masked_fill(padding.unsqueeze(2), -torch.inf).amax(1)
+        return torch.where((lengths > 0).unsqueeze(1), best, 0.0)
+
+
+class AttentivePooling(nn.Module):
+    """A query of another length than the items is mapped to theirs."""
+
+    def __init__(self, dim: int, query: int, hidden: Sequence[int] = (16,), *, kind: str = "prelu") -> None:
+        super().__init__()
+        self.width = dim
+        self.of_query = None if query == dim else linear(query, dim, bias=False)
+        self.attention = LocalActivation(dim, hidden, kind=kind)
+
+    def forward(self, items: torch.Tensor, lengths: torch.Tensor, *queries: torch.Tensor) -> torch.Tensor:
+        (query,) = queries
+        out: torch.Tensor = self.attention(query if self.of_query is None else self.of_query(query), items, lengths)
+        return out
+
+
+class MultiQueryAttentivePooling(nn.Module):
+    def __init__(self, dim: int, queries: Sequence[int], hidden: Sequence[int] = (16,), *, kind: str = "prelu") -> None:
+        super().__init__()
+        if not queries:
+            raise PlanError("multi-query attentive pooling needs at least one query, got none")
+        self.width = dim * len(queries)
+        self.channels = nn.ModuleList(AttentivePooling(dim, query, hidden, kind=kind) for query in queries)
+
+    def forward(self, items: torch.Tensor, lengths: torch.Tensor, *queries: torch.Tensor) -> torch.Tensor:
+        return torch.cat([one(items, lengths, q) for one, q in zip(self.channels, queries, strict=True)], 1)
+
+
+def aggregator(
+    kind: str, dim: int, queries: Sequence[int], *, longest: int = 20, attention: Sequence[int] = (16,)
+) -> nn.Module:
+    """The aggregator of that name. ``queries``: the lengths of those that can be asked with, the image of the ad first."""
+    one_of("aggregator", kind, AGGREGATORS)
+    if kind == "concatenation":
+        return Concatenation(dim, longest)
+    if kind in ("sum", "max"):
+        return SumPooling(dim) if kind == "sum" else MaxPooling(dim)
+    if not queries:
+        raise PlanError(f"the {kind} aggregator weighs images by a query; give ad_image= or query=, or take 'sum'")
+    if kind == "attentive":
+        return AttentivePooling(dim, queries[0], attention)
+    return MultiQueryAttentivePooling(dim, queries, attention)

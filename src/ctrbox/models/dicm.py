@@ -1,0 +1,176 @@
+"""DICM: ids, the image of the ad and the images of what the user clicked, over a basic network.
+
+Ge et al., "Image Matters: Visually modeling user behaviors using Advanced Model Server", CIKM 2018. The vectors of images come
+from a Model Server, those of ids from a table; both image fields must share one key space. Without image fields it is the basic
+network alone, the baseline of the paper's ablations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.errors import PlanError, nearest
+from ctrbox.models import aggregators
+from ctrbox.models.aggregators import AGGREGATORS
+from ctrbox.models.asked import asked, needs_inputs, one_of, sizes
+from ctrbox.models.attention import LocalActivation
+from ctrbox.models.dense import DenseInput
+from ctrbox.models.din import pairs_of
+from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.mlp import MLP, linear
+
+BASES = ("lr", "mlp", "din")
+
+
+class DICM(nn.Module):
+    """y = b + base(ids, dense, image of the ad, aggregated images of the behaviour).
+
+    ``base``         "mlp": Embedding&MLP; "din": with DIN's attention of ``target`` over ``history``, both of ids; "lr": a weight
+                     a key and a linear map of the image vectors
+    ``ad_image``     field with the key of the ad's image; ``behaviour``: with those of the images the user clicked
+    ``aggregator``   of the behaviour; ``query``: the id field that "multi_query" asks with besides the image of the ad
+    ``fields``       the ids to read; all but the image fields unless given. ``image_dim``: of the Model Server
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 12,
+        *,
+        base: str = "mlp",
+        ad_image: str | None = None,
+        behaviour: str | None = None,
+        aggregator: str = "multi_query",
+        query: str = "ad",
+        image_dim: int = 12,
+        longest: int = 20,
+        attention: Sequence[int] = (16,),
+        target: str = "ad",
+        history: str = "history",
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        hidden: Sequence[int] = (128, 64),
+        activation: str = "prelu",
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = asked(
+            dim=dim,
+            base=base,
+            ad_image=ad_image,
+            behaviour=behaviour,
+            aggregator=aggregator,
+            query=query,
+            image_dim=image_dim,
+            longest=longest,
+            attention=attention,
+            target=target,
+            history=history,
+            dims=dims,
+            pooling=pooling,
+            fields=fields,
+            hidden=hidden,
+            activation=activation,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
+        self.base = one_of("base", base, BASES)
+        one_of("aggregator", aggregator, AGGREGATORS)
+        self.ad_image, self.behaviour = ad_image, behaviour
+        images = _images(schema, ad_image, behaviour)
+        ids = [f.name for f in schema.sparse if f.name not in images] if fields is None else list(fields)
+        for name in images:
+            if name in ids:
+                raise PlanError(f"DICM reads {name!r} as an image; leave it out of fields")
+        self.pairs = pairs_of(schema, target, history, ids) if base == "din" else []
+        sequences = {past: "none" for _, past in self.pairs} | ({behaviour: "none"} if behaviour else {})
+        how = {n: pooling if isinstance(pooling, str) else pooling.get(n, "mean") for n in [*ids, *images]}
+        width = 1 if base == "lr" else dim  # the weight of a key is a vector of one number
+        self.reads = Reads(
+            schema,
+            width,
+            dims={**dict(dims or {}), **dict.fromkeys(images, image_dim)},
+            pooling={**how, **sequences},
+            fields=[*ids, *images],
+        )
+        for name in self.reads.sequences:
+            if name not in sequences:
+                raise PlanError(f"DICM reads no sequences; field {name!r} must be pooled by sum, mean or max")
+        self.ids = tuple(n for n in self.reads.fields if n not in images)
+        self.dense = DenseInput(self.reads.dense)
+        inputs = sum(self.reads.dims[n] for n in self.ids) + self.reads.dense
+        self.interest = nn.ModuleList(
+            LocalActivation(self.reads.dims[past], attention, kind=activation) for _, past in self.pairs
+        )
+        inputs += sum(self.reads.dims[past] for _, past in self.pairs)
+        seen = image_dim if ad_image else 0
+        self.queries = [ad_image] if ad_image and aggregator in ("attentive", "multi_query") else []
+        if behaviour:
+            if aggregator == "multi_query":
+                if query not in self.ids:
+                    raise PlanError(
+                        f"DICM asks with the id {query!r}, which it does not read{nearest(query, self.ids)}; give query="
+                    )
+                self.queries.append(query)
+            asked_with = [self.reads.dims[n] for n in self.queries]
+            self.aggregator = aggregators.aggregator(
+                aggregator, image_dim, asked_with, longest=longest, attention=attention
+            )
+            seen += self.aggregator.width
+        needs_inputs("DICM", self.reads)
+        if base == "lr":
+            self.images = linear(seen, 1, bias=False, last=True) if seen else None
+            self.columns = nn.Parameter(torch.zeros(self.reads.dense))
+        else:
+            self.tower = MLP(
+                inputs + seen,
+                (*sizes("hidden", hidden), 1),
+                activation=activation,
+                dropout=dropout,
+                batch_norm=batch_norm,
+                bias=False,
+            )
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        parts = [x.field(self.ad_image)] if self.ad_image else []
+        if self.behaviour:
+            parts.append(self.aggregator(*x.sequence(self.behaviour), *(x.field(n) for n in self.queries)))
+        dense = self.dense(x.dense, x.logs)
+        ids = [x.field(n) for n in self.ids]
+        if self.base == "lr":
+            linear_part = torch.cat(ids, 1).sum(1) if ids else x.dense.new_zeros(x.rows)
+            seen = self.images(torch.cat(parts, 1)).squeeze(1) if self.images is not None else 0.0
+            return linear_part + seen + dense @ self.columns + self.bias
+        for unit, (wanted, past) in zip(self.interest, self.pairs, strict=True):
+            ids.append(unit(x.field(wanted), *x.sequence(past)))
+        return self.tower(*ids, *parts, dense).squeeze(1) + self.bias
+
+
+def _images(schema: Schema, ad_image: str | None, behaviour: str | None) -> list[str]:
+    """The image fields, looked at: they exist, and share their keys."""
+    known = {f.name: f for f in schema.sparse}
+    found = [name for name in (ad_image, behaviour) if name is not None]
+    for name in found:
+        if name not in known:
+            raise PlanError(
+                f"DICM: {name!r} is no sparse field of this plan{nearest(name, known)}; it has {list(known)}"
+            )
+    if len(found) == 2:
+        one, other = known[found[0]], known[found[1]]
+        if one.name == other.name:
+            raise PlanError(f"DICM: {one.name!r} cannot be the image of the ad and those of the behaviour")
+        if one.space != other.space:
+            raise PlanError(
+                f"DICM compares the images {other.name!r} with {one.name!r}, but their keys lie in the spaces {other.space!r} "
+                f"and {one.space!r}; give both one: .key(space='image')"
+            )
+    if ad_image is not None and known[ad_image].ragged:
+        raise PlanError(f"DICM: an ad has one image, and {ad_image!r} may have other than one key a row")
+    return found

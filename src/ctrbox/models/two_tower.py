@@ -1,0 +1,117 @@
+"""The pre-rank model: a tower for the user, one for the ad, and the inner product of their vectors.
+
+Ge et al., "Image Matters", CIKM 2018, section 6. Nothing of one side reaches the other before the product, so the vectors of
+all ads can be computed beforehand (`user_vectors`, `ad_vectors`); images of the behaviour are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Schema
+from ctrbox.errors import PlanError, nearest
+from ctrbox.models.asked import asked, pooled_only, sizes, whole
+from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.mlp import MLP, linear
+from ctrbox.models.mlp import activation as _activation
+
+
+class TwoTower(nn.Module):
+    """y = b + user vector · ad vector.
+
+    ``user``, ``ad``: the fields of either side, those of images among them; a field of many keys is pooled. Dense columns are of
+    neither side and are not read. ``vector``: floats of a vector; ``image_dim``: of the Model Server.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 12,
+        *,
+        user: Sequence[str] = ("user",),
+        ad: Sequence[str] = ("ad",),
+        images: Sequence[str] = (),
+        image_dim: int = 12,
+        vector: int = 32,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        hidden: Sequence[int] = (64,),
+        activation: str = "prelu",
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = asked(
+            dim=dim,
+            user=user,
+            ad=ad,
+            images=images,
+            image_dim=image_dim,
+            vector=vector,
+            dims=dims,
+            pooling=pooling,
+            hidden=hidden,
+            activation=activation,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
+        known = [f.name for f in schema.sparse]
+        self.sides = {"user": tuple(user), "ad": tuple(ad)}
+        for side, names in self.sides.items():
+            if not names:
+                raise PlanError(f"TwoTower needs at least one field of the {side}, got none")
+            for name in names:
+                if name not in known:
+                    raise PlanError(
+                        f"TwoTower: {name!r} is no sparse field of this plan{nearest(name, known)}; it has {known}"
+                    )
+        both = set(user) & set(ad)
+        if both:
+            raise PlanError(f"TwoTower: {min(both)!r} is a field of both sides; towers share nothing but the product")
+        for name in images:
+            if name not in (*user, *ad):
+                raise PlanError(f"TwoTower: {name!r} is among images but on neither side{nearest(name, (*user, *ad))}")
+        how = {n: pooling if isinstance(pooling, str) else pooling.get(n, "mean") for n in (*user, *ad)}
+        for name in set(images) & set(user):  # sum pooling, as the paper has it, unless told otherwise
+            how[name] = "sum" if isinstance(pooling, str) else pooling.get(name, "sum")
+        self.reads = Reads(
+            schema,
+            dim,
+            dims={**dict(dims or {}), **dict.fromkeys(images, image_dim)},
+            pooling=how,
+            fields=[*user, *ad],
+        )
+        pooled_only("TwoTower", self.reads)
+        whole("vector", vector)
+        self.towers = nn.ModuleDict()
+        for side, names in self.sides.items():
+            inputs = sum(self.reads.dims[name] for name in names)
+            *inner, last = (*sizes("hidden", hidden), vector)
+            parts: list[nn.Module] = []
+            if inner:
+                parts += [
+                    MLP(inputs, inner, activation=activation, dropout=dropout, batch_norm=batch_norm),
+                    _activation(activation, inner[-1]),
+                ]
+            # Only the user's begins small: the product of two small vectors would hardly have a gradient.
+            parts.append(linear(inner[-1] if inner else inputs, last, last=side == "user"))
+            self.towers[side] = nn.Sequential(*parts)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def user_vectors(self, x: Inputs) -> torch.Tensor:
+        """(rows, vector)"""
+        return self._vectors("user", x)
+
+    def ad_vectors(self, x: Inputs) -> torch.Tensor:
+        """(rows, vector)"""
+        return self._vectors("ad", x)
+
+    def _vectors(self, side: str, x: Inputs) -> torch.Tensor:
+        out: torch.Tensor = self.towers[side](torch.cat([x.field(name) for name in self.sides[side]], 1))
+        return out
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        return (self.user_vectors(x) * self.ad_vectors(x)).sum(1) + self.bias

@@ -1,0 +1,118 @@
+"""Warm-up: with what of an earlier training a new one begins (Ge et al., "Image Matters", section 7.2).
+
+    none      nothing: new weights
+    partial   all but the embeddings of ids: the click model's own weights and the sub-models of Model Servers. Embeddings of ids
+              overfit in one pass over the days they saw, sub-models and towers need more than one
+    full      the tables, too, with the states of their optimizers
+
+Optimizers of the click model and of sub-models begin anew. Refused: another model, other fields, and a partial warm-up of tables
+that hold rows already.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctrbox.embed.model_server import ModelServer
+from ctrbox.errors import PlanError, SourceError, nearest
+from ctrbox.train.checkpoint import read_dense, read_state, write_weights
+from ctrbox.train.folder import describe
+from ctrbox.train.learner import Learner, Source
+from ctrbox.train.run import Run
+
+WARM_UPS = ("none", "partial", "full")
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """How to begin, and from which run: a `Run` or its folder."""
+
+    kind: str = "none"
+    run: Run | str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in WARM_UPS:
+            raise PlanError(
+                f"warm_up must be one of {', '.join(WARM_UPS)}, got {self.kind!r}{nearest(str(self.kind), WARM_UPS)}"
+            )
+        if (self.kind == "none") != (self.run is None):
+            raise PlanError(
+                f"warm_up={self.kind!r} needs the run to begin from: warm_from='runs/yesterday'"
+                if self.run is None
+                else "warm_from is given and warm_up is 'none'; take 'partial' or 'full'"
+            )
+        if not isinstance(self.run, Run | str | Path | None):
+            raise PlanError(f"warm_from must be a run or its folder, got {type(self.run).__name__}")
+
+    def check(self, learner: Learner) -> None:
+        """Before anything is written: tables of a partial warm-up begin empty."""
+        if self.kind != "partial":
+            return
+        for source in learner.sources:
+            if not isinstance(source.embedder, ModelServer) and len(source.embedder):
+                raise PlanError(
+                    f"a partial warm-up begins with new embeddings of ids, and the table of {source.fields[0]!r} holds "
+                    f"{len(source.embedder):,} rows; give it an empty one, or warm_up='full'"
+                )
+
+    def identity(self) -> list[str]:
+        """What of it decides the weights; files by their checksums."""
+        if self.run is None:
+            return [self.kind]
+        folder = self.run.folder if isinstance(self.run, Run) else Path(self.run)
+        if folder is None:
+            return [self.kind, "a run in memory"]
+        files = read_state(_model(folder))["files"]
+        return [self.kind, *(f"{name} {facts.get('sha256', facts['bytes'])}" for name, facts in sorted(files.items()))]
+
+    def apply(self, learner: Learner) -> None:
+        """Put the earlier weights into a model and its embedders."""
+        if self.run is None:
+            return
+        if isinstance(self.run, Run) and self.run.folder is None:
+            with tempfile.TemporaryDirectory(prefix="ctrbox-warm-") as aside:
+                place, earlier = Path(aside) / "model", self.run.learner
+                write_weights(place, describe(earlier, {}), earlier.model, earlier.embedders)
+                self._take(place, learner)
+            return
+        folder = self.run.folder if isinstance(self.run, Run) else Path(self.run)
+        assert folder is not None
+        self._take(_model(folder), learner)
+
+    def _take(self, place: Path, learner: Learner) -> None:
+        state = read_state(place)
+        name, config = type(learner.model).__name__, getattr(learner.model, "config", None)
+        for what, theirs, mine in (("model", state.get("model"), name), ("config", state.get("config"), config)):
+            if theirs != mine:
+                raise PlanError(
+                    f"{place.parent} was trained with {what} {theirs!r}, this one has {mine!r}; they must be one"
+                )
+        files = [(source, _file(place, state.get("tables"), source)) for source in learner.sources]
+        for source, file in files:
+            if isinstance(source.embedder, ModelServer):
+                source.embedder.restore(file, optimizer=False)
+            elif self.kind == "full":
+                source.embedder.restore(file)
+        read_dense(place, learner.model)
+
+
+def _model(folder: Path) -> Path:
+    if not (folder / "model").is_dir():
+        raise SourceError(f"{folder} holds no finished run to warm up from: its model is missing")
+    return folder / "model"
+
+
+def _file(place: Path, tables: Any, source: Source) -> Path:
+    """The file of the embedder that served the same fields."""
+    found = tables if isinstance(tables, Sequence) else []
+    for k, fields in enumerate(found):
+        if isinstance(fields, list) and set(fields) == set(source.fields):
+            return place / f"table-{k}.ctrtable"
+    raise PlanError(
+        f"{place.parent} has no embedder for {', '.join(map(repr, source.fields))} together; it has {found}; give fields the "
+        "embedders they had"
+    )
