@@ -40,10 +40,12 @@ from ctrbox.errors import DataError, DeviceError, PlanError, TrainError, nearest
 from ctrbox.models.dense import DenseInput, logs_of
 from ctrbox.models.inputs import Inputs, Pooled, Reads
 from ctrbox.train.graphed import Fed, Graphed
+from ctrbox.train.together import ALONE, Together
 
 LONGEST = 1024  # keys of a row that a sequence hands over, its last ones: one row of 200,000 would be 25 GB of padding
 CPU = torch.device("cpu")
 AHEAD = 2  # steps launched on a GPU before the loss of the first is waited for: the host is never what it waits for
+NO_KEYS = np.empty(0, np.int64)
 HUGE = 1e6  # no useful weight is so large; products of such ones are what makes a loss infinite
 
 
@@ -169,8 +171,10 @@ class Learner:
         bf16: bool = False,
         rows: int | None = None,
         adaptive_l2: float = 0.0,
+        together: Together = ALONE,
     ) -> None:
-        """``rows``: of the usual batch. ``adaptive_l2``: see `Settings`."""
+        """``rows``: of the usual batch. ``adaptive_l2``: see `Settings`. ``together``: the workers of which this is one."""
+        self.together = together
         self.model = model.to(device) if device.type == "cuda" else model
         self.reads = reads_of(model)
         self.schema = schema
@@ -232,6 +236,42 @@ class Learner:
         with self._fitting(looked):
             return self._learn(looked, factor)
 
+    def learn_part(self, looked: Looked | None, factor: float, beside: Sequence[float]) -> tuple[int, float, list[float]]:
+        """One step of several workers, each with a part of the batch, which may be without rows. Returns the rows of all,
+        their mean loss and the sums of ``beside``; where nobody has rows nothing changes."""
+        batch = None if looked is None else looked.batch
+        if not self.begun:
+            self.begun = True
+            self._start_from_the_click_rate(batch)
+        self.model.train()
+        self.model.zero_grad(set_to_none=True)
+        pulled: list[Pulled] = []
+        mine, value = (0, 0.0) if batch is None else (batch.rows, 0.0)
+        if looked is None:
+            for source in self.sources:
+                source.embedder.pull(NO_KEYS)
+        else:
+            pulled = self._pull(looked, train=True)
+            loss = self._loss(self._logits(looked, pulled), looked)
+            value = float(loss.detach())
+            self._refuse(looked, pulled, value)
+            loss.backward()
+        rows, summed, *told = self.together.sums([mine, value * mine, *beside])
+        if not rows:
+            return 0, 0.0, told
+        if looked is None:
+            for source in self.sources:
+                source.embedder.push(NO_KEYS, np.empty((0, source.embedder.row.width), np.float32))
+        else:
+            for one in pulled:
+                assert isinstance(one, torch.Tensor)
+                if one.grad is None:  # the others wait for this push
+                    one.grad = torch.zeros_like(one)
+            self._push(looked, pulled, factor, mine / rows)
+        self.together.add_up([p for p in self.model.parameters() if p.requires_grad], mine / rows)
+        self._step_dense(factor)
+        return int(rows), summed / rows, told
+
     def _learn(self, looked: Looked, factor: float) -> float:
         if not self.begun:
             self.begun = True
@@ -255,17 +295,21 @@ class Learner:
                 before = self._hear_loss(0)
         self._heard()
         self._push(looked, pulled, factor)
-        if self.optimizer is not None:
-            if self.clip is not None:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate * factor
-            self.optimizer.step()
+        self._step_dense(factor)
         if told.known:
             return told.value()
         self.last = self.last if before is None else before
         assert self.last is not None
         return self.last
+
+    def _step_dense(self, factor: float) -> None:
+        if self.optimizer is None:
+            return
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        self.optimizer.step()
 
     # ---- the dense part, recorded
     def _fed(self, looked: Looked, pulled: Sequence[Pulled]) -> Fed | None:
@@ -346,14 +390,17 @@ class Learner:
         return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
     # ---- parts of a step
-    def _start_from_the_click_rate(self, batch: Batch) -> None:
+    def _start_from_the_click_rate(self, batch: Batch | None) -> None:
         """A model whose output bias is still 0 begins with the log odds of its first batch, not with one click in two."""
         bias = getattr(self.model, "bias", None)
-        if batch.label is None or not isinstance(bias, nn.Parameter) or bias.shape != (1,) or bool(bias.detach().any()):
+        if not isinstance(bias, nn.Parameter) or bias.shape != (1,) or bool(bias.detach().any()):
             return
-        clicks = float(batch.label.sum())
+        if batch is not None and batch.label is None:
+            return
+        mine = [0.0, 0.0] if batch is None else [float(batch.label.sum()), batch.rows]  # type: ignore[union-attr]
+        clicks, rows = self.together.sums(mine)
         with torch.no_grad():
-            bias.fill_(math.log((clicks + 0.5) / (batch.rows - clicks + 0.5)))
+            bias.fill_(math.log((clicks + 0.5) / (rows - clicks + 0.5)))
 
     @contextlib.contextmanager
     def _fitting(self, looked: Looked) -> Iterator[None]:
@@ -437,7 +484,8 @@ class Learner:
             label, weight = carried.label, carried.weight
         return loss_of(logits, label, weight)
 
-    def _push(self, looked: Looked, pulled: Sequence[Pulled], factor: float) -> None:
+    def _push(self, looked: Looked, pulled: Sequence[Pulled], factor: float, share: float = 1.0) -> None:
+        """``share``: of the step's rows that are this worker's."""
         for source, lookup, rows in zip(self.sources, looked.lookups, pulled, strict=True):
             if (rows.gradients if isinstance(rows, Reading) else rows.grad) is None:
                 continue
@@ -451,14 +499,17 @@ class Learner:
             gradients = rows.grad.cpu().numpy()
             if getattr(source.embedder, "summed", True):
                 gradients *= np.float32(looked.batch.rows)
+            elif share != 1.0:
+                gradients *= np.float32(share)
             try:
-                if isinstance(source.embedder, Table) and source.embedder.takes_shows:
+                if getattr(source.embedder, "takes_shows", False):
                     assert isinstance(lookup, Lookup)
                     shows, clicks = lookup.shown(np.asarray(looked.batch.label, np.float32))
                     if self.adaptive_l2:
+                        assert isinstance(source.embedder, Table)
                         met = source.embedder.counts(lookup.keys)[0] + shows
                         gradients += np.float32(self.adaptive_l2) * rows.detach().cpu().numpy() / met[:, None]
-                    source.embedder.push(lookup.keys, gradients, shows=shows, clicks=clicks)
+                    source.embedder.push(lookup.keys, gradients, shows=shows, clicks=clicks)  # type: ignore[call-arg]
                 else:
                     source.embedder.push(lookup.keys, gradients)
             except DataError:
