@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 
 import ctrbox
@@ -62,6 +63,11 @@ def check_same(mine: Mapping[str, Any], theirs: Mapping[str, Any], who: str) -> 
         raise PlanError(
             f"{who} has another {name}: {met!r}, expected {expected!r}; give every machine the same code and data"
         )
+
+
+def host_here() -> str:
+    """By which others of the cluster reach this machine."""
+    return str(ray.util.get_node_ip_address())
 
 
 def free_address(host: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from ctrbox.cluster.handshake import facts_here, free_address
+from ctrbox.cluster.handshake import facts_here, free_address, host_here
 from ctrbox.embed.embedder import Embedder, Floats, Keys, Row
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.model_server import ModelServer
@@ -137,8 +137,8 @@ def added_up(keys: Sequence[Keys], values: Sequence[Floats]) -> tuple[Keys, Floa
 class Server:
     """An actor: shard ``shard`` of ``of`` of every embedder."""
 
-    def __init__(self, shard: int, of: int, specs: Sequence[Spec], host: str) -> None:
-        self.shard, self.of, self.specs, self.host = shard, of, specs, host
+    def __init__(self, shard: int, of: int, specs: Sequence[Spec]) -> None:
+        self.shard, self.of, self.specs, self.host = shard, of, specs, host_here()
         self.tables = [spec.make(shard, of) for spec in specs]
         self.pulls: list[Meeting] = []
         self.pushes: list[Meeting] = []
@@ -149,6 +149,9 @@ class Server:
 
     def alive(self) -> bool:
         return True
+
+    def place(self) -> str:
+        return self.host
 
     def address(self) -> str:
         return free_address(self.host)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import nn
 
-from ctrbox.cluster.handshake import facts_of, free_address
+from ctrbox.cluster.handshake import facts_of, free_address, host_here
 from ctrbox.cluster.shards import Shards, Spec
 from ctrbox.engines.plan import Plan
 from ctrbox.train.checkpoint import checkpoint_path, read_state, read_weights
@@ -25,21 +29,31 @@ from ctrbox.train.trainer import Fit, Trainer, state_of
 
 @dataclass(frozen=True)
 class Shipped:
-    """A plan on its way: what it is made of. Fitted values travel along, data in files does not."""
+    """A plan on its way: its saved form, and the rows of views that are in memory, as Arrow."""
 
-    log: Any
-    features: Any
-    fitted: Any
+    saved: bytes
+    rows: dict[str, pa.Table]
     made_over: str
-    chunk_rows: int
+    home: str  # relative paths begin here
 
     @staticmethod
     def of(plan: Plan) -> Shipped:
-        return Shipped(plan.log, plan.features, plan.fit().fitted, plan.made_over, plan.chunk_rows)
+        views = {s.view.name: s.view.source for frame in plan.graph.frames for s in frame.sources}
+        rows = {name: getattr(source, "table", None) for name, source in views.items()}
+        with tempfile.TemporaryDirectory(prefix="ctrbox-plan-") as folder:
+            place = Path(folder) / "plan.ctrplan"
+            plan.fit().save(place)
+            found = {name: table for name, table in rows.items() if table is not None}
+            return Shipped(place.read_bytes(), found, plan.made_over, os.getcwd())
 
     def plan(self, threads: int) -> Plan:
-        plan = Plan(self.log, self.features, device="cpu", threads=threads, chunk_rows=self.chunk_rows)
-        plan.fitted, plan.made_over = self.fitted, self.made_over
+        with contextlib.suppress(OSError):
+            os.chdir(self.home)
+        with tempfile.TemporaryDirectory(prefix="ctrbox-plan-") as folder:
+            place = Path(folder) / "plan.ctrplan"
+            place.write_bytes(self.saved)
+            plan = Plan.load(place, views=dict(self.rows), allow_operators=True, device="cpu")
+        plan.threads, plan.made_over = threads, self.made_over
         return plan
 
 
@@ -103,8 +117,8 @@ class Seen:
 class Worker:
     """An actor. ``train`` takes one of its threads, everything else the other."""
 
-    def __init__(self, host: str) -> None:
-        self.host = host
+    def __init__(self) -> None:
+        self.host = host_here()
         self.fit: Fit | None = None
         self.ending = False
         self.seen = Seen()
@@ -114,6 +128,9 @@ class Worker:
 
     def alive(self) -> bool:
         return True
+
+    def place(self) -> str:
+        return self.host
 
     def address(self) -> str:
         return free_address(self.host)

@@ -293,6 +293,7 @@ class Fit:
         assert self.folder is not None
         self.before = self.state.seconds
         self.began = time.perf_counter() - self.before
+        self.passes.begin(self._epochs(0))
         if not self.state.step and not self.state.epoch:
             torch.manual_seed(self.settings.seed)
             self._checkpoint()
