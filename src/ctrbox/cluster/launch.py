@@ -67,7 +67,9 @@ class Cluster:
         if fit.learner.device.type != "cpu" or fit.learner.bf16:
             raise PlanError("a cluster trains on CPUs; take device='cpu' for the plan and the trainer")
         if fit.settings.adaptive_l2:
-            raise PlanError("adaptive_l2 needs to know how often all workers met a key, which a cluster does not tell them")
+            raise PlanError(
+                "adaptive_l2 needs to know how often all workers met a key, which a cluster does not tell them"
+            )
         for source in fit.learner.sources:
             Spec.of(source.embedder, self.servers)
 
@@ -87,7 +89,9 @@ class Cluster:
             threads = torch.get_num_threads() if self.workers == 1 and self.cores is None else cores
             self._check_room(cores if self.address != "local" else 0)
             order = Order.of(fit, self.servers, threads)
-            crew = Crew(order, fit.plan, self.workers, self.servers, 0 if self.address == "local" else cores, self.restarts)
+            crew = Crew(
+                order, fit.plan, self.workers, self.servers, 0 if self.address == "local" else cores, self.restarts
+            )
             crew.fill()
             self._show(crew, order, cores)
             for name, clock in crew.run(fit.watch, self.tell).items():
@@ -110,7 +114,9 @@ class Cluster:
             else:
                 ray.init(address=self.address, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise DeviceError(f"cannot join the Ray cluster at {self.address!r}: {' '.join(str(error).split())[:300]}") from error
+            raise DeviceError(
+                f"cannot join the Ray cluster at {self.address!r}: {' '.join(str(error).split())[:300]}"
+            ) from error
 
     def _check_room(self, cores: int) -> None:
         import ray
@@ -118,8 +124,8 @@ class Cluster:
         there = ray.cluster_resources().get("CPU", 0)
         if self.workers * cores > there:
             raise DeviceError(
-                f"{self.workers} workers of {cores} cores need {self.workers * cores} cores, this cluster has {there:g}; take fewer "
-                "workers=, or smaller cores="
+                f"{self.workers} workers of {cores} cores need {self.workers * cores} cores, this cluster has {there:g}; take "
+                "fewer workers=, or smaller cores="
             )
 
     def _show(self, crew: Any, order: Any, cores: int) -> None:

@@ -115,7 +115,9 @@ class Crew:
                         f"workers or servers were lost {self.lost} times, the last time {', '.join(gone)}; the run folder holds "
                         "the last checkpoint: train again to go on, or allow more restarts="
                     ) from error
-                tell(f"lost {', '.join(gone)}; all go back to the last checkpoint ({self.lost} of {self.restarts} restarts)")
+                tell(
+                    f"lost {', '.join(gone)}; all go back to the last checkpoint ({self.lost} of {self.restarts} restarts)"
+                )
 
     def _attempt(self, watch: Watcher) -> dict[str, Clock]:
         lead, first = self.workers[0], self.servers[0]

@@ -3,7 +3,7 @@
     Shards.pull ──► Server.pull     a table answers at once; a Model Server once the keys of all workers are there
     Shards.push ──► Server.push     the last worker's call adds up by key in worker order and pushes once; all calls return then
 
-A server's calls run in threads of its own, several at a time. Control (make, begin, save, restore) comes while no step is under way.
+A server's calls run in threads of its own, several at a time. Control (begin, save, restore) comes while no step is under way.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class Spec:
     @staticmethod
     def of(embedder: Embedder, servers: int) -> Spec:
         if isinstance(embedder, ModelServer):
-            names = ("submodel", "optimizer", "missing", "block", "recompute", "seed")
-            options = {n: getattr(embedder, n) for n in names}
+            options = {
+                n: getattr(embedder, n) for n in ("submodel", "optimizer", "missing", "block", "recompute", "seed")
+            }
             return Spec(ModelServer, embedder.row, embedder.data.path.resolve(), options, embedder.budget // servers)
         if not isinstance(embedder, MemoryTable | SparseTable):
             raise PlanError(
@@ -58,7 +59,9 @@ class Spec:
         options = {n: getattr(embedder, n) for n in names}
         if isinstance(embedder, SparseTable):
             options |= {"policy": embedder.policy, "segment_bytes": embedder.segment_bytes}
-            return Spec(SparseTable, embedder.row, embedder.path, options, embedder.ram // servers, embedder.takes_shows)
+            return Spec(
+                SparseTable, embedder.row, embedder.path, options, embedder.ram // servers, embedder.takes_shows
+            )
         return Spec(MemoryTable, embedder.row, None, options, embedder.budget // servers, embedder.takes_shows)
 
     def make(self, shard: int, of: int) -> Any:

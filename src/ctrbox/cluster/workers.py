@@ -44,7 +44,7 @@ class Shipped:
             place = Path(folder) / "plan.ctrplan"
             plan.fit().save(place)
             found = {name: table for name, table in rows.items() if table is not None}
-            return Shipped(place.read_bytes(), found, plan.made_over, os.getcwd())
+            return Shipped(place.read_bytes(), found, plan.made_over, str(Path.cwd()))
 
     def plan(self, threads: int) -> Plan:
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Tables in shards: which keys are whose, and saved shards that are restored onto any number of them.
 
-A saved table in shards is a folder of saved tables, `00001-of-00003.ctrtable`, each of which carries its own checksums; a key lies in
-shard `shard_of(key, 3)`. Whoever restores reads all of them and keeps the keys that are its own. One saved table of a single
+A saved table in shards is a folder of saved tables, `00001-of-00003.ctrtable`, each with checksums of its own; a key lies in shard
+`shard_of(key, 3)`. Whoever restores reads all of them and keeps the keys that are its own. One saved table of a single
 process counts as one shard.
 """
 
@@ -93,7 +93,9 @@ def _rewrite(table: SparseTable, saved: list[Path], shard: int, of: int) -> None
     for path in saved:
         same_shape(path, described(absolute(path)), shape)
     if len(table):
-        raise PlanError(f"the table in {table.path} holds rows; one of another number of shards is restored into an empty one")
+        raise PlanError(
+            f"the table in {table.path} holds rows; one of another number of shards is restored into an empty one"
+        )
     for path in saved:
         for keys, rows in _rows_of(path):
             mine = shard_of(keys, of) == shard

@@ -40,6 +40,7 @@ from ctrbox.errors import DataError, DeviceError, PlanError, TrainError, nearest
 from ctrbox.models.dense import DenseInput, logs_of
 from ctrbox.models.inputs import Inputs, Pooled, Reads
 from ctrbox.train.graphed import Fed, Graphed
+from ctrbox.train.loss import check_counting, loss_of
 from ctrbox.train.together import ALONE, Together
 
 LONGEST = 1024  # keys of a row that a sequence hands over, its last ones: one row of 200,000 would be 25 GB of padding
@@ -178,7 +179,11 @@ class Learner:
         self.model = model.to(device) if device.type == "cuda" else model
         self.reads = reads_of(model)
         self.schema = schema
-        self.takes_logs = any(isinstance(part, DenseInput) for part in model.modules())
+        self.scaled = [part for part in model.modules() if isinstance(part, DenseInput)]
+        self.takes_logs = bool(self.scaled)
+        if together.of > 1:
+            for part in self.scaled:
+                part.sums = together.sums
         self.device, self.bf16 = device, bf16
         self.sources = sources_of(self.reads, schema, embedder, device)
         self.carrier = Carrier(device) if device.type == "cuda" or any(s.fused for s in self.sources) else None
@@ -236,7 +241,9 @@ class Learner:
         with self._fitting(looked):
             return self._learn(looked, factor)
 
-    def learn_part(self, looked: Looked | None, factor: float, beside: Sequence[float]) -> tuple[int, float, list[float]]:
+    def learn_part(
+        self, looked: Looked | None, factor: float, beside: Sequence[float]
+    ) -> tuple[int, float, list[float]]:
         """One step of several workers, each with a part of the batch, which may be without rows. Returns the rows of all,
         their mean loss and the sums of ``beside``; where nobody has rows nothing changes."""
         batch = None if looked is None else looked.batch
@@ -250,6 +257,8 @@ class Learner:
         if looked is None:
             for source in self.sources:
                 source.embedder.pull(NO_KEYS)
+            for part in self.scaled:
+                part.learn_none()
         else:
             pulled = self._pull(looked, train=True)
             loss = self._loss(self._logits(looked, pulled), looked)
@@ -581,24 +590,6 @@ class Learner:
         largest[np.isnan(largest)] = np.inf
         worst = int(largest.argmax())
         return float(largest[worst]), _field_of(lookup, source, worst), int(lookup.keys[worst])
-
-
-def check_counting(embedders: Sequence[Embedder]) -> None:
-    """Adaptive regularisation divides by how often a key was met."""
-    for one in embedders:
-        if getattr(one, "summed", True) and not (isinstance(one, Table) and one.counters is not None):
-            raise PlanError(
-                f"adaptive_l2 needs tables that count their keys, and this {type(one).__name__} does not; make it with "
-                "counters=cb.Counters()"
-            )
-
-
-def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """The mean log loss; sample weights multiply, and do not change by what it is divided."""
-    if weight is None:
-        return nn.functional.binary_cross_entropy_with_logits(logits, label)
-    each = nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
-    return (each * weight).sum() / len(label)
 
 
 def _field_of(lookup: Lookup, source: Source, place: int) -> str:
