@@ -1,6 +1,6 @@
 """Tables in shards: which keys are whose, and saved shards that are restored onto any number of them.
 
-A saved table in shards is a folder of saved tables, `00001-of-00003.ctrtable`, each with checksums of its own; a key lies in shard
+A saved table in shards is a folder of saved tables, `00001-of-00003.ctrtable`, each with its own checksums; a key lies in shard
 `shard_of(key, 3)`. Whoever restores reads all of them and keeps the keys that are its own. One saved table of a single
 process counts as one shard.
 """
