@@ -103,7 +103,9 @@ def train(
     threads: Threads = None,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS|local", help="Train on a Ray cluster, or on one of this machine.", show_default=False),
+        typer.Option(
+            metavar="ADDRESS|local", help="Train on a Ray cluster, or on one of this machine.", show_default=False
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=1024, help="Workers of the cluster.")] = 1,
     servers: Annotated[int, typer.Option(min=1, max=1024, help="Servers of the cluster, which hold the tables.")] = 1,
