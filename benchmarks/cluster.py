@@ -2,11 +2,12 @@
 
     python -m benchmarks.cluster [--quick] [--workers 1,2,4] [--servers 2] [--cores 1] [--rows 400000] [--gang]
 
-One job (the synthetic ad log, DeepFM) is trained with W·B rows a step on W workers of a local Ray: the shape of the Model Server paper's Table 1.
-Samples a second are of the steps alone, without the start of processes, the first evaluation or the end. Every run must count every row once.
-Efficiency is samples/s over W times those of one worker; it says something only where cores · (workers + servers) fit the machine, which is printed.
+One job (the synthetic ad log, DeepFM) is trained with W·B rows a step on W workers of a local Ray: the shape of the Model Server
+paper's Table 1. Samples a second are of the steps alone, without the start of processes and the end. Every run must count every
+row once. Efficiency is samples/s over W times those of one worker; it says something only where cores · (workers + servers) fit
+the machine, which is printed.
 
---gang: the same without Ray, for machines that have none: workers are processes with a table each, and only dense gradients travel
+--gang: without Ray, for machines that have none: workers are processes with a table each, and only dense gradients travel
 (torch.distributed, gloo), which bounds what any sharing of tables can reach.
 """
 

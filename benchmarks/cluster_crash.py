@@ -2,9 +2,9 @@
 
     python -m benchmarks.cluster_crash [--quick] [--rounds 20] [--seed 0]
 
-A Ray cluster of a head and two nodes on this machine (ray.cluster_utils). Each round trains 2 workers with 2 servers into a fresh run folder and,
-at a random moment, kills a worker, a server or a node with SIGKILL; a node that was killed is replaced. Every round must end with the weights of the
-unbroken training, bit for bit, the same metrics, and every row counted once.
+A Ray cluster of a head and two nodes on this machine (ray.cluster_utils). Each round trains 2 workers with 2 servers into a fresh
+run folder and, at a random moment, kills a worker, a server or a node with SIGKILL; a node that was killed is replaced. Every
+round must end with the weights of the unbroken training, bit for bit, the same metrics, and every row counted once.
 """
 
 from __future__ import annotations
@@ -132,10 +132,8 @@ def main() -> None:
                     raise SystemExit(f"round {number}: {kind} killed after step {killer.at}: another model came out")
                 if run.summary["rows"]["train"] != round(ROWS * 0.9):
                     raise SystemExit(f"round {number}: {run.summary['rows']['train']:,} rows were counted")
-                print(
-                    f"round {number}: {kind} killed after step {killer.at}, {again} times back, {seconds[-1]:.0f} s",
-                    flush=True,
-                )
+                met = f"{kind} killed after step {killer.at}, {again} times back"
+                print(f"round {number}: {met}, {seconds[-1]:.0f} s", flush=True)
     finally:
         ray.shutdown()
         machines.shutdown()

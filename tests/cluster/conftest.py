@@ -1,4 +1,4 @@
-"""Ray reads its settings once, when it is imported: here, before any test does. Its clients need a token, made for this process."""
+"""Ray reads its settings once, when it is imported: here, before any test does. Clients need a token, made for this process."""
 
 import os
 import secrets
