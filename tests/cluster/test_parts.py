@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ctrbox as cb
@@ -165,6 +165,7 @@ def test_tables_that_count_are_not_split(tmp_path: Path) -> None:
 # ---- a server, called as Ray would
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.dictionaries(st.integers(-(2**63), 2**63 - 1), st.floats(-(2.0**90), 2.0**90, width=32), max_size=8),
