@@ -29,7 +29,7 @@ class Cluster:
     ``servers``   that hold the tables and Model Servers, each a shard of all keys
     ``cores``     of a worker: its threads, and what Ray keeps free for it
     ``restarts``  how often lost actors are replaced before the training gives up
-    ``dashboard`` whether a local Ray shows its pages
+    ``dashboard`` whether a local Ray shows its pages, where they are installed: pip install 'ray[default]'
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Cluster:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         try:
             if self.address == "local":
-                ray.init(include_dashboard=self.dashboard, **options)
+                ray.init(include_dashboard=None if self.dashboard else False, **options)  # None: where it is installed
             else:
                 ray.init(address=self.address, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -142,6 +142,8 @@ class Cluster:
         url = getattr(getattr(ray._private.worker, "_global_node", None), "webui_url", None)
         if url:
             self.tell(f"  dashboard: http://{url}")
+        elif self.dashboard:
+            self.tell("  no dashboard: pip install 'ray[default]' brings it")
 
 
 def _tell(line: str) -> None:
