@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
@@ -214,3 +215,9 @@ def test_a_handshake_names_the_difference() -> None:
         handshake.check_same(mine, {**mine, "data": [["log", "1"], ["ads", "3"]]}, "worker 1")
     with pytest.raises(PlanError, match="does not see the run folder"):
         handshake.check_same(mine, {**mine, "run folder": "not to be seen"}, "worker 1")
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(cb.DeviceError, match=r"pip install 'ctrbox\[cluster\]'"):
+        cb.Cluster(workers=2)
