@@ -26,7 +26,7 @@ import ctrbox as cb
 from benchmarks.ams_job import DIM, Job, Top, load
 from benchmarks.ams_wire import Wire, call, listen
 from ctrbox.embed.vector_file import shard_of
-from ctrbox.train.learner import loss_of
+from ctrbox.train.loss import loss_of
 
 RATE = cb.Adam(lr=0.0003)
 

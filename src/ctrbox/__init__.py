@@ -39,6 +39,7 @@ HOME = {
     "Ragged": "ctrbox.columns.batch",
     "Schema": "ctrbox.columns.batch",
     "Trainer": "ctrbox.train.trainer",
+    "Cluster": "ctrbox.cluster.launch",
     "Run": "ctrbox.train.run",
     "Classifier": "ctrbox.train.classifier",
     "trial": "ctrbox.train.trial",
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     from ctrbox import models as models
     from ctrbox import publish as publish
     from ctrbox import serve as serve
+    from ctrbox.cluster.launch import Cluster as Cluster
     from ctrbox.columns.batch import Batch as Batch
     from ctrbox.columns.batch import Ragged as Ragged
     from ctrbox.columns.batch import Schema as Schema

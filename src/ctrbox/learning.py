@@ -71,6 +71,7 @@ Examples:
   ctrbox train job.py --limit 100000                a first try
   ctrbox train job.py --out runs/today --epochs 2
   ctrbox train job.py --valid data/tomorrow         validate on another log
+  ctrbox train job.py --cluster local --workers 4 --servers 2
 """
 
 
@@ -100,6 +101,14 @@ def train(
     resume: Annotated[bool, typer.Option(help="Go on with an unfinished run in the folder.")] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     threads: Threads = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|local", help="Train on a Ray cluster, or on one of this machine.", show_default=False
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Workers of the cluster.")] = 1,
+    servers: Annotated[int, typer.Option(min=1, max=1024, help="Servers of the cluster, which hold the tables.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Train a job's model: raw rows in, a run folder with weights and a report out."""
@@ -113,11 +122,14 @@ def train(
         "evaluate_every": evaluate_every,
     }
     asked = {name: value for name, value in asked.items() if value is not None}
+    if cluster is None and (workers, servers) != (1, 1):
+        raise Mistake("--workers and --servers are of a cluster; add --cluster local, or its address")
     place, going_on = run_place(job, out, resume, overwrite)
     loaded = load_seeded(job, seed or 0)
     if going_on:
         tell(f"going on with the unfinished run in {place}")
-    done = fit(loaded, place, asked, valid=valid, threads=threads, resume=resume, overwrite=overwrite)
+    where = None if cluster is None else (cluster, workers, servers)
+    done = fit(loaded, place, asked, valid=valid, threads=threads, resume=resume, overwrite=overwrite, cluster=where)
     finish(done, as_json)
     hint(f"ctrbox evaluate {shlex.quote(str(place))}")
 
@@ -167,6 +179,7 @@ def fit(
     resume: bool = True,
     overwrite: bool = False,
     best: float | None = None,
+    cluster: tuple[str, int, int] | None = None,
 ) -> Done:
     """Train into a folder and write its report; an interrupt says how to go on."""
     model, plan = job.needed_model(), job.plan
@@ -175,6 +188,9 @@ def fit(
     command = ["ctrbox", "train", str(job.path), "--out", str(place)]
     for name, value in [*asked.items(), ("valid", valid), ("threads", threads)]:
         command += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    if cluster is not None:
+        address, workers, servers = cluster
+        command += ["--cluster", address, "--workers", str(workers), "--servers", str(servers)]
     from ctrbox.train.trainer import Trainer
 
     watch = Watch()
@@ -185,6 +201,10 @@ def fit(
                 settings["valid"] = validation(plan, valid)
             if best is not None:
                 settings["best_auc"] = best
+            if cluster is not None:
+                from ctrbox.cluster.launch import Cluster
+
+                settings["cluster"] = Cluster(address, workers=workers, servers=servers, cores=threads, tell=tell)
             run = Trainer(model, job.table, optimizer=job.optimizer, threads=threads, bf16=job.bf16).fit(
                 plan, out=place, resume=resume, overwrite=overwrite, progress=watch, **settings
             )

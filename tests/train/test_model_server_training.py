@@ -17,7 +17,7 @@ from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.pooling import pool, sequence
 from ctrbox.errors import PlanError
 from ctrbox.models import Inputs, LocalActivation, Pooled, Reads
-from ctrbox.train.learner import loss_of
+from ctrbox.train.loss import loss_of
 from tests.models.conftest import one_thread  # noqa: F401
 from tests.train.test_run_folder import Stop, StopAt
 from tests.train.test_sparse_training import told_at_every_step

@@ -43,13 +43,13 @@ def see_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is told at most ten times a second; here at each step."""
     from ctrbox.train import trainer
 
-    original = trainer._Fit._report
+    original = trainer.Fit._report
 
     def report(self: Any, row: int) -> None:
         self.told = -1e9
         original(self, row)
 
-    monkeypatch.setattr(trainer._Fit, "_report", report)
+    monkeypatch.setattr(trainer.Fit, "_report", report)
 
 
 @pytest.fixture

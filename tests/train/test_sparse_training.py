@@ -42,13 +42,13 @@ def told_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is told ten times a second else."""
     from ctrbox.train import trainer
 
-    original = trainer._Fit._report
+    original = trainer.Fit._report
 
     def report(self: Any, row: int) -> None:
         self.told = -1e9
         original(self, row)
 
-    monkeypatch.setattr(trainer._Fit, "_report", report)
+    monkeypatch.setattr(trainer.Fit, "_report", report)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -261,6 +261,40 @@ class Plan:
             return self._shuffled(batch_size, shuffle, seed, start, limit, stop)
         return self._ordered(batch_size, start, limit, stop)
 
+    def parts(
+        self,
+        batch_size: int,
+        part: int,
+        of: int,
+        *,
+        shuffle: int = 0,
+        seed: int = 0,
+        start: Position | None = None,
+        stop: int | None = None,
+    ) -> Generator[tuple[Batch, Position, int], None, None]:
+        """As ``walk``, but of each batch of n rows only rows n·part/of to n·(part + 1)/of, and n: for one of several workers.
+        Without ``shuffle`` the operators run over those rows alone."""
+        whole("of", of, 1, 4096)
+        whole("part", part, 0, of - 1)
+        walk = self.walk(batch_size, shuffle=shuffle, seed=seed, start=start, stop=stop)
+        extractor = self.extractor()
+        if of == 1 or shuffle or type(extractor) is not Extractor:
+            try:
+                for batch, position in walk:
+                    rows = batch.rows
+                    mine = np.arange(rows * part // of, rows * (part + 1) // of)
+                    yield batch if of == 1 else batch.take(mine), position, rows
+            finally:
+                walk.close()
+            return
+        walk.close()
+        stream = extractor.parts(batch_size, (start or Position()).row, stop, part, of)
+        try:
+            for batch, rows, after in stream:
+                yield batch, Position(after), rows
+        finally:
+            stream.close()
+
     def _ordered(
         self, batch_size: int, start: Position | None, limit: int | None, stop: int | None
     ) -> Generator[tuple[Batch, Position], None, None]:

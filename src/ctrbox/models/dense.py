@@ -9,6 +9,8 @@ column becomes zero. What is not finite is not repaired here: the trainer stops 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import nn
 
@@ -24,6 +26,7 @@ class DenseInput(nn.Module):
     seen: torch.Tensor  # rows, and per column the mean and the sum of squared distances from it
     mean: torch.Tensor
     spread: torch.Tensor
+    sums: Callable[[Sequence[float]], list[float]] | None = None  # over workers, each with a part of the batch
 
     def __init__(self, columns: int) -> None:
         super().__init__()
@@ -42,13 +45,30 @@ class DenseInput(nn.Module):
         scale = torch.where(deviation > CONSTANT * self.mean.abs(), 1.0 / deviation, 1.0)
         return ((logs - self.mean.to(logs.dtype)) * scale.to(logs.dtype)).clamp(-REACH, REACH)
 
-    def _learn(self, logs: torch.Tensor) -> None:
+    def learn_none(self) -> None:
+        """Of several workers, one that has no rows this time."""
+        if len(self.mean):
+            self._learn(None)
+
+    def _learn(self, logs: torch.Tensor | None) -> None:
         """Merge the moments of a batch into those of all rows before it."""
-        rows = len(logs)
-        variance, mean = torch.var_mean(logs, 0, correction=0)
+        if logs is None:
+            rows, mean, variance = 0.0, torch.zeros_like(self.mean), torch.zeros_like(self.mean)
+        else:
+            variance, mean = torch.var_mean(logs, 0, correction=0)
+            rows, mean, variance = float(len(logs)), mean.double(), variance.double()
+        if self.sums is not None:
+            size = len(mean)
+            flat = torch.cat([mean.new_tensor([rows]), mean * rows, (variance + mean.square()) * rows])
+            summed = mean.new_tensor(self.sums(flat.tolist()))
+            rows = float(summed[0])
+            if not rows:
+                return
+            mean = summed[1 : 1 + size] / rows
+            variance = (summed[1 + size :] / rows - mean.square()).clamp(min=0.0)
         total = self.seen + rows
-        step = mean.double() - self.mean
-        self.spread += variance.double() * rows + step.square() * (self.seen * rows / total)
+        step = mean - self.mean
+        self.spread += variance * rows + step.square() * (self.seen * rows / total)
         self.mean += step * (rows / total)
         self.seen.copy_(total)
 

@@ -3,7 +3,7 @@
     state.json            what (sealed), with the size and (of small files) SHA-256 of every other file
     dense.safetensors     the model's state_dict
     optimizer.safetensors dense optimizer state and torch's random states (checkpoints only)
-    table-K.ctrtable      each embedder, in its own checked format: a file, or a folder of the Sparse Table
+    table-K.ctrtable      each embedder, in its own checked format: a file, a folder of the Sparse Table, or one of shards
 
 A folder is written aside, every file synced, and renamed: it is there whole or not at all, and the one before it goes
 only after that. Reading believes nothing before sizes and checksums fit, and gives every tensor's shape to the model
@@ -26,6 +26,7 @@ from torch import nn
 
 from ctrbox.embed.dense_optimizer import optimizer_state, restore_optimizer
 from ctrbox.embed.embedder import Embedder
+from ctrbox.embed.sharded import restore_shard
 from ctrbox.engines.aside import remove, written_aside
 from ctrbox.errors import CtrboxError, DataError
 from ctrbox.train.sealed import read_sealed, sealed
@@ -61,7 +62,7 @@ def write_weights(
             embedder.save(aside / f"table-{k}.ctrtable")
         files = {p.name: _facts(p) for p in sorted(aside.iterdir())}
         (aside / STATE).write_text(sealed({**state, "optimizer": plain, "files": files}), encoding="utf-8")
-        for path in [*aside.iterdir(), aside]:
+        for path in [*aside.iterdir(), *aside.glob("*.ctrtable/*.ctrtable"), aside]:
             _sync(path)
 
 
@@ -88,7 +89,7 @@ def read_weights(
         raise DataError(f"{place} holds {len(tables)} tables; the model reads {len(embedders)}")
     tensors = _dense(place, model)
     for k, embedder in enumerate(embedders):
-        embedder.restore(place / f"table-{k}.ctrtable")
+        restore_shard(embedder, place / f"table-{k}.ctrtable")
     model.load_state_dict(tensors)
     kept = _tensors(place / "optimizer.safetensors") if "optimizer.safetensors" in state["files"] else {}
     random, random_gpu = kept.pop("random", None), kept.pop("random_gpu", None)

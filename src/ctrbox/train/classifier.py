@@ -47,7 +47,7 @@ from ctrbox.train.frames import (
     stratified,
     weights_of,
 )
-from ctrbox.train.learner import reads_of
+from ctrbox.train.sources import reads_of
 from ctrbox.train.trainer import Trainer
 from ctrbox.views.view import View
 

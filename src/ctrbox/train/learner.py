@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,42 +26,26 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.embed.dims import SparseTables
 from ctrbox.embed.embedder import Embedder, Floats
 from ctrbox.embed.gpu_batch import Carried, Carrier, References, Told
 from ctrbox.embed.gpu_pooling import Reading
 from ctrbox.embed.gpu_table import GpuTable
 from ctrbox.embed.lookup import Lookup
-from ctrbox.embed.memory import MemoryTable
-from ctrbox.embed.optimizers import Adagrad
 from ctrbox.embed.pooling import pool, sequence
 from ctrbox.embed.shared_keys import check_common, shared
 from ctrbox.embed.table import Table
-from ctrbox.errors import DataError, DeviceError, PlanError, TrainError, nearest
+from ctrbox.errors import DataError, DeviceError, PlanError, TrainError
 from ctrbox.models.dense import DenseInput, logs_of
-from ctrbox.models.inputs import Inputs, Pooled, Reads
+from ctrbox.models.inputs import Inputs, Pooled
 from ctrbox.train.graphed import Fed, Graphed
+from ctrbox.train.loss import check_counting, loss_of
+from ctrbox.train.sources import CPU, Embedders, Source, reads_of, sources_of
+from ctrbox.train.together import ALONE, Together
 
 LONGEST = 1024  # keys of a row that a sequence hands over, its last ones: one row of 200,000 would be 25 GB of padding
-CPU = torch.device("cpu")
 AHEAD = 2  # steps launched on a GPU before the loss of the first is waited for: the host is never what it waits for
+NO_KEYS = np.empty(0, np.int64)
 HUGE = 1e6  # no useful weight is so large; products of such ones are what makes a loss infinite
-
-
-@dataclass(frozen=True)
-class Source:
-    """Fields that a model reads from one embedder."""
-
-    embedder: Embedder
-    fields: tuple[str, ...]  # pooled ones first, then sequences
-    pooled: tuple[str, ...]
-    pooling: tuple[str, ...]
-    sequences: tuple[str, ...]
-
-    @property
-    def fused(self) -> bool:
-        """Whether lookup, pooling and step are the table's own, on a GPU."""
-        return isinstance(self.embedder, GpuTable)
 
 
 @dataclass(frozen=True)
@@ -78,82 +62,8 @@ class Looked:
     )
 
 
-# One for all fields, one by field name ("*": the rest), or tables by dim.
-Embedders: TypeAlias = Embedder | Mapping[str, Embedder] | SparseTables
-
 # Rows of a source: a tensor (unique, width) that was pulled, or what a GPU table pooled.
 Pulled: TypeAlias = torch.Tensor | Reading
-
-
-def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device: torch.device = CPU) -> list[Source]:
-    """Which embedder serves which field: the one given, one by field name ("*": the rest), or tables by dim."""
-    names = [*reads.fields, *reads.sequences]
-    spaces = {f.name: f.space for f in schema.sparse}
-    for name in names:
-        if name not in spaces:
-            raise PlanError(
-                f"the model reads {name!r}, which this plan does not have{nearest(name, spaces)}; build it with the schema of "
-                "this plan"
-            )
-    chosen: dict[str, Embedder] = {}
-    if embedder is None:
-        kind = GpuTable if device.type == "cuda" else MemoryTable
-        tables: dict[int, Embedder] = {reads.dims[n]: kind(reads.dims[n], optimizer=Adagrad()) for n in names}
-        chosen = {n: tables[reads.dims[n]] for n in names}
-    elif isinstance(embedder, SparseTables):
-        chosen = {n: embedder[reads.dims[n]] for n in names}
-    elif isinstance(embedder, Mapping):
-        for name in embedder:
-            if name != "*" and name not in names:
-                raise PlanError(f"an embedder is given for {name!r}, which the model does not read; it reads {names}")
-        for name in names:
-            found = embedder.get(name, embedder.get("*"))
-            if found is None:
-                raise PlanError(f"no embedder is given for {name!r}; add one, or {{'*': …}} for all other fields")
-            chosen[name] = found
-    else:
-        chosen = dict.fromkeys(names, embedder)
-    for one in chosen.values():
-        if not isinstance(one, Embedder):
-            raise PlanError(f"a table must be an embedder, such as cb.MemoryTable(dim=16), got {one!r}")
-    owner: dict[str, str] = {}
-    for name in names:
-        first = owner.setdefault(spaces[name], name)
-        if chosen[first] is not chosen[name]:
-            raise PlanError(
-                f"fields {first!r} and {name!r} share the keys of {spaces[name]!r}; give both the same embedder"
-            )
-    sources = []
-    for one in {id(e): e for e in chosen.values()}.values():
-        mine = [n for n in names if chosen[n] is one]
-        rows = {reads.row(n) for n in mine}
-        for n in mine:
-            if reads.dims[n] != one.dim:
-                # A table that holds rows cannot have another dim: saying so would send its owner to the next refusal.
-                holds = f" and holds {len(one):,} rows" if len(one) else ""
-                other = (
-                    f"take a new, empty one of dim={reads.dims[n]}" if holds else f"the table with dim={reads.dims[n]}"
-                )
-                raise PlanError(
-                    f"the model reads {reads.dims[n]} floats of {n!r}, its table has dim={one.dim}{holds}; build the model with "
-                    f"dim={one.dim} or {other}"
-                )
-        one.open(rows.pop())
-        pooled = tuple(n for n in mine if n in reads.fields)
-        sequences = tuple(n for n in mine if n in reads.sequences)
-        how = tuple(reads.pooling[n] for n in pooled)
-        sources.append(Source(one, (*pooled, *sequences), pooled, how, sequences))
-    return sources
-
-
-def reads_of(model: nn.Module) -> Reads:
-    found = getattr(model, "reads", None)
-    if not isinstance(found, Reads):
-        raise PlanError(
-            f"{type(model).__name__} does not say what it reads; set self.reads = cb.models.Reads(schema, dim=…) in its "
-            "__init__"
-        )
-    return found
 
 
 class Learner:
@@ -174,12 +84,19 @@ class Learner:
         rows: int | None = None,
         adaptive_l2: float = 0.0,
         common: Sequence[str] = (),
+        together: Together = ALONE,
     ) -> None:
-        """``rows``: of the usual batch. ``adaptive_l2``: see `Settings`. ``common``: see `Trainer`."""
+        """``rows``: of the usual batch. ``adaptive_l2``: see `Settings`. ``common``: see `Trainer`. ``together``: the workers of
+        which this is one."""
+        self.together = together
         self.model = model.to(device) if device.type == "cuda" else model
         self.reads = reads_of(model)
         self.schema = schema
-        self.takes_logs = any(isinstance(part, DenseInput) for part in model.modules())
+        self.scaled = [part for part in model.modules() if isinstance(part, DenseInput)]
+        self.takes_logs = bool(self.scaled)
+        if together.of > 1:
+            for part in self.scaled:
+                part.sums = together.sums
         self.device, self.bf16 = device, bf16
         self.sources = sources_of(self.reads, schema, embedder, device)
         self.carrier = Carrier(device) if device.type == "cuda" or any(s.fused for s in self.sources) else None
@@ -245,6 +162,46 @@ class Learner:
         with self._fitting(looked):
             return self._learn(looked, factor)
 
+    def learn_part(
+        self, looked: Looked | None, factor: float, beside: Sequence[float]
+    ) -> tuple[int, float, list[float]]:
+        """One step of several workers, each with a part of the batch, which may be without rows. Returns the rows of all,
+        their mean loss and the sums of ``beside``; where nobody has rows nothing changes."""
+        batch = None if looked is None else looked.batch
+        if not self.begun:
+            self.begun = True
+            self._start_from_the_click_rate(batch)
+        self.model.train()
+        self.model.zero_grad(set_to_none=True)
+        pulled: list[Pulled] = []
+        mine, value = (0, 0.0) if batch is None else (batch.rows, 0.0)
+        if looked is None:
+            for source in self.sources:
+                source.embedder.pull(NO_KEYS)
+            for part in self.scaled:
+                part.learn_none()
+        else:
+            pulled = self._pull(looked, train=True)
+            loss = self._loss(self._logits(looked, pulled), looked)
+            value = float(loss.detach())
+            self._refuse(looked, pulled, value)
+            loss.backward()
+        rows, summed, *told = self.together.sums([mine, value * mine, *beside])
+        if not rows:
+            return 0, 0.0, told
+        if looked is None:
+            for source in self.sources:
+                source.embedder.push(NO_KEYS, np.empty((0, source.embedder.row.width), np.float32))
+        else:
+            for one in pulled:
+                assert isinstance(one, torch.Tensor)
+                if one.grad is None:  # the others wait for this push
+                    one.grad = torch.zeros_like(one)
+            self._push(looked, pulled, factor, mine / rows)
+        self.together.add_up([p for p in self.model.parameters() if p.requires_grad], mine / rows)
+        self._step_dense(factor)
+        return int(rows), summed / rows, told
+
     def _learn(self, looked: Looked, factor: float) -> float:
         if not self.begun:
             self.begun = True
@@ -268,17 +225,21 @@ class Learner:
                 before = self._hear_loss(0)
         self._heard()
         self._push(looked, pulled, factor)
-        if self.optimizer is not None:
-            if self.clip is not None:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate * factor
-            self.optimizer.step()
+        self._step_dense(factor)
         if told.known:
             return told.value()
         self.last = self.last if before is None else before
         assert self.last is not None
         return self.last
+
+    def _step_dense(self, factor: float) -> None:
+        if self.optimizer is None:
+            return
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        self.optimizer.step()
 
     # ---- the dense part, recorded
     def _fed(self, looked: Looked, pulled: Sequence[Pulled]) -> Fed | None:
@@ -359,14 +320,17 @@ class Learner:
         return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
     # ---- parts of a step
-    def _start_from_the_click_rate(self, batch: Batch) -> None:
+    def _start_from_the_click_rate(self, batch: Batch | None) -> None:
         """A model whose output bias is still 0 begins with the log odds of its first batch, not with one click in two."""
         bias = getattr(self.model, "bias", None)
-        if batch.label is None or not isinstance(bias, nn.Parameter) or bias.shape != (1,) or bool(bias.detach().any()):
+        if not isinstance(bias, nn.Parameter) or bias.shape != (1,) or bool(bias.detach().any()):
             return
-        clicks = float(batch.label.sum())
+        if batch is not None and batch.label is None:
+            return
+        mine = [0.0, 0.0] if batch is None else [float(batch.label.sum()), batch.rows]  # type: ignore[union-attr]
+        clicks, rows = self.together.sums(mine)
         with torch.no_grad():
-            bias.fill_(math.log((clicks + 0.5) / (batch.rows - clicks + 0.5)))
+            bias.fill_(math.log((clicks + 0.5) / (rows - clicks + 0.5)))
 
     @contextlib.contextmanager
     def _fitting(self, looked: Looked) -> Iterator[None]:
@@ -459,7 +423,8 @@ class Learner:
             label, weight = carried.label, carried.weight
         return loss_of(logits, label, weight)
 
-    def _push(self, looked: Looked, pulled: Sequence[Pulled], factor: float) -> None:
+    def _push(self, looked: Looked, pulled: Sequence[Pulled], factor: float, share: float = 1.0) -> None:
+        """``share``: of the step's rows that are this worker's."""
         for source, lookup, rows in zip(self.sources, looked.lookups, pulled, strict=True):
             if (rows.gradients if isinstance(rows, Reading) else rows.grad) is None:
                 continue
@@ -473,14 +438,17 @@ class Learner:
             gradients = rows.grad.cpu().numpy()
             if getattr(source.embedder, "summed", True):
                 gradients *= np.float32(looked.batch.rows)
+            elif share != 1.0:
+                gradients *= np.float32(share)
             try:
-                if isinstance(source.embedder, Table) and source.embedder.takes_shows:
+                if getattr(source.embedder, "takes_shows", False):
                     assert isinstance(lookup, Lookup)
                     shows, clicks = lookup.shown(np.asarray(looked.batch.label, np.float32))
                     if self.adaptive_l2:
+                        assert isinstance(source.embedder, Table)
                         met = source.embedder.counts(lookup.keys)[0] + shows
                         gradients += np.float32(self.adaptive_l2) * rows.detach().cpu().numpy() / met[:, None]
-                    source.embedder.push(lookup.keys, gradients, shows=shows, clicks=clicks)
+                    source.embedder.push(lookup.keys, gradients, shows=shows, clicks=clicks)  # type: ignore[call-arg]
                 else:
                     source.embedder.push(lookup.keys, gradients)
             except DataError:
@@ -562,24 +530,6 @@ def _parted(
     parts: list[tuple[tuple[str, ...], torch.Tensor | None]] = [(own, None)]
     parts.append((tuple(n for n in fields if n in common), first))
     return [part for part in parts if part[0]]
-
-
-def check_counting(embedders: Sequence[Embedder]) -> None:
-    """Adaptive regularisation divides by how often a key was met."""
-    for one in embedders:
-        if getattr(one, "summed", True) and not (isinstance(one, Table) and one.counters is not None):
-            raise PlanError(
-                f"adaptive_l2 needs tables that count their keys, and this {type(one).__name__} does not; make it with "
-                "counters=cb.Counters()"
-            )
-
-
-def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """The mean log loss; sample weights multiply, and do not change by what it is divided."""
-    if weight is None:
-        return nn.functional.binary_cross_entropy_with_logits(logits, label)
-    each = nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
-    return (each * weight).sum() / len(label)
 
 
 def _field_of(lookup: Lookup, source: Source, place: int) -> str:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -31,14 +31,16 @@ from ctrbox.train.checkpoint import read_state, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate
 from ctrbox.train.folder import RunFolder
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
-from ctrbox.train.learner import Embedders, Learner, Looked
+from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.run import Run
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.settings import DEVICES, Settings, described, device_for, identity, settings_of, with_batch_size
+from ctrbox.train.sources import Embedders
 from ctrbox.train.summary import Look, judge, summarize
+from ctrbox.train.together import ALONE, Together
 from ctrbox.train.warm_up import WarmUp
 
 REPORT_SECONDS = 1.0  # of training loss into metrics.jsonl, at most this often
@@ -73,9 +75,19 @@ class Handed:
 
     batch: Batch
     position: Position
-    rows: int
-    clicks: int
+    rows: int  # handed out so far, of all workers
+    clicks: int  # of this batch, before it was thinned out
     number: int
+
+
+class Elsewhere(Protocol):
+    """Takes a training from its newest checkpoint to its last in other processes, as ``cb.Cluster`` does."""
+
+    def check(self, fit: Fit) -> None:
+        """Refuse what it could not train, before anything is written."""
+
+    def train(self, fit: Fit) -> None:
+        """Train into the run folder of ``fit``; its learner is not touched."""
 
 
 class Trainer:
@@ -135,6 +147,7 @@ class Trainer:
         progress: bool | Watcher = False,
         warm_up: str = "none",
         warm_from: Run | str | Path | None = None,
+        cluster: Elsewhere | None = None,
         **settings: Any,
     ) -> Run:
         """Train, evaluate, and keep everything in the run folder ``out``.
@@ -143,7 +156,8 @@ class Trainer:
         unfinished run in ``out`` stopped. ``overlap=False``: one stage after the other, same weights. ``time`` and ``by``:
         expressions by which the evaluation is cut into windows and slices. ``explain``: look for the worst slices and for
         what each feature is worth; where there is a run folder, unless told. ``warm_up``: begin with the weights of the run
-        ``warm_from``, "full" with all, "partial" without the embeddings of ids. Other settings: see
+        ``warm_from``, "full" with all, "partial" without the embeddings of ids. ``cluster``: where to train, such as
+        ``cb.Cluster(workers=2, servers=2)``; here unless given. Other settings: see
         ``ctrbox.train.settings.Settings`` (batch_size, epochs, limit, shuffle, negatives, patience, monitor,
         evaluate_every, clip, seed, schedule, adaptive_l2).
         """
@@ -158,7 +172,10 @@ class Trainer:
         look = Look(time, by) if (out is not None if explain is None else explain) else None
         if look is not None and split.valid is not None:
             look.check(split.valid)
-        return _Fit(self, plan, split, chosen, overlap, ahead, watcher(progress)).run(
+        fit = Fit(self, plan, split, chosen, overlap, ahead, watcher(progress))
+        if cluster is not None:
+            cluster.check(fit)
+        return fit.run(
             None if out is None else Path(out),
             resume=resume,
             overwrite=overwrite,
@@ -167,15 +184,25 @@ class Trainer:
             look=look,
             best_auc=best_auc,
             warm=warm,
+            cluster=cluster,
         )
 
 
-class _Fit:
+class Fit:
     """One call of ``fit``."""
 
     def __init__(
-        self, trainer: Trainer, plan: Plan, split: Split, settings: Settings, overlap: bool, ahead: int, watch: Watcher
+        self,
+        trainer: Trainer,
+        plan: Plan,
+        split: Split,
+        settings: Settings,
+        overlap: bool,
+        ahead: int,
+        watch: Watcher,
+        together: Together = ALONE,
     ) -> None:
+        self.trainer, self.together = trainer, together
         self.plan, self.split, self.settings, self.overlap, self.ahead = plan, split, settings, overlap, ahead
         assert settings.batch_size is not None
         self.batch_size = settings.batch_size
@@ -195,6 +222,7 @@ class _Fit:
             rows=self.batch_size,
             adaptive_l2=settings.adaptive_l2,
             common=trainer.common,
+            together=together,
         )
         self.optimizer = described(trainer.optimizer)
         self.state = State()
@@ -204,6 +232,7 @@ class _Fit:
         self.watch = watch
         self.folder: RunFolder | None = None
         self.aside: tempfile.TemporaryDirectory[str] | None = None
+        self.ending = False  # asked to end behind the next step; several workers agree on which
         self.metrics: dict[str, float] = {}
         self.evaluated = -1  # the step after which ``metrics`` were taken
         self.reported = self.told = self.saved = 0.0
@@ -219,9 +248,14 @@ class _Fit:
         look: Look | None,
         best_auc: float | None,
         warm: WarmUp,
+        cluster: Elsewhere | None = None,
     ) -> Run:
         try:
             warm.check(self.learner)
+            kept = out is not None
+            if out is None and cluster is not None:
+                self.aside = tempfile.TemporaryDirectory(prefix="ctrbox-cluster-")
+                out = Path(self.aside.name) / "run"
             if out is not None:
                 mine = identity(self.plan, self.split.other, self.learner.model, self.learner.embedders, self.settings)
                 mine["optimizer"] = self.optimizer
@@ -233,7 +267,13 @@ class _Fit:
             if self.state.step == 0:
                 warn_of_rows(self.learner.embedders)
                 warm.apply(self.learner)
-            self._train(seconds, steps)
+            self.seconds, self.steps = seconds, steps
+            if cluster is None:
+                self._train()
+            else:
+                self._train_elsewhere(cluster)
+            self.learner.settle()
+            self._take_best()
             clocks, before = list(self.clocks.values()), self.before
             summary = summarize(self.learner, self.plan, self.settings, self.state, clocks, self.passes, before)
             if self.split.valid is not None:
@@ -245,7 +285,7 @@ class _Fit:
                 summary["metrics"]["best_auc"] = best_auc
             if self.folder is not None:
                 self.folder.finish(self.learner, summary)
-            return Run(self.plan, self.learner, summary, None if self.folder is None else self.folder.path)
+            return Run(self.plan, self.learner, summary, out if kept else None)
         finally:
             self.watch.end()
             if self.folder is not None:
@@ -253,10 +293,24 @@ class _Fit:
             if self.aside is not None:
                 self.aside.cleanup()
 
-    def _train(self, seconds: float, steps: int | None) -> None:
-        if self.state.step == 0:
+    def _train_elsewhere(self, cluster: Elsewhere) -> None:
+        """What the others begin with and what they end with is a checkpoint."""
+        assert self.folder is not None
+        self.before = self.state.seconds
+        self.began = time.perf_counter() - self.before
+        self.passes.begin(self._epochs(0))
+        if not self.state.step and not self.state.epoch:
             torch.manual_seed(self.settings.seed)
-        self.seconds, self.steps = seconds, steps
+            self._checkpoint()
+        cluster.train(self)
+        resumed, self.watch = self.watch, watcher(False)
+        self._go_on(self.folder)
+        self.watch = resumed
+        self.folder.resumed_at = None
+
+    def _train(self) -> None:
+        if self.state.step == 0 and self.together.of == 1:
+            torch.manual_seed(self.settings.seed)
         self.before = self.state.seconds  # of the processes before this one
         self.began = time.perf_counter() - self.before
         self.saved = time.perf_counter()
@@ -267,7 +321,6 @@ class _Fit:
                 if not self.state.finished:
                     self._epoch(epoch, asked)
         self.learner.settle()
-        self._take_best()
         self.state.seconds = time.perf_counter() - self.began
 
     def _judge(self, look: Look | None) -> dict[str, Any]:
@@ -298,18 +351,22 @@ class _Fit:
                 if item is None:
                     break
                 handed, looked = item
-                if looked is not None:
-                    loss = learn.time(self.learner.learn, looked, self.settings.schedule(state.step))
+                learned, loss, clicks, ending = learn.time(self._learn, handed, looked)
+                if learned:
                     state.losses = [0.95 * state.losses[0] + 0.05 * loss, 0.95 * state.losses[1] + 0.05]
                     state.step += 1
-                    state.seen += looked.batch.rows
-                    learn.rows += looked.batch.rows
-                state.rows, state.clicks, state.position = handed.rows, handed.clicks, asdict(handed.position)
+                    state.seen += learned
+                    learn.rows += learned
+                state.rows, state.position = handed.rows, asdict(handed.position)
+                state.clicks += clicks
                 self._report(handed.position.row)
                 self._end_pass(self._epochs(handed.position.row))
-                if every and looked is not None and state.step % every == 0 and self._evaluate():
+                if every and learned and state.step % every == 0 and self._evaluate():
                     break
                 self._checkpoint_if_due(asked)
+                if ending:
+                    self._checkpoint()
+                    raise KeyboardInterrupt
         finally:
             stages.close()
         if not state.finished:
@@ -318,23 +375,36 @@ class _Fit:
         state.epoch, state.rows, state.clicks, state.position = epoch + 1, 0, 0, {}
         if not state.finished and not (every and state.step % every == 0):
             self._evaluate()
-        if self.folder is not None:
-            self._checkpoint()
+        self._checkpoint()
+
+    def _learn(self, handed: Handed, looked: Looked | None) -> tuple[int, float, int, bool]:
+        """A step: rows learned, mean loss and clicks of all workers, and whether one was asked to end."""
+        factor, state = self.settings.schedule(self.state.step), self.state
+        if self.together.of == 1:
+            if looked is None:
+                return 0, 0.0, handed.clicks, self.ending
+            return looked.batch.rows, self.learner.learn(looked, factor), handed.clicks, self.ending
+        # Of step and worker: a checkpoint need not hold the random state of each, and their number may change.
+        torch.manual_seed((self.settings.seed * 0x9E3779B9 + state.step * 4096 + self.together.part) & (2**63 - 1))
+        rows, loss, (clicks, ending) = self.learner.learn_part(looked, factor, (handed.clicks, float(self.ending)))
+        return rows, loss, int(clicks), ending > 0
 
     def _walk(self, epoch: int) -> Generator[Handed, None, None]:
         """Batches of an epoch from where the state stands, rows without clicks thinned out."""
         s, state = self.settings, self.state
         start = Position(**state.position) if state.position else None
-        walk = self.plan.walk(
-            self.batch_size, shuffle=s.shuffle, seed=s.seed + epoch, start=start, stop=self.split.train_stop
+        part, of = self.together.part, self.together.of
+        walk = self.plan.parts(
+            self.batch_size, part, of, shuffle=s.shuffle, seed=s.seed + epoch, start=start, stop=self.split.train_stop
         )
-        labels, number = Labels(state.rows, state.clicks), state.step
+        done, number = state.rows, state.step
         try:
-            for batch, position in walk:
-                first = labels.rows
+            for batch, position, rows in walk:
+                first, labels = done + rows * part // of, Labels()
                 labels.add(facts(batch), first, "training")
+                done += rows
                 kept = thin(batch, first, s.negatives, s.seed, epoch)
-                yield Handed(kept, position, labels.rows, labels.clicks, number)
+                yield Handed(kept, position, done, labels.clicks, number)
                 number += 1
         finally:
             walk.close()
@@ -391,22 +461,30 @@ class _Fit:
         self.learner.settle()
         if self.split.valid is None:
             return False
-        with self.passes.paused():
-            metrics = clock.time(evaluate, self.learner, self.split, self.batch_size, self.overlap).result()
-        self.metrics, self.evaluated = metrics, state.step
-        clock.rows += int(metrics["rows"])
-        self.watch.evaluated(metrics)
-        if self.folder is not None:
-            self.folder.record("valid", state.step, {**metrics, "epoch": state.epoch, "rows": state.seen})
-        value = metrics[s.monitor] if s.monitor == "logloss" else -metrics[s.monitor]
+        value = 0.0
+        if self.leads:
+            with self.passes.paused():
+                metrics = clock.time(evaluate, self.learner, self.split, self.batch_size, self.overlap).result()
+            self.metrics, self.evaluated = metrics, state.step
+            clock.rows += int(metrics["rows"])
+            self.watch.evaluated(metrics)
+            if self.folder is not None:
+                self.folder.record("valid", state.step, {**metrics, "epoch": state.epoch, "rows": state.seen})
+            value = metrics[s.monitor] if s.monitor == "logloss" else -metrics[s.monitor]
+        value = self.together.sums([value])[0]
         if value == value and (state.best is None or value < state.best):
             state.best, state.best_step, state.since_best = value, state.step, 0
-            if s.patience is not None:
+            if s.patience is not None and self.leads:
                 write_weights(self._best(), {"step": state.step}, self.learner.model, self.learner.embedders)
         else:
             state.since_best += 1
         state.finished = s.patience is not None and state.since_best >= s.patience
         return state.finished
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the worker that evaluates and keeps the run folder."""
+        return self.together.part == 0
 
     def _best(self) -> Path:
         """Where the best weights so far wait for the end."""
@@ -436,7 +514,8 @@ class _Fit:
             end_as_asked(asked)
 
     def _checkpoint(self) -> None:
-        assert self.folder is not None
+        if self.folder is None:
+            return
         self.learner.settle()
         self.state.seconds = time.perf_counter() - self.began
         began = time.perf_counter()

@@ -42,11 +42,12 @@ from ctrbox.plan.expr import Expr, column
 from ctrbox.plan.features import FeatureSet
 from ctrbox.train.evaluation import Split, probability
 from ctrbox.train.interval import auc_difference, logloss_difference
-from ctrbox.train.learner import Learner, Looked, reads_of
+from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.settings import Settings, with_batch_size
+from ctrbox.train.sources import reads_of
 from ctrbox.train.verdict import Candidate, Cost, Trial
 
 __all__ = ["Candidate", "Cost", "Trial", "trial"]

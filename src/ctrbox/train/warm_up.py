@@ -21,8 +21,9 @@ from ctrbox.embed.model_server import ModelServer
 from ctrbox.errors import PlanError, SourceError, nearest
 from ctrbox.train.checkpoint import read_dense, read_state, write_weights
 from ctrbox.train.folder import describe
-from ctrbox.train.learner import Learner, Source
+from ctrbox.train.learner import Learner
 from ctrbox.train.run import Run
+from ctrbox.train.sources import Source
 
 WARM_UPS = ("none", "partial", "full")
 

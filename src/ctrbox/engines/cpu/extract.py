@@ -356,6 +356,23 @@ class Extractor:
         from row ``stop`` of the log on."""
         return self.each_batch(self.run, batch_size, start, limit, stop)
 
+    def parts(
+        self, batch_size: int, start: int, stop: int | None, part: int, of: int
+    ) -> Generator[tuple[Batch, int, int], None, None]:
+        """Part ``part`` of ``of`` of each batch, with the rows of the whole batch and where the next one begins. Operators run
+        over the part's rows alone."""
+
+        def run(pieces: list[tuple[Prepared, int, int]]) -> tuple[Batch, int]:
+            rows = sum(count for _, _, count in pieces)
+            return self.run(cut(pieces, rows * part // of, rows * (part + 1) // of)), rows
+
+        stream = self.each_batch(run, batch_size, start, None, stop)
+        try:
+            for (batch, rows), after in stream:
+                yield batch, rows, after
+        finally:
+            stream.close()
+
     def frames(
         self, rows: int, start: int = 0, limit: int | None = None, stop: int | None = None
     ) -> Generator[Any, None, None]:
@@ -376,6 +393,18 @@ class Extractor:
                 yield frame
         finally:
             stream.close()
+
+
+def cut(pieces: list[tuple[Prepared, int, int]], first: int, last: int) -> list[tuple[Prepared, int, int]]:
+    """The pieces of rows ``first`` to ``last`` of a batch."""
+    found, at = [], 0
+    for prepared, begin, count in pieces:
+        low, high = max(first - at, 0), min(last - at, count)
+        if low < high:
+            found.append((prepared, begin + low, high - low))
+        at += count
+    # A part without rows still has the shape of the batch.
+    return found or [(pieces[0][0], pieces[0][1], 0)]
 
 
 def end(pool: ThreadPoolExecutor) -> None:

@@ -1,0 +1,184 @@
+"""How does training scale with workers? Samples a second on 1, 2 and 4 workers with a fixed number of cores each.
+
+    python -m benchmarks.cluster [--quick] [--workers 1,2,4] [--servers 2] [--cores 1] [--rows 400000] [--gang]
+
+One job (the synthetic ad log, DeepFM) is trained with W·B rows a step on W workers of a local Ray: the shape of the Model Server
+paper's Table 1. Samples a second are of the steps alone, without the start of processes and the end. Every run must count every
+row once. Efficiency is samples/s over W times those of one worker; it says something only where cores · (workers + servers) fit
+the machine, which is printed.
+
+--gang: without Ray, for machines that have none: workers are processes with a table each, and only dense gradients travel
+(torch.distributed, gloo), which bounds what any sharing of tables can reach.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ctrbox as cb
+from benchmarks import report
+from ctrbox import col
+
+ROWS, BATCH, DIM = 400_000, 4096, 16
+
+
+def make_log(folder: Path, rows: int) -> None:
+    cb.datasets.adlog(rows, seed=1, out=folder)
+
+
+def plan_of(folder: Path, threads: int) -> cb.Plan:
+    users = cb.View(str(folder / "users"), key="user_id").fill(segment=-1)
+    ads = cb.View(str(folder / "ads"), key="ad_id").fill(category="none", bid=0.0)
+    log = cb.View(str(folder / "impressions"), key="instance_id").join(users, on="user_id").join(ads, on="ad_id")
+    sparse = {
+        "user": col("user_id").key(),
+        "segment": col("segment").key(),
+        "category": col("category").key(),
+        "ad": col("ad_id").key(),
+        "user_x_category": cb.cross("user_id", "category"),
+        "user_x_ad": cb.cross("user_id", "ad_id"),
+    }
+    features = cb.FeatureSet(label=col("clicked"), sparse=sparse, dense={"log_bid": col("bid").log1p()})
+    return cb.compile(log, features, threads=threads, device="cpu")
+
+
+def model_of(plan: cb.Plan) -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return cb.models.DeepFM(plan.schema, dim=DIM)
+
+
+def on_ray(folder: Path, workers: int, servers: int, cores: int, rows: int) -> dict[str, float]:
+    plan = plan_of(folder, cores)
+    cluster = cb.Cluster(workers=workers, servers=servers, cores=cores, dashboard=False, tell=lambda line: None)
+    with tempfile.TemporaryDirectory(prefix="ctrbox-bench-") as out:
+        run = cb.Trainer(model_of(plan), cb.MemoryTable(DIM)).fit(
+            plan,
+            batch_size=BATCH * workers,
+            out=Path(out) / "run",
+            explain=False,
+            checkpoint_seconds=1e9,
+            cluster=cluster,
+        )
+        expected = round(rows * 0.9)
+        if run.summary["rows"]["train"] != expected:
+            raise SystemExit(f"{run.summary['rows']['train']:,} rows were learned, expected {expected:,}")
+        learn = next(s for s in run.summary["stages"] if s["name"] == "learn")
+        seconds = learn["seconds"] + learn["for_input"]
+    return {"rows_per_second": expected / seconds, "auc": run.metrics["auc"], "steps": run.summary["steps"]}
+
+
+def in_gang(folder: Path, workers: int, cores: int, rows: int) -> dict[str, float]:
+    """Processes of this file, each with its part; worker 0 tells what it measured."""
+    from ctrbox.train.together import ALONE  # noqa: F401 - a machine without torch.distributed is told here
+
+    address = f"127.0.0.1:{free_port()}"
+    asked = [sys.executable, "-m", "benchmarks.cluster", "--member"]
+    told = [
+        subprocess.Popen(
+            [*asked, json.dumps([str(folder), k, workers, cores, address])],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(cores)},
+        )
+        for k in range(workers)
+    ]
+    outputs = [p.communicate()[0] for p in told]
+    if any(p.returncode for p in told):
+        raise SystemExit("a worker of the gang failed")
+    found: dict[str, float] = json.loads(outputs[0].splitlines()[-1])
+    return found
+
+
+def member(asked: str) -> None:
+    import torch
+
+    from ctrbox.train.learner import Learner
+    from ctrbox.train.together import ALONE, Gang, Together
+
+    folder, part, of, cores, address = json.loads(asked)
+    torch.set_num_threads(cores)
+    plan = plan_of(Path(folder), cores)
+    together: Together = ALONE if of == 1 else Gang(part, of, address, "127.0.0.1")
+    net = model_of(plan)
+    learner = Learner(
+        net, plan.schema, cb.MemoryTable(DIM, threads=cores), torch.optim.Adam, threads=cores, together=together
+    )
+    began, seen = 0.0, 0
+    for step, (batch, _, rows) in enumerate(plan.parts(BATCH * of, part, of, stop=round(plan.rows * 0.9))):
+        if step == 3:  # all have begun
+            together.sums([0.0])
+            began, seen = time.perf_counter(), 0
+        looked = learner.look(batch)
+        if of == 1:
+            learner.learn(looked)
+        else:
+            learner.learn_part(looked, 1.0, ())
+        seen += rows
+    together.sums([0.0])
+    print(json.dumps({"rows_per_second": seen / (time.perf_counter() - began), "steps": step + 1}))
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def main() -> None:
+    parser = report.options(__doc__)
+    parser.add_argument("--workers", default="1,2,4")
+    parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--gang", action="store_true", help="without Ray, through torch.distributed alone")
+    parser.add_argument("--quick", action="store_true", help="60,000 rows on 1 and 2 workers")
+    parser.add_argument("--member", help=report.argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.member:
+        member(asked.member)
+        return
+    rows = 60_000 if asked.quick else asked.rows
+    counts = [1, 2] if asked.quick else [int(w) for w in asked.workers.split(",")]
+    found: dict[int, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory(prefix="ctrbox-cluster-log-") as place:
+        folder = Path(place)
+        make_log(folder, rows)
+        for workers in counts:
+            if asked.gang:
+                found[workers] = in_gang(folder, workers, asked.cores, rows)
+            else:
+                found[workers] = on_ray(folder, workers, asked.servers, asked.cores, rows)
+    one = found[counts[0]]["rows_per_second"] / counts[0]
+    machine = os.cpu_count() or 1
+    table, ratios = [], {}
+    for workers, facts in found.items():
+        efficiency = facts["rows_per_second"] / (workers * one)
+        used = workers * asked.cores + (0 if asked.gang else asked.servers)
+        fits = "" if used <= machine else f"{used} wanted, {machine} there"
+        shown = [str(workers), f"{facts['rows_per_second']:,.0f}", f"{efficiency:.2f}", f"{facts['steps']:.0f}", fits]
+        table.append(shown)
+        ratios[f"{workers} workers"] = efficiency
+    report.table(["workers", "rows/s", "efficiency", "steps", "cores"], table)
+    first = f"{counts[0]} workers"
+    report.finish(
+        found[counts[-1]]["rows_per_second"],
+        {first: found[counts[0]]["rows_per_second"]},
+        "rows/s",
+        efficiency={name: round(value, 3) for name, value in ratios.items()},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What two processes must have in common to learn as one, and how an address is found."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+import ctrbox
+from ctrbox.engines.plan import Plan
+from ctrbox.errors import PlanError
+
+
+@cache
+def code() -> str:
+    """A digest of every source file of the package."""
+    home, digest = Path(ctrbox.__file__).parent, hashlib.sha256()
+    for path in sorted(home.rglob("*.py")):
+        digest.update(str(path.relative_to(home)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def facts_here() -> dict[str, Any]:
+    """Of this process."""
+    return {
+        "ctrbox": f"{ctrbox.__version__} {code()}",
+        "torch": str(torch.__version__),
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        "machine": platform.machine(),
+    }
+
+
+def facts_of(plan: Plan, folder: Path) -> dict[str, Any]:
+    """Of a plan as this process sees it: the same features over the same files, and the same run folder."""
+    views = {id(s.view): s.view for frame in plan.graph.frames for s in frame.sources}
+    config = folder / "config.json"
+    return {
+        **facts_here(),
+        "plan": plan.fingerprint,
+        "data": [[view.name, view.source.fingerprint()] for view in views.values()],
+        "run folder": hashlib.sha256(config.read_bytes()).hexdigest()[:16] if config.exists() else "not to be seen",
+    }
+
+
+def check_same(mine: Mapping[str, Any], theirs: Mapping[str, Any], who: str) -> None:
+    """Refuse one that differs, and say in what."""
+    for name, met in theirs.items():
+        expected = mine.get(name)
+        if met == expected:
+            continue
+        if name == "run folder":
+            raise PlanError(f"{who} does not see the run folder of this training; put out= where all machines see it")
+        if isinstance(met, list) and isinstance(expected, list) and len(met) == len(expected):
+            met, expected = next((a, b) for a, b in zip(met, expected, strict=True) if a != b)
+        raise PlanError(
+            f"{who} has another {name}: {met!r}, expected {expected!r}; give every machine the same code and data"
+        )
+
+
+def host_here() -> str:
+    """By which others of the cluster reach this machine."""
+    return str(ray.util.get_node_ip_address())
+
+
+def free_address(host: str) -> str:
+    """A port that was free a moment ago."""
+    with socket.socket() as found:
+        found.bind((host, 0))
+        return f"{host}:{found.getsockname()[1]}"

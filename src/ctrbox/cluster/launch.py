@@ -1,0 +1,150 @@
+"""`Cluster`: where a training takes place, in how many workers and servers.
+
+cluster = cb.Cluster("local", workers=2, servers=2)                # or the address of a Ray cluster: "auto", "10.0.0.1:6379"
+run = cb.Trainer(model, table).fit(plan, out="runs/today", cluster=cluster)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ctrbox.embed.model_server import ModelServer
+from ctrbox.engines.plan import whole
+from ctrbox.errors import DeviceError, PlanError
+from ctrbox.train.trainer import Fit
+
+MOST = 1024  # workers or servers
+
+
+class Cluster:
+    """Workers and servers on Ray.
+
+    ``address``   "local" starts Ray here and ends it afterwards; "auto" or "host:port" joins one that runs
+    ``workers``   that learn, each a part of every batch
+    ``servers``   that hold the tables and Model Servers, each a shard of all keys
+    ``cores``     of a worker: its threads, and what Ray keeps free for it
+    ``restarts``  how often lost actors are replaced before the training gives up
+    ``dashboard`` whether a local Ray shows its pages, where they are installed: pip install 'ray[default]'
+    """
+
+    def __init__(
+        self,
+        address: str = "local",
+        *,
+        workers: int = 1,
+        servers: int = 1,
+        cores: int | None = None,
+        restarts: int = 20,
+        dashboard: bool = True,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        if not isinstance(address, str) or not address:
+            raise PlanError(f"address must be 'local', 'auto' or host:port of a Ray cluster, got {address!r}")
+        self.address = address
+        self.workers, self.servers = whole("workers", workers, 1, MOST), whole("servers", servers, 1, MOST)
+        self.cores = None if cores is None else whole("cores", cores, 1, 1024)
+        self.restarts = whole("restarts", restarts, 0, 10_000)
+        self.dashboard = dashboard
+        self.tell = tell or _tell
+        try:
+            import ray  # noqa: F401
+        except ImportError as error:
+            raise DeviceError("training on a cluster needs Ray: pip install 'ctrbox[cluster]'") from error
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.address!r}, workers={self.workers}, servers={self.servers})"
+
+    # ---- what the trainer asks
+
+    def check(self, fit: Fit) -> None:
+        from ctrbox.cluster.shards import Spec
+
+        if fit.learner.device.type != "cpu" or fit.learner.bf16:
+            raise PlanError("a cluster trains on CPUs; take device='cpu' for the plan and the trainer")
+        if fit.settings.adaptive_l2:
+            raise PlanError(
+                "adaptive_l2 needs to know how often all workers met a key, which a cluster does not tell them"
+            )
+        for source in fit.learner.sources:
+            Spec.of(source.embedder, self.servers)
+
+    def train(self, fit: Fit) -> None:
+        """Train into the run folder of ``fit``, from its newest checkpoint to its last."""
+        import ray
+
+        from ctrbox.cluster.recovery import Crew
+        from ctrbox.cluster.workers import Order
+
+        mine = not ray.is_initialized()
+        if mine:
+            self._join()
+        crew = None
+        try:
+            cores = self.cores or max(1, (os.cpu_count() or 1) // self.workers if self.address == "local" else 1)
+            threads = torch.get_num_threads() if self.workers == 1 and self.cores is None else cores
+            self._check_room(cores if self.address != "local" else 0)
+            order = Order.of(fit, self.servers, threads)
+            crew = Crew(
+                order, fit.plan, self.workers, self.servers, 0 if self.address == "local" else cores, self.restarts
+            )
+            crew.fill()
+            self._show(crew, order, cores)
+            for name, clock in crew.run(fit.watch, self.tell).items():
+                fit.clocks[name].__dict__.update(clock.__dict__)
+        finally:
+            if crew is not None:
+                crew.dismiss()
+            if mine:
+                ray.shutdown()
+
+    # ---- parts
+
+    def _join(self) -> None:
+        import ray
+
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        try:
+            if self.address == "local":
+                ray.init(include_dashboard=None if self.dashboard else False, **options)  # None: where it is installed
+            else:
+                ray.init(address=self.address, **options)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise DeviceError(
+                f"cannot join the Ray cluster at {self.address!r}: {' '.join(str(error).split())[:300]}"
+            ) from error
+
+    def _check_room(self, cores: int) -> None:
+        import ray
+
+        there = ray.cluster_resources().get("CPU", 0)
+        if self.workers * cores > there:
+            raise DeviceError(
+                f"{self.workers} workers of {cores} cores need {self.workers * cores} cores, this cluster has {there:g}; take "
+                "fewer workers=, or smaller cores="
+            )
+
+    def _show(self, crew: Any, order: Any, cores: int) -> None:
+        """Placement, budgets and where to look."""
+        import ray
+
+        self.tell(f"{self.workers} workers of {cores} cores, {self.servers} servers")
+        for machine, names in crew.placed().items():
+            self.tell(f"  {machine}: {', '.join(names)}")
+        for k, (fields, spec) in enumerate(order.tables):
+            what = "Model Server" if spec.kind is ModelServer else spec.kind.__name__
+            shown = ", ".join(fields[:4]) + (" …" if len(fields) > 4 else "")
+            self.tell(f"  table {k} ({what}: {shown}): at most {spec.budget:,} bytes a server")
+        url = getattr(getattr(ray._private.worker, "_global_node", None), "webui_url", None)
+        if url:
+            self.tell(f"  dashboard: http://{url}")
+        elif self.dashboard:
+            self.tell("  no dashboard: pip install 'ray[default]' brings it")
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

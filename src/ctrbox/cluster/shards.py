@@ -1,0 +1,314 @@
+"""Tables and Model Servers in shards: the actor that holds one shard of each, and the embedder that workers see.
+
+    Shards.pull ──► Server.pull     a table answers at once; a Model Server once the keys of all workers are there
+    Shards.push ──► Server.push     the last worker's call adds up by key in worker order and pushes once; all calls return then
+
+A server's calls run in threads of its own, several at a time. Control (begin, save, restore) comes while no step is under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from ctrbox.cluster.handshake import facts_here, free_address, host_here
+from ctrbox.embed.embedder import Embedder, Floats, Keys, Row
+from ctrbox.embed.memory import MemoryTable
+from ctrbox.embed.model_server import ModelServer
+from ctrbox.embed.sharded import check_splits, restore_shard, shard_path
+from ctrbox.embed.sparse import SparseTable
+from ctrbox.embed.vector_file import VectorFile, shard_of
+from ctrbox.engines.aside import remove
+from ctrbox.errors import PlanError, TrainError
+from ctrbox.train.together import Gang
+
+LATE = 1.0  # seconds after which a waiting call looks whether its gang is over
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How a shard of an embedder is made. ``path``: of the table's folder or the server's data."""
+
+    kind: type
+    row: Row
+    path: Path | None
+    options: dict[str, Any] = field(default_factory=dict)
+    budget: int = 0  # of one server
+    takes_shows: bool = False
+
+    @staticmethod
+    def of(embedder: Embedder, servers: int) -> Spec:
+        if isinstance(embedder, ModelServer):
+            options = {
+                n: getattr(embedder, n) for n in ("submodel", "optimizer", "missing", "block", "recompute", "seed")
+            }
+            return Spec(ModelServer, embedder.row, embedder.data.path.resolve(), options, embedder.budget // servers)
+        if not isinstance(embedder, MemoryTable | SparseTable):
+            raise PlanError(
+                f"a {type(embedder).__name__} cannot be split over servers; take cb.MemoryTable, cb.SparseTable or cb.ModelServer"
+            )
+        if servers > 1:
+            check_splits(embedder)
+        names = ("optimizer", "linear", "init", "seed", "counters", "admission", "nonfinite")
+        options = {n: getattr(embedder, n) for n in names}
+        if isinstance(embedder, SparseTable):
+            options |= {"policy": embedder.policy, "segment_bytes": embedder.segment_bytes}
+            return Spec(
+                SparseTable, embedder.row, embedder.path, options, embedder.ram // servers, embedder.takes_shows
+            )
+        return Spec(MemoryTable, embedder.row, None, options, embedder.budget // servers, embedder.takes_shows)
+
+    def make(self, shard: int, of: int) -> Any:
+        if self.kind is ModelServer:
+            assert self.path is not None
+            data = VectorFile(self.path)
+            if of > 1 and data.of == of:  # the very split that servers have
+                data = VectorFile(self.path, shard=shard)
+            return ModelServer(data, budget=self.budget, **self.options)
+        if self.kind is SparseTable:
+            assert self.path is not None
+            place = self.path.with_name(f"{self.path.name}.shards") / f"{shard:05}-of-{of:05}"
+            remove(place)  # what it held is in the checkpoint that is restored next
+            place.parent.mkdir(parents=True, exist_ok=True)
+            table: Any = SparseTable(place, self.row.dim, ram=max(1, self.budget), **self.options)
+        else:
+            table = MemoryTable(self.row.dim, budget=max(1, self.budget), **self.options)
+        table.open(self.row)
+        return table
+
+
+class Over(TrainError):
+    """The gang that this call belongs to lost a member."""
+
+
+class Meeting:
+    """Calls of all workers that become one. Its results wait until all have taken them: nobody comes again before."""
+
+    def __init__(self, of: int) -> None:
+        self.of = of
+        self.turn = threading.Condition()
+        self.parts: dict[int, Any] = {}
+        self.round = 0
+        self.results: Sequence[Any] = ()
+        self.error: Exception | None = None
+        self.over = False
+
+    def meet(self, who: int, part: Any, work: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """``work`` on the parts of all, in worker order, done by the last to come; the result for ``who``."""
+        with self.turn:
+            now = self.round
+            self.parts[who] = part
+            if len(self.parts) == self.of:
+                given, self.parts, self.error = [self.parts[k] for k in range(self.of)], {}, None
+                try:
+                    self.results = work(given)
+                except Exception as error:
+                    self.error = error
+                self.round += 1
+                self.turn.notify_all()
+            while self.round == now and not self.over:
+                self.turn.wait(LATE)
+            if self.round == now:
+                raise Over("a worker was lost before this step was complete")
+            if self.error is not None:
+                raise self.error
+            return self.results[who]
+
+    def end(self) -> None:
+        with self.turn:
+            self.over = True
+            self.turn.notify_all()
+
+
+def added_up(keys: Sequence[Keys], values: Sequence[Floats]) -> tuple[Keys, Floats]:
+    """The sum by key over workers, in their order; keys ascending. Keys of one worker differ from each other."""
+    if len(keys) == 1:
+        return keys[0], values[0]
+    union = np.unique(np.concatenate(keys))
+    total = np.zeros((len(union), *values[0].shape[1:]), np.float32)
+    for mine, more in zip(keys, values, strict=True):
+        total[np.searchsorted(union, mine)] += more
+    return union, total
+
+
+class Server:
+    """An actor: shard ``shard`` of ``of`` of every embedder."""
+
+    def __init__(self, shard: int, of: int, specs: Sequence[Spec]) -> None:
+        self.shard, self.of, self.specs, self.host = shard, of, specs, host_here()
+        self.tables = [spec.make(shard, of) for spec in specs]
+        self.pulls: list[Meeting] = []
+        self.pushes: list[Meeting] = []
+        self.gang: Gang | None = None
+
+    def facts(self) -> dict[str, Any]:
+        return facts_here()
+
+    def alive(self) -> bool:
+        return True
+
+    def place(self) -> str:
+        return self.host
+
+    def address(self) -> str:
+        return free_address(self.host)
+
+    def begin(self, workers: int, address: str) -> None:
+        """Forget the gang before; the next calls are of ``workers`` workers."""
+        self.end()
+        self.pulls = [Meeting(workers) for _ in self.specs]
+        self.pushes = [Meeting(workers) for _ in self.specs]
+        servers = [t for t in self.tables if isinstance(t, ModelServer)]
+        if servers and self.of > 1:
+            self.gang = gang = Gang(self.shard, self.of, address, self.host)
+            for one in servers:
+                one.synchronise = lambda weights: gang.add_up(weights, 1.0)
+
+    def end(self) -> None:
+        """Calls that wait for others raise `Over`."""
+        for meeting in [*self.pulls, *self.pushes]:
+            meeting.end()
+        self.gang = None
+
+    # ---- steps
+
+    def prefetch(self, k: int, keys: Keys) -> None:
+        self.tables[k].prefetch(keys)
+
+    def pull(self, k: int, worker: int, keys: Keys, create: bool) -> Floats:
+        table = self.tables[k]
+        if not create or not isinstance(table, ModelServer) or self.pulls[k].of == 1:
+            rows: Floats = table.pull(keys, create=create)
+            return rows
+        asked: Floats = self.pulls[k].meet(worker, keys, lambda parts: self._pull_for_all(table, parts))
+        return asked
+
+    @staticmethod
+    def _pull_for_all(table: ModelServer, parts: list[Keys]) -> list[Floats]:
+        union = np.unique(np.concatenate(parts))
+        rows = table.pull(union)
+        return [rows[np.searchsorted(union, mine)] for mine in parts]
+
+    def push(self, k: int, worker: int, keys: Keys, given: Floats, factor: float, counts: Floats | None) -> None:
+        """``counts``: shows and clicks (n, 2) of tables that take them."""
+        self.pushes[k].meet(worker, (keys, given, counts), lambda parts: self._push_of_all(k, factor, parts))
+
+    def _push_of_all(self, k: int, factor: float, parts: list[tuple[Keys, Floats, Floats | None]]) -> Sequence[None]:
+        table = self.tables[k]
+        keys, total = added_up([p[0] for p in parts], [p[1] for p in parts])
+        table.scale_lr(factor)
+        if self.specs[k].takes_shows:
+            none = np.empty((0, 2), np.float32)
+            _, counts = added_up([p[0] for p in parts], [none if p[2] is None else p[2] for p in parts])
+            table.push(keys, total, shows=np.ascontiguousarray(counts[:, 0]), clicks=np.ascontiguousarray(counts[:, 1]))
+        elif len(keys) or isinstance(table, ModelServer):
+            table.push(keys, total)
+        return [None] * len(parts)
+
+    # ---- between steps
+
+    def save(self, k: int, path: Path) -> None:
+        self.tables[k].save(path)
+
+    def restore(self, k: int, path: Path) -> None:
+        if self.specs[k].kind is SparseTable:  # rows of another number of shards go into an empty table
+            self.tables[k].close(checkpoint=False)
+            self.tables[k] = self.specs[k].make(self.shard, self.of)
+        restore_shard(self.tables[k], path, self.shard, self.of)
+
+    def held(self, k: int) -> tuple[int, int]:
+        """Keys and bytes."""
+        return len(self.tables[k]), self.tables[k].nbytes
+
+
+class Shards:
+    """An embedder whose rows lie on servers. Worker 0 saves and restores for all."""
+
+    def __init__(self, servers: Sequence[Any], k: int, spec: Spec, worker: int) -> None:
+        self.servers, self.k, self.spec, self.worker = servers, k, spec, worker
+        self.summed = spec.kind is not ModelServer
+        self.takes_shows = spec.takes_shows
+        self._factor = 1.0
+
+    @property
+    def dim(self) -> int:
+        return self.spec.row.dim
+
+    @property
+    def row(self) -> Row:
+        return self.spec.row
+
+    def open(self, row: Row) -> None:
+        if row != self.spec.row:
+            raise PlanError(f"the servers hold rows of {self.spec.row}, the model reads {row}")
+
+    def prefetch(self, keys: Keys) -> None:
+        for server, place in self._split(keys):
+            if len(place):
+                server.prefetch.remote(self.k, keys[place])
+
+    def pull(self, keys: Keys, *, create: bool = True) -> Floats:
+        split = [(s, at) for s, at in self._split(keys) if len(at) or (create and not self.summed)]
+        found = self._all([s.pull.remote(self.k, self.worker, keys[at], create) for s, at in split])
+        rows = np.empty((len(keys), self.spec.row.width), np.float32)
+        for (_, at), part in zip(split, found, strict=True):
+            rows[at] = part
+        return rows
+
+    def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
+        counts = None if shows is None or clicks is None else np.stack([shows, clicks], 1)
+        self._all(
+            [
+                s.push.remote(
+                    self.k, self.worker, keys[at], gradients[at], self._factor, None if counts is None else counts[at]
+                )
+                for s, at in self._split(keys)
+            ]
+        )
+
+    def scale_lr(self, factor: float) -> None:
+        self._factor = factor
+
+    def save(self, path: Path) -> None:
+        if self.worker:
+            return
+        of = len(self.servers)
+        if of == 1 or not self.summed:  # a sub-model is the same everywhere
+            self._all([self.servers[0].save.remote(self.k, path)])
+            return
+        path.mkdir()
+        self._all([s.save.remote(self.k, shard_path(path, shard, of)) for shard, s in enumerate(self.servers)])
+
+    def restore(self, path: Path) -> None:
+        if not self.worker:
+            self._all([s.restore.remote(self.k, path) for s in self.servers])
+
+    def __len__(self) -> int:
+        return sum(keys for keys, _ in self._all([s.held.remote(self.k) for s in self.servers]))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(size for _, size in self._all([s.held.remote(self.k) for s in self.servers]))
+
+    def _split(self, keys: Keys) -> list[tuple[Any, Any]]:
+        """Every server with the places of its keys, which keep their order."""
+        if len(self.servers) == 1:
+            return [(self.servers[0], np.arange(len(keys)))]
+        home = shard_of(keys, len(self.servers)).astype(np.uint16)
+        order = np.argsort(home, kind="stable")
+        ends = np.searchsorted(home[order], np.arange(len(self.servers) + 1))
+        return [(s, order[ends[k] : ends[k + 1]]) for k, s in enumerate(self.servers)]
+
+    @staticmethod
+    def _all(calls: list[Any]) -> list[Any]:
+        try:
+            found: list[Any] = ray.get(calls)
+            return found
+        except ray.exceptions.RayTaskError as error:  # as it was raised there
+            raise error.cause from None

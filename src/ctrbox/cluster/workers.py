@@ -1,0 +1,192 @@
+"""A worker: the trainer's own loop over its part of every batch, with tables that lie on servers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import nn
+
+from ctrbox.cluster.handshake import facts_of, free_address, host_here
+from ctrbox.cluster.shards import Shards, Spec
+from ctrbox.engines.plan import Plan
+from ctrbox.train.checkpoint import checkpoint_path, read_state, read_weights
+from ctrbox.train.evaluation import Split
+from ctrbox.train.folder import RunFolder
+from ctrbox.train.progress import Progress
+from ctrbox.train.settings import Settings
+from ctrbox.train.together import ALONE, Gang, Together
+from ctrbox.train.trainer import Fit, Trainer, state_of
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A plan on its way: its saved form, and the rows of views that are in memory, as Arrow."""
+
+    saved: bytes
+    rows: dict[str, pa.Table]
+    made_over: str
+    home: str  # relative paths begin here
+
+    @staticmethod
+    def of(plan: Plan) -> Shipped:
+        views = {s.view.name: s.view.source for frame in plan.graph.frames for s in frame.sources}
+        rows = {name: getattr(source, "table", None) for name, source in views.items()}
+        with tempfile.TemporaryDirectory(prefix="ctrbox-plan-") as folder:
+            place = Path(folder) / "plan.ctrplan"
+            plan.fit().save(place)
+            found = {name: table for name, table in rows.items() if table is not None}
+            return Shipped(place.read_bytes(), found, plan.made_over, str(Path.cwd()))
+
+    def plan(self, threads: int) -> Plan:
+        with contextlib.suppress(OSError):
+            os.chdir(self.home)
+        with tempfile.TemporaryDirectory(prefix="ctrbox-plan-") as folder:
+            place = Path(folder) / "plan.ctrplan"
+            place.write_bytes(self.saved)
+            plan = Plan.load(place, views=dict(self.rows), allow_operators=True, device="cpu")
+        plan.threads, plan.made_over = threads, self.made_over
+        return plan
+
+
+@dataclass(frozen=True)
+class Order:
+    """All that a worker is told."""
+
+    plan: Shipped
+    valid: Shipped | None  # where it is another than the training's
+    split: tuple[int, int, bool, int, int | None]  # as Split has them; third: whether there are validation rows
+    model: nn.Module
+    tables: Sequence[tuple[tuple[str, ...], Spec]]  # fields, and how their rows are held
+    optimizer: Any
+    settings: Settings
+    folder: Path
+    overlap: bool
+    ahead: int
+    seconds: float
+    steps: int | None
+    threads: int  # of a worker
+
+    @staticmethod
+    def of(fit: Fit, servers: int, threads: int) -> Order:
+        split = fit.split
+        assert fit.folder is not None
+        return Order(
+            Shipped.of(fit.plan),
+            None if split.other is None else Shipped.of(split.other),
+            (split.train_rows, split.train_stop, split.valid is not None, split.start, split.stop),
+            copy.deepcopy(fit.learner.model),
+            [(s.fields, Spec.of(s.embedder, servers)) for s in fit.learner.sources],
+            fit.trainer.optimizer,
+            fit.settings,
+            fit.folder.path.resolve(),
+            fit.overlap,
+            fit.ahead,
+            fit.seconds,
+            fit.steps,
+            threads,
+        )
+
+
+class Seen:
+    """The last progress and the evaluations, until somebody asks."""
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+        self.metrics: list[Mapping[str, float]] = []
+
+    def see(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        self.metrics.append(dict(metrics))
+
+    def resumed(self, step: int, rows: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Worker:
+    """An actor. ``train`` takes one of its threads, everything else the other."""
+
+    def __init__(self) -> None:
+        self.host = host_here()
+        self.fit: Fit | None = None
+        self.ending = False
+        self.seen = Seen()
+
+    def facts(self, order: Order) -> dict[str, Any]:
+        return facts_of(order.plan.plan(1), order.folder)
+
+    def alive(self) -> bool:
+        return True
+
+    def place(self) -> str:
+        return self.host
+
+    def address(self) -> str:
+        return free_address(self.host)
+
+    def watched(self) -> tuple[Progress | None, list[Mapping[str, float]]]:
+        """Progress and evaluations since the last time."""
+        metrics, self.seen.metrics = self.seen.metrics, []
+        return self.seen.progress, metrics
+
+    def end(self) -> None:
+        """Every worker ends behind the step that the first one of them is told in."""
+        self.ending = True
+        if self.fit is not None:
+            self.fit.ending = True
+
+    def train(self, order: Order, servers: Sequence[Any], part: int, of: int, address: str) -> dict[str, Any]:
+        """To the end of the last epoch; what clocks counted. Worker 0 leaves a checkpoint of the end."""
+        torch.set_num_threads(order.threads)
+        together: Together = ALONE if of == 1 else Gang(part, of, address, self.host)
+        fit = self._fit(order, servers, part, together)
+        try:
+            self.fit, fit.ending = fit, self.ending
+            self._go_back(fit, order, together)
+            fit.seconds, fit.steps = order.seconds, order.steps
+            fit._train()
+            return {"clocks": {name: asdict(clock) for name, clock in fit.clocks.items()}, "seen": fit.state.seen}
+        except KeyboardInterrupt:
+            return {"ended": True}
+        finally:
+            self.fit = None
+            if fit.folder is not None:
+                fit.folder.close()
+
+    def _fit(self, order: Order, servers: Sequence[Any], part: int, together: Together) -> Fit:
+        plan = order.plan.plan(order.threads)
+        other = None if order.valid is None else order.valid.plan(order.threads)
+        rows, stop, validates, first, last = order.split
+        split = Split(rows, stop, (other or plan) if validates else None, first, last, other)
+        embedders = {}
+        for k, (fields, spec) in enumerate(order.tables):
+            embedders.update(dict.fromkeys(fields, Shards(servers, k, spec, part)))
+        trainer = Trainer(order.model, embedders, optimizer=order.optimizer, threads=order.threads, device="cpu")
+        return Fit(trainer, plan, split, order.settings, order.overlap, order.ahead, self.seen, together)
+
+    @staticmethod
+    def _go_back(fit: Fit, order: Order, together: Together) -> None:
+        """To the newest checkpoint that worker 0 can use."""
+        step = 0
+        if fit.leads:
+            fit.folder = RunFolder(order.folder, -1)  # the driver has the lock
+            fit._go_on(fit.folder)
+            step = fit.state.step
+        step = int(together.sums([step])[0])
+        if not fit.leads:
+            place = checkpoint_path(order.folder / "checkpoints", step)
+            kept = read_state(place)
+            read_weights(place, kept, fit.learner.model, fit.learner.embedders, fit.learner.optimizer)
+            fit.state = state_of(kept["state"])
+        together.sums([0.0])  # worker 0 removes no checkpoint that somebody still reads

@@ -1,0 +1,110 @@
+"""Tables in shards: which keys are whose, and saved shards that are restored onto any number of them.
+
+A saved table in shards is a folder of saved tables, `00001-of-00003.ctrtable`, each with its own checksums; a key lies in shard
+`shard_of(key, 3)`. Whoever restores reads all of them and keeps the keys that are its own. One saved table of a single
+process counts as one shard.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ctrbox import _native
+from ctrbox.embed.embedder import Embedder, Floats, Keys
+from ctrbox.embed.memory import MemoryTable
+from ctrbox.embed.model_server import ModelServer
+from ctrbox.embed.sparse import SparseTable, absolute, described
+from ctrbox.embed.table import Table, describe, reading, same_shape, shape_of
+from ctrbox.embed.vector_file import shard_of
+from ctrbox.errors import DataError, PlanError
+
+NAME = re.compile(r"(\d{5})-of-(\d{5})\.ctrtable")
+MOST_SHARDS = 4096
+WRITTEN = 65_536  # rows a write
+
+
+def shard_path(folder: Path, shard: int, of: int) -> Path:
+    return folder / f"{shard:05}-of-{of:05}.ctrtable"
+
+
+def shards_in(path: Path) -> list[Path]:
+    """Saved tables of a folder of shards, all of them; the path itself where it is no such folder."""
+    found = [m for m in map(NAME.fullmatch, sorted(p.name for p in path.iterdir())) if m] if path.is_dir() else []
+    if not found:
+        return [path]
+    of = int(found[0][2])
+    names = [shard_path(path, s, of) for s in range(min(of, MOST_SHARDS))]
+    if [m[0] for m in found] != [p.name for p in names]:
+        raise DataError(f"{path} is damaged: it holds {len(found)} of {of} shards, or shards of two saves")
+    return names
+
+
+def restore_shard(embedder: Embedder, path: Path, shard: int = 0, of: int = 1) -> None:
+    """Become shard ``shard`` of ``of`` of what was saved in any number of shards."""
+    if not isinstance(embedder, MemoryTable | SparseTable | ModelServer):  # of another device, or in shards itself
+        embedder.restore(path)
+        return
+    saved = shards_in(path)
+    if isinstance(embedder, ModelServer) or (len(saved) == 1 and of == 1):
+        embedder.restore(saved[0])
+    elif len(saved) == of:
+        embedder.restore(saved[shard])
+    else:
+        check_splits(embedder)
+        if isinstance(embedder, MemoryTable):
+            _gather(embedder, saved, shard, of)
+        else:
+            _rewrite(embedder, saved, shard, of)
+
+
+def check_splits(table: Table) -> None:
+    """Refuse to split what belongs to all keys together."""
+    if table.counters is not None or table.admission is not None:
+        raise PlanError(
+            "a table with counters= or admission= has a clock and a sketch that cannot be split: take servers=1, and restore "
+            "its checkpoints onto one"
+        )
+
+
+def _gather(table: MemoryTable, saved: list[Path], shard: int, of: int) -> None:
+    shape = shape_of(table.row, table.linear, table.optimizer, table.init, table.seed, table._life)
+    keys: list[Keys] = []
+    rows: list[Floats] = []
+    for path in saved:
+        same_shape(path, describe(path), shape)
+        with reading(path):
+            found, values = _native.load_rows(str(path))
+        mine = shard_of(found, of) == shard
+        keys.append(found[mine])
+        rows.append(values[mine])
+    with tempfile.TemporaryDirectory(prefix="ctrbox-shard-") as folder:
+        place = Path(folder) / "mine.ctrtable"
+        _native.save_rows(str(place), shape, np.concatenate(keys), np.ascontiguousarray(np.concatenate(rows)))
+        table.restore(place)
+
+
+def _rewrite(table: SparseTable, saved: list[Path], shard: int, of: int) -> None:
+    shape = shape_of(table.row, table.linear, table.optimizer, table.init, table.seed, table._life)
+    for path in saved:
+        same_shape(path, described(absolute(path)), shape)
+    if len(table):
+        raise PlanError(
+            f"the table in {table.path} holds rows; one of another number of shards is restored into an empty one"
+        )
+    for path in saved:
+        for keys, rows in _rows_of(path):
+            mine = shard_of(keys, of) == shard
+            for at in range(0, len(keys), WRITTEN):
+                some = mine[at : at + WRITTEN]
+                table.write(keys[at : at + WRITTEN][some], np.ascontiguousarray(rows[at : at + WRITTEN][some]))
+
+
+def _rows_of(path: Path) -> Iterator[tuple[Keys, Floats]]:
+    with SparseTable.load(path, read_only=True) as source:
+        for keys, _, rows in source.scan():
+            yield keys, rows

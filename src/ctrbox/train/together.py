@@ -1,0 +1,89 @@
+"""Several workers that learn as one: their sums, always in worker order, so that bits depend on data alone.
+
+    sums     a few doubles: all-gathered, then added up by everybody
+    add_up   gradients: every worker adds up one slice of the vector (all-to-all), then the slices are gathered; each
+             number is added up once, in worker order, and has the same bits everywhere
+
+A process group of its own, no global one: a gang that lost a member drops it and makes another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+WAIT = timedelta(days=2)  # an evaluation may take long; the dead are noticed by others
+
+
+class Together(Protocol):
+    part: int  # which worker this is
+    of: int
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Of all workers; every one has to call it."""
+
+    def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None:
+        """Gradients become the sum over workers of scale · gradient; no gradient counts as zeros."""
+
+
+class Alone:
+    part, of = 0, 1
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        return [float(v) for v in values]
+
+    def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None: ...
+
+
+ALONE = Alone()
+
+
+class Gang:
+    """``of`` processes that meet at ``address`` ("host:port", where part 0 listens), bound to the interface ``host``."""
+
+    def __init__(self, part: int, of: int, address: str, host: str, store: dist.Store | None = None) -> None:
+        self.part, self.of = part, of
+        name, _, port = address.rpartition(":")
+        found = dist.TCPStore(name, int(port), of, part == 0, timedelta(seconds=120)) if store is None else store
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout = WAIT
+        self.store = found  # it listens as long as it is held
+        self.group = dist.ProcessGroupGloo(dist.PrefixStore("gang", found), part, of, options)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        mine = torch.tensor(values, dtype=torch.float64)
+        gathered = [torch.empty_like(mine) for _ in range(self.of)]
+        self.group.allgather([gathered], [mine]).wait()
+        total = gathered[0].clone()
+        for other in gathered[1:]:
+            total += other
+        return total.tolist()
+
+    def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None:
+        size = sum(w.numel() for w in weights)
+        if not size:
+            return
+        each = -(-size // self.of)
+        flat = torch.zeros(each * self.of)
+        at = 0
+        for w in weights:
+            if w.grad is not None:
+                torch.mul(w.grad.reshape(-1), scale, out=flat[at : at + w.numel()])
+            at += w.numel()
+        theirs = torch.empty_like(flat)
+        self.group.alltoall_base(theirs, flat, [], []).wait()
+        parts = theirs.view(self.of, each)
+        slice_ = parts[0].clone()
+        for other in parts[1:]:
+            slice_ += other
+        gathered = [torch.empty_like(slice_) for _ in range(self.of)]
+        self.group.allgather([gathered], [slice_]).wait()
+        whole, at = torch.cat(gathered), 0
+        for w in weights:
+            w.grad = whole[at : at + w.numel()].view_as(w).clone()
+            at += w.numel()
