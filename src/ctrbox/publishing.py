@@ -124,7 +124,7 @@ def wrong_with(path: Path) -> list[str]:
 
     if path.is_dir():
         folder = publish.Published(path)
-        return folder.verify() if folder.log() else [f"{path} holds no published version"]
+        return folder.verify() if folder.log() else [f"{path} holds no published version{served(path)}"]
     try:
         publish.read_weights(path) if is_weights(path) else publish.read_facts(path)
     except CtrboxError as error:
@@ -137,6 +137,8 @@ def push(folder: Folder, model: ModelFile, note: Note = "", as_json: AsJson = Fa
     """Publish a model as the next version of a folder."""
     from ctrbox import publish
 
+    if other := served(folder):
+        raise Mistake(f"{folder} is what a server opens{other}")
     told(folder, publish.Published(folder).publish(model, note=note), as_json)
 
 
@@ -163,7 +165,8 @@ def log(folder: Folder, as_json: AsJson = False) -> None:
         say_json(versions=[asdict(v) for v in versions])
         return
     if not versions:
-        raise Mistake(f"{folder} holds no published version; try: ctrbox publish push {folder} MODEL")
+        other = served(folder) or f"; try: ctrbox publish push {folder} MODEL"
+        raise Mistake(f"{folder} holds no published version{other}")
     for v in versions:
         what = f"again version {v.copy_of}" if v.copy_of else v.kind
         say(
@@ -172,6 +175,11 @@ def log(folder: Folder, as_json: AsJson = False) -> None:
     tell(
         f"version {versions[-1].number} is current; columns: version, time, bytes, bytes of its patch, checksum, what, note"
     )
+
+
+def served(folder: Path) -> str:
+    """Where the versions of a served model's folder are."""
+    return f"; its versions are in {folder / 'weights'}" if (folder / "serve.json").is_file() else ""
 
 
 def told(folder: Path, version: Any, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -46,7 +47,16 @@ def hint(command: str) -> None:
 
 
 def say_json(**fields: Any) -> None:
-    say(json.dumps(fields, default=str))
+    say(json.dumps(_finite(fields), default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """With null where a number is none: JSON has no other word for it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 @contextlib.contextmanager

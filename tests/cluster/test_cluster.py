@@ -100,6 +100,7 @@ class Killer(threading.Thread):
             self.killed.append(name)
 
 
+@pytest.mark.exhaustive  # kills that come too late find nothing to kill
 def test_a_training_that_lost_a_worker_and_a_server_ends_as_the_unbroken_one(plan: cb.Plan, tmp_path: Path) -> None:
     options = {**OPTIONS, "batch_size": 64, "checkpoint_steps": 5}
     here = cb.Trainer(model(plan), table()).fit(plan, **{**options, "checkpoint_steps": None})

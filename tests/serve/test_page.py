@@ -35,7 +35,7 @@ def words(page: str, key: str) -> str:
 def test_the_page_shows_what_happens(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(world.folder, folder)
-    windows = [{"auc": 0.6 + 0.02 * k, "loss": 0.4 - 0.01 * k, "constant": 0.41} for k in range(6)]
+    windows = [[30_000 * (k + 1), 0.4 - 0.01 * k, 0.6 + 0.02 * k, 0.41] for k in range(6)]  # as the loop writes them
     learning = {"examples": 180_000, "loss": 0.35, "auc": 0.7012, "constant": 0.41, "windows": windows}
     calibration = {"predicted": 0.11, "clicked": 0.1}
     (folder / "online.json").write_text(json.dumps({**learning, "calibration": calibration, "published_at": 0}))

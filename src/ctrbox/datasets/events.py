@@ -47,6 +47,11 @@ def adlog_events(
     began, done = time.monotonic(), 0
     try:
         place.mkdir(parents=True, exist_ok=True)
+        if there := sorted(place.glob("chunk-*")):
+            raise WriteError(
+                f"{place} holds a stream already ({there[0].name} …), and a loop knows its chunks by name; remove it or give "
+                "another folder"
+            )
         for number, chunk in enumerate(_chunks(Path(data), chunk_rows, rows, click_delay_s, disorder_s, seed)):
             if events_per_s:
                 time.sleep(max(0.0, began + done / events_per_s - time.monotonic()))

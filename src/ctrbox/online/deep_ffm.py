@@ -29,6 +29,7 @@ import numpy.typing as npt
 from ctrbox import _native
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.engines.aside import written_aside
+from ctrbox.engines.plan import whole
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError, nearest
 from ctrbox.online.examples import ExampleCache, ExampleText, names
 from ctrbox.online.progress import Progress
@@ -81,6 +82,11 @@ class DeepFFM:
         seed: int = 0,
     ) -> None:
         self.fields = context_first(field_names(fields), context)
+        whole("k", k, 1, 64), whole("bits", bits, 4, 36), whole("seed", seed, 0, 2**64 - 1)
+        if isinstance(hidden, int | str) or not isinstance(hidden, Iterable):
+            raise PlanError(f"hidden= must be the neurons of each layer, such as (24, 24), got {hidden!r}")
+        for neurons in hidden:
+            whole("a layer of hidden", neurons, 1, 1024)
         given = _native.FfmSettings()
         try:
             given.context = len(context)
@@ -329,9 +335,7 @@ def _rates(given: Rate | float | None, usual: Rate) -> _native.BlockRates:
 
 
 def _threads(given: int) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= 256:
-        raise PlanError(f"threads= must be a whole number from 1 to 256, got {given!r}")
-    return given
+    return whole("threads", given, 1, 256)
 
 
 def _floats(column: np.ndarray | None) -> npt.NDArray[np.float32]:

@@ -93,8 +93,8 @@ function show(s) {
       short(number(o.examples)) + ' examples, loss ' + (number(o.loss) ?? NaN).toFixed(4));
     put('calibration', p != null && k ? (p / k).toFixed(3) : '–',
       p != null && k != null ? (100 * p).toFixed(2) + ' % and ' + (100 * k).toFixed(2) + ' %' : '');
-    lines('aucs', [ws.map(w => number(w.auc))], ['AUC'], false);
-    lines('losses', [ws.map(w => number(w.loss)), ws.map(w => number(w.constant))], ['loss', 'best constant'], false);
+    lines('aucs', [ws.map(w => number(w[2]))], ['AUC'], false);
+    lines('losses', [ws.map(w => number(w[1])), ws.map(w => number(w[3]))], ['loss', 'best constant'], false);
   } else { put('auc', '–', 'nothing learns here'); put('calibration', '–', ''); }
   const refusal = s.patches.last_refusal;
   $('state').className = refusal ? 'bad' : '';
