@@ -50,6 +50,10 @@ def search(
     from ctrbox.online.search import search as run
 
     asked = read_models(models)
+    inputs = [path.resolve() for path in (train, test, models) if path is not None]
+    for written in (output, save):
+        if written is not None and written.resolve() in inputs:
+            raise Mistake(f"{written} is read by this search and would be written over; give another name")
     with TemporaryDirectory(prefix="ctrbox-search-") as folder, meter("learning") as tick:
         learned = parsed(train, Path(folder) / "train.ctrx", format, None)
         tested = None if test is None else parsed(test, Path(folder) / "test.ctrx", format, learned.fields)

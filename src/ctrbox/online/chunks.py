@@ -57,8 +57,10 @@ class ChunkFolder:
         found = position or {}
         self.floor: str = found.get("floor", "")
         self.done: dict[str, None] = dict.fromkeys(found.get("done", []))
+        self.spared: dict[str, None] = dict.fromkeys(found.get("spared", []))  # gave no event: never removed
         self.chunk: str = found.get("chunk", "")  # under way
         self.rows: int = found.get("rows", 0)
+        self._fruitful = self.rows > 0
         self.failing = ""
         self.waited_s = 0.0
         self._seen: set[str] | None = None
@@ -95,23 +97,34 @@ class ChunkFolder:
         return not self.failing  # a folder shows what it has
 
     def took(self, piece: Piece) -> None:
+        self._fruitful = self._fruitful or (piece.events is not None and len(piece.events) > 0)
         if piece.last:
             self.done[piece.chunk] = None
-            self.chunk, self.rows = "", 0
+            if piece.refused or not self._fruitful:
+                self.spared[piece.chunk] = None
+            self.chunk, self.rows, self._fruitful = "", 0, False
             if len(self.done) > 2 * REMEMBERED:
                 names = sorted(self.done, key=natural)
                 self.floor = max(self.floor, names[-REMEMBERED - 1], key=natural)
                 self.done = dict.fromkeys(names[-REMEMBERED:])
+                self.spared = {name: None for name in self.spared if name in self.done}
         else:
             self.chunk, self.rows = piece.chunk, piece.stop
 
     def position(self) -> Position:
-        return {"floor": self.floor, "done": list(self.done), "chunk": self.chunk, "rows": self.rows}
+        return {
+            "floor": self.floor,
+            "done": list(self.done),
+            "spared": list(self.spared),
+            "chunk": self.chunk,
+            "rows": self.rows,
+        }
 
     def kept(self, position: Position) -> None:
         if self.delete:
             there = self._seen or set()
-            for name in [n for n in position["done"] if n in there]:
+            spared = position.get("spared", ())
+            for name in [n for n in position["done"] if n in there and n not in spared]:
                 with contextlib.suppress(OSError):
                     self.store.fs.delete_file(f"{self.path}/{name}")
                     there.discard(name)
@@ -151,11 +164,11 @@ class ChunkFolder:
         selector = pafs.FileSelector(self.path, allow_not_found=True)
         try:
             found = self.store.attempt(printable(self.name), lambda: self.store.fs.get_file_info(selector))
+            bases = [info.base_name for info in found]
         except UnicodeError as error:
             raise DataError(f"{printable(self.name)} holds a file whose name is not UTF-8; rename it") from error
         names: dict[str, File] = {}
-        for info in found:
-            base = info.base_name
+        for info, base in zip(found, bases, strict=True):
             if info.type == pafs.FileType.File and base[:1] not in "._" and not base.endswith(UNFINISHED):
                 names[base] = File(self.store, info.path, info.size, info.mtime_ns or 0)
         if self.chunk and self.chunk not in names:

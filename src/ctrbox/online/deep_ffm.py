@@ -237,6 +237,10 @@ class DeepFFM:
 
     # ---- from sources to examples of this model's fields ----
 
+    def examples(self, batch: Batch) -> _native.Examples:
+        """A batch as this model learns from it; DataError, which names the row, where it cannot."""
+        return self._of_batch(batch)
+
     def _part(self, source: Any, fields: list[str]) -> _native.Examples:
         if isinstance(source, _native.Examples):
             return source

@@ -48,7 +48,13 @@ def open_stream(
     where: str, layout: Layout, position: Position | None, tell: Callable[[str], object], *, delete: bool = False
 ) -> Stream:
     """A folder of chunks on any filesystem, or ``nats://host:port/STREAM``. ``delete``: chunks that are kept are removed."""
-    if urlsplit(where).scheme in ("nats", "tls", "ws", "wss"):
+    if not where.strip():
+        raise PlanError("the stream has no name; give a folder of chunks, or nats://host:port/STREAM")
+    try:
+        scheme = urlsplit(where).scheme
+    except ValueError as error:
+        raise PlanError(f"{where!r} is no address of a stream: {error}") from error
+    if scheme in ("nats", "tls", "ws", "wss"):
         from ctrbox.online.nats import NatsStream
 
         if delete:

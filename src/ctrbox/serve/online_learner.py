@@ -67,6 +67,7 @@ class Learner:
     def _learn(self, rows: pa.RecordBatch, clicked: npt.NDArray[np.float32] | None) -> None:
         try:
             batch = self.plan.run(rows)
+            examples = self.engine.examples(_labelled(batch, clicked)) if batch.rows else None
         except DataError as error:
             if len(rows) == 1:
                 self.refused += 1
@@ -77,8 +78,8 @@ class Learner:
             self._learn(rows.slice(middle), None if clicked is None else clicked[middle:])
             return
         self.dropped += len(rows) - batch.rows
-        if batch.rows:
-            self.engine.learn(_labelled(batch, clicked), threads=self.threads)
+        if examples is not None:
+            self.engine.learn(examples, threads=self.threads)
 
     # ---- checkpoints
 

@@ -50,7 +50,10 @@ class Reloader:
 
     def _watch(self) -> None:
         while not self._stop.wait(self.period):
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # what a folder holds must not end the watch over it
+                self._refuse(None, f"{type(error).__name__}: {error}")
 
     def look(self) -> bool:
         """Take up the current version where it is another one; whether it was taken up."""

@@ -149,8 +149,8 @@ class RequestReader:
         context, candidates = (
             r.batch([made[c.name] for c in r.columns], n) for r, n in zip(self._parts(once), (1, rows), strict=True)
         )
-        key = repr([made[n].to_pylist() for n in context.schema.names])
-        return Request(lambda: context, candidates, rows, b"tensors " + key.encode(errors="surrogatepass"))
+        # Not by Python's values: a time may lie beyond those of datetime.
+        return Request(lambda: context, candidates, rows, b"tensors " + context.serialize().to_pybytes())
 
     def _parts(self, once: frozenset[str]) -> tuple[RowReader, RowReader]:
         return self._fixed if self._fixed is not None else self.readers(dict.fromkeys(once))

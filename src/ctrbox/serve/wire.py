@@ -21,6 +21,7 @@ from ctrbox.serve.routes import Answer, Headers, Routes, answer_of, too_large
 from ctrbox.serve.service import Service
 
 HEAD_BYTES = 64 << 10
+TRAILER_BYTES = 1 << 20  # more than one read of the socket, in which trailers may follow a body
 MOST_CONNECTIONS = 8192
 MOST_AHEAD = 16  # requests that a connection may have waiting
 IDLE_SECONDS = 75.0  # a connection without a request is kept so long
@@ -59,6 +60,7 @@ class Connection(asyncio.Protocol):
         self.waiting: deque[Request] = deque()  # the first of them is under way
         self.deaf = False  # nothing that comes is read any more
         self.held = 0  # bytes of bodies that are read or waiting
+        self.blocked = False  # the client does not read what it asked for
         self.since = time.monotonic()  # of the request that is being read, or of the last answer
         self._fresh()
 
@@ -91,9 +93,11 @@ class Connection(asyncio.Protocol):
         return bool(self.waiting) or (self.transport is not None and self.transport.is_closing())
 
     def pause_writing(self) -> None:
+        self.blocked = True
         self.transport.pause_reading()
 
     def resume_writing(self) -> None:
+        self.blocked = False
         if len(self.waiting) <= 1 and self.transport is not None:
             self.transport.resume_reading()
 
@@ -102,11 +106,14 @@ class Connection(asyncio.Protocol):
             return
         if not self.reading:
             self.reading, self.since = True, time.monotonic()
+        self.head_bytes += len(data)  # without body: on_body begins anew
         if not self.headed:
-            self.head_bytes += len(data)
             if self.head_bytes > HEAD_BYTES + self.service.limits.body_bytes:
                 self.refuse(Refused(431, f"the request's head is larger than {HEAD_BYTES:,} bytes"))
                 return
+        elif self.head_bytes > TRAILER_BYTES:
+            self.refuse(Refused(431, f"what follows the request's body is larger than {TRAILER_BYTES:,} bytes"))
+            return
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -135,7 +142,7 @@ class Connection(asyncio.Protocol):
             raise self.refusal
 
     def on_headers_complete(self) -> None:
-        self.headed = True
+        self.headed, self.head_bytes = True, 0
         if self.parser.should_upgrade():
             self.refusal = Refused(400, "this server speaks HTTP/1.1 and nothing else")
             raise self.refusal
@@ -156,6 +163,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, part: bytes) -> None:
         limits = self.service.limits
+        self.head_bytes = 0
         self.body_bytes += len(part)
         self.held += len(part)
         self.service.buffered += len(part)
@@ -222,7 +230,7 @@ class Connection(asyncio.Protocol):
         elif self.waiting:
             # In a turn of its own: who sends many requests ahead is served like others.
             self.front.loop.call_soon(self.go_on)
-        elif not self.deaf:
+        elif not self.deaf and not self.blocked:
             self.transport.resume_reading()
 
     def go_on(self) -> None:
@@ -289,4 +297,4 @@ class Wire:
             elif connection.reading and now - connection.since > limit:
                 connection.refuse(Refused(408, f"the request was not complete within {limit:g} s"))
             elif now - connection.since > (limit if connection.service.queue.closed else IDLE_SECONDS):
-                connection.transport.close()
+                connection.transport.abort() if connection.blocked else connection.transport.close()
