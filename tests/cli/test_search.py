@@ -33,6 +33,14 @@ def test_a_search_over_text_gives_table_page_and_model(tmp_path: Path) -> None:
     assert {m["name"] for m in told["models"]} == {"k=2", "k=4", "lr"}
 
 
+def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "train.vw").write_text(text(10, 1))
+    done = run(tmp_path, "train.vw", "--save", "./train.vw")
+    assert done.returncode != 0
+    assert "would be written over" in done.stderr
+    assert (tmp_path / "train.vw").read_text() == text(10, 1)
+
+
 @pytest.mark.parametrize(
     ("models", "message"),
     [

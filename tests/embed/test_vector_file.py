@@ -190,6 +190,19 @@ def test_no_damage_goes_unseen(tmp_path: Path) -> None:
             cb.VectorFile(path)
 
 
+def test_only_vectors_are_written_over(tmp_path: Path) -> None:
+    small(tmp_path / "a", shards=2)
+    small(tmp_path / "a", shards=3)
+    (tmp_path / "a" / "thesis.txt").write_text("years of work")
+    with pytest.raises(cb.WriteError, match=r"holds thesis\.txt, which is no file of vectors"):
+        small(tmp_path / "a", shards=2)
+    assert (tmp_path / "a" / "thesis.txt").read_text() == "years of work"
+    pq.write_table(pa.table({"id": [1], "v": [[1.0]]}), tmp_path / "v.parquet")
+    with pytest.raises(cb.WriteError, match="it is the data"):
+        cb.write_vectors(tmp_path / "v.parquet", tmp_path / "v.parquet", key="id", vector="v")
+    assert pq.read_table(tmp_path / "v.parquet").num_rows == 1
+
+
 def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     small(tmp_path / "a", shards=3)
     small(tmp_path / "b", shards=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import ctrbox as cb
 from ctrbox.errors import SourceError
 from ctrbox.online import chunks
 from ctrbox.online.chunks import ChunkFolder
 from ctrbox.online.events import Layout
+from ctrbox.online.stream import open_stream
 from ctrbox.online.warm_up import ahead
 from tests.views.weed import s3_server, weed_binary
 
@@ -118,6 +121,32 @@ def test_kept_chunks_are_removed_where_asked(tmp_path: Path) -> None:
     reader.ids()
     reader.stream.kept({"floor": "", "done": ["a.jsonl", "b.jsonl"], "chunk": "", "rows": 0})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.jsonl"]
+
+
+def test_what_gave_no_event_is_never_removed(tmp_path: Path) -> None:
+    put(tmp_path, "a.jsonl", 1)
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
+    (tmp_path / "notes.md").write_text("no event\n")
+    reader = Reader(tmp_path, delete=True)
+    reader.ids()
+    again = Reader(tmp_path, reader.stream.position(), delete=True)  # a restart knows it too
+    again.ids()
+    for one in (reader, again):
+        one.stream.kept(one.stream.position())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.parquet", "notes.md"]
+
+
+@pytest.mark.parametrize("where", ["", " ", "nats://[::1/ADS", "s3://[bad"])
+def test_what_is_no_stream_is_refused(where: str) -> None:
+    with pytest.raises(cb.PlanError, match=r"no name|no address"):
+        open_stream(where, LAYOUT, None, print, delete=True)
+
+
+def test_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
+    put(tmp_path, "a.jsonl", 1)
+    (tmp_path / os.fsdecode(b"bad\xff")).write_text("x")
+    with pytest.raises(cb.DataError, match="not UTF-8"):
+        Reader(tmp_path).ids()
 
 
 def test_a_chunk_too_large_or_unreadable_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

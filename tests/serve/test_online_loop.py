@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
+from ctrbox import col
 from ctrbox.datasets import adlog, adlog_events
 from ctrbox.engines import aside
 from ctrbox.serve.model_folder import ModelFolder
@@ -288,6 +289,26 @@ def test_malformed_lines_are_counted_and_named_or_stop_a_strict_loop(world: Path
 
     with pytest.raises(cb.DataError, match=r"a\.jsonl line 2: "):
         loop(world / "data", stream, tmp_path / "strict", once=True, strict=True).run()
+
+
+def test_a_row_that_no_engine_can_take_is_left_out(world: Path, tmp_path: Path) -> None:
+    log = cb.View(f"{world / 'data'}/impressions", key="instance_id").fill(price=0.0)
+    features = cb.FeatureSet(label=col("clicked"), sparse={"user": col("user_id").key()}, dense={"price": col("price")})
+    plan = cb.compile(log, features, device="cpu", threads=1)
+    stream = tmp_path / "stream"
+    stream.mkdir()
+    lines = sorted((world / "jsonl").iterdir())[0].read_text().splitlines()
+    row = json.loads(next(line for line in lines if '"impression"' in line))
+    far = json.dumps({**row, "instance_id": 10**9, "price": 1e39})  # infinite as float32
+    (stream / "a.jsonl").write_text("\n".join([far, *lines]))
+    options: dict[str, Any] = {"every": "500ex", "window": "0s", "lateness": "0s", "once": True}
+    told: list[str] = []
+    found = OnlineLoop(
+        plan, cb.DeepFFM(plan.schema, bits=12), str(stream), tmp_path / "model", tell=told.append, **options
+    ).run()
+    assert found["counts"]["left_out"] == 1
+    assert found["learned"] > 0
+    assert any("is inf" in line for line in told)
 
 
 def test_another_plan_another_engine_and_another_version_are_refused(

@@ -94,6 +94,15 @@ def test_expect_is_answered_before_the_body_comes(server: Running, body: bytes) 
         assert codes(s.recv(65_536)) == [200]
 
 
+def test_trailers_have_an_end(server: Running) -> None:
+    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-T: "
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        s.sendall(head)
+        with pytest.raises(ConnectionError):
+            s.sendall(b"a" * (64 << 20))
+    assert server.get("/healthz").status_code == 200
+
+
 def test_one_who_does_not_read_holds_up_nobody(server: Running, body: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -122,7 +122,7 @@ def check_place(place: Path, data: Any) -> None:
         for other in place.iterdir():
             if not other.name.endswith(".ctrvec"):
                 raise WriteError(
-                    f"cannot write {place}: it holds {other.name}, which are no vectors; give another folder"
+                    f"cannot write {place}: it holds {other.name}, which is no file of vectors; give another folder"
                 )
 
 
