@@ -168,7 +168,7 @@ class Join:
         elif time + self.window < watermark:
             self.counts.late_clicks += 1
         else:
-            self._clicks.setdefault(id, []).append((time, time < watermark))
+            heapq.heappush(self._clicks.setdefault(id, []), (time, time < watermark))
             heapq.heappush(self._expiry, (time, self._clicks_arrived, id))
             self._clicks_arrived += 1
 
@@ -187,10 +187,9 @@ class Join:
     def _forget(self, watermark: int) -> None:
         while self._expiry and self._expiry[0][0] + self.window < watermark:
             _, _, id = heapq.heappop(self._expiry)
-            waiting = self._clicks.get(id, [])
-            for gone in [c for c in waiting if c[0] + self.window < watermark]:
-                waiting.remove(gone)
-                if gone[1]:
+            waiting = self._clicks.get(id, [])  # a heap: one id may have very many
+            while waiting and waiting[0][0] + self.window < watermark:
+                if heapq.heappop(waiting)[1]:
                     self.counts.late_clicks += 1
                 else:
                     self.counts.lone_clicks += 1
@@ -296,7 +295,7 @@ class Join:
         impressions = pa.Table.from_batches([rows])
         for name, column in beside:
             impressions = impressions.append_column(name, column)
-        flat = [(id, time, late) for id, waiting in self._clicks.items() for time, late in waiting]
+        flat = [(id, time, late) for id, waiting in self._clicks.items() for time, late in sorted(waiting)]
         clicks = pa.table(
             {
                 ID: pa.array([c[0] for c in flat], self._id_type()),
@@ -326,7 +325,7 @@ class Join:
         self._arrived = len(self._order)
         heapq.heapify(self._order)
         for id, time, late in zip(*(clicks.column(n).to_pylist() for n in (ID, TIME, LATE)), strict=True):
-            self._clicks.setdefault(id, []).append((time, late))
+            heapq.heappush(self._clicks.setdefault(id, []), (time, late))
             self._expiry.append((time, self._clicks_arrived, id))
             self._clicks_arrived += 1
         heapq.heapify(self._expiry)
