@@ -54,7 +54,7 @@ def serve(
     ] = 10.0,
     cache: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for contexts that were met before; 0: none.")
-    ] = "64MB",
+    ] = "256MB",
     threads: Annotated[
         int | None,
         typer.Option(

@@ -31,7 +31,7 @@ class Limits:
     candidates: int = 1000
     waiting: int = 64
     deadline_ms: int = 200
-    cache_bytes: int = 64 << 20
+    cache_bytes: int = 256 << 20
     body_seconds: float = 10.0  # within which a body must be there
     buffered_bytes: int = 256 << 20  # of all bodies that are being read
 
