@@ -112,7 +112,7 @@ def test_one_who_does_not_read_holds_up_nobody(server: Running, body: bytes) -> 
         while time.monotonic() < until:
             try:
                 sent += s.send(post(body) * 10)
-            except BlockingIOError:
+            except (BlockingIOError, ConnectionError):  # full, or refused for what was sent ahead
                 break
         assert server.score(body).status_code == 200
     assert server.score(body).status_code == 200
