@@ -78,8 +78,6 @@ def on_ray(folder: Path, workers: int, servers: int, cores: int, rows: int) -> d
 
 def in_gang(folder: Path, workers: int, cores: int, rows: int) -> dict[str, float]:
     """Processes of this file, each with its part; worker 0 tells what it measured."""
-    from ctrbox.train.together import ALONE  # noqa: F401 - a machine without torch.distributed is told here
-
     address = f"127.0.0.1:{free_port()}"
     asked = [sys.executable, "-m", "benchmarks.cluster", "--member"]
     told = [

@@ -27,6 +27,7 @@ from ray.cluster_utils import Cluster as Machines
 
 import ctrbox as cb
 from benchmarks import report
+from tests.cluster.ray_processes import processes
 from tests.train.worlds import on_disk, weights
 
 KINDS = ("worker", "server", "node")
@@ -76,21 +77,6 @@ class Killer(threading.Thread):
                 self.at = -1
                 return
             os.kill(random.choice(found), signal.SIGKILL)
-
-
-def processes(title: str) -> list[int]:
-    """Ray's processes of that name that this one's Ray started."""
-    mine, found = {os.getpid()}, []
-    for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda p: int(p.name)):
-        try:
-            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent in mine:
-                mine.add(int(place.name))
-                if (place / "cmdline").read_bytes().startswith(title.encode()):
-                    found.append(int(place.name))
-        except OSError:
-            continue
-    return found
 
 
 def main() -> None:

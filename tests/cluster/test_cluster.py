@@ -19,6 +19,7 @@ import torch
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import BudgetError, PlanError
+from tests.cluster.ray_processes import processes
 from tests.train.worlds import on_disk, weights
 
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'ctrbox[cluster]'")
@@ -66,21 +67,6 @@ def test_one_worker_and_two_servers_are_one_process_bit_for_bit(plan: cb.Plan, t
     assert weights(cb.Run.load(tmp_path / "run")) == weights(here)
 
 
-def pid_of(title: str) -> int:
-    """The newest process that Ray named so and that this one's Ray started."""
-    mine, found = {os.getpid()}, []
-    for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda p: int(p.name)):
-        try:
-            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent in mine:
-                mine.add(int(place.name))
-                if (place / "cmdline").read_bytes().startswith(title.encode()):
-                    found.append(int(place.name))
-        except OSError:
-            continue
-    return found[-1]
-
-
 class Killer(threading.Thread):
     """Kills a process of each kind once the training has left a checkpoint behind its first steps."""
 
@@ -96,7 +82,7 @@ class Killer(threading.Thread):
                 if steps and max(steps) >= seen:
                     break
                 time.sleep(0.02)
-            os.kill(pid_of(f"ray::{name}"), signal.SIGKILL)
+            os.kill(processes(f"ray::{name}")[-1], signal.SIGKILL)  # the newest
             self.killed.append(name)
 
 

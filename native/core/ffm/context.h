@@ -1,14 +1,13 @@
 // What the candidates of one request share: the fields of its context, worked out once.
 //
 //   inputs   what these fields say among themselves: a prefix of the network's input (layout.h)
-//   turned   turned[g][f] = S[f][g] for each field g of candidates and f of the context: their pairs are one walk over
-//   a
-//            candidate's row and this
+//   turned   turned[g][f] = S[f][g], g a candidate's field and f the context's: their pairs are one walk over a row and
+//            this
 //   sums     16 partial sums of the first whole() inputs, whole lanes of 16
 //   lanes    the same of each neuron's products in the first layer; none with layer norm, which needs all inputs first
 //
 // A candidate's scores go on from these partial sums in the order of a whole example, so they have the bits of predict.
-// A context holds copies: it outlives nothing but its meaning, which ends when the model learns (`weights`).
+// A context holds copies, of the weights as they were: when the model learns it is refused (`weights`).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -34,6 +34,7 @@ from ctrbox.embed.vector_file import (
     MOST_SHARDS,
     MOST_WIDTH,
     ROWS_AT,
+    SUFFIX,
     VERSION,
     Data,
     VectorFile,
@@ -120,7 +121,7 @@ def check_place(place: Path, data: Any) -> None:
         raise WriteError(f"cannot write {place}: it is the data; give the vectors another name")
     if place.is_dir():
         for other in place.iterdir():
-            if not other.name.endswith(".ctrvec"):
+            if not other.name.endswith(SUFFIX):
                 raise WriteError(
                     f"cannot write {place}: it holds {other.name}, which is no file of vectors; give another folder"
                 )

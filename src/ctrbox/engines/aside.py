@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -127,3 +128,21 @@ def failure(error: OSError, aside: Path, place: Path) -> WriteError:
             free = shutil.disk_usage(aside.parent).free
             reason = f"{reason} after {written:,} bytes, {free:,} bytes free"
     return WriteError(f"cannot write {place}: {reason}; {kept}")
+
+
+@contextlib.contextmanager
+def locked(folder: Path, deed: str) -> Iterator[None]:
+    """While inside, no other process has this folder; ``deed``: what for, such as "publish to runs/today"."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise WriteError(f"cannot {deed}: {error.strerror or error}") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise WriteError(f"cannot {deed}: another process does so; end it, or choose another folder") from error
+        yield
+    finally:
+        os.close(handle)

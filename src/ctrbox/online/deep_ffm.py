@@ -323,9 +323,14 @@ def context_first(fields: list[str], context: Sequence[str]) -> list[str]:
     return [*context, *(name for name in fields if name not in context)]
 
 
+def memory_here() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def check_memory(settings: _native.FfmSettings) -> None:
     needed = (8 * settings.lr + 8 * settings.ffm) << settings.bits
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_here()
     if needed > memory:
         raise BudgetError(
             f"bits={settings.bits} needs {needed:,} bytes for weights and accumulators, this machine has {memory:,}; "

@@ -28,7 +28,7 @@ from ctrbox import _native
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.aside import written_aside
 from ctrbox.errors import BudgetError, PlanError, SourceError, TrainError, nearest
-from ctrbox.online.deep_ffm import DeepFFM
+from ctrbox.online.deep_ffm import DeepFFM, memory_here
 from ctrbox.online.examples import ExampleCache, ExampleText
 from ctrbox.online.progress import auc
 from ctrbox.show.charts import Line, line_chart, text
@@ -257,7 +257,7 @@ def check_memory(models: Mapping[str, Mapping[str, Any]]) -> None:
         for o in models.values()
         if isinstance(bits := o.get("bits", 22), int) and 0 <= bits <= 36
     )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_here()
     if needed > memory:
         raise BudgetError(
             f"{len(models):,} models need {needed:,} bytes at once, this machine has {memory:,}; try fewer models or bits"

@@ -14,7 +14,6 @@ process that died or a disk that was full; the next `publish` removes it. Reader
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctrbox.engines.aside import failure, remove, written_aside
+from ctrbox.engines.aside import failure, locked, remove, written_aside
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
 from ctrbox.publish.patch import apply, diff, read_facts
 from ctrbox.publish.sources import Model, pack
@@ -198,20 +197,13 @@ class Published:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        try:
-            for name in ("versions", "patches"):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise WriteError(f"cannot publish to {self.folder}: {error.strerror or error}") from error
-        try:
+        with locked(self.folder, f"publish to {self.folder}"):
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for name in ("versions", "patches"):
+                    (self.folder / name).mkdir(exist_ok=True)
             except OSError as error:
-                raise WriteError(f"another process publishes to {self.folder}") from error
+                raise WriteError(f"cannot publish to {self.folder}: {error.strerror or error}") from error
             yield
-        finally:
-            os.close(handle)
 
     # ---- parts
 

@@ -14,19 +14,18 @@ from and what is still to come belong together: an event is in the engine's weig
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from ctrbox.engines.aside import remove, written_aside
-from ctrbox.errors import CtrboxError, DataError, SourceError, WriteError
+from ctrbox.engines.aside import locked, remove, written_aside
+from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.online.deep_ffm import DeepFFM
 from ctrbox.train.sealed import read_sealed, sealed
 
@@ -49,22 +48,9 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         """While inside, no other process learns into this folder."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise WriteError(f"cannot learn into {self.folder.parent}: {error.strerror or error}") from error
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise WriteError(f"another process learns into {self.folder.parent}") from error
-            yield
-        finally:
-            os.close(handle)
+        return locked(self.folder, f"learn into {self.folder.parent}")
 
     def write(self, number: int, state: Mapping[str, Any], tables: Mapping[str, pa.Table], engine: DeepFFM) -> None:
         """Whole or not at all; then the oldest goes."""
