@@ -2,9 +2,10 @@
 
     python -m benchmarks.dicm [--quick] [--seeds 5] [--jobs 1] [--only information,aggregators,warm-up,bases] [--svg FILE]
 
-Every seed is another world: log, images, initial weights. All models of a seed see the same rows in the same order, so
-differences within a seed are compared, not means across worlds. GAUC over the newest fifth of the log, by user. The table gives
-the mean of the seeds, and the gain over the line before it, in the paper's order, with its 95 % interval (Student's t).
+Every seed is another world: log, images, initial weights. Ids are sparse (20 impressions a user, 8 an ad) and 33 clicks of a user tell
+the taste, as the paper has it. All models of a seed see the same rows in the same order, so differences within a seed are
+compared, not means across worlds. GAUC over the newest fifth of the log, by user. The table gives the mean of the seeds, and the
+gain over the line before it, in the paper's order, with its 95 % interval (Student's t).
 """
 
 from __future__ import annotations
@@ -63,11 +64,12 @@ T95 = {
     9: 2.26,
 }  # Student's t by degrees of freedom
 WIDTH = 48
+FIRST = 101  # worlds 11 to 14 were looked at when the strengths of what is planted were set
 
 
 def plan_of(log: cb.datasets.AdLog) -> cb.Plan:
     key = col("ad_id").cast("str").key(space="image")
-    behaviour = col("behaviour").split("|").last(15)
+    behaviour = col("behaviour").split("|").last(50)
     users = cb.View(log.users, key="user_id").fill(segment=-1, interests="", behaviour="")
     ads = cb.View(log.ads, key="ad_id").fill(category="none", advertiser_id=0)
     impressions = cb.View(log.impressions, key="instance_id").fill(device="none", position=-1)
@@ -97,7 +99,7 @@ class World:
 
     def __init__(self, seed: int, rows: int, folder: Path) -> None:
         self.seed, self.rows = seed, rows
-        self.log = cb.datasets.adlog(rows, seed, folder / "log", images=WIDTH, users=rows // 80, ads=rows // 24)
+        self.log = cb.datasets.adlog(rows, seed, folder / "log", images=WIDTH, users=rows // 20, ads=rows // 8)
         key = col("ad_id").cast("str").key(space="image")
         self.file = cb.write_vectors(folder / "images.ctrvec", self.log.images, key=key, vector="image")
         self.plan = plan_of(self.log)
@@ -112,7 +114,7 @@ class World:
         # The weights of LR are vectors of one number; no id shares its space with an image.
         embedders["*"] = cb.MemoryTable(model.reads.dims["user"], optimizer=optimizer, seed=self.seed, threads=1)
         trainer = cb.Trainer(model, embedders, optimizer=cb.Adam(lr=0.001), threads=1)
-        usual = {"batch_size": 500, "epochs": 2, "valid": 0.2, "schedule": cb.Decay(0.9, 24_000), "seed": self.seed}
+        usual = {"batch_size": 250, "epochs": 2, "valid": 0.2, "schedule": cb.Decay(0.9, 24_000), "seed": self.seed}
         return trainer.fit(self.plan, **{**usual, **options})
 
     def scores(self, name: str) -> dict[str, float]:
@@ -151,13 +153,13 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, default=None)
     parser.add_argument("--seed", type=int, default=None, help="one world, as JSON: used by the others")
     asked = parser.parse_args()
-    rows = asked.rows or (24_000 if asked.quick else 100_000)
+    rows = asked.rows or (24_000 if asked.quick else 200_000)
     studies = asked.only.split(",")
     names = list(dict.fromkeys(n for study in studies for n in STUDIES[study]))
     if asked.seed is not None:
         print(json.dumps(one_seed(asked.seed, rows, names)))
         return
-    seeds = range(1, 1 + (2 if asked.quick else asked.seeds))
+    seeds = range(FIRST, FIRST + (2 if asked.quick else asked.seeds))
     with ThreadPoolExecutor(asked.jobs) as pool:
         given = ("--rows", str(rows), "--only", asked.only)
         found = list(pool.map(lambda seed: fresh("benchmarks.dicm", "--seed", str(seed), *given), seeds))

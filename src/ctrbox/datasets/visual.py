@@ -3,7 +3,7 @@
     style    every ad has one, STYLE numbers: half of it is its advertiser's, the rest its own, which nothing but its image
              (and its id) tells
     image    a fixed random map of the style, of the ad's topic in two images of three, and noise
-    taste    a user has a visual taste for each interest: one number of the style, more of it or less
+    taste    a user has a visual taste for each interest, the same for half of them: one number of the style, more of it or less
     click    log odds += TASTE · (taste · style) + MOOD · (taste · appeal) + APPEAL · (style · appeal), the taste being the one
              for the ad's topic, and nothing where that is no interest of the user; the appeal is the same for everybody
 
@@ -39,8 +39,10 @@ DAYS = 28  # of clicks before the log
 RECENT = 14
 DWELL = 15.0  # seconds that tell an interest from an accident
 ACCIDENTS = 0.4
-MEAN_CLICKS, MOST_CLICKS = 40, 200
+MEAN_CLICKS, MOST_CLICKS = 80, 400  # 33 of 80 tell the taste, as many as the paper keeps of 200
 CHOICES = 8  # ads of which a user clicks the one most to the taste
+SHARED = 0.5  # of the interests have the taste of the user, the others one of their own
+LIKING = 2.0  # weight of the taste in that choice, beside a Gumbel
 BLOCK = 1 << 14  # users whose clicks are drawn at a time: 0.1 GB
 
 Indices = npt.NDArray[np.int64]
@@ -94,8 +96,8 @@ class Visual:
             rng.random(ads + 1) >= NO_IMAGE,
             tastes.astype(np.float32),
             appeal.astype(np.float32),
-            rng.integers(0, TASTES, (users + 1, 4), np.int8),
-            rng.integers(0, TASTES, (users + 1, 4), np.int8),
+            _tastes(rng, users + 1),
+            _tastes(rng, users + 1),
         )
 
     def odds(self, world: World, user: Indices, ad: Indices) -> npt.NDArray[np.float64]:
@@ -142,12 +144,18 @@ class Visual:
         most = np.full(n, -np.inf)
         for _ in range(CHOICES):
             ad = world.pick_ads(rng, -1, low, high)
-            liking = 3.0 * np.einsum("ij,ij->i", self.tastes[then], self.style[ad]) + rng.gumbel(size=n)
+            liking = LIKING * np.einsum("ij,ij->i", self.tastes[then], self.style[ad]) + rng.gumbel(size=n)
             liking = np.where(accident, 0.0, liking)
             best = np.where(liking > most, ad, best)
             most = np.maximum(most, liking)
         order = np.lexsort((-age_us, user))
         return Behaviours(user[order], best[order], age_us[order], dwell[order])
+
+
+def _tastes(rng: np.random.Generator, users: int) -> npt.NDArray[np.int8]:
+    """(users, 4): of each interest, the user's own in most of them."""
+    own, usual = rng.integers(0, TASTES, (users, 4), np.int8), rng.integers(0, TASTES, (users, 1), np.int8)
+    return np.where(rng.random((users, 4)) < SHARED, usual, own)
 
 
 def _stream(seed: int, *path: int) -> np.random.Generator:
