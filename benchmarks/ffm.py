@@ -5,7 +5,8 @@ python -m benchmarks.ffm [--quick] [--vw PYTHON] [--all-peers]
 1,000,000 lines to learn from, 200,000 to test on (benchmarks/ffm_data.py); a tenth with --quick. One pass. Ours reads its parsed
 cache, and the time holds reading, checking and progressive validation; Vowpal Wabbit reads its own cache. Vowpal Wabbit runs
 in the interpreter given, which needs its package; without one its lines are left out. --all-peers adds its factorisation
-(--lrqfa), minutes. Then one and two threads in turns, the best of three each, and sparse updates by the number of hidden layers, whose weights must be the same bits.
+(--lrqfa), minutes. Then one and two threads in turns, the best of three each, and sparse updates by the number of hidden layers,
+whose weights must be the same bits.
 
 A second is one of the wall; "per CPU" counts this process's own, for machines that others use too.
 """
