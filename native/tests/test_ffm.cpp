@@ -1,6 +1,8 @@
 // Deep FFM: every instruction set has the bits of the scalar twin; skipped branches change nothing; threads share.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -207,6 +209,73 @@ void a_gradient_is_the_slope_of_the_loss() {
   CHECK(seen > 5);
 }
 
+void hot_keys_are_the_frequent_ones() {
+  std::mt19937_64 random(7);
+  FfmSettings s;
+  s.fields = 3;
+  s.bits = 14;
+  const FfmLayout l(s);
+  for (size_t rows : {0, 1, 5, 3000}) {
+    Examples examples;
+    std::map<uint64_t, size_t> count;
+    for (size_t e = 0; e < rows; ++e) {
+      for (uint16_t f = 0; f < 3; ++f) {
+        const uint64_t key = finish(random() % (f == 0 ? 4 : f == 1 ? 64 : 5000) * 10 + f);
+        examples.keys.push_back(key);
+        examples.fields.push_back(f);
+        if (e < HotKeys::kSample) ++count[key];
+      }
+      examples.offsets.push_back(static_cast<uint32_t>(examples.keys.size()));
+      examples.labels.push_back(0.0f);
+    }
+    const HotKeys hot(examples, l);
+    size_t frequent = 0;
+    for (const auto& [key, n] : count) {
+      const bool often = n * HotKeys::kOneIn >= std::min(rows, HotKeys::kSample);
+      frequent += often;
+      const uint16_t found = hot.find(key);
+      CHECK(found == HotKeys::kNone || (often && hot.keys()[found] == key));
+    }
+    CHECK(hot.keys().size() <= frequent);
+    CHECK(hot.keys().size() + 5 >= frequent);  // a slot has one
+    CHECK(hot.find(finish(99999999)) == HotKeys::kNone);
+  }
+}
+
+void what_threads_learn_on_copies_adds_up() {
+  FfmSettings s;
+  s.fields = 2;
+  s.bits = 10;
+  s.hidden = {3};
+  const FfmLayout l(s);
+  Examples examples;
+  for (uint64_t key : {finish(1), finish(2)}) examples.keys.push_back(key);
+  examples.fields = {0, 1};
+  examples.offsets.push_back(2);
+  examples.labels.push_back(1.0f);
+  const HotKeys hot(examples, l);
+  CHECK(hot.keys().size() == 2);
+  std::vector<float> lr(l.lr_size * 2, 1.0f), ffm(l.rows * l.row_step, 2.0f), dense(l.dense, 3.0f);
+  OwnWeights one(hot, s, l, lr.data(), ffm.data(), dense.data()), two(hot, s, l, lr.data(), ffm.data(), dense.data());
+  CHECK(reinterpret_cast<uintptr_t>(one.dense()) % 64 == 0 && reinterpret_cast<uintptr_t>(one.hot().rows) % 64 == 0);
+  const size_t row = hot.find(finish(2));
+  one.hot().rows[row * l.row_step + 3] += 0.5f;
+  two.hot().rows[row * l.row_step + 3] += 0.25f;
+  two.hot().lr[row * l.lr_step] -= 1.0f;
+  one.dense()[l.dense - 1] += 1.0f;
+  one.exchange(false);
+  CHECK(dense[l.dense - 1] == 4.0f);
+  const size_t at = l.row_step * l.row_of(finish(2)) + 3;
+  CHECK(ffm[at] == 2.0f);
+  one.exchange(true);
+  two.exchange(true);
+  CHECK(ffm[at] == 2.75f && two.hot().rows[row * l.row_step + 3] == 2.75f);
+  CHECK(lr[2 * l.lr_of(finish(2), s.bits)] == 0.0f && two.dense()[l.dense - 1] == 4.0f);
+  one.exchange(true);
+  CHECK(one.hot().rows[row * l.row_step + 3] == 2.75f);
+  CHECK(std::count(ffm.begin(), ffm.end(), 2.0f) == static_cast<ptrdiff_t>(ffm.size()) - 1);
+}
+
 void threads_learn_together() {
 #if !defined(__SANITIZE_THREAD__)  // hogwild is a race by design
   std::mt19937_64 random(5);
@@ -260,6 +329,8 @@ int main() {
   a_shared_context_changes_no_bit();
   inverse_powers_are_near();
   a_gradient_is_the_slope_of_the_loss();
+  hot_keys_are_the_frequent_ones();
+  what_threads_learn_on_copies_adds_up();
   threads_learn_together();
   what_is_not_finite_is_noticed();
   return 0;

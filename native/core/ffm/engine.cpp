@@ -167,28 +167,24 @@ std::optional<size_t> DeepFfm::learn(const Examples& examples, float* prediction
     learn_from(pass, 0, rows, weights_);
     return noted(broken);
   }
+  const HotKeys hot(examples, layout_);
   std::atomic<size_t> next{0};
   std::mutex lock;
   parallel_for(threads, threads, [&](size_t) {
     FfmPass pass(settings_, layout_, *kernels_);
-    const size_t n = layout_.dense;
-    std::vector<float> base(n);
-    HugeBlock own(n * sizeof(float));
-    float* mine = reinterpret_cast<float*>(own.data());
+    std::optional<OwnWeights> own;
     {
       std::lock_guard<std::mutex> hold(lock);
-      std::copy_n(weights_.dense, n, mine);
+      own.emplace(hot, settings_, layout_, weights_.lr, weights_.ffm, weights_.dense);
     }
-    std::copy_n(mine, n, base.data());
-    const FfmWeights weights{weights_.lr, weights_.ffm, mine};
-    for (size_t begin; (begin = next.fetch_add(kTogether)) < rows && broken.load() == kNobody;) {
+    const FfmWeights weights{weights_.lr, weights_.ffm, own->dense(), nullptr, &own->hot()};
+    for (size_t begin, done = 0; (begin = next.fetch_add(kTogether)) < rows && broken.load() == kNobody;) {
       learn_from(pass, begin, std::min(rows, begin + kTogether), weights);
       std::lock_guard<std::mutex> hold(lock);
-      for (size_t i = 0; i < n; ++i) {
-        weights_.dense[i] += mine[i] - base[i];
-        base[i] = mine[i] = weights_.dense[i];
-      }
+      own->exchange(++done % 4 == 0);
     }
+    std::lock_guard<std::mutex> hold(lock);
+    own->exchange(true);
   });
   return noted(broken);
 }

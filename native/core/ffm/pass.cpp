@@ -100,9 +100,14 @@ void FfmPass::fetch(const Examples& examples, size_t e, const FfmWeights& weight
   if (s_.ffm)
     for (size_t i = 0; i < count; ++i) {
       places[i].row = weights.ffm + l_.row_step * l_.row_of(keys[i]);
+      if (weights.hot && weights.hot->keys->find(keys[i]) != HotKeys::kNone) continue;
       const char* p = reinterpret_cast<const char*>(places[i].row);
       for (size_t b = 0; b < bytes; b += kLine) __builtin_prefetch(p + b);
     }
+  if (weights.hot)
+    for (size_t i = 0; i < count; ++i)
+      if (const uint16_t n = weights.hot->keys->find(keys[i]); n != HotKeys::kNone)
+        places[i] = {weights.hot->rows + n * l_.row_step, weights.hot->lr + n * l_.lr_step};
 }
 
 void FfmPass::merge(const Examples& examples, size_t e, size_t slot) {

@@ -17,6 +17,7 @@
 #include "core/ffm/context.h"
 #include "core/ffm/examples.h"
 #include "core/ffm/layout.h"
+#include "core/ffm/own_weights.h"
 
 namespace cb {
 
@@ -27,12 +28,13 @@ struct FfmTurned {
   static size_t width(const FfmLayout::Layer& layer) { return padded(layer.neurons, kBeside); }
 };
 
-// Where the weights are; several threads share lr and ffm without locks, `dense` may be a thread's own.
+// Where the weights are; several threads share lr and ffm without locks, `dense` and hot keys' may be a thread's own.
 struct FfmWeights {
   float* lr = nullptr;
   float* ffm = nullptr;
   float* dense = nullptr;
   const FfmTurned* turned = nullptr;  // of `dense`, where somebody made it
+  const HotWeights* hot = nullptr;
 };
 
 class FfmPass {
