@@ -121,6 +121,7 @@ def create(
             empty = schema.with_metadata({"view": plan.log.name}).empty_table()
             with written_aside(aside / LOG) as file:
                 feather.write_feather(empty, str(file), compression="uncompressed")
+        Published(aside / WEIGHTS).serves(features)
         Published(aside / WEIGHTS).publish(engine, note=note)
         manifest = {"kind": DEEP_FFM, "context": list(context), "fingerprint": plan.fingerprint}
         with written_aside(aside / MANIFEST) as file:
