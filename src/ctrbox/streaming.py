@@ -25,6 +25,13 @@ Examples:
   ctrbox online job.py --stream events/ --out model/ --warm-up past/ --once
 """
 
+EVENTS_EXAMPLES = """\b
+Examples:
+  ctrbox datasets events --data data --out events
+  ctrbox datasets events --data data --out events --format jsonl --chunk-rows 1000
+  ctrbox datasets events --data data --out events --rate 500      as it would happen, 500 events a second
+"""
+
 SECRET = re.compile(r"://[^/@\s]+@")  # of a broker's address; what is said may be kept in a log
 
 JobFile = Annotated[

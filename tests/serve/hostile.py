@@ -2,8 +2,8 @@
 
     python -m tests.serve.hostile 127.0.0.1 8000 --count 10000
 
-Each is sent on a connection of its own. The server must answer with a status below 500, 501 or 503, or close the connection; it must
-be alive afterwards and answer a good request as before.
+Each is sent on a connection of its own. The server must answer with a status below 500, 501 or 503, or close the connection;
+it must be alive afterwards and answer a good request as before.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.plan import Plan
+from ctrbox.engines.request import ORIGIN
 from ctrbox.errors import DataError, PlanError
 from ctrbox.online.deep_ffm import DeepFFM
 from ctrbox.online.events import Events
@@ -77,7 +78,7 @@ class Learner:
         except DataError as error:
             if len(rows) == 1:
                 self.refused += 1
-                self.bad_row(*origin(at), str(error).removeprefix("row 0: "))
+                self.bad_row(*origin(at), str(error).removesuffix(f" (at {ORIGIN.name(0)})"))
                 return
             middle = len(rows) // 2
             self._learn(rows.slice(0, middle), None if clicked is None else clicked[:middle], origin, at)
