@@ -414,6 +414,31 @@ def test_a_full_disk_leaves_the_old_version_and_the_loop_goes_on(
     assert ModelFolder.open(model).published.verify() == []
 
 
+def test_a_version_that_was_due_and_never_written_is_an_error_at_the_end(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, real = tmp_path / "model", aside.replace
+
+    def without_room(made: Path, place: Path) -> None:
+        if "weights" in str(place) and model.exists():
+            raise OSError(28, "No space left on device")
+        real(made, place)
+
+    monkeypatch.setattr(aside, "replace", without_room)
+    with pytest.raises(
+        cb.WriteError, match=r"holds what was learned, but it is not published, version 1 stays: .*No space"
+    ):
+        loop(world / "data", world / "parquet", model, once=True, publish_at_end=False).run()
+    assert len(notes(model)) == 1
+    monkeypatch.undo()
+    told: list[str] = []
+    again = loop(world / "data", world / "parquet", model, once=True, warm_up=[str(world / "data" / "impressions")])
+    again.tell = told.append
+    again.run()
+    assert len(notes(model)) == 2
+    assert any("began without rows to warm up with" in line for line in told)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_disk_that_is_really_full(world: Path, unbroken: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     disk = tmp_path / "disk"

@@ -222,6 +222,10 @@ def test_a_model_of_other_fields_is_refused_when_it_is_pushed(world: World, fold
     assert [v.number for v in folder.published.log()] == [1]
     assert folder.published.verify() == []
     folder.published.publish(cb.DeepFFM(world.engine.fields[:2], bits=10))  # fewer are the plan's too
+    (folder.published.folder / "FEATURES").write_text("{}")
+    assert "FEATURES is damaged" in folder.published.verify()[0]
+    with pytest.raises(cb.DataError, match="FEATURES is damaged"):
+        folder.published.publish(world.engine)
 
 
 def test_what_is_under_way_is_answered_before_the_end(world: World, folder: ModelFolder) -> None:

@@ -110,7 +110,7 @@ class Published:
             versions = self.log()
         except CtrboxError as error:
             return [str(error)]
-        wrong = []
+        wrong = _refused(self._features)
         for n, v in enumerate(versions):
             path = self.folder / "versions" / f"{v.name}.fbw"
             if path.exists() or n + 1 == len(versions):
@@ -174,11 +174,22 @@ class Published:
         with written_aside(self.folder / FEATURES) as aside:
             aside.write_bytes(_sealed("", {"features": list(features)})[0])
 
-    def _check_fields(self, place: Path) -> None:
+    def _features(self) -> list[str] | None:
         path = self.folder / FEATURES
-        if not path.exists():
+        try:
+            found = _opened("", path.read_bytes(), path)[0].get("features")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+        if not isinstance(found, list):
+            raise DataError(f"{path} names no features")
+        return found
+
+    def _check_fields(self, place: Path) -> None:
+        known = self._features()
+        if known is None:
             return
-        known = _opened("", path.read_bytes(), path)[0].get("features", [])
         for name in read_directory(place).about.get("names", []):
             if name not in known:
                 raise DataError(

@@ -108,6 +108,7 @@ class OnlineLoop:
         self._number = 0  # of the last checkpoint
         self._before: Position | None = None  # the position in it
         self._changed = False  # since then
+        self._owed = False  # a version was due and could not be written
         self._next_checkpoint = self._next_status = self._next_publish = 0.0
         self.complaints = Complaints(tell, self.out / "online" / "refused.jsonl", strict)
         self.learner = self._fresh()
@@ -231,7 +232,7 @@ class OnlineLoop:
         if self._changed or not self._number:
             self._checkpoint()
         lost = self._changed or not self._number
-        wanted = self.publish_at_end and self.engine.learned > self.published_learned
+        wanted = (self.publish_at_end or self._owed) and self.engine.learned > self.published_learned
         if wanted and not lost:
             self._publish()
         self._write_status()
@@ -289,6 +290,8 @@ class OnlineLoop:
             self.complaints.lines, self.complaints.chunks = found.state["complaints"]
             self.warm = found.state["warm_up"] if self.past else {**found.state["warm_up"], "done": True}
             self._before = found.state["stream"]
+            if self.past and self.warm["done"] and "learned" not in self.warm:
+                self.tell(f"{self.out} began without rows to warm up with; those of warm_up are not learned from now")
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"checkpoint {found.number} in {self.out} is of another version: {error!r}") from error
         return self._before
@@ -381,10 +384,10 @@ class OnlineLoop:
         try:
             self.version = self.folder.published.publish(self.engine, note=_note(self.engine.learned))
         except WriteError as error:
-            self.failed = str(error)
+            self.failed, self._owed = str(error), True
             self.tell(f"not published, version {self.version.number} stays: {error}")
             return
-        self._next_publish = 0.0
+        self._next_publish, self._owed = 0.0, False
         self.published_learned, self._published_s = self.engine.learned, time.time()
         self.tell(
             f"version {self.version.number}: {self.engine.learned:,} examples, a patch of {self.version.patch_bytes:,} bytes"
