@@ -2,7 +2,7 @@
 
     python -m benchmarks.dicm [--quick] [--seeds 5] [--jobs 1] [--only information,aggregators,warm-up,bases] [--svg FILE]
 
-Every seed is another world: log, images, initial weights. Ids are sparse (20 impressions a user, 8 an ad), 33 clicks of a user tell
+Every seed is another world: log, images, initial weights. Ids are sparse (20 impressions a user, 8 an ad); 33 clicks a user tell
 the taste, as the paper has it. All models of a seed see the same rows in the same order, so differences within a seed are
 compared, not means across worlds. GAUC over the newest fifth of the log, by user. The table gives the mean of the seeds, and the
 gain over the line before it, in the paper's order, with its 95 % interval (Student's t).

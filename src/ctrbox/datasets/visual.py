@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 STYLE = 6
 TASTES = 2 * STYLE
 TASTE = 1.8
-MOOD = 0.9
+MOOD = 1.8
 APPEAL = 1.1
 BRAND = 0.5  # share of a style's variance that is its advertiser's
 NOISE = 0.5  # of a number of an image, where styles have about 1
