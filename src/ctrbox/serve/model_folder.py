@@ -117,11 +117,11 @@ def create(
     with written_aside(place, folder=True) as aside:
         aside.mkdir()
         plan.save(aside / PLAN)
+        Published(aside / WEIGHTS).serves(features)
         if not any(isinstance(step, Merge) for step in plan.log.steps):  # merged rows need the log's own order
             empty = schema.with_metadata({"view": plan.log.name}).empty_table()
             with written_aside(aside / LOG) as file:
                 feather.write_feather(empty, str(file), compression="uncompressed")
-        Published(aside / WEIGHTS).serves(features)
         Published(aside / WEIGHTS).publish(engine, note=note)
         manifest = {"kind": DEEP_FFM, "context": list(context), "fingerprint": plan.fingerprint}
         with written_aside(aside / MANIFEST) as file:

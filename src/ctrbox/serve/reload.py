@@ -18,8 +18,8 @@ from ctrbox.engines.aside import written_aside
 from ctrbox.errors import CtrboxError, DataError
 from ctrbox.online.deep_ffm import DeepFFM
 from ctrbox.publish.versions import Published, Version
+from ctrbox.serve import own_copy
 from ctrbox.serve.metrics import Metrics
-from ctrbox.serve.own_copy import OwnCopy
 from ctrbox.serve.served import Live, ServedFfm
 
 log = logging.getLogger("ctrbox.serve")
@@ -30,7 +30,7 @@ class Reloader:
 
     def __init__(self, served: ServedFfm, published: Published, metrics: Metrics, period: float = 0.5) -> None:
         self.served, self.published, self.metrics, self.period = served, published, metrics, period
-        self._own = OwnCopy()
+        self._own = own_copy.OwnCopy()
         self.copy = self._own.place / "served.fbw"
         shutil.copyfile(published.file(served.version), self.copy)
         self.refused: set[int] = set()  # versions that were tried and could not be taken
