@@ -29,7 +29,7 @@ from typing import Any
 from ctrbox.engines.aside import failure, locked, remove, written_aside
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError, nearest
 from ctrbox.publish.patch import apply, diff, read_facts
-from ctrbox.publish.sources import Model, pack
+from ctrbox.publish.sources import DEEP_FFM, Model, pack
 from ctrbox.publish.weights import read_directory, read_weights
 
 MOST_LOG = 1 << 30
@@ -187,10 +187,10 @@ class Published:
         return found
 
     def _check_fields(self, place: Path) -> None:
-        known = self._features()
-        if known is None:
+        known, found = self._features(), read_directory(place)
+        if known is None or found.kind != DEEP_FFM:
             return
-        for name in read_directory(place).about.get("names", []):
+        for name in found.about.get("names", []):
             if name not in known:
                 raise DataError(
                     f"the model's field {name!r} is no feature of the plan that {self.folder.parent} is served with"
