@@ -84,7 +84,7 @@ def test_a_connection_is_kept_and_bytes_may_come_one_by_one(server: Running, bod
             [501],
         ),
         (b"POST /v1/score HTTP/1.1\r\nTransfer-Encoding: identity\r\n\r\n{}", [501]),
-        (b"POST /v1/score HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", [400]),
+        (b"GET /healthz HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", [400]),
         (b"GET /healthz HTTP/1.1\r\nTransfer-Encoding: CHUNKED\r\n\r\n0\r\n\r\n", [200]),
         (b"", []),
     ],
