@@ -127,9 +127,9 @@ class Progress:
     def _take(self, labels: Floats, predictions: Floats, weights: Floats | None) -> None:
         p = np.clip(predictions.astype(np.float64), CLIP, 1 - CLIP)
         losses = -np.log(np.where(labels > 0.5, p, 1 - p))
-        self._loss += float(losses.sum() if weights is None else losses @ weights)
-        self._clicks += float(labels.sum() if weights is None else labels @ weights)
-        self._predicted += float(p.sum() if weights is None else p @ weights)
+        self._loss += total(losses, weights)
+        self._clicks += total(labels, weights)
+        self._predicted += total(p, weights)
         self._weight += float(len(labels) if weights is None else weights.sum(dtype=np.float64))
         self._held.append((labels, predictions, weights))
         self._rows += len(labels)
@@ -182,4 +182,9 @@ def auc(labels: Floats, predictions: Floats, weights: Floats | None = None) -> f
     begins = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]]) if len(ranked) else np.zeros(0, np.int64)
     ties, below = np.add.reduceat(clicks, begins), np.add.reduceat(others, begins)
     pairs = float(clicks.sum() * others.sum())
-    return float(ties @ (np.cumsum(below) - below / 2)) / pairs if pairs else math.nan
+    return total(ties, np.cumsum(below) - below / 2) / pairs if pairs else math.nan
+
+
+def total(values: Floats, weights: Floats | None) -> float:
+    """Not a dot product: the threads of BLAS would spin on the cores that learn, and change the last bits."""
+    return float((values if weights is None else values * weights).sum(dtype=np.float64))
