@@ -98,40 +98,6 @@ def apply(
     hint(f"ctrbox publish verify {output}")
 
 
-@app.command(epilog="\b\nExamples:\n  ctrbox publish verify published\n  ctrbox publish verify update.patch new.fbw\n")
-def verify(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH…", help="Published folders, patches, weight files.", show_default=False),
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Check every checksum; exit code 1 where something is damaged."""
-    found = [line for path in paths for line in wrong_with(path)]
-    if as_json:
-        say_json(damaged=found)
-    for line in found:
-        tell(line)
-    if found:
-        raise Mistake(f"{len(found)} of what was checked is damaged" if len(found) > 1 else "something is damaged")
-    tell("everything is as it was written")
-
-
-def wrong_with(path: Path) -> list[str]:
-    from ctrbox import publish
-    from ctrbox.errors import CtrboxError
-    from ctrbox.publish.weights import is_weights
-
-    if path.is_dir():
-        folder = publish.Published(path)
-        return folder.verify() if folder.log() else [f"{path} holds no published version{served(path)}"]
-    try:
-        publish.read_weights(path) if is_weights(path) else publish.read_facts(path)
-    except CtrboxError as error:
-        return [str(error)]
-    return []
-
-
 @app.command(
     epilog="\b\nExamples:\n"
     "  ctrbox publish create model/ --model model.ffm --job job.py --context user_id,query\n"
@@ -175,6 +141,40 @@ def create(
         say_json(folder=str(folder), context=list(found.context), fields=engine.fields, learned=engine.learned)
     tell(f"made {folder} with version 1 of a model that learned from {engine.learned:,} examples")
     hint(f"ctrbox serve {folder}")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish verify published\n  ctrbox publish verify update.patch new.fbw\n")
+def verify(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH…", help="Published folders, patches, weight files.", show_default=False),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Check every checksum; exit code 1 where something is damaged."""
+    found = [line for path in paths for line in wrong_with(path)]
+    if as_json:
+        say_json(damaged=found)
+    for line in found:
+        tell(line)
+    if found:
+        raise Mistake(f"{len(found)} of what was checked is damaged" if len(found) > 1 else "something is damaged")
+    tell("everything is as it was written")
+
+
+def wrong_with(path: Path) -> list[str]:
+    from ctrbox import publish
+    from ctrbox.errors import CtrboxError
+    from ctrbox.publish.weights import is_weights
+
+    if path.is_dir():
+        folder = publish.Published(path)
+        return folder.verify() if folder.log() else [f"{path} holds no published version{served(path)}"]
+    try:
+        publish.read_weights(path) if is_weights(path) else publish.read_facts(path)
+    except CtrboxError as error:
+        return [str(error)]
+    return []
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish push published model.ffm --note 'after lunch'\n")
