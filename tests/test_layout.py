@@ -53,6 +53,16 @@ def test_source_runs_no_code_it_reads(path: Path) -> None:
     assert not calls & {"eval", "exec"}
 
 
+def test_no_two_native_types_have_one_name() -> None:
+    """All of native/core is in one namespace and one library: two types of a name would be undefined behaviour, unseen."""
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "native" / "core").rglob("*.h")):
+        for found in re.finditer(r"^(?:struct|class|union|enum class) (\w+)[^;(]*\{", path.read_text(), re.MULTILINE):
+            places.setdefault(found[1], []).append(path.name)
+    assert len(places) > 100
+    assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
 def test_native_sources_keep_one_architecture_out() -> None:
     """No -march=native: one wheel serves every machine of an architecture."""
     flags = re.sub(r"#.*", "", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))

@@ -165,22 +165,32 @@ app.command(epilog=learning.TRIAL_EXAMPLES)(learning.trial)
 app.command(epilog=learning.REPORT_EXAMPLES)(learning.report)
 app.command(epilog=learning.DEMO_EXAMPLES)(learning.demo)
 app.command(epilog=streaming.ONLINE_EXAMPLES)(streaming.online)
-datasets_app.command("events")(streaming.datasets_events)
+datasets_app.command("events", epilog=streaming.EVENTS_EXAMPLES)(streaming.datasets_events)
 app.command(epilog=serving.EXAMPLES)(serving.serve)
 app.command(epilog=searching.SEARCH_EXAMPLES)(searching.search)
 
 
-@datasets_app.command("adlog")
+@datasets_app.command(
+    "adlog",
+    epilog="""\b
+Examples:
+  ctrbox datasets adlog --rows 100000 --out data
+  ctrbox datasets adlog --rows 100000 --out data --images 4096      ads with images
+  ctrbox datasets adlog --rows 200000 --out data --overwrite        in place of the log that is there
+""",
+)
 def datasets_adlog(
     rows: Annotated[int, typer.Option(min=1, help="Impressions.")] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same log.")] = 0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets one folder per view.")] = Path("data"),
     images: Annotated[int, typer.Option(min=0, help="Numbers of an image, such as 4096; 0: ads have none.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another ad log in DIR.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Generate the synthetic ad log: impressions, users, ads, basic features, and images where asked for."""
     started = time.perf_counter()
-    generate(rows, seed, out, images)
+    with learning.in_words_of_options():
+        generate(rows, seed, out, images, overwrite=overwrite)
     seconds = time.perf_counter() - started
     if as_json:
         say_json(rows=rows, seed=seed, out=str(out), seconds=seconds)
@@ -190,7 +200,7 @@ def datasets_adlog(
     hint("ctrbox demo")
 
 
-@datasets_app.command("list")
+@datasets_app.command("list", epilog="\b\nExamples:\n  ctrbox datasets list\n  ctrbox datasets list --json\n")
 def datasets_list(as_json: AsJson = False) -> None:
     """List what there is."""
     from ctrbox import datasets

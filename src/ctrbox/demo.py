@@ -8,12 +8,14 @@ from typing import Any
 from ctrbox.terminal import meter
 
 
-def generate(rows: int, seed: int, out: Path, images: int = 0) -> None:
-    """The synthetic ad log, or the one that is there if it is the same."""
+def generate(rows: int, seed: int, out: Path, images: int = 0, *, overwrite: bool = True) -> None:
+    """The synthetic ad log, or the one that is there if it is the same; another one is replaced, or refused."""
     from ctrbox.datasets import adlog
 
     with meter("generating") as tick:
-        adlog(rows=rows, seed=seed, out=out, images=images, progress=lambda done, total: tick(done))
+        adlog(
+            rows=rows, seed=seed, out=out, images=images, overwrite=overwrite, progress=lambda done, total: tick(done)
+        )
 
 
 def best_auc(plan: Any, truth: Path, share: float = 0.1) -> float | None:

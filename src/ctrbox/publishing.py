@@ -98,6 +98,51 @@ def apply(
     hint(f"ctrbox publish verify {output}")
 
 
+@app.command(
+    epilog="\b\nExamples:\n"
+    "  ctrbox publish create model/ --model model.ffm --job job.py --context user_id,query\n"
+    "  ctrbox publish create model/ --job job.py            the job's own engine and context\n"
+)
+def create(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The model's folder, to be made.", show_default=False)
+    ],
+    job: Annotated[Path, typer.Option(metavar="JOB.PY", help="Python file that defines `plan`.", show_default=False)],
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL", help="A saved Deep FFM or a weight file; the job's `engine` unless given."),
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMNS", help="The log's columns that come once a request; the job's `context` unless given."
+        ),
+    ] = None,
+    note: Note = "",
+    as_json: AsJson = False,
+) -> None:
+    """Make the folder that `ctrbox serve` opens: a plan and version 1 of a Deep FFM's weights."""
+    from ctrbox.job import blaming, load_job
+    from ctrbox.online.deep_ffm import DeepFFM
+    from ctrbox.publish import Published
+    from ctrbox.serve.model_folder import create as made
+
+    loaded = load_job(job)
+    columns = loaded.context if context is None else tuple(c.strip() for c in context.split(",") if c.strip())
+    if not columns and context is None:
+        raise Mistake(f"{job} defines no `context`; say which columns come once a request: --context user_id,query")
+    with blaming(job):
+        if model is None:
+            engine = loaded.needed_engine()
+        else:
+            engine = DeepFFM.load(Published(model).file() if model.is_dir() else model)
+        found = made(folder, loaded.plan, engine, context=columns, note=note)
+    if as_json:
+        say_json(folder=str(folder), context=list(found.context), fields=engine.fields, learned=engine.learned)
+    tell(f"made {folder} with version 1 of a model that learned from {engine.learned:,} examples")
+    hint(f"ctrbox serve {folder}")
+
+
 @app.command(epilog="\b\nExamples:\n  ctrbox publish verify published\n  ctrbox publish verify update.patch new.fbw\n")
 def verify(
     paths: Annotated[

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ctrbox.terminal import Mistake, hint, say_json, tell
+
+MOST_BODY = 256 << 20  # what all bodies together may take
+MOST_CACHE = 1 << 50
+VIEWS = re.compile(r"load\(…, views=\{'([^']*)': …\}\)")
 
 EXAMPLES = """\b
 Examples:
@@ -77,7 +84,7 @@ def serve(
     """Answer requests with a model: one context and many candidates in, click probabilities out."""
     import logging
 
-    from ctrbox.views.view import parse_bytes
+    from ctrbox.views.view import bytes_within
 
     if http not in ("httptools", "granian", "uvicorn"):
         raise Mistake(f"--http must be httptools, granian or uvicorn, got {http!r}")
@@ -88,13 +95,15 @@ def serve(
         raise Mistake(f"serving needs {error.name}, which is not installed: pip install 'ctrbox[serve]'") from None
 
     logging.basicConfig(level=logging.INFO, format="ctrbox: %(message)s")
+    if other := no_folder(model):
+        raise Mistake(other)
     limits = Limits(
-        body_bytes=parse_bytes(max_body),
+        body_bytes=bytes_within("--max-body", max_body, 1, MOST_BODY),
         candidates=max_candidates,
         waiting=queue,
         deadline_ms=deadline_ms,
         body_seconds=body_timeout,
-        cache_bytes=parse_bytes(cache) if cache.strip() != "0" else 0,
+        cache_bytes=bytes_within("--cache", cache, 0, MOST_CACHE),
     )
     settings = Settings(
         host=host,
@@ -109,7 +118,8 @@ def serve(
         allow_operators=allow_operators,
     )
     try:
-        server = Server.open(model, settings)
+        with in_words_of_options():
+            server = Server.open(model, settings)
         url = f"http://{bracketed(host)}:{port}"
 
         def ready() -> None:
@@ -130,6 +140,39 @@ def serve(
     except ImportError as error:
         raise missing_library(error) from None
     tell("stopped; every request that was under way was answered")
+
+
+def no_folder(model: Path) -> str:
+    """What to do about a path that is no model's folder; "" where it may be one."""
+    if model.is_file():
+        return (
+            f"{model} is a file; a server opens a folder with a plan beside the weights. Make one: "
+            f"ctrbox publish create {model.stem} --model {model} --job JOB.PY --context COLUMN,…"
+        )
+    if (model / "CURRENT").is_file() and not (model / "serve.json").exists():
+        if (model.parent / "serve.json").exists():
+            return f"{model} holds the versions of a model's folder; serve that: ctrbox serve {model.parent}"
+        return (
+            f"{model} holds published versions without a plan, and a server needs one. Make its folder: "
+            f"ctrbox publish create NEW --model {model} --job JOB.PY --context COLUMN,…"
+        )
+    return ""
+
+
+@contextlib.contextmanager
+def in_words_of_options() -> Iterator[None]:
+    """Errors name Python's arguments; on a command line their options are nearer."""
+    from ctrbox.errors import CtrboxError
+
+    try:
+        yield
+    except CtrboxError as error:
+        told = VIEWS.sub(r"--view \1=PATH", str(error)).replace(
+            "cb.Plan.load(…, allow_operators=True)", "--allow-operators"
+        )
+        if told == str(error):
+            raise
+        raise Mistake(told) from error
 
 
 def views_of(given: list[str]) -> dict[str, str]:

@@ -25,6 +25,13 @@ Examples:
   ctrbox online job.py --stream events/ --out model/ --warm-up past/ --once
 """
 
+EVENTS_EXAMPLES = """\b
+Examples:
+  ctrbox datasets events --data data --out events
+  ctrbox datasets events --data data --out events --format jsonl --chunk-rows 1000
+  ctrbox datasets events --data data --out events --rate 500      as it would happen, 500 events a second
+"""
+
 SECRET = re.compile(r"://[^/@\s]+@")  # of a broker's address; what is said may be kept in a log
 
 JobFile = Annotated[
@@ -104,6 +111,8 @@ def online(
     if as_json:
         say_json(**{name: value for name, value in found.items() if name != "windows"})
     told(found)
+    if loop.nothing_learned:
+        tell(loop.nothing_learned)
     if loop.interrupted:
         stopped_with(f"resume: {SECRET.sub('://…@', shlex.join(given))}")
         end_as_asked(loop.asked)
@@ -112,8 +121,10 @@ def online(
 
 def told(found: dict[str, Any]) -> None:
     counts = found["counts"]
+    before = found["learned"] - found["examples"]  # of an engine that the job loaded
+    knew = f", and {before:,} before it came here" if before > 0 else ""
     tell(
-        f"learned from {found['learned']:,} examples, {counts['clicked']:,} clicked; {found['held']:,} impressions wait; "
+        f"learned from {found['examples']:,} examples, {found['clicked']:,} clicked{knew}; {found['held']:,} impressions wait; "
         f"version {found['version']}"
     )
     if found["examples"]:

@@ -36,10 +36,10 @@ def installed(prefix: Path) -> Path:
     return prefix
 
 
-def example(prefix: Path, out: Path) -> Path:
+def example(prefix: Path, out: Path, **more: str) -> Path:
     """examples/c/score.c by its Makefile."""
     shutil.copytree(ROOT / "examples" / "c", out)
-    environment = {**os.environ, "PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig"), "CFLAGS": "-O1 -Werror"}
+    environment = {**os.environ, "PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig"), "CFLAGS": "-O1 -Werror", **more}
     run("make", "-C", str(out), env=environment)
     return out / "score"
 

@@ -108,6 +108,32 @@ def test_the_example_in_c_gives_pythons_bits(prefix: Path, tmp_path: Path, kind:
         assert np.array([float(x) for x in met.split()], np.float32).tobytes() == expected.tobytes()
 
 
+def test_the_example_takes_models_of_a_plan(prefix: Path, tmp_path: Path) -> None:
+    table = pa.table(
+        {"query": ["u1", "Köln", "shoes"], "n": [1, -5, 2**62], "x": [0.5, 1.0, -2.0], "clicked": [0, 1, 1]}
+    )
+    sparse = {"query": col("query").key(), "n": col("n").key()}
+    plan = cb.compile(
+        cb.View(table), cb.FeatureSet(label=col("clicked"), sparse=sparse, dense={"x": col("x")}), device="cpu"
+    )
+    engine = cb.DeepFFM(plan.schema, bits=8, k=2)
+    for _ in range(20):
+        engine.learn(plan.batches(10))
+    engine.save(tmp_path / "model.ffm")
+    (batch,) = plan.batches(10)
+    score = str(example(prefix, tmp_path / "c", LDFLAGS=f"-Wl,-rpath,{prefix / 'lib'}"))  # no LD_LIBRARY_PATH then
+    asked = "".join(f"|query {q} |n {n} |x :{x}\n" for q, n, x, _ in zip(*table.to_pydict().values(), strict=True))
+    met = run(score, str(tmp_path / "model.ffm"), "query=string", "n=int", "x=dense", input=asked)
+    assert np.array([float(x) for x in met.split()], np.float32).tobytes() == engine.predict(batch).tobytes()
+    for words, said in (
+        (["n=number"], "n=number: expected FIELD=text, string, int or dense"),
+        (["m=int"], "m=int: "),
+        (["query=int"], "u1: expected a whole number"),
+    ):
+        done = subprocess.run([score, str(tmp_path / "model.ffm"), *words], input=asked, capture_output=True, text=True)
+        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+
+
 def test_a_context_and_its_candidates_have_the_bits_of_whole_rows(lib: ctypes.CDLL, tmp_path: Path) -> None:
     engine = learned(tmp_path, **KINDS["whole"])
     publish.pack(engine, tmp_path / "codes.fbw")

@@ -436,5 +436,24 @@ def test_datasets_adlog_makes_every_view(tmp_path: Path) -> None:
         assert pq.read_table(tmp_path / "log" / view).num_rows > 0
 
 
+def test_another_ad_log_is_replaced_only_where_asked(tmp_path: Path) -> None:
+    words = ("datasets", "adlog", "--rows", 200, "--out", "log")
+    ctrbox(*words, cwd=tmp_path)
+    before = (tmp_path / "log" / "adlog.json").read_text()
+    ctrbox(*words, cwd=tmp_path)  # the same: it is there
+    said = ctrbox(*words, "--seed", 3, cwd=tmp_path, check=1).stderr
+    assert "log holds another ad log (seed=0); choose another folder, or --overwrite replaces it" in said
+    assert (tmp_path / "log" / "adlog.json").read_text() == before
+    ctrbox(*words, "--seed", 3, "--overwrite", cwd=tmp_path)
+    assert json.loads((tmp_path / "log" / "adlog.json").read_text())["seed"] == 3
+
+
+def test_datasets_help_has_examples(tmp_path: Path) -> None:
+    for verb in ("adlog", "events", "list"):
+        assert (
+            f"ctrbox datasets {verb}" in ctrbox("datasets", verb, "--help", cwd=tmp_path).stdout.split("Examples:")[1]
+        )
+
+
 def test_datasets_list_names_the_ad_log(tmp_path: Path) -> None:
     assert "adlog" in ctrbox("datasets", "list", cwd=tmp_path).stdout

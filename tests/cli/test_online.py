@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from ctrbox import datasets as data
 from ctrbox.cli import app
 from ctrbox.datasets import adlog
 from ctrbox.errors import CtrboxError
@@ -40,9 +41,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ctrbox(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "ctrbox.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=place, env=env)
+    return subprocess.run(command, capture_output=True, text=True, cwd=place, env=environment())
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
 
 
 def test_a_stream_is_made_learned_from_and_gone_on_with(place: Path) -> None:
@@ -58,6 +62,25 @@ def test_a_stream_is_made_learned_from_and_gone_on_with(place: Path) -> None:
     again = ctrbox(place, *words)
     assert json.loads(again.stdout)["learned"] == found["learned"]
     assert "going on from checkpoint" in again.stderr
+    assert "nothing was learned: events has no new events" in again.stderr
+
+
+def test_a_full_disk_ends_once_with_an_error(place: Path) -> None:
+    (place / "none").mkdir()
+    began = ctrbox(place, "online", "job.py", "--stream", "none", "--out", "small", "--once")
+    assert began.returncode == 0, began.stderr
+    assert "nothing was learned: none has no events" in began.stderr
+    data.adlog_events(place / "data", place / "few", rows=300)
+    # No file may outgrow 16 KiB: as on a disk without room, and the engine's file is larger.
+    words = ["online", "job.py", "--stream", "few", "--out", "small", "--once", "--json"]
+    small = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14)); "
+    code = small + f"sys.argv = ['ctrbox', *{words!r}]; from ctrbox.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=place, env=environment())
+    assert ended.returncode == 1, ended.stderr
+    assert "error: what was learned behind checkpoint 1 is not kept: cannot write" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    again = ctrbox(place, *words)
+    assert json.loads(again.stdout)["learned"] > 0, again.stderr
 
 
 @pytest.mark.parametrize(
@@ -72,6 +95,18 @@ def test_a_stream_is_made_learned_from_and_gone_on_with(place: Path) -> None:
         (
             ("job.py", "--stream", "data", "--out", "new", "--every", "soon"),
             "every must be a span such as 30s, 5m or 2h, got 'soon'",
+        ),
+        (
+            ("job.py", "--stream", "data", "--out", "new", "--every", "0s"),
+            "every must be above 0, such as 30s, 5m or 2h, got '0s'",
+        ),
+        (
+            ("job.py", "--stream", "data", "--out", "new", "--window", "0m"),
+            "window must be above 0, such as 30s, 5m or 2h, got '0m'",
+        ),
+        (
+            ("job.py", "--stream", "data", "--out", "new", "--held", "-1MB"),
+            "held must be from 1 to 1,125,899,906,842,624 bytes, got '-1MB'",
         ),
         (
             ("job.py", "--stream", "data", "--out", "new", "--time", "tss"),

@@ -148,5 +148,8 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         movielens(path, vectors=tmp_path / "v.parquet")
     with pytest.raises(SourceError, match="cannot read"):
         movielens(path, vectors=path / "ratings.dat")
+    for liked in ("x", None, True, float("nan")):
+        with pytest.raises(DataError, match=r"liked must be a rating, such as 4\.0, got"):
+            movielens(path).log(liked=liked)
     with pytest.raises(DataError, match="history must be a whole number"):
         movielens(path).log(history=-1)

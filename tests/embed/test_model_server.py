@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from pathlib import Path
@@ -265,7 +266,7 @@ def test_no_damage_of_a_saved_server_goes_unseen(tmp_path: Path) -> None:
     path = tmp_path / "s"
     server.save(path)
     whole, before = path.read_bytes(), bits(server.submodel, "data")
-    for at in [*range(12), *range(16, HEAD.size + 40), *range(HEAD.size + 40, len(whole), 37)]:
+    for at in [*range(HEAD.size + 40), *range(HEAD.size + 40, len(whole), 37)]:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises((DataError, SourceError), match=r"damaged|no file of|version"):
             server.restore(path)
@@ -336,6 +337,54 @@ def test_gradients_that_are_not_finite_change_nothing(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="expected gradients of shape"):
             server.push(np.array([3, 4]), wrong)
     assert bits(server.submodel, "data") == before
+
+
+@pytest.mark.parametrize("optimizer", [cb.Adam(), cb.Adagrad(), cb.SGD(lr=10.0), cb.SGD(lr=1e-9)])
+@pytest.mark.parametrize("size", [3e38, 1e25, 1e16, 1e10])
+def test_gradients_whose_step_would_not_be_finite_change_nothing(tmp_path: Path, optimizer: Any, size: float) -> None:
+    server, skips = (
+        cb.ModelServer(data(tmp_path), submodel(), optimizer=optimizer, nonfinite=how) for how in ("refuse", "skip")
+    )
+    keys = np.arange(1, 11)
+    for one in (server, skips):
+        one.push(keys, np.ones((10, 3), np.float32))
+        one.save(tmp_path / "before")
+    before = (tmp_path / "before").read_bytes()
+    g = np.full((10, 3), size, np.float32)
+    refused = size == 3e38 or (size == 1e25 and not isinstance(optimizer, cb.SGD))
+    expected = pytest.raises(DataError, match="would leave weights that are not finite; nothing was changed")
+    with expected if refused else contextlib.nullcontext():
+        server.push(keys, g)
+    skips.push(keys, g)
+    assert skips.stats()["skipped"] == (10 if refused else 0)
+    for one in (server, skips):
+        one.save(tmp_path / "after")
+        assert ((tmp_path / "after").read_bytes() == before) == refused
+        states = torch.cat([t.flatten() for t in [*one.submodel.state_dict().values(), *state_of(one)]])
+        assert torch.isfinite(states).all()
+
+
+def state_of(server: cb.ModelServer) -> list[torch.Tensor]:
+    return [t for state in server._step.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_with_its_key_where_asked(tmp_path: Path) -> None:
+    server, other = (cb.ModelServer(data(tmp_path), submodel(), nonfinite="skip") for _ in range(2))
+    g = np.ones((3, 3), np.float32)
+    other.push(np.array([3, 4, 5]), g * np.array([[1], [0], [1]], np.float32))
+    g[1, 2] = np.nan
+    server.push(np.array([3, 4, 5]), g)
+    assert bits(server.submodel, "data") == bits(other.submodel, "data")
+    assert server.stats()["skipped"] == 1
+    twice = np.full((2, 3), 3e38, np.float32)  # finite one by one, not together
+    with pytest.raises(DataError, match=r"the gradient of key 4 is \[inf"):
+        cb.ModelServer(data(tmp_path), submodel()).push(np.array([4, 4]), twice)
+
+
+@pytest.mark.parametrize("device", ["nope", "cuda:99", 7.5, None])
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path, device: Any) -> None:
+    with pytest.raises(PlanError, match=r"device= must be 'cpu', or 'cuda' where a GPU is, got"):
+        cb.ModelServer(data(tmp_path), device=device)
 
 
 class Odd(nn.Module):

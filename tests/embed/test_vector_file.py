@@ -190,6 +190,23 @@ def test_no_damage_goes_unseen(tmp_path: Path) -> None:
             cb.VectorFile(path)
 
 
+def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    rows = np.ones((3000, 64), np.float32)
+    file = cb.write_vectors(tmp_path / "v", {"k": np.arange(1, 3001), "v": rows}, key="k", vector="v")
+    places = file.find(np.array([3000]))
+    with (tmp_path / "v").open("rb+") as written:
+        written.truncate(4096)
+    for touch in (
+        lambda: file.read(places),
+        lambda: file.find(np.array([1])),
+        file.verify,
+        lambda: file.keys,
+        lambda: cb.VectorFile(tmp_path / "v"),
+    ):
+        with pytest.raises(SourceError, match=r"was cut off while it is open: it has 4,096 bytes|damaged: 4,096 bytes"):
+            touch()
+
+
 def test_only_vectors_are_written_over(tmp_path: Path) -> None:
     small(tmp_path / "a", shards=2)
     small(tmp_path / "a", shards=3)

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from ctrbox.datasets import adlog, adlog_events
 from ctrbox.errors import CtrboxError
+from ctrbox.online.join import CHUNK
 from ctrbox.publish.weights import read_directory
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.online_checkpoint import Checkpoints
@@ -215,11 +216,12 @@ class Rounds:
         assert found is not None
         place = Checkpoints(model / "online").found()[-1]
         notes = [v.note for v in ModelFolder.open(model).published.log()]
+        held = found.tables["held"].drop_columns([CHUNK])  # a broker has other names for its chunks
         return {
             "counts": found.state["learner"]["join"]["counts"],
             "learned": found.engine.learned,
             "versions": notes,
-            "held": json.dumps(found.tables["held"].to_pylist(), default=str, sort_keys=True),
+            "held": json.dumps(held.to_pylist(), default=str, sort_keys=True),
             "clicks": sorted(map(str, found.tables["clicks"].to_pylist())),
             "weights": (place / "engine.ffm").read_bytes(),
         }

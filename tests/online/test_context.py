@@ -135,3 +135,35 @@ def test_batches_give_only_the_fields_that_are_asked() -> None:
     assert scores.tobytes() == model.predict(whole).tobytes()
     with pytest.raises(cb.PlanError, match="field 'age' is not in this batch"):
         model.context(batch(["user"], 1, [7], []))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: cb.DeepFFM(["a", "b"], context=iter(["a"]), bits=8),
+            "context= takes field names in a list, got <list_it",
+        ),
+        (lambda: cb.DeepFFM(["a", "b"], context="a", bits=8), "context= takes field names in a list, got 'a'"),
+        (lambda: cb.DeepFFM(["a", "b"], context=None, bits=8), "context= takes field names in a list, got None"),
+        (lambda: cb.DeepFFM(5, bits=8), "fields= must be names, got 5"),
+        (
+            lambda: cb.DeepFFM(["a", "b"], bits=8).score(None, None),
+            "score needs what `context` of this model gave, got N",
+        ),
+        (lambda: cb.ExampleText("x", interactions=5), "interactions= takes lists of field names, .* got 5"),
+        (
+            lambda: cb.ExampleText("x", fields=["a"], interactions=[5]),
+            "an interaction is of two or more fields.* got 5",
+        ),
+        (lambda: cb.ExampleText("x", fields=5), "fields= must be names, got 5"),
+        (lambda: cb.ExampleText("x", ignore=5), "ignore= takes field names in a list, got 5"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused_in_our_words(make: Any, said: str) -> None:
+    with pytest.raises(cb.PlanError, match=said):
+        make()
+
+
+def test_names_may_come_from_an_iterator() -> None:
+    assert cb.DeepFFM(iter(["a", "b"]), bits=8).fields == ["a", "b"]

@@ -27,6 +27,8 @@ def events_of(found: list[Event]) -> Events:
         np.array([e.time for e in found], np.int64),
         [e.id for e in found],
         pa.RecordBatch.from_arrays([pa.array([e.mark for e in found], pa.int64())], schema=COLUMNS),
+        "chunk",
+        np.array([100 + e.mark for e in found], np.int64),
     )
 
 
@@ -75,6 +77,7 @@ def test_any_cut_and_any_restart_gives_the_examples_of_the_twin(
         found += [
             (m, bool(c)) for m, c in zip(ready.rows.column("mark").to_pylist(), ready.clicked.tolist(), strict=True)
         ]
+        assert ready.origin == [("chunk", 100 + mark) for mark in ready.rows.column("mark").to_pylist()]
         at += size
         if restart:
             join = reborn(join)

@@ -236,7 +236,8 @@ def test_warm_up_learns_past_rows_first_and_goes_on_after_an_end(world: Path, tm
     told: list[str] = []
     alone = loop(world / "data", tmp_path / "empty", tmp_path / "alone", once=True, warm_up=warm_up)
     alone.tell = told.append
-    alone.run()
+    found = alone.run()
+    assert (found["examples"], found["clicked"]) == (2_000, int(rows.column("clicked").to_numpy().sum()))
     assert learned(tmp_path / "alone") == (tmp_path / "by-hand.ffm").read_bytes()
     assert any("warmed up with 2,000 examples" in line and "waiting for input" in line for line in told)
     assert notes(tmp_path / "alone") == ["online, 0 examples", "online, 2,000 examples"]
@@ -267,27 +268,41 @@ def test_warm_up_learns_past_rows_first_and_goes_on_after_an_end(world: Path, tm
 # ---- bad input
 
 
-def test_malformed_lines_are_counted_and_named_or_stop_a_strict_loop(world: Path, tmp_path: Path) -> None:
+def test_malformed_lines_are_counted_and_named_or_stop_a_strict_loop(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = tmp_path / "stream"
     stream.mkdir()
     good = sorted((world / "jsonl").iterdir())[0].read_text().splitlines()
     row = json.loads(next(line for line in good if '"impression"' in line))
     null_user = json.dumps({**row, "instance_id": 10**9, "user_id": None})  # the log never has it null
-    (stream / "a.jsonl").write_text("\n".join([null_user, *["{no"] * 20, *good]))
+    (stream / "a.jsonl").write_text("\n".join([*["{no"] * 2, null_user, *["{no"] * 18, *good]))
     (stream / "b.parquet").write_bytes(b"PAR1 no")
     shutil.copy(sorted((world / "jsonl").iterdir())[1], stream / "c.jsonl")
     shutil.copy(sorted((world / "jsonl").iterdir())[2], stream / "d.jsonl")
     told: list[str] = []
+    monkeypatch.setattr("ctrbox.serve.online_status.NAMED", 21)
     plain = loop(world / "data", stream, tmp_path / "model", once=True, window="1m", lateness="0s")
     plain.tell = plain.complaints.tell = told.append
     found = plain.run()
     assert (found["counts"]["left_out"], found["counts"]["refused_chunks"]) == (21, 1)
-    assert sum(line.startswith("left out: a.jsonl line") for line in told) == 10
-    assert any(line.startswith("left out: a.jsonl line 2: ") for line in told)
+    named = [line for line in told if line.startswith("left out: a.jsonl line")]
+    assert len(named) == 21  # the plan's word on line 3 comes when its window has passed
+    assert [line.split(":")[1] for line in named] == [
+        *(f" a.jsonl line {n}" for n in range(1, 22) if n != 3),
+        " a.jsonl line 3",
+    ]
+    assert "user_id" in named[-1]
     assert any(line.startswith("refused: chunk b.parquet: ") for line in told)
     assert json.loads((tmp_path / "model" / "online" / "refused.jsonl").read_text())["chunk"] == "b.parquet"
 
-    with pytest.raises(cb.DataError, match=r"a\.jsonl line 2: "):
+    monkeypatch.undo()
+    told.clear()
+    few = loop(world / "data", stream, tmp_path / "few", once=True, window="1m", lateness="0s")
+    few.tell = few.complaints.tell = told.append
+    few.run()
+    assert sum(line.startswith("left out: a.jsonl line") for line in told) == 10
+    with pytest.raises(cb.DataError, match=r"a\.jsonl line 1: "):
         loop(world / "data", stream, tmp_path / "strict", once=True, strict=True).run()
 
 
@@ -301,14 +316,14 @@ def test_a_row_that_no_engine_can_take_is_left_out(world: Path, tmp_path: Path) 
     row = json.loads(next(line for line in lines if '"impression"' in line))
     far = json.dumps({**row, "instance_id": 10**9, "price": 1e39})  # infinite as float32
     (stream / "a.jsonl").write_text("\n".join([far, *lines]))
-    options: dict[str, Any] = {"every": "500ex", "window": "0s", "lateness": "0s", "once": True}
+    options: dict[str, Any] = {"every": "500ex", "window": "1s", "lateness": "0s", "once": True}
     told: list[str] = []
     found = OnlineLoop(
         plan, cb.DeepFFM(plan.schema, bits=12), str(stream), tmp_path / "model", tell=told.append, **options
     ).run()
     assert found["counts"]["left_out"] == 1
     assert found["learned"] > 0
-    assert any("is inf" in line for line in told)
+    assert any(line.startswith("left out: a.jsonl line 1: ") and "is inf" in line for line in told)
 
 
 def test_another_plan_another_engine_and_another_version_are_refused(
@@ -320,6 +335,9 @@ def test_another_plan_another_engine_and_another_version_are_refused(
     other = cb.DeepFFM(plan.schema, k=8, hidden=(4,), bits=12)
     with pytest.raises(cb.PlanError, match=r"has k=4, the job's 8; choose another folder"):
         OnlineLoop(plan, other, str(world / "parquet"), model, once=True).run()
+    for name, other_value, kept in (("window", "30m", "3600s"), ("lateness", "5m", "240s")):
+        with pytest.raises(cb.PlanError, match=rf"is learned with {name} {kept}, asked for is {name} .*choose another"):
+            loop(world / "data", world / "parquet", model, once=True, **{name: other_value}).run()
     shutil.rmtree(model / "online")
     with pytest.raises(cb.PlanError, match=r"learned from .* examples, the job's engine from 0: load it"):
         loop(world / "data", world / "parquet", model, once=True).run()
@@ -396,6 +414,31 @@ def test_a_full_disk_leaves_the_old_version_and_the_loop_goes_on(
     assert ModelFolder.open(model).published.verify() == []
 
 
+def test_a_version_that_was_due_and_never_written_is_an_error_at_the_end(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, real = tmp_path / "model", aside.replace
+
+    def without_room(made: Path, place: Path) -> None:
+        if "weights" in str(place) and model.exists():
+            raise OSError(28, "No space left on device")
+        real(made, place)
+
+    monkeypatch.setattr(aside, "replace", without_room)
+    with pytest.raises(
+        cb.WriteError, match=r"holds what was learned, but it is not published, version 1 stays: .*No space"
+    ):
+        loop(world / "data", world / "parquet", model, once=True, publish_at_end=False).run()
+    assert len(notes(model)) == 1
+    monkeypatch.undo()
+    told: list[str] = []
+    again = loop(world / "data", world / "parquet", model, once=True, warm_up=[str(world / "data" / "impressions")])
+    again.tell = told.append
+    again.run()
+    assert len(notes(model)) == 2
+    assert any("began without rows to warm up with" in line for line in told)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_disk_that_is_really_full(world: Path, unbroken: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     disk = tmp_path / "disk"
@@ -417,7 +460,8 @@ def test_a_disk_that_is_really_full(world: Path, unbroken: tuple[Path, dict[str,
         told: list[str] = []
         full = loop(world / "data", world / "parquet", model, once=True, checkpoint=0, checkpoint_share=1)
         full.tell = told.append
-        full.run()
+        with pytest.raises(cb.WriteError, match=r"what was learned behind checkpoint 1 is not kept: .*No space left"):
+            full.run()
         assert any("No space left on device" in line for line in told)
         assert ModelFolder.open(model).published.verify() == []
         assert len(notes(model)) == 1

@@ -126,6 +126,17 @@ def test_tritonclient_is_told_what_is_wrong(world: World, server: Running) -> No
                 client.infer("ads", inputs(library, tensors), outputs=[library.InferRequestedOutput("p")])
 
 
+def test_what_grpc_does_not_offer_is_unimplemented_without_a_traceback(server: Running) -> None:
+    with over_grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        for ask in (client.get_trace_settings, client.get_system_shared_memory_status, client.get_log_settings):
+            with pytest.raises(InferenceServerException, match="is not offered by this server") as told:
+                ask()
+            assert "UNIMPLEMENTED" in str(told.value.status())
+        assert client.is_server_live()
+    server.get("/healthz")
+    assert not [line for line in server.said if "Traceback" in line or "Exception" in line]
+
+
 def test_pages_load_nothing_from_outside(server: Running) -> None:
     for path in ("/", "/docs"):
         page = server.get(path)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 import ctrbox as cb
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder
+from ctrbox.serve.own_copy import OwnCopy
 from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import ServedFfm, open_served
 from tests.serve.running import Running, running
@@ -64,7 +68,7 @@ def test_a_published_version_is_taken_up_and_a_rollback_too(
     assert np.array_equal(again, before)
     assert (metrics.applied, metrics.refused) == (2, 0)
     reloader.close()
-    assert not reloader.place.exists()
+    assert not reloader.copy.parent.exists()
 
 
 def damage(path: Path, how: str) -> None:
@@ -104,6 +108,7 @@ def test_a_bad_patch_is_refused_and_the_next_version_comes_whole(
     folder.published.publish(engine)
     assert reloader.look()
     assert served.version == 4
+    assert (metrics.refused, metrics.last_refusal) == (1, "")  # of the past
     expected = folder.engine().predict(served.split.joined(*parts(served, body)))
     assert np.array_equal(served.score(served.reader.from_json(body))[0], expected)
     reloader.close()
@@ -159,11 +164,12 @@ def test_no_request_fails_or_sees_half_a_model_while_versions_come(world: World,
         clients = [threading.Thread(target=client, args=(server, k)) for k in range(3)]
         for c in clients:
             c.start()
-        for version in range(2, 6):
-            engine.learn(world.plan.batches(200, limit=200))
-            folder.published.publish(engine)
-            until = time.monotonic() + 20
-            while server.get("/v1/live").json()["model"]["version"] != version and time.monotonic() < until:
+        for version in range(1, 6):
+            if version > 1:
+                engine.learn(world.plan.batches(200, limit=200))
+                folder.published.publish(engine)
+            until = time.monotonic() + 60
+            while not any(met == version for _, met, _ in answers) and time.monotonic() < until:
                 time.sleep(0.05)
         published.set()
         for c in clients:
@@ -181,6 +187,46 @@ def test_no_request_fails_or_sees_half_a_model_while_versions_come(world: World,
             expected[k, version] = model.predict(served.split.joined(*parts(served, body)))
     for k, version, scores in answers:
         assert np.array_equal(np.array(scores, np.float32), expected[k, version])
+
+
+def test_what_a_killed_server_left_is_removed_by_the_next_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    alive = OwnCopy()
+    code = "import os, signal; from ctrbox.serve.own_copy import OwnCopy; own = OwnCopy(); os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
+    (tmp_path / "ctrbox-serve-bare").mkdir()  # without a LOCK: not surely ours
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "LOCK").touch()
+    (tmp_path / "ctrbox-serve-link").symlink_to(tmp_path / "elsewhere")
+    left = {p.name for p in tmp_path.iterdir()} - {
+        alive.place.name,
+        "ctrbox-serve-bare",
+        "elsewhere",
+        "ctrbox-serve-link",
+    }
+    assert len(left) == 1
+    again = OwnCopy()
+    kept = {alive.place.name, again.place.name, "ctrbox-serve-bare", "elsewhere", "ctrbox-serve-link"}
+    assert {p.name for p in tmp_path.iterdir()} == kept
+    again.close()
+    alive.close()
+    assert not alive.place.exists()
+    assert (tmp_path / "elsewhere" / "LOCK").exists()
+
+
+def test_a_model_of_other_fields_is_refused_when_it_is_pushed(world: World, folder: ModelFolder) -> None:
+    other = cb.DeepFFM([*world.engine.fields, "weather"], bits=10)
+    with pytest.raises(cb.DataError, match=r"field 'weather' is no feature of the plan that .*model is served with"):
+        folder.published.publish(other)
+    assert [v.number for v in folder.published.log()] == [1]
+    assert folder.published.verify() == []
+    folder.published.publish(cb.DeepFFM(world.engine.fields[:2], bits=10))  # fewer are the plan's too
+    (folder.published.folder / "FEATURES").write_text("{}")
+    assert "FEATURES is damaged" in folder.published.verify()[0]
+    with pytest.raises(cb.DataError, match="FEATURES is damaged"):
+        folder.published.publish(world.engine)
 
 
 def test_what_is_under_way_is_answered_before_the_end(world: World, folder: ModelFolder) -> None:

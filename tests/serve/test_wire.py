@@ -78,6 +78,14 @@ def test_a_connection_is_kept_and_bytes_may_come_one_by_one(server: Running, bod
         (b"POST /v1/score HTTP/1.1\r\nContent-Length: 50\r\n\r\n{", [400]),  # ends before its end
         (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", [431]),
         (b"GET / HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % k for k in range(300)) + b"\r\n", [431]),
+        (b"POST /v1/score HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", [501]),
+        (
+            b"POST /v1/score HTTP/1.1\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+            [501],
+        ),
+        (b"POST /v1/score HTTP/1.1\r\nTransfer-Encoding: identity\r\n\r\n{}", [501]),
+        (b"GET /healthz HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", [400]),
+        (b"GET /healthz HTTP/1.1\r\nTransfer-Encoding: CHUNKED\r\n\r\n0\r\n\r\n", [200]),
         (b"", []),
     ],
 )

@@ -8,7 +8,7 @@
 
 namespace cb {
 
-void check_run(Segments& segments, const Run& run, unsigned shard, const PageShape& shape,
+void check_run(Segments& segments, const RowRun& run, unsigned shard, const PageShape& shape,
                const std::function<void(const std::string&)>& tell) {
   AlignedBuffer page(shape.bytes);
   uint64_t rows = 0, before = 0;

@@ -28,17 +28,17 @@ void seal_footer(char* footer, size_t bytes, uint64_t segment, uint64_t offset, 
   std::memcpy(footer, &seal, 8);
 }
 
-std::string where(const Run& run, uint64_t offset) {
+std::string where(const RowRun& run, uint64_t offset) {
   return run.place.segment->path + " at byte " + std::to_string(offset);
 }
 
 }  // namespace
 
-Run::~Run() {
+RowRun::~RowRun() {
   if (place.segment) place.segment->live.fetch_sub(bytes());
 }
 
-std::pair<uint32_t, uint32_t> Run::pages_of(uint64_t mix) const {
+std::pair<uint32_t, uint32_t> RowRun::pages_of(uint64_t mix) const {
   const uint32_t wanted = fence_of(mix);
   auto above = std::upper_bound(fences.begin(), fences.end(), wanted);
   if (above == fences.begin()) return {1, 0};
@@ -48,7 +48,7 @@ std::pair<uint32_t, uint32_t> Run::pages_of(uint64_t mix) const {
   return {first == fences.begin() ? 0 : static_cast<uint32_t>(first - fences.begin()) - 1, last};
 }
 
-void check_page(const Run& run, uint32_t page, const char* bytes, const PageShape& shape) {
+void check_page(const RowRun& run, uint32_t page, const char* bytes, const PageShape& shape) {
   const uint64_t offset = run.offset_of(page);
   uint64_t met;
   std::memcpy(&met, bytes, 8);
@@ -161,7 +161,7 @@ RunPtr RunWriter::finish() {
   if (rows_ == 0) return nullptr;
   if (count_) close_page(count_);
   count_ = 0;
-  auto run = std::make_shared<Run>();
+  auto run = std::make_shared<RowRun>();
   run->page_bytes = shape_.bytes;
   run->rows = rows_;
   run->pages = pages_;
@@ -267,7 +267,7 @@ void merge_runs(const std::vector<RunPtr>& runs, const PageShape& shape, uint64_
 
 // ---- reopening ------------------------------------------------------------------------------------------------
 
-RunFacts facts_of(const Run& run) {
+RunFacts facts_of(const RowRun& run) {
   RunFacts facts{};
   facts.segment = run.place.segment->id;
   facts.offset = run.place.offset;
@@ -291,7 +291,7 @@ RunPtr open_run(Segments& segments, const RunFacts& facts, const PageShape& shap
       facts.footer_bytes != whole_blocks(8 * words) || facts.rows > uint64_t{facts.pages} * shape.room ||
       facts.offset > (uint64_t{1} << 62))  // sums below stay within 64 bits
     throw DamagedFile("MANIFEST names a run that cannot be: segment " + std::to_string(facts.segment));
-  auto run = std::make_shared<Run>();
+  auto run = std::make_shared<RowRun>();
   run->page_bytes = shape.bytes;
   SegmentPtr segment = segments.open(facts.segment, facts.offset + pages + facts.footer_bytes);
   run->pages = facts.pages;

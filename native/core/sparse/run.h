@@ -49,8 +49,8 @@ inline uint8_t worth_of(uint32_t stamp) { return static_cast<uint8_t>(stamp >> 2
 // What pages are ordered by; the shard's bits above it are the same in all of a run.
 inline uint32_t fence_of(uint64_t mix) { return static_cast<uint32_t>(mix << kShardBits >> 32); }
 
-struct Run {
-  ~Run();
+struct RowRun {
+  ~RowRun();
 
   Place place;
   uint32_t pages = 0;
@@ -69,10 +69,10 @@ struct Run {
   uint64_t offset_of(uint32_t page) const { return place.offset + uint64_t{page} * page_bytes; }
 };
 
-using RunPtr = std::shared_ptr<const Run>;
+using RunPtr = std::shared_ptr<const RowRun>;
 
 // Throws DamagedFile, naming file and place, where a page is not as it was written.
-void check_page(const Run& run, uint32_t page, const char* bytes, const PageShape& shape);
+void check_page(const RowRun& run, uint32_t page, const char* bytes, const PageShape& shape);
 // The row of a key on a page, or -1.
 int find_on(const char* page, const PageShape& shape, int64_t key);
 
@@ -83,7 +83,7 @@ struct RunFacts {
   uint64_t fence_words;  // 64-bit words of fences; the filter follows them
   uint64_t filter_words;
 };
-RunFacts facts_of(const Run& run);
+RunFacts facts_of(const RowRun& run);
 RunPtr open_run(Segments& segments, const RunFacts& facts, const PageShape& shape);
 
 // Takes rows in the order of their mixes and makes a run of them: in memory, or where it is large in a segment of its

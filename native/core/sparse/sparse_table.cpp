@@ -227,7 +227,7 @@ void SparseTable::read_missing(Missing& missing, Reading& reading, Found found) 
       begins.clear();
       while (at < aimed.size() && blocks.size() < reading.window) {
         const Missing::Key& key = aimed[at];
-        const Run& run = *(*missing.runs[key.shard])[key.run];
+        const RowRun& run = *(*missing.runs[key.shard])[key.run];
         begins.push_back(at);
         blocks.push_back({run.place.segment->file(), run.offset_of(key.page),
                           reading.buffer.data() + blocks.size() * page_.bytes, static_cast<uint32_t>(page_.bytes)});

@@ -46,7 +46,8 @@ class Spec:
     def of(embedder: Embedder, servers: int) -> Spec:
         if isinstance(embedder, ModelServer):
             options = {
-                n: getattr(embedder, n) for n in ("submodel", "optimizer", "missing", "block", "recompute", "seed")
+                n: getattr(embedder, n)
+                for n in ("submodel", "optimizer", "missing", "block", "recompute", "seed", "nonfinite")
             }
             return Spec(ModelServer, embedder.row, embedder.data.path.resolve(), options, embedder.budget // servers)
         if not isinstance(embedder, MemoryTable | SparseTable):

@@ -57,6 +57,8 @@ class MovieLens:
         """
         if not isinstance(history, int) or isinstance(history, bool) or not 0 <= history <= 10_000:
             raise DataError(f"history must be a whole number from 0 to 10,000, got {history!r}")
+        if isinstance(liked, bool) or not isinstance(liked, int | float | np.number) or not np.isfinite(liked):
+            raise DataError(f"liked must be a rating, such as 4.0, got {liked!r}")
         user, movie, rating, at = (self.ratings[name].to_numpy() for name in RATINGS.names)
         clicked = rating >= np.float32(liked)
         order = np.lexsort((np.arange(len(user)), at, user))

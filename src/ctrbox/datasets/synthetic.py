@@ -149,6 +149,7 @@ def adlog(
     ads: int | None = None,
     days: int = 7,
     images: int = 0,
+    overwrite: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> AdLog:
     """Write an ad log of `rows` impressions to the folder `out`, or reuse the one that is there.
@@ -157,7 +158,8 @@ def adlog(
     `ads` to a fortieth (at most 200,000). `progress(done, rows)` is called as blocks are written, from the
     calling thread. With `images`, the numbers of an image (4,096 as in the paper), ads have images and users
     a visual taste that decides clicks; `images` and `behaviours` are views besides, and users has `behaviour`
-    and `all_clicks`. A folder that holds another ad log is replaced; one that holds anything else is refused.
+    and `all_clicks`. A folder that holds another ad log is replaced, unless `overwrite=False`; one that holds anything
+    else is refused.
     """
     for name, given in (
         ("rows", rows),
@@ -199,6 +201,12 @@ def adlog(
         return _load(target, found)
     if found is None and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DataError(f"{target} exists and holds no ad log; choose another folder or empty this one")
+
+    if found is not None and not overwrite:
+        differs = ", ".join(f"{k}={found.get(k, 0)}" for k, v in asked.items() if found.get(k, 0) != v)
+        raise DataError(
+            f"{target} holds another ad log ({differs}); choose another folder, or overwrite=True replaces it"
+        )
 
     aside = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.part"
     try:

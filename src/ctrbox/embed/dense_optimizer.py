@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,6 +11,8 @@ import torch
 
 from ctrbox.embed.optimizers import SGD, Adagrad, Adam
 from ctrbox.errors import DataError, PlanError
+
+SAFE = 1e15
 
 DenseOptimizer: TypeAlias = SGD | Adagrad | Adam | Callable[[Any], torch.optim.Optimizer]
 
@@ -38,6 +41,46 @@ def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimi
         return found
 
     return made
+
+
+def finite_step(optimizer: torch.optim.Optimizer) -> bool:
+    """A step, unless weights or optimizer would not be finite behind it: then nothing is changed, and False.
+
+    Gradients below 1e15 cannot do it: their squares are below 1e30, and float32 reaches 3e38. So weights are copied for larger
+    ones alone.
+    """
+    weights = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not weights:
+        optimizer.step()
+        return True
+    grads = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in weights]
+    largest = torch.stack([torch.linalg.vector_norm(g, float("inf")) for g in grads if g.numel()]).max()
+    if float(largest) * max(1.0, *(float(group["lr"]) for group in optimizer.param_groups)) < SAFE:
+        optimizer.step()
+        return True
+    if not torch.isfinite(largest):
+        return False
+    before, state = [p.detach().clone() for p in weights], copy.deepcopy(optimizer.state_dict())
+    optimizer.step()
+    now = [*weights, *optimizer_state(optimizer)[0].values()]
+    if all(bool(torch.isfinite(t).all()) for t in now):
+        return True
+    with torch.no_grad():
+        for weight, value in zip(weights, before, strict=True):
+            weight.copy_(value)
+    optimizer.load_state_dict(state)
+    return False
+
+
+def checked_device(name: str) -> torch.device:
+    """PlanError for a device that torch does not know, or that is not here."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError, ValueError, NotImplementedError) as error:
+        why = str(error).splitlines()[0][:200]
+        raise PlanError(f"device= must be 'cpu', or 'cuda' where a GPU is, got {name!r}: {why}") from error
+    return device
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -8,7 +8,8 @@ Threads: ``prefetch`` may run beside the others; it touches the file and the row
 belongs to pull, push, save and restore, which take turns. Bit for bit the torch model that runs the same blocks inside its
 graph.
 
-Refused: what would outgrow the budget, gradients and vectors that are not finite (naming the key), sub-models whose answer
+Refused: what would outgrow the budget, gradients and vectors that are not finite (naming the key), gradients whose step would
+not leave finite weights, sub-models whose answer
 is no (n, dim) of float32, files that are damaged or of another sub-model. Nothing is changed then.
 """
 
@@ -27,12 +28,19 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ctrbox.embed.dense_optimizer import DenseOptimizer, dense_optimizer, optimizer_state, restore_optimizer
+from ctrbox.embed.dense_optimizer import (
+    DenseOptimizer,
+    checked_device,
+    dense_optimizer,
+    finite_step,
+    optimizer_state,
+    restore_optimizer,
+)
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.optimizers import Adam
 from ctrbox.embed.server_file import read_server, write_server
 from ctrbox.embed.submodels import ImageEmbedding
-from ctrbox.embed.table import check_factor, checked_bytes, checked_keys, whole, words
+from ctrbox.embed.table import check_factor, checked_bytes, checked_keys, checked_nonfinite, whole, words
 from ctrbox.embed.vector_file import Data, Places, VectorFile
 from ctrbox.errors import BudgetError, DataError, PlanError, nearest
 
@@ -60,6 +68,8 @@ class ModelServer:
     ``block``      keys a forward; the order of sums depends on it
     ``budget``     the most memory for rows and activations, in bytes or as text
     ``recompute``  run the forward again at the push instead of keeping activations
+    ``nonfinite``  gradients that are not finite, or whose step would leave weights that are not: "refuse" the push, or "skip"
+                   their keys (the whole push, where only the step shows it) and count them
     ``synchronise`` called with the sub-model's weights between backward and step, every push: adds up the gradients of several
                    servers that hold shards of the data
     """
@@ -79,6 +89,7 @@ class ModelServer:
         recompute: bool = False,
         device: str = "cpu",
         seed: int = 0,
+        nonfinite: str = "refuse",
         synchronise: Callable[[Sequence[nn.Parameter]], None] | None = None,
     ) -> None:
         self.data = data if isinstance(data, VectorFile) else VectorFile(data)
@@ -88,7 +99,8 @@ class ModelServer:
         self.block = whole("block", block, 1, 1 << 24)
         self.budget = checked_bytes("budget", budget)
         self.seed = whole("seed", seed, 0, 2**63 - 1)
-        self.device = torch.device(device)
+        self.nonfinite = checked_nonfinite(nonfinite)
+        self.device = checked_device(device)
         self.submodel = (self._usual(dim) if submodel is None else submodel).to(self.device)
         self.synchronise = synchronise
         self._factor = 1.0
@@ -96,7 +108,7 @@ class ModelServer:
         self._ahead_lock = threading.Lock()
         self._ahead: OrderedDict[bytes, tuple[Keys, Places, Data]] = OrderedDict()
         self._kept: _Kept | None = None
-        self._counts = dict.fromkeys(("pulls", "pushes", "keys", "missing", "computed", "rows_read"), 0)
+        self._counts = dict.fromkeys(("pulls", "pushes", "keys", "missing", "computed", "rows_read", "skipped"), 0)
         self._row = Row(self._probe())
         weights = [p for p in self.submodel.parameters() if p.requires_grad]
         if not weights:
@@ -184,17 +196,20 @@ class ModelServer:
         g = np.asarray(gradients)
         if g.shape != (len(moved), self.dim) or g.dtype != np.float32:
             raise DataError(f"expected gradients of shape {(len(moved), self.dim)} float32, got {g.shape} {g.dtype}")
-        wrong = np.flatnonzero(~np.isfinite(g).all(1))
-        if len(wrong):
-            raise DataError(
-                f"the gradient of key {int(moved[wrong[0]])} is {g[wrong[0]]}; nothing was changed: lower the learning rate "
-                "or look for values that are not finite in the inputs"
-            )
         first, inverse = _distinct(moved)
         if first is not None:
             total = np.zeros((len(first), self.dim), np.float32)
-            np.add.at(total, inverse, g)
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.add.at(total, inverse, g)
             moved, g = moved[first], total
+        wrong = np.flatnonzero(~np.isfinite(g).all(1))
+        if len(wrong):
+            if self.nonfinite == "refuse":
+                raise DataError(
+                    f"the gradient of key {int(moved[wrong[0]])} is {g[wrong[0]]}; nothing was changed: lower the learning rate "
+                    "or look for values that are not finite in the inputs"
+                )
+            g = np.where(np.isfinite(g).all(1, keepdims=True), g, np.float32(0))
         with self._alone:
             kept, self._kept = self._kept, None
             if kept is None or not np.array_equal(kept.keys, moved):
@@ -213,7 +228,16 @@ class ModelServer:
                 self._synchronise()
             for group, rate in zip(self._step.param_groups, self._rates, strict=True):
                 group["lr"] = rate * self._factor
-            self._step.step()
+            if not finite_step(self._step):
+                self._step.zero_grad(set_to_none=True)
+                if self.nonfinite == "refuse":
+                    largest = int(np.abs(g).max(1).argmax()) if len(g) else 0
+                    raise DataError(
+                        "a step with these gradients would leave weights that are not finite; nothing was changed. The largest "
+                        f"is key {int(moved[largest])}'s, {g[largest]}: lower the learning rate, or clip them"
+                    )
+                wrong = np.arange(len(moved))
+            self._counts["skipped"] += len(wrong)
             self._counts["pushes"] += 1
 
     def scale_lr(self, factor: float) -> None:
@@ -292,7 +316,7 @@ class ModelServer:
             yield keys[begin:end], self.pull(keys[begin:end], create=False)
 
     def stats(self) -> dict[str, int]:
-        """Since it was made: pulls, pushes, distinct keys pulled, those without data, vectors computed, rows read."""
+        """Since it was made: pulls, pushes, keys pulled, those without data, vectors computed, rows read, keys skipped."""
         return dict(self._counts)
 
     @property

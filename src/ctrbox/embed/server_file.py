@@ -57,9 +57,11 @@ def read_server(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
                 raise SourceError(
                     f"{path} is no file of a Model Server: it begins with {head[:8]!r}, expected {MAGIC!r}"
                 )
-            _, version, _, size, digest = HEAD.unpack(head)
+            _, version, zero, size, digest = HEAD.unpack(head)
             if version != VERSION:
                 raise SourceError(f"{path} has version {version}; this version reads {VERSION}")
+            if zero:
+                raise DataError(f"{path} is damaged: bytes 12 to 15 of its head are not zero")
             there = path.stat().st_size - HEAD.size
             if there != size:
                 raise DataError(f"{path} is damaged: {there:,} bytes behind its head, expected {size:,}")

@@ -55,11 +55,7 @@ class Table:
         self.threads = None if threads is None else whole("threads", threads, 1, 256)
         self._life: Life = life_of(counters, admission)
         self.counters, self.admission = counters, admission
-        if not isinstance(nonfinite, str) or nonfinite not in NONFINITE:
-            raise PlanError(
-                f"nonfinite= must be 'refuse' or 'skip', got {nonfinite!r}{nearest(str(nonfinite), NONFINITE)}"
-            )
-        self.nonfinite = nonfinite
+        self.nonfinite = checked_nonfinite(nonfinite)
         self._row = Row(whole("dim", dim, 0, MOST_DIM))
         self._opened = False
         self._factor = 1.0
@@ -217,6 +213,12 @@ def checked_bytes(name: str, budget: int | str) -> int:
     if not 1 <= found <= MOST_BUDGET:
         raise PlanError(f"{name}= must be above 0 bytes and at most {MOST_BUDGET:,}, got {budget!r}")
     return found
+
+
+def checked_nonfinite(given: str) -> str:
+    if not isinstance(given, str) or given not in NONFINITE:
+        raise PlanError(f"nonfinite= must be 'refuse' or 'skip', got {given!r}{nearest(str(given), NONFINITE)}")
+    return given
 
 
 def whole(name: str, value: int, least: int, most: int) -> int:

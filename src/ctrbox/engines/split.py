@@ -29,6 +29,7 @@ from ctrbox.engines.request import ORIGIN
 from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.plan.graph import Graph, Output
 from ctrbox.plan.node import Node, closure
+from ctrbox.views.morsel import Origin
 
 FEATURES = ("dense", "sparse")
 
@@ -39,6 +40,16 @@ class ContextPart:
 
     batch: Batch
     frame: Any  # _native.Frame of one row; None where candidates read nothing of it
+
+
+class _Once(Origin):
+    """Of a context, which is one row and has no number."""
+
+    def name(self, offset: int) -> str:
+        return self.path
+
+
+CONTEXT = _Once("the request's context", 0)
 
 
 class Split:
@@ -95,11 +106,11 @@ class Split:
             raise DataError(
                 f"a context is one row of {self.context_schema.names}, got {row.num_rows} of {row.schema.names}"
             )
-        batch = self._run(self.once, self._sources(self.once, row), 1)
+        batch = self._run(self.once, self._sources(self.once, row), 1, CONTEXT)
         if self.shared is None:
             return ContextPart(batch, None)
         sources = self._sources(self.shared, row)
-        prepared = self.shared.staged(1, sources, ORIGIN, 0)
+        prepared = self.shared.staged(1, sources, CONTEXT, 0)
         keep = list({id(f): f for f, _, _ in prepared.sources if f is not None}.values())
         try:
             frame, _ = self.shared.body.native.run_frame([prepared.piece(0, 1)], self.kinds, self.nullable, keep)
@@ -139,10 +150,10 @@ class Split:
         return [n for n in extractor.columns[0] if n not in extractor.only_for_merge]
 
     @staticmethod
-    def _run(extractor: Extractor, sources: list[Rows], count: int) -> Batch:
+    def _run(extractor: Extractor, sources: list[Rows], count: int, origin: Origin = ORIGIN) -> Batch:
         if not extractor.stages.steps:
-            return extractor.run([(Prepared(count, sources, None, ORIGIN), 0, count)])
-        prepared = extractor.staged(count, sources, ORIGIN, 0)
+            return extractor.run([(Prepared(count, sources, None, origin), 0, count)])
+        prepared = extractor.staged(count, sources, origin, 0)
         batch = extractor.run([(prepared, 0, prepared.rows)])
         return batch if prepared.selected is None else replace(batch, index=prepared.selected)
 

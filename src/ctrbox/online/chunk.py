@@ -8,8 +8,10 @@ that unpacks to terabytes costs time and no memory; a line has a limit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -90,6 +92,7 @@ def _columnar(name: str, batches: Iterator[pa.RecordBatch], layout: Layout, star
             events, bad = events_of(pa.Table.from_batches([part]), layout)
             first = at + begin
             begin += part.num_rows
+            events = replace(events, chunk=name, lines=first + events.lines)
             yield Piece(name, first, at + begin, events, bad=tuple((first + row, why) for row, why in bad))
         at += batch.num_rows
 
@@ -130,6 +133,7 @@ def _of_lines(name: str, lines: list[bytes], first: int, schemas: Schemas, layou
     batches = [timed(batch, layout) for batch in _parsed(lines, filled, schemas, places, bad)]
     table = pa.Table.from_batches(batches, schemas[0])
     events, odd = events_of(table, layout)
+    events = replace(events, chunk=name, lines=first + np.array(places, np.int64)[events.lines])
     bad += [(places[row], why) for row, why in odd]
     return Piece(name, first, first + len(lines), events, bad=tuple((first + n, why) for n, why in sorted(bad)))
 

@@ -81,6 +81,7 @@ class DeepFFM:
         ffm_init: float = 0.1,
         seed: int = 0,
     ) -> None:
+        context = checked_context(context)
         self.fields = context_first(field_names(fields), context)
         whole("k", k, 1, 64), whole("bits", bits, 4, 36), whole("seed", seed, 0, 2**64 - 1)
         if isinstance(hidden, int | str) or not isinstance(hidden, Iterable):
@@ -170,6 +171,8 @@ class DeepFFM:
 
     def score(self, context: _native.FfmContext, candidates: Any) -> npt.NDArray[np.float32]:
         """Click probabilities of candidates, which have the other fields; the same bits as `predict` of whole rows."""
+        if not isinstance(context, _native.FfmContext):
+            raise PlanError(f"score needs what `context` of this model gave, got {type(context).__name__}")
         try:
             predictions, broken = self._native.score(
                 context, self._part(candidates, self.fields[self._native.settings.context :])
@@ -312,6 +315,12 @@ def field_names(fields: Schema | Sequence[str] | ExampleCache) -> list[str]:
     if isinstance(fields, Schema):
         return names([*(f.name for f in fields.sparse), *fields.dense_names])
     return names(fields.fields if isinstance(fields, ExampleCache) else fields)
+
+
+def checked_context(given: Sequence[str]) -> list[str]:
+    if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
+        raise PlanError(f"context= takes field names in a list, got {given!r}")
+    return names(list(given)) if len(given) else []
 
 
 def context_first(fields: list[str], context: Sequence[str]) -> list[str]:

@@ -90,12 +90,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Events:
-    """Events in order: what each is, when, its id, and the raw columns (of clicks: nulls)."""
+    """Events in order: what each is, when, its id, the raw columns (of clicks: nulls), and where it came from."""
 
     click: npt.NDArray[np.bool_]
     time: npt.NDArray[np.int64]  # microseconds
     ids: list[Hashable]
     rows: pa.RecordBatch
+    chunk: str = ""  # which they are of
+    lines: npt.NDArray[np.int64] | None = None  # which rows of it
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -141,10 +143,11 @@ def events_of(table: pa.Table, layout: Layout) -> tuple[Events, list[tuple[int, 
     batch = pa.RecordBatch.from_arrays(
         [_raw(rows, f, layout, pa.array(time, mask=~known_time)) for f in layout.columns], schema=layout.columns
     )
-    if not good.all():
-        at = pa.array(np.flatnonzero(good))
+    lines = np.flatnonzero(good)
+    if len(lines) < len(good):
+        at = pa.array(lines)
         batch, ids, click, time = batch.take(at), ids.take(at), click[good], time[good]
-    return Events(click, time, _hashable(ids), batch), bad
+    return Events(click, time, _hashable(ids), batch, lines=lines), bad
 
 
 def _raw(rows: pa.Table, field: pa.Field, layout: Layout, time: pa.Array) -> pa.Array:

@@ -13,7 +13,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -57,10 +57,12 @@ class ExampleText:
             )
         self.source, self.format, self.strict = source, format, strict
         self.given = None if fields is None else names(fields)
+        if isinstance(ignore, str) or not isinstance(ignore, Iterable):
+            raise PlanError(f"ignore= takes field names in a list, got {ignore!r}")
         self.ignore = [str(name) for name in dict.fromkeys(ignore)]
         if both := [name for name in self.ignore if name in (self.given or [])]:
             raise PlanError(f"{both[0]!r} is in fields= and in ignore=")
-        self.interactions = [tuple(one) for one in interactions]
+        self.interactions = checked_interactions(interactions)
         self._crossed = crossings(self.given, self.interactions)
         self._parser = self._fresh()
 
@@ -236,6 +238,15 @@ def crossed_name(fields: Sequence[str]) -> str:
     return "*".join(fields)
 
 
+def checked_interactions(given: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise PlanError(f"interactions= takes lists of field names, such as [('user', 'ad')], got {given!r}")
+    for one in given:
+        if isinstance(one, str) or not isinstance(one, Sequence):
+            raise PlanError(f"an interaction is of two or more fields, such as ('user', 'ad'), got {one!r}")
+    return [tuple(one) for one in given]
+
+
 def crossings(given: list[str] | None, interactions: list[tuple[str, ...]]) -> list[tuple[list[int], int, int]]:
     """Of each interaction the numbers of its fields, its own, and the hash of its name."""
     if not interactions:
@@ -259,9 +270,11 @@ def crossings(given: list[str] | None, interactions: list[tuple[str, ...]]) -> l
 
 def names(given: Sequence[str]) -> list[str]:
     """Field names, checked: some, all different."""
-    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+    if isinstance(given, str) or not isinstance(given, Iterable):
         raise PlanError(f"fields= must be names, got {given!r}")
     found = list(given)
+    if not all(isinstance(name, str) for name in found):
+        raise PlanError(f"fields= must be names, got {found!r}")
     if not 1 <= len(found) <= 512:
         raise PlanError(f"a model has 1 to 512 fields, got {len(found):,}")
     twice = next((name for name in found if found.count(name) > 1), None)

@@ -35,7 +35,11 @@ COMPACT_ROWS = 65_536
 SMALL_ROWS, SMALL_BLOCKS = 1024, 64  # so many small blocks become one
 BEGIN = -(1 << 62)  # no event yet
 
-ID, TIME, CLICKED, LATE = "\0id", "\0time", "\0clicked", "\0late"  # beside raw columns in a checkpoint
+Origin = tuple[str, int]  # a chunk and a row of it
+NOWHERE: Origin = ("", 0)
+
+ID, TIME, CLICKED, LATE = "\0id", "\0time", "\0clicked", "\0late"
+CHUNK, LINE = "\0chunk", "\0line"  # beside raw columns in a checkpoint
 
 
 @dataclass
@@ -69,13 +73,26 @@ class Block:
 
 @dataclass(frozen=True)
 class Examples:
-    """Impressions whose window has passed, in order, with what became of them."""
+    """Impressions whose window has passed, in order, with what became of them and where they came from."""
 
     rows: pa.RecordBatch
     clicked: npt.NDArray[np.float32]
+    origin: list[Origin]
 
     def __len__(self) -> int:
         return len(self.clicked)
+
+
+def origin_columns(origin: list[Origin]) -> list[tuple[str, pa.Array]]:
+    """For a checkpoint."""
+    return [(CHUNK, pa.array([o[0] for o in origin], pa.utf8())), (LINE, pa.array([o[1] for o in origin], pa.int64()))]
+
+
+def origin_of(rows: pa.Table) -> list[Origin]:
+    """What a checkpoint holds of it; older ones hold none."""
+    if CHUNK not in rows.schema.names:
+        return [NOWHERE] * len(rows)
+    return list(zip(rows.column(CHUNK).to_pylist(), rows.column(LINE).to_pylist(), strict=True))
 
 
 class Join:
@@ -86,7 +103,7 @@ class Join:
         self.counts = Counts()
         self.newest = BEGIN
         self._arrived = self._clicks_arrived = 0
-        # id -> [time, block, row, clicked]; the heap has (time, arrival, id) of each.
+        # id -> [time, block, row, clicked, chunk, line]; the heap has (time, arrival, id) of each.
         self._held: dict[Hashable, list[Any]] = {}
         self._order: list[tuple[int, int, Hashable]] = []
         self._blocks: dict[Block, None] = {}
@@ -121,8 +138,10 @@ class Join:
         counts.impressions += len(shown)
         counts.clicks += len(events) - len(shown)
         row, block = -1, Block(shown, 0)
+        chunk = events.chunk
+        lines = [0] * len(events) if events.lines is None else events.lines.tolist()
         # 3 to 4 µs an event; learning from one takes 5 to 15.
-        for click, time, id in zip(events.click.tolist(), events.time.tolist(), events.ids, strict=True):
+        for click, time, id, line in zip(events.click.tolist(), events.time.tolist(), events.ids, lines, strict=True):
             if click:
                 self._click(id, time, watermark)
             else:
@@ -132,7 +151,8 @@ class Join:
                 elif id in held:
                     counts.duplicates += 1
                 else:
-                    held[id] = [time, block, row, id in early and self._came_first(id, time)]
+                    clicked = id in early and self._came_first(id, time)
+                    held[id] = [time, block, row, clicked, chunk, line]
                     heapq.heappush(order, (time, arrived, id))
                     arrived += 1
                     block.waiting += 1
@@ -154,7 +174,9 @@ class Join:
         """Without those from the future."""
         self.counts.future += int(len(kept) - kept.sum())
         ids = [id for id, keep in zip(events.ids, kept.tolist(), strict=True) if keep]
-        return Events(events.click[kept], events.time[kept], ids, events.rows.filter(pa.array(kept)))
+        lines = None if events.lines is None else events.lines[kept]
+        rows = events.rows.filter(pa.array(kept))
+        return Events(events.click[kept], events.time[kept], ids, rows, events.chunk, lines)
 
     def _click(self, id: Hashable, time: int, watermark: int) -> None:
         entry = self._held.get(id)
@@ -200,7 +222,7 @@ class Join:
         """The rows of entries that wait no more, in their order."""
         begins: dict[Block, int] = {}
         parts, at, end = [], [], 0
-        for _, block, row, _ in found:
+        for _, block, row, *_ in found:
             while block.into is not None:
                 block, row = block.into, row + block.shift
             if block not in begins:
@@ -215,7 +237,7 @@ class Join:
         clicked = np.array([entry[3] for entry in found], np.float32)
         self.counts.examples += len(clicked)
         self.counts.clicked += int(clicked.sum())
-        return Examples(rows, clicked)
+        return Examples(rows, clicked, [(entry[4], entry[5]) for entry in found])
 
     def _gathered(self, parts: list[pa.RecordBatch], at: list[int]) -> pa.RecordBatch:
         schema = self.layout.columns
@@ -267,7 +289,7 @@ class Join:
         entries = [self._held[id] for _, _, id in self._order]
         begins = dict(zip(self._blocks, np.cumsum([0, *(len(b.rows) for b in self._blocks)]).tolist(), strict=False))
         at = []
-        for _, block, row, _ in entries:
+        for _, block, row, *_ in entries:
             while block.into is not None:
                 block, row = block.into, row + block.shift
             at.append(begins[block] + row)
@@ -291,6 +313,7 @@ class Join:
             (ID, pa.array(ids, self._id_type())),
             (TIME, pa.array([e[0] for e in entries], pa.int64())),
             (CLICKED, pa.array([e[3] for e in entries], pa.bool_())),
+            *origin_columns([(e[4], e[5]) for e in entries]),
         ]
         impressions = pa.Table.from_batches([rows])
         for name, column in beside:
@@ -308,7 +331,7 @@ class Join:
     def restore(self, numbers: dict[str, Any], impressions: pa.Table, clicks: pa.Table) -> None:
         """Into a fresh join. DataError where the rows are not those of this plan."""
         schema = self.layout.columns
-        met = pa.schema([f for f in impressions.schema if f.name not in (ID, TIME, CLICKED)])
+        met = pa.schema([f for f in impressions.schema if f.name not in (ID, TIME, CLICKED, CHUNK, LINE)])
         if met.names != schema.names or [f.type for f in met] != [f.type for f in schema]:
             raise DataError(f"held impressions have columns {met.names}, the plan reads {schema.names}")
         if set(numbers["counts"]) != {f.name for f in fields(Counts)}:
@@ -319,8 +342,8 @@ class Join:
         if len(rows):
             self._keep(block)
         columns = [rows.column(n).to_pylist() for n in (ID, TIME, CLICKED)]
-        for n, (id, time, clicked) in enumerate(zip(*columns, strict=True)):
-            self._held[id] = [time, block, n, clicked]
+        for n, (id, time, clicked, origin) in enumerate(zip(*columns, origin_of(rows), strict=True)):
+            self._held[id] = [time, block, n, clicked, *origin]
             self._order.append((time, n, id))
         self._arrived = len(self._order)
         heapq.heapify(self._order)

@@ -61,6 +61,11 @@ class Progress:
         return self._loss / self._weight if self._weight else math.nan
 
     @property
+    def clicks(self) -> int:
+        """Clicks among the examples so far."""
+        return round(self._clicks)
+
+    @property
     def constant(self) -> float:
         """The loss of the best constant prediction."""
         return entropy(self._clicks / self._weight) if self._weight else math.nan

@@ -5,6 +5,7 @@
       log.jsonl               a line for each version, each sealed together with the seal before it
       versions/00000007.fbw   weight files, the last `keep` of them
       patches/00000007.patch  what turns version 6 into version 7
+      FEATURES                where a plan is served with it: the fields that a model may have
       LOCK                    held by the one process that publishes
 
 CURRENT is the moment at which a version is published. What lies behind it (a log line, files of a higher number) was left by a
@@ -18,7 +19,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
@@ -26,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.engines.aside import failure, locked, remove, written_aside
-from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
+from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError, nearest
 from ctrbox.publish.patch import apply, diff, read_facts
-from ctrbox.publish.sources import Model, pack
+from ctrbox.publish.sources import DEEP_FFM, Model, pack
 from ctrbox.publish.weights import read_directory, read_weights
 
 MOST_LOG = 1 << 30
+FEATURES = "FEATURES"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Published:
             versions = self.log()
         except CtrboxError as error:
             return [str(error)]
-        wrong = []
+        wrong = _refused(self._features)
         for n, v in enumerate(versions):
             path = self.folder / "versions" / f"{v.name}.fbw"
             if path.exists() or n + 1 == len(versions):
@@ -145,6 +147,7 @@ class Published:
                     raise DataError(
                         f"{self.folder} holds versions of kind {before.kind!r}, not {kind!r}: publish to another folder"
                     )
+                self._check_fields(place)
                 if base is not None:
                     diff(base, place, patch)
                 made = Version(
@@ -165,6 +168,34 @@ class Published:
             for old in versions[: max(0, len(versions) + 1 - self.keep)]:
                 remove(self.folder / "versions" / f"{old.name}.fbw")
             return made
+
+    def serves(self, features: Sequence[str]) -> None:
+        """From now on only models whose fields are among these are published here: those of the plan that a server has."""
+        with written_aside(self.folder / FEATURES) as aside:
+            aside.write_bytes(_sealed("", {"features": list(features)})[0])
+
+    def _features(self) -> list[str] | None:
+        path = self.folder / FEATURES
+        try:
+            found = _opened("", path.read_bytes(), path)[0].get("features")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+        if not isinstance(found, list):
+            raise DataError(f"{path} names no features")
+        return found
+
+    def _check_fields(self, place: Path) -> None:
+        known, found = self._features(), read_directory(place)
+        if known is None or found.kind != DEEP_FFM:
+            return
+        for name in found.about.get("names", []):
+            if name not in known:
+                raise DataError(
+                    f"the model's field {name!r} is no feature of the plan that {self.folder.parent} is served with"
+                    f"{nearest(str(name), known)}; make another folder for it: ctrbox publish create"
+                )
 
     def _is_current(self, number: int) -> bool:
         with contextlib.suppress(CtrboxError):

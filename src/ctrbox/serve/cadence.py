@@ -13,8 +13,8 @@ SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 EXAMPLES = re.compile(r"(\d[\d_,]*)\s*(?:ex|examples)")
 
 
-def seconds(span: str | float, name: str = "a span of time") -> float:
-    """ "10m" → 600.0; a number is seconds."""
+def seconds(span: str | float, name: str = "a span of time", *, zero: bool = True) -> float:
+    """ "10m" → 600.0; a number is seconds. ``zero``: whether no time at all will do."""
     if isinstance(span, int | float) and not isinstance(span, bool):
         value = float(span)
     else:
@@ -22,6 +22,8 @@ def seconds(span: str | float, name: str = "a span of time") -> float:
         value = float(found[1]) * UNITS[found[2]] if found else math.nan
     if not 0 <= value < 1e9:
         raise PlanError(f"{name} must be a span such as 30s, 5m or 2h, got {span!r}")
+    if not value and not zero:
+        raise PlanError(f"{name} must be above 0, such as 30s, 5m or 2h, got {span!r}")
     return value
 
 
@@ -36,7 +38,7 @@ class Cadence:
     def of(given: str | float, name: str = "every") -> Cadence:
         found = EXAMPLES.fullmatch(str(given).strip().lower())
         if not found:
-            return Cadence(seconds(given, name))
+            return Cadence(seconds(given, name, zero=False))
         examples = int(found[1].replace(",", "").replace("_", ""))
         if not examples:
             raise PlanError(f"{name} must be at least one example, got {given!r}")

@@ -158,7 +158,10 @@ class RowReader:
         if not isinstance(given, dict):
             raise DataError(f"{self.where} must be an object of columns, got {brief(given)}")
         self.check(tuple(given))
-        return self.batch([c.array([given[c.name]]) for c in self.columns], 1)
+        try:
+            return self.batch([c.array([given[c.name]]) for c in self.columns], 1)
+        except DataError as error:
+            raise DataError(f"{self.where}: {str(error).removeprefix('row 0: ')}") from None
 
     def rows(self, given: Any) -> pa.RecordBatch:
         """A list of objects, or an object of lists."""

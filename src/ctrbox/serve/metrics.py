@@ -69,6 +69,7 @@ class Metrics:
     def reloaded(self, version: int, seconds: float, how: str) -> None:
         with self._lock:
             self.applied += 1
+            self.last_refusal = ""  # what was wrong is so no more
             self.last_reload = {"version": version, "seconds": seconds, "how": how, "at": time.time()}
 
     def not_reloaded(self, reason: str) -> None:

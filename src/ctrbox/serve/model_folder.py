@@ -117,6 +117,7 @@ def create(
     with written_aside(place, folder=True) as aside:
         aside.mkdir()
         plan.save(aside / PLAN)
+        Published(aside / WEIGHTS).serves([*(f.name for f in plan.schema.sparse), *plan.schema.dense_names])
         if not any(isinstance(step, Merge) for step in plan.log.steps):  # merged rows need the log's own order
             empty = schema.with_metadata({"view": plan.log.name}).empty_table()
             with written_aside(aside / LOG) as file:

@@ -18,19 +18,20 @@ import pyarrow as pa
 
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.plan import Plan
+from ctrbox.engines.request import ORIGIN
 from ctrbox.errors import DataError, PlanError
 from ctrbox.online.deep_ffm import DeepFFM
 from ctrbox.online.events import Events
-from ctrbox.online.join import CLICKED, Examples, Join
+from ctrbox.online.join import CLICKED, Examples, Join, Origin, origin_columns, origin_of
 
 ROWS = 8192  # learned at once; an end is asked for between
 
 
 class Learner:
-    """``bad_row(why)`` is told of rows that the plan refuses."""
+    """``bad_row(chunk, row, why)`` is told of rows that the plan refuses."""
 
     def __init__(
-        self, plan: Plan, engine: DeepFFM, join: Join, bad_row: Callable[[str], object], threads: int = 1
+        self, plan: Plan, engine: DeepFFM, join: Join, bad_row: Callable[[str, int, str], object], threads: int = 1
     ) -> None:
         if plan.features.weight is not None:
             raise PlanError("the plan weighs its examples; online every example counts once: leave weight= out")
@@ -56,26 +57,32 @@ class Learner:
         part = self._ready.popleft()
         rows = min(len(part), ROWS, ROWS if most is None else max(most, 1))
         if rows < len(part):
-            self._ready.appendleft(Examples(part.rows.slice(rows), part.clicked[rows:]))
-            part = Examples(part.rows.slice(0, rows), part.clicked[:rows])
-        self._learn(part.rows, part.clicked)
+            self._ready.appendleft(Examples(part.rows.slice(rows), part.clicked[rows:], part.origin[rows:]))
+            part = Examples(part.rows.slice(0, rows), part.clicked[:rows], part.origin[:rows])
+        self._learn(part.rows, part.clicked, part.origin.__getitem__)
 
-    def learn_past(self, rows: pa.RecordBatch) -> None:
-        """From rows of the log that have their label already."""
-        self._learn(rows, None)
+    def learn_past(self, rows: pa.RecordBatch, file: str = "", first: int = 0) -> None:
+        """From rows of the log that have their label already, those of ``file`` from row ``first`` on."""
+        self._learn(rows, None, lambda row: (file, first + row))
 
-    def _learn(self, rows: pa.RecordBatch, clicked: npt.NDArray[np.float32] | None) -> None:
+    def _learn(
+        self,
+        rows: pa.RecordBatch,
+        clicked: npt.NDArray[np.float32] | None,
+        origin: Callable[[int], Origin],
+        at: int = 0,  # of the first row, for origin
+    ) -> None:
         try:
             batch = self.plan.run(rows)
             examples = self.engine.examples(_labelled(batch, clicked)) if batch.rows else None
         except DataError as error:
             if len(rows) == 1:
                 self.refused += 1
-                self.bad_row(str(error))
+                self.bad_row(*origin(at), str(error).removesuffix(f" (at {ORIGIN.name(0)})"))
                 return
             middle = len(rows) // 2
-            self._learn(rows.slice(0, middle), None if clicked is None else clicked[:middle])
-            self._learn(rows.slice(middle), None if clicked is None else clicked[middle:])
+            self._learn(rows.slice(0, middle), None if clicked is None else clicked[:middle], origin, at)
+            self._learn(rows.slice(middle), None if clicked is None else clicked[middle:], origin, at + middle)
             return
         self.dropped += len(rows) - batch.rows
         if examples is not None:
@@ -90,10 +97,13 @@ class Learner:
         rows = pa.Table.from_batches(ready, self.join.layout.columns)
         labels = [p.clicked for p in self._ready]
         marks = pa.array(np.concatenate(labels) if labels else np.zeros(0), pa.float32())
+        waiting = rows.append_column(CLICKED, marks)
+        for name, column in origin_columns([o for p in self._ready for o in p.origin]):
+            waiting = waiting.append_column(name, column)
         tables = {
             "held": held,
             "clicks": clicks,
-            "ready": rows.append_column(CLICKED, marks),
+            "ready": waiting,
             "window": pa.table(dict(zip(("label", "prediction", "weight"), map(pa.array, window), strict=True))),
         }
         return {
@@ -112,7 +122,7 @@ class Learner:
         ready, columns = tables["ready"], self.join.layout.columns
         if len(ready):
             rows = ready.select(columns.names).combine_chunks().to_batches()[0]
-            self._ready.append(Examples(rows, ready.column(CLICKED).to_numpy()))
+            self._ready.append(Examples(rows, ready.column(CLICKED).to_numpy(), origin_of(ready)))
 
 
 def _labelled(batch: Batch, clicked: npt.NDArray[np.float32] | None) -> Batch:

@@ -34,7 +34,7 @@ from ctrbox.serve.online_checkpoint import Checkpoint, Checkpoints
 from ctrbox.serve.online_learner import ROWS, Learner
 from ctrbox.serve.online_status import Complaints, status, write_status
 from ctrbox.train.interrupt import Asked, asked_to_end
-from ctrbox.views.view import parse_bytes
+from ctrbox.views.view import bytes_within
 
 STATUS_S = 2.0
 AGAIN_S = 5.0  # after a write that failed
@@ -86,9 +86,9 @@ class OnlineLoop:
         self.engine, self.threads, self.context = engine, threads, tuple(context)
         self.where = os.fspath(stream)
         self.every = Cadence.of(every)
-        self.window_us = int(1e6 * seconds(window, "window"))
+        self.window_us = int(1e6 * seconds(window, "window", zero=False))
         self.lateness_us = int(1e6 * seconds(lateness, "lateness"))
-        self.held_bytes, self.ahead_s = parse_bytes(held), seconds(ahead, "ahead")
+        self.held_bytes, self.ahead_s = bytes_within("held", held, 1, 1 << 50), seconds(ahead, "ahead")
         self.checkpoint_s = seconds(checkpoint, "checkpoint")
         if not 0 < checkpoint_share <= 1:
             raise PlanError(f"checkpoint_share= must be above 0 and at most 1, got {checkpoint_share!r}")
@@ -101,10 +101,14 @@ class OnlineLoop:
         self.checkpoints = Checkpoints(self.out / "online")
         self.warm: dict[str, Any] = {"file": "", "rows": 0, "done": not self.past}
         self.checkpoint_took_s = 0.0
+        self.failed = ""  # why the last write failed
+        self.began_with = 0  # examples that were learned from before this start
+        self.events_read = 0  # since this start
         self.asked = Asked()
         self._number = 0  # of the last checkpoint
         self._before: Position | None = None  # the position in it
         self._changed = False  # since then
+        self._owed = False  # a version was due and could not be written
         self._next_checkpoint = self._next_status = self._next_publish = 0.0
         self.complaints = Complaints(tell, self.out / "online" / "refused.jsonl", strict)
         self.learner = self._fresh()
@@ -120,6 +124,7 @@ class OnlineLoop:
             stack.enter_context(self.checkpoints.locked())
             self.asked = stack.enter_context(asked_to_end())
             position = self._restore(self.checkpoints.last(self.tell))
+            self.began_with = self.engine.learned
             self._know_version()
             self.stream = first if first is not None and position is None else self._open_stream(position, stack)
             self._went_on()
@@ -133,6 +138,23 @@ class OnlineLoop:
         stream = open_stream(self.where, self.layout, position, self.tell, delete=self.delete)
         stack.callback(stream.close)
         return stream
+
+    @property
+    def nothing_learned(self) -> str:
+        """Why this start has learned from nothing; "" where it has learned."""
+        if self.engine.learned > self.began_with:
+            return ""
+        if not self.events_read:
+            known = " new" if self._before is not None and self.began_with else ""
+            return f"nothing was learned: {self.stream.name} has no{known} events"
+        why = f"nothing was learned from {self.events_read:,} events"
+        if not self.learner.join.held:
+            return f"{why}: no impression among them could be used, see the counts"
+        window = (self.window_us + self.lateness_us) / 1e6
+        return (
+            f"{why}: {self.learner.join.held:,} impressions wait for events that are later by more than window and lateness, "
+            f"{window:,.0f} s"
+        )
 
     @property
     def interrupted(self) -> bool:
@@ -156,6 +178,7 @@ class OnlineLoop:
         if piece.refused:
             self.complaints.chunk(piece.chunk, piece.refused)
         if piece.events is not None:
+            self.events_read += len(piece.events)
             self.learner.add(piece.events, int(1e6 * (time.time() + self.ahead_s)))
         self.stream.took(piece)  # with what is ready, and not yet learned from
         self._changed = True
@@ -178,7 +201,7 @@ class OnlineLoop:
         for morsel in rows:
             for at in range(0, morsel.rows.num_rows, ROWS):
                 part = morsel.rows.slice(at, ROWS)
-                self.learner.learn_past(part)
+                self.learner.learn_past(part, morsel.origin.path, morsel.origin.row + at)
                 self.warm = {"file": morsel.origin.path, "rows": morsel.origin.row + at + len(part), "done": False}
                 self._changed = True
                 self._between(publish=False)
@@ -205,11 +228,22 @@ class OnlineLoop:
             self._write_status()
 
     def _end(self) -> None:
-        if self._changed:
+        """WriteError where what was learned cannot be kept, or not be published: nobody tries again."""
+        if self._changed or not self._number:
             self._checkpoint()
-        if self.publish_at_end and self.engine.learned > self.published_learned:
+        lost = self._changed or not self._number
+        wanted = (self.publish_at_end or self._owed) and self.engine.learned > self.published_learned
+        if wanted and not lost:
             self._publish()
         self._write_status()
+        if lost:
+            behind = f"what was learned behind checkpoint {self._number}" if self._number else "what was learned"
+            raise WriteError(f"{behind} is not kept: {self.failed}; make room and start again: it is learned again")
+        if wanted and self.engine.learned > self.published_learned:
+            raise WriteError(
+                f"checkpoint {self._number} holds what was learned, but it is not published, version {self.version.number} "
+                f"stays: {self.failed}; make room and start again"
+            )
 
     # ---- checkpoints
 
@@ -220,6 +254,7 @@ class OnlineLoop:
         numbers, tables = self.learner.state()
         state = {
             "plan": self.plan.fingerprint,
+            "settings": self._decisive,
             "stream": position,
             "warm_up": self.warm,
             "learner": numbers,
@@ -228,6 +263,7 @@ class OnlineLoop:
         try:
             self.checkpoints.write(self._number + 1, state, tables, self.engine)
         except WriteError as error:
+            self.failed = str(error)
             self.tell(f"no checkpoint, the one before stands: {error}")
             self._next_checkpoint = time.monotonic() + max(AGAIN_S, self.checkpoint_s)
             return False
@@ -254,13 +290,26 @@ class OnlineLoop:
             self.complaints.lines, self.complaints.chunks = found.state["complaints"]
             self.warm = found.state["warm_up"] if self.past else {**found.state["warm_up"], "done": True}
             self._before = found.state["stream"]
+            if self.past and self.warm["done"] and "learned" not in self.warm:
+                self.tell(f"{self.out} began without rows to warm up with; those of warm_up are not learned from now")
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"checkpoint {found.number} in {self.out} is of another version: {error!r}") from error
         return self._before
 
     def _fresh(self) -> Learner:
         join = Join(self.layout, self.window_us, self.lateness_us, self.held_bytes)
-        return Learner(self.plan, self.engine, join, self.complaints.row, self.threads)
+        return Learner(self.plan, self.engine, join, self.complaints.line, self.threads)
+
+    @property
+    def _decisive(self) -> dict[str, Any]:
+        """What decides which examples there are, and with which label: the same for a folder's whole life."""
+        return {
+            "window": f"{self.window_us / 1e6:g}s",
+            "lateness": f"{self.lateness_us / 1e6:g}s",
+            "id": self.layout.id,
+            "time": self.layout.time,
+            "event": self.layout.event,
+        }
 
     def _check(self, found: Checkpoint) -> None:
         if found.state.get("plan") != self.plan.fingerprint:
@@ -273,6 +322,13 @@ class OnlineLoop:
             if mine[name] != theirs[name]:
                 raise PlanError(
                     f"the engine in {self.out} has {name}={theirs[name]!r}, the job's {mine[name]!r}; choose another folder"
+                )
+        settings = found.state.get("settings", {})  # older checkpoints have none
+        for name, mine in self._decisive.items():
+            if settings.get(name, mine) != mine:
+                raise PlanError(
+                    f"{self.out} is learned with {name} {settings[name]}, asked for is {name} {mine}: examples would change "
+                    f"their meaning; go on with {name} {settings[name]}, or choose another folder"
                 )
 
     def _went_on(self) -> None:
@@ -328,9 +384,10 @@ class OnlineLoop:
         try:
             self.version = self.folder.published.publish(self.engine, note=_note(self.engine.learned))
         except WriteError as error:
+            self.failed, self._owed = str(error), True
             self.tell(f"not published, version {self.version.number} stays: {error}")
             return
-        self._next_publish = 0.0
+        self._next_publish, self._owed = 0.0, False
         self.published_learned, self._published_s = self.engine.learned, time.time()
         self.tell(
             f"version {self.version.number}: {self.engine.learned:,} examples, a patch of {self.version.patch_bytes:,} bytes"

@@ -1,7 +1,7 @@
 """How learning goes, for people: `online.json` beside the model for the server's page, and bad rows by name.
 
-{"examples", "loss", "auc", "constant", "calibration": {"predicted", "clicked"}, "windows": [[examples, loss, auc, constant], …],
- "published_at", "version", "lag_s", "held", "counts": {…}, "updated_at"}
+{"examples", "clicked", "loss", "auc", "constant", "calibration": {"predicted", "clicked"}, "published_at", "version", "lag_s",
+ "windows": [[examples, loss, auc, constant], …], "held", "counts": {…}, "updated_at"}
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Complaints:
         self.lines = self.chunks = 0
 
     def line(self, chunk: str, row: int, why: str) -> None:
-        self.row(f"{chunk} line {row + 1:,}: {why}")
-
-    def row(self, what: str) -> None:
+        """``chunk`` "": not known which."""
+        what = f"{chunk} line {row + 1:,}: {why}" if chunk else why
         self.lines += 1
         if self.strict:
             raise DataError(what)
@@ -60,6 +59,7 @@ def status(progress: Progress, **beside: Any) -> dict[str, Any]:
         "loss": progress.loss,
         "auc": progress.auc,
         "constant": progress.constant,
+        "clicked": progress.clicks,
         "calibration": {"predicted": predicted, "clicked": clicked},
         "windows": [[w.examples, w.loss, w.auc, w.constant] for w in progress.windows[-WINDOWS:]],
         **beside,

@@ -11,15 +11,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-import tempfile
 import threading
 import time
-from pathlib import Path
 
 from ctrbox.engines.aside import written_aside
 from ctrbox.errors import CtrboxError, DataError
 from ctrbox.online.deep_ffm import DeepFFM
 from ctrbox.publish.versions import Published, Version
+from ctrbox.serve import own_copy
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.served import Live, ServedFfm
 
@@ -31,8 +30,8 @@ class Reloader:
 
     def __init__(self, served: ServedFfm, published: Published, metrics: Metrics, period: float = 0.5) -> None:
         self.served, self.published, self.metrics, self.period = served, published, metrics, period
-        self.place = Path(tempfile.mkdtemp(prefix="ctrbox-serve-"))
-        self.copy = self.place / "served.fbw"
+        self._own = own_copy.OwnCopy()
+        self.copy = self._own.place / "served.fbw"
         shutil.copyfile(published.file(served.version), self.copy)
         self.refused: set[int] = set()  # versions that were tried and could not be taken
         self._seen: tuple[int, ...] = ()
@@ -46,7 +45,7 @@ class Reloader:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        shutil.rmtree(self.place, ignore_errors=True)
+        self._own.close()
 
     def _watch(self) -> None:
         while not self._stop.wait(self.period):

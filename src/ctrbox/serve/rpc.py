@@ -146,6 +146,19 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):
             self.service.metrics.add("grpc", status, time.perf_counter() - began, rows)
 
 
+def absent(name: str) -> Callable[..., Any]:
+    def method(self: Any, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{name} is not offered by this server")
+
+    return method
+
+
+# The generated ones raise NotImplementedError, which gRPC logs with a traceback for every call of a stranger.
+for _name in vars(service_pb2_grpc.GRPCInferenceServiceServicer):
+    if not _name.startswith("_") and _name not in vars(InferenceService):
+        setattr(InferenceService, _name, absent(_name))
+
+
 def typed(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry, "data_type": getattr(model_config_pb2, entry["data_type"])}
 

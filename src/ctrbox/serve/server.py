@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ LIBRARIES = {
 GRPC_THREADS = 2
 GRACE = 10.0  # seconds that requests under way are given at the end
 TOKEN = "CTRBOX_TOKEN"
+TOKEN_FILE_BYTES = 8192
 log = logging.getLogger("ctrbox.serve")
 
 
@@ -74,9 +76,17 @@ def read_token(path: Path | None) -> str:
     if path is None:
         return os.environ.get(TOKEN, "").strip()
     try:
-        token = path.read_text(encoding="utf-8").strip()
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise SourceError(
+                f"the token file {path} is a folder, a pipe or a device; expected a regular file, or the token in {TOKEN}"
+            )
+        with path.open("rb") as file:
+            read = file.read(TOKEN_FILE_BYTES + 1)
+        token = read.decode("utf-8").strip()
     except (OSError, UnicodeError) as error:
         raise SourceError(f"cannot read the token file {path}: {getattr(error, 'strerror', None) or error}") from error
+    if len(read) > TOKEN_FILE_BYTES:
+        raise SourceError(f"the token file {path} is larger than {TOKEN_FILE_BYTES:,} bytes; is it the right one?")
     if not token:
         raise SourceError(f"the token file {path} is empty")
     return token

@@ -26,6 +26,7 @@ MOST_CONNECTIONS = 8192
 MOST_AHEAD = 16  # requests that a connection may have waiting
 IDLE_SECONDS = 75.0  # a connection without a request is kept so long
 SWEEP_SECONDS = 0.5
+CODING = b"transfer-encoding"
 REASONS = {
     200: b"OK",
     400: b"Bad Request",
@@ -37,6 +38,7 @@ REASONS = {
     415: b"Unsupported Media Type",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
+    501: b"Not Implemented",
     503: b"Service Unavailable",
 }
 
@@ -130,7 +132,10 @@ class Connection(asyncio.Protocol):
         self.check_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.lower()] = value
+        name = name.lower()
+        if name == CODING and name in self.headers:
+            value = self.headers[name] + b", " + value
+        self.headers[name] = value
         self.check_head()
 
     def check_head(self) -> None:
@@ -147,6 +152,8 @@ class Connection(asyncio.Protocol):
             self.refusal = Refused(400, "this server speaks HTTP/1.1 and nothing else")
             raise self.refusal
         self.method = self.parser.get_method().decode("latin-1")
+        if CODING in self.headers:
+            self.check_coding(self.headers[CODING])
         try:
             self.path = self.url.partition(b"?")[0].decode("latin-1")
             if self.url[:1] != b"/":
@@ -160,6 +167,16 @@ class Connection(asyncio.Protocol):
             raise self.refusal from None
         if self.headers.get(b"expect", b"").lower() == b"100-continue" and not self.waiting:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def check_coding(self, coding: bytes) -> None:
+        """Only chunked, only in HTTP/1.1: whoever stands before this server must see the same end of a body (RFC 9112, 6.1)."""
+        if self.parser.get_http_version() != "1.1":
+            self.refusal = Refused(400, "HTTP/1.0 has no Transfer-Encoding; send Content-Length")
+        elif coding.strip().lower() != b"chunked":
+            met = coding[:60].decode("latin-1")
+            self.refusal = Refused(501, f"this server takes Transfer-Encoding: chunked alone, got {met!r}")
+        if self.refusal is not None:
+            raise self.refusal
 
     def on_body(self, part: bytes) -> None:
         limits = self.service.limits

@@ -210,3 +210,15 @@ def parse_bytes(size: str | int) -> int:
             except (ValueError, OverflowError):
                 break
     raise PlanError(f"expected a size such as '512MB' or '2GB', got {size!r}")
+
+
+def bytes_within(name: str, size: str | int, least: int, most: int) -> int:
+    """A size that must lie within bounds; ``name`` is the setting's, for the message. A bare number is bytes."""
+    asked = f"{size.strip()}B" if isinstance(size, str) and size.strip().isdecimal() else size
+    try:
+        found = parse_bytes(asked)
+    except PlanError as error:
+        raise PlanError(f"{name}: {error}") from error
+    if not least <= found <= most:
+        raise PlanError(f"{name} must be from {least:,} to {most:,} bytes, got {size!r}")
+    return found

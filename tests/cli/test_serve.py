@@ -1,0 +1,110 @@
+"""`ctrbox serve` and `ctrbox publish create`: what is refused, and in which words. Serving itself is in tests/serve."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from ctrbox.cli import app
+from ctrbox.datasets import adlog
+from ctrbox.errors import CtrboxError
+from ctrbox.serve.model_folder import ModelFolder
+from ctrbox.serve.server import read_token
+from ctrbox.terminal import Mistake
+
+JOB = """\
+import ctrbox as cb
+from ctrbox import col
+
+ads = cb.View("data/ads", key="ad_id").fill(category="none")
+log = cb.View("data/impressions", key="instance_id").fill(query="").join(ads, on="ad_id")
+sparse = {"user": col("user_id").key(), "ad": col("ad_id").key(), "category": col("category").key()}
+plan = cb.compile(log, cb.FeatureSet(label=col("clicked"), sparse=sparse), device="cpu")
+engine = cb.DeepFFM(plan.schema, k=2, bits=10)
+engine.save("model.ffm")
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("serve")
+    adlog(rows=300, seed=1, out=made / "data", days=1)
+    (made / "job.py").write_text(JOB)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["ctrbox"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def ctrbox(*words: str) -> None:
+    typer.main.get_command(app).main(list(words), prog_name="ctrbox", standalone_mode=False)
+
+
+def test_a_saved_model_becomes_a_served_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Mistake, match=r"job\.py defines no `context`; say .* --context user_id,query"):
+        ctrbox("publish", "create", "model", "--job", "job.py")
+    with pytest.raises(Mistake, match=r"model\.ffm is a file; .* ctrbox publish create model --model model\.ffm --job"):
+        ctrbox("serve", "model.ffm")
+    words = ("publish", "create", "model", "--model", "model.ffm", "--job", "job.py", "--context")
+    with pytest.raises(CtrboxError, match=r"column 'user' is not in view .*nearest: 'user_id'"):
+        ctrbox(*words, "user")
+    assert not (place / "model").exists()
+    ctrbox(*words, "user_id, query")
+    assert "next: ctrbox serve model" in capsys.readouterr().err
+    assert ModelFolder.open("model").context == ("user_id", "query")
+    with pytest.raises(
+        Mistake, match=r"model/weights holds the versions of a model's folder; serve that: ctrbox serve model"
+    ):
+        ctrbox("serve", "model/weights")
+    shutil.copytree("model/weights", "bare")
+    with pytest.raises(Mistake, match="bare holds published versions without a plan"):
+        ctrbox("serve", "bare")
+    ctrbox("publish", "create", "again", "--model", "bare", "--job", "job.py", "--context", "user_id")
+    assert ModelFolder.open("again").engine().fields == ["user", "ad", "category"]
+
+
+def test_serving_from_elsewhere_names_the_option(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctrbox("publish", "create", str(tmp_path / "model"), "--job", "job.py", "--context", "user_id")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Mistake, match=r"view 'ads': .*; or give other data: --view ads=PATH$"):
+        ctrbox("serve", "model")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--max-body", "-1MB", "--max-body must be from 1 to 268,435,456 bytes, got '-1MB'"),
+        ("--max-body", "0", "--max-body must be from 1 to 268,435,456 bytes, got '0'"),
+        ("--max-body", "10GB", "--max-body must be from 1 to 268,435,456 bytes, got '10GB'"),
+        ("--max-body", "much", "--max-body: expected a size such as '512MB' or '2GB', got 'much'"),
+        ("--cache", "-5KB", "--cache must be from 0 to"),
+        (
+            "--token-file",
+            "/dev/zero",
+            "the token file /dev/zero is a folder, a pipe or a device; expected a regular file",
+        ),
+    ],
+)
+def test_settings_out_of_range_are_refused(option: str, value: str, said: str) -> None:
+    with pytest.raises((CtrboxError, Mistake), match=re.escape(said)):
+        ctrbox("serve", "data", option, value)
+
+
+def test_a_token_file_is_a_small_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "long").write_bytes(b"a" * 10_000)
+    for name, said in (("pipe", "a pipe or a device"), ("long", "larger than 8,192 bytes"), ("none", "No such file")):
+        with pytest.raises(CtrboxError, match=said):
+            read_token(tmp_path / name)
+    (tmp_path / "fine").write_text(" secret\n")
+    assert read_token(tmp_path / "fine") == "secret"
