@@ -28,7 +28,7 @@ from ctrbox.serve.asgi import Application
 from ctrbox.serve.model_folder import DEEP_FFM, ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
-from ctrbox.serve.served import ServedFfm, open_served
+from ctrbox.serve.served import ServedRun, open_served
 from ctrbox.serve.service import Limits, Service
 
 LIBRARIES = {
@@ -119,7 +119,7 @@ class Server:
         name = settings.name or found.folder.resolve().name or "model"
         service = Service(served, name, queue, limits, settings.token.encode(), found.online)
         reloader = None
-        if found.kind == DEEP_FFM and isinstance(served, ServedFfm):
+        if not isinstance(served, ServedRun):
             reloader = Reloader(served, found.published, service.metrics, settings.reload_seconds)
         return Server(settings, service, reloader)
 

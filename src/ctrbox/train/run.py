@@ -19,6 +19,7 @@ from ctrbox.embed.server_file import is_server
 from ctrbox.embed.sparse import SparseTable
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.publish.weights import Weights
 from ctrbox.train.checkpoint import read_dense, read_state
 from ctrbox.train.evaluation import score_plan, scored
 from ctrbox.train.learner import Learner
@@ -128,6 +129,13 @@ class Run:
         else:
             plan = self.plan.over(data, views=views)
         return score_plan(self.learner, plan, batch_size).result()
+
+    def published(self) -> Weights:
+        """Everything that decides its predictions, for `cb.publish`: the vectors of all objects of its Model Servers are
+        computed now, and published with the sub-models."""
+        from ctrbox.train.published import weights_of_run
+
+        return weights_of_run(self.learner)
 
     def report(self) -> Path:
         """Write report.html into the run folder and return its path."""
