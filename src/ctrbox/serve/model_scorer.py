@@ -9,8 +9,8 @@ Slow twin: `Learner.predict` over `Split.joined`, the same up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,26 +28,33 @@ from ctrbox.serve.objects import ObjectKeys, Objects, matrix, served_by
 from ctrbox.train.learner import LONGEST, Learner
 from ctrbox.train.sources import Source
 
-NO_KEYS = np.empty(0, np.int64)
 Own = Mapping[int, Mapping[int, Floats]]  # by number of the source, by key: vectors of objects that came with the request
 
 
 @dataclass(frozen=True)
 class Side:
-    """Fields of a source that are the context's, or the candidates'."""
+    """Fields of a source that are the context's, or the candidates'. ``single``: pooled ones of exactly one key a row, whose
+    vector is the key's: they need no look-up of distinct keys."""
 
     number: int
     source: Source
     pooled: tuple[str, ...]
     pooling: tuple[str, ...]
     sequences: tuple[str, ...]
+    single: bool = False
 
     @staticmethod
-    def of(number: int, source: Source, schema: Schema) -> Side:
-        mine = {f.name for f in schema.sparse}
-        pooled = [(n, how) for n, how in zip(source.pooled, source.pooling, strict=True) if n in mine]
-        sequences = tuple(n for n in source.sequences if n in mine)
-        return Side(number, source, tuple(n for n, _ in pooled), tuple(how for _, how in pooled), sequences)
+    def of(number: int, source: Source, schema: Schema) -> list[Side]:
+        ragged = {f.name: f.ragged for f in schema.sparse}
+        pooled = [(n, how) for n, how in zip(source.pooled, source.pooling, strict=True) if n in ragged]
+        one = [(n, how) for n, how in pooled if not ragged[n]]
+        many = [(n, how) for n, how in pooled if ragged[n]]
+        sequences = tuple(n for n in source.sequences if n in ragged)
+        sides = [
+            Side(number, source, tuple(n for n, _ in some), tuple(how for _, how in some), past, single)
+            for some, past, single in ((one, (), True), (many, sequences, False))
+        ]
+        return [side for side in sides if side.fields]
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -60,8 +67,9 @@ class Found:
 
     pools: list[Pooled]
     sequences: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    without: dict[int, Keys]  # by number of the source: keys that have a vector nowhere
+    without: frozenset[tuple[int, int]]  # number of the source, key: those that have a vector nowhere
     asked: tuple[tuple[PublishedVectors, int], ...] = ()  # where keys were not published, and the state that was met
+    kept: dict[str, Any] = field(default_factory=dict)  # what the model worked out of it (`Inputs.once`)
 
     @property
     def fresh(self) -> bool:
@@ -81,8 +89,8 @@ class ModelScorer:
     def __init__(self, learner: Learner, split: Split, keys: ObjectKeys) -> None:
         self.learner, self.split, self.keys = learner, split, keys
         sources = list(enumerate(learner.sources))
-        self.context_sides = [s for s in (Side.of(k, x, split.context_features) for k, x in sources) if s.fields]
-        self.candidate_sides = [s for s in (Side.of(k, x, split.candidate_features) for k, x in sources) if s.fields]
+        self.context_sides = [s for k, x in sources for s in Side.of(k, x, split.context_features)]
+        self.candidate_sides = [s for k, x in sources for s in Side.of(k, x, split.candidate_features)]
         self.servers = {n: k for k, x in sources if isinstance(x.embedder, PublishedVectors) for n in x.fields}
         self.tables: dict[str, PublishedVectors] = {}
         for name, k in self.servers.items():
@@ -120,14 +128,13 @@ class ModelScorer:
         """Probabilities, and how many distinct keys of the request had no vector anywhere."""
         rows = candidates.rows
         theirs = self._found(candidates, self.candidate_sides, own)
-        lost = {k: [found.without.get(k, NO_KEYS), theirs.without.get(k, NO_KEYS)] for k in self.servers.values()}
-        missing = sum(len(np.unique(np.concatenate(keys))) for keys in lost.values() if len(keys[0]) + len(keys[1]))
+        missing = len({*found.without, *theirs.without}) if found.without or theirs.without else 0
         if not rows:
             return np.zeros(0, np.float32), missing
         pools = [*(expanded(p, rows) for p in found.pools), *theirs.pools]
         sequences = {n: (i.expand(rows, -1, -1), w.expand(rows)) for n, (i, w) in found.sequences.items()}
         dense = self._dense(context, candidates)
-        inputs = Inputs(self.learner.reads, rows, dense, tuple(pools), {**sequences, **theirs.sequences})
+        inputs = Inputs(self.learner.reads, rows, dense, tuple(pools), {**sequences, **theirs.sequences}, None, found.kept)
         with torch.inference_mode():
             logits = self.learner.model(inputs).numpy()
         if self.learner.shift:
@@ -140,27 +147,32 @@ class ModelScorer:
     def _found(self, batch: Batch, sides: list[Side], own: Own) -> Found:
         pools: list[Pooled] = []
         sequences: dict[str, Any] = {}
-        without: dict[int, Keys] = {}
+        without: set[tuple[int, int]] = set()
         asked: list[tuple[PublishedVectors, int]] = []
         with torch.inference_mode():
             for side in sides:
                 table, row = side.source.embedder, side.source.embedder.row
-                lookup = Lookup.of(batch, side.fields)
+                lookup = None if side.single else Lookup.of(batch, side.fields)
+                keys = single_keys(batch, side.pooled) if lookup is None else lookup.keys
                 if isinstance(table, PublishedVectors):
                     state = table.changes
-                    vectors, lost, unpublished = table.look_up(lookup.keys, own.get(side.number))
-                    without[side.number] = lost
+                    vectors, lost, unpublished = table.look_up(keys, own.get(side.number))
+                    without.update((side.number, key) for key in lost.tolist())
                     if len(unpublished):
                         asked.append((table, state))
                 else:
-                    vectors = table.pull(lookup.keys, create=False)
+                    vectors = table.pull(keys, create=False)
                 found = torch.from_numpy(vectors)
+                if lookup is None:
+                    block = found.view(len(side.pooled), batch.rows, row.width).transpose(0, 1)
+                    pools.append(Pooled(side.pooled, block[:, :, 0] if row.linear else None, block[:, :, row.linear :]))
+                    continue
                 if side.pooled:
                     linear, pooled = pool(found, lookup, row, side.pooling, 1, side.pooled)
                     pools.append(Pooled(side.pooled, linear, pooled))
                 for name in side.sequences:
                     sequences[name] = sequence(found, lookup, row, name, LONGEST)
-        return Found(pools, sequences, without, tuple(asked))
+        return Found(pools, sequences, frozenset(without), tuple(asked))
 
     def _dense(self, context: Batch, candidates: Batch) -> torch.Tensor:
         whole = np.empty((candidates.rows, self.split.schema.dense_width), np.float32)
@@ -172,6 +184,15 @@ class ModelScorer:
                 f"dense column {self.split.schema.dense_names[column]!r} of candidate {row} is {whole[row, column]}"
             )
         return torch.from_numpy(whole)
+
+
+def single_keys(batch: Batch, fields: Sequence[str]) -> Keys:
+    """Keys of fields of exactly one key a row, field after field."""
+    values = [batch.sparse[name].values for name in fields]
+    for name, keys in zip(fields, values, strict=True):
+        if len(keys) != batch.rows:
+            raise DataError(f"field {name!r} has rows with other than one key; its schema says exactly one")
+    return np.concatenate(values)
 
 
 def expanded(pooled: Pooled, rows: int) -> Pooled:
