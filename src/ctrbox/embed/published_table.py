@@ -26,6 +26,7 @@ from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.table import checked_init, checked_keys, whole, words
 from ctrbox.errors import DataError, PlanError
 
+NOBODY = np.empty(0, np.int64)
 KEPT = 65_536  # objects embedded on request that a version remembers: 12 MB at 12 floats
 
 
@@ -40,27 +41,27 @@ class PublishedTable:
         self._keys, self._rows, self._row = keys[order], rows[order], row
         if (twice := np.flatnonzero(self._keys[1:] == self._keys[:-1])).size:
             raise DataError(f"a published table has key {int(self._keys[twice[0]])} twice")
+        # The last once more: a key behind it is looked for there, and is another.
+        self._ends = np.concatenate([self._keys, self._keys[-1:]])
         self._initial = MemoryTable(row.dim, init=checked_init(init), seed=whole("seed", seed, 0, 2**64 - 1))
         self._initial.open(row)
         self._alone = threading.Lock()
 
-    def places(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """Where the row of each key is, -1 where it has none."""
+    def found(self, keys: Keys) -> tuple[Floats, npt.NDArray[np.int64]]:
+        """Rows of keys, as a copy, and which of the keys have none: theirs hold anything."""
         if not len(self._keys):
-            return np.full(len(keys), -1, np.int64)
-        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.where(self._keys[at] == keys, at, -1)
+            return np.zeros((len(keys), self._row.width), np.float32), np.arange(len(keys))
+        at = self._keys.searchsorted(keys)
+        hit = self._ends.take(at) == keys
+        rows = self._rows.take(at, 0, mode="clip")
+        return rows, NOBODY if hit.all() else np.flatnonzero(~hit)
 
     def pull(self, keys: Keys, *, create: bool = False) -> Floats:
         wanted = checked_keys(keys)
-        places = self.places(wanted)
-        lost = np.flatnonzero(places < 0)
-        if not len(self._keys):
-            return self._absent(wanted)
-        found: Floats = self._rows[places]
+        rows, lost = self.found(wanted)
         if len(lost):
-            found[lost] = self._absent(wanted[lost])
-        return found
+            rows[lost] = self._absent(wanted[lost])
+        return rows
 
     def _absent(self, keys: Keys) -> Floats:
         with self._alone:
@@ -145,7 +146,7 @@ class PublishedVectors(PublishedTable):
 
         What was computed is remembered by key and content.
         """
-        fresh = [k for k, place in enumerate(self.places(keys).tolist()) if place < 0 and keys[k] != 0]
+        fresh = [k for k in self.found(keys)[1].tolist() if keys[k] != 0]
         digests = {k: hashlib.blake2b(rows[k].tobytes(), digest_size=16).digest() for k in fresh}
         found: dict[int, Floats] = {}
         with self._seen_lock:
@@ -177,11 +178,9 @@ class PublishedVectors(PublishedTable):
 
         ``own``: vectors of objects that came with the request, which count before those that came with others.
         """
-        places = self.places(keys)
-        found: Floats = self._rows[places] if len(self._keys) else np.zeros((len(keys), self.dim), np.float32)
-        lost = np.flatnonzero(places < 0)
+        found, lost = self.found(keys)
         if not len(lost):
-            return found, keys[lost], keys[lost]
+            return found, NOBODY, NOBODY
         found[lost] = 0.0
         without = []
         with self._seen_lock:

@@ -116,7 +116,8 @@ def one_history(module: nn.Module, items: torch.Tensor) -> OneHistory | None:
     return OneHistory(units, items) if OneHistory.fits(units) else None
 
 
-def over_one(module: nn.Module, history: OneHistory, queries: Sequence[torch.Tensor]) -> torch.Tensor:
+def over_one(module: nn.Module, history: OneHistory, queries: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What the aggregator gives, a part for each query."""
     assert isinstance(module, AttentivePooling | MultiQueryAttentivePooling)
     return history(*(one.target(query) for one, query in zip(module.channels, queries, strict=True)))
 

@@ -83,38 +83,36 @@ class OneHistory:
     """
 
     def __init__(self, units: Sequence[LocalActivation], items: torch.Tensor) -> None:
-        n, dim = items.shape
+        dim = items.shape[1]
         self.items = items
-        maps, fixed, last, maps_linear, fixed_linear = [], [], [], [], []
+        # Of each unit: (dim, n · width), (n · width,), (width,), (dim, n), (n,). Not stacked: one product of several matrices
+        # takes a third longer than several products.
+        self.units: list[tuple[torch.Tensor, ...]] = []
         for unit in units:
             slopes, (end,) = unit.between.weight, unit.score.layers
             by_item = unit.of_target.weight.unsqueeze(1) + items.t().unsqueeze(2) * unit.of_product.weight.unsqueeze(1)
             own = torch.addmm(unit.of_target.bias, items, unit.of_item.weight)
             v = end.weight.squeeze(1)
-            maps.append(by_item.reshape(dim, -1))
-            fixed.append(own.reshape(1, -1))
-            last.append(((1.0 - slopes) * v).unsqueeze(1))
-            maps_linear.append(by_item @ (slopes * v))
-            fixed_linear.append((own @ (slopes * v) + end.bias).unsqueeze(0))
-        # (units, dim, n · width), (units, 1, n · width), (units, width, 1), (units, dim, n), (units, 1, n)
-        self.maps, self.fixed, self.last = torch.stack(maps), torch.stack(fixed), torch.stack(last)
-        self.maps_linear, self.fixed_linear = torch.stack(maps_linear), torch.stack(fixed_linear)
+            bent, straight = (1.0 - slopes) * v, slopes * v
+            self.units.append(
+                (by_item.reshape(dim, -1), own.reshape(-1), bent, by_item @ straight, own @ straight + end.bias)
+            )
 
     @staticmethod
     def fits(units: Sequence[LocalActivation]) -> bool:
         plain = all(isinstance(u.between, nn.PReLU) and not u.softmax and len(u.score.layers) == 1 for u in units)
         return plain and len({tuple(u.of_item.weight.shape) for u in units}) == 1
 
-    def __call__(self, *targets: torch.Tensor) -> torch.Tensor:
-        """Targets (rows, dim), one a unit → (rows, units · dim)."""
-        units, (rows, dim) = len(targets), targets[0].shape
-        q = torch.stack(targets)
-        hidden = torch.baddbmm(self.fixed, q, self.maps).relu_()
-        scores = torch.baddbmm(self.fixed_linear, q, self.maps_linear)
-        scores += torch.bmm(hidden.view(units, -1, self.last.shape[1]), self.last).view(units, rows, -1)
-        return (scores @ self.items).transpose(0, 1).reshape(rows, units * dim)
+    def __call__(self, *targets: torch.Tensor) -> list[torch.Tensor]:
+        """Targets (rows, dim), one a unit → (rows, dim) of each."""
+        found = []
+        for (maps, fixed, bent, maps_straight, fixed_straight), q in zip(self.units, targets, strict=True):
+            hidden = torch.addmm(fixed, q, maps).relu_().view(-1, len(bent))
+            scores = torch.addmm(fixed_straight, q, maps_straight)
+            found.append(torch.addmv(scores.view(-1), hidden, bent).view(scores.shape) @ self.items)
+        return found
 
     @property
     def bytes(self) -> int:
-        held = (self.items, self.maps, self.fixed, self.last, self.maps_linear, self.fixed_linear)
+        held = [self.items, *(t for unit in self.units for t in unit)]
         return sum(512 + t.numel() * t.element_size() for t in held)

@@ -142,7 +142,7 @@ class DICM(nn.Module):
     def forward(self, x: Inputs) -> torch.Tensor:
         parts = [x.field(self.ad_image)] if self.ad_image else []
         if self.behaviour:
-            parts.append(self._aggregated(x, self.behaviour))
+            parts += self._aggregated(x, self.behaviour)
         dense = self.dense(x.dense, x.logs)
         ids = [x.field(n) for n in self.ids]
         if self.base == "lr":
@@ -154,15 +154,14 @@ class DICM(nn.Module):
         return self.tower(*ids, *parts, dense).squeeze(1) + self.bias
 
 
-    def _aggregated(self, x: Inputs, behaviour: str) -> torch.Tensor:
+    def _aggregated(self, x: Inputs, behaviour: str) -> list[torch.Tensor]:
         items, lengths = x.sequence(behaviour)
         queries = [x.field(n) for n in self.queries]
         if stands_for_all(items) and not self.training:
             ahead = x.once("behaviour", lambda: one_history(self.aggregator, items[0, : int(lengths[0])]))
             if ahead is not None:
                 return over_one(self.aggregator, ahead, queries)
-        out: torch.Tensor = self.aggregator(items, lengths, *queries)
-        return out
+        return [self.aggregator(items, lengths, *queries)]
 
 
 def _images(schema: Schema, ad_image: str | None, behaviour: str | None) -> list[str]:

@@ -121,22 +121,23 @@ class ModelScorer:
             ran += computed
         return own, ran
 
+    @torch.inference_mode()
     def context(self, batch: Batch, own: Own) -> Found:
         return self._found(batch, self.context_sides, own)
 
+    @torch.inference_mode()
     def score(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int]:
         """Probabilities, and how many distinct keys of the request had no vector anywhere."""
         rows = candidates.rows
         theirs = self._found(candidates, self.candidate_sides, own)
-        missing = len({*found.without, *theirs.without}) if found.without or theirs.without else 0
+        missing = len(found.without | theirs.without)
         if not rows:
             return np.zeros(0, np.float32), missing
         pools = [*(expanded(p, rows) for p in found.pools), *theirs.pools]
         sequences = {n: (i.expand(rows, -1, -1), w.expand(rows)) for n, (i, w) in found.sequences.items()}
         dense = self._dense(context, candidates)
         inputs = Inputs(self.learner.reads, rows, dense, tuple(pools), {**sequences, **theirs.sequences}, None, found.kept)
-        with torch.inference_mode():
-            logits = self.learner.model(inputs).numpy()
+        logits = self.learner.model(inputs).numpy()
         if self.learner.shift:
             logits = logits + np.float32(self.learner.shift)
         if not np.isfinite(logits).all():
@@ -147,31 +148,32 @@ class ModelScorer:
     def _found(self, batch: Batch, sides: list[Side], own: Own) -> Found:
         pools: list[Pooled] = []
         sequences: dict[str, Any] = {}
-        without: set[tuple[int, int]] = set()
+        without: list[tuple[int, int]] = []
         asked: list[tuple[PublishedVectors, int]] = []
-        with torch.inference_mode():
-            for side in sides:
-                table, row = side.source.embedder, side.source.embedder.row
-                lookup = None if side.single else Lookup.of(batch, side.fields)
-                keys = single_keys(batch, side.pooled) if lookup is None else lookup.keys
-                if isinstance(table, PublishedVectors):
-                    state = table.changes
-                    vectors, lost, unpublished = table.look_up(keys, own.get(side.number))
-                    without.update((side.number, key) for key in lost.tolist())
-                    if len(unpublished):
-                        asked.append((table, state))
-                else:
-                    vectors = table.pull(keys, create=False)
-                found = torch.from_numpy(vectors)
-                if lookup is None:
-                    block = found.view(len(side.pooled), batch.rows, row.width).transpose(0, 1)
-                    pools.append(Pooled(side.pooled, block[:, :, 0] if row.linear else None, block[:, :, row.linear :]))
-                    continue
-                if side.pooled:
-                    linear, pooled = pool(found, lookup, row, side.pooling, 1, side.pooled)
-                    pools.append(Pooled(side.pooled, linear, pooled))
-                for name in side.sequences:
-                    sequences[name] = sequence(found, lookup, row, name, LONGEST)
+        for side in sides:
+            table = side.source.embedder
+            row = table.row
+            lookup = None if side.single else Lookup.of(batch, side.fields)
+            keys = single_keys(batch, side.pooled) if lookup is None else lookup.keys
+            if isinstance(table, PublishedVectors):
+                state = table.changes
+                vectors, lost, unpublished = table.look_up(keys, own.get(side.number))
+                if len(unpublished):
+                    without += [(side.number, key) for key in lost.tolist()]
+                    asked.append((table, state))
+            else:
+                vectors = table.pull(keys, create=False)
+            if lookup is None:
+                block = torch.from_numpy(vectors.reshape(len(side.pooled), batch.rows, row.width)).transpose(0, 1)
+                linear, pooled = (block[:, :, 0], block[:, :, 1:]) if row.linear else (None, block)
+                pools.append(Pooled(side.pooled, linear, pooled))
+                continue
+            found = torch.from_numpy(vectors)
+            if side.pooled:
+                linear, pooled = pool(found, lookup, row, side.pooling, 1, side.pooled)
+                pools.append(Pooled(side.pooled, linear, pooled))
+            for name in side.sequences:
+                sequences[name] = sequence(found, lookup, row, name, LONGEST)
         return Found(pools, sequences, frozenset(without), tuple(asked))
 
     def _dense(self, context: Batch, candidates: Batch) -> torch.Tensor:
