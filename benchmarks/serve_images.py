@@ -169,11 +169,17 @@ def main() -> None:
     lines = []
     summary: dict[str, dict[str, float]] = {}
     for which, several in found.items():
-        summary[which] = {k: statistics.median(t[k] for t in several) for k in ("p50_ms", "p99_ms", "per_second", "cpu_ms")}
+        summary[which] = {
+            k: statistics.median(t[k] for t in several) for k in ("p50_ms", "p99_ms", "per_second", "cpu_ms")
+        }
         summary[which]["failed"] = sum(t["failed"] for t in several)
         s = summary[which]
-        lines.append([f"{which} images", *(f"{s[k]:,.2f}" for k in ("p50_ms", "p99_ms", "per_second", "cpu_ms")), s["failed"]])
-    report.table([f"{CANDIDATES} candidates, 8 connections", "p50 ms", "p99 ms", "requests/s", "CPU ms", "failed"], lines)
+        lines.append(
+            [f"{which} images", *(f"{s[k]:,.2f}" for k in ("p50_ms", "p99_ms", "per_second", "cpu_ms")), s["failed"]]
+        )
+    report.table(
+        [f"{CANDIDATES} candidates, 8 connections", "p50 ms", "p99 ms", "requests/s", "CPU ms", "failed"], lines
+    )
     ratios = {
         k: statistics.median(a[k] / b[k] for a, b in zip(found["with"], found["without"], strict=True))
         for k in ("p50_ms", "cpu_ms")
@@ -183,7 +189,9 @@ def main() -> None:
         ["one client, ms a request", "new", "again", "not sent"],
         [[f"{n} images that nobody has seen", *(f"{t:.2f}" for t in ms)] for n, ms in objects.items()],
     )
-    print(f"largest difference from the run's predictions: {difference:.2g} exact, {codes:.2g} with 16-bit codes; {live}")
+    print(
+        f"largest difference from the run's predictions: {difference:.2g} exact, {codes:.2g} with 16-bit codes; {live}"
+    )
     report.finish(
         summary["with"]["p50_ms"],
         {"without images": summary["without"]["p50_ms"]},

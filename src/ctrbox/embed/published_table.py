@@ -133,7 +133,9 @@ class PublishedVectors(PublishedTable):
         if given.ndim != 2 or given.shape[1] != self.width:
             met = given.shape[1] if given.ndim == 2 else f"shape {given.shape}"
             raise DataError(f"{what} has {met} numbers; expected {self.width}")
-        if text and (given.dtype.kind not in "iu" or given.min(initial=0) < 0 or given.max(initial=0) > self.vocabulary):
+        if text and (
+            given.dtype.kind not in "iu" or given.min(initial=0) < 0 or given.max(initial=0) > self.vocabulary
+        ):
             raise DataError(f"{what} must hold tokens, whole numbers from 0 to {self.vocabulary:,}")
         with np.errstate(over="ignore"):
             made = given.astype(np.int32 if text else np.float32)

@@ -68,7 +68,9 @@ class LocalActivation(nn.Module):
         q T + k I + (q ∘ k) P is linear in q: q (T + diag(k) P) + k I, so the items make one map of the target.
         """
         n, width = len(items), self.of_item.weight.shape[1]
-        maps = self.of_target.weight.unsqueeze(1) + items.t().contiguous().unsqueeze(2) * self.of_product.weight.unsqueeze(1)
+        maps = self.of_target.weight.unsqueeze(1) + items.t().contiguous().unsqueeze(
+            2
+        ) * self.of_product.weight.unsqueeze(1)
         fixed = torch.addmm(self.of_target.bias, items, self.of_item.weight)
         unit = torch.addmm(fixed.view(-1), target, maps.flatten(1))
         scores = self.score(self.between(unit.view(-1, width))).view(-1, n)

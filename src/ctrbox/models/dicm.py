@@ -153,7 +153,6 @@ class DICM(nn.Module):
             ids.append(unit(x.field(wanted), *x.sequence(past)))
         return self.tower(*ids, *parts, dense).squeeze(1) + self.bias
 
-
     def _aggregated(self, x: Inputs, behaviour: str) -> list[torch.Tensor]:
         items, lengths = x.sequence(behaviour)
         queries = [x.field(n) for n in self.queries]

@@ -28,7 +28,9 @@ from ctrbox.serve.objects import ObjectKeys, Objects, matrix, served_by
 from ctrbox.train.learner import LONGEST, Learner
 from ctrbox.train.sources import Source
 
-Own = Mapping[int, Mapping[int, Floats]]  # by number of the source, by key: vectors of objects that came with the request
+Own = Mapping[
+    int, Mapping[int, Floats]
+]  # by number of the source, by key: vectors of objects that came with the request
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,9 @@ class ModelScorer:
         pools = [*(expanded(p, rows) for p in found.pools), *theirs.pools]
         sequences = {n: (i.expand(rows, -1, -1), w.expand(rows)) for n, (i, w) in found.sequences.items()}
         dense = self._dense(context, candidates)
-        inputs = Inputs(self.learner.reads, rows, dense, tuple(pools), {**sequences, **theirs.sequences}, None, found.kept)
+        inputs = Inputs(
+            self.learner.reads, rows, dense, tuple(pools), {**sequences, **theirs.sequences}, None, found.kept
+        )
         logits = self.learner.model(inputs).numpy()
         if self.learner.shift:
             logits = logits + np.float32(self.learner.shift)

@@ -59,7 +59,9 @@ def from_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, Objects]:
             continue
         ids = tensors[f"{PREFIX}{field}{ID}"]
         if values.ndim != 2 or values.dtype == object or ids.shape not in ((len(values),), (len(values), 1)):
-            raise DataError(f"tensors {name!r} and {name + ID!r} have shapes {values.shape}, {ids.shape}; expected [n, width] and [n]")
+            raise DataError(
+                f"tensors {name!r} and {name + ID!r} have shapes {values.shape}, {ids.shape}; expected [n, width] and [n]"
+            )
         found[field] = Objects(ids.reshape(-1).tolist(), values)
     return bounded(found)
 
@@ -75,7 +77,9 @@ class ObjectKeys:
     """From the raw ids of objects to the keys that the plan gives them."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plain: dict[str, tuple[str, str]] = {}  # field: its space, and "s" or "i": what is hashed there; "": nothing is
+        self.plain: dict[
+            str, tuple[str, str]
+        ] = {}  # field: its space, and "s" or "i": what is hashed there; "": nothing is
         for output in plan.graph.outputs:
             kind = hashed(output.node) if output.role == "sparse" else None
             if kind is not None:

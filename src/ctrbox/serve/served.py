@@ -47,6 +47,7 @@ class Served(Protocol):
     def score(self, request: Request) -> tuple[Scores, int]:
         """Probabilities of a click, one a candidate, NaN where a filter of the plan drops it; and the version they are of."""
         ...
+
     def objects(self) -> dict[str, int]:
         """Counts of objects whose vectors are published or computed; empty of a model without."""
         ...

@@ -105,5 +105,3 @@ class ServedModel:
             "embedded": self.embedded,
             "remembered": remembered,
         }
-
-

@@ -7,8 +7,8 @@
              table.K.key, .weight, .vector       rows of a table; of a Model Server: its vectors of all objects it has
              table.K.model.NAME                  weights of its sub-model
 
-One file, so a version's tables and sub-models come and go together. Reading builds models without memory for weights, and
-compares every shape before anything is filled in.
+One file, so a version's tables and sub-models come and go together. Reading builds models without memory for weights first, and
+compares every shape before it takes any.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def weights_of_run(learner: Learner) -> Weights:
         elif isinstance(embedder, Table):
             about |= {"init": embedder.init, "seed": embedder.seed}
         else:
-            raise PlanError(f"cannot publish the rows of {type(embedder).__name__}; expected a table or a cb.ModelServer")
+            raise PlanError(
+                f"cannot publish the rows of {type(embedder).__name__}; expected a table or a cb.ModelServer"
+            )
         keys, rows, _ = embedder.export()
         linear = int(embedder.row.linear)
         parts += table_parts(f"table.{k}.", keys, rows[:, 0] if linear else None, rows[:, linear:])
@@ -83,8 +85,12 @@ def learner_of(weights: Weights, schema: Schema, where: str) -> Learner:
         if not -50 < shift <= 0:
             raise ValueError(f"shift {shift}")
         with torch.device("meta"):
+            shapes = models.build(about["model"], schema, about["config"])
+        tensors = _tensors(shapes, weights, "dense.", where)
+        # Only now with memory, which the file's own size bounds: buffers that are no weights need their values, too.
+        with torch.random.fork_rng(devices=[]):
             model = models.build(about["model"], schema, about["config"])
-        _fill(model, weights, "dense.", where)
+        model.load_state_dict(tensors, assign=True)
         embedders: dict[str, Embedder] = {}
         for k, table in enumerate(about["tables"]):
             embedders.update(dict.fromkeys(map(str, table["fields"]), _table(weights, k, table, where)))
@@ -113,7 +119,7 @@ def _table(weights: Weights, k: int, about: dict[str, Any], where: str) -> Publi
         return PublishedVectors(keys, vectors, None, width=width)
     shapes = {p.name.removeprefix(f"{prefix}model."): p.shape for p in weights.parts if f"{prefix}model." in p.name}
     submodel = unfilled(kind, shapes)
-    _fill(submodel, weights, f"{prefix}model.", where)
+    submodel.load_state_dict(_tensors(submodel, weights, f"{prefix}model.", where), assign=True)
     takes = width if kind == TEXT else shapes["0.weight"][1]
     gives = shapes["out.weight"][0] if kind == TEXT else list(submodel.children())[-1].out_features
     if takes != width or gives != row.dim or tokens != (kind == TEXT):
@@ -138,8 +144,8 @@ def _tensor_parts(prefix: str, module: nn.Module) -> Iterator[Part]:
         yield Part(prefix + name, DTYPES[held.dtype], tuple(held.shape), data.numpy())
 
 
-def _fill(module: nn.Module, weights: Weights, prefix: str, where: str) -> None:
-    """Give a module of the meta device its weights."""
+def _tensors(module: nn.Module, weights: Weights, prefix: str, where: str) -> dict[str, torch.Tensor]:
+    """The weights of a module, which may be on the meta device; DataError where names, shapes or types are others."""
     mine = module.state_dict()
     found = {p.name.removeprefix(prefix): p for p in weights.parts if p.name.startswith(prefix)}
     tensors: dict[str, torch.Tensor] = {}
@@ -158,4 +164,4 @@ def _fill(module: nn.Module, weights: Weights, prefix: str, where: str) -> None:
             if part.data.size
             else torch.empty(part.shape, dtype=mine[name].dtype)
         )
-    module.load_state_dict(tensors, assign=True)
+    return tensors
