@@ -2,8 +2,9 @@
 
 python -m benchmarks.serve_images [--quick] [--seconds N]
 
-A DICM (Embedding&MLP 128-64 over the demo's 19 id fields and 6 dense columns) with and without the ad's image and the images of the
-user's last 30 clicks (multi-query attentive pooling; 4096-256-64-12), each published and served by `ctrbox serve` on loopback.
+A DICM (128-64 over the demo's 19 id fields and 6 dense columns, and, as in the paper, the ids of the ad's image and of the images
+clicked) with and without the ad's image and the images of the user's last 30 clicks (multi-query attentive pooling;
+4096-256-64-12), each published and served by `ctrbox serve` on loopback. ``--base din``: DIN's attention over the ids in both, as in production.
     scores    every answer against the trained run over the same rows, to 1e-5 without 16-bit codes
     load      wrk, 100 candidates a request, at both in turns: p50, p99, requests/s, CPU time of the server a request
     unseen    a request with 1 and with 8 images that nobody has seen, and the same again
@@ -37,8 +38,9 @@ from ctrbox import col
 WIDTH = 4096
 LIMIT = 1.15
 IMAGES = {"ad_image": "ad_image", "behaviour": "behaviour"}
-KEY = col("ad_id").cast("str").key(space="image")
-CLICKED = col("behaviour").fill("").split("|").last(30).key(space="image")
+SHOWN = col("ad_id").cast("str")
+KEY = SHOWN.key(space="image")
+CLICKED = col("behaviour").fill("").split("|").last(30)
 
 
 def plans(folder: Path) -> dict[str, cb.Plan]:
@@ -51,22 +53,24 @@ def plans(folder: Path) -> dict[str, cb.Plan]:
     spec.loader.exec_module(job)
     asked = job.features
     found = {}
-    for name, more in (("without", {}), ("with", {"ad_image": KEY, "behaviour": CLICKED})):
+    ids = {"image_id": SHOWN.key(space="image_id"), "clicked_ids": CLICKED.key(space="image_id")}
+    for name, images in (("without", {}), ("with", {"ad_image": KEY, "behaviour": CLICKED.key(space="image")})):
         features = cb.FeatureSet(
-            label=asked.label, group=asked.group, sparse={**asked.sparse, **more}, dense=dict(asked.dense)
+            label=asked.label, group=asked.group, sparse={**asked.sparse, **ids, **images}, dense=dict(asked.dense)
         )
         found[name] = cb.compile(job.log, features, device="cpu")
     return found
 
 
-def trained(plan: cb.Plan, file: Path | None) -> cb.Run:
+def trained(plan: cb.Plan, file: Path | None, base: str) -> cb.Run:
     torch.manual_seed(0)
     embedders: dict[str, Any] = {"*": cb.MemoryTable(12)}
     images = {} if file is None else IMAGES
     if file is not None:
         server = cb.ModelServer(file, dim=12)
         embedders |= {"ad_image": server, "behaviour": server}
-    model = cb.models.DICM(plan.schema, 12, query="ad", **images)
+    how: dict[str, Any] = {"base": base, "target": "image_id", "history": "clicked_ids"}
+    model = cb.models.DICM(plan.schema, 12, query="ad", **how, **images)
     return cb.Trainer(model, embedders, optimizer=cb.Adam(lr=0.001)).fit(plan, batch_size=500, epochs=1)
 
 
@@ -127,6 +131,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, help="of a turn")
     parser.add_argument("--turns", type=int)
+    parser.add_argument("--base", default="mlp", choices=("mlp", "din"))
     asked = parser.parse_args()
     if shutil.which("wrk") is None:
         sys.exit("benchmarks.serve_images needs wrk (apt install wrk)")
@@ -143,7 +148,7 @@ def main() -> None:
         commands: dict[str, tuple[list[str], int]] = {}
         runs = {}
         for which, plan in plans(place).items():
-            runs[which] = trained(plan, file if which == "with" else None)
+            runs[which] = trained(plan, file if which == "with" else None, asked.base)
             for kind in ("codes", "exact"):
                 folder = place / f"{which}-{kind}"
                 cb.serve.create(folder, plan, runs[which], context=CONTEXT, quantise=kind == "codes")

@@ -154,7 +154,7 @@ def test_an_unseen_image_is_embedded_and_remembered(world: ImageWorld, served: S
 def test_images_of_the_behaviour_count_at_once_though_the_context_is_cached(world: ImageWorld) -> None:
     unknown = unknown_images(world)
     users = pq.read_table(world.place / "data" / "users", columns=["user_id", "behaviour"]).to_pylist()
-    user, ad = next(
+    user, _ = next(
         (u["user_id"], ad) for u in users for ad in unknown if str(ad) in (u["behaviour"] or "").split("|")[-30:]
     )
     served = opened(ModelFolder.open(world.place / "exact"))
@@ -472,14 +472,14 @@ def test_models_of_ones_own_and_other_plans_are_refused(world: ImageWorld, tmp_p
         pass
 
     run = cb.Trainer(Mine(world.plan.schema), threads=1).fit(world.plan, batch_size=500, epochs=1, limit=500)
-    with pytest.raises(PlanError, match="none of cb.models"):
+    with pytest.raises(PlanError, match=r"none of cb\.models"):
         create(tmp_path / "model", world.plan, run, context=CONTEXT)
     assert not (tmp_path / "model").exists()
     features = cb.FeatureSet(label=cb.col("clicked"), sparse={"user": cb.col("user_id")})
     other = cb.compile(cb.View(f"{world.place}/data/impressions", key="instance_id"), features, device="cpu")
     with pytest.raises(PlanError, match="fingerprint"):
         create(tmp_path / "model", other, world.run, context=CONTEXT)
-    with pytest.raises(PlanError, match="takes a cb.DeepFFM or a cb.Run"):
+    with pytest.raises(PlanError, match=r"takes a cb\.DeepFFM or a cb\.Run"):
         create(tmp_path / "model", world.plan, world.run.model, context=CONTEXT)  # type: ignore[arg-type]
 
 

@@ -3,7 +3,7 @@
 a saved Deep FFM                   parts lr, ffm, dense; back by cb.DeepFFM.load
 *.safetensors, a run folder        a part for each tensor (a run's dense weights; its tables are published as exports)
 a table, its `export` as *.parquet parts key, weight, vector; a base's keys keep their places, new ones follow
-a `cb.Run`                         everything it predicts with: its tensors, its tables, the vectors and sub-models of its Model Servers
+a `cb.Run`                         all it predicts with: tensors, tables, vectors and sub-models of its Model Servers
 a weight file                      its own parts
 """
 

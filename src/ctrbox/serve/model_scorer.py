@@ -9,8 +9,9 @@ Slow twin: `Learner.predict` over `Split.joined`, the same up to rounding.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ class Found:
     sequences: dict[str, tuple[torch.Tensor, torch.Tensor]]
     without: frozenset[tuple[int, int]]  # number of the source, key: those that have a vector nowhere
     asked: tuple[tuple[PublishedVectors, int], ...] = ()  # where keys were not published, and the state that was met
-    kept: dict[str, Any] = field(default_factory=dict)  # what the model worked out of it (`Inputs.once`)
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict)  # what the model worked out of it (`Inputs.once`)
 
     @property
     def fresh(self) -> bool:
@@ -123,13 +124,22 @@ class ModelScorer:
             ran += computed
         return own, ran
 
-    @torch.inference_mode()
     def context(self, batch: Batch, own: Own) -> Found:
-        return self._found(batch, self.context_sides, own)
+        with torch.inference_mode():
+            return self._found(batch, self.context_sides, own)
 
-    @torch.inference_mode()
     def score(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int]:
         """Probabilities, and how many distinct keys of the request had no vector anywhere."""
+        with torch.inference_mode():
+            logits, missing = self._logits(context, found, candidates, own)
+        if self.learner.shift:
+            logits = logits + np.float32(self.learner.shift)
+        if not np.isfinite(logits).all():
+            row = int(np.flatnonzero(~np.isfinite(logits))[0])
+            raise DataError(f"the model's output for candidate {row:,} is not finite: is a value too large?")
+        return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32), missing
+
+    def _logits(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int]:
         rows = candidates.rows
         theirs = self._found(candidates, self.candidate_sides, own)
         missing = len(found.without | theirs.without)
@@ -141,13 +151,8 @@ class ModelScorer:
         inputs = Inputs(
             self.learner.reads, rows, dense, tuple(pools), {**sequences, **theirs.sequences}, None, found.kept
         )
-        logits = self.learner.model(inputs).numpy()
-        if self.learner.shift:
-            logits = logits + np.float32(self.learner.shift)
-        if not np.isfinite(logits).all():
-            row = int(np.flatnonzero(~np.isfinite(logits))[0])
-            raise DataError(f"the model's output for candidate {row:,} is not finite: is a value too large?")
-        return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32), missing
+        logits: Floats = self.learner.model(inputs).numpy()
+        return logits, missing
 
     def _found(self, batch: Batch, sides: list[Side], own: Own) -> Found:
         pools: list[Pooled] = []

@@ -3,8 +3,8 @@
     "objects": {"ad_image": {"77": [0.1, …], "78": […]}}                 by field, by raw id: the text or number that is hashed
     tensors objects.ad_image [n, width] and objects.ad_image.id [n]       the same in the Open Inference Protocol
 
-An object counts where its key has no published vector; then the version's sub-model runs on it. A list of tokens may be shorter than
-the sub-model's width. Counts are bounded here; width, type and numbers are held against the version that scores.
+An object counts where its key has no published vector; then the version's sub-model runs on it. A list of tokens may be shorter
+than the sub-model's width. Counts are bounded here; width, type and numbers are held against the version that scores.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     {"context": {"user_id": 7, …}, "candidates": [{"ad_id": 1, …}, …]}       or "candidates": {"ad_id": [1, …], …}
 
-Beside them "objects" may come (objects.py). Which columns come once is settled by the model's folder; a run takes any of its columns in either part.
+Beside them "objects" may come (objects.py). Which columns come once is settled by the model's folder; a run takes any of its
+columns in either part.
 
 Candidates go from the bytes straight into a native frame where they are plain (`_native.RequestRows`); everything else, and
 everything wrong, goes the slow way through Python's values, which gives the same columns or says what is wrong.

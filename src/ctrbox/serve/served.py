@@ -21,8 +21,9 @@ from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.errors import DataError, nearest
 from ctrbox.online.deep_ffm import DeepFFM
+from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.cache import ContextCache
-from ctrbox.serve.model_folder import CLICK_MODEL, DEEP_FFM, RUN, ModelFolder
+from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.request import Request, RequestReader
 
 if TYPE_CHECKING:

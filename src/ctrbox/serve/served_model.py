@@ -12,9 +12,9 @@ import pyarrow as pa
 from ctrbox.columns.batch import Schema
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
+from ctrbox.publish.sources import CLICK_MODEL
 from ctrbox.publish.weights import read_weights
 from ctrbox.serve.cache import ContextCache
-from ctrbox.serve.model_folder import CLICK_MODEL
 from ctrbox.serve.model_scorer import Found, ModelScorer
 from ctrbox.serve.objects import ObjectKeys
 from ctrbox.serve.request import Request, RequestReader

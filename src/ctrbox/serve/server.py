@@ -1,7 +1,7 @@
 """The process that serves: HTTP, gRPC, hot reload, and their orderly end.
 
-    the event loop        sockets, HTTP, routes, refusals; of published models also scores, a request a turn: JSON to Arrow, plan, model
-    ctrbox-score-k        the queue's threads, which score a run
+    the event loop        sockets, HTTP, routes, refusals; scores of a published model, a request a turn: JSON, plan, model
+    ctrbox-score-k        the queue's threads, which score the folder of a run
     ctrbox-grpc-k         gRPC's, which score what came to them
     ctrbox-reload         new versions
 
@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.errors import PlanError, SourceError
+from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.serve.asgi import Application
-from ctrbox.serve.model_folder import DEEP_FFM, RUN, ModelFolder
+from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import ServedRun, open_served

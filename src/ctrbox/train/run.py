@@ -229,7 +229,7 @@ def _tables(
 
 
 def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str, ModelServer]:
-    """Model Servers for `Run.load`, over vector files by field, where their sub-models are cb.ImageEmbedding or cb.TextEmbedding."""
+    """Model Servers for `Run.load`, over vector files by field; their sub-models are cb.ImageEmbedding or cb.TextEmbedding."""
     place = Path(folder)
     found: dict[str, ModelServer] = {}
     tables = read_state(place / "model").get("tables")
