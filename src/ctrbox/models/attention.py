@@ -86,7 +86,9 @@ class OneHistory:
 
     def __init__(self, units: Sequence[LocalActivation], items: torch.Tensor) -> None:
         dim = items.shape[1]
-        self.items = items
+        # An item that comes again has the score it had; one of zeros adds nothing.
+        items, counts = items[(items != 0).any(1)].unique(dim=0, return_counts=True)
+        self.items = items * counts.unsqueeze(1)
         # Of each unit: (dim, n · width), (n · width,), (width,), (dim, n), (n,). Not stacked: one product of several matrices
         # takes a third longer than several products.
         self.units: list[tuple[torch.Tensor, ...]] = []
