@@ -4,7 +4,8 @@ python -m benchmarks.serve_images [--quick] [--seconds N]
 
 A DICM (128-64 over the demo's 19 id fields and 6 dense columns, and, as in the paper, the ids of the ad's image and of the images
 clicked) with and without the ad's image and the images of the user's last 30 clicks (multi-query attentive pooling;
-4096-256-64-12), each published and served by `ctrbox serve` on loopback. ``--base din``: DIN's attention over the ids in both, as in production.
+4096-256-64-12), each published and served by `ctrbox serve` on loopback. ``--base din``: with DIN's attention over the
+ids in both, as in production.
     scores    every answer against the trained run over the same rows, to 1e-5 without 16-bit codes
     load      wrk, 100 candidates a request, at both in turns: p50, p99, requests/s, CPU time of the server a request
     unseen    a request with 1 and with 8 images that nobody has seen, and the same again
