@@ -155,7 +155,7 @@ def main() -> None:
                 cb.serve.create(folder, plan, runs[which], context=CONTEXT, quantise=kind == "codes")
                 port = free_port()
                 command = [sys.executable, "-m", "ctrbox.cli", "serve", str(folder), "--port", str(port)]
-                commands[f"{which}-{kind}"] = [*command, "--max-body", "4MB"], port
+                commands[f"{which}-{kind}"] = [*command, "--max-body", "4MB", "--deadline-ms", "5000"], port
         exact, port = commands["with-exact"]
         with process(exact, port):
             difference = check(f"http://127.0.0.1:{port}", runs["with"], made[:checked], 1e-5)
