@@ -177,14 +177,53 @@ def wrong_with(path: Path) -> list[str]:
     return []
 
 
-@app.command(epilog="\b\nExamples:\n  ctrbox publish push published model.ffm --note 'after lunch'\n")
-def push(folder: Folder, model: ModelFile, note: Note = "", as_json: AsJson = False) -> None:
-    """Publish a model as the next version of a folder."""
+@app.command(
+    epilog="\b\nExamples:\n  ctrbox publish push published model.ffm --note 'after lunch'\n"
+    "  ctrbox publish push model/weights runs/today --server ad_image=images.ctrvec\n"
+)
+def push(
+    folder: Folder,
+    model: ModelFile,
+    note: Note = "",
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=PATH",
+            help="Vector file of a run's Model Server: its vectors are computed and published.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a model as the next version of a folder; a run whole, where it has Model Servers or the folder holds whole runs."""
     from ctrbox import publish
 
     if other := served(folder):
         raise Mistake(f"{folder} is what a server opens{other}")
-    told(folder, publish.Published(folder).publish(model, note=note), as_json)
+    published = publish.Published(folder)
+    told(folder, published.publish(whole(published, model, server or []), note=note), as_json)
+
+
+def whole(published: Any, model: Path, servers: list[str]) -> Any:
+    """The run of a folder, where all of it is to be published; else the path as it is."""
+    from ctrbox.publish.sources import CLICK_MODEL
+
+    files = {}
+    for given in servers:
+        field, mark, path = given.partition("=")
+        if not mark or not field or not path:
+            raise Mistake(f"--server takes FIELD=PATH, got {given!r}")
+        files[field] = path
+    current = published.current
+    if not (model / "config.json").is_file():
+        if files:
+            raise Mistake(f"--server is for the folder of a run; {model} is none")
+        return model
+    if not files and (current is None or current.kind != CLICK_MODEL):
+        return model
+    from ctrbox.train.run import Run, servers_of
+
+    return Run.load(model, servers=servers_of(model, files))
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish rollback published 6\n")

@@ -27,7 +27,7 @@ Examples:
 
 def serve(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL/", help="Folder of a Deep FFM, or of a run.", show_default=False)
+        Path, typer.Argument(metavar="MODEL/", help="Folder of a published model, or of a run.", show_default=False)
     ],
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Of HTTP.")] = 8000,
@@ -67,7 +67,7 @@ def serve(
         typer.Option(
             min=0,
             max=256,
-            help="That score; 0: the event loop itself. Unless given 0 for a Deep FFM and 1 for a run.",
+            help="That score; 0: the event loop itself. Unless given 1 for the folder of a run, else 0.",
             show_default=False,
         ),
     ] = None,

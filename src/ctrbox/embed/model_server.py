@@ -315,6 +315,14 @@ class ModelServer:
         for begin, end in self._spans(len(keys)):
             yield keys[begin:end], self.pull(keys[begin:end], create=False)
 
+    def export(self) -> tuple[Keys, Floats, Floats]:
+        """Keys ascending, their vectors, and no states: as a table's export, so that it is published like one."""
+        found = list(self.vectors())
+        keys = np.concatenate([np.empty(0, np.int64), *(k for k, _ in found)])
+        vectors = np.concatenate([np.empty((0, self.dim), np.float32), *(v for _, v in found)])
+        order = np.argsort(keys)
+        return keys[order], vectors[order], np.empty((len(keys), 0), np.float32)
+
     def stats(self) -> dict[str, int]:
         """Since it was made: pulls, pushes, keys pulled, those without data, vectors computed, rows read, keys skipped."""
         return dict(self._counts)

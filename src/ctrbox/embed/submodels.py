@@ -7,12 +7,13 @@ TextEmbedding    the mean of the vectors of an object's tokens, then a layer
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from ctrbox.embed.table import whole
+from ctrbox.errors import DataError, PlanError
 
 
 class ImageEmbedding(nn.Sequential):
@@ -45,3 +46,48 @@ class TextEmbedding(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.out(self.between(self.tokens(tokens)))
         return out
+
+
+# ---- known by name and shapes, so that weights alone bring one back
+
+IMAGE, TEXT, OTHER = "image", "text", ""
+Shapes = Mapping[str, Sequence[int]]
+
+
+def kind_of(submodel: nn.Module) -> str:
+    """IMAGE or TEXT where it can be built again from the shapes of its weights; OTHER: only its owner can."""
+    shapes = {name: tuple(t.shape) for name, t in submodel.state_dict().items()}
+    for kind, cls in ((IMAGE, ImageEmbedding), (TEXT, TextEmbedding)):
+        # By its printed parts, too: somebody may have put another activation into it.
+        if type(submodel) is cls and str(unfilled(kind, shapes)) == str(submodel):
+            return kind
+    return OTHER
+
+
+def kind_of_shapes(shapes: Shapes) -> str:
+    """The same by the names of weights alone, as a saved Model Server has them."""
+    return IMAGE if "0.weight" in shapes else TEXT if "tokens.weight" in shapes else OTHER
+
+
+def unfilled(kind: str, shapes: Shapes) -> nn.Module:
+    """A sub-model of ours without memory for its weights (the meta device); DataError where shapes are not of one."""
+    try:
+        with torch.device("meta"):
+            if kind == IMAGE:
+                layers = [shapes[f"{2 * n}.weight"] for n in range((len(shapes) + 1) // 3)]
+                hidden, dim = [rows for rows, _ in layers[:-1]], layers[-1][0]
+                made: nn.Module = ImageEmbedding(layers[0][1], hidden, dim)
+            elif kind == TEXT:
+                words, hidden_ = shapes["tokens.weight"]
+                made = TextEmbedding(words - 1, hidden_, shapes["out.weight"][0])
+            else:
+                raise DataError(f"there is no sub-model of kind {kind!r}; expected {IMAGE!r} or {TEXT!r}")
+    except (KeyError, IndexError, ValueError, TypeError, RuntimeError, PlanError) as error:
+        raise DataError(f"these are not the weights of an {kind} sub-model: {error!r}") from None
+    mine = {name: tuple(t.shape) for name, t in made.state_dict().items()}
+    for name in sorted({*mine, *shapes}):
+        if tuple(shapes.get(name, ())) != mine.get(name):
+            raise DataError(
+                f"weight {name!r} of an {kind} sub-model has shape {shapes.get(name)}, expected {mine.get(name)}"
+            )
+    return made

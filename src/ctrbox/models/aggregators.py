@@ -18,8 +18,9 @@ from torch import nn
 
 from ctrbox.errors import PlanError
 from ctrbox.models.asked import one_of, whole
-from ctrbox.models.attention import LocalActivation
+from ctrbox.models.attention import LocalActivation, OneHistory
 from ctrbox.models.mlp import linear
+from ctrbox.models.one_row import stands_for_all
 
 AGGREGATORS = ("concatenation", "max", "sum", "attentive", "multi_query")
 
@@ -32,6 +33,9 @@ class Concatenation(nn.Module):
 
     def forward(self, items: torch.Tensor, lengths: torch.Tensor, *queries: torch.Tensor) -> torch.Tensor:
         rows, _, dim = items.shape
+        if stands_for_all(items):
+            one: torch.Tensor = self(items[:1], lengths[:1])
+            return one.expand(rows, -1)
         back = torch.arange(1, self.longest + 1, device=items.device)
         at = lengths.unsqueeze(1) - back  # (rows, longest), below 0 where there is no item
         found = (
@@ -48,6 +52,8 @@ class SumPooling(nn.Module):
         self.width = dim
 
     def forward(self, items: torch.Tensor, lengths: torch.Tensor, *queries: torch.Tensor) -> torch.Tensor:
+        if stands_for_all(items):
+            return items[:1].sum(1).expand(len(items), -1)
         return items.sum(1)
 
 
@@ -60,6 +66,9 @@ class MaxPooling(nn.Module):
         rows, longest, dim = items.shape
         if rows == 0 or longest == 0:
             return items.new_zeros(rows, dim)
+        if stands_for_all(items):
+            one: torch.Tensor = self(items[:1], lengths[:1])
+            return one.expand(rows, -1)
         padding = torch.arange(longest, device=items.device) >= lengths.unsqueeze(1)
         best = items.masked_fill(padding.unsqueeze(2), -torch.inf).amax(1)
         return torch.where((lengths > 0).unsqueeze(1), best, 0.0)
@@ -74,9 +83,16 @@ class AttentivePooling(nn.Module):
         self.of_query = None if query == dim else linear(query, dim, bias=False)
         self.attention = LocalActivation(dim, hidden, kind=kind)
 
+    @property
+    def channels(self) -> tuple[AttentivePooling]:
+        return (self,)
+
+    def target(self, query: torch.Tensor) -> torch.Tensor:
+        return query if self.of_query is None else self.of_query(query)
+
     def forward(self, items: torch.Tensor, lengths: torch.Tensor, *queries: torch.Tensor) -> torch.Tensor:
         (query,) = queries
-        out: torch.Tensor = self.attention(query if self.of_query is None else self.of_query(query), items, lengths)
+        out: torch.Tensor = self.attention(self.target(query), items, lengths)
         return out
 
 
@@ -90,6 +106,20 @@ class MultiQueryAttentivePooling(nn.Module):
 
     def forward(self, items: torch.Tensor, lengths: torch.Tensor, *queries: torch.Tensor) -> torch.Tensor:
         return torch.cat([one(items, lengths, q) for one, q in zip(self.channels, queries, strict=True)], 1)
+
+
+def one_history(module: nn.Module, items: torch.Tensor) -> OneHistory | None:
+    """For rows that all have these items (n, dim): what an attentive aggregator can work out ahead; None where it cannot."""
+    if not len(items) or not isinstance(module, AttentivePooling | MultiQueryAttentivePooling) or module.training:
+        return None
+    units = [one.attention for one in module.channels]
+    return OneHistory(units, items) if OneHistory.fits(units) else None
+
+
+def over_one(module: nn.Module, history: OneHistory, queries: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What the aggregator gives, a part for each query."""
+    assert isinstance(module, AttentivePooling | MultiQueryAttentivePooling)
+    return history(*(one.target(query) for one, query in zip(module.channels, queries, strict=True)))
 
 
 def aggregator(

@@ -16,6 +16,7 @@ from torch import nn
 
 from ctrbox.models.asked import sizes
 from ctrbox.models.mlp import MLP, activation, linear
+from ctrbox.models.one_row import stands_for_all
 
 
 class LocalActivation(nn.Module):
@@ -39,6 +40,9 @@ class LocalActivation(nn.Module):
         rows, longest, dim = history.shape
         if rows == 0 or longest == 0:
             return history.new_zeros(rows, dim)
+        if not self.training and stands_for_all(history):
+            items = history[0, : int(lengths[0])]
+            return self.over_one(target, items) if len(items) else history.new_zeros(rows, dim)
         real = torch.arange(longest, device=history.device) < lengths.unsqueeze(1)
         at = real.flatten().nonzero().squeeze(1)
         row = torch.div(at, longest, rounding_mode="floor")
@@ -57,3 +61,62 @@ class LocalActivation(nn.Module):
         else:
             weights = history.new_zeros(rows * longest).index_copy(0, at, scores).view(rows, longest)
         return (weights.unsqueeze(2) * history).sum(1)
+
+    def over_one(self, target: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """The same where all rows share one history, items (n, dim): no row repeats it.
+
+        q T + k I + (q ∘ k) P is linear in q: q (T + diag(k) P) + k I, so the items make one map of the target.
+        """
+        n, width = len(items), self.of_item.weight.shape[1]
+        maps = self.of_target.weight.unsqueeze(1) + items.t().contiguous().unsqueeze(
+            2
+        ) * self.of_product.weight.unsqueeze(1)
+        fixed = torch.addmm(self.of_target.bias, items, self.of_item.weight)
+        unit = torch.addmm(fixed.view(-1), target, maps.flatten(1))
+        scores = self.score(self.between(unit.view(-1, width))).view(-1, n)
+        return (scores.softmax(1) if self.softmax else scores) @ items
+
+
+class OneHistory:
+    """Activation units over one history that all rows share, several units at a time; made once a history.
+
+    Units are those of one PReLU layer and no softmax. With slopes a and last weights v a score is
+    relu(u) · (1 − a) v + u · a v, and u is linear in the target: the second part needs no u.
+    """
+
+    def __init__(self, units: Sequence[LocalActivation], items: torch.Tensor) -> None:
+        dim = items.shape[1]
+        # An item that comes again has the score it had; one of zeros adds nothing.
+        items, counts = items[(items != 0).any(1)].unique(dim=0, return_counts=True)
+        self.items = items * counts.unsqueeze(1)
+        # Of each unit: (dim, n · width), (n · width,), (width,), (dim, n), (n,). Not stacked: one product of several matrices
+        # takes a third longer than several products.
+        self.units: list[tuple[torch.Tensor, ...]] = []
+        for unit in units:
+            slopes, (end,) = unit.between.weight, unit.score.layers
+            by_item = unit.of_target.weight.unsqueeze(1) + items.t().unsqueeze(2) * unit.of_product.weight.unsqueeze(1)
+            own = torch.addmm(unit.of_target.bias, items, unit.of_item.weight)
+            v = end.weight.squeeze(1)
+            bent, straight = (1.0 - slopes) * v, slopes * v
+            self.units.append(
+                (by_item.reshape(dim, -1), own.reshape(-1), bent, by_item @ straight, own @ straight + end.bias)
+            )
+
+    @staticmethod
+    def fits(units: Sequence[LocalActivation]) -> bool:
+        plain = all(isinstance(u.between, nn.PReLU) and not u.softmax and len(u.score.layers) == 1 for u in units)
+        return plain and len({tuple(u.of_item.weight.shape) for u in units}) == 1
+
+    def __call__(self, *targets: torch.Tensor) -> list[torch.Tensor]:
+        """Targets (rows, dim), one a unit → (rows, dim) of each."""
+        found = []
+        for (maps, fixed, bent, maps_straight, fixed_straight), q in zip(self.units, targets, strict=True):
+            hidden = torch.addmm(fixed, q, maps).relu_().view(-1, len(bent))
+            scores = torch.addmm(fixed_straight, q, maps_straight)
+            found.append(torch.addmv(scores.view(-1), hidden, bent).view(scores.shape) @ self.items)
+        return found
+
+    @property
+    def bytes(self) -> int:
+        held = [self.items, *(t for unit in self.units for t in unit)]
+        return sum(512 + t.numel() * t.element_size() for t in held)

@@ -15,13 +15,14 @@ from torch import nn
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError, nearest
 from ctrbox.models import aggregators
-from ctrbox.models.aggregators import AGGREGATORS
+from ctrbox.models.aggregators import AGGREGATORS, one_history, over_one
 from ctrbox.models.asked import asked, needs_inputs, one_of, sizes
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.din import pairs_of
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import MLP, linear
+from ctrbox.models.one_row import stands_for_all
 
 BASES = ("lr", "mlp", "din")
 
@@ -141,7 +142,7 @@ class DICM(nn.Module):
     def forward(self, x: Inputs) -> torch.Tensor:
         parts = [x.field(self.ad_image)] if self.ad_image else []
         if self.behaviour:
-            parts.append(self.aggregator(*x.sequence(self.behaviour), *(x.field(n) for n in self.queries)))
+            parts += self._aggregated(x, self.behaviour)
         dense = self.dense(x.dense, x.logs)
         ids = [x.field(n) for n in self.ids]
         if self.base == "lr":
@@ -151,6 +152,15 @@ class DICM(nn.Module):
         for unit, (wanted, past) in zip(self.interest, self.pairs, strict=True):
             ids.append(unit(x.field(wanted), *x.sequence(past)))
         return self.tower(*ids, *parts, dense).squeeze(1) + self.bias
+
+    def _aggregated(self, x: Inputs, behaviour: str) -> list[torch.Tensor]:
+        items, lengths = x.sequence(behaviour)
+        queries = [x.field(n) for n in self.queries]
+        if stands_for_all(items) and not self.training:
+            ahead = x.once("behaviour", lambda: one_history(self.aggregator, items[0, : int(lengths[0])]))
+            if ahead is not None:
+                return over_one(self.aggregator, ahead, queries)
+        return [self.aggregator(items, lengths, *queries)]
 
 
 def _images(schema: Schema, ad_image: str | None, behaviour: str | None) -> list[str]:

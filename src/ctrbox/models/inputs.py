@@ -12,8 +12,9 @@ class Mine(nn.Module):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -115,6 +116,7 @@ class Inputs:
         str, tuple[torch.Tensor, torch.Tensor]
     ]  # (rows, longest, dim) padded with zeros, lengths (rows,)
     logs: torch.Tensor | None = None  # of the dense columns as `DenseInput` wants them, where they were made ahead
+    kept: dict[str, Any] | None = None  # lives as long as what all rows share, the context of a request
 
     @property
     def vectors(self) -> torch.Tensor:
@@ -154,6 +156,14 @@ class Inputs:
         if name in self.sequences:
             raise PlanError(f"field {name!r} is read as a sequence: x.sequence({name!r})")
         raise PlanError(f"this model does not read {name!r}{nearest(name, self.reads.fields)}")
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives of rows that stand for all (one_row.py); made once for the requests of one context."""
+        if self.kept is None:
+            return make()
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
 
     def sequence(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a field's keys in their order, padded with zeros, and how many each row has."""

@@ -15,6 +15,7 @@ from torch import nn
 
 from ctrbox.errors import PlanError
 from ctrbox.models.asked import one_of, sizes
+from ctrbox.models.one_row import stands_for_all
 
 ACTIVATIONS = ("relu", "prelu", "dice", "tanh", "sigmoid")
 # The last map starts small: a new model predicts about its bias.
@@ -84,6 +85,8 @@ def side_by_side(layer: Affine, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return layer(parts[0])
     out = layer.bias
     at = 0
+    if any(map(stands_for_all, parts)) and not torch.is_grad_enabled():
+        return _with_one_row(layer, parts)
     for part in parts:
         weight = layer.weight[at : at + part.shape[1]]
         out = part @ weight if out is None else torch.addmm(out, part, weight)
@@ -91,6 +94,24 @@ def side_by_side(layer: Affine, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     if out is None or at != len(layer.weight):
         raise PlanError(f"a tower of {len(layer.weight)} inputs was given {at}")
     return out
+
+
+def _with_one_row(layer: Affine, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The same where some parts hold one row for all: that one is multiplied, and the others in one go."""
+    once = [stands_for_all(part) for part in parts]
+    weights = layer.weight.split([part.shape[1] for part in parts])
+    rows: list[torch.Tensor] = []
+    for whose in (True, False):
+        mine = [k for k, one in enumerate(once) if one is whose]
+        if not mine:
+            continue
+        x = torch.cat([parts[k][:1] if whose else parts[k] for k in mine], 1)
+        w = torch.cat([weights[k] for k in mine]) if len(mine) > 1 else weights[mine[0]]
+        if not rows:
+            rows.append(x @ w if layer.bias is None else torch.addmm(layer.bias, x, w))
+        else:
+            return torch.addmm(rows[0], x, w)
+    return rows[0].expand(len(parts[0]), -1)
 
 
 class MLP(nn.Module):

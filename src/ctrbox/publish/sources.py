@@ -3,6 +3,7 @@
 a saved Deep FFM                   parts lr, ffm, dense; back by cb.DeepFFM.load
 *.safetensors, a run folder        a part for each tensor (a run's dense weights; its tables are published as exports)
 a table, its `export` as *.parquet parts key, weight, vector; a base's keys keep their places, new ones follow
+a `cb.Run`                         all it predicts with: tensors, tables, vectors and sub-models of its Model Servers
 a weight file                      its own parts
 """
 
@@ -24,14 +25,15 @@ from ctrbox.engines.aside import written_aside
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.publish.weights import MAGIC, SIZES, Directory, Part, Weights, read_weights, write_weights
 
-DEEP_FFM, TENSORS, TABLE = "deep_ffm", "tensors", "table"
+DEEP_FFM, TENSORS, TABLE, CLICK_MODEL = "deep_ffm", "tensors", "table", "click_model"
 FFM_MAGIC = b"CTRFFM\0\0"
 SETTINGS = ("fields", "context", "k", "bits", "lr", "ffm", "hidden", "norm", "residual", "ffm_init", "seed")
 RATES = ("lr_rates", "ffm_rates", "nn_rates")
+NO_KEYS = np.zeros(0, np.int64)
 
 
 class Publishable(Protocol):
-    """A model that gives its weights itself, such as `cb.DeepFFM`."""
+    """A model that gives its weights itself, such as `cb.DeepFFM` and `cb.Run`."""
 
     def published(self) -> Weights: ...
 
@@ -60,7 +62,7 @@ def pack(
     ``base``: the weight file this one follows; its buckets, and the places of a table's rows, are kept where they fit.
     """
     weights = weights_of(model)
-    if weights.kind == TABLE:
+    if weights.kind in (TABLE, CLICK_MODEL):
         weights = _in_order(weights, base)
     return write_weights(out, weights, quantise=quantise, decimals=decimals, base=base)
 
@@ -68,7 +70,7 @@ def pack(
 def unpack(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
     """Tensors of a weight file as safetensors, or rows of a table as Parquet. A Deep FFM is loaded as it is."""
     found = read_weights(path)
-    if found.kind == TENSORS:
+    if found.kind in (TENSORS, CLICK_MODEL):
         with written_aside(Path(out)) as aside:
             aside.write_bytes(_safetensors(found.parts))
     elif found.kind == TABLE:
@@ -86,7 +88,7 @@ def weights_of(model: Model) -> Weights:
             return model.published()
         if hasattr(model, "export"):
             return _exported(model)
-        raise PlanError(f"cannot publish {type(model).__name__}; expected a path, a cb.DeepFFM or a table")
+        raise PlanError(f"cannot publish {type(model).__name__}; expected a path, a cb.DeepFFM, a cb.Run or a table")
     path = Path(model)
     if path.is_dir():
         path = path / "model" / "dense.safetensors" if (path / "model").is_dir() else path / "dense.safetensors"
@@ -213,20 +215,32 @@ def _table(path: Path) -> Weights:
 
 
 def _rows_of(keys: np.ndarray, weight: np.ndarray | None, vectors: np.ndarray) -> Weights:
-    parts = [Part("key", "I64", keys.shape, np.ascontiguousarray(keys, np.int64).view(np.uint8))]
+    return Weights(TABLE, {"dim": vectors.shape[1]}, table_parts("", keys, weight, vectors))
+
+
+def table_parts(prefix: str, keys: np.ndarray, weight: np.ndarray | None, vectors: np.ndarray) -> list[Part]:
+    """Rows of a table as parts of one name each; several tables of one file differ in their prefix."""
+    parts = [Part(f"{prefix}key", "I64", keys.shape, np.ascontiguousarray(keys, np.int64).view(np.uint8))]
     if weight is not None:
-        parts.append(Part.floats("weight", weight))
-    parts.append(Part.floats("vector", vectors))
-    return Weights(TABLE, {"dim": vectors.shape[1]}, parts)
+        parts.append(Part.floats(f"{prefix}weight", weight))
+    parts.append(Part.floats(f"{prefix}vector", vectors))
+    return parts
 
 
 def _in_order(weights: Weights, base: str | os.PathLike[str] | None) -> Weights:
-    """Rows in the order of the base's keys, then of new keys."""
-    keys = weights.part("key").data.view(np.int64)
-    order = _order(keys, _known_keys(base))
-    if not len(keys):
-        return weights
-    parts = [replace(p, data=p.data.reshape(len(keys), -1)[order].reshape(-1)) for p in weights.parts]
+    """Rows of every table in the order of the base's keys, then of new keys."""
+    tables = [p.name.removesuffix("key") for p in weights.parts if p.dtype == "I64" and p.name.endswith("key")]
+    known = _known_keys(base, tables)
+    moved: dict[str, np.ndarray] = {}
+    for prefix in tables:
+        keys = weights.part(f"{prefix}key").data.view(np.int64)
+        order = _order(keys, known.get(prefix, NO_KEYS))
+        if len(keys):
+            moved |= {f"{prefix}{name}": order for name in ("key", "weight", "vector")}
+    parts = [
+        replace(p, data=p.data.reshape(len(moved[p.name]), -1)[moved[p.name]].reshape(-1)) if p.name in moved else p
+        for p in weights.parts
+    ]
     return replace(weights, parts=parts)
 
 
@@ -244,12 +258,12 @@ def _order(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
     return np.concatenate([by_key[kept], by_key[fresh]])
 
 
-def _known_keys(base: str | os.PathLike[str] | None) -> np.ndarray:
-    if base is not None:
-        found = read_weights(base)
-        if found.kind == TABLE:
-            return found.part("key").data.view(np.int64)
-    return np.zeros(0, np.int64)
+def _known_keys(base: str | os.PathLike[str] | None, tables: list[str]) -> dict[str, np.ndarray]:
+    if base is None:
+        return {}
+    parts = {p.name: p for p in read_weights(base).parts if p.dtype == "I64"}
+    names = {prefix: f"{prefix}key" for prefix in tables}
+    return {prefix: parts[name].data.view(np.int64) for prefix, name in names.items() if name in parts}
 
 
 def _rows(found: Weights) -> pa.Table:

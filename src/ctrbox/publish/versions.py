@@ -122,9 +122,13 @@ class Published:
 
     # ---- publishing
 
-    def publish(self, model: Model, *, note: str = "", decimals: tuple[int, int] | None = None) -> Version:
+    def publish(
+        self, model: Model, *, note: str = "", decimals: tuple[int, int] | None = None, quantise: bool = True
+    ) -> Version:
         """The next version, from a model (`publish.pack`); whole or not at all."""
-        return self._next(lambda place, base: pack(model, place, base=base, decimals=decimals), note=note)
+        return self._next(
+            lambda place, base: pack(model, place, base=base, quantise=quantise, decimals=decimals), note=note
+        )
 
     def rollback(self, number: int, *, note: str = "") -> Version:
         """Publish an older version again, as the next one."""

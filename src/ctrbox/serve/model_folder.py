@@ -1,4 +1,4 @@
-"""What `ctrbox serve` opens: a folder with a plan and the published versions of a Deep FFM, or the folder of a run.
+"""What `ctrbox serve` opens: a folder with a plan and the published versions of a model, or the folder of a run.
 
     model/
       serve.json     sealed: kind, the log's columns that come once a request, the plan's fingerprint
@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.feather as feather
@@ -26,11 +26,15 @@ from ctrbox.engines.aside import written_aside
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError, nearest
 from ctrbox.online.deep_ffm import DeepFFM
+from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.publish.versions import Published
 from ctrbox.train.sealed import read_sealed, sealed
 from ctrbox.views.view import Merge
 
-DEEP_FFM, RUN = "deep_ffm", "run"
+if TYPE_CHECKING:
+    from ctrbox.train.run import Run
+
+RUN = "run"
 MANIFEST, PLAN, LOG, WEIGHTS, ONLINE = "serve.json", "plan.ctr", "log.arrow", "weights", "online.json"
 
 
@@ -39,7 +43,7 @@ class ModelFolder:
     """``ModelFolder.open("model/")``; ``create`` makes one."""
 
     folder: Path
-    kind: str  # DEEP_FFM or RUN
+    kind: str  # DEEP_FFM; CLICK_MODEL, a run that is published; RUN, the folder of one
     context: tuple[str, ...]  # columns of the log that come once a request; of a run: as each request says
     fingerprint: str  # of the plan; "" of a run, which checks it itself
 
@@ -52,14 +56,18 @@ class ModelFolder:
             return ModelFolder(place, RUN, (), "")
         found = read_sealed(place / MANIFEST, "model folder")
         kind, context, fingerprint = found.get("kind"), found.get("context"), found.get("fingerprint")
-        if kind != DEEP_FFM or not isinstance(fingerprint, str) or not isinstance(context, list):
-            raise DataError(f"{place / MANIFEST} describes a model of kind {kind!r}; this version serves {DEEP_FFM!r}")
+        known = kind in (DEEP_FFM, CLICK_MODEL)
+        if not known or not isinstance(fingerprint, str) or not isinstance(context, list):
+            raise DataError(
+                f"{place / MANIFEST} describes a model of kind {kind!r}; this version serves {DEEP_FFM!r} and {CLICK_MODEL!r}"
+            )
+        assert isinstance(kind, str)
         return ModelFolder(place, kind, tuple(map(str, context)), fingerprint)
 
     @property
     def published(self) -> Published:
-        """Versions, patches, log and rollback of a Deep FFM's weights."""
-        if self.kind != DEEP_FFM:
+        """Versions, patches, log and rollback of the model's weights."""
+        if self.kind == RUN:
             raise PlanError(f"{self.folder} is the folder of a run, which has no published versions")
         return Published(self.folder / WEIGHTS)
 
@@ -70,7 +78,7 @@ class ModelFolder:
 
     def plan(self, views: Mapping[str, Any] | None = None, *, allow_operators: bool = False) -> Plan:
         """The plan, for the CPU. ``views``: other data for its views, by name."""
-        if self.kind != DEEP_FFM:
+        if self.kind == RUN:
             raise PlanError(f"{self.folder} is the folder of a run: cb.Run.load opens it with its plan")
         given = dict(views or {})
         path = self.folder / LOG
@@ -91,15 +99,25 @@ class ModelFolder:
 
     def engine(self, number: int | None = None, *, learns: bool = False) -> DeepFFM:
         """The Deep FFM of a published version, the current one unless told; without accumulators unless it ``learns``."""
+        if self.kind != DEEP_FFM:
+            raise PlanError(f"{self.folder} serves a model of kind {self.kind!r}; only a Deep FFM has an engine")
         return DeepFFM.load(self.published.file(number), learns=learns)
 
 
 def create(
-    folder: str | os.PathLike[str], plan: Plan, engine: DeepFFM, *, context: Sequence[str], note: str = ""
+    folder: str | os.PathLike[str],
+    plan: Plan,
+    engine: DeepFFM | Run,
+    *,
+    context: Sequence[str],
+    note: str = "",
+    quantise: bool = True,
 ) -> ModelFolder:
     """Write a model's folder with version 1 published, whole or not at all.
 
-    ``context``: the columns of the log that come once a request; every other one that the plan reads comes with each candidate.
+    ``engine``: a Deep FFM, or a run whose model is one of ``cb.models``; vectors of all objects of its Model Servers are computed
+    now. ``context``: the columns of the log that come once a request; every other one that the plan reads comes with each
+    candidate. ``quantise``: weights as 16-bit codes.
     """
     place = Path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -110,10 +128,19 @@ def create(
     for name in context:
         if name not in schema.names:
             raise PlanError(f"column {name!r} is not in view {plan.log.name!r}{nearest(name, schema.names)}")
-    features = [*(f.name for f in plan.schema.sparse), *plan.schema.dense_names]
-    for name in engine.fields:
-        if name not in features:
-            raise PlanError(f"the model's field {name!r} is no feature of the plan{nearest(name, features)}")
+    kind = DEEP_FFM if isinstance(engine, DeepFFM) else CLICK_MODEL
+    if not isinstance(engine, DeepFFM):
+        from ctrbox.train.run import Run, other_plan
+
+        if not isinstance(engine, Run):
+            raise PlanError(f"create takes a cb.DeepFFM or a cb.Run, got {type(engine).__name__}")
+        if engine.learner.schema.fingerprint != plan.schema.fingerprint:
+            raise PlanError(other_plan(engine.learner.schema.fingerprint, plan.schema.fingerprint))
+    else:
+        features = [*(f.name for f in plan.schema.sparse), *plan.schema.dense_names]
+        for name in engine.fields:
+            if name not in features:
+                raise PlanError(f"the model's field {name!r} is no feature of the plan{nearest(name, features)}")
     with written_aside(place, folder=True) as aside:
         aside.mkdir()
         plan.save(aside / PLAN)
@@ -122,8 +149,8 @@ def create(
             empty = schema.with_metadata({"view": plan.log.name}).empty_table()
             with written_aside(aside / LOG) as file:
                 feather.write_feather(empty, str(file), compression="uncompressed")
-        Published(aside / WEIGHTS).publish(engine, note=note)
-        manifest = {"kind": DEEP_FFM, "context": list(context), "fingerprint": plan.fingerprint}
+        Published(aside / WEIGHTS).publish(engine, note=note, quantise=quantise)
+        manifest = {"kind": kind, "context": list(context), "fingerprint": plan.fingerprint}
         with written_aside(aside / MANIFEST) as file:
             file.write_text(sealed(manifest), encoding="utf-8")
     return ModelFolder.open(place)

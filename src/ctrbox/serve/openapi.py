@@ -9,6 +9,7 @@ import orjson
 
 from ctrbox import __version__
 from ctrbox.serve.fields import RawColumn
+from ctrbox.serve.objects import MOST_OBJECTS
 from ctrbox.serve.service import Service
 
 JSON_TYPES: dict[str, dict[str, Any]] = {
@@ -19,13 +20,22 @@ JSON_TYPES: dict[str, dict[str, Any]] = {
     "t": {"oneOf": [{"type": "string", "format": "date-time"}, {"type": "integer", "description": "µs since 1970"}]},
 }
 EXAMPLES: dict[str, Any] = {"b": True, "i": 1, "f": 0.5, "s": "text", "t": "2026-11-15T12:00:00"}
+OBJECTS = {
+    "type": "object",
+    "description": "by field and raw id: what is known of objects that have no published vector",
+    "additionalProperties": {
+        "type": "object",
+        "maxProperties": MOST_OBJECTS,
+        "additionalProperties": {"type": "array", "items": {"type": "number"}},
+    },
+}
 
 
 def openapi(service: Service) -> dict[str, Any]:
     reader = service.served.reader
     once = {n: c for n, c in reader.columns.items() if reader.context is not None and n in reader.context}
     each = {n: c for n, c in reader.columns.items() if n not in once}
-    request = {
+    request: dict[str, Any] = {
         "type": "object",
         "required": ["candidates"] + ["context"] * bool(once),
         "additionalProperties": False,
@@ -39,6 +49,8 @@ def openapi(service: Service) -> dict[str, Any]:
             },
         },
     }
+    if service.served.objects():
+        request["properties"] |= {"objects": OBJECTS}
     example = {
         "context": {n: sample(c) for n, c in once.items()},
         "candidates": [{n: sample(c) for n, c in each.items()}],

@@ -1,7 +1,7 @@
 """New versions while serving: a thread watches CURRENT of the published folder.
 
 The server has its own copy of the weights. A new version comes as the patches since the copy's, each checked against its base
-and its result before anything is written; then the copy is loaded beside the engine that serves, and one reference is replaced.
+and its result before anything is written; then the copy is loaded beside the model that serves, and one reference is replaced.
 What is refused is said and counted once, and the old version goes on; when a later version is published, the whole file is taken
 instead of a chain that holds the bad patch.
 """
@@ -16,11 +16,10 @@ import time
 
 from ctrbox.engines.aside import written_aside
 from ctrbox.errors import CtrboxError, DataError
-from ctrbox.online.deep_ffm import DeepFFM
 from ctrbox.publish.versions import Published, Version
 from ctrbox.serve import own_copy
 from ctrbox.serve.metrics import Metrics
-from ctrbox.serve.served import Live, ServedFfm
+from ctrbox.serve.served import Updated
 
 log = logging.getLogger("ctrbox.serve")
 
@@ -28,7 +27,7 @@ log = logging.getLogger("ctrbox.serve")
 class Reloader:
     """``start`` to watch every ``period`` seconds; ``look`` does it once, here."""
 
-    def __init__(self, served: ServedFfm, published: Published, metrics: Metrics, period: float = 0.5) -> None:
+    def __init__(self, served: Updated, published: Published, metrics: Metrics, period: float = 0.5) -> None:
         self.served, self.published, self.metrics, self.period = served, published, metrics, period
         self._own = own_copy.OwnCopy()
         self.copy = self._own.place / "served.fbw"
@@ -71,7 +70,7 @@ class Reloader:
         began = time.perf_counter()
         try:
             version, how = self._update(version)
-            self.served.swap(Live(DeepFFM.load(self.copy, learns=False), version.number))
+            self.served.take(self.copy, version.number)
         except (CtrboxError, OSError, MemoryError) as error:
             self.refused.add(version.number)
             self._refuse(version, str(error) or type(error).__name__)

@@ -2,7 +2,8 @@
 
     {"context": {"user_id": 7, …}, "candidates": [{"ad_id": 1, …}, …]}       or "candidates": {"ad_id": [1, …], …}
 
-Which columns come once is settled by the model's folder; a run takes any of its columns in either part.
+Beside them "objects" may come (objects.py). Which columns come once is settled by the model's folder; a run takes any of its
+columns in either part.
 
 Candidates go from the bytes straight into a native frame where they are plain (`_native.RequestRows`); everything else, and
 everything wrong, goes the slow way through Python's values, which gives the same columns or says what is wrong.
@@ -21,10 +22,12 @@ import pyarrow as pa
 
 from ctrbox import _native
 from ctrbox.errors import DataError, nearest
+from ctrbox.serve import objects
 from ctrbox.serve.fields import RawColumn, RowReader, brief
+from ctrbox.serve.objects import Objects
 from ctrbox.serve.refused import Refused
 
-PARTS = {"context", "candidates"}
+PARTS = {"context", "candidates", "objects"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Request:
     candidates: Any  # pa.RecordBatch, or the native frame of one
     rows: int
     key: bytes  # equal for equal contexts
+    objects: Mapping[str, Objects] | None = None  # by field: what came with it to be embedded
 
 
 class RequestReader:
@@ -112,13 +116,17 @@ class RequestReader:
         candidates = given["candidates"]
         self.check_count(count(candidates))
         rows = each.rows(candidates)
-        return Request(partial(once.row, context), rows, rows.num_rows, orjson.dumps(context))
+        embedded = objects.from_json(given["objects"]) if "objects" in given else None
+        return Request(partial(once.row, context), rows, rows.num_rows, orjson.dumps(context), embedded)
 
     def from_tensors(self, tensors: Mapping[str, np.ndarray]) -> Request:
         """Tensors by column: of one element for the context's, else one a candidate. A column of the context has a first
         dimension of 1; a second one of 1 is taken away where the column holds no lists."""
         plain: dict[str, np.ndarray] = {}
+        beside = {n: t for n, t in tensors.items() if n.startswith(objects.PREFIX) and n not in self.known}
         for name, values in tensors.items():
+            if name in beside:
+                continue
             if name not in self.known:
                 raise DataError(f"the log has no column {name[:100]!r}{nearest(name, self.known)}")
             if name not in self.columns:
@@ -150,7 +158,9 @@ class RequestReader:
             r.batch([made[c.name] for c in r.columns], n) for r, n in zip(self._parts(once), (1, rows), strict=True)
         )
         # Not by Python's values: a time may lie beyond those of datetime.
-        return Request(lambda: context, candidates, rows, b"tensors " + context.serialize().to_pybytes())
+        embedded = objects.from_tensors(beside) if beside else None
+        key = b"tensors " + context.serialize().to_pybytes()
+        return Request(lambda: context, candidates, rows, key, embedded)
 
     def _parts(self, once: frozenset[str]) -> tuple[RowReader, RowReader]:
         return self._fixed if self._fixed is not None else self.readers(dict.fromkeys(once))

@@ -6,9 +6,10 @@ one version from its beginning to its end. The plan, its views and the readers a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,13 @@ from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.errors import DataError, nearest
 from ctrbox.online.deep_ffm import DeepFFM
+from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.cache import ContextCache
-from ctrbox.serve.model_folder import DEEP_FFM, RUN, ModelFolder
+from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.request import Request, RequestReader
+
+if TYPE_CHECKING:
+    from ctrbox.serve.served_model import ServedModel
 
 Scores = npt.NDArray[np.float32]
 
@@ -42,6 +47,20 @@ class Served(Protocol):
     def version(self) -> int: ...
     def score(self, request: Request) -> tuple[Scores, int]:
         """Probabilities of a click, one a candidate, NaN where a filter of the plan drops it; and the version they are of."""
+        ...
+
+    def objects(self) -> dict[str, int]:
+        """Counts of objects whose vectors are published or computed; empty of a model without."""
+        ...
+
+
+class Updated(Protocol):
+    """A model whose versions come while it serves."""
+
+    @property
+    def version(self) -> int: ...
+    def take(self, weights: str | os.PathLike[str], version: int) -> None:
+        """Serve the version of a weight file from the next request on; refused, the old one goes on."""
         ...
 
 
@@ -85,12 +104,16 @@ class ServedFfm:
                 raise DataError(f"the model's field {name!r} is no feature of its plan{nearest(name, known)}")
         return replace(live, scorer=Scorer(live.engine, self.split))
 
-    def swap(self, live: Live) -> None:
+    def take(self, weights: str | os.PathLike[str], version: int) -> None:
         """Serve another version from the next request on."""
-        self.live = self.checked(live)
+        self.live = self.checked(Live(DeepFFM.load(weights, learns=False), version))
         self.cache.clear()
 
+    def objects(self) -> dict[str, int]:
+        return {}
+
     def score(self, request: Request) -> tuple[Scores, int]:
+        no_objects(request)
         live = self.live
         scorer = live.scorer
         assert scorer is not None
@@ -149,9 +172,17 @@ class Scorer:
 
 def size_of(context: CachedContext) -> int:
     """About the bytes that a cached context holds."""
-    batch = context.part.batch
+    return OBJECTS + keys_bytes(context.part.batch) + int(getattr(context.prepared, "bytes", 0))
+
+
+def keys_bytes(batch: Batch) -> int:
     keys = sum(r.values.nbytes + r.offsets.nbytes for r in (batch.sparse[f.name] for f in batch.schema.sparse))
-    return OBJECTS + keys + batch.dense.nbytes + int(getattr(context.prepared, "bytes", 0))
+    return int(keys + batch.dense.nbytes)
+
+
+def no_objects(request: Request) -> None:
+    if request.objects:
+        raise DataError("this model computes no vectors of objects; leave objects out of the request")
 
 
 def spread(scores: Scores, batch: Batch, rows: int) -> Scores:
@@ -184,7 +215,11 @@ class ServedRun:
         schema = pa.schema([*everything, *beside])
         self.reader = RequestReader(schema, [*log.names, *(f.name for f in beside)], None, most_candidates)
 
+    def objects(self) -> dict[str, int]:
+        return {}
+
     def score(self, request: Request) -> tuple[Scores, int]:
+        no_objects(request)
         context, candidates = request.context(), request.candidates
         if not request.rows:
             return np.zeros(0, np.float32), self.version
@@ -201,7 +236,7 @@ def open_served(
     allow_operators: bool = False,
     cache_bytes: int = 256 << 20,
     most_candidates: int = 1000,
-) -> ServedFfm | ServedRun:
+) -> ServedFfm | ServedModel | ServedRun:
     """The model of a folder, ready to score."""
     if folder.kind == RUN:
         from ctrbox.train.run import Run
@@ -210,5 +245,10 @@ def open_served(
         return ServedRun(run, most_candidates=most_candidates)
     plan = folder.plan(views, allow_operators=allow_operators)
     version = folder.published.current
+    if folder.kind == CLICK_MODEL:
+        from ctrbox.serve.served_model import ServedModel
+
+        sizes = {"cache_bytes": cache_bytes, "most_candidates": most_candidates}
+        return ServedModel(plan, folder.context, folder.published.file(), version.number if version else 0, **sizes)
     live = Live(folder.engine(), version.number if version else 0)
     return ServedFfm(plan, folder.context, live, cache_bytes=cache_bytes, most_candidates=most_candidates)

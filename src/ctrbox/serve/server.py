@@ -1,7 +1,7 @@
 """The process that serves: HTTP, gRPC, hot reload, and their orderly end.
 
-    the event loop        sockets, HTTP, routes, refusals; of a Deep FFM also scores, a request a turn: JSON to Arrow, plan, model
-    ctrbox-score-k        the queue's threads, which score a run
+    the event loop        sockets, HTTP, routes, refusals; scores of a published model, a request a turn: JSON, plan, model
+    ctrbox-score-k        the queue's threads, which score the folder of a run
     ctrbox-grpc-k         gRPC's, which score what came to them
     ctrbox-reload         new versions
 
@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.errors import PlanError, SourceError
+from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.serve.asgi import Application
-from ctrbox.serve.model_folder import DEEP_FFM, ModelFolder
+from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
-from ctrbox.serve.served import ServedFfm, open_served
+from ctrbox.serve.served import ServedRun, open_served
 from ctrbox.serve.service import Limits, Service
 
 LIBRARIES = {
@@ -54,7 +55,7 @@ class Settings:
     grpc_port: int = 0  # 0: none
     token: str = ""
     name: str = ""  # of the model; its folder's unless given
-    threads: int | None = None  # that score; 0: the event loop itself. None: 0 for a Deep FFM, 1 for a run
+    threads: int | None = None  # that score; 0: the event loop itself. None: 1 for the folder of a run, else 0
     reload_seconds: float = 0.5
     http: str = "httptools"
     limits: Limits = field(default_factory=Limits)
@@ -124,12 +125,16 @@ class Server:
             cache_bytes=limits.cache_bytes,
             most_candidates=limits.candidates,
         )
-        threads = (found.kind != DEEP_FFM) if settings.threads is None else settings.threads
+        if found.kind != DEEP_FFM:
+            import torch
+
+            torch.set_num_threads(1)  # a request is too small to be divided: waking others takes longer than its work
+        threads = (found.kind == RUN) if settings.threads is None else settings.threads
         queue = ScoringQueue(int(threads), limits.waiting, limits.deadline_ms / 1000)
         name = settings.name or found.folder.resolve().name or "model"
         service = Service(served, name, queue, limits, settings.token.encode(), found.online)
         reloader = None
-        if found.kind == DEEP_FFM and isinstance(served, ServedFfm):
+        if not isinstance(served, ServedRun):
             reloader = Reloader(served, found.published, service.metrics, settings.reload_seconds)
         return Server(settings, service, reloader)
 

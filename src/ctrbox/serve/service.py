@@ -138,6 +138,7 @@ class Service:
                 "last": m.last_reload,
                 "last_refusal": m.last_refusal,
             },
+            "objects": self.served.objects(),
             "uptime": time.time() - m.started,
             "online": self.learning(),
         }
@@ -162,6 +163,8 @@ class Service:
             "cache_evictions": cache.counts.evictions,
             "overload_refusals": self.queue.refusals,
         }
+        held = self.served.objects()
+        counters |= {f"objects_{what}": held[what] for what in ("missing", "embedded") if what in held}
         gauges = {
             "cache_bytes": cache.bytes,
             "cache_entries": len(cache),
@@ -169,4 +172,5 @@ class Service:
             "requests_pending": self.queue.pending,
             "buffered_bytes": self.buffered,
         }
+        gauges |= {f"objects_{what}": held[what] for what in ("vectors", "remembered") if what in held}
         return self.metrics.text(dict(gauges), dict(counters))

@@ -15,10 +15,12 @@ from ctrbox.columns.batch import Batch
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.model_server import ModelServer
-from ctrbox.embed.server_file import is_server
+from ctrbox.embed.server_file import is_server, read_server
 from ctrbox.embed.sparse import SparseTable
+from ctrbox.embed.submodels import OTHER, kind_of_shapes, unfilled
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.publish.weights import Weights
 from ctrbox.train.checkpoint import read_dense, read_state
 from ctrbox.train.evaluation import score_plan, scored
 from ctrbox.train.learner import Learner
@@ -129,6 +131,13 @@ class Run:
             plan = self.plan.over(data, views=views)
         return score_plan(self.learner, plan, batch_size).result()
 
+    def published(self) -> Weights:
+        """Everything that decides its predictions, for `cb.publish`: the vectors of all objects of its Model Servers are
+        computed now, and published with the sub-models."""
+        from ctrbox.train.published import weights_of_run
+
+        return weights_of_run(self.learner)
+
     def report(self) -> Path:
         """Write report.html into the run folder and return its path."""
         if self.folder is None:
@@ -217,6 +226,30 @@ def _tables(
     except (KeyError, TypeError):
         raise DataError(f"{place / 'model'} is damaged: it does not describe its tables") from None
     return by_field
+
+
+def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str, ModelServer]:
+    """Model Servers for `Run.load`, over vector files by field; their sub-models are cb.ImageEmbedding or cb.TextEmbedding."""
+    place = Path(folder)
+    found: dict[str, ModelServer] = {}
+    tables = read_state(place / "model").get("tables")
+    for k, fields in enumerate(tables if isinstance(tables, list) else []):
+        file = place / "model" / f"table-{k}.ctrtable"
+        mine = [name for name in fields if name in files]
+        if not mine or not is_server(file):
+            continue
+        tensors, _ = read_server(file)
+        shapes = {n.removeprefix("model."): tuple(t.shape) for n, t in tensors.items() if n.startswith("model.")}
+        kind = kind_of_shapes(shapes)
+        if kind == OTHER:
+            raise PlanError(
+                f"the sub-model of {mine[0]!r} is none of ours; publish from Python: published.publish(run)"
+            )
+        found[mine[0]] = ModelServer(files[mine[0]], unfilled(kind, shapes).to_empty(device="cpu"))
+    for name in files:
+        if name not in found:
+            raise PlanError(f"{place} computes no vectors of {name!r} with a Model Server of its own; leave it out")
+    return found
 
 
 def trained_with(folder: Path) -> str:

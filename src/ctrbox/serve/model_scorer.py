@@ -1,0 +1,211 @@
+"""A published click model over the two parts of a request: what the context says is looked up and pooled once.
+
+    context      keys → rows → pooled (1, fields, dim), sequences (1, longest, dim)        kept with the context
+    candidates   keys → rows → pooled (rows, …)
+    the model    sees both as rows; the context's stand for all of them by a stride of 0 and are not repeated in memory
+
+Slow twin: `Learner.predict` over `Split.joined`, the same up to rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ctrbox.columns.batch import Batch, Schema
+from ctrbox.embed.embedder import Floats, Keys
+from ctrbox.embed.lookup import Lookup
+from ctrbox.embed.pooling import pool, sequence
+from ctrbox.embed.published_table import PublishedVectors
+from ctrbox.engines.split import Split
+from ctrbox.errors import DataError
+from ctrbox.models.inputs import Inputs, Pooled
+from ctrbox.serve.objects import ObjectKeys, Objects, matrix, served_by
+from ctrbox.train.learner import LONGEST, Learner
+from ctrbox.train.sources import Source
+
+Own = Mapping[
+    int, Mapping[int, Floats]
+]  # by number of the source, by key: vectors of objects that came with the request
+
+
+@dataclass(frozen=True)
+class Side:
+    """Fields of a source that are the context's, or the candidates'. ``single``: pooled ones of exactly one key a row, whose
+    vector is the key's: they need no look-up of distinct keys."""
+
+    number: int
+    source: Source
+    pooled: tuple[str, ...]
+    pooling: tuple[str, ...]
+    sequences: tuple[str, ...]
+    single: bool = False
+
+    @staticmethod
+    def of(number: int, source: Source, schema: Schema) -> list[Side]:
+        ragged = {f.name: f.ragged for f in schema.sparse}
+        pooled = [(n, how) for n, how in zip(source.pooled, source.pooling, strict=True) if n in ragged]
+        one = [(n, how) for n, how in pooled if not ragged[n]]
+        many = [(n, how) for n, how in pooled if ragged[n]]
+        sequences = tuple(n for n in source.sequences if n in ragged)
+        sides = [
+            Side(number, source, tuple(n for n, _ in some), tuple(how for _, how in some), past, single)
+            for some, past, single in ((one, (), True), (many, sequences, False))
+        ]
+        return [side for side in sides if side.fields]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.pooled + self.sequences
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one side of a request reads."""
+
+    pools: list[Pooled]
+    sequences: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    without: frozenset[tuple[int, int]]  # number of the source, key: those that have a vector nowhere
+    asked: tuple[tuple[PublishedVectors, int], ...] = ()  # where keys were not published, and the state that was met
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict)  # what the model worked out of it (`Inputs.once`)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it would be found again as it is."""
+        return all(table.changes == met for table, met in self.asked)
+
+    @property
+    def bytes(self) -> int:
+        tensors = [p.vectors for p in self.pools] + [p.linear for p in self.pools if p.linear is not None]
+        tensors += [items for items, _ in self.sequences.values()]
+        return sum(512 + t.numel() * t.element_size() for t in tensors)
+
+
+class ModelScorer:
+    """One version. Any number of threads."""
+
+    def __init__(self, learner: Learner, split: Split, keys: ObjectKeys) -> None:
+        self.learner, self.split, self.keys = learner, split, keys
+        sources = list(enumerate(learner.sources))
+        self.context_sides = [s for k, x in sources for s in Side.of(k, x, split.context_features)]
+        self.candidate_sides = [s for k, x in sources for s in Side.of(k, x, split.candidate_features)]
+        self.servers = {n: k for k, x in sources if isinstance(x.embedder, PublishedVectors) for n in x.fields}
+        self.tables: dict[str, PublishedVectors] = {}
+        for name, k in self.servers.items():
+            table = learner.sources[k].embedder
+            assert isinstance(table, PublishedVectors)
+            self.tables[name] = table
+        # Where the columns of the dense matrix come from: of which side, from, to, at.
+        places = {}
+        for side, schema in enumerate((split.context_features, split.candidate_features)):
+            begin = 0
+            for name, width in schema.dense:
+                places[name] = (side, begin, begin + width)
+                begin += width
+        self.dense: list[tuple[int, int, int, int]] = []
+        at = 0
+        for name, width in split.schema.dense:
+            self.dense.append((*places[name], at))
+            at += width
+
+    def embed(self, objects: Mapping[str, Objects]) -> tuple[Own, int]:
+        """Vectors of the objects that came with a request, and for how many the sub-model ran."""
+        own: dict[int, dict[int, Floats]] = {}
+        ran = 0
+        checked = [(f, o, matrix(f, o, served_by(f, self.tables))) for f, o in objects.items()]
+        for field, given, rows in checked:
+            found, computed = self.tables[field].embed(self.keys.of(field, given.ids), rows)
+            own.setdefault(self.servers[field], {}).update(found)
+            ran += computed
+        return own, ran
+
+    def context(self, batch: Batch, own: Own) -> Found:
+        with torch.inference_mode():
+            return self._found(batch, self.context_sides, own)
+
+    def score(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int]:
+        """Probabilities, and how many distinct keys of the request had no vector anywhere."""
+        with torch.inference_mode():
+            logits, missing = self._logits(context, found, candidates, own)
+        if self.learner.shift:
+            logits = logits + np.float32(self.learner.shift)
+        if not np.isfinite(logits).all():
+            row = int(np.flatnonzero(~np.isfinite(logits))[0])
+            raise DataError(f"the model's output for candidate {row:,} is not finite: is a value too large?")
+        return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32), missing
+
+    def _logits(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int]:
+        rows = candidates.rows
+        theirs = self._found(candidates, self.candidate_sides, own)
+        missing = len(found.without | theirs.without)
+        if not rows:
+            return np.zeros(0, np.float32), missing
+        pools = [*(expanded(p, rows) for p in found.pools), *theirs.pools]
+        sequences = {n: (i.expand(rows, -1, -1), w.expand(rows)) for n, (i, w) in found.sequences.items()}
+        dense = self._dense(context, candidates)
+        inputs = Inputs(
+            self.learner.reads, rows, dense, tuple(pools), {**sequences, **theirs.sequences}, None, found.kept
+        )
+        logits: Floats = self.learner.model(inputs).numpy()
+        return logits, missing
+
+    def _found(self, batch: Batch, sides: list[Side], own: Own) -> Found:
+        pools: list[Pooled] = []
+        sequences: dict[str, Any] = {}
+        without: list[tuple[int, int]] = []
+        asked: list[tuple[PublishedVectors, int]] = []
+        for side in sides:
+            table = side.source.embedder
+            row = table.row
+            lookup = None if side.single else Lookup.of(batch, side.fields)
+            keys = single_keys(batch, side.pooled) if lookup is None else lookup.keys
+            if isinstance(table, PublishedVectors):
+                state = table.changes
+                vectors, lost, unpublished = table.look_up(keys, own.get(side.number))
+                if len(unpublished):
+                    without += [(side.number, key) for key in lost.tolist()]
+                    asked.append((table, state))
+            else:
+                vectors = table.pull(keys, create=False)
+            if lookup is None:
+                block = torch.from_numpy(vectors.reshape(len(side.pooled), batch.rows, row.width)).transpose(0, 1)
+                linear, pooled = (block[:, :, 0], block[:, :, 1:]) if row.linear else (None, block)
+                pools.append(Pooled(side.pooled, linear, pooled))
+                continue
+            found = torch.from_numpy(vectors)
+            if side.pooled:
+                linear, pooled = pool(found, lookup, row, side.pooling, 1, side.pooled)
+                pools.append(Pooled(side.pooled, linear, pooled))
+            for name in side.sequences:
+                sequences[name] = sequence(found, lookup, row, name, LONGEST)
+        return Found(pools, sequences, frozenset(without), tuple(asked))
+
+    def _dense(self, context: Batch, candidates: Batch) -> torch.Tensor:
+        whole = np.empty((candidates.rows, self.split.schema.dense_width), np.float32)
+        for side, begin, end, at in self.dense:
+            whole[:, at : at + end - begin] = (context if side == 0 else candidates).dense[:, begin:end]
+        if not np.isfinite(whole).all():
+            row, column = np.argwhere(~np.isfinite(whole))[0]
+            raise DataError(
+                f"dense column {self.split.schema.dense_names[column]!r} of candidate {row} is {whole[row, column]}"
+            )
+        return torch.from_numpy(whole)
+
+
+def single_keys(batch: Batch, fields: Sequence[str]) -> Keys:
+    """Keys of fields of exactly one key a row, field after field."""
+    values = [batch.sparse[name].values for name in fields]
+    for name, keys in zip(fields, values, strict=True):
+        if len(keys) != batch.rows:
+            raise DataError(f"field {name!r} has rows with other than one key; its schema says exactly one")
+    return np.concatenate(values)
+
+
+def expanded(pooled: Pooled, rows: int) -> Pooled:
+    linear = None if pooled.linear is None else pooled.linear.expand(rows, -1)
+    return Pooled(pooled.fields, linear, pooled.vectors.expand(rows, -1, -1))

@@ -1,0 +1,150 @@
+"""Objects that come with a request: images, titles, whatever a Model Server of the model was trained on.
+
+    "objects": {"ad_image": {"77": [0.1, …], "78": […]}}                 by field, by raw id: the text or number that is hashed
+    tensors objects.ad_image [n, width] and objects.ad_image.id [n]       the same in the Open Inference Protocol
+
+An object counts where its key has no published vector; then the version's sub-model runs on it. A list of tokens may be shorter
+than the sub-model's width. Counts are bounded here; width, type and numbers are held against the version that scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctrbox.embed.embedder import Keys
+from ctrbox.engines.plan import Plan, compile
+from ctrbox.errors import DataError, nearest
+from ctrbox.plan.expr import col
+from ctrbox.plan.features import FeatureSet
+from ctrbox.plan.node import Node
+from ctrbox.serve.fields import brief
+from ctrbox.views.view import View
+
+if TYPE_CHECKING:
+    from ctrbox.embed.published_table import PublishedVectors  # brings torch, which a Deep FFM is served without
+
+MOST_OBJECTS = 64  # of a request: the paper's sub-model takes 0.5 ms for one
+PREFIX, ID = "objects.", ".id"
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Raw ids of one field, and what is known of each: lists of numbers, or a matrix."""
+
+    ids: list[Any]
+    rows: Any
+
+
+def from_json(given: Any) -> dict[str, Objects]:
+    if not isinstance(given, dict):
+        raise DataError(f"objects must be an object of fields, got {brief(given)}")
+    found = {}
+    for field, by_id in given.items():
+        if not isinstance(by_id, dict):
+            raise DataError(f"objects of {field[:100]!r} must be an object of lists by id, got {brief(by_id)}")
+        found[field] = Objects(list(by_id), list(by_id.values()))
+    return bounded(found)
+
+
+def from_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, Objects]:
+    found = {}
+    for name, values in tensors.items():
+        field = name.removeprefix(PREFIX).removesuffix(ID)
+        if f"{PREFIX}{field}" not in tensors or f"{PREFIX}{field}{ID}" not in tensors:
+            raise DataError(f"objects of {field[:100]!r} need two tensors, {PREFIX}{field} and {PREFIX}{field}{ID}")
+        if name.endswith(ID):
+            continue
+        ids = tensors[f"{PREFIX}{field}{ID}"]
+        if values.ndim != 2 or values.dtype == object or ids.shape not in ((len(values),), (len(values), 1)):
+            raise DataError(
+                f"tensors {name!r} and {name + ID!r} have shapes {values.shape}, {ids.shape}; expected [n, width] and [n]"
+            )
+        found[field] = Objects(ids.reshape(-1).tolist(), values)
+    return bounded(found)
+
+
+def bounded(found: dict[str, Objects]) -> dict[str, Objects]:
+    count = sum(len(o.ids) for o in found.values())
+    if count > MOST_OBJECTS:
+        raise DataError(f"the request has {count:,} objects; this server takes at most {MOST_OBJECTS}")
+    return found
+
+
+class ObjectKeys:
+    """From the raw ids of objects to the keys that the plan gives them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.hashing: dict[tuple[str, str], Plan] = {}
+        # Of a field its space, and what is hashed there, "s" or "i"; "": numbers are keys as they are.
+        self.plain: dict[str, tuple[str, str]] = {}
+        for output in plan.graph.outputs:
+            kind = hashed(output.node) if output.role == "sparse" else None
+            if kind is not None:
+                self.plain[output.name] = output.space, kind
+
+    def of(self, field: str, ids: list[Any]) -> Keys:
+        if field not in self.plain:
+            raise DataError(f"objects of {field!r}: its keys are not of one plain id, so objects cannot be named by it")
+        space, kind = self.plain[field]
+        texts = [i.decode(errors="replace") if isinstance(i, bytes) else str(i) for i in ids]
+        if kind == "s":
+            return self.hashed(pa.array(texts, pa.string()), space)
+        numbers = []
+        for text in texts:
+            if not text.removeprefix("-").isdigit() or not text.isascii() or not -(1 << 63) <= int(text[:20]) < 1 << 63:
+                raise DataError(f"objects of {field!r}: id {brief(text)} is no whole number")
+            numbers.append(int(text))
+        return self.hashed(pa.array(numbers, pa.int64()), space) if kind else np.array(numbers, np.int64)
+
+    def hashed(self, ids: pa.Array, space: str) -> Keys:
+        """By a plan of one feature: compiled once, it takes 0.1 ms."""
+        plan = self.hashing.get((space, str(ids.type)))
+        if plan is None:
+            features = FeatureSet(sparse={"key": col("id").key(space=space)})
+            plan = compile(View(pa.table({"id": ids[:0]})), features, device="cpu", threads=1)
+            self.hashing[space, str(ids.type)] = plan
+        return np.array(plan.run(pa.table({"id": ids})).sparse["key"].values)
+
+
+def hashed(node: Node) -> str | None:
+    """The kind of value that a field hashes, "" where it takes whole numbers as keys; None where a key is of several."""
+    while node.op not in ("key", "as_key"):
+        inner = node.inner if node.op == "gather" else next(iter(node.args), None)
+        if inner is None or not inner.kind.endswith("k"):
+            return None
+        node = inner
+    if node.op == "as_key":
+        return ""
+    value = node.args[0].args[0] if node.args[0].op == "hash" else None
+    return value.kind[-1] if value is not None and value.kind[-1] in "si" else None
+
+
+def matrix(field: str, objects: Objects, table: PublishedVectors) -> Any:
+    """Objects of a field as the sub-model of a version takes them."""
+    rows = objects.rows
+    if isinstance(rows, list):
+        for name, row in zip(objects.ids, rows, strict=True):
+            what = f"object {brief(name)} of {field!r}"
+            if not isinstance(row, list) or not set(map(type, row)) <= {int, float}:
+                raise DataError(f"{what} must be a list of {table.width} numbers, got {brief(row)}")
+            if len(row) > table.width or (len(row) < table.width and not table.vocabulary):
+                raise DataError(f"{what} has {len(row):,} numbers; expected {table.width:,}")
+        try:
+            rows = np.array([[*row, *[0] * (table.width - len(row))] for row in rows])
+        except (OverflowError, ValueError):
+            raise DataError(f"objects of {field!r} hold a number that is too large") from None
+    if not len(rows):
+        return np.empty((0, table.width), np.float32)
+    return table.checked(rows, f"an object of {field!r}")
+
+
+def served_by(field: str, tables: Mapping[str, PublishedVectors]) -> PublishedVectors:
+    if field not in tables:
+        known = f"; it takes objects of {', '.join(map(repr, tables))}" if tables else "; it takes none"
+        raise DataError(f"this model computes no vectors of {field[:100]!r}{nearest(field, tables)}{known}")
+    return tables[field]

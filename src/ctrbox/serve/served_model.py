@@ -1,0 +1,107 @@
+"""A published run as the server sees it. Tables, vectors and sub-models of a version are one reference, replaced at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ctrbox.columns.batch import Schema
+from ctrbox.engines.plan import Plan
+from ctrbox.engines.split import ContextPart, Split
+from ctrbox.publish.sources import CLICK_MODEL
+from ctrbox.publish.weights import read_weights
+from ctrbox.serve.cache import ContextCache
+from ctrbox.serve.model_scorer import Found, ModelScorer
+from ctrbox.serve.objects import ObjectKeys
+from ctrbox.serve.request import Request, RequestReader
+from ctrbox.serve.served import OBJECTS, Scores, keys_bytes, spread
+from ctrbox.train.learner import Learner
+from ctrbox.train.published import learner_of
+
+NOTHING: dict[int, dict[int, np.ndarray]] = {}
+
+
+@dataclass(frozen=True)
+class LiveModel:
+    """One version, loaded and checked."""
+
+    learner: Learner
+    version: int
+    scorer: ModelScorer
+
+
+@dataclass(frozen=True)
+class CachedContext:
+    part: ContextPart
+    found: Found
+
+
+class ServedModel:
+    kind = CLICK_MODEL
+
+    def __init__(
+        self,
+        plan: Plan,
+        context: tuple[str, ...],
+        weights: str | os.PathLike[str],
+        version: int,
+        *,
+        cache_bytes: int,
+        most_candidates: int,
+    ) -> None:
+        self.split = Split(plan, context)
+        self.schema: Schema = plan.schema
+        self.keys = ObjectKeys(plan)
+        self.live = self.read(weights, version)
+        self.cache = ContextCache(cache_bytes)
+        self.missing = self.embedded = 0
+        self._counting = threading.Lock()
+        fields = [*self.split.context_schema, *self.split.candidate_schema]
+        self.reader = RequestReader(pa.schema(fields), plan.log.source.schema.names, context, most_candidates)
+
+    @property
+    def version(self) -> int:
+        return self.live.version
+
+    def read(self, weights: str | os.PathLike[str], version: int) -> LiveModel:
+        learner = learner_of(read_weights(weights), self.schema, str(weights))
+        return LiveModel(learner, version, ModelScorer(learner, self.split, self.keys))
+
+    def take(self, weights: str | os.PathLike[str], version: int) -> None:
+        """Serve another version from the next request on."""
+        self.live = self.read(weights, version)
+        self.cache.clear()
+
+    def score(self, request: Request) -> tuple[Scores, int]:
+        live = self.live
+        scorer = live.scorer
+        own, ran = scorer.embed(request.objects) if request.objects else (NOTHING, 0)
+        key = (live.version, request.key)
+        met: CachedContext | None = self.cache.get(key)
+        if met is None or own or not met.found.fresh:
+            part = self.split.context(request.context()) if met is None else met.part
+            met = CachedContext(part, scorer.context(part.batch, own))
+            if not own:
+                self.cache.put(key, met, len(request.key) + OBJECTS + keys_bytes(part.batch) + met.found.bytes)
+        batch = self.split.candidates(met.part, request.candidates)
+        scores, missing = scorer.score(met.part.batch, met.found, batch, own)
+        if missing or ran:
+            with self._counting:
+                self.missing += missing
+                self.embedded += ran
+        return spread(scores, batch, request.rows), live.version
+
+    def objects(self) -> dict[str, int]:
+        """Counts of objects: without a vector, embedded on request, and remembered of those."""
+        tables = {id(t): t for t in self.live.scorer.tables.values()}.values()
+        remembered = sum(t.remembered for t in tables)
+        return {
+            "vectors": sum(map(len, tables)),
+            "missing": self.missing,
+            "embedded": self.embedded,
+            "remembered": remembered,
+        }

@@ -1,0 +1,167 @@
+"""A run as published weights, and back: everything that decides its predictions, nothing that only learning needs.
+
+    about    model, config, fingerprint of the plan, shift, tables: fields, dim, linear, and
+                 of a table: init, seed
+                 of a Model Server: server: kind of its sub-model, width, vocabulary
+    parts    dense.NAME                          the model's tensors
+             table.K.key, .weight, .vector       rows of a table; of a Model Server: its vectors of all objects it has
+             table.K.model.NAME                  weights of its sub-model
+
+One file, so a version's tables and sub-models come and go together. Reading builds models without memory for weights first, and
+compares every shape before it takes any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ctrbox import models
+from ctrbox.columns.batch import Schema
+from ctrbox.embed.embedder import Embedder, Row
+from ctrbox.embed.model_server import ModelServer
+from ctrbox.embed.published_table import PublishedTable, PublishedVectors
+from ctrbox.embed.submodels import OTHER, TEXT, kind_of, unfilled
+from ctrbox.embed.table import Table
+from ctrbox.errors import CtrboxError, DataError, PlanError
+from ctrbox.publish.sources import CLICK_MODEL, table_parts
+from ctrbox.publish.weights import Part, Weights
+from ctrbox.train.learner import Learner
+
+# As safetensors names them.
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL"}
+DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"}
+OF_DTYPE = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def weights_of_run(learner: Learner) -> Weights:
+    """The sub-models of its Model Servers are run over every object they have."""
+    model = learner.model
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if models.MODELS.get(name) is not type(model) or config is None:
+        raise PlanError(
+            f"{name} is none of cb.models, so whoever serves it could not build it; expected one of {', '.join(models.MODELS)}"
+        )
+    parts = list(_tensor_parts("dense.", model))
+    tables: list[dict[str, Any]] = []
+    for k, source in enumerate(learner.sources):
+        embedder: Any = source.embedder
+        about: dict[str, Any] = {"fields": list(source.fields), "dim": embedder.dim, "linear": embedder.row.linear}
+        if isinstance(embedder, ModelServer):
+            kind = kind_of(embedder.submodel)
+            about["server"] = {"submodel": kind, "width": embedder.data.width, "tokens": embedder.data.tokens}
+            if kind != OTHER:
+                parts += _tensor_parts(f"table.{k}.model.", embedder.submodel)
+        elif isinstance(embedder, Table):
+            about |= {"init": embedder.init, "seed": embedder.seed}
+        else:
+            raise PlanError(
+                f"cannot publish the rows of {type(embedder).__name__}; expected a table or a cb.ModelServer"
+            )
+        keys, rows, _ = embedder.export()
+        linear = int(embedder.row.linear)
+        parts += table_parts(f"table.{k}.", keys, rows[:, 0] if linear else None, rows[:, linear:])
+        tables.append(about)
+    facts = {"model": name, "config": config, "fingerprint": learner.schema.fingerprint, "shift": learner.shift}
+    return Weights(CLICK_MODEL, {**facts, "tables": tables}, parts)
+
+
+def learner_of(weights: Weights, schema: Schema, where: str) -> Learner:
+    """The model of a published version with its tables; ``schema``: of its plan. It predicts, and cannot learn."""
+    if weights.kind != CLICK_MODEL:
+        raise DataError(f"{where} holds weights of kind {weights.kind!r}; expected {CLICK_MODEL!r}")
+    about = weights.about
+    if about.get("fingerprint") != schema.fingerprint:
+        raise DataError(
+            f"{where} was trained with a plan of fingerprint {str(about.get('fingerprint'))[:16]}…, this one has "
+            f"{schema.fingerprint[:16]}…: features, cleaning or fitted values differ"
+        )
+    try:
+        shift = float(about["shift"])
+        if not -50 < shift <= 0:
+            raise ValueError(f"shift {shift}")
+        with torch.device("meta"):
+            shapes = models.build(about["model"], schema, about["config"])
+        tensors = _tensors(shapes, weights, "dense.", where)
+        # Only now with memory, which the file's own size bounds: buffers that are no weights need their values, too.
+        with torch.random.fork_rng(devices=[]):
+            model = models.build(about["model"], schema, about["config"])
+        model.load_state_dict(tensors, assign=True)
+        embedders: dict[str, Embedder] = {}
+        for k, table in enumerate(about["tables"]):
+            embedders.update(dict.fromkeys(map(str, table["fields"]), _table(weights, k, table, where)))
+        learner = Learner(model, schema, embedders)
+    except CtrboxError as error:
+        raise DataError(f"cannot read {where}: {error}") from error
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise DataError(f"cannot read {where}: its parts contradict each other: {error!r}") from error
+    learner.shift = shift
+    learner.model.eval().requires_grad_(False)
+    return learner
+
+
+def _table(weights: Weights, k: int, about: dict[str, Any], where: str) -> PublishedTable:
+    prefix = f"table.{k}."
+    row = Row(int(about["dim"]), bool(about["linear"]))
+    keys = weights.part(f"{prefix}key").data.view(np.int64)
+    vectors = _floats(weights.part(f"{prefix}vector"), (len(keys), row.dim))
+    server = about.get("server")
+    if server is None:
+        if row.linear:
+            vectors = np.concatenate([_floats(weights.part(f"{prefix}weight"), (len(keys), 1)), vectors], 1)
+        return PublishedTable(keys, vectors, row, init=float(about["init"]), seed=int(about["seed"]))
+    width, tokens, kind = int(server["width"]), bool(server["tokens"]), str(server["submodel"])
+    if kind == OTHER:
+        return PublishedVectors(keys, vectors, None, width=width)
+    shapes = {p.name.removeprefix(f"{prefix}model."): p.shape for p in weights.parts if f"{prefix}model." in p.name}
+    submodel = unfilled(kind, shapes)
+    submodel.load_state_dict(_tensors(submodel, weights, f"{prefix}model.", where), assign=True)
+    takes = width if kind == TEXT else shapes["0.weight"][1]
+    gives = shapes["out.weight"][0] if kind == TEXT else list(submodel.children())[-1].out_features
+    if takes != width or gives != row.dim or tokens != (kind == TEXT):
+        raise ValueError(f"a sub-model from {takes} to {gives} numbers, a table from {width} to {row.dim}")
+    vocabulary = shapes["tokens.weight"][0] - 1 if kind == TEXT else 0
+    return PublishedVectors(keys, vectors, submodel, width=width, vocabulary=vocabulary)
+
+
+def _floats(part: Part, shape: tuple[int, int]) -> Any:
+    if part.dtype != "F32":
+        raise ValueError(f"part {part.name!r} of {part.dtype}")
+    return part.data.reshape(shape)
+
+
+def _tensor_parts(prefix: str, module: nn.Module) -> Iterator[Part]:
+    for name, tensor in module.state_dict().items():
+        held = tensor.detach().cpu().contiguous()
+        if held.dtype not in DTYPES:
+            raise PlanError(f"weight {name!r} is of {held.dtype}, which is not published")
+        flat = held.reshape(-1)
+        data = flat if held.dtype == torch.float32 else flat.view(torch.uint8)
+        yield Part(prefix + name, DTYPES[held.dtype], tuple(held.shape), data.numpy())
+
+
+def _tensors(module: nn.Module, weights: Weights, prefix: str, where: str) -> dict[str, torch.Tensor]:
+    """The weights of a module, which may be on the meta device; DataError where names, shapes or types are others."""
+    mine = module.state_dict()
+    found = {p.name.removeprefix(prefix): p for p in weights.parts if p.name.startswith(prefix)}
+    tensors: dict[str, torch.Tensor] = {}
+    for name in sorted({*mine, *found}):
+        if name not in mine or name not in found:
+            raise DataError(f"{where} holds another model: weight {name!r} is on one side only")
+        part = found[name]
+        if part.shape != tuple(mine[name].shape) or OF_DTYPE.get(part.dtype) != mine[name].dtype:
+            raise DataError(
+                f"{where} holds another model: weight {name!r} is {part.shape} {part.dtype}, expected "
+                f"{tuple(mine[name].shape)} {DTYPES.get(mine[name].dtype)}"
+            )
+        flat = torch.from_numpy(np.array(part.data))  # a copy: aligned, and its own
+        tensors[name] = (
+            flat.view(mine[name].dtype).reshape(part.shape)
+            if part.data.size
+            else torch.empty(part.shape, dtype=mine[name].dtype)
+        )
+    return tensors

@@ -1,0 +1,81 @@
+"""A row that stands for all gives what the repeated rows give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctrbox.models.aggregators import AGGREGATORS, aggregator, one_history, over_one
+from ctrbox.models.attention import LocalActivation
+from ctrbox.models.mlp import MLP
+from ctrbox.models.one_row import stands_for_all
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, atol=1e-5, rtol=1e-5)
+
+
+def jolted(module: torch.nn.Module) -> torch.nn.Module:
+    """Other weights than the first ones, slopes beyond 1 and below 0 among them."""
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(torch.randn_like(weight))
+    return module.eval()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 9),
+    length=st.integers(0, 7),
+    padding=st.integers(0, 2),
+    kind=st.sampled_from(AGGREGATORS),
+    other=st.sampled_from([4, 6]),
+    hidden=st.sampled_from([(5,), (5, 3)]),
+    seed=st.integers(0, 99),
+)
+@torch.inference_mode()
+def test_aggregators(
+    rows: int, length: int, padding: int, kind: str, other: int, hidden: tuple[int, ...], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    made = jolted(aggregator(kind, 4, [4, other], longest=5, attention=hidden))
+    items = torch.zeros(1, max(1, length + padding), 4)
+    items[:, :length] = torch.randn(1, length, 4)
+    lengths = torch.tensor([length])
+    queries = [torch.randn(rows, 4), torch.randn(rows, other)][: 2 if kind == "multi_query" else 1]
+    once = items.expand(rows, -1, -1), lengths.expand(rows)
+    whole = made(items.repeat(rows, 1, 1), lengths.repeat(rows), *queries)
+    assert close(made(*once, *queries), whole)
+    ahead = one_history(made, items[0, :length])
+    assert (ahead is None) == (kind not in ("attentive", "multi_query") or length == 0 or len(hidden) > 1)
+    if ahead is not None:
+        assert close(torch.cat(over_one(made, ahead, queries), 1), whole)
+
+
+@pytest.mark.parametrize("kind", ["dice", "prelu"])
+@pytest.mark.parametrize("softmax", [False, True])
+@torch.inference_mode()
+def test_local_activation(kind: str, softmax: bool) -> None:
+    torch.manual_seed(1)
+    unit = jolted(LocalActivation(4, (6, 3), kind=kind, softmax=softmax))
+    items, target = torch.randn(1, 5, 4), torch.randn(8, 4)
+    items[:, 3:] = 0.0
+    lengths = torch.tensor([3])
+    once = unit(target, items.expand(8, -1, -1), lengths.expand(8))
+    assert close(once, unit(target, items.repeat(8, 1, 1), lengths.repeat(8)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(shared=st.lists(st.booleans(), min_size=1, max_size=5), rows=st.integers(1, 6), bias=st.booleans())
+@torch.inference_mode()
+def test_towers(shared: list[bool], rows: int, bias: bool) -> None:
+    widths = [(7 * k) % 4 for k in range(1, len(shared) + 1)]
+    if not sum(widths):
+        return
+    made = jolted(MLP(sum(widths), (5, 1) if bias else (1,), bias=bias))
+    parts = [torch.randn(1 if one else rows, w).expand(rows, -1) for one, w in zip(shared, widths, strict=True)]
+    assert close(made(*parts), made(*(p.contiguous() for p in parts)))
+    assert stands_for_all(torch.randn(1, 2).expand(3, -1))
+    assert not stands_for_all(torch.randn(3, 2))
