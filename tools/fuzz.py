@@ -1,4 +1,4 @@
-"""Run fuzz targets one after the other: ``python tools/fuzz.py BUILD --runs 1000000 [--only text,json]``.
+"""Run fuzz targets, ``--jobs`` at a time: ``python tools/fuzz.py BUILD --runs 1000000 [--jobs 2] [--only text,json]``.
 
 BUILD has the programs (cmake -DCTRBOX_FUZZ=ON); seeds come from tools/fuzz_seeds.py. A finding is left in BUILD/findings,
 its report is printed, and the exit status is 1. What a run learned stays in BUILD/corpus for the next.
@@ -12,11 +12,13 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 DONE = re.compile(r"#(\d+)\s+DONE\s+cov: (\d+) ft: (\d+) corp: (\d+)\S*.*")
-LONGEST = {"text": 256, "json": 1024, "batch": 512, "patch": 1024, "calls": 1024}
+LONGEST = {"text": 256, "json": 1024, "request_rows": 512, "frame": 512, "batch": 512, "patch": 1024, "calls": 1024}
 LONGEST |= {"checkpoint": 20480, "checkpoint_forged": 20480, "strings": 512, "numbers": 256, "lists": 512}
+SLOWEST = ["checkpoint_forged", "patch_file_forged", "checkpoint", "text", "patch", "patch_file", "frame"]  # go first
 
 
 def run(build: Path, name: str, runs: int) -> dict[str, float | str]:
@@ -48,6 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
     parser.add_argument("--runs", type=int, default=1_000_000)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
     names = sorted(p.name.removeprefix("fuzz_") for p in given.build.glob("fuzz_*") if p.is_file())
@@ -56,16 +59,18 @@ def main() -> int:
     if not names:
         print(f"no target in {given.build}; build with -DCTRBOX_FUZZ=ON", file=sys.stderr)
         return 2
+    names.sort(key=lambda name: SLOWEST.index(name) if name in SLOWEST else len(SLOWEST))
     findings = 0
     print(f"{'target':24}{'runs':>10}{'s':>8}{'runs/s':>9}{'edges':>8}{'corpus':>8}{'MB':>7}", flush=True)
     results = []
-    for name in names:
-        facts = run(given.build, name, given.runs)
-        results.append(facts)
-        findings += bool(facts["finding"])
-        shown = [facts.get(k, "-") for k in ("runs", "seconds", "runs_per_s", "edges", "corpus", "peak_mb")]
-        row = "".join(f"{value:>{width}}" for value, width in zip(shown, (10, 8, 9, 8, 8, 7), strict=True))
-        print(f"{name:24}{row}{'   FINDING' if facts['finding'] else ''}", flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for done in as_completed([pool.submit(run, given.build, name, given.runs) for name in names]):
+            facts = done.result()
+            results.append(facts)
+            findings += bool(facts["finding"])
+            shown = [facts.get(k, "-") for k in ("runs", "seconds", "runs_per_s", "edges", "corpus", "peak_mb")]
+            row = "".join(f"{value:>{width}}" for value, width in zip(shown, (10, 8, 9, 8, 8, 7), strict=True))
+            print(f"{facts['target']:24}{row}{'   FINDING' if facts['finding'] else ''}", flush=True)
     print(json.dumps({"targets": results, "findings": findings}))
     return 1 if findings else 0
 
