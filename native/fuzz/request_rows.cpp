@@ -1,6 +1,11 @@
-// Bodies of requests. The first byte chooses the reader, and whether bytes from 0x80 on stand for themselves or for
-// whole words of a request. What the fast reader takes, the scanner of JSON reads as well, with the same values.
+// Bodies of requests. The first byte chooses the reader and how the others are spelled: as they are; those from 0x80 on
+// as whole words of a request; or as choices of one that is put together. What the fast reader takes, the scanner of
+// JSON reads as well, with the same values; and a plain request is taken.
 #include "core/request_rows.h"
+
+#include <cfloat>
+#include <charconv>
+#include <cmath>
 
 #include "core/tables.h"
 #include "fuzz/fuzz.h"
@@ -53,8 +58,8 @@ constexpr std::string_view kWords[] = {R"("candidates": )",
                                        R"("user": {"a": ["]}"]}})"};
 
 struct Reader {
-  Reader(std::vector<RequestRows::Column> given, const std::vector<std::string>& ignored, int64_t most_)
-      : columns(std::move(given)), most(most_), rows(columns, ignored, most) {
+  Reader(std::vector<RequestRows::Column> given, std::vector<std::string> others, int64_t most_)
+      : columns(std::move(given)), ignored(std::move(others)), most(most_), rows(columns, ignored, most) {
     std::vector<std::string> as_objects, as_lists, kinds;
     for (int64_t r = 0; r < most; ++r)
       for (const RequestRows::Column& c : columns) {
@@ -68,6 +73,7 @@ struct Reader {
   }
 
   std::vector<RequestRows::Column> columns;
+  std::vector<std::string> ignored;
   int64_t most;
   RequestRows rows;
   std::unique_ptr<JsonPaths> objects, lists;
@@ -142,6 +148,98 @@ std::string spelled(std::string_view bytes) {
   return out;
 }
 
+// A request of the reader's columns. Now and then something in it is not as it should be: then it is not `plain`.
+class Composer {
+ public:
+  Composer(fuzz::Input& in, const Reader& reader) : plain(true), in_(in), reader_(reader) {}
+
+  std::string request() {
+    std::vector<size_t> order;  // reader.columns.size(): a column that is ignored
+    const size_t n = reader_.columns.size(), turn = in_.byte();
+    for (size_t k = 0; k < n; ++k) order.push_back((k + turn) % n);
+    if (!reader_.ignored.empty() && in_.byte() & 1) order.insert(order.begin() + in_.byte() % (n + 1), n);
+    if (rarely()) order.pop_back();
+    if (rarely()) order.push_back(in_.byte() % n);
+    const size_t rows = 1 + in_.byte() % static_cast<size_t>(reader_.most);
+    const bool lists = in_.byte() & 1;
+    const std::string candidates =
+        "\"candidates\":" + blank() +
+        (lists ? joined('{', order.size(), '}',
+                        [&](size_t k) {
+                          const size_t here = rarely() ? in_.byte() % 8 : rows;
+                          return name(order[k]) + joined('[', here, ']', [&](size_t) { return value(order[k]); });
+                        })
+               : joined('[', rarely() ? in_.byte() % 8 : rows, ']', [&](size_t) {
+                   return joined('{', order.size(), '}', [&](size_t k) { return name(order[k]) + value(order[k]); });
+                 }));
+    const uint8_t context = in_.byte();
+    const std::string once = "\"context\":" + blank() + R"({"user": [1, {"a": "}\"]"}]})";
+    std::string out = context % 4 == 0   ? once + "," + candidates
+                      : context % 4 == 1 ? candidates + "," + once
+                                         : candidates;
+    if (context == 255) out += "," + (odd(), once);
+    return blank() + "{" + out + blank() + "}" + blank();
+  }
+
+  bool plain;
+
+ private:
+  void odd() { plain = false; }
+  bool rarely() {
+    const bool yes = in_.byte() == 255;
+    if (yes) odd();
+    return yes;
+  }
+  std::string blank() { return std::string(in_.byte() % 8 == 7 ? " \n" : ""); }
+
+  template <class One>
+  std::string joined(char begin, size_t n, char end, One one) {
+    std::string out(1, begin);
+    for (size_t k = 0; k < n; ++k) out += (k ? "," : "") + blank() + one(k) + blank();
+    return out + end;
+  }
+
+  std::string name(size_t column) {
+    const bool known = column < reader_.columns.size();
+    return "\"" + (known ? reader_.columns[column].name : reader_.ignored.front()) + "\"" + blank() + ":" + blank();
+  }
+
+  std::string value(size_t column) {
+    const uint8_t how = in_.byte();
+    if (how == 255) return odd(), std::string(kWords[in_.byte() % std::size(kWords)]);
+    if (how == 254) return odd(), std::string(in_.piece(in_.byte() % 8));
+    if (how % 8 == 0) return "null";
+    if (column == reader_.columns.size()) return how & 1 ? "-1.5E+7" : "false";
+    const RequestRows::Column& c = reader_.columns[column];
+    switch (c.kind) {
+      case 'b':
+        return how & 1 ? "true" : "false";
+      case 's': {
+        std::string text(in_.piece(in_.byte() % 20));
+        for (char& x : text) {
+          x = static_cast<char>(x & 0x7f);
+          if (x < ' ' || x == 0x7f || x == '"' || x == '\\') x = '.';
+        }
+        return "\"" + text + "\"";
+      }
+      case 'i': {
+        int64_t whole = how & 1 ? in_.take<int64_t>() : in_.take<int8_t>();
+        return std::to_string(std::clamp(whole, c.low, c.high));
+      }
+      default: {
+        double x = how & 1 ? in_.take<double>() : in_.take<int8_t>() / 8.0;
+        if (!std::isfinite(x)) x = 0.1;
+        if (c.single) x = std::clamp(x, double{-FLT_MAX}, double{FLT_MAX});
+        char text[40];
+        return {text, std::to_chars(text, text + sizeof text, x).ptr};
+      }
+    }
+  }
+
+  fuzz::Input& in_;
+  const Reader& reader_;
+};
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -161,12 +259,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Input in(data, size);
   const uint8_t how = in.byte();
   const Reader& reader = readers[how % 4 % std::size(readers)];
-  const std::string text = how & 4 ? spelled(in.rest()) : std::string(in.rest());
+  bool plain = false;
+  std::string text;
+  if (how & 8) {
+    Composer composer(in, reader);
+    text = composer.request();
+    plain = composer.plain;
+  } else {
+    text = how & 4 ? spelled(in.rest()) : std::string(in.rest());
+  }
   std::optional<RequestRows::Read> found;
   {
     fuzz::Heap heap;  // gone before the frame is looked at: it must have all it needs
     found = reader.rows.read({heap.copy(text), text.size()});
   }
+  EXPECT(found || !plain);
   if (!found) return 0;
   const size_t begin = found->context_begin, end = found->context_end;
   EXPECT(found->rows > 0 && found->rows <= reader.most && found->frame->rows() == found->rows);
