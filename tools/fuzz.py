@@ -17,40 +17,56 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-DONE = re.compile(r"#(\d+)\s+DONE\s+cov: (\d+) ft: (\d+) corp: (\d+)\S*.*")
+REACHED = re.compile(r"^#\d+\s+\w+\s+cov: (\d+) ft: (\d+) corp: (\d+)", re.MULTILINE)
+SECONDS = 20  # of one run
 LONGEST = {"text": 256, "json": 1024, "request_rows": 512, "frame": 512, "batch": 512, "patch": 1024, "calls": 1024}
 LONGEST |= {"checkpoint": 20480, "checkpoint_forged": 20480, "strings": 512, "numbers": 256, "lists": 512}
 # What is freed stays poisoned for longer than a run lasts, not for 256 MB: the processor's caches hold it.
-SANITIZER = "quarantine_size_mb=16:malloc_context_size=8"
+ENVIRONMENT = {"ASAN_OPTIONS": "quarantine_size_mb=16:malloc_context_size=8", **os.environ}
 SLOWEST = ["checkpoint_forged", "patch_file_forged", "checkpoint", "text", "patch", "patch_file", "frame"]  # go first
 
 
-def run(build: Path, name: str, runs: int) -> dict[str, float | str]:
-    corpus, findings, log = build / "corpus" / name, build / "findings", build / "logs" / f"{name}.log"
-    for folder in (corpus, findings, log.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    seeds = build / "seeds" / name
-    longest = LONGEST.get(name, 16384)
-    command = [
-        str(build / f"fuzz_{name}"), f"-runs={runs}", "-seed=1", f"-max_len={longest}", "-len_control=20",
-        "-rss_limit_mb=2048", "-malloc_limit_mb=128", "-timeout=20", "-print_final_stats=1",
-        f"-artifact_prefix={findings}/{name}-", str(corpus), str(seeds),
+def command(build: Path, name: str, *more: str) -> list[str]:
+    return [
+        str(build / f"fuzz_{name}"), f"-max_len={LONGEST.get(name, 16384)}", "-rss_limit_mb=2048", "-malloc_limit_mb=128",
+        f"-timeout={SECONDS}", f"-artifact_prefix={build}/findings/{name}-", *more,
     ]  # fmt: skip
-    environment = {"ASAN_OPTIONS": SANITIZER, **os.environ}
-    start = time.monotonic()
-    with log.open("wb") as told:
-        status = subprocess.run(command, stdout=told, stderr=told, env=environment).returncode
-    seconds = time.monotonic() - start
-    text = log.read_text(errors="replace")
-    found = DONE.search(text)
-    if status or not found:
-        print(text[-3000:])
-        return {"target": name, "finding": 1, "seconds": round(seconds, 1)}
-    peak = re.search(r"peak_rss_mb:\s+(\d+)", text)
-    count = int(found[1])
+
+
+def ends_alone(build: Path, name: str, text: str) -> bool:
+    """Whether what libFuzzer stopped as too slow ends in time when it is run again: then the machine was too slow, or the
+    process was stopped for a while. The input is no finding."""
+    kept = re.search(r"Test unit written to (\S*timeout-\w+)", text)
+    if "libFuzzer: timeout" not in text or not kept:
+        return False
+    again = command(build, name, kept[1])
+    if any(subprocess.run(again, capture_output=True, env=ENVIRONMENT).returncode for _ in range(2)):
+        return False
+    Path(kept[1]).unlink()
+    return True
+
+
+def run(build: Path, name: str, runs: int) -> dict[str, float | str]:
+    corpus, log = build / "corpus" / name, build / "logs" / f"{name}.log"
+    for folder in (corpus, build / "findings", log.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    start, count = time.monotonic(), 0
+    while count < runs:
+        flags = (f"-runs={runs - count}", "-seed=1", "-len_control=20", "-print_final_stats=1")
+        with log.open("wb") as told:
+            call = command(build, name, *flags, str(corpus), str(build / "seeds" / name))
+            status = subprocess.run(call, stdout=told, stderr=told, env=ENVIRONMENT).returncode
+        text = log.read_text(errors="replace")
+        stats = {k: int(v) for k, v in re.findall(r"stat::(\w+):\s+(\d+)", text)}
+        count += stats.get("number_of_executed_units", 0)
+        seconds = time.monotonic() - start
+        if status and not ends_alone(build, name, text):
+            print(text[-3000:])
+            return {"target": name, "finding": 1, "runs": count, "seconds": round(seconds, 1)}
+    reached = REACHED.findall(text)[-1]
     facts: dict[str, float | str] = {"target": name, "finding": 0, "runs": count, "seconds": round(seconds, 1)}
-    facts |= {"runs_per_s": round(count / seconds), "edges": int(found[2]), "features": int(found[3])}
-    return facts | {"corpus": int(found[4]), "peak_mb": int(peak[1]) if peak else 0}
+    facts |= {"runs_per_s": round(count / seconds), "edges": int(reached[0]), "features": int(reached[1])}
+    return facts | {"corpus": int(reached[2]), "peak_mb": stats["peak_rss_mb"]}
 
 
 def main() -> int:
