@@ -29,7 +29,7 @@ SLOWEST = ["checkpoint_forged", "patch_file_forged", "checkpoint", "text", "patc
 def command(build: Path, name: str, *more: str) -> list[str]:
     return [
         str(build / f"fuzz_{name}"), f"-max_len={LONGEST.get(name, 16384)}", "-rss_limit_mb=2048", "-malloc_limit_mb=128",
-        f"-timeout={SECONDS}", f"-artifact_prefix={build}/findings/{name}-", *more,
+        f"-timeout={SECONDS}", f"-report_slow_units={SECONDS}", f"-artifact_prefix={build}/findings/{name}-", *more,
     ]  # fmt: skip
 
 
