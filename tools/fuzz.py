@@ -39,7 +39,7 @@ def ends_alone(build: Path, name: str, text: str) -> bool:
     kept = re.search(r"Test unit written to (\S*timeout-\w+)", text)
     if "libFuzzer: timeout" not in text or not kept:
         return False
-    again = command(build, name, kept[1])
+    again = command(build, name, "-detect_leaks=0", kept[1])
     if any(subprocess.run(again, capture_output=True, env=ENVIRONMENT).returncode for _ in range(2)):
         return False
     Path(kept[1]).unlink()
