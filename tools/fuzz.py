@@ -71,7 +71,7 @@ def run(build: Path, name: str, runs: int) -> dict[str, float | str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build", type=Path)
+    parser.add_argument("build", type=lambda given: Path(given).resolve())
     parser.add_argument("--runs", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", default="")
