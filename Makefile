@@ -7,6 +7,7 @@
 #   PY=python3 SETUP=       test-gpu and bench-gpu with an interpreter that has ctrbox installed; no .venv is made
 #   QUICK=1                 bench-gpu at its quick sizes
 #   RUNS=… ONLY=text,json   of fuzz: runs of each target, and which; FUZZ_CXX=clang++ another clang
+#   JOBS=…                  compilers, tests and fuzz targets at a time: as many as there are cores unless given
 #   PREFIX=…                of capi: where it is installed
 #   OUT=file                of bench-gpu: where the JSON lines go, .cache/bench-gpu.jsonl unless given here
 SHELL := /bin/bash
@@ -119,7 +120,7 @@ fuzz: setup  ## libFuzzer over every native parser: RUNS of each, under the addr
 	  -DCTRBOX_FUZZ=ON --log-level=WARNING >/dev/null
 	$(BIN)/cmake --build build/fuzz
 	$(PY) tools/fuzz_seeds.py build/fuzz/seeds
-	$(PY) tools/fuzz.py build/fuzz --runs $(RUNS) --only "$(ONLY)"
+	$(PY) tools/fuzz.py build/fuzz --runs $(RUNS) --jobs $(JOBS) --only "$(ONLY)"
 
 capi: setup  ## libctrbox, its header and its pkg-config file, into PREFIX
 	$(BIN)/cmake -S . -B build/capi -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DCTRBOX_CAPI=ON \

@@ -29,6 +29,17 @@ JSON = [
     b"-0.5e+7",
     b'"text"',
 ]
+REQUESTS = [
+    b'{"context": {"user": 7, "clicked": ["\\"}", {}]}, "candidates": [{"ad": 5, "slot": -3, "price": 1.5, "rate": 2,'
+    b' "title": "red shoe", "shown": true, "extra": null}, {"ad": 6, "slot": 127, "price": null, "rate": 1e-3, "title": "",'
+    b' "shown": false, "extra": "x"}]}',
+    b'{"candidates": {"shown": [true, null], "ad": [-1, 9223372036854775807], "slot": [0, -128], "price": [-0.0, 5e-324],'
+    b' "rate": [0.1, 3.4e38], "title": ["a", null]}, "context": {}}',
+    b'\n{ "candidates" :\t[ {"a": 4294967295, "x y": "~"} , {"a": 0, "x y": "b"} ] }\r\n',
+    b'{"candidates": {"a": [1, 2, 3], "ad": [1.0, true, "q"], "x y": ["a", "b", "c"]}}',
+    b'{"candidates": [{"price": 12345678901234567890.5e-3}]}',
+    b'{"candidates": {"price": [1]}}',
+]
 
 
 def write(folder: Path, *seeds: bytes) -> None:
@@ -123,6 +134,7 @@ def main(out: Path) -> None:
         scratch = Path(name)
         write(out / "text", *(b"\x10" + t for t in VW), *(b"\1" + t for t in LIBFFM), *(b"\2" + t for t in VW))
         write(out / "json", *JSON)
+        write(out / "request_rows", *(bytes([how]) + t for t in REQUESTS for how in range(8)))
         models = []
         for n, engine in enumerate(engines(scratch)):
             engine.save(scratch / f"{n}.ffm")
@@ -142,6 +154,9 @@ def main(out: Path) -> None:
     streams = hashlib.shake_128(b"streams").digest(600)
     write(out / "patch", *(bytes([how, word]) + streams for how in range(4) for word in range(3)))
     write(out / "batch", *(bytes([4, 2, how, 2]) + streams[:200] for how in (0, 5, 21, 61, 255)))
+    # Rows, no strange batch, columns, then a column: how, its kind, values.
+    write(out / "frame", *(bytes([9, 0, 1, how, kind]) + streams for kind in range(18) for how in (0, 3, 31, 39)))
+    write(out / "request_rows", *(bytes([8 + n % 3]) + streams[20 * n :][:200] for n in range(12)))
     write(out / "calls", *(bytes([how]) + streams[how:300] for how in range(8)))
     for target in ("strings", "numbers", "lists"):
         write(out / target, *rows(160))

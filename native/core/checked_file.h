@@ -29,13 +29,15 @@ struct DamagedFile : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Whether a checksum fits. A fuzzer may take all of them for true, so that what lies behind them is tried as well; no
-// other build has that switch.
+// Whether a checksum fits. A fuzzer may take all of them for true, so that what lies behind them is tried as well, and
+// its small files must not fit into one buffer; no other build has that switch.
 #ifdef CTRBOX_FUZZ
 inline bool every_seal_fits = false;
 inline bool seal_fits(uint64_t met, uint64_t expected) { return met == expected || every_seal_fits; }
+inline constexpr size_t kFileBuffer = size_t{1} << 10;
 #else
 inline bool seal_fits(uint64_t met, uint64_t expected) { return met == expected; }
+inline constexpr size_t kFileBuffer = size_t{1} << 20;
 #endif
 
 class Checksum {
@@ -93,7 +95,7 @@ class Checksum {
 
 class CheckedWriter {
  public:
-  explicit CheckedWriter(const std::string& path) : buffer_(new char[kBuffer]) {
+  explicit CheckedWriter(const std::string& path) : buffer_(new char[kFileBuffer]) {
     file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file_ < 0) fail();
   }
@@ -132,8 +134,8 @@ class CheckedWriter {
   void plain(const void* data, size_t size) {
     const char* p = static_cast<const char*>(data);
     while (size > 0) {
-      if (held_ == kBuffer) flush();
-      size_t part = size < kBuffer - held_ ? size : kBuffer - held_;
+      if (held_ == kFileBuffer) flush();
+      size_t part = size < kFileBuffer - held_ ? size : kFileBuffer - held_;
       std::memcpy(buffer_.get() + held_, p, part);
       held_ += part;
       p += part;
@@ -151,7 +153,6 @@ class CheckedWriter {
   }
 
   int file_ = -1;
-  static constexpr size_t kBuffer = size_t{1} << 20;
   std::unique_ptr<char[]> buffer_;  // not a vector: nobody reads its zeros
   size_t held_ = 0;
   Checksum sum_;
@@ -170,7 +171,7 @@ class CheckedReader {
     }
     left_ = S_ISREG(facts.st_mode) ? static_cast<uint64_t>(facts.st_size) : 0;
     size_ = left_;
-    buffer_.resize(size_ < (size_t{1} << 20) ? size_ : size_t{1} << 20);
+    buffer_.resize(size_ < kFileBuffer ? size_ : kFileBuffer);
   }
   CheckedReader(const CheckedReader&) = delete;
   CheckedReader& operator=(const CheckedReader&) = delete;

@@ -85,6 +85,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   EXPECT(known(ctrbox_key_of_text(asked, field, text, name.size(), &key)));
   EXPECT(known(ctrbox_key_of_string(asked, field, text, name.size(), &key)));
   EXPECT(known(ctrbox_key_of_key(asked, field, in.byte(), &key)));
+  std::vector<uint64_t> parts(in.byte() % 5);
+  for (uint64_t& part : parts) part = in.take<uint64_t>();
+  const uint64_t* given_parts = in.byte() % 8 ? heap.copy(parts.data(), parts.size()) : nullptr;
+  EXPECT(known(ctrbox_key_of_interaction(asked, field, given_parts, parts.size(), &key)));
   EXPECT(known(ctrbox_field(asked, text, name.size(), &field)));
   ctrbox_field_name(asked, field, nullptr);
   return 0;

@@ -33,6 +33,8 @@ void walk(const std::string& folder) {
   Segments segments(segments_folder(folder, manifest.generation));
   AlignedBuffer page(shape.bytes);
   for (const auto& facts : manifest.runs) {
+    const Run* of = nullptr;  // whose page is in the buffer, and which: it is read once for many keys
+    uint32_t held = 0;
     std::vector<RunPtr> runs;
     for (const RunFacts& f : facts) runs.push_back(open_run(segments, f, shape));
     uint64_t visited = 0;
@@ -45,8 +47,13 @@ void walk(const std::string& folder) {
             const auto [first, last] = run->pages_of(mix);
             run->filter.maybe(mix);
             if (first > last || last >= run->pages) continue;
-            run->place.segment->read(page.data(), shape.bytes, run->offset_of(first));
-            check_page(*run, first, page.data(), shape);
+            if (of != run.get() || held != first) {
+              of = nullptr;
+              run->place.segment->read(page.data(), shape.bytes, run->offset_of(first));
+              check_page(*run, first, page.data(), shape);
+              of = run.get();
+              held = first;
+            }
             EXPECT(find_on(page.data(), shape, key) < static_cast<int>(shape.room));
           }
         });

@@ -17,6 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     keys = rows.keys.size();
     EXPECT(rows.rows.size() == keys * rows.shape.floats());
     fuzz::look_at(rows.rows.data(), rows.rows.size() * sizeof(float));
+    EXPECT(saved_shape(path).floats() == rows.shape.floats());
     read = true;
   } catch (const DamagedFile&) {
   }

@@ -30,8 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       EXPECT(found.fields[i] < parser.fields().size() &&
              (i == found.offsets[e] || found.fields[i - 1] <= found.fields[i]));
 
-  // What was parsed comes back from a cache as it is; its keys lose nothing. Not always: a writer's buffer is a
-  // megabyte.
+  // What was parsed comes back from a cache as it is; its keys lose nothing. Not always: files cost more than lines.
   static fuzz::MemoryFile file;
   if (found.rows() == 0 || how >> 4 != 1) return 0;
   ExampleWriter writer(file.path());
