@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +15,7 @@ import torch
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import BudgetError, PlanError
-from tests.cluster.ray_processes import processes
+from tests.cluster import kills
 from tests.train.worlds import on_disk, weights
 
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'ctrbox[cluster]'")
@@ -67,39 +63,25 @@ def test_one_worker_and_two_servers_are_one_process_bit_for_bit(plan: cb.Plan, t
     assert weights(cb.Run.load(tmp_path / "run")) == weights(here)
 
 
-class Killer(threading.Thread):
-    """Kills a process of each kind once the training has left a checkpoint behind its first steps."""
-
-    def __init__(self, folder: Path, victims: list[str]) -> None:
-        super().__init__(daemon=True)
-        self.folder, self.victims, self.killed = folder, victims, []
-
-    def run(self) -> None:
-        for k, name in enumerate(self.victims):
-            seen, until = 5 * (k + 1), time.monotonic() + 120
-            while time.monotonic() < until:
-                steps = [int(p.name[5:]) for p in (self.folder / "checkpoints").glob("step-*")]
-                if steps and max(steps) >= seen:
-                    break
-                time.sleep(0.02)
-            os.kill(processes(f"ray::{name}")[-1], signal.SIGKILL)  # the newest
-            self.killed.append(name)
-
-
-@pytest.mark.exhaustive  # kills that come too late find nothing to kill
 def test_a_training_that_lost_a_worker_and_a_server_ends_as_the_unbroken_one(plan: cb.Plan, tmp_path: Path) -> None:
     options = {**OPTIONS, "batch_size": 64, "checkpoint_steps": 5}
     here = cb.Trainer(model(plan), table()).fit(plan, **{**options, "checkpoint_steps": None})
-    whole = cb.Trainer(model(plan), table()).fit(plan, **options, cluster=cluster(2, 2))
-    killer = Killer(tmp_path / "run", ["Worker", "Server"])
+    # The worker dies in step 14; all go back to step 10, and the server dies in the 12th step from there.
+    torch.manual_seed(0)
+    paused = kills.Paused(plan.schema, tmp_path, [14, 12])
+    killer = kills.Killer(tmp_path, ["Worker", "Server"])
     killer.start()
     told: list[str] = []
-    broken = cb.Trainer(model(plan), table()).fit(
+    broken = cb.Trainer(paused, table()).fit(
         plan, **options, out=tmp_path / "run", cluster=cb.Cluster(workers=2, servers=2, tell=told.append)
     )
     killer.join()
     assert killer.killed == ["Worker", "Server"]
-    assert sum("lost" in line for line in told) >= 1
+    lost = [line for line in told if "lost" in line]
+    assert len(lost) == 2, told
+    assert "worker" in lost[0]
+    assert "server" in lost[1]
+    whole = cb.Trainer(model(plan), table()).fit(plan, **options, cluster=cluster(2, 2))
     assert weights(broken) == weights(whole)
     assert broken.metrics == whole.metrics
     assert broken.summary["rows"]["train"] == here.summary["rows"]["train"] == 3600

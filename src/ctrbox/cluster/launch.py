@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,9 +93,8 @@ class Cluster:
             crew = Crew(
                 order, fit.plan, self.workers, self.servers, 0 if self.address == "local" else cores, self.restarts
             )
-            crew.fill()
-            self._show(crew, order, cores)
-            for name, clock in crew.run(fit.watch, self.tell).items():
+            show = partial(self._show, crew, order, cores)
+            for name, clock in crew.run(fit.watch, self.tell, show).items():
                 fit.clocks[name].__dict__.update(clock.__dict__)
         finally:
             if crew is not None:

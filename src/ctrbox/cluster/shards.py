@@ -4,6 +4,7 @@
     Shards.push ──► Server.push     the last worker's call adds up by key in worker order and pushes once; all calls return then
 
 A server's calls run in threads of its own, several at a time. Control (begin, save, restore) comes while no step is under way.
+Every call names its attempt: one that a lost gang left behind comes too late, and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from ctrbox.cluster.handshake import facts_here, free_address, host_here
+from ctrbox.cluster.handshake import facts_here, host_here
 from ctrbox.embed.embedder import Embedder, Floats, Keys, Row
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.model_server import ModelServer
@@ -26,7 +27,7 @@ from ctrbox.embed.sparse import SparseTable
 from ctrbox.embed.vector_file import VectorFile, shard_of
 from ctrbox.engines.aside import remove
 from ctrbox.errors import PlanError, TrainError
-from ctrbox.train.together import Gang
+from ctrbox.train.together import Gang, listening
 
 LATE = 1.0  # seconds after which a waiting call looks whether its gang is over
 
@@ -146,6 +147,9 @@ class Server:
         self.pulls: list[Meeting] = []
         self.pushes: list[Meeting] = []
         self.gang: Gang | None = None
+        self.store: Any = None
+        self.attempt = 0
+        self.control = threading.Lock()
 
     def facts(self) -> dict[str, Any]:
         return facts_here()
@@ -157,16 +161,19 @@ class Server:
         return self.host
 
     def address(self) -> str:
-        return free_address(self.host)
+        self.store, found = listening(self.host, self.of)
+        return found
 
-    def begin(self, workers: int, address: str) -> None:
-        """Forget the gang before; the next calls are of ``workers`` workers."""
+    def begin(self, workers: int, address: str, attempt: int) -> None:
+        """Forget the gang before, and wait for what it left running; the next calls are of ``workers`` workers."""
         self.end()
-        self.pulls = [Meeting(workers) for _ in self.specs]
-        self.pushes = [Meeting(workers) for _ in self.specs]
+        with self.control:
+            self.attempt = attempt
+            self.pulls = [Meeting(workers) for _ in self.specs]
+            self.pushes = [Meeting(workers) for _ in self.specs]
         servers = [t for t in self.tables if isinstance(t, ModelServer)]
         if servers and self.of > 1:
-            self.gang = gang = Gang(self.shard, self.of, address, self.host)
+            self.gang = gang = Gang(self.shard, self.of, address, self.host, None if self.shard else self.store)
             for one in servers:
                 one.synchronise = lambda weights: gang.add_up(weights, 1.0)
 
@@ -174,14 +181,22 @@ class Server:
         """Calls that wait for others raise `Over`."""
         for meeting in [*self.pulls, *self.pushes]:
             meeting.end()
+        if self.gang is not None:
+            self.gang.leave()
         self.gang = None
+
+    def _check(self, attempt: int) -> None:
+        if attempt != self.attempt:
+            raise Over(f"a call of attempt {attempt} came to a server that is at attempt {self.attempt}")
 
     # ---- steps
 
-    def prefetch(self, k: int, keys: Keys) -> None:
+    def prefetch(self, attempt: int, k: int, keys: Keys) -> None:
+        self._check(attempt)
         self.tables[k].prefetch(keys)
 
-    def pull(self, k: int, worker: int, keys: Keys, create: bool) -> Floats:
+    def pull(self, attempt: int, k: int, worker: int, keys: Keys, create: bool) -> Floats:
+        self._check(attempt)
         table = self.tables[k]
         if not create or not isinstance(table, ModelServer) or self.pulls[k].of == 1:
             rows: Floats = table.pull(keys, create=create)
@@ -195,8 +210,11 @@ class Server:
         rows = table.pull(union)
         return [rows[np.searchsorted(union, mine)] for mine in parts]
 
-    def push(self, k: int, worker: int, keys: Keys, given: Floats, factor: float, counts: Floats | None) -> None:
+    def push(
+        self, attempt: int, k: int, worker: int, keys: Keys, given: Floats, factor: float, counts: Floats | None
+    ) -> None:
         """``counts``: shows and clicks (n, 2) of tables that take them."""
+        self._check(attempt)
         self.pushes[k].meet(worker, (keys, given, counts), lambda parts: self._push_of_all(k, factor, parts))
 
     def _push_of_all(self, k: int, factor: float, parts: list[tuple[Keys, Floats, Floats | None]]) -> Sequence[None]:
@@ -213,14 +231,18 @@ class Server:
 
     # ---- between steps
 
-    def save(self, k: int, path: Path) -> None:
-        self.tables[k].save(path)
+    def save(self, attempt: int, k: int, path: Path) -> None:
+        with self.control:
+            self._check(attempt)
+            self.tables[k].save(path)
 
-    def restore(self, k: int, path: Path) -> None:
-        if self.specs[k].kind is SparseTable:  # rows of another number of shards go into an empty table
-            self.tables[k].close(checkpoint=False)
-            self.tables[k] = self.specs[k].make(self.shard, self.of)
-        restore_shard(self.tables[k], path, self.shard, self.of)
+    def restore(self, attempt: int, k: int, path: Path) -> None:
+        with self.control:
+            self._check(attempt)
+            if self.specs[k].kind is SparseTable:  # rows of another number of shards go into an empty table
+                self.tables[k].close(checkpoint=False)
+                self.tables[k] = self.specs[k].make(self.shard, self.of)
+            restore_shard(self.tables[k], path, self.shard, self.of)
 
     def held(self, k: int) -> tuple[int, int]:
         """Keys and bytes."""
@@ -230,8 +252,8 @@ class Server:
 class Shards:
     """An embedder whose rows lie on servers. Worker 0 saves and restores for all."""
 
-    def __init__(self, servers: Sequence[Any], k: int, spec: Spec, worker: int) -> None:
-        self.servers, self.k, self.spec, self.worker = servers, k, spec, worker
+    def __init__(self, servers: Sequence[Any], k: int, spec: Spec, worker: int, attempt: int) -> None:
+        self.servers, self.k, self.spec, self.worker, self.attempt = servers, k, spec, worker, attempt
         self.summed = spec.kind is not ModelServer
         self.takes_shows = spec.takes_shows
         self._factor = 1.0
@@ -251,11 +273,11 @@ class Shards:
     def prefetch(self, keys: Keys) -> None:
         for server, place in self._split(keys):
             if len(place):
-                server.prefetch.remote(self.k, keys[place])
+                server.prefetch.remote(self.attempt, self.k, keys[place])
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
         split = [(s, at) for s, at in self._split(keys) if len(at) or (create and not self.summed)]
-        found = self._all([s.pull.remote(self.k, self.worker, keys[at], create) for s, at in split])
+        found = self._all([s.pull.remote(self.attempt, self.k, self.worker, keys[at], create) for s, at in split])
         rows = np.empty((len(keys), self.spec.row.width), np.float32)
         for (_, at), part in zip(split, found, strict=True):
             rows[at] = part
@@ -266,7 +288,13 @@ class Shards:
         self._all(
             [
                 s.push.remote(
-                    self.k, self.worker, keys[at], gradients[at], self._factor, None if counts is None else counts[at]
+                    self.attempt,
+                    self.k,
+                    self.worker,
+                    keys[at],
+                    gradients[at],
+                    self._factor,
+                    None if counts is None else counts[at],
                 )
                 for s, at in self._split(keys)
             ]
@@ -280,14 +308,14 @@ class Shards:
             return
         of = len(self.servers)
         if of == 1 or not self.summed:  # a sub-model is the same everywhere
-            self._all([self.servers[0].save.remote(self.k, path)])
+            self._all([self.servers[0].save.remote(self.attempt, self.k, path)])
             return
         path.mkdir()
-        self._all([s.save.remote(self.k, shard_path(path, shard, of)) for shard, s in enumerate(self.servers)])
+        self._all([s.save.remote(self.attempt, self.k, shard_path(path, shard, of)) for shard, s in enumerate(self.servers)])
 
     def restore(self, path: Path) -> None:
         if not self.worker:
-            self._all([s.restore.remote(self.k, path) for s in self.servers])
+            self._all([s.restore.remote(self.attempt, self.k, path) for s in self.servers])
 
     def __len__(self) -> int:
         return sum(keys for keys, _ in self._all([s.held.remote(self.k) for s in self.servers]))
