@@ -86,8 +86,8 @@ class Killer(threading.Thread):
         if kind == "node":
             victim = self.nodes.pop(random.randrange(len(self.nodes)))
             self.machines.remove_node(victim, allow_graceful=False)
-            self.killed.append(kind)
             self.nodes.append(self.machines.add_node(num_cpus=2))
+            self.killed.append(kind)
             return
         found = processes(f"ray::{kind.capitalize()}")
         if found:
@@ -121,6 +121,8 @@ class Rounds:
             seconds = time.perf_counter() - began
             killer.done.set()
             killer.join()
+            if len(self.nodes) != 2:
+                raise SystemExit(f"round {number}: {len(self.nodes)} machines are left, 2 expected")
             back = sum("lost" in line for line in told)
             met = f"round {number}: {' and '.join(killer.killed) or 'nobody'} killed from step {killer.at} on"
             self._check(run, met)
@@ -175,7 +177,8 @@ def main() -> None:
     rounds = 4 if asked.quick else asked.rounds
     random.seed(asked.seed)
     torch.set_num_threads(1)
-    machines = Machines(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    head = {"num_cpus": 0, "include_dashboard": False}
+    machines = Machines(initialize_head=True, head_node_args=head, shutdown_at_exit=False)  # hooks are of the main thread
     nodes = [machines.add_node(num_cpus=2) for _ in range(2)]
     ray.init(address=machines.address, log_to_driver=False, logging_level="error")
     try:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,44 +10,11 @@ import torch
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.errors import BudgetError, PlanError
 from tests.cluster import kills
+from tests.cluster.trainings import OPTIONS, cluster, model, table
 from tests.train.worlds import on_disk, weights
 
-ray = pytest.importorskip("ray", reason="needs ray: pip install 'ctrbox[cluster]'")
-pytestmark = pytest.mark.slow
-OPTIONS: dict[str, Any] = {"batch_size": 256, "checkpoint_seconds": 1e9, "explain": False}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def running() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error", _temp_dir=folder)
-        yield
-        ray.shutdown()
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> cb.Plan:
-    return on_disk(tmp_path_factory.mktemp("log"), 4000)
-
-
-def model(plan: cb.Plan) -> cb.models.DeepFM:
-    torch.manual_seed(0)
-    return cb.models.DeepFM(plan.schema, dim=4)
-
-
-def table(**options: Any) -> cb.MemoryTable:
-    return cb.MemoryTable(4, optimizer=cb.Adagrad(lr=0.1, initial=0.1), init=0.1, **options)
-
-
-def cluster(workers: int, servers: int, **options: Any) -> cb.Cluster:
-    return cb.Cluster(workers=workers, servers=servers, tell=lambda line: None, **options)
-
-
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("running")]
 def test_one_worker_and_two_servers_are_one_process_bit_for_bit(plan: cb.Plan, tmp_path: Path) -> None:
     here = cb.Trainer(model(plan), table()).fit(plan, **OPTIONS, epochs=2, negatives=0.7)
     there = cb.Trainer(model(plan), table()).fit(
@@ -116,29 +79,3 @@ def test_model_servers_of_one_worker(tmp_path: Path) -> None:
     assert found[0][1].tobytes() == found[1][1].tobytes()
     assert abs(found[0][0] - found[2][0]) < 1e-5
     np.testing.assert_allclose(found[0][1], found[2][1], atol=1e-5)
-
-
-def test_a_table_that_outgrows_its_servers_is_refused_with_the_budget(plan: cb.Plan) -> None:
-    with pytest.raises(BudgetError, match="within its budget of 2,500 bytes"):
-        cb.Trainer(model(plan), table(budget=5000)).fit(plan, **OPTIONS, cluster=cluster(1, 2))
-
-
-def test_a_worker_with_another_plan_is_refused(plan: cb.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.cluster import workers
-
-    other = cb.compile(plan.log, dataclasses.replace(plan.features, dense={"price": col("price") + 1}), threads=1)
-    original = workers.Shipped.of
-    monkeypatch.setattr(workers.Shipped, "of", staticmethod(lambda _: original(other)))
-    with pytest.raises(PlanError, match="worker 0 has another plan"):
-        cb.Trainer(model(plan), table()).fit(plan, **OPTIONS, out=tmp_path / "run", cluster=cluster(1, 1))
-
-
-def test_what_a_cluster_cannot_do_is_refused_before_anything_is_written(plan: cb.Plan, tmp_path: Path) -> None:
-    counted = table(counters=cb.Counters())
-    with pytest.raises(PlanError, match="servers=1"):
-        cb.Trainer(model(plan), counted).fit(plan, **OPTIONS, out=tmp_path / "run", cluster=cluster(1, 2))
-    with pytest.raises(PlanError, match="adaptive_l2"):
-        cb.Trainer(model(plan), counted).fit(plan, **OPTIONS, adaptive_l2=0.1, cluster=cluster(1, 1))
-    with pytest.raises(PlanError, match="workers must be a whole number"):
-        cb.Cluster(workers=0)
-    assert not (tmp_path / "run").exists()

@@ -20,6 +20,8 @@ from ctrbox.errors import DeviceError, PlanError
 from ctrbox.train.trainer import Fit
 
 MOST = 1024  # workers or servers
+STRANGER = "; does it run, and is the token of this process its token?"  # Ray does not tell the two apart
+TOKENLESS = "; does it run? This process has no token: where the cluster asks for one, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
 
 
 class Cluster:
@@ -109,13 +111,13 @@ class Cluster:
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         try:
-            if self.address == "local":
-                ray.init(include_dashboard=None if self.dashboard else False, **options)  # None: where it is installed
-            else:
-                ray.init(address=self.address, **options)
+            if self.address == "local":  # said to Ray too, which else joins one that runs on this machine
+                options["include_dashboard"] = None if self.dashboard else False  # None: where it is installed
+            ray.init(address=self.address, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
+            hint = STRANGER if os.environ.get("RAY_AUTH_MODE") == "token" else TOKENLESS
             raise DeviceError(
-                f"cannot join the Ray cluster at {self.address!r}: {' '.join(str(error).split())[:300]}"
+                f"cannot join the Ray cluster at {self.address!r}: {' '.join(str(error).split())[:300]}{hint}"
             ) from error
 
     def _check_room(self, cores: int) -> None:
