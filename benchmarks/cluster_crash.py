@@ -165,7 +165,9 @@ class Rounds:
         if weights(run) != weights(self.whole) or run.metrics != self.whole.metrics:
             raise SystemExit(f"{met}: another model came out")
         if run.summary["rows"]["train"] != round(ROWS * 0.9) or run.summary["steps"] != STEPS:
-            raise SystemExit(f"{met}: {run.summary['rows']['train']:,} rows in {run.summary['steps']} steps were counted")
+            raise SystemExit(
+                f"{met}: {run.summary['rows']['train']:,} rows in {run.summary['steps']} steps were counted"
+            )
 
 
 def main() -> None:
@@ -178,7 +180,9 @@ def main() -> None:
     random.seed(asked.seed)
     torch.set_num_threads(1)
     head = {"num_cpus": 0, "include_dashboard": False}
-    machines = Machines(initialize_head=True, head_node_args=head, shutdown_at_exit=False)  # hooks are of the main thread
+    machines = Machines(
+        initialize_head=True, head_node_args=head, shutdown_at_exit=False
+    )  # hooks are of the main thread
     nodes = [machines.add_node(num_cpus=2) for _ in range(2)]
     ray.init(address=machines.address, log_to_driver=False, logging_level="error")
     try:

@@ -15,6 +15,8 @@ from tests.cluster.trainings import OPTIONS, cluster, model, table
 from tests.train.worlds import on_disk, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("running")]
+
+
 def test_one_worker_and_two_servers_are_one_process_bit_for_bit(plan: cb.Plan, tmp_path: Path) -> None:
     here = cb.Trainer(model(plan), table()).fit(plan, **OPTIONS, epochs=2, negatives=0.7)
     there = cb.Trainer(model(plan), table()).fit(

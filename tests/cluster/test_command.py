@@ -59,7 +59,9 @@ def check(told: str, servers: int, budget: int) -> None:
     assert placed, told
     assert placed[1] == ", ".join(["worker 0", "worker 1", *(f"server {k}" for k in range(servers))])
     assert f"  table 0 (MemoryTable: user, ad): at most {budget:,} bytes a server\n" in told
-    assert re.search(r"^  (dashboard: http://\S+:\d+|no dashboard: pip install 'ray\[default\]' brings it)$", told, re.M)
+    assert re.search(
+        r"^  (dashboard: http://\S+:\d+|no dashboard: pip install 'ray\[default\]' brings it)$", told, re.M
+    )
 
 
 @pytest.mark.usefixtures("running")
@@ -79,7 +81,19 @@ def test_train_on_a_cluster_tells_who_is_where(
 
 @pytest.mark.exhaustive  # the same as a process of its own, which starts a Ray of its own
 def test_the_command_starts_a_ray_of_its_own_and_ends_it(here: Path) -> None:
-    asked = ["train", "job.py", "--cluster", "local", "--workers", "2", "--servers", "2", "--batch-size", "200", "--json"]
+    asked = [
+        "train",
+        "job.py",
+        "--cluster",
+        "local",
+        "--workers",
+        "2",
+        "--servers",
+        "2",
+        "--batch-size",
+        "200",
+        "--json",
+    ]
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # sockets have short names
         done = subprocess.run(
             [sys.executable, "-m", "ctrbox.cli", *asked],

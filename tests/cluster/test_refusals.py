@@ -33,9 +33,7 @@ def test_a_worker_with_another_plan_is_refused(plan: cb.Plan, tmp_path: Path, mo
         cb.Trainer(model(plan), table()).fit(plan, **OPTIONS, out=tmp_path / "run", cluster=cluster(1, 1))
 
 
-def test_a_worker_with_other_code_is_refused(
-    plan: cb.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_with_other_code_is_refused(plan: cb.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ctrbox.cluster import handshake
 
     theirs = handshake.code()

@@ -123,6 +123,7 @@ class Worker:
         self.ending = False
         self.seen = Seen()
         self.store: Any = None
+        self.held: list[Shards] = []
 
     def facts(self, order: Order) -> dict[str, Any]:
         return facts_of(order.plan.plan(1), order.folder)
@@ -162,12 +163,17 @@ class Worker:
             self._go_back(fit, order, together)
             fit.seconds, fit.steps = order.seconds, order.steps
             fit._train()
+            for shards in self.held:
+                shards.settle()
             return {"clocks": {name: asdict(clock) for name, clock in fit.clocks.items()}, "seen": fit.state.seen}
         except KeyboardInterrupt:
             return {"ended": True}
         finally:
             self.fit = self.store = None
             together.leave()
+            for shards in self.held:
+                shards.close()
+            self.held = []
             if fit is not None and fit.folder is not None:
                 fit.folder.close()
 
@@ -178,7 +184,8 @@ class Worker:
         split = Split(rows, stop, (other or plan) if validates else None, first, last, other)
         embedders = {}
         for k, (fields, spec) in enumerate(order.tables):
-            embedders.update(dict.fromkeys(fields, Shards(servers, k, spec, part, attempt)))
+            self.held.append(Shards(servers, k, spec, part, attempt))
+            embedders.update(dict.fromkeys(fields, self.held[-1]))
         trainer = Trainer(order.model, embedders, optimizer=order.optimizer, threads=order.threads, device="cpu")
         return Fit(trainer, plan, split, order.settings, order.overlap, order.ahead, self.seen, together)
 
