@@ -2,9 +2,9 @@
 
     keys  n × int64 │ rows or gradients  n × width × float32 │ counts  n × 2 × float32, of tables that take them
 
-A Ray call then carries a few numbers; through Ray's object store 12,000 rows of 17 floats cost 8 ms of CPU a pull, so 3. The memory
-has no name (memfd): the server opens it as a descriptor of the worker's process, and it is gone with the last of the two, however
-they end. Where it cannot be opened (another machine, another container, no /proc) arrays go through Ray as before. The worker
+A Ray call then carries a few numbers. A pull of 12,000 rows of 17 floats costs 8 ms of CPU through Ray's object store, 4.5 so.
+The memory has no name (memfd): the server opens it as a descriptor of the worker's process, and it is gone with the last of the
+two, however they end. Where it cannot be opened (another machine, another container, no /proc) arrays go through Ray. The worker
 writes again only when the call before has returned.
 """
 

@@ -21,7 +21,9 @@ from ctrbox.train.trainer import Fit
 
 MOST = 1024  # workers or servers
 STRANGER = "; does it run, and is the token of this process its token?"  # Ray does not tell the two apart
-TOKENLESS = "; does it run? This process has no token: where the cluster asks for one, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+TOKENLESS = (
+    "; does it run? If it asks for a token, which this process has none of: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+)
 
 
 class Cluster:
