@@ -14,7 +14,7 @@ import ctrbox as cb
 from ctrbox.models.inputs import Inputs
 from tests.cluster.ray_processes import processes
 
-PATIENCE = 120.0  # seconds, of a machine that does other things
+PATIENCE = 300.0  # seconds, of a machine that does other things
 
 
 class Paused(cb.models.DeepFM):
