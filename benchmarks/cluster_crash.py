@@ -138,13 +138,7 @@ class Rounds:
 
     def elastic(self, servers: int) -> None:
         """Two servers, broken off; the checkpoint goes onto ``servers``."""
-        out = self.place / f"onto-{servers}"
-        killer = self._killer(out, "server", random.randrange(20, STEPS - 30), None)
-        try:
-            train(self.plan, out, [], restarts=0)
-            raise SystemExit(f"onto {servers} servers: the kill came too late")
-        except cb.TrainError:
-            killer.join()
+        out = self._broken_off(servers)
         step = max(int(p.name[5:]) for p in (out / "checkpoints").glob("step-*"))
         shards = sorted(p.name for p in (out / "checkpoints").glob(f"step-{step:010}/*/*-of-*"))
         if len(shards) != 2:
@@ -152,6 +146,20 @@ class Rounds:
         met = f"2 shards of step {step} onto {servers} servers"
         self._check(train(self.plan, out, [], servers=servers), met)
         print(f"{met}: the same bits", flush=True)
+
+    def _broken_off(self, number: int) -> Path:
+        for attempt in range(AGAIN):
+            out = self.place / f"onto-{number}-{attempt}"
+            killer = self._killer(out, "server", random.randrange(5, STEPS // 2), None)
+            try:
+                train(self.plan, out, [], restarts=0)
+            except cb.TrainError:
+                return out
+            finally:
+                killer.done.set()
+                killer.join()
+            self.late += 1
+        raise SystemExit(f"{AGAIN} kills came too late")
 
     def _killer(self, out: Path, kind: str, step: int, again: float | None) -> Killer:
         until = time.monotonic() + 60
