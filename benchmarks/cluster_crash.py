@@ -5,8 +5,9 @@
 A Ray cluster of a head and two nodes on this machine (ray.cluster_utils), one for all rounds. Each round trains 2 workers with 2
 servers into a fresh run folder and kills a worker, a server or a node with SIGKILL: once a random step has been announced by its
 checkpoint, a random few milliseconds later. In every fourth round somebody else is killed up to 10 s after that, while the others
-recover. A node that was killed is replaced. Every round must count a recovery (a kill that came behind the training's end is told,
-and its round made again) and end with the weights of the unbroken training, bit for bit, the same metrics and every row counted once.
+recover. A node that was killed is replaced. Every round must count a recovery and end with the weights of the unbroken training,
+bit for bit, the same metrics and every row counted once. A kill that came behind the training's end is told, and its round made
+again.
 
 Last, two trainings that may not recover break off; they go on with 1 and with 3 servers, and must end with the same bits.
 """
