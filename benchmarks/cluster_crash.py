@@ -192,9 +192,9 @@ def main() -> None:
     machines = Machines(
         initialize_head=True, head_node_args=head, shutdown_at_exit=False
     )  # hooks are of the main thread
-    nodes = [machines.add_node(num_cpus=2) for _ in range(2)]
-    ray.init(address=machines.address, log_to_driver=False, logging_level="error")
     try:
+        nodes = [machines.add_node(num_cpus=2) for _ in range(2)]
+        ray.init(address=machines.address, log_to_driver=False, logging_level="error")
         with tempfile.TemporaryDirectory(prefix="ctrbox-crash-") as place:
             met = Rounds(machines, nodes, Path(place))
             for number in range(rounds):
