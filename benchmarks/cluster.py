@@ -1,11 +1,14 @@
 """How does training scale with workers? Samples a second on 1, 2 and 4 workers with a fixed number of cores each.
 
-    python -m benchmarks.cluster [--quick] [--workers 1,2,4] [--servers 2] [--cores 1] [--rows 400000] [--gang]
+    python -m benchmarks.cluster [--quick] [--workers 1,2,4] [--servers 2] [--cores 1] [--rows 400000] [--pin] [--gang]
 
 One job (the synthetic ad log, DeepFM) is trained with W·B rows a step on W workers of a local Ray: the shape of the Model Server
 paper's Table 1. Samples a second are of the steps alone, without the start of processes and the end. Every run must count every
 row once. Efficiency is samples/s over W times those of one worker; it says something only where cores · (workers + servers) fit
 the machine, which is printed.
+
+--pin: W workers with W servers, and Ray itself, have W · cores cores and no more: what a machine that is W times as large gives.
+Worker and server then share a core at every W, as they share machines in the paper. Counts that do not fit are left out.
 
 --gang: without Ray, for machines that have none: workers are processes with a table each, and only dense gradients travel
 (torch.distributed, gloo), which bounds what any sharing of tables can reach.
@@ -76,6 +79,16 @@ def on_ray(folder: Path, workers: int, servers: int, cores: int, rows: int) -> d
     return {"rows_per_second": expected / seconds, "auc": run.metrics["auc"], "steps": run.summary["steps"]}
 
 
+def pinned(folder: Path, workers: int, cores: int, rows: int) -> dict[str, float]:
+    """On the first workers · cores cores of this process, which all that it starts inherits."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[: workers * cores])
+    try:
+        return on_ray(folder, workers, workers, cores, rows)
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def in_gang(folder: Path, workers: int, cores: int, rows: int) -> dict[str, float]:
     """Processes of this file, each with its part; worker 0 tells what it measured."""
     address = f"127.0.0.1:{free_port()}"
@@ -140,6 +153,7 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--pin", action="store_true", help="as many cores as workers ask for, and no more")
     parser.add_argument("--gang", action="store_true", help="without Ray, through torch.distributed alone")
     parser.add_argument("--quick", action="store_true", help="60,000 rows on 1 and 2 workers")
     parser.add_argument("--member", help=report.argparse.SUPPRESS)
@@ -149,6 +163,8 @@ def main() -> None:
         return
     rows = 60_000 if asked.quick else asked.rows
     counts = [1, 2] if asked.quick else [int(w) for w in asked.workers.split(",")]
+    if asked.pin:
+        counts = [w for w in counts if w * asked.cores <= len(os.sched_getaffinity(0))]
     found: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="ctrbox-cluster-log-") as place:
         folder = Path(place)
@@ -156,6 +172,8 @@ def main() -> None:
         for workers in counts:
             if asked.gang:
                 found[workers] = in_gang(folder, workers, asked.cores, rows)
+            elif asked.pin:
+                found[workers] = pinned(folder, workers, asked.cores, rows)
             else:
                 found[workers] = on_ray(folder, workers, asked.servers, asked.cores, rows)
     one = found[counts[0]]["rows_per_second"] / counts[0]
@@ -163,7 +181,7 @@ def main() -> None:
     table, ratios = [], {}
     for workers, facts in found.items():
         efficiency = facts["rows_per_second"] / (workers * one)
-        used = workers * asked.cores + (0 if asked.gang else asked.servers)
+        used = workers * asked.cores + (0 if asked.gang or asked.pin else asked.servers)
         fits = "" if used <= machine else f"{used} wanted, {machine} there"
         shown = [str(workers), f"{facts['rows_per_second']:,.0f}", f"{efficiency:.2f}", f"{facts['steps']:.0f}", fits]
         table.append(shown)

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import signal
-import tempfile
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,42 +10,11 @@ import torch
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.errors import BudgetError, PlanError
-from tests.cluster.ray_processes import processes
+from tests.cluster import kills
+from tests.cluster.trainings import OPTIONS, cluster, model, table
 from tests.train.worlds import on_disk, weights
 
-ray = pytest.importorskip("ray", reason="needs ray: pip install 'ctrbox[cluster]'")
-pytestmark = pytest.mark.slow
-OPTIONS: dict[str, Any] = {"batch_size": 256, "checkpoint_seconds": 1e9, "explain": False}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def running() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error", _temp_dir=folder)
-        yield
-        ray.shutdown()
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> cb.Plan:
-    return on_disk(tmp_path_factory.mktemp("log"), 4000)
-
-
-def model(plan: cb.Plan) -> cb.models.DeepFM:
-    torch.manual_seed(0)
-    return cb.models.DeepFM(plan.schema, dim=4)
-
-
-def table(**options: Any) -> cb.MemoryTable:
-    return cb.MemoryTable(4, optimizer=cb.Adagrad(lr=0.1, initial=0.1), init=0.1, **options)
-
-
-def cluster(workers: int, servers: int, **options: Any) -> cb.Cluster:
-    return cb.Cluster(workers=workers, servers=servers, tell=lambda line: None, **options)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("running")]
 
 
 def test_one_worker_and_two_servers_are_one_process_bit_for_bit(plan: cb.Plan, tmp_path: Path) -> None:
@@ -67,39 +28,25 @@ def test_one_worker_and_two_servers_are_one_process_bit_for_bit(plan: cb.Plan, t
     assert weights(cb.Run.load(tmp_path / "run")) == weights(here)
 
 
-class Killer(threading.Thread):
-    """Kills a process of each kind once the training has left a checkpoint behind its first steps."""
-
-    def __init__(self, folder: Path, victims: list[str]) -> None:
-        super().__init__(daemon=True)
-        self.folder, self.victims, self.killed = folder, victims, []
-
-    def run(self) -> None:
-        for k, name in enumerate(self.victims):
-            seen, until = 5 * (k + 1), time.monotonic() + 120
-            while time.monotonic() < until:
-                steps = [int(p.name[5:]) for p in (self.folder / "checkpoints").glob("step-*")]
-                if steps and max(steps) >= seen:
-                    break
-                time.sleep(0.02)
-            os.kill(processes(f"ray::{name}")[-1], signal.SIGKILL)  # the newest
-            self.killed.append(name)
-
-
-@pytest.mark.exhaustive  # kills that come too late find nothing to kill
 def test_a_training_that_lost_a_worker_and_a_server_ends_as_the_unbroken_one(plan: cb.Plan, tmp_path: Path) -> None:
     options = {**OPTIONS, "batch_size": 64, "checkpoint_steps": 5}
     here = cb.Trainer(model(plan), table()).fit(plan, **{**options, "checkpoint_steps": None})
-    whole = cb.Trainer(model(plan), table()).fit(plan, **options, cluster=cluster(2, 2))
-    killer = Killer(tmp_path / "run", ["Worker", "Server"])
+    # The worker dies in step 14; all go back to step 10, and the server dies in the 12th step from there.
+    torch.manual_seed(0)
+    paused = kills.Paused(plan.schema, tmp_path, [14, 12])
+    killer = kills.Killer(tmp_path, ["Worker", "Server"])
     killer.start()
     told: list[str] = []
-    broken = cb.Trainer(model(plan), table()).fit(
+    broken = cb.Trainer(paused, table()).fit(
         plan, **options, out=tmp_path / "run", cluster=cb.Cluster(workers=2, servers=2, tell=told.append)
     )
     killer.join()
     assert killer.killed == ["Worker", "Server"]
-    assert sum("lost" in line for line in told) >= 1
+    lost = [line for line in told if "lost" in line]
+    assert len(lost) == 2, told
+    assert "worker" in lost[0]
+    assert "server" in lost[1]
+    whole = cb.Trainer(model(plan), table()).fit(plan, **options, cluster=cluster(2, 2))
     assert weights(broken) == weights(whole)
     assert broken.metrics == whole.metrics
     assert broken.summary["rows"]["train"] == here.summary["rows"]["train"] == 3600
@@ -134,29 +81,3 @@ def test_model_servers_of_one_worker(tmp_path: Path) -> None:
     assert found[0][1].tobytes() == found[1][1].tobytes()
     assert abs(found[0][0] - found[2][0]) < 1e-5
     np.testing.assert_allclose(found[0][1], found[2][1], atol=1e-5)
-
-
-def test_a_table_that_outgrows_its_servers_is_refused_with_the_budget(plan: cb.Plan) -> None:
-    with pytest.raises(BudgetError, match="within its budget of 2,500 bytes"):
-        cb.Trainer(model(plan), table(budget=5000)).fit(plan, **OPTIONS, cluster=cluster(1, 2))
-
-
-def test_a_worker_with_another_plan_is_refused(plan: cb.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.cluster import workers
-
-    other = cb.compile(plan.log, dataclasses.replace(plan.features, dense={"price": col("price") + 1}), threads=1)
-    original = workers.Shipped.of
-    monkeypatch.setattr(workers.Shipped, "of", staticmethod(lambda _: original(other)))
-    with pytest.raises(PlanError, match="worker 0 has another plan"):
-        cb.Trainer(model(plan), table()).fit(plan, **OPTIONS, out=tmp_path / "run", cluster=cluster(1, 1))
-
-
-def test_what_a_cluster_cannot_do_is_refused_before_anything_is_written(plan: cb.Plan, tmp_path: Path) -> None:
-    counted = table(counters=cb.Counters())
-    with pytest.raises(PlanError, match="servers=1"):
-        cb.Trainer(model(plan), counted).fit(plan, **OPTIONS, out=tmp_path / "run", cluster=cluster(1, 2))
-    with pytest.raises(PlanError, match="adaptive_l2"):
-        cb.Trainer(model(plan), counted).fit(plan, **OPTIONS, adaptive_l2=0.1, cluster=cluster(1, 1))
-    with pytest.raises(PlanError, match="workers must be a whole number"):
-        cb.Cluster(workers=0)
-    assert not (tmp_path / "run").exists()

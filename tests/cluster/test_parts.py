@@ -17,6 +17,7 @@ from ctrbox import col
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.sharded import restore_shard, shard_path, shards_in
 from ctrbox.embed.vector_file import shard_of
+from ctrbox.engines.aside import remove
 from ctrbox.errors import DataError, PlanError
 from ctrbox.models.dense import DenseInput
 from ctrbox.train.together import Gang
@@ -147,6 +148,25 @@ def test_two_saved_shards_go_onto_one_and_three(kind: str, tmp_path: Path) -> No
         order = np.argsort(joined[0])
         for mine, expected in zip(joined, whole, strict=True):
             assert mine[order].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["memory", "sparse"])
+def test_saved_shards_replace_what_a_table_holds(kind: str, tmp_path: Path) -> None:
+    keys, old = np.arange(1, 400, dtype=np.int64) * 7919, np.arange(-300, 300, dtype=np.int64)
+    whole = filled(kind, tmp_path / "whole", keys).export()
+    (tmp_path / "saved").mkdir()
+    for s in range(2):
+        filled(kind, tmp_path / f"of2-{s}", keys[shard_of(keys, 2) == s]).save(shard_path(tmp_path / "saved", s, 2))
+    table = filled(kind, tmp_path / "used", old)
+    restore_shard(table, tmp_path / "saved")
+    for mine, expected in zip(table.export(), whole, strict=True):
+        assert mine.tobytes() == expected.tobytes()
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+    for s in range(2):
+        remove(shard_path(tmp_path / "saved", s, 2))
+        filled(kind, tmp_path / f"none-{s}", keys[:0]).save(shard_path(tmp_path / "saved", s, 2))
+    restore_shard(table, tmp_path / "saved")
+    assert len(table) == 0
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-"""What two processes must have in common to learn as one, and how an address is found."""
+"""What two processes must have in common to learn as one."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
-import socket
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -68,10 +67,3 @@ def check_same(mine: Mapping[str, Any], theirs: Mapping[str, Any], who: str) -> 
 def host_here() -> str:
     """By which others of the cluster reach this machine."""
     return str(ray.util.get_node_ip_address())
-
-
-def free_address(host: str) -> str:
-    """A port that was free a moment ago."""
-    with socket.socket() as found:
-        found.bind((host, 0))
-        return f"{host}:{found.getsockname()[1]}"

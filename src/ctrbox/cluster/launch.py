@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ from ctrbox.errors import DeviceError, PlanError
 from ctrbox.train.trainer import Fit
 
 MOST = 1024  # workers or servers
+STRANGER = "; does it run, and is the token of this process its token?"  # Ray does not tell the two apart
+TOKENLESS = (
+    "; does it run? If it asks for a token, which this process has none of: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+)
 
 
 class Cluster:
@@ -92,9 +97,8 @@ class Cluster:
             crew = Crew(
                 order, fit.plan, self.workers, self.servers, 0 if self.address == "local" else cores, self.restarts
             )
-            crew.fill()
-            self._show(crew, order, cores)
-            for name, clock in crew.run(fit.watch, self.tell).items():
+            show = partial(self._show, crew, order, cores)
+            for name, clock in crew.run(fit.watch, self.tell, show).items():
                 fit.clocks[name].__dict__.update(clock.__dict__)
         finally:
             if crew is not None:
@@ -109,13 +113,13 @@ class Cluster:
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         try:
-            if self.address == "local":
-                ray.init(include_dashboard=None if self.dashboard else False, **options)  # None: where it is installed
-            else:
-                ray.init(address=self.address, **options)
+            if self.address == "local":  # said to Ray too, which else joins one that runs on this machine
+                options["include_dashboard"] = None if self.dashboard else False  # None: where it is installed
+            ray.init(address=self.address, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
+            hint = STRANGER if os.environ.get("RAY_AUTH_MODE") == "token" else TOKENLESS
             raise DeviceError(
-                f"cannot join the Ray cluster at {self.address!r}: {' '.join(str(error).split())[:300]}"
+                f"cannot join the Ray cluster at {self.address!r}: {' '.join(str(error).split())[:300]}{hint}"
             ) from error
 
     def _check_room(self, cores: int) -> None:

@@ -40,7 +40,9 @@ class Crew:
         self.workers: list[Any] = [None] * workers
         self.servers: list[Any] = [None] * servers
         self.lost = 0  # times that somebody was gone
+        self.attempt = 0
         self.calls: list[Any] = []
+        self.looking: Any = None
 
     # ---- who is there
 
@@ -98,11 +100,14 @@ class Crew:
 
     # ---- the work
 
-    def run(self, watch: Watcher, tell: Callable[[str], None]) -> dict[str, Clock]:
-        """Train to the end; the clocks of worker 0. `KeyboardInterrupt` once all have ended as they were asked."""
+    def run(self, watch: Watcher, tell: Callable[[str], None], show: Callable[[], None]) -> dict[str, Clock]:
+        """Train to the end; the clocks of worker 0. `KeyboardInterrupt` once all have ended as they were asked.
+        ``show``: what is told once all are there."""
         while True:
             try:
                 self.fill()
+                if not self.attempt:
+                    show()
                 return self._attempt(watch)
             except KeyboardInterrupt:
                 self._end_all()
@@ -120,24 +125,32 @@ class Crew:
                 )
 
     def _attempt(self, watch: Watcher) -> dict[str, Clock]:
-        lead, first = self.workers[0], self.servers[0]
-        at, meet = ray.get([lead.address.remote(), first.address.remote()])
-        ray.get([s.begin.remote(len(self.workers), meet) for s in self.servers])
-        of = len(self.workers)
-        self.calls = [w.train.remote(self.shipped, self.servers, k, of, at) for k, w in enumerate(self.workers)]
+        self.attempt += 1
+        self.looking = None
+        of, now = len(self.workers), self.attempt
+        at, meet = ray.get([self.workers[0].address.remote(of), self.servers[0].address.remote()])
+        ray.get([s.begin.remote(of, meet, now) for s in self.servers])
+        self.calls = [w.train.remote(self.shipped, self.servers, k, of, at, now) for k, w in enumerate(self.workers)]
         waiting = list(self.calls)
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=LOOK)
             for call in done:
                 ray.get(call)
             self._look(watch)
+        for _ in range(2):  # one may be under way; the next one hears the last evaluation
+            self._look(watch, ANSWER)
         found = ray.get(self.calls[0])
         if "ended" in found:
             raise KeyboardInterrupt
         return {name: Clock(**clock) for name, clock in found["clocks"].items()}
 
-    def _look(self, watch: Watcher) -> None:
-        progress, metrics = ray.get(self.workers[0].watched.remote(), timeout=ANSWER)
+    def _look(self, watch: Watcher, seconds: float = 0.0) -> None:
+        """What worker 0 has to tell. One that is busy is asked once and not waited for: slow is not gone."""
+        if self.looking is None:
+            self.looking = self.workers[0].watched.remote()
+        if not ray.wait([self.looking], timeout=seconds)[0]:
+            return
+        (progress, metrics), self.looking = ray.get(self.looking), None
         if progress is not None:
             watch.see(progress)
         for one in metrics:

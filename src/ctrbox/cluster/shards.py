@@ -4,6 +4,7 @@
     Shards.push ──► Server.push     the last worker's call adds up by key in worker order and pushes once; all calls return then
 
 A server's calls run in threads of its own, several at a time. Control (begin, save, restore) comes while no step is under way.
+Every call names its attempt: one that a lost gang left behind comes too late, and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 import ray
 
-from ctrbox.cluster.handshake import facts_here, free_address, host_here
+from ctrbox.cluster.handshake import facts_here, host_here
+from ctrbox.cluster.lanes import Lane, Ticket, needed
 from ctrbox.embed.embedder import Embedder, Floats, Keys, Row
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.model_server import ModelServer
@@ -26,7 +28,7 @@ from ctrbox.embed.sparse import SparseTable
 from ctrbox.embed.vector_file import VectorFile, shard_of
 from ctrbox.engines.aside import remove
 from ctrbox.errors import PlanError, TrainError
-from ctrbox.train.together import Gang
+from ctrbox.train.together import Gang, listening
 
 LATE = 1.0  # seconds after which a waiting call looks whether its gang is over
 
@@ -147,6 +149,10 @@ class Server:
         self.pulls: list[Meeting] = []
         self.pushes: list[Meeting] = []
         self.gang: Gang | None = None
+        self.store: Any = None
+        self.attempt = 0
+        self.control = threading.Lock()
+        self.lanes: dict[tuple[int, int], Lane] = {}  # by table and worker
 
     def facts(self) -> dict[str, Any]:
         return facts_here()
@@ -158,16 +164,20 @@ class Server:
         return self.host
 
     def address(self) -> str:
-        return free_address(self.host)
+        self.store, found = listening(self.host, self.of)
+        return found
 
-    def begin(self, workers: int, address: str) -> None:
-        """Forget the gang before; the next calls are of ``workers`` workers."""
+    def begin(self, workers: int, address: str, attempt: int) -> None:
+        """Forget the gang before, and wait for what it left running; the next calls are of ``workers`` workers."""
         self.end()
-        self.pulls = [Meeting(workers) for _ in self.specs]
-        self.pushes = [Meeting(workers) for _ in self.specs]
+        with self.control:
+            self.attempt = attempt
+            self.lanes = {}
+            self.pulls = [Meeting(workers) for _ in self.specs]
+            self.pushes = [Meeting(workers) for _ in self.specs]
         servers = [t for t in self.tables if isinstance(t, ModelServer)]
         if servers and self.of > 1:
-            self.gang = gang = Gang(self.shard, self.of, address, self.host)
+            self.gang = gang = Gang(self.shard, self.of, address, self.host, None if self.shard else self.store)
             for one in servers:
                 one.synchronise = lambda weights: gang.add_up(weights, 1.0)
 
@@ -175,14 +185,40 @@ class Server:
         """Calls that wait for others raise `Over`."""
         for meeting in [*self.pulls, *self.pushes]:
             meeting.end()
+        if self.gang is not None:
+            self.gang.leave()
         self.gang = None
+
+    def _check(self, attempt: int) -> None:
+        if attempt != self.attempt:
+            raise Over(f"a call of attempt {attempt} came to a server that is at attempt {self.attempt}")
 
     # ---- steps
 
-    def prefetch(self, k: int, keys: Keys) -> None:
+    def share(self, attempt: int, k: int, worker: int, ticket: Ticket) -> bool:
+        """Whether this server can use the worker's memory."""
+        self._check(attempt)
+        lane = Lane.open(ticket)
+        if lane is not None:
+            self.lanes[k, worker] = lane
+        return lane is not None
+
+    def pull_shared(self, attempt: int, k: int, worker: int, keys: int, create: bool) -> None:
+        self._check(attempt)
+        wanted, rows, _ = self.lanes[k, worker].views(keys, self.specs[k].row.width)
+        rows[:] = self.pull(attempt, k, worker, wanted, create)
+
+    def push_shared(self, attempt: int, k: int, worker: int, keys: int, factor: float, counted: bool) -> None:
+        self._check(attempt)
+        known, given, counts = self.lanes[k, worker].views(keys, self.specs[k].row.width)
+        self.push(attempt, k, worker, known, given, factor, counts if counted else None)
+
+    def prefetch(self, attempt: int, k: int, keys: Keys) -> None:
+        self._check(attempt)
         self.tables[k].prefetch(keys)
 
-    def pull(self, k: int, worker: int, keys: Keys, create: bool) -> Floats:
+    def pull(self, attempt: int, k: int, worker: int, keys: Keys, create: bool) -> Floats:
+        self._check(attempt)
         table = self.tables[k]
         if not create or not isinstance(table, ModelServer) or self.pulls[k].of == 1:
             rows: Floats = table.pull(keys, create=create)
@@ -196,8 +232,11 @@ class Server:
         rows = table.pull(union)
         return [rows[np.searchsorted(union, mine)] for mine in parts]
 
-    def push(self, k: int, worker: int, keys: Keys, given: Floats, factor: float, counts: Floats | None) -> None:
+    def push(
+        self, attempt: int, k: int, worker: int, keys: Keys, given: Floats, factor: float, counts: Floats | None
+    ) -> None:
         """``counts``: shows and clicks (n, 2) of tables that take them."""
+        self._check(attempt)
         self.pushes[k].meet(worker, (keys, given, counts), lambda parts: self._push_of_all(k, factor, parts))
 
     def _push_of_all(self, k: int, factor: float, parts: list[tuple[Keys, Floats, Floats | None]]) -> Sequence[None]:
@@ -214,14 +253,18 @@ class Server:
 
     # ---- between steps
 
-    def save(self, k: int, path: Path) -> None:
-        self.tables[k].save(path)
+    def save(self, attempt: int, k: int, path: Path) -> None:
+        with self.control:
+            self._check(attempt)
+            self.tables[k].save(path)
 
-    def restore(self, k: int, path: Path) -> None:
-        if self.specs[k].kind is SparseTable:  # rows of another number of shards go into an empty table
-            self.tables[k].close(checkpoint=False)
-            self.tables[k] = self.specs[k].make(self.shard, self.of)
-        restore_shard(self.tables[k], path, self.shard, self.of)
+    def restore(self, attempt: int, k: int, path: Path) -> None:
+        with self.control:
+            self._check(attempt)
+            if self.specs[k].kind is SparseTable:  # rows of another number of shards go into an empty table
+                self.tables[k].close(checkpoint=False)
+                self.tables[k] = self.specs[k].make(self.shard, self.of)
+            restore_shard(self.tables[k], path, self.shard, self.of)
 
     def held(self, k: int) -> tuple[int, int]:
         """Keys and bytes."""
@@ -229,13 +272,19 @@ class Server:
 
 
 class Shards:
-    """An embedder whose rows lie on servers. Worker 0 saves and restores for all."""
+    """An embedder whose rows lie on servers. Worker 0 saves and restores for all.
 
-    def __init__(self, servers: Sequence[Any], k: int, spec: Spec, worker: int) -> None:
-        self.servers, self.k, self.spec, self.worker = servers, k, spec, worker
+    A push is sent, not waited for: the dense step goes on beside it, and the next pull, push or save hears how it went.
+    """
+
+    def __init__(self, servers: Sequence[Any], k: int, spec: Spec, worker: int, attempt: int) -> None:
+        self.servers, self.k, self.spec, self.worker, self.attempt = servers, k, spec, worker, attempt
         self.summed = spec.kind is not ModelServer
         self.takes_shows = spec.takes_shows
         self._factor = 1.0
+        self.lanes: list[Lane | None] = [None] * len(servers)
+        self.apart = [False] * len(servers)  # servers that share no memory with this process
+        self.sent: list[Any] = []  # pushes under way
 
     @property
     def dim(self) -> int:
@@ -250,45 +299,100 @@ class Shards:
             raise PlanError(f"the servers hold rows of {self.spec.row}, the model reads {row}")
 
     def prefetch(self, keys: Keys) -> None:
+        if self.spec.kind is MemoryTable:  # whose rows are found faster than they are announced
+            return
         for server, place in self._split(keys):
             if len(place):
-                server.prefetch.remote(self.k, keys[place])
+                server.prefetch.remote(self.attempt, self.k, keys[place])
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
-        split = [(s, at) for s, at in self._split(keys) if len(at) or (create and not self.summed)]
-        found = self._all([s.pull.remote(self.k, self.worker, keys[at], create) for s, at in split])
-        rows = np.empty((len(keys), self.spec.row.width), np.float32)
-        for (_, at), part in zip(split, found, strict=True):
-            rows[at] = part
+        self.settle()
+        width = self.spec.row.width
+        split = [(n, at) for n, (_, at) in enumerate(self._split(keys)) if len(at) or (create and not self.summed)]
+        who, lanes = (self.attempt, self.k, self.worker), self._lanes({n: len(at) for n, at in split})
+        calls = []
+        for n, at in split:
+            lane = lanes[n]
+            if lane is None:
+                calls.append(self.servers[n].pull.remote(*who, keys[at], create))
+            else:
+                np.take(keys, at, out=lane.views(len(at), width)[0], mode="clip")  # the default one copies twice
+                calls.append(self.servers[n].pull_shared.remote(*who, len(at), create))
+        found = self._all(calls)
+        rows = np.empty((len(keys), width), np.float32)
+        for (n, at), part in zip(split, found, strict=True):
+            lane = lanes[n]
+            rows[at] = part if lane is None else lane.views(len(at), width)[1]
         return rows
 
     def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
+        self.settle()
         counts = None if shows is None or clicks is None else np.stack([shows, clicks], 1)
-        self._all(
-            [
-                s.push.remote(
-                    self.k, self.worker, keys[at], gradients[at], self._factor, None if counts is None else counts[at]
-                )
-                for s, at in self._split(keys)
-            ]
-        )
+        split = [at for _, at in self._split(keys)]
+        who, lanes = (self.attempt, self.k, self.worker), self._lanes({n: len(at) for n, at in enumerate(split)})
+        for n, (server, at) in enumerate(zip(self.servers, split, strict=True)):
+            lane, counted = lanes[n], None if counts is None else counts[at]
+            if lane is None:
+                self.sent.append(server.push.remote(*who, keys[at], gradients[at], self._factor, counted))
+                continue
+            known, given, places = lane.views(len(at), self.spec.row.width)
+            np.take(keys, at, out=known, mode="clip")
+            np.take(gradients, at, axis=0, out=given, mode="clip")
+            if counted is not None:
+                places[:] = counted
+            self.sent.append(server.push_shared.remote(*who, len(at), self._factor, counted is not None))
+
+    def settle(self) -> None:
+        """Wait for what was pushed; raise what a server raised."""
+        sent, self.sent = self.sent, []
+        if sent:
+            self._all(sent)
+
+    def _lanes(self, keys: dict[int, int]) -> list[Lane | None]:
+        """The memory shared with each server, made larger where so many keys need it; nothing is under way in it."""
+        asked: list[tuple[int, Lane, Any]] = []
+        for n, count in keys.items():
+            lane, size = self.lanes[n], needed(count, self.spec.row.width)
+            if self.apart[n] or (lane is not None and size <= len(lane.memory)):
+                continue
+            if lane is not None:
+                lane.let_go()
+            made = self.lanes[n] = Lane.make(2 * size)
+            if made is None:
+                self.apart[n] = True
+            else:
+                asked.append((n, made, self.servers[n].share.remote(self.attempt, self.k, self.worker, made.ticket)))
+        for (n, made, _), shared in zip(asked, self._all([call for _, _, call in asked]), strict=True):
+            if not shared:
+                made.let_go()
+                self.lanes[n], self.apart[n] = None, True
+        return self.lanes
+
+    def close(self) -> None:
+        for lane in self.lanes:
+            if lane is not None:
+                lane.let_go()
+        self.lanes = [None] * len(self.servers)
 
     def scale_lr(self, factor: float) -> None:
         self._factor = factor
 
     def save(self, path: Path) -> None:
+        self.settle()
         if self.worker:
             return
         of = len(self.servers)
         if of == 1 or not self.summed:  # a sub-model is the same everywhere
-            self._all([self.servers[0].save.remote(self.k, path)])
+            self._all([self.servers[0].save.remote(self.attempt, self.k, path)])
             return
         path.mkdir()
-        self._all([s.save.remote(self.k, shard_path(path, shard, of)) for shard, s in enumerate(self.servers)])
+        self._all(
+            [s.save.remote(self.attempt, self.k, shard_path(path, shard, of)) for shard, s in enumerate(self.servers)]
+        )
 
     def restore(self, path: Path) -> None:
         if not self.worker:
-            self._all([s.restore.remote(self.k, path) for s in self.servers])
+            self._all([s.restore.remote(self.attempt, self.k, path) for s in self.servers])
 
     def __len__(self) -> int:
         return sum(keys for keys, _ in self._all([s.held.remote(self.k) for s in self.servers]))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from ctrbox.cluster.handshake import facts_of, free_address, host_here
+from ctrbox.cluster.handshake import facts_of, host_here
 from ctrbox.cluster.shards import Shards, Spec
 from ctrbox.engines.plan import Plan
 from ctrbox.train.checkpoint import checkpoint_path, read_state, read_weights
@@ -23,7 +23,7 @@ from ctrbox.train.evaluation import Split
 from ctrbox.train.folder import RunFolder
 from ctrbox.train.progress import Progress
 from ctrbox.train.settings import Settings
-from ctrbox.train.together import ALONE, Gang, Together
+from ctrbox.train.together import ALONE, Gang, Together, listening
 from ctrbox.train.trainer import Fit, Trainer, state_of
 
 
@@ -122,6 +122,8 @@ class Worker:
         self.fit: Fit | None = None
         self.ending = False
         self.seen = Seen()
+        self.store: Any = None
+        self.held: list[Shards] = []
 
     def facts(self, order: Order) -> dict[str, Any]:
         return facts_of(order.plan.plan(1), order.folder)
@@ -132,8 +134,10 @@ class Worker:
     def place(self) -> str:
         return self.host
 
-    def address(self) -> str:
-        return free_address(self.host)
+    def address(self, of: int) -> str:
+        """Where the workers meet; this one is worker 0."""
+        self.store, found = listening(self.host, of)
+        return found
 
     def watched(self) -> tuple[Progress | None, list[Mapping[str, float]]]:
         """Progress and evaluations since the last time."""
@@ -146,32 +150,42 @@ class Worker:
         if self.fit is not None:
             self.fit.ending = True
 
-    def train(self, order: Order, servers: Sequence[Any], part: int, of: int, address: str) -> dict[str, Any]:
+    def train(
+        self, order: Order, servers: Sequence[Any], part: int, of: int, address: str, attempt: int
+    ) -> dict[str, Any]:
         """To the end of the last epoch; what clocks counted. Worker 0 leaves a checkpoint of the end."""
         torch.set_num_threads(order.threads)
-        together: Together = ALONE if of == 1 else Gang(part, of, address, self.host)
-        fit = self._fit(order, servers, part, together)
+        together: Together = ALONE if of == 1 else Gang(part, of, address, self.host, None if part else self.store)
+        fit: Fit | None = None
         try:
+            fit = self._fit(order, servers, part, together, attempt)
             self.fit, fit.ending = fit, self.ending
             self._go_back(fit, order, together)
             fit.seconds, fit.steps = order.seconds, order.steps
             fit._train()
+            for shards in self.held:
+                shards.settle()
             return {"clocks": {name: asdict(clock) for name, clock in fit.clocks.items()}, "seen": fit.state.seen}
         except KeyboardInterrupt:
             return {"ended": True}
         finally:
-            self.fit = None
-            if fit.folder is not None:
+            self.fit = self.store = None
+            together.leave()
+            for shards in self.held:
+                shards.close()
+            self.held = []
+            if fit is not None and fit.folder is not None:
                 fit.folder.close()
 
-    def _fit(self, order: Order, servers: Sequence[Any], part: int, together: Together) -> Fit:
+    def _fit(self, order: Order, servers: Sequence[Any], part: int, together: Together, attempt: int) -> Fit:
         plan = order.plan.plan(order.threads)
         other = None if order.valid is None else order.valid.plan(order.threads)
         rows, stop, validates, first, last = order.split
         split = Split(rows, stop, (other or plan) if validates else None, first, last, other)
         embedders = {}
         for k, (fields, spec) in enumerate(order.tables):
-            embedders.update(dict.fromkeys(fields, Shards(servers, k, spec, part)))
+            self.held.append(Shards(servers, k, spec, part, attempt))
+            embedders.update(dict.fromkeys(fields, self.held[-1]))
         trainer = Trainer(order.model, embedders, optimizer=order.optimizer, threads=order.threads, device="cpu")
         return Fit(trainer, plan, split, order.settings, order.overlap, order.ahead, self.seen, together)
 

@@ -21,6 +21,7 @@ from ctrbox.embed.model_server import ModelServer
 from ctrbox.embed.sparse import SparseTable, absolute, described
 from ctrbox.embed.table import Table, describe, reading, same_shape, shape_of
 from ctrbox.embed.vector_file import shard_of
+from ctrbox.engines.aside import remove
 from ctrbox.errors import DataError, PlanError
 
 NAME = re.compile(r"(\d{5})-of-(\d{5})\.ctrtable")
@@ -93,15 +94,29 @@ def _rewrite(table: SparseTable, saved: list[Path], shard: int, of: int) -> None
     for path in saved:
         same_shape(path, described(absolute(path)), shape)
     if len(table):
-        raise PlanError(
-            f"the table in {table.path} holds rows; one of another number of shards is restored into an empty one"
-        )
+        _replace(table, saved, shard, of)
+        return
     for path in saved:
         for keys, rows in _rows_of(path):
             mine = shard_of(keys, of) == shard
             for at in range(0, len(keys), WRITTEN):
                 some = mine[at : at + WRITTEN]
                 table.write(keys[at : at + WRITTEN][some], np.ascontiguousarray(rows[at : at + WRITTEN][some]))
+
+
+def _replace(table: SparseTable, saved: list[Path], shard: int, of: int) -> None:
+    """In a table beside it, which is then adopted: what it holds goes once that is whole."""
+    beside = table.path.with_name(f".{table.path.name}.shard")
+    remove(beside)
+    names = ("optimizer", "linear", "init", "seed", "nonfinite", "policy", "segment_bytes", "ram")
+    try:
+        with SparseTable(beside, table.row.dim, **{n: getattr(table, n) for n in names}) as fresh:
+            fresh.open(table.row)
+            _rewrite(fresh, saved, shard, of)
+            fresh.checkpoint()
+        table.restore(beside)
+    finally:
+        remove(beside)
 
 
 def _rows_of(path: Path) -> Iterator[tuple[Keys, Floats]]:

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+SOON = timedelta(seconds=120)  # within which all have come
 WAIT = timedelta(days=2)  # an evaluation may take long; the dead are noticed by others
 
 
@@ -29,6 +30,9 @@ class Together(Protocol):
     def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None:
         """Gradients become the sum over workers of scale · gradient; no gradient counts as zeros."""
 
+    def leave(self) -> None:
+        """Not to come back."""
+
 
 class Alone:
     part, of = 0, 1
@@ -38,22 +42,42 @@ class Alone:
 
     def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None: ...
 
+    def leave(self) -> None: ...
+
 
 ALONE = Alone()
 
 
+def listening(host: str, of: int) -> tuple[dist.Store, str]:
+    """Where ``of`` processes meet: what listens for as long as it is held, and its address. The port is nobody else's."""
+    store = dist.TCPStore(host, 0, of, True, SOON, wait_for_workers=False)
+    return store, f"{host}:{store.port}"
+
+
 class Gang:
-    """``of`` processes that meet at ``address`` ("host:port", where part 0 listens), bound to the interface ``host``."""
+    """``of`` processes that meet at ``address`` ("host:port", where ``store`` listens), bound to the interface ``host``."""
 
     def __init__(self, part: int, of: int, address: str, host: str, store: dist.Store | None = None) -> None:
         self.part, self.of = part, of
         name, _, port = address.rpartition(":")
-        found = dist.TCPStore(name, int(port), of, part == 0, timedelta(seconds=120)) if store is None else store
+        found = dist.TCPStore(name, int(port), of, part == 0, SOON) if store is None else store
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = WAIT
-        self.store = found  # it listens as long as it is held
-        self.group = dist.ProcessGroupGloo(dist.PrefixStore("gang", found), part, of, options)
+        self.store: dist.Store | None = found  # it listens as long as it is held
+        self.made: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
+            dist.PrefixStore("gang", found), part, of, options
+        )
+
+    @property
+    def group(self) -> dist.ProcessGroupGloo:
+        if self.made is None:
+            raise RuntimeError("this worker has left its gang")
+        return self.made
+
+    def leave(self) -> None:
+        """Close the connections: the others, who may wait for this one, hear of it at once."""
+        self.made = self.store = None
 
     def sums(self, values: Sequence[float]) -> list[float]:
         mine = torch.tensor(values, dtype=torch.float64)

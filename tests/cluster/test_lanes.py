@@ -1,0 +1,92 @@
+"""Memory shared by a worker and a server, against arrays that go through Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+
+import ctrbox as cb
+from ctrbox.embed.embedder import Row
+from ctrbox.errors import TrainError
+
+pytest.importorskip("ray", reason="needs ray: pip install 'ctrbox[cluster]'")
+lanes = pytest.importorskip("ctrbox.cluster.lanes")
+made = lanes.Lane.make(0)
+pytestmark = pytest.mark.skipif(made is None or lanes.Lane.open(made.ticket) is None, reason="no memory without a name")
+
+
+def test_both_sides_see_the_same_bytes() -> None:
+    mine = lanes.Lane.make(lanes.needed(100_000, 5))
+    theirs = lanes.Lane.open(mine.ticket)
+    for n in (0, 1, 7, 100_000):
+        keys, rows, counts = mine.views(n, 5)
+        keys[:], rows[:], counts[:] = np.arange(n) - 3, np.arange(5 * n).reshape(n, 5), 2.5
+        for a, b in zip(mine.views(n, 5), theirs.views(n, 5), strict=True):
+            assert a.tobytes() == b.tobytes()
+            assert a.size == 0 or not np.shares_memory(a, b)  # two mappings
+    theirs.views(1, 5)[1][:] = 7
+    assert (mine.views(1, 5)[1] == 7).all()
+    mine.let_go()
+    assert lanes.Lane.open(mine.ticket) is None
+    assert (theirs.views(1, 5)[1] == 7).all()  # it goes with the last of the two
+
+
+def test_memory_that_is_another_is_not_opened() -> None:
+    ticket = made.ticket
+    assert lanes.Lane.open(dataclasses.replace(ticket, mark=b"?" * 16)) is None
+    assert lanes.Lane.open(dataclasses.replace(ticket, size=ticket.size * 2)) is None
+    assert lanes.Lane.open(dataclasses.replace(ticket, process=2**22 - 1)) is None
+    with open(os.devnull, "rb") as other:
+        assert lanes.Lane.open(dataclasses.replace(ticket, descriptor=other.fileno())) is None
+
+
+@pytest.mark.parametrize("keys", [-1, 1 << 17, 1 << 62])
+def test_more_keys_than_fit_are_refused(keys: int) -> None:
+    with pytest.raises(TrainError, match="do not fit"):
+        made.views(keys, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("running")
+def test_shared_memory_and_arrays_through_ray_end_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from ctrbox.cluster.shards import Over, Server, Shards, Spec
+
+    row, rng = Row(3, linear=True), np.random.default_rng(0)
+    counted = cb.MemoryTable(3, optimizer=cb.Adagrad(lr=0.1), counters=cb.Counters())
+    counted.open(row)
+    specs = [Spec.of(counted, 1)]
+    server = ray.remote(Server).options(num_cpus=0, max_concurrency=8).remote(0, 1, specs)
+    steps = []
+    for size in (5, 0, 60_000, 300):  # the third needs more memory than there is at first
+        keys = np.unique(rng.integers(-(2**62), 2**62, size)) if size > 300 else np.arange(size, dtype=np.int64) * 9
+        steps.append((keys, rng.standard_normal((len(keys), 4), np.float32), rng.integers(0, 3, (2, len(keys)))))
+    found = []
+    for attempt, shared in enumerate((True, False), 1):
+        if not shared:
+            monkeypatch.setattr(lanes.Lane, "make", staticmethod(lambda size: None))
+        ray.get(server.begin.remote(1, "", attempt))
+        shards, pulled = Shards([server], 0, specs[0], 0, attempt), []
+        for keys, gradients, (shows, clicks) in steps:
+            pulled.append(shards.pull(keys + attempt * 0).tobytes())
+            shards.push(
+                keys, gradients, shows=shows.astype(np.float32), clicks=np.minimum(shows, clicks).astype(np.float32)
+            )
+        pulled.append(shards.pull(steps[2][0], create=False).tobytes())
+        assert shards.apart == [not shared]
+        shards.close()
+        found.append(pulled)
+        if shared:
+            late = shards
+            server2 = ray.remote(Server).options(num_cpus=0, max_concurrency=8).remote(0, 1, specs)
+            ray.kill(server)
+            server = server2
+    assert found[0] == found[1]
+    late.servers, late.apart = [server], [True]
+    with pytest.raises(Over, match="attempt 1 came to a server that is at attempt 2"):  # and changes nothing
+        late.pull(steps[0][0])
+    ray.kill(server)
