@@ -230,8 +230,10 @@ void hot_keys_are_the_frequent_ones() {
     }
     const HotKeys hot(examples, l);
     size_t frequent = 0;
+    std::map<uint64_t, size_t> of_row;
+    for (const auto& [key, n] : count) of_row[l.row_of(key)] += n;
     for (const auto& [key, n] : count) {
-      const bool often = n * HotKeys::kOneIn >= std::min(rows, HotKeys::kSample);
+      const bool often = n * HotKeys::kOneIn >= std::min(rows, HotKeys::kSample) && n * 8 >= of_row[l.row_of(key)] * 7;
       frequent += often;
       const uint16_t found = hot.find(key);
       CHECK(found == HotKeys::kNone || (often && hot.keys()[found] == key));
@@ -239,6 +241,9 @@ void hot_keys_are_the_frequent_ones() {
     CHECK(hot.keys().size() <= frequent);
     CHECK(hot.keys().size() + 5 >= frequent);  // a slot has one
     CHECK(hot.find(finish(99999999)) == HotKeys::kNone);
+    s.bits = 4;  // one row for all keys
+    CHECK(HotKeys(examples, FfmLayout(s)).keys().size() <= (rows == 0 ? 0 : 1));
+    s.bits = 14;
   }
 }
 

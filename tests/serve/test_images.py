@@ -211,6 +211,7 @@ def test_what_is_remembered_is_bounded(world: ImageWorld, served: ServedModel) -
         ({"ad_image": {"1": [1e39] * WIDTH}}, "not finite as float32"),
         ({"ad_image": {"1": [3e38] * WIDTH}}, "not finite"),
         ({"ad_image": {str(NEW + k): [0.0] * WIDTH for k in range(MOST_OBJECTS + 1)}}, "at most 64"),
+        ({"ad_image": {str(NEW): [0.0] * WIDTH}, "behaviour": {str(NEW): [1.0] * WIDTH}}, "comes twice"),
     ],
 )
 def test_objects_that_are_none_are_refused_and_nothing_is_remembered(
@@ -222,6 +223,23 @@ def test_objects_that_are_none_are_refused_and_nothing_is_remembered(
     with pytest.raises(CtrboxError, match=words):
         ask(served, {**body, "objects": objects})
     assert served.objects()["remembered"] == 0
+
+
+@pytest.mark.parametrize("text", ["-10000000000000000000", "0" * 30 + "9" * 30, "0" * 5000 + "1", "9" * 30, "-", ""])
+def test_an_id_beyond_64_bits_is_refused(served: ServedModel, text: str) -> None:
+    keys = copy.copy(served.keys)
+    keys.plain = {"number": ("n", "i"), "key": ("n", "")}
+    for field in ("number", "key"):
+        with pytest.raises(DataError, match="no whole number of 64 bits"):
+            keys.of(field, [text])
+        assert len(keys.of(field, [str(-(2**63)), str(2**63 - 1)])) == 2
+
+
+def test_a_name_of_a_megabyte_is_refused_in_few_words(world: ImageWorld, served: ServedModel) -> None:
+    body, _ = world.request(0, 1)
+    with pytest.raises(DataError, match="computes no vectors of") as met:
+        ask(served, {**body, "objects": {"ad_image" * 100_000: {"1": [0.0] * WIDTH}}})
+    assert len(str(met.value)) < 500
 
 
 def test_tensors_carry_objects(world: ImageWorld, served: ServedModel) -> None:
@@ -248,6 +266,10 @@ def test_tensors_carry_objects(world: ImageWorld, served: ServedModel) -> None:
         {"objects.ad_image": image[None] * np.nan},
         {"objects.ad_image.id": np.array([b"1", b"2"], object)},
         {"objects.other": image[None]},
+        {
+            "objects.ad_image": np.stack([image, -image]),
+            "objects.ad_image.id": np.array([str(NEW).encode()] * 2, object),
+        },
     ):
         given = {n: t for n, t in {**tensors, **wrong}.items() if t is not None}
         with pytest.raises(CtrboxError):
@@ -331,7 +353,23 @@ def forged(weights: Weights, name: str, change: Callable[[Part], Part | None]) -
 
 
 @pytest.mark.parametrize(
-    "what", ["plan", "model", "config", "gone", "shape", "twice", "dim", "submodel", "width", "kind", "shift"]
+    "what",
+    [
+        "plan",
+        "model",
+        "config",
+        "gone",
+        "shape",
+        "twice",
+        "dim",
+        "submodel",
+        "width",
+        "kind",
+        "shift",
+        "infinite",
+        "depth",
+        "nan",
+    ],
 )
 def test_weights_that_contradict_themselves_are_refused_and_the_old_version_goes_on(
     world: ImageWorld, exact: ModelFolder, served: ServedModel, tmp_path: Path, what: str
@@ -351,6 +389,10 @@ def test_weights_that_contradict_themselves_are_refused_and_the_old_version_goes
         about["tables"][images]["server"]["width"] = 1 << 30
     elif what == "shift":
         about["shift"] = "nan"
+    elif what == "infinite":
+        about["tables"][images]["dim"] = float("inf")
+    elif what == "depth":
+        about["config"]["hidden"] = [1] * 100_000
     changed = Weights("tensors" if what == "kind" else CLICK_MODEL, about, weights.parts)
     if what == "gone":
         changed = forged(changed, "dense.bias", lambda p: None)
@@ -361,6 +403,10 @@ def test_weights_that_contradict_themselves_are_refused_and_the_old_version_goes
             changed,
             "table.0.key",
             lambda p: Part(p.name, p.dtype, p.shape, np.ascontiguousarray(np.zeros_like(p.data))),
+        )
+    elif what == "nan":
+        changed = forged(
+            changed, f"table.{images}.vector", lambda p: Part.floats(p.name, np.full(p.shape, np.nan, "f4"))
         )
     elif what == "submodel":
         changed = forged(changed, f"table.{images}.model.0.weight", lambda p: None)

@@ -17,12 +17,13 @@ import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
+from ctrbox.errors import PlanError
 from ctrbox.serve.asgi import Application
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.served import open_served
-from ctrbox.serve.server import Settings, check
+from ctrbox.serve.server import Settings, check, check_port
 from ctrbox.serve.service import Limits, Service
 from tests.serve.running import Running
 from tests.serve.test_scoring import body_of
@@ -239,6 +240,13 @@ def test_beyond_loopback_a_token_is_needed() -> None:
         with pytest.raises(Exception, match="token is needed"):
             check(Settings(host=host))
         check(Settings(host=host, token="secret"))
+
+
+def test_a_host_that_is_none_is_refused_in_words() -> None:
+    for host in ("a" * 80, "é" * 80, "\u3002", "a..b"):
+        with pytest.raises(PlanError, match="cannot listen at") as met:
+            check_port(host, 8000)
+        assert len(str(met.value)) < 400
 
 
 def test_a_full_queue_answers_503_at_once_and_the_rest_is_answered(world: World) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ import orjson
 import pytest
 
 import ctrbox as cb
+from ctrbox.errors import WriteError
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.own_copy import OwnCopy
@@ -214,6 +217,24 @@ def test_what_a_killed_server_left_is_removed_by_the_next_and_nothing_else(
     alive.close()
     assert not alive.place.exists()
     assert (tmp_path / "elsewhere" / "LOCK").exists()
+
+
+def test_nothing_is_left_where_the_weights_cannot_be_copied(
+    folder: ModelFolder, served: ServedFfm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # a disk without room
+    try:
+        with pytest.raises(WriteError, match=r"cannot copy the weights to .*: File too large"):
+            Reloader(served, folder.published, Metrics())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(WriteError, match="cannot make a folder"):
+        Reloader(served, folder.published, Metrics())
 
 
 def test_a_model_of_other_fields_is_refused_when_it_is_pushed(world: World, folder: ModelFolder) -> None:

@@ -14,7 +14,8 @@
 
 namespace cb {
 
-// The keys of at least one example in kOneIn, as the first kSample examples have them.
+// The keys of at least one example in kOneIn that nearly have their row for themselves, as the first kSample examples
+// have them.
 class HotKeys {
  public:
   static constexpr size_t kSample = 2048, kOneIn = 64, kMostFloats = 1 << 16;

@@ -11,6 +11,8 @@ from typing import Any
 from ctrbox.errors import PlanError, nearest
 from ctrbox.models.inputs import Reads
 
+MOST_LAYERS = 256  # a config may come from a file: parts are made one by one before any weight is compared
+
 
 def asked(**given: Any) -> dict[str, Any]:
     """Keyword arguments as plain JSON: tuples become lists, mappings become dicts."""
@@ -51,14 +53,18 @@ def sizes(what: str, given: Any, *, empty: bool = True) -> tuple[int, ...]:
     """Widths of layers: whole numbers of 1 or more."""
     if isinstance(given, str) or not isinstance(given, Sequence) or (not given and not empty):
         raise PlanError(f"{what} must be a list of layer widths such as (128, 64), got {given!r}")
+    if len(given) > MOST_LAYERS:
+        raise PlanError(f"{what} has {len(given):,} layers; expected at most {MOST_LAYERS}")
     for width in given:
         whole(what, width)
     return tuple(given)
 
 
-def whole(what: str, given: int) -> int:
+def whole(what: str, given: int, most: int | None = None) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
         raise PlanError(f"{what} must be made of whole numbers of 1 or more, got {given!r}")
+    if most is not None and given > most:
+        raise PlanError(f"{what} must be at most {most}, got {given:,}")
     return given
 
 

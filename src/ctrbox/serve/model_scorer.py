@@ -25,6 +25,7 @@ from ctrbox.embed.published_table import PublishedVectors
 from ctrbox.engines.split import Split
 from ctrbox.errors import DataError
 from ctrbox.models.inputs import Inputs, Pooled
+from ctrbox.serve.fields import brief
 from ctrbox.serve.objects import ObjectKeys, Objects, matrix, served_by
 from ctrbox.train.learner import LONGEST, Learner
 from ctrbox.train.sources import Source
@@ -117,9 +118,18 @@ class ModelScorer:
         """Vectors of the objects that came with a request, and for how many the sub-model ran."""
         own: dict[int, dict[int, Floats]] = {}
         ran = 0
-        checked = [(f, o, matrix(f, o, served_by(f, self.tables))) for f, o in objects.items()]
-        for field, given, rows in checked:
-            found, computed = self.tables[field].embed(self.keys.of(field, given.ids), rows)
+        checked = []
+        contents: dict[tuple[int, int], bytes] = {}
+        for field, given in objects.items():
+            rows = matrix(field, given, served_by(field, self.tables))
+            keys = self.keys.of(field, given.ids)
+            for name, key, row in zip(given.ids, keys.tolist(), rows, strict=True):
+                content = row.tobytes()
+                if contents.setdefault((self.servers[field], key), content) != content:
+                    raise DataError(f"object {brief(name)} of {field!r} comes twice in the request, as two objects")
+            checked.append((field, keys, rows))
+        for field, keys, rows in checked:
+            found, computed = self.tables[field].embed(keys, rows)
             own.setdefault(self.servers[field], {}).update(found)
             ran += computed
         return own, ran
@@ -137,7 +147,8 @@ class ModelScorer:
         if not np.isfinite(logits).all():
             row = int(np.flatnonzero(~np.isfinite(logits))[0])
             raise DataError(f"the model's output for candidate {row:,} is not finite: is a value too large?")
-        return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32), missing
+        with np.errstate(over="ignore"):  # a logit below -709 is a probability of 0
+            return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32), missing
 
     def _logits(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int]:
         rows = candidates.rows

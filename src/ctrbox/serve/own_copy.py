@@ -15,6 +15,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from ctrbox.errors import WriteError
+
 PREFIX = "ctrbox-serve-"
 LOCK = "LOCK"
 log = logging.getLogger("ctrbox.serve")
@@ -25,11 +27,19 @@ class OwnCopy:
 
     def __init__(self) -> None:
         remove_stale(Path(tempfile.gettempdir()))
-        self.place = Path(tempfile.mkdtemp(prefix=PREFIX))
-        # Locked before it has its name: there is no moment in which another server finds it and could lock it.
-        self._lock = os.open(self.place / f"{LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        (self.place / f"{LOCK}.new").rename(self.place / LOCK)
+        try:
+            self.place = Path(tempfile.mkdtemp(prefix=PREFIX))
+        except OSError as error:
+            raise WriteError(f"cannot make a folder for a copy of the weights: {error}") from error
+        self._lock = -1
+        try:
+            # Locked before it has its name: there is no moment in which another server finds it and could lock it.
+            self._lock = os.open(self.place / f"{LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            (self.place / f"{LOCK}.new").rename(self.place / LOCK)
+        except OSError as error:
+            self.close()
+            raise WriteError(f"cannot lock {self.place}: {error.strerror or error}") from error
 
     def close(self) -> None:
         shutil.rmtree(self.place, ignore_errors=True)

@@ -15,7 +15,7 @@ import threading
 import time
 
 from ctrbox.engines.aside import written_aside
-from ctrbox.errors import CtrboxError, DataError
+from ctrbox.errors import CtrboxError, DataError, WriteError
 from ctrbox.publish.versions import Published, Version
 from ctrbox.serve import own_copy
 from ctrbox.serve.metrics import Metrics
@@ -31,7 +31,14 @@ class Reloader:
         self.served, self.published, self.metrics, self.period = served, published, metrics, period
         self._own = own_copy.OwnCopy()
         self.copy = self._own.place / "served.fbw"
-        shutil.copyfile(published.file(served.version), self.copy)
+        try:
+            shutil.copyfile(published.file(served.version), self.copy)
+        except OSError as error:
+            self._own.close()
+            raise WriteError(f"cannot copy the weights to {self.copy.parent}: {error.strerror or error}") from error
+        except BaseException:
+            self._own.close()
+            raise
         self.refused: set[int] = set()  # versions that were tried and could not be taken
         self._seen: tuple[int, ...] = ()
         self._stop = threading.Event()

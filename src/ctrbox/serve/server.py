@@ -256,8 +256,10 @@ def check_port(host: str, port: int) -> None:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except OSError as error:
-        raise PlanError(f"cannot listen at {bracketed(host)}:{port}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot write
+        raise PlanError(
+            f"cannot listen at {bracketed(host)[:100]}:{port}: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 async def listening(host: str, port: int, serving: asyncio.Task[Any]) -> None:

@@ -97,7 +97,7 @@ def learner_of(weights: Weights, schema: Schema, where: str) -> Learner:
         learner = Learner(model, schema, embedders)
     except CtrboxError as error:
         raise DataError(f"cannot read {where}: {error}") from error
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
         raise DataError(f"cannot read {where}: its parts contradict each other: {error!r}") from error
     learner.shift = shift
     learner.model.eval().requires_grad_(False)
@@ -131,7 +131,14 @@ def _table(weights: Weights, k: int, about: dict[str, Any], where: str) -> Publi
 def _floats(part: Part, shape: tuple[int, int]) -> Any:
     if part.dtype != "F32":
         raise ValueError(f"part {part.name!r} of {part.dtype}")
-    return part.data.reshape(shape)
+    return _finite(part).reshape(shape)
+
+
+def _finite(part: Part) -> np.ndarray:
+    """Its numbers; refused here, where an older version can go on, and not when a request meets them."""
+    if part.dtype == "F32" and not np.isfinite(part.data).all():
+        raise DataError(f"part {part.name!r} holds numbers that are not finite")
+    return part.data
 
 
 def _tensor_parts(prefix: str, module: nn.Module) -> Iterator[Part]:
@@ -158,7 +165,7 @@ def _tensors(module: nn.Module, weights: Weights, prefix: str, where: str) -> di
                 f"{where} holds another model: weight {name!r} is {part.shape} {part.dtype}, expected "
                 f"{tuple(mine[name].shape)} {DTYPES.get(mine[name].dtype)}"
             )
-        flat = torch.from_numpy(np.array(part.data))  # a copy: aligned, and its own
+        flat = torch.from_numpy(np.array(_finite(part)))  # a copy: aligned, and its own
         tensors[name] = (
             flat.view(mine[name].dtype).reshape(part.shape)
             if part.data.size
