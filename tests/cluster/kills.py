@@ -52,6 +52,8 @@ class Killer(threading.Thread):
                 if time.monotonic() > until:
                     return
                 time.sleep(0.005)
-            os.kill(processes(f"ray::{name}")[-1], signal.SIGKILL)
-            self.killed.append(name)
-            (self.folder / f"gone-on-{number}").touch()
+            try:
+                os.kill(processes(f"ray::{name}")[-1], signal.SIGKILL)
+                self.killed.append(name)
+            finally:
+                (self.folder / f"gone-on-{number}").touch()

@@ -16,7 +16,8 @@ from tests.cluster import kills
 from tests.cluster.trainings import OPTIONS, cluster
 from tests.train.worlds import weights
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("running")]
+# tests/cluster/test_parts.py restores shards onto others without Ray.
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.usefixtures("running")]
 
 
 def test_shards_of_sparse_tables_go_on_with_other_workers_and_servers(plan: cb.Plan, tmp_path: Path) -> None:

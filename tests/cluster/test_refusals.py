@@ -56,6 +56,7 @@ except cb.DeviceError as error:
 """
 
 
+@pytest.mark.exhaustive  # of Ray itself; half a minute
 def test_a_client_without_the_token_is_refused(running: str, tmp_path: Path) -> None:
     """The Ray of these tests runs with RAY_AUTH_MODE=token (conftest.py)."""
     (tmp_path / "token").write_text("0" * 64)

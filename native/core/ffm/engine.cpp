@@ -181,7 +181,7 @@ std::optional<size_t> DeepFfm::learn(const Examples& examples, float* prediction
     for (size_t begin, done = 0; (begin = next.fetch_add(kTogether)) < rows && broken.load() == kNobody;) {
       learn_from(pass, begin, std::min(rows, begin + kTogether), weights);
       std::lock_guard<std::mutex> hold(lock);
-      own->exchange(++done % 4 == 0);
+      own->exchange(++done % 2 == 0);
     }
     std::lock_guard<std::mutex> hold(lock);
     own->exchange(true);

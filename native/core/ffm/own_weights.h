@@ -18,7 +18,7 @@ namespace cb {
 // have them.
 class HotKeys {
  public:
-  static constexpr size_t kSample = 2048, kOneIn = 64, kMostFloats = 1 << 16;
+  static constexpr size_t kSample = 2048, kOneIn = 32, kMostFloats = 1 << 16;
   static constexpr uint16_t kNone = 0xffff;
 
   HotKeys(const Examples& examples, const FfmLayout& layout);
