@@ -2,7 +2,7 @@
 //
 // One call at a time learns, with one thread or several (hogwild). Within a call of several threads lr and ffm are
 // shared without locks: an update may be lost when two threads meet at one feature. The dense block, which every
-// example touches, is a thread's own for kTogether examples, the weights of frequent keys for four times as many; what
+// example touches, is a thread's own for kTogether examples, the weights of frequent keys for twice as many; what
 // it learned is then added to the others' under a lock (own_weights.h). With one thread the result depends on nothing
 // but settings and examples. predict, context and score only read: any number of threads may call them at once, but not
 // while another call learns.
