@@ -133,6 +133,8 @@ def create(
         raise Mistake(f"{job} defines no `context`; say which columns come once a request: --context user_id,query")
     with blaming(job):
         if model is None:
+            if loaded.engine is None:
+                raise Mistake(f"{job} defines no `engine`; say which saved model it is: --model model.ffm")
             engine = loaded.needed_engine()
         else:
             engine = DeepFFM.load(Published(model).file() if model.is_dir() else model)
@@ -217,7 +219,8 @@ def whole(published: Any, model: Path, servers: list[str]) -> Any:
     current = published.current
     if not (model / "config.json").is_file():
         if files:
-            raise Mistake(f"--server is for the folder of a run; {model} is none")
+            met = f"{model} is none" if model.exists() else f"there is no {model}"
+            raise Mistake(f"--server is for the folder of a run; {met}")
         return model
     if not files and (current is None or current.kind != CLICK_MODEL):
         return model

@@ -64,5 +64,5 @@ def remove_stale(below: Path) -> list[Path]:
             finally:
                 os.close(handle)
     if gone:
-        log.info("removed what %d servers left that were killed", len(gone))
+        log.info("removed copies of weights that killed servers left: %d", len(gone))
     return gone
