@@ -31,6 +31,7 @@ import typer
 from ctrbox import learning, publishing, searching, serving, streaming, tables
 from ctrbox.demo import generate
 from ctrbox.job import batches, load_plan
+from ctrbox.options import in_words_of_options
 from ctrbox.output import check_output, no_rows, sink
 from ctrbox.terminal import Mistake, hint, meter, run, say, say_json, tell, written_aside
 
@@ -189,7 +190,7 @@ def datasets_adlog(
 ) -> None:
     """Generate the synthetic ad log: impressions, users, ads, basic features, and images where asked for."""
     started = time.perf_counter()
-    with learning.in_words_of_options():
+    with in_words_of_options():
         generate(rows, seed, out, images, overwrite=overwrite)
     seconds = time.perf_counter() - started
     if as_json:

@@ -21,6 +21,7 @@ from ctrbox.demo import best_auc, demo_job, generate
 from ctrbox.ended import Done, finish
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.job import Job, blaming, load_job
+from ctrbox.options import in_words_of_options, pairs_of
 from ctrbox.output import check_output, sink
 from ctrbox.terminal import Mistake, Stopped, hint, meter, say, say_json, stopped_with, tell, utf8, written_aside
 
@@ -236,20 +237,6 @@ def remember(place: Path, command: list[str]) -> None:
         aside.write_text(sealed({**config, "command": command}), encoding="utf-8")
 
 
-@contextlib.contextmanager
-def in_words_of_options() -> Iterator[None]:
-    """Errors name Python's arguments; on a command line their options are nearer."""
-    try:
-        yield
-    except CtrboxError as error:
-        told = str(error)
-        for name, option in (("overwrite=True", "--overwrite"), ("resume=True", "--resume"), ("out=", "--out ")):
-            told = told.replace(name, option)
-        if told == str(error):
-            raise
-        raise Mistake(told.replace("--out ,", "--out,").replace("--out ;", "--out;").strip()) from error
-
-
 class Watch:
     """Progress on stderr: one moving line on a terminal, a line now and then in a log."""
 
@@ -330,13 +317,7 @@ def evaluate(
 
 
 def views_of(asked: list[str] | None, data: str | None) -> dict[str, str]:
-    """["basic=tomorrow/basic"] → {"basic": "tomorrow/basic"}."""
-    found = {}
-    for text in asked or []:
-        name, equals, path = text.partition("=")
-        if not name or not equals or not path:
-            raise Mistake(f"--view {text}: expected NAME=DATA, such as --view users=tomorrow/users")
-        found[name] = path
+    found = pairs_of("--view", asked)
     if found and data is None:
         raise Mistake("--view goes with another log; name it: ctrbox evaluate RUN DATA --view NAME=DATA")
     return found

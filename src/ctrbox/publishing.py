@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ctrbox.options import in_words_of_options, pairs_of
 from ctrbox.terminal import Mistake, hint, say, say_json, tell
 
 app = typer.Typer(
@@ -210,12 +211,7 @@ def whole(published: Any, model: Path, servers: list[str]) -> Any:
     """The run of a folder, where all of it is to be published; else the path as it is."""
     from ctrbox.publish.sources import CLICK_MODEL
 
-    files = {}
-    for given in servers:
-        field, mark, path = given.partition("=")
-        if not mark or not field or not path:
-            raise Mistake(f"--server takes FIELD=PATH, got {given!r}")
-        files[field] = path
+    files = pairs_of("--server", servers)
     current = published.current
     if not (model / "config.json").is_file():
         if files:
@@ -226,7 +222,8 @@ def whole(published: Any, model: Path, servers: list[str]) -> Any:
         return model
     from ctrbox.train.run import Run, servers_of
 
-    return Run.load(model, servers=servers_of(model, files))
+    with in_words_of_options():
+        return Run.load(model, servers=servers_of(model, files))
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish rollback published 6\n")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ctrbox.options import in_words_of_options, pairs_of
 from ctrbox.terminal import Mistake, hint, say_json, tell
 
 MOST_BODY = 256 << 20  # what all bodies together may take
 MOST_CACHE = 1 << 50
-VIEWS = re.compile(r"load\(…, views=\{'([^']*)': …\}\)")
 
 EXAMPLES = """\b
 Examples:
@@ -114,7 +111,7 @@ def serve(
         threads=threads,
         http=http,
         limits=limits,
-        views=views_of(view or []),
+        views=pairs_of("--view", view),
         allow_operators=allow_operators,
     )
     try:
@@ -157,29 +154,3 @@ def no_folder(model: Path) -> str:
             f"ctrbox publish create NEW --model {model} --job JOB.PY --context COLUMN,…"
         )
     return ""
-
-
-@contextlib.contextmanager
-def in_words_of_options() -> Iterator[None]:
-    """Errors name Python's arguments; on a command line their options are nearer."""
-    from ctrbox.errors import CtrboxError
-
-    try:
-        yield
-    except CtrboxError as error:
-        told = VIEWS.sub(r"--view \1=PATH", str(error)).replace(
-            "cb.Plan.load(…, allow_operators=True)", "--allow-operators"
-        )
-        if told == str(error):
-            raise
-        raise Mistake(told) from error
-
-
-def views_of(given: list[str]) -> dict[str, str]:
-    views = {}
-    for entry in given:
-        name, mark, path = entry.partition("=")
-        if not mark or not name or not path:
-            raise Mistake(f"--view takes NAME=PATH, got {entry!r}")
-        views[name] = path
-    return views

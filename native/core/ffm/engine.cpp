@@ -14,7 +14,6 @@ namespace cb {
 namespace {
 
 constexpr uint64_t kNobody = std::numeric_limits<uint64_t>::max();
-constexpr size_t kBehind = 4;        // latent vectors that the kernel of pairs may read behind the last row
 constexpr size_t kPredicted = 1024;  // examples a thread takes at once
 
 // Uniform in ± bound, decided by seed, block and place. Never -0: a step of 0 would make it 0, and a skipped one not.

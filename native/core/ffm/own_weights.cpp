@@ -9,8 +9,6 @@ namespace cb {
 
 namespace {
 
-constexpr size_t kBehind = 4;  // latent vectors that the kernel of pairs may read behind the last row
-
 // Where a key's weights are: its row, or without rows its record.
 uint64_t place_of(const FfmLayout& layout, uint64_t key) {
   return layout.ffm ? layout.row_of(key) : layout.lr_of(key, static_cast<uint32_t>(std::countr_zero(layout.lr_size)));

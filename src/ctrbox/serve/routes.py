@@ -76,7 +76,8 @@ class Routes:
         """Refused where the head alone is enough to say so."""
         service = self.service
         if service.token and path not in LIVENESS and not service.allows(headers.get(b"authorization", b"")):
-            raise Refused(401, "this server asks for a token: Authorization: Bearer …")
+            met = "the Authorization header has another one" if b"authorization" in headers else "the request has none"
+            raise Refused(401, f"this server asks for a token, and {met}; expected Authorization: Bearer TOKEN")
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise Refused(415, "bodies are taken as they are, without a Content-Encoding")
         claimed = headers.get(b"content-length", b"0")

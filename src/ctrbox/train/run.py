@@ -212,7 +212,7 @@ def _tables(
                 if len(given) != 1:
                     raise PlanError(
                         f"{place} computes the vectors of {', '.join(map(repr, fields))} with a Model Server; give one, with its "
-                        f"data: cb.Run.load(…, servers={{{fields[0]!r}: cb.ModelServer(…)}}), or --server {fields[0]}=FILE"
+                        f"data: cb.Run.load(…, servers={{{fields[0]!r}: cb.ModelServer(…)}})"
                     )
                 table = given.popitem()[1]
                 table.restore(file, optimizer=False)

@@ -1,0 +1,46 @@
+"""What options of several verbs have in common: pairs NAME=PATH, and errors in the words of a command line."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+
+from ctrbox.errors import CtrboxError
+from ctrbox.terminal import Mistake
+
+# What errors call an argument in Python, and the option that sets it.
+WORDS = (
+    (re.compile(r"load\(…, views=\{'([^']*)': …\}\)"), r"--view \1=PATH"),
+    (re.compile(r"cb\.Run\.load\(…, servers=\{'([^']*)': cb\.ModelServer\(…\)\}\)"), r"--server \1=PATH"),
+    (re.compile(r"cb\.Plan\.load\(…, allow_operators=True\)"), "--allow-operators"),
+    (re.compile(r"overwrite=True"), "--overwrite"),
+    (re.compile(r"resume=True"), "--resume"),
+    (re.compile(r"\bout=(?=[,;]|$)"), "--out"),
+    (re.compile(r"\bout="), "--out "),
+)
+
+
+@contextlib.contextmanager
+def in_words_of_options() -> Iterator[None]:
+    """Errors name Python's arguments; on a command line their options are nearer."""
+    try:
+        yield
+    except CtrboxError as error:
+        told = str(error)
+        for argument, option in WORDS:
+            told = argument.sub(option, told)
+        if told == str(error):
+            raise
+        raise Mistake(told) from error
+
+
+def pairs_of(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    """["users=tomorrow/users"] → {"users": "tomorrow/users"}."""
+    found = {}
+    for text in given or []:
+        name, equals, path = text.partition("=")
+        if not name or not equals or not path:
+            raise Mistake(f"{option} {text}: expected NAME=PATH, such as {option} users=tomorrow/users")
+        found[name] = path
+    return found
