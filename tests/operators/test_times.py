@@ -18,10 +18,10 @@ unhurried = settings(deadline=None)  # a busy machine is no failure
 
 # Three days from the ends of int64: an offset of one day cannot wrap, and NumPy's calendar goes wrong in the last day.
 TIMES = (
-    st.integers(-(2**63) + 3 * 10**11, 2**63 - 3 * 10**11)
+    st.integers(-(2**63), 2**63 - 1)
     | st.integers(-(10**17), 10**17)
     | st.integers(-60_000, 60_000).map(lambda d: d * 86_400_000_000)
-    | st.sampled_from([0, -1, 1, -86_400_000_000, -86_400_000_001])
+    | st.sampled_from([0, -1, 1, -86_400_000_000, -86_400_000_001, -(2**63), 2**63 - 1])
 )
 PARTS = ("hour", "minute", "weekday", "day", "month", "year", "epoch_day")
 

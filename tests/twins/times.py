@@ -13,22 +13,23 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def part(name: str, t: int, offset: int) -> int:
-    local = np.datetime64(t, "us") + np.timedelta64(offset, "m")
-    day = local.astype("M8[D]")
-    if name == "year":
-        return int(local.astype("M8[Y]").astype("int64")) + 1970
-    if name == "month":
-        return int(local.astype("M8[M]").astype("int64")) % 12 + 1
-    if name == "day":
-        return int((day - local.astype("M8[M]").astype("M8[D]")).astype("int64")) + 1
+    minutes, _ = divmod(wrap(t + offset * 60_000_000), 60_000_000)  # whole numbers: NumPy reads -2^63 as "not a time"
+    epoch_day, minute_of_day = divmod(minutes, 24 * 60)
     if name == "hour":
-        return int((local - day).astype("m8[h]").astype("int64"))
+        return minute_of_day // 60
     if name == "minute":
-        return int((local - day).astype("m8[m]").astype("int64")) % 60
+        return minute_of_day % 60
     if name == "epoch_day":
-        return int(day.astype("int64"))
-    assert name == "weekday"
-    return (int(day.astype("int64")) + 3) % 7
+        return epoch_day
+    if name == "weekday":
+        return (epoch_day + 3) % 7
+    day = np.datetime64(epoch_day, "D")
+    if name == "year":
+        return int(day.astype("M8[Y]").astype("int64")) + 1970
+    if name == "month":
+        return int(day.astype("M8[M]").astype("int64")) % 12 + 1
+    assert name == "day"
+    return int((day - day.astype("M8[M]").astype("M8[D]")).astype("int64")) + 1
 
 
 def age(now: int, then: int, unit: float) -> float:
