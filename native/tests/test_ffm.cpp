@@ -44,7 +44,7 @@ FfmSettings some_settings(std::mt19937_64& random) {
   s.bits = 10 + below(4);
   s.lr = below(4) != 0;
   s.ffm = !s.lr || below(4) != 0;
-  for (uint32_t n = below(4); n > 0; --n) s.hidden.push_back(1 + below(20));
+  for (uint32_t n = below(4); n > 0; --n) s.hidden.push_back(1 + below(below(4) ? 20 : 150));
   s.norm = below(2) != 0;
   s.residual = below(3) != 0;
   s.lr_rates = {0.2f, 0.5f, 1.0f};
@@ -195,10 +195,9 @@ void a_gradient_is_the_slope_of_the_loss() {
   check_block(model.dense(), moved.dense(), 1);
   CHECK(seen == 1);
   for (const auto& layer : l.layers)
-    for (size_t j = 0; j < layer.neurons; ++j) {
-      const size_t at = layer.at + j * layer.width;
-      check_block(model.dense() + at, moved.dense() + at, layer.inputs + 1);
-    }
+    for (size_t j = 0; j < layer.neurons; ++j)
+      for (size_t i = 0; i <= layer.inputs; ++i)
+        check_block(model.dense() + layer.place(j, i), moved.dense() + layer.place(j, i), 1);
   CHECK(seen > 5);
   seen = 0;
   for (uint64_t r = 0; r < l.rows; ++r) {

@@ -95,12 +95,14 @@ class Twin:
         self.inputs = self.of_field(s.fields)
         self.layers = []
         at, before = LANES, self.inputs
-        for neurons in [*s.hidden, 1] if s.hidden else []:
+        for n, neurons in enumerate([*s.hidden, 1] if s.hidden else []):
+            by_input = 0 < n < len(s.hidden)
             width = padded(before + 1, LANES)
-            count = neurons * width
-            w = self.dense[at : at + count].reshape(neurons, width)
-            a = self.dense[at + count : at + 2 * count].reshape(neurons, width)
-            self.layers.append((before, w, a))
+            rows, step = (before + 1, padded(neurons, LANES)) if by_input else (neurons, width)
+            count = rows * step
+            w = self.dense[at : at + count].reshape(rows, step)
+            a = self.dense[at + count : at + 2 * count].reshape(rows, step)
+            self.layers.append((before, neurons, by_input, w, a))
             at, before = at + 2 * count, neurons
 
     def learn(self, examples: Any) -> np.ndarray:
@@ -151,10 +153,12 @@ class Twin:
                 inverse = F(1) / np.sqrt(lane_dot(into, into) / F(self.inputs) + F(1e-5))
                 into *= inverse
             acts = [into]
-            for before, w, _ in self.layers:
+            for before, neurons, by_input, w, _ in self.layers:
                 acts[-1][before] = F(1)
-                out = np.zeros(padded(len(w) + 1, LANES), F)
-                out[: len(w)] = [lane_dot(row, acts[-1]) for row in w]
+                out = np.zeros(padded(neurons + 1, LANES), F)
+                rows = np.zeros((neurons, len(acts[-1])), F)
+                rows[:, : before + 1] = w.T[:neurons] if by_input else w[:, : before + 1]
+                out[:neurons] = [lane_dot(row, acts[-1]) for row in rows]
                 acts.append(np.where(out > 0, out, F(0)))
             logit = logit + out[0]
         logit = logit + self.dense[0]
@@ -170,13 +174,17 @@ class Twin:
         if s.hidden:
             upper = np.array([slope])
             for n in range(len(self.layers) - 1, -1, -1):
-                _, w, a = self.layers[n]
-                dx = np.zeros(w.shape[1], F)
-                for j in range(len(w)):
-                    last = n == len(self.layers) - 1
-                    delta = upper[j] if last or acts[n + 1][j] > 0 else F(0)
-                    dx = fused(w[j], delta, dx)
-                    adagrad(w[j], a[j], acts[n] * delta, s.nn_rates, fuse=True)
+                before, neurons, by_input, w, a = self.layers[n]
+                dx = np.zeros(padded(before + 1, LANES), F)
+                delta = np.zeros(padded(neurons, LANES), F)
+                last = n == len(self.layers) - 1
+                delta[:neurons] = upper if last else np.where(acts[n + 1] > 0, upper, F(0))[:neurons]
+                for i in range(before + 1 if by_input else 0):
+                    dx[i] = lane_dot(w[i], delta)
+                    adagrad(w[i], a[i], delta * acts[n][i], s.nn_rates, fuse=True)
+                for j in range(0 if by_input else neurons):
+                    dx = fused(w[j], delta[j], dx)
+                    adagrad(w[j], a[j], acts[n] * delta[j], s.nn_rates, fuse=True)
                 upper = dx
             dx[self.inputs] = F(0)
             if s.norm:

@@ -133,12 +133,10 @@ void DeepFfm::initialise() {
     // He et al. for ReLU. The last layer starts at 0: the network first says nothing, and lr and ffm are heard.
     const float reach =
         n + 1 == l.layers.size() && s.residual ? 0.0f : std::sqrt(6.0f / static_cast<float>(layer.inputs));
-    for (size_t j = 0; j < layer.neurons; ++j) {
-      float* w = weights_.dense + layer.at + j * layer.width;
-      for (size_t i = 0; i < layer.inputs; ++i) w[i] = uniform(s.seed, 2 + n, j * layer.inputs + i, reach);
-    }
-    std::fill_n(weights_.dense + layer.at + layer.neurons * layer.width, layer.neurons * layer.width,
-                s.nn_rates.initial);
+    for (size_t j = 0; j < layer.neurons; ++j)
+      for (size_t i = 0; i < layer.inputs; ++i)
+        weights_.dense[layer.place(j, i)] = uniform(s.seed, 2 + n, j * layer.inputs + i, reach);
+    std::fill_n(weights_.dense + layer.at + layer.size(), layer.size(), s.nn_rates.initial);
   }
 }
 
@@ -149,7 +147,7 @@ std::optional<size_t> DeepFfm::learn(const Examples& examples, float* prediction
   const size_t rows = examples.rows();
   auto learn_from = [&](FfmPass& pass, size_t begin, size_t end, const FfmWeights& weights) {
     walk(pass, examples, begin, end, weights, true, [&](size_t e) {
-      const float logit = pass.forward(examples, e, weights);
+      const float logit = pass.forward(examples, e, weights, sparse);
       const double p = sigmoid(logit);
       predictions[e] = static_cast<float>(p);
       if (!std::isfinite(logit)) {

@@ -50,6 +50,11 @@ struct FfmKernels {
   // y[j] = dot(rows + j · n, x, n) for `count` rows.
   void (*matmul)(const float* rows, size_t count, size_t n, const float* x, float* y);
 
+  // The same and ReLU from weights with a row per input, `step` floats each. Only the listed inputs are there, the
+  // others are 0: those of lane l are the ones up to ends[l], in order. Needs room for 16 · step floats.
+  void (*from_inputs)(const float* rows, size_t step, const uint32_t* inputs, const uint32_t* ends, const float* x,
+                      float* room, float* y);
+
   // The same and ReLU for kAcross x at once (x + step, y + y_step, and so on), from weights turned round: weight i of
   // neuron j is w[((i % 16) · n / 16 + i / 16) · width + j], width a multiple of 8. With lanes, [16][width] partial
   // sums of the first `from` products, those are not computed again.
@@ -69,6 +74,9 @@ struct FfmKernels {
 
   // One neuron: dx += delta · w with the weights before the step, then a step with the gradient delta · x.
   void (*neuron_step)(float* w, float* a, const float* x, float* dx, float delta, size_t n, AdagradRates rates);
+
+  // One input: a step with the gradient x · delta; gives dot(w, delta) with the weights before it.
+  float (*input_step)(float* w, float* a, const float* delta, float x, size_t n, AdagradRates rates);
 
   // y = (x - mean) / sqrt(variance + 1e-5) over the first `used` of n floats, 0 behind them; gives 1 / sqrt(…).
   float (*norm)(const float* x, float* y, size_t used, size_t n);

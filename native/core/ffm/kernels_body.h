@@ -43,6 +43,49 @@ static void matmul(const float* rows, size_t count, size_t n, const float* x, fl
   for (; j < count; ++j) y[j] = dot(rows + j * n, x, n);
 }
 
+// Four rows, or fewer, onto a lane's sums, which begin with them or go on: the sums are stored once for four rows.
+template <size_t kRows>
+CB_INLINE void add_rows(float* sums, bool go_on, const float* rows, size_t step, const uint32_t* inputs,
+                        const float* x) {
+  const float* row[kRows];
+  float times[kRows];
+  for (size_t r = 0; r < kRows; ++r) {
+    row[r] = rows + inputs[r] * step;
+    times[r] = x[inputs[r]];
+  }
+  for (size_t k = 0; k < step; k += 16) {
+    F16 s = go_on ? load(sums + k) : splat(0.0f);
+#pragma GCC unroll 4
+    for (size_t r = 0; r < kRows; ++r) s = fused(load(row[r] + k), splat(times[r]), s);
+    store(sums + k, s);
+  }
+}
+
+// Sixteen neurons' sums of lanes l and l + 8.
+CB_INLINE F16 two_lanes(const float* room, size_t step, size_t l) {
+  return load(room + l * step) + load(room + (l + 8) * step);
+}
+
+static void from_inputs(const float* rows, size_t step, const uint32_t* inputs, const uint32_t* ends, const float* x,
+                        float* room, float* y) {
+  for (size_t l = 0, begin = 0; l < 16; begin = ends[l], ++l) {
+    float* sums = room + l * step;
+    size_t n = begin;
+    for (; n + 4 <= ends[l]; n += 4) add_rows<4>(sums, n > begin, rows, step, inputs + n, x);
+    const size_t left = ends[l] - n;
+    if (left == 3) add_rows<3>(sums, n > begin, rows, step, inputs + n, x);
+    if (left == 2) add_rows<2>(sums, n > begin, rows, step, inputs + n, x);
+    if (left == 1) add_rows<1>(sums, n > begin, rows, step, inputs + n, x);
+    if (ends[l] == begin) __builtin_memset(sums, 0, step * sizeof(float));
+  }
+  for (size_t k = 0; k < step; k += 16) {
+    const float* r = room + k;
+    const F16 even = (two_lanes(r, step, 0) + two_lanes(r, step, 4)) + (two_lanes(r, step, 2) + two_lanes(r, step, 6));
+    const F16 odd = (two_lanes(r, step, 1) + two_lanes(r, step, 5)) + (two_lanes(r, step, 3) + two_lanes(r, step, 7));
+    store(y + k, positive(even + odd));
+  }
+}
+
 // Eight neurons for four x. The products of lanes l and l + 8 are added up in registers, lane after lane: nothing is
 // summed within a register, and a weight is loaded once for four products.
 CB_INLINE void eight_across(const float* w, size_t width, const float* lanes, size_t from, size_t n, const float* x,
@@ -196,6 +239,22 @@ static void neuron_step(float* w, float* a, const float* x, float* dx, float del
     neuron(w, a, x, dx, delta, n, rates.rate, Power{-rates.power_t});
 }
 
+template <class Inverse>
+CB_INLINE float input(float* w, float* a, const float* delta, float x, size_t n, float rate, Inverse f) {
+  F16 s = splat(0.0f);
+  for (size_t k = 0; k < n; k += 16) {
+    const F16 weights = load(w + k), d = load(delta + k);
+    s = k == 0 ? weights * d : fused(weights, d, s);
+    adagrad(w + k, a + k, weights, d * x, rate, f);
+  }
+  return sum_of(s);
+}
+
+static float input_step(float* w, float* a, const float* delta, float x, size_t n, AdagradRates rates) {
+  return rates.power_t == 0.5f ? input(w, a, delta, x, n, rates.rate, Root{})
+                               : input(w, a, delta, x, n, rates.rate, Power{-rates.power_t});
+}
+
 static float norm(const float* x, float* y, size_t used, size_t n) {
   const float mean = sum(nullptr, x, n) / static_cast<float>(used);
   for (size_t k = 0; k < n; k += 16) store(y + k, load(x + k) - mean);
@@ -220,11 +279,13 @@ static void norm_back(const float* y, float* dy, float inverse, size_t used, siz
    CB_LANES::sum,            \
    CB_LANES::dot,            \
    CB_LANES::matmul,         \
+   CB_LANES::from_inputs,    \
    CB_LANES::across,         \
    CB_LANES::across_lanes,   \
    CB_LANES::pairs,          \
    CB_LANES::add_scaled,     \
    CB_LANES::ffm_step,       \
    CB_LANES::neuron_step,    \
+   CB_LANES::input_step,     \
    CB_LANES::norm,           \
    CB_LANES::norm_back}

@@ -36,6 +36,17 @@ void matmul(const float* rows, size_t count, size_t n, const float* x, float* y)
   for (size_t j = 0; j < count; ++j) y[j] = dot(rows + j * n, x, n);
 }
 
+void from_inputs(const float* rows, size_t step, const uint32_t* inputs, const uint32_t* ends, const float* x, float*,
+                 float* y) {
+  for (size_t j = 0; j < step; ++j) {
+    float lane[kLanes] = {};
+    for (size_t l = 0, n = 0; l < kLanes; ++l)
+      for (; n < ends[l]; ++n) lane[l] = std::fma(rows[inputs[n] * step + j], x[inputs[n]], lane[l]);
+    const float sum = tree(lane);
+    y[j] = sum > 0.0f ? sum : 0.0f;
+  }
+}
+
 const float* turned(const float* w, size_t width, size_t n, size_t i) {
   return w + ((i % kLanes) * (n / kLanes) + i / kLanes) * width;
 }
@@ -110,6 +121,12 @@ void neuron_step(float* w, float* a, const float* x, float* dx, float delta, siz
   }
 }
 
+float input_step(float* w, float* a, const float* delta, float x, size_t n, AdagradRates rates) {
+  const float dx = dot(w, delta, n);
+  for (size_t k = 0; k < n; ++k) fused_step(w[k], a[k], delta[k] * x, rates);
+  return dx;
+}
+
 float norm(const float* x, float* y, size_t used, size_t n) {
   const float count = static_cast<float>(used);
   const float mean = sum(nullptr, x, n) / count;
@@ -128,7 +145,7 @@ void norm_back(const float* y, float* dy, float inverse, size_t used, size_t n) 
 }  // namespace
 
 extern const FfmKernels kScalarKernels;
-const FfmKernels kScalarKernels = {"scalar", sum,        dot,      matmul,      across, across_lanes,
-                                   pairs,    add_scaled, ffm_step, neuron_step, norm,   norm_back};
+const FfmKernels kScalarKernels = {"scalar", sum,        dot,      matmul,      from_inputs, across, across_lanes,
+                                   pairs,    add_scaled, ffm_step, neuron_step, input_step,  norm,   norm_back};
 
 }  // namespace cb

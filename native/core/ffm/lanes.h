@@ -90,6 +90,11 @@ CB_INLINE VN positive(VN x) {
 #endif
 }
 
+CB_INLINE F16 positive(F16 x) {
+  for (size_t k = 0; k < kRegisters; ++k) x.r[k] = (VF)((VI)x.r[k] & (VI)(x.r[k] > VF{}));
+  return x;
+}
+
 // s - a · b, rounded once.
 CB_INLINE F16 fused_minus(F16 a, F16 b, F16 s) {
 #if defined(__aarch64__)

@@ -5,8 +5,11 @@
 //          aligned, and holds the latent vectors of one feature, one for each field it may meet, field by field. A
 //          latent vector is padded to whole chunks of 4 floats, a row to whole lanes of 16; padding is 0 and stays 0.
 //          Rows never overlap. A prediction reads the first half of a row only.
-//   dense  {bias, accumulator} padded to 16, then layer by layer [neurons × width weights][as many accumulators].
-//          The last used input of a layer is the constant 1, so a neuron's bias is one of its weights.
+//   dense  {bias, accumulator} padded to 16, then layer by layer [weights][as many accumulators]. The last used input
+//   of
+//          a layer is the constant 1, so a neuron's bias is one of its weights. The first and the last layer have a row
+//          per neuron. Layers between them have a row per input, because those are outputs of a ReLU and most of them
+//          are 0: their rows are read neither forward nor backward. Files have a row per neuron throughout.
 //
 // The network's input, field by field: the pairs (0, g) … (g, g) of field g, then its first-order sum; then 1. A pair
 // (g, g) is that of two features of one field. So what the first c fields say among themselves is a prefix of it: where
@@ -65,16 +68,21 @@ struct FfmLayout {
     std::vector<uint32_t> neurons = s.hidden;
     if (!neurons.empty()) neurons.push_back(1);
     for (uint32_t n : neurons) {
-      const size_t width = padded(before + 1, kLanes);
-      layers.push_back({before, n, width, at});
-      at += 2 * width * n;
+      layers.push_back({before, n, padded(before + 1, kLanes), at, !layers.empty() && layers.size() < s.hidden.size()});
+      at += 2 * layers.back().size();
       before = n;
     }
     dense = at;
   }
 
   struct Layer {
-    size_t inputs, neurons, width, at;  // width: inputs + 1, padded; at: its first neuron within `dense`
+    size_t inputs, neurons, width, at;  // width: inputs + 1, padded; at: its first weight within `dense`
+    bool by_input;                      // a row per input, or one per neuron
+    size_t step() const { return by_input ? padded(neurons, kLanes) : width; }
+    size_t size() const { return (by_input ? inputs + 1 : neurons) * step(); }
+    size_t place(size_t neuron, size_t input) const {
+      return at + (by_input ? input * step() + neuron : neuron * step() + input);
+    }
   };
 
   bool ffm, lr;

@@ -16,17 +16,34 @@ constexpr uint32_t kVersion = 2;
 constexpr size_t kBlock = size_t{1} << 18;
 enum Flag : uint32_t { kLr = 1, kFfm = 2, kNorm = 4, kResidual = 8, kAccumulators = 16 };
 
-// Calls each(p, n) for the runs of weights (or accumulators) in memory, in the order of the file.
+enum class Way { kOut, kIn };
+
+// A layer that has a row per input in memory, neuron by neuron, as files have it.
 template <class F>
-void runs(const DeepFfm& model, bool accumulators, F each) {
+void neurons(float* at, const FfmLayout::Layer& layer, float padding, Way way, F each) {
+  if (way == Way::kIn) std::fill_n(at, layer.size(), padding);
+  std::vector<float> neuron(layer.width, padding);
+  for (size_t j = 0; j < layer.neurons; ++j) {
+    for (size_t i = 0; way == Way::kOut && i <= layer.inputs; ++i) neuron[i] = at[i * layer.step() + j];
+    each(neuron.data(), layer.width);
+    for (size_t i = 0; way == Way::kIn && i <= layer.inputs; ++i) at[i * layer.step() + j] = neuron[i];
+  }
+}
+
+// Calls each(p, n) for the runs of weights (or accumulators) in the order of the file, which it reads or writes.
+template <class F>
+void runs(const DeepFfm& model, bool accumulators, Way way, F each) {
   const FfmLayout& l = model.layout();
   const size_t a = accumulators ? 1 : 0;
   for (uint64_t i = 0; i < l.lr_size; ++i) each(model.lr() + l.lr_step * i + a, size_t{1});
   for (uint64_t r = 0; r < l.rows; ++r) each(model.ffm() + l.row_step * r + a * l.stride, l.stride);
   each(model.dense() + a, size_t{1});
   for (const auto& layer : l.layers) {
-    const size_t n = layer.neurons * layer.width;
-    each(model.dense() + layer.at + a * n, n);
+    float* at = model.dense() + layer.at + a * layer.size();
+    if (layer.by_input)
+      neurons(at, layer, accumulators ? model.settings().nn_rates.initial : 0.0f, way, each);
+    else
+      each(at, layer.size());
   }
 }
 
@@ -84,11 +101,11 @@ uint64_t weights_of(const FfmLayout& layout) {
 }
 
 void take_weights(const DeepFfm& model, float* out) {
-  runs(model, false, [&](const float* p, size_t n) { out = std::copy_n(p, n, out); });
+  runs(model, false, Way::kOut, [&](const float* p, size_t n) { out = std::copy_n(p, n, out); });
 }
 
 void give_weights(DeepFfm& model, const float* weights) {
-  runs(model, false, [&](float* p, size_t n) {
+  runs(model, false, Way::kIn, [&](float* p, size_t n) {
     std::copy_n(weights, n, p);
     weights += n;
   });
@@ -141,7 +158,7 @@ void save_ffm(const std::string& path, const DeepFfm& model, const FfmHead& head
   auto seal = [&] { file.seal(); };
   for (bool accumulators : {false, true}) {
     Blocks blocks(seal);
-    runs(model, accumulators,
+    runs(model, accumulators, Way::kOut,
          [&](float* p, size_t n) { blocks.run(p, n, [&](float* q, size_t m) { file.put(q, m * sizeof(float)); }); });
     blocks.end();
   }
@@ -208,7 +225,7 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
   for (bool accumulators : {false, true}) {
     Blocks blocks(seal);
     bool positive = true;  // as every accumulator is from its first value on; NaN is not
-    runs(*model, accumulators, [&](float* p, size_t n) {
+    runs(*model, accumulators, Way::kIn, [&](float* p, size_t n) {
       blocks.run(p, n, [&](float* q, size_t m) { file.get(q, m * sizeof(float)); });
       for (size_t i = 0; accumulators && i < n; ++i) positive &= p[i] > 0.0f;
     });

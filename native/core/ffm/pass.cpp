@@ -24,11 +24,20 @@ float latent_dot(const float* a, const float* w, float x, size_t latent) {
   return out;
 }
 
+// Floats of the longest row of an input.
+size_t widest(const FfmLayout& l) {
+  size_t most = 0;
+  for (const auto& layer : l.layers)
+    if (layer.by_input) most = std::max(most, layer.step());
+  return most;
+}
+
 size_t scratch_floats(const FfmLayout& l) {
   size_t floats = l.stride * (1 + 2 * l.fields);  // zeros, sums, turned
   floats += 2 * FfmPass::kBatch * padded(l.inputs + 1 + kLanes, kLanes) + 2 * padded(l.fields, kLanes);
   floats += padded(l.fields * (l.stride / kChunk), kLanes);
   for (const auto& layer : l.layers) floats += (FfmPass::kBatch + 1) * layer.width;
+  floats += kLanes * widest(l);
   return floats + 3 * l.latent;  // that the kernel of pairs may read
 }
 
@@ -48,8 +57,8 @@ FfmTurned::FfmTurned(const FfmLayout& layout, const float* dense) {
     const size_t w = width(layer);
     auto& to = layers.emplace_back(layer.width * w);
     for (size_t j = 0; j < layer.neurons; ++j)
-      for (size_t i = 0; i < layer.width; ++i)
-        to[(i % kLanes * (layer.width / kLanes) + i / kLanes) * w + j] = dense[layer.at + j * layer.width + i];
+      for (size_t i = 0; i <= layer.inputs; ++i)
+        to[(i % kLanes * (layer.width / kLanes) + i / kLanes) * w + j] = dense[layer.place(j, i)];
   }
 }
 
@@ -76,7 +85,10 @@ FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const Ffm
     activations_.push_back(n == 0 ? (s_.norm ? normed_ : inputs_) : aligned(kBatch * layer.width));
     deltas_.push_back(aligned(layer.width));
     for (size_t b = 0; b < kBatch; ++b) activations_.back()[b * steps_.back() + layer.inputs] = 1.0f;
+    auto& inputs = listed_.emplace_back();
+    if (layer.by_input) inputs = {std::vector<uint32_t>(layer.width), std::vector<uint32_t>(kLanes)};
   }
+  room_ = aligned(kLanes * widest(l_));
 }
 
 float* FfmPass::aligned(size_t floats) {
@@ -120,17 +132,17 @@ void FfmPass::merge(const Examples& examples, size_t e, size_t slot) {
   std::memset(inputs + l_.inputs, 0, (padded(l_.inputs + 1, kLanes) - l_.inputs) * sizeof(float));
 }
 
-void FfmPass::logits(const FfmWeights& weights, size_t count, float* out) {
+void FfmPass::logits(const FfmWeights& weights, size_t count, float* out, bool sparse) {
   const bool deep = !l_.layers.empty();
   float direct[kBatch];
   const size_t from = context_ ? context_->whole() : 0, n = padded(l_.inputs + 1, kLanes) - from;
   const float* sums = from ? context_->sums.data() : nullptr;
   for (size_t b = 0; b < count; ++b) direct[b] = s_.residual || !deep ? k_.sum(sums, input(b) + from, n) : 0.0f;
-  if (deep) run_layers(weights, count, out);
+  if (deep) run_layers(weights, count, out, sparse);
   for (size_t b = 0; b < count; ++b) out[b] = (deep ? direct[b] + out[b] : direct[b]) + weights.dense[0];
 }
 
-float FfmPass::forward(const Examples& examples, size_t e, const FfmWeights& weights) {
+float FfmPass::forward(const Examples& examples, size_t e, const FfmWeights& weights, bool sparse) {
   merge(examples, e, 0);
   if (s_.ffm && l_.latent == 4)
     transpose<4>();
@@ -139,7 +151,7 @@ float FfmPass::forward(const Examples& examples, size_t e, const FfmWeights& wei
   else if (s_.ffm)
     transpose<0>();
   float logit = 0.0f;
-  logits(weights, 1, &logit);
+  logits(weights, 1, &logit, sparse);
   return logit;
 }
 
@@ -203,7 +215,22 @@ void FfmPass::multiply_pairs(float* inputs) {
             FfmContext::turned_step(l_, known), within_, s_.lr ? first_order_ : nullptr, inputs + l_.of_field(known)});
 }
 
-void FfmPass::run_layers(const FfmWeights& weights, size_t count, float* out) {
+// The inputs of layer n that are not 0, lane after lane; all of them without `sparse`.
+void FfmPass::list_inputs(size_t n, bool sparse) {
+  const float* x = activations_[n];
+  uint32_t *list = listed_[n].list.data(), *ends = listed_[n].ends.data();
+  const uint32_t used = static_cast<uint32_t>(l_.layers[n].inputs + 1);
+  uint32_t count = 0;
+  for (uint32_t l = 0; l < kLanes; ++l) {
+    for (uint32_t i = l; i < used; i += kLanes) {
+      list[count] = i;
+      count += !sparse || x[i] != 0.0f;
+    }
+    ends[l] = count;
+  }
+}
+
+void FfmPass::run_layers(const FfmWeights& weights, size_t count, float* out, bool sparse) {
   for (size_t b = 0; b < count; ++b) {
     float* into = activations_[0] + b * steps_[0];
     if (s_.norm) inverse_ = k_.norm(input(b), into, l_.inputs, l_.layers[0].width);
@@ -215,7 +242,12 @@ void FfmPass::run_layers(const FfmWeights& weights, size_t count, float* out) {
     float* to = last ? out : activations_[n + 1];
     const size_t step = last ? 1 : steps_[n + 1];
     const float* from = activations_[n];
-    if (last || !weights.turned) {
+    if (!weights.turned && layer.by_input) {  // learning: one example
+      list_inputs(n, sparse);
+      k_.from_inputs(weights.dense + layer.at, layer.step(), listed_[n].list.data(), listed_[n].ends.data(), from,
+                     room_, to);
+      std::fill(to + layer.neurons, to + layer.step(), 0.0f);
+    } else if (last || !weights.turned) {
       for (size_t b = 0; b < count; ++b) {
         float* y = to + b * step;
         k_.matmul(weights.dense + layer.at, layer.neurons, layer.width, from + b * steps_[n], y);
@@ -233,25 +265,48 @@ void FfmPass::run_layers(const FfmWeights& weights, size_t count, float* out) {
   }
 }
 
+// Where a gradient is 0 its neuron's weights keep their bits, so they need not be touched.
+void FfmPass::back_by_neuron(const FfmWeights& weights, size_t n, const float* upper, bool sparse) {
+  const AdagradRates rates{s_.nn_rates.rate, s_.nn_rates.power_t};
+  const auto& layer = l_.layers[n];
+  std::memset(deltas_[n], 0, layer.width * sizeof(float));
+  for (size_t j = 0; j < layer.neurons; ++j) {
+    if (sparse && upper[j] == 0.0f) continue;
+    float* w = weights.dense + layer.place(j, 0);
+    k_.neuron_step(w, w + layer.size(), activations_[n], deltas_[n], upper[j], layer.width, rates);
+  }
+}
+
+// The same of inputs that are 0; nobody asks for the gradient by them, since it would end at their ReLU.
+void FfmPass::back_by_input(const FfmWeights& weights, size_t n) {
+  const AdagradRates rates{s_.nn_rates.rate, s_.nn_rates.power_t};
+  const auto& layer = l_.layers[n];
+  for (size_t k = 0; k < listed_[n].ends.back(); ++k) {
+    const uint32_t i = listed_[n].list[k];
+    float* w = weights.dense + layer.place(0, i);
+    deltas_[n][i] = k_.input_step(w, w + layer.size(), deltas_[n + 1], activations_[n][i], layer.step(), rates);
+  }
+}
+
 // The gradient by the network's input, nullptr where it is 0 throughout.
 const float* FfmPass::back_through_layers(const FfmWeights& weights, float g, bool sparse) {
-  const AdagradRates rates{s_.nn_rates.rate, s_.nn_rates.power_t};
   for (size_t n = l_.layers.size(); n-- > 0;) {
-    const auto& layer = l_.layers[n];
     const bool last = n + 1 == l_.layers.size();
-    const float* upper = last ? &g : deltas_[n + 1];
-    float* dx = deltas_[n];
-    bool any = false;
-    std::memset(dx, 0, layer.width * sizeof(float));
-    for (size_t j = 0; j < layer.neurons; ++j) {
-      // A ReLU at 0 passes nothing: its neuron's weights keep their bits, so they need not be touched.
-      const float delta = last || activations_[n + 1][j] > 0.0f ? upper[j] : 0.0f;
-      if (sparse && delta == 0.0f) continue;
-      any = any || delta != 0.0f;
-      float* w = weights.dense + layer.at + j * layer.width;
-      k_.neuron_step(w, w + layer.neurons * layer.width, activations_[n], dx, delta, layer.width, rates);
+    float* upper = last ? &g : deltas_[n + 1];
+    bool any = last;
+    if (!last) {  // a ReLU at 0 passes nothing
+      const auto& layer = l_.layers[n];
+      for (size_t j = 0; j < layer.neurons; ++j) {
+        if (!(activations_[n + 1][j] > 0.0f)) upper[j] = 0.0f;
+        any |= upper[j] != 0.0f;
+      }
+      std::fill(upper + layer.neurons, upper + l_.layers[n + 1].width, 0.0f);
     }
     if (sparse && !any) return nullptr;
+    if (l_.layers[n].by_input)
+      back_by_input(weights, n);
+    else
+      back_by_neuron(weights, n, upper, sparse);
   }
   const auto& first = l_.layers[0];
   deltas_[0][l_.inputs] = 0.0f;  // the constant input has no gradient

@@ -46,14 +46,15 @@ class FfmPass {
   size_t ahead() const { return s_.ffm ? 2 : 8; }
   void fetch(const Examples& examples, size_t e, const FfmWeights& weights, bool to_write);
 
-  // The logit of an example that was fetched, and all that backward needs.
-  float forward(const Examples& examples, size_t e, const FfmWeights& weights);
+  // The logit of an example that was fetched, and all that backward needs. Without `sparse`, here and there, neurons
+  // that say nothing and pass no gradient are read and stepped like all others: the same bits, slower.
+  float forward(const Examples& examples, size_t e, const FfmWeights& weights, bool sparse);
 
   // The same for a batch, whose weights of the network are read once: merge(0), merge(1), … in the order they were
   // fetched, then logits of the first `count`.
   static constexpr size_t kBatch = 8;
   void merge(const Examples& examples, size_t e, size_t slot);
-  void logits(const FfmWeights& weights, size_t count, float* out);
+  void logits(const FfmWeights& weights, size_t count, float* out, bool sparse = true);
 
   // The context in the first of `examples`, which has its fields only.
   FfmContext context_of(const Examples& examples, const FfmWeights& weights);
@@ -61,8 +62,7 @@ class FfmPass {
   void share(const FfmContext& context);
   void leave() { context_ = nullptr; }
 
-  // One step with the loss' gradient g by the logit; after forward of the same example. Without `sparse`, neurons that
-  // pass no gradient are stepped like all others: the same bits, slower.
+  // One step with the loss' gradient g by the logit; after forward of the same example.
   void backward(const Examples& examples, size_t e, const FfmWeights& weights, float g, bool sparse);
 
  private:
@@ -81,7 +81,10 @@ class FfmPass {
   void transpose();
   void multiply_pairs(float* inputs);
   float* input(size_t slot) { return inputs_ + slot * input_step_; }
-  void run_layers(const FfmWeights& weights, size_t count, float* out);
+  void run_layers(const FfmWeights& weights, size_t count, float* out, bool sparse);
+  void list_inputs(size_t n, bool sparse);
+  void back_by_neuron(const FfmWeights& weights, size_t n, const float* upper, bool sparse);
+  void back_by_input(const FfmWeights& weights, size_t n);
   const float* back_through_layers(const FfmWeights& weights, float g, bool sparse);
   void spread_gradients(const float* dx, float g);
   void step_rows(const Examples& examples, size_t e, const float* dx, float g);
@@ -99,9 +102,13 @@ class FfmPass {
   std::vector<const float*> source_;          // S[f]: a row in place, one of sums_, or zeros_
   std::vector<float*> activations_, deltas_;  // of layer l: its input, and the gradient by it
   std::vector<size_t> steps_;                 // from one input of a batch to the next
+  struct Inputs {
+    std::vector<uint32_t> list, ends;  // lane after lane; where each ends
+  };
+  std::vector<Inputs> listed_;  // of the layers with a row per input
   size_t input_step_;
   const FfmContext* context_ = nullptr;
-  float *zeros_, *sums_, *turned_, *inputs_, *first_order_, *within_, *spread_, *normed_;
+  float *zeros_, *sums_, *turned_, *inputs_, *first_order_, *within_, *spread_, *normed_, *room_;
   float inverse_ = 1.0f;
 };
 
