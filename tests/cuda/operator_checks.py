@@ -42,7 +42,7 @@ def test_every_operator_gives_the_bits_of_the_cpu(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", expressions.FAMILIES)
-@settings(max_examples=100, **unhurried)
+@settings(max_examples=40, **unhurried)
 @given(SEEDS, st.sampled_from([60, 300, 1]), st.booleans(), st.sampled_from([0, 1]), st.integers(0, 9))
 def test_every_operator_gives_the_bits_of_the_cpu_on_many_rows(
     runtime: Runtime, family: str, seed: int, rows: int, nulls: bool, long: int, skip: int
