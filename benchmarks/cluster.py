@@ -1,11 +1,14 @@
 """How does training scale with workers? Samples a second on 1, 2 and 4 workers with a fixed number of cores each.
 
-    python -m benchmarks.cluster [--quick] [--workers 1,2,4] [--servers 2] [--cores 1] [--rows 400000] [--pin] [--gang]
+    python -m benchmarks.cluster [--quick] [--job dicm|ids] [--workers 1,2,4] [--servers 2] [--cores 1] [--rows N] [--pin]
+                                 [--gang]
 
-One job (the synthetic ad log, DeepFM) is trained with W·B rows a step on W workers of a local Ray: the shape of the Model Server
-paper's Table 1. Samples a second are of the steps alone, without the start of processes and the end. Every run must count every
-row once. Efficiency is samples/s over W times those of one worker; it says something only where cores · (workers + servers) fit
-the machine, which is printed.
+A job is trained with W·B rows a step on W workers of a local Ray: the shape of the Model Server paper's Table 1, and its job
+(dicm: ids, the ad's image and those of the last 30 clicks, 4096-256-64-12 on Model Servers). "ids" is a DeepFM over six id
+fields, 10 µs a row: it shows what travelling costs. Samples a second are of the steps alone, without the start of processes
+and the end. Every run must count every row once. Efficiency is samples/s over W times those of one worker; it says something
+only where cores · (workers + servers) fit the machine, which is printed. A larger step meets an image more often and embeds it
+once: how many images a row has to itself is printed beside it.
 
 --pin: W workers with W servers, and Ray itself, have W · cores cores and no more: what a machine that is W times as large gives.
 Worker and server then share a core at every W, as they share machines in the paper. Counts that do not fit are left out.
@@ -16,6 +19,7 @@ Worker and server then share a core at every W, as they share machines in the pa
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -25,18 +29,29 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import ctrbox as cb
 from benchmarks import report
 from ctrbox import col
 
-ROWS, BATCH, DIM = 400_000, 4096, 16
+ROWS = {"dicm": 60_000, "ids": 400_000}
+BATCH = {"dicm": 1024, "ids": 4096}
+DIM = {"dicm": 12, "ids": 16}
+WIDTH, ADS = 4096, 20_000
+IMAGE = col("ad_id").cast("str").key(space="image")
+IMAGES = {"ad_image": "ad_image", "behaviour": "behaviour"}
 
 
-def make_log(folder: Path, rows: int) -> None:
-    cb.datasets.adlog(rows, seed=1, out=folder)
+def make_log(folder: Path, rows: int, job: str) -> None:
+    if job == "ids":
+        cb.datasets.adlog(rows, seed=1, out=folder)
+        return
+    log = cb.datasets.adlog(rows, seed=1, out=folder, images=WIDTH, ads=ADS)
+    cb.write_vectors(folder / "images.ctrvec", log.images, key=IMAGE, vector="image")
 
 
-def plan_of(folder: Path, threads: int) -> cb.Plan:
+def plan_of(folder: Path, threads: int, job: str) -> cb.Plan:
     users = cb.View(str(folder / "users"), key="user_id").fill(segment=-1)
     ads = cb.View(str(folder / "ads"), key="ad_id").fill(category="none", bid=0.0)
     log = cb.View(str(folder / "impressions"), key="instance_id").join(users, on="user_id").join(ads, on="ad_id")
@@ -48,24 +63,34 @@ def plan_of(folder: Path, threads: int) -> cb.Plan:
         "user_x_category": cb.cross("user_id", "category"),
         "user_x_ad": cb.cross("user_id", "ad_id"),
     }
+    if job == "dicm":
+        clicked = col("behaviour").fill("").split("|").last(30)
+        sparse |= {"ad_image": IMAGE, "behaviour": clicked.key(space="image")}
     features = cb.FeatureSet(label=col("clicked"), sparse=sparse, dense={"log_bid": col("bid").log1p()})
     return cb.compile(log, features, threads=threads, device="cpu")
 
 
-def model_of(plan: cb.Plan) -> Any:
+def model_of(plan: cb.Plan, job: str) -> Any:
     import torch
 
     torch.manual_seed(0)
-    return cb.models.DeepFM(plan.schema, dim=DIM)
+    return cb.models.DeepFM(plan.schema, DIM[job]) if job == "ids" else cb.models.DICM(plan.schema, DIM[job], **IMAGES)
 
 
-def on_ray(folder: Path, workers: int, servers: int, cores: int, rows: int) -> dict[str, float]:
-    plan = plan_of(folder, cores)
+def embedders_of(folder: Path, job: str) -> Any:
+    if job == "ids":
+        return cb.MemoryTable(DIM[job])
+    server = cb.ModelServer(folder / "images.ctrvec", dim=DIM[job])
+    return {"*": cb.MemoryTable(DIM[job]), **dict.fromkeys(IMAGES, server)}
+
+
+def on_ray(folder: Path, workers: int, servers: int, cores: int, rows: int, job: str) -> dict[str, float]:
+    plan = plan_of(folder, cores, job)
     cluster = cb.Cluster(workers=workers, servers=servers, cores=cores, dashboard=False, tell=lambda line: None)
     with tempfile.TemporaryDirectory(prefix="ctrbox-bench-") as out:
-        run = cb.Trainer(model_of(plan), cb.MemoryTable(DIM)).fit(
+        run = cb.Trainer(model_of(plan, job), embedders_of(folder, job)).fit(
             plan,
-            batch_size=BATCH * workers,
+            batch_size=BATCH[job] * workers,
             out=Path(out) / "run",
             explain=False,
             checkpoint_seconds=1e9,
@@ -76,15 +101,25 @@ def on_ray(folder: Path, workers: int, servers: int, cores: int, rows: int) -> d
             raise SystemExit(f"{run.summary['rows']['train']:,} rows were learned, expected {expected:,}")
         learn = next(s for s in run.summary["stages"] if s["name"] == "learn")
         seconds = learn["seconds"] + learn["for_input"]
-    return {"rows_per_second": expected / seconds, "auc": run.metrics["auc"], "steps": run.summary["steps"]}
+    facts = {"rows_per_second": expected / seconds, "auc": run.metrics["auc"], "steps": run.summary["steps"]}
+    return {**facts, "images": images_a_row(plan, BATCH[job] * workers) if job == "dicm" else 0.0}
 
 
-def pinned(folder: Path, workers: int, cores: int, rows: int) -> dict[str, float]:
+def images_a_row(plan: cb.Plan, batch_size: int) -> float:
+    """Distinct images of a step over its rows, of the first steps."""
+    found = []
+    for batch in itertools.islice(plan.batches(batch_size), 4):
+        keys = np.concatenate([batch.sparse[name].values for name in IMAGES])
+        found.append(len(np.unique(keys)) / batch.rows)
+    return float(np.mean(found))
+
+
+def pinned(folder: Path, workers: int, cores: int, rows: int, job: str) -> dict[str, float]:
     """On the first workers · cores cores of this process, which all that it starts inherits."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(allowed)[: workers * cores])
     try:
-        return on_ray(folder, workers, workers, cores, rows)
+        return on_ray(folder, workers, workers, cores, rows, job)
     finally:
         os.sched_setaffinity(0, allowed)
 
@@ -117,14 +152,12 @@ def member(asked: str) -> None:
 
     folder, part, of, cores, address = json.loads(asked)
     torch.set_num_threads(cores)
-    plan = plan_of(Path(folder), cores)
+    plan = plan_of(Path(folder), cores, "ids")
     together: Together = ALONE if of == 1 else Gang(part, of, address, "127.0.0.1")
-    net = model_of(plan)
-    learner = Learner(
-        net, plan.schema, cb.MemoryTable(DIM, threads=cores), torch.optim.Adam, threads=cores, together=together
-    )
+    tables = cb.MemoryTable(DIM["ids"], threads=cores)
+    learner = Learner(model_of(plan, "ids"), plan.schema, tables, torch.optim.Adam, threads=cores, together=together)
     began, seen = 0.0, 0
-    for step, (batch, _, rows) in enumerate(plan.parts(BATCH * of, part, of, stop=round(plan.rows * 0.9))):
+    for step, (batch, _, rows) in enumerate(plan.parts(BATCH["ids"] * of, part, of, stop=round(plan.rows * 0.9))):
         if step == 3:  # all have begun
             together.sums([0.0])
             began, seen = time.perf_counter(), 0
@@ -149,33 +182,35 @@ def free_port() -> int:
 
 def main() -> None:
     parser = report.options(__doc__)
+    parser.add_argument("--job", default="dicm", choices=("dicm", "ids"))
     parser.add_argument("--workers", default="1,2,4")
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--cores", type=int, default=1)
-    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--pin", action="store_true", help="as many cores as workers ask for, and no more")
-    parser.add_argument("--gang", action="store_true", help="without Ray, through torch.distributed alone")
-    parser.add_argument("--quick", action="store_true", help="60,000 rows on 1 and 2 workers")
+    parser.add_argument("--gang", action="store_true", help="ids without Ray, through torch.distributed alone")
+    parser.add_argument("--quick", action="store_true", help="fewer rows, on 1 and 2 workers")
     parser.add_argument("--member", help=report.argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.member:
         member(asked.member)
         return
-    rows = 60_000 if asked.quick else asked.rows
+    job = "ids" if asked.gang else asked.job
+    rows = asked.rows or ROWS[job] // (6 if asked.quick else 1)
     counts = [1, 2] if asked.quick else [int(w) for w in asked.workers.split(",")]
     if asked.pin:
         counts = [w for w in counts if w * asked.cores <= len(os.sched_getaffinity(0))]
     found: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="ctrbox-cluster-log-") as place:
         folder = Path(place)
-        make_log(folder, rows)
+        make_log(folder, rows, job)
         for workers in counts:
             if asked.gang:
                 found[workers] = in_gang(folder, workers, asked.cores, rows)
             elif asked.pin:
-                found[workers] = pinned(folder, workers, asked.cores, rows)
+                found[workers] = pinned(folder, workers, asked.cores, rows, job)
             else:
-                found[workers] = on_ray(folder, workers, asked.servers, asked.cores, rows)
+                found[workers] = on_ray(folder, workers, asked.servers, asked.cores, rows, job)
     one = found[counts[0]]["rows_per_second"] / counts[0]
     machine = os.cpu_count() or 1
     table, ratios = [], {}
@@ -183,10 +218,11 @@ def main() -> None:
         efficiency = facts["rows_per_second"] / (workers * one)
         used = workers * asked.cores + (0 if asked.gang or asked.pin else asked.servers)
         fits = "" if used <= machine else f"{used} wanted, {machine} there"
-        shown = [str(workers), f"{facts['rows_per_second']:,.0f}", f"{efficiency:.2f}", f"{facts['steps']:.0f}", fits]
+        shown = [str(workers), f"{facts['rows_per_second']:,.0f}", f"{efficiency:.2f}", f"{facts['steps']:.0f}"]
+        shown += [f"{facts.get('images', 0):.2f}", fits]
         table.append(shown)
         ratios[f"{workers} workers"] = efficiency
-    report.table(["workers", "rows/s", "efficiency", "steps", "cores"], table)
+    report.table(["workers", "rows/s", "efficiency", "steps", "images a row", "cores"], table)
     first = f"{counts[0]} workers"
     report.finish(
         found[counts[-1]]["rows_per_second"],

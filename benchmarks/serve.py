@@ -15,6 +15,7 @@ Client, learner and server share the machine's cores.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -44,6 +45,7 @@ from ctrbox.serve.model_folder import ModelFolder, create
 CONTEXT = ("ts", "user_id", "query", "device", "context")
 CANDIDATES = 100
 BODIES = 512
+PEER = importlib.util.find_spec("fastapi") is not None
 LUA = """
 local bodies, n = {}, 0
 local head = {["Content-Type"] = "application/json"}
@@ -269,13 +271,16 @@ def main() -> None:
         command += ["--grpc-port", str(grpc_port), "--queue", "32"]
         peer_command = [sys.executable, "-m", "benchmarks.serve_peer", str(model.folder), str(peer_port)]
         url = f"http://127.0.0.1:{port}"
+        if not PEER:
+            print("without FastAPI, which is not installed: pip install 'ctrbox[peers]'")
         with process(command, port) as server:
             compared, most = check_scores(url, plan, model, made[:checked])
             print(f"{compared:,} rows: the largest difference from training's scores is {most:.2g}")
             turns: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
-            with process(peer_command, peer_port):
+            places = {"ours": port} | ({"peer": peer_port} if PEER else {})
+            with process(peer_command, peer_port) if PEER else contextlib.nullcontext():
                 for _ in range(3):
-                    for who, at in (("ours", port), ("peer", peer_port)):
+                    for who, at in places.items():
                         turns[who].append(wrk(at, bodies, script, turn))
             before = httpx.get(f"{url}/v1/live").json()
             with Watch(server.pid) as memory, Learner(plan, engine, model, 5.0) as learner:
@@ -288,12 +293,12 @@ def main() -> None:
                     "benchmarks.serve_load", str(port), str(bodies), str(2 * alone), str(max(10, steady_seconds / 10))
                 )
             cached = {k: live["cache"][k] - before["cache"][k] for k in ("hits", "misses")}
-        best = {who: max(found, key=lambda t: t["per_second"]) for who, found in turns.items()}
+        best = {who: max(found, key=lambda t: t["per_second"]) for who, found in turns.items() if found}
         lines = [
             [what, f"{t['per_second']:,.0f}", f"{t['p50_ms']:.2f}", f"{t['p99_ms']:.2f}", t["failed"]]
             for what, t in (
                 ("wrk, 8 connections", best["ours"]),
-                ("the same, FastAPI and uvicorn", best["peer"]),
+                *([("the same, FastAPI and uvicorn", best["peer"])] if PEER else []),
                 (f"wrk for {steady_seconds:.0f} s, {learner.published} patches published", steady),
                 *((f"tritonclient, {k}, one client", v) for k, v in clients.items()),
             )
@@ -308,7 +313,7 @@ def main() -> None:
         print(f"overload at {2 * alone:,.0f} requests/s: {json.dumps(over)}, memory by quarter {pressed.quarters()} MB")
         report.finish(
             best["ours"]["per_second"],
-            {"FastAPI and uvicorn": best["peer"]["per_second"]},
+            {"FastAPI and uvicorn": best["peer"]["per_second"]} if PEER else {},
             f"requests/s of {CANDIDATES} candidates, one process",
             steady=steady | {"patches": live["patches"]["applied"], "memory_mb": memory.quarters(), "cache_hits": hits},
             triton=clients,

@@ -16,6 +16,7 @@ void bind_lookup(nb::module_& m);
 void bind_embed(nb::module_& m);
 void bind_sparse(nb::module_& m);
 void bind_ffm(nb::module_& m);
+void bind_attention(nb::module_& m);
 void bind_publish(nb::module_& m);
 void bind_requests(nb::module_& m);
 

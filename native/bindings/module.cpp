@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
   bind_embed(m);                 // tables of trainable rows
   bind_sparse(m);                // such a table on an SSD
   bind_ffm(m);                   // the online engine, its examples and files
+  bind_attention(m);             // over the history of a request
   bind_publish(m);               // weights as 16-bit codes, patches
   bind_requests(m);              // candidates of a request from its JSON
 }

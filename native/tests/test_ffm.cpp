@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/attention.h"
 #include "core/ffm/adagrad.h"
 #include "core/ffm/engine.h"
 #include "operators/hash.h"
@@ -138,6 +139,33 @@ void a_shared_context_changes_no_bit() {
       }
     }
   }
+}
+
+void attention_has_the_bits_of_its_twin() {
+  std::mt19937_64 random(8);
+  auto some = [&](size_t n) {
+    std::vector<float> out(n);
+    for (float& x : out) x = static_cast<float>(static_cast<int64_t>(random() % 4001) - 2000) / 700.0f;
+    return out;
+  };
+  for (size_t items : {0, 1, 7})
+    for (size_t dim : {1, 12, 16, 17})
+      for (size_t width : {1, 16, 36})
+        for (size_t rows : {0, 1, 4, 11}) {
+          const HistoryAttention unit(items, dim, width, some(items * dim * width).data(), some(items * width).data(),
+                                      some(width).data(), some(width).data(), some(items * dim).data(), 0.5f);
+          const size_t step = dim + random() % 3;
+          const auto targets = some(rows * step + 1);
+          const size_t far = dim + random() % 5;
+          std::vector<float> expected(rows * far + 1, 7.0f), met(rows * far + 1, 7.0f);
+          unit.attend(targets.data(), step, rows, expected.data(), far, *ffm_kernels_named("scalar"));
+          CHECK(expected.back() == 7.0f);
+          for (const char* name : {"neon", "avx2", "avx512"}) {
+            if (!ffm_kernels_named(name)) continue;
+            unit.attend(targets.data(), step, rows, met.data(), far, *ffm_kernels_named(name));
+            CHECK(same(expected.data(), met.data(), met.size()));
+          }
+        }
 }
 
 void inverse_powers_are_near() {
@@ -331,6 +359,7 @@ void what_is_not_finite_is_noticed() {
 int main() {
   instruction_sets_agree();
   a_shared_context_changes_no_bit();
+  attention_has_the_bits_of_its_twin();
   inverse_powers_are_near();
   a_gradient_is_the_slope_of_the_loss();
   hot_keys_are_the_frequent_ones();

@@ -13,8 +13,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 
 
 @dataclass
@@ -105,3 +107,13 @@ def running(folder: Path, *options: str, token: str = "") -> Iterator[Running]:
         yield server
     finally:
         ended(server, listener)
+
+
+def inputs(client: Any, tensors: dict[str, np.ndarray], **how: Any) -> list[Any]:
+    """Tensors as one of the two tritonclients sends them."""
+    made = []
+    for name, values in tensors.items():
+        kind = {"O": "BYTES", "i": "INT64", "f": "FP32"}[values.dtype.kind]
+        made.append(client.InferInput(name, list(values.shape), kind))
+        made[-1].set_data_from_numpy(values, **how)
+    return made

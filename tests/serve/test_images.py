@@ -14,8 +14,11 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 import torch
+import tritonclient.grpc as over_grpc
+import tritonclient.http as over_http
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tritonclient.utils import InferenceServerException
 
 import ctrbox as cb
 from ctrbox.errors import CtrboxError, DataError, PlanError
@@ -30,7 +33,7 @@ from ctrbox.serve.served_model import ServedModel
 from ctrbox.train.learner import Learner
 from ctrbox.train.published import learner_of
 from tests.serve.image_worlds import CONTEXT, KEY, WIDTH, ImageWorld, fitted, make_world, unknown_images
-from tests.serve.running import running
+from tests.serve.running import inputs, running
 
 NEW = 10**9  # no ad has this id
 
@@ -242,14 +245,28 @@ def test_a_name_of_a_megabyte_is_refused_in_few_words(world: ImageWorld, served:
     assert len(str(met.value)) < 500
 
 
-def test_tensors_carry_objects(world: ImageWorld, served: ServedModel) -> None:
-    body, _ = world.request(0, 2, ad_id=[1, NEW])
-    image = np.linspace(0, 1, WIDTH, dtype=np.float32)
-    expected = ask(
-        opened(ModelFolder.open(world.place / "exact")), {**body, "objects": {"ad_image": {str(NEW): image.tolist()}}}
-    )
+def test_what_the_model_keeps_of_a_context_is_in_the_cache_s_bytes(world: ImageWorld, served: ServedModel) -> None:
+    grown = 0
+    for begin in range(12):
+        served.cache.clear()
+        body, _ = world.request(begin, 2, ad_id=[1, 2])
+        one = {**body, "candidates": {name: values[:1] for name, values in body["candidates"].items()}}
+        scores = ask(served, one)
+        before = served.cache.bytes
+        assert 0 < before < 50_000
+        assert np.allclose(ask(served, body)[:1], scores, atol=1e-6)
+        ((met, size),) = served.cache._held.values()
+        (kept,) = met.found.kept.values()  # None where the user has clicked nothing
+        grown += size > before
+        assert served.cache.bytes == size == before + (kept.bytes if kept else 0)
+        ask(served, body)
+        assert served.cache.bytes == size
+    assert grown > 3
+
+
+def tensors_of(body: dict[str, Any], image: np.ndarray) -> dict[str, np.ndarray]:
     stamp = np.datetime64(body["context"]["ts"]).astype("datetime64[us]").astype(np.int64)
-    tensors = {
+    return {
         "ts": np.array([stamp]),
         "user_id": np.array([body["context"]["user_id"]]),
         "device": np.array([(body["context"]["device"] or "none").encode()], object),
@@ -258,6 +275,15 @@ def test_tensors_carry_objects(world: ImageWorld, served: ServedModel) -> None:
         "objects.ad_image": image[None],
         "objects.ad_image.id": np.array([str(NEW).encode()], object),
     }
+
+
+def test_tensors_carry_objects(world: ImageWorld, served: ServedModel) -> None:
+    body, _ = world.request(0, 2, ad_id=[1, NEW])
+    image = np.linspace(0, 1, WIDTH, dtype=np.float32)
+    expected = ask(
+        opened(ModelFolder.open(world.place / "exact")), {**body, "objects": {"ad_image": {str(NEW): image.tolist()}}}
+    )
+    tensors = tensors_of(body, image)
     assert np.array_equal(served.score(served.reader.from_tensors(tensors))[0], expected)
     for wrong in (
         {"objects.ad_image.id": None},
@@ -539,6 +565,14 @@ def test_a_server_answers_with_images_and_counts_them(world: ImageWorld, exact: 
         assert np.abs(np.array(found.json()["scores"]) - world.run.predict(rows)).max() < 1e-6
         found = server.score(orjson.dumps({**body, "objects": objects}))
         assert np.allclose(found.json()["scores"], expected, atol=1e-7)
+        tensors = tensors_of(body, np.linspace(-1, 1, WIDTH).astype(np.float32))
+        for client, port in ((over_http, server.port), (over_grpc, server.grpc_port)):
+            with client.InferenceServerClient(f"127.0.0.1:{port}") as triton:
+                got = triton.infer(exact.folder.name, inputs(client, tensors)).as_numpy("score")
+                assert np.allclose(got, expected, atol=1e-7)
+                short = {**tensors, "objects.ad_image": tensors["objects.ad_image"][:, 1:]}
+                with pytest.raises(InferenceServerException, match="numbers; expected"):
+                    triton.infer(exact.folder.name, inputs(client, short))
         for wrong in ({"ad_image": {"1": [0.0]}}, {"other": {}}, 5, {"ad_image": {"1": [1e39] * WIDTH}}):
             answer = server.score(orjson.dumps({**body, "objects": wrong}))
             assert answer.status_code == 400, answer.text

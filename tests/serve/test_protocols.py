@@ -25,7 +25,7 @@ from ctrbox.serve.refused import Refused
 from ctrbox.serve.served import open_served
 from ctrbox.serve.server import Settings, check, check_port
 from ctrbox.serve.service import Limits, Service
-from tests.serve.running import Running
+from tests.serve.running import Running, inputs
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import World
 
@@ -44,15 +44,6 @@ def tensors_of(body: dict[str, Any]) -> dict[str, np.ndarray]:
         "ad_id": np.array([c["ad_id"] for c in candidates]),
         "position": np.array(positions, np.int64),
     }
-
-
-def inputs(client: Any, tensors: dict[str, np.ndarray], **how: Any) -> list[Any]:
-    made = []
-    for name, values in tensors.items():
-        kind = "BYTES" if values.dtype == object else "INT64"
-        made.append(client.InferInput(name, list(values.shape), kind))
-        made[-1].set_data_from_numpy(values, **how)
-    return made
 
 
 def test_json_and_both_tritonclients_give_the_scores_of_training(world: World, server: Running) -> None:

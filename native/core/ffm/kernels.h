@@ -1,4 +1,5 @@
-// The loops of Deep FFM: one table of functions per instruction set, all of them with the same bits.
+// The loops of Deep FFM, and of attention over the history of a request: one table of functions per instruction set,
+// all of them with the same bits.
 //
 // Lengths are multiples of 16 floats (kLanes) unless said otherwise. Orders of sums are part of the contract:
 //   a sum over n floats    16 partial sums, lane l takes l, l + 16, …; then lanes l and l + 8, l + 4, l + 2, l + 1
@@ -40,6 +41,17 @@ struct FieldPairs {
   float* out;
 };
 
+// DIN's activation unit with PReLU over a history of `items` vectors, the same for all targets. For a target q and item
+// i the unit's u = fixed[i] + Σ q[d] · maps[i][d], each `width` floats, d in order, fused; the item's score is bias +
+// the sum of u · (u > 0 ? above : below), 16 partial sums of which lanes l and l + 8, l + 4 are added, then (0 + 1) +
+// (2 + 3); out = Σ score · vectors[i], fused, item by item, from 0 on. `step`: from one vector, and one row of out, to
+// the next; a multiple of 16, 0 behind the vector.
+struct Attention {
+  size_t items, dim, width, step;
+  const float *maps, *fixed, *above, *below, *vectors;
+  float bias;
+};
+
 struct FfmKernels {
   const char* name;
 
@@ -65,6 +77,9 @@ struct FfmKernels {
 
   // The inputs of fields, which they are in what order: layout.h.
   void (*pairs)(const FieldPairs& fields);
+
+  // Targets q, each `q_step` behind the other, to rows of out. Needs room for 4 · items floats.
+  void (*attend)(const Attention& unit, const float* q, size_t q_step, size_t rows, float* room, float* out);
 
   // s += x · w
   void (*add_scaled)(float* s, const float* w, float x, size_t n);

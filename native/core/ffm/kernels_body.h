@@ -6,6 +6,7 @@
 namespace CB_LANES {
 
 using cb::AdagradRates;
+using cb::Attention;
 using cb::FieldPairs;
 
 static float sum(const float* lanes, const float* a, size_t n) {
@@ -198,6 +199,63 @@ static void pairs(const FieldPairs& f) {
     pairs_of(f, f.chunks);
 }
 
+// Scores of one item for four targets: a map is loaded once for all of them.
+CB_INLINE V4 four_scores(const Attention& unit, const float* map, const float* fixed, const float* const* q) {
+  F16 s[4];
+  for (size_t k = 0; k < unit.width; k += 16) {
+    F16 u0 = load(fixed + k), u1 = u0, u2 = u0, u3 = u0;
+    for (size_t d = 0; d < unit.dim; ++d) {
+      const F16 weights = load(map + d * unit.width + k);
+      u0 = fused(weights, splat(q[0][d]), u0);
+      u1 = fused(weights, splat(q[1][d]), u1);
+      u2 = fused(weights, splat(q[2][d]), u2);
+      u3 = fused(weights, splat(q[3][d]), u3);
+    }
+    const F16 above = load(unit.above + k), below = load(unit.below + k);
+    s[0] = k == 0 ? u0 * chosen(u0, above, below) : fused(u0, chosen(u0, above, below), s[0]);
+    s[1] = k == 0 ? u1 * chosen(u1, above, below) : fused(u1, chosen(u1, above, below), s[1]);
+    s[2] = k == 0 ? u2 * chosen(u2, above, below) : fused(u2, chosen(u2, above, below), s[2]);
+    s[3] = k == 0 ? u3 * chosen(u3, above, below) : fused(u3, chosen(u3, above, below), s[3]);
+  }
+  return four_sums(s[0], s[1], s[2], s[3]) + unit.bias;
+}
+
+// Four targets; scores are [item][target].
+CB_INLINE void attend_four(const Attention& unit, const float* const* q, float* scores, float* const* out) {
+  const float *map = unit.maps, *fixed = unit.fixed;
+  for (size_t i = 0; i < unit.items; ++i, map += unit.dim * unit.width, fixed += unit.width) {
+    const V4 found = four_scores(unit, map, fixed, q);
+    __builtin_memcpy(scores + 4 * i, &found, sizeof found);
+  }
+  for (size_t d = 0; d < unit.step; d += 16) {
+    F16 o0 = splat(0.0f), o1 = o0, o2 = o0, o3 = o0;
+    for (size_t i = 0; i < unit.items; ++i) {
+      const F16 vector = load(unit.vectors + i * unit.step + d);
+      o0 = fused(vector, splat(scores[4 * i]), o0);
+      o1 = fused(vector, splat(scores[4 * i + 1]), o1);
+      o2 = fused(vector, splat(scores[4 * i + 2]), o2);
+      o3 = fused(vector, splat(scores[4 * i + 3]), o3);
+    }
+    store(out[0] + d, o0);
+    store(out[1] + d, o1);
+    store(out[2] + d, o2);
+    store(out[3] + d, o3);
+  }
+}
+
+static void attend(const Attention& unit, const float* q, size_t q_step, size_t rows, float* room, float* out) {
+  for (size_t r = 0; r < rows; r += 4) {
+    const float* targets[4];
+    float* to[4];
+    for (size_t k = 0; k < 4; ++k) {  // behind the last row it is the last once more
+      const size_t at = r + k < rows ? r + k : rows - 1;
+      targets[k] = q + at * q_step;
+      to[k] = out + at * unit.step;
+    }
+    attend_four(unit, targets, room, to);
+  }
+}
+
 static void add_scaled(float* s, const float* w, float x, size_t n) {
   for (size_t k = 0; k < n; k += 16) store(s + k, load(s + k) + load(w + k) * x);
 }
@@ -283,6 +341,7 @@ static void norm_back(const float* y, float* dy, float inverse, size_t used, siz
    CB_LANES::across,         \
    CB_LANES::across_lanes,   \
    CB_LANES::pairs,          \
+   CB_LANES::attend,         \
    CB_LANES::add_scaled,     \
    CB_LANES::ffm_step,       \
    CB_LANES::neuron_step,    \

@@ -93,6 +93,25 @@ void pairs(const FieldPairs& f) {
   }
 }
 
+void attend(const Attention& unit, const float* q, size_t q_step, size_t rows, float*, float* out) {
+  for (size_t r = 0; r < rows; ++r, q += q_step, out += unit.step) {
+    for (size_t d = 0; d < unit.step; ++d) out[d] = 0.0f;
+    for (size_t i = 0; i < unit.items; ++i) {
+      float lane[kLanes];
+      for (size_t k = 0; k < unit.width; ++k) {
+        float u = unit.fixed[i * unit.width + k];
+        for (size_t d = 0; d < unit.dim; ++d) u = std::fma(unit.maps[(i * unit.dim + d) * unit.width + k], q[d], u);
+        const float v = u > 0.0f ? unit.above[k] : unit.below[k];
+        lane[k % kLanes] = k < kLanes ? u * v : std::fma(u, v, lane[k % kLanes]);
+      }
+      for (size_t half : {8, 4})
+        for (size_t l = 0; l < half; ++l) lane[l] += lane[l + half];
+      const float score = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + unit.bias;
+      for (size_t d = 0; d < unit.step; ++d) out[d] = std::fma(unit.vectors[i * unit.step + d], score, out[d]);
+    }
+  }
+}
+
 void add_scaled(float* s, const float* w, float x, size_t n) {
   for (size_t k = 0; k < n; ++k) s[k] += w[k] * x;
 }
@@ -145,7 +164,8 @@ void norm_back(const float* y, float* dy, float inverse, size_t used, size_t n) 
 }  // namespace
 
 extern const FfmKernels kScalarKernels;
-const FfmKernels kScalarKernels = {"scalar", sum,        dot,      matmul,      from_inputs, across, across_lanes,
-                                   pairs,    add_scaled, ffm_step, neuron_step, input_step,  norm,   norm_back};
+const FfmKernels kScalarKernels = {"scalar", sum,          dot,        matmul, from_inputs,
+                                   across,   across_lanes, pairs,      attend, add_scaled,
+                                   ffm_step, neuron_step,  input_step, norm,   norm_back};
 
 }  // namespace cb

@@ -108,9 +108,15 @@ CB_INLINE F16 fused_minus(F16 a, F16 b, F16 s) {
   return s;
 }
 
-CB_INLINE F16 splat(float x) {
+CB_INLINE F16 splat(float x) {  // VF{} + x would add: 0 - 0 is not -0
   F16 v;
-  for (size_t k = 0; k < kRegisters; ++k) v.r[k] = VF{} + x;
+#if defined(__aarch64__)
+  for (size_t k = 0; k < kRegisters; ++k) v.r[k] = (VF)vdupq_n_f32(x);
+#elif CB_REGISTER == 64
+  v.r[0] = (VF)_mm512_set1_ps(x);
+#else
+  for (size_t k = 0; k < kRegisters; ++k) v.r[k] = (VF)_mm256_set1_ps(x);
+#endif
   return v;
 }
 
@@ -157,6 +163,43 @@ CB_INLINE float sum_of(F16 v) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#endif
+}
+
+// x > 0 ? a : b, lane by lane.
+CB_INLINE F16 chosen(F16 x, F16 a, F16 b) {
+  for (size_t k = 0; k < kRegisters; ++k) {
+    const VI mask = (VI)(x.r[k] > VF{});
+    a.r[k] = (VF)(((VI)a.r[k] & mask) | ((VI)b.r[k] & ~mask));
+  }
+  return a;
+}
+
+// Lanes l and l + 8, then l + 4.
+CB_INLINE V4 folded(F16 v) {
+#if defined(__aarch64__)
+  return (V4)((v.r[0] + v.r[2]) + (v.r[1] + v.r[3]));
+#else
+#if CB_REGISTER == 64
+  const __m512 all = (__m512)v.r[0];
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+#else
+  const __m256 eight = (__m256)(v.r[0] + v.r[1]);
+#endif
+  return (V4)_mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+#endif
+}
+
+// The sums of four, folded and then (0 + 1) + (2 + 3), side by side.
+CB_INLINE V4 four_sums(F16 a, F16 b, F16 c, F16 d) {
+#if defined(__aarch64__)
+  const float32x4_t low = vpaddq_f32((float32x4_t)folded(a), (float32x4_t)folded(b));
+  const float32x4_t high = vpaddq_f32((float32x4_t)folded(c), (float32x4_t)folded(d));
+  return (V4)vpaddq_f32(low, high);
+#else
+  const __m128 low = _mm_hadd_ps((__m128)folded(a), (__m128)folded(b));
+  const __m128 high = _mm_hadd_ps((__m128)folded(c), (__m128)folded(d));
+  return (V4)_mm_hadd_ps(low, high);
 #endif
 }
 

@@ -21,13 +21,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from ctrbox import _native
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.table import checked_init, checked_keys, whole, words
 from ctrbox.errors import DataError, PlanError
 
 NOBODY = np.empty(0, np.int64)
-KEPT = 65_536  # objects embedded on request that a version remembers: 12 MB at 12 floats
+KEPT, KEPT_BYTES = 65_536, 64 << 20  # objects embedded on request that a version remembers, at most; and their bytes
 
 
 class PublishedTable:
@@ -37,24 +38,16 @@ class PublishedTable:
         keys = checked_keys(keys)
         if rows.shape != (len(keys), row.width) or rows.dtype != np.float32:
             raise DataError(f"{len(keys):,} keys have rows of {rows.shape} {rows.dtype}, expected {words(row)} each")
-        order = np.argsort(keys, kind="stable")
-        self._keys, self._rows, self._row = keys[order], rows[order], row
-        if (twice := np.flatnonzero(self._keys[1:] == self._keys[:-1])).size:
-            raise DataError(f"a published table has key {int(self._keys[twice[0]])} twice")
-        # The last once more: a key behind it is looked for there, and is another.
-        self._ends = np.concatenate([self._keys, self._keys[-1:]])
+        self._rows, self._row = _native.PublishedRows(keys, np.ascontiguousarray(rows)), row
+        if (twice := self._rows.twice) is not None:
+            raise DataError(f"a published table has key {twice} twice")
         self._initial = MemoryTable(row.dim, init=checked_init(init), seed=whole("seed", seed, 0, 2**64 - 1))
         self._initial.open(row)
         self._alone = threading.Lock()
 
     def found(self, keys: Keys) -> tuple[Floats, npt.NDArray[np.int64]]:
-        """Rows of keys, as a copy, and which of the keys have none: theirs hold anything."""
-        if not len(self._keys):
-            return np.zeros((len(keys), self._row.width), np.float32), np.arange(len(keys))
-        at = self._keys.searchsorted(keys)
-        hit = self._ends.take(at) == keys
-        rows = self._rows.take(at, 0, mode="clip")
-        return rows, NOBODY if hit.all() else np.flatnonzero(~hit)
+        """Rows of keys, as a copy, and which of the keys have none: theirs are 0."""
+        return self._rows.find(keys)
 
     def pull(self, keys: Keys, *, create: bool = False) -> Floats:
         wanted = checked_keys(keys)
@@ -94,11 +87,11 @@ class PublishedTable:
         raise PlanError("a published table comes from its version's file")
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._rows)
 
     @property
     def nbytes(self) -> int:
-        return int(self._keys.nbytes + self._rows.nbytes)
+        return self._rows.nbytes
 
 
 class PublishedVectors(PublishedTable):
@@ -119,7 +112,8 @@ class PublishedVectors(PublishedTable):
     ) -> None:
         super().__init__(keys, vectors, Row(vectors.shape[1] if vectors.ndim == 2 else 0))
         self.submodel = None if submodel is None else submodel.eval().requires_grad_(False)
-        self.width, self.vocabulary, self.kept = width, vocabulary, kept
+        self.width, self.vocabulary = width, vocabulary
+        self.kept = max(1, min(kept, KEPT_BYTES // (192 + 4 * self.dim)))  # 192: key, digest, headers
         self._seen: OrderedDict[int, tuple[bytes, Floats]] = OrderedDict()
         self._seen_lock = threading.Lock()
         self.changes = 0  # of what was seen: a look-up with keys that were not published is good until the next
@@ -183,7 +177,6 @@ class PublishedVectors(PublishedTable):
         found, lost = self.found(keys)
         if not len(lost):
             return found, NOBODY, NOBODY
-        found[lost] = 0.0
         without = []
         with self._seen_lock:
             for k in lost.tolist():

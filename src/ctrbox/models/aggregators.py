@@ -108,18 +108,28 @@ class MultiQueryAttentivePooling(nn.Module):
         return torch.cat([one(items, lengths, q) for one, q in zip(self.channels, queries, strict=True)], 1)
 
 
-def one_history(module: nn.Module, items: torch.Tensor) -> OneHistory | None:
-    """For rows that all have these items (n, dim): what an attentive aggregator can work out ahead; None where it cannot."""
+class OneBehaviour:
+    """An attentive aggregator for rows that all have the same items (n, dim): what the items alone decide is worked out."""
+
+    def __init__(self, channels: Sequence[AttentivePooling], items: torch.Tensor) -> None:
+        self.history = OneHistory([one.attention for one in channels], items)
+        self.maps = [one.of_query for one in channels]
+
+    @property
+    def bytes(self) -> int:
+        return self.history.bytes
+
+    def __call__(self, queries: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the aggregator gives."""
+        return self.history(*(q if of is None else of(q) for of, q in zip(self.maps, queries, strict=True)))
+
+
+def one_behaviour(module: nn.Module, items: torch.Tensor) -> OneBehaviour | None:
+    """None where nothing can be worked out ahead."""
     if not len(items) or not isinstance(module, AttentivePooling | MultiQueryAttentivePooling) or module.training:
         return None
-    units = [one.attention for one in module.channels]
-    return OneHistory(units, items) if OneHistory.fits(units) else None
-
-
-def over_one(module: nn.Module, history: OneHistory, queries: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What the aggregator gives, a part for each query."""
-    assert isinstance(module, AttentivePooling | MultiQueryAttentivePooling)
-    return history(*(one.target(query) for one, query in zip(module.channels, queries, strict=True)))
+    channels = list(module.channels)
+    return OneBehaviour(channels, items) if OneHistory.fits([one.attention for one in channels], items) else None
 
 
 def aggregator(

@@ -10,10 +10,12 @@ padding cannot shift Dice's statistics. A row without a history gives zeros.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from ctrbox import _native
 from ctrbox.models.asked import sizes
 from ctrbox.models.mlp import MLP, activation, linear
 from ctrbox.models.one_row import stands_for_all
@@ -78,45 +80,41 @@ class LocalActivation(nn.Module):
 
 
 class OneHistory:
-    """Activation units over one history that all rows share, several units at a time; made once a history.
+    """Activation units over one history that all rows share, each a native loop (attention.h); made once a history.
 
-    Units are those of one PReLU layer and no softmax. With slopes a and last weights v a score is
-    relu(u) · (1 − a) v + u · a v, and u is linear in the target: the second part needs no u.
+    Units are those of one PReLU layer and no softmax. With slopes a and last weights v a score is the sum of
+    u · (v where u > 0, a v elsewhere). Twin: `LocalActivation.over_one`, the same up to rounding.
     """
 
     def __init__(self, units: Sequence[LocalActivation], items: torch.Tensor) -> None:
-        dim = items.shape[1]
         # An item that comes again has the score it had; one of zeros adds nothing.
-        items, counts = items[(items != 0).any(1)].unique(dim=0, return_counts=True)
-        self.items = items * counts.unsqueeze(1)
-        # Of each unit: (dim, n · width), (n · width,), (width,), (dim, n), (n,). Not stacked: one product of several matrices
-        # takes a third longer than several products.
-        self.units: list[tuple[torch.Tensor, ...]] = []
-        for unit in units:
-            slopes, (end,) = unit.between.weight, unit.score.layers
-            by_item = unit.of_target.weight.unsqueeze(1) + items.t().unsqueeze(2) * unit.of_product.weight.unsqueeze(1)
-            own = torch.addmm(unit.of_target.bias, items, unit.of_item.weight)
-            v = end.weight.squeeze(1)
-            bent, straight = (1.0 - slopes) * v, slopes * v
-            self.units.append(
-                (by_item.reshape(dim, -1), own.reshape(-1), bent, by_item @ straight, own @ straight + end.bias)
-            )
+        items, counts = items.detach()[(items != 0).any(1)].unique(dim=0, return_counts=True)
+        vectors = (items * counts.unsqueeze(1)).numpy()
+        self.units = [self._native(unit, items, vectors) for unit in units]
 
     @staticmethod
-    def fits(units: Sequence[LocalActivation]) -> bool:
-        plain = all(isinstance(u.between, nn.PReLU) and not u.softmax and len(u.score.layers) == 1 for u in units)
-        return plain and len({tuple(u.of_item.weight.shape) for u in units}) == 1
+    def _native(unit: LocalActivation, items: torch.Tensor, vectors: Any) -> _native.HistoryAttention:
+        slopes, (end,) = unit.between.weight, unit.score.layers
+        with torch.no_grad():
+            maps = unit.of_target.weight + items.unsqueeze(2) * unit.of_product.weight
+            fixed = torch.addmm(unit.of_target.bias, items, unit.of_item.weight)
+            above = end.weight.squeeze(1)
+            parts = (maps, fixed, above, slopes * above)
+        given = (t.detach().contiguous().numpy() for t in parts)
+        return _native.HistoryAttention(*given, vectors=vectors, bias=float(end.bias))
 
-    def __call__(self, *targets: torch.Tensor) -> list[torch.Tensor]:
-        """Targets (rows, dim), one a unit → (rows, dim) of each."""
-        found = []
-        for (maps, fixed, bent, maps_straight, fixed_straight), q in zip(self.units, targets, strict=True):
-            hidden = torch.addmm(fixed, q, maps).relu_().view(-1, len(bent))
-            scores = torch.addmm(fixed_straight, q, maps_straight)
-            found.append(torch.addmv(scores.view(-1), hidden, bent).view(scores.shape) @ self.items)
-        return found
+    @staticmethod
+    def fits(units: Sequence[LocalActivation], items: torch.Tensor) -> bool:
+        here = items.device.type == "cpu" and items.dtype == torch.float32
+        return here and all(
+            isinstance(u.between, nn.PReLU) and not u.softmax and len(u.score.layers) == 1 for u in units
+        )
+
+    def __call__(self, *targets: torch.Tensor) -> torch.Tensor:
+        """Targets (rows, dim), one a unit → (rows, dim of all), side by side."""
+        rows = [q.numpy() if q.stride(1) == 1 else q.contiguous().numpy() for q in targets]
+        return torch.from_numpy(_native.attend(self.units, rows))
 
     @property
     def bytes(self) -> int:
-        held = [self.items, *(t for unit in self.units for t in unit)]
-        return sum(512 + t.numel() * t.element_size() for t in held)
+        return sum(512 + unit.nbytes for unit in self.units)

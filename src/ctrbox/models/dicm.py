@@ -15,7 +15,7 @@ from torch import nn
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError, nearest
 from ctrbox.models import aggregators
-from ctrbox.models.aggregators import AGGREGATORS, one_history, over_one
+from ctrbox.models.aggregators import AGGREGATORS, one_behaviour
 from ctrbox.models.asked import asked, needs_inputs, one_of, sizes
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.dense import DenseInput
@@ -140,27 +140,29 @@ class DICM(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        parts = [x.field(self.ad_image)] if self.ad_image else []
+        fields = {n: x.field(n) for n in self.reads.fields}
+        parts = [fields[self.ad_image]] if self.ad_image else []
         if self.behaviour:
-            parts += self._aggregated(x, self.behaviour)
+            parts.append(self._aggregated(x, self.behaviour, [fields[n] for n in self.queries]))
         dense = self.dense(x.dense, x.logs)
-        ids = [x.field(n) for n in self.ids]
+        ids = [fields[n] for n in self.ids]
         if self.base == "lr":
             linear_part = torch.cat(ids, 1).sum(1) if ids else x.dense.new_zeros(x.rows)
             seen = self.images(torch.cat(parts, 1)).squeeze(1) if self.images is not None else 0.0
             return linear_part + seen + dense @ self.columns + self.bias
         for unit, (wanted, past) in zip(self.interest, self.pairs, strict=True):
-            ids.append(unit(x.field(wanted), *x.sequence(past)))
+            ids.append(unit(fields[wanted], *x.sequence(past)))
         return self.tower(*ids, *parts, dense).squeeze(1) + self.bias
 
-    def _aggregated(self, x: Inputs, behaviour: str) -> list[torch.Tensor]:
+    def _aggregated(self, x: Inputs, behaviour: str, queries: list[torch.Tensor]) -> torch.Tensor:
         items, lengths = x.sequence(behaviour)
-        queries = [x.field(n) for n in self.queries]
         if stands_for_all(items) and not self.training:
-            ahead = x.once("behaviour", lambda: one_history(self.aggregator, items[0, : int(lengths[0])]))
+            ahead = x.once("behaviour", lambda: one_behaviour(self.aggregator, items[0, : int(lengths[0])]))
             if ahead is not None:
-                return over_one(self.aggregator, ahead, queries)
-        return [self.aggregator(items, lengths, *queries)]
+                found: torch.Tensor = ahead(queries)
+                return found
+        aggregated: torch.Tensor = self.aggregator(items, lengths, *queries)
+        return aggregated
 
 
 def _images(schema: Schema, ad_image: str | None, behaviour: str | None) -> list[str]:

@@ -21,7 +21,7 @@ class Counts:
 class ContextCache:
     """``budget`` bytes in all; 0 keeps nothing. Any number of threads.
 
-    A value is never changed once it is in, so a thread may go on with one that was evicted meanwhile.
+    A thread may go on with a value that was evicted meanwhile. One that grows is put again, with its new size.
     """
 
     def __init__(self, budget: int) -> None:
@@ -48,12 +48,12 @@ class ContextCache:
     def put(self, key: Hashable, value: Any, size: int) -> None:
         """Keep a value of ``size`` bytes, key included; one larger than a quarter of the budget is not kept."""
         size += ENTRY
-        if size > self.budget // 4:
-            return
         with self._lock:
             old = self._held.pop(key, None)
             if old is not None:
                 self.bytes -= old[1]
+            if size > self.budget // 4:
+                return
             self._held[key] = (value, size)
             self.bytes += size
             while self.bytes > self.budget:

@@ -84,7 +84,8 @@ class Found:
     def bytes(self) -> int:
         tensors = [p.vectors for p in self.pools] + [p.linear for p in self.pools if p.linear is not None]
         tensors += [items for items, _ in self.sequences.values()]
-        return sum(512 + t.numel() * t.element_size() for t in tensors)
+        kept = sum(getattr(one, "bytes", 0) for one in self.kept.values())
+        return kept + sum(512 + t.numel() * t.element_size() for t in tensors)
 
 
 class ModelScorer:
@@ -184,7 +185,9 @@ class ModelScorer:
             else:
                 vectors = table.pull(keys, create=False)
             if lookup is None:
-                block = torch.from_numpy(vectors.reshape(len(side.pooled), batch.rows, row.width)).transpose(0, 1)
+                block = torch.from_numpy(vectors)
+                several = len(side.pooled) > 1
+                block = block.view(len(side.pooled), -1, row.width).transpose(0, 1) if several else block.unsqueeze(1)
                 linear, pooled = (block[:, :, 0], block[:, :, 1:]) if row.linear else (None, block)
                 pools.append(Pooled(side.pooled, linear, pooled))
                 continue
@@ -214,7 +217,7 @@ def single_keys(batch: Batch, fields: Sequence[str]) -> Keys:
     for name, keys in zip(fields, values, strict=True):
         if len(keys) != batch.rows:
             raise DataError(f"field {name!r} has rows with other than one key; its schema says exactly one")
-    return np.concatenate(values)
+    return np.concatenate(values) if len(values) > 1 else values[0]
 
 
 def expanded(pooled: Pooled, rows: int) -> Pooled:

@@ -34,10 +34,11 @@ class LiveModel:
     scorer: ModelScorer
 
 
-@dataclass(frozen=True)
+@dataclass
 class CachedContext:
     part: ContextPart
     found: Found
+    counted: int = -1  # of what the model keeps of it, so many are in the bytes that the cache knows of
 
 
 class ServedModel:
@@ -85,10 +86,11 @@ class ServedModel:
         if met is None or own or not met.found.fresh:
             part = self.split.context(request.context()) if met is None else met.part
             met = CachedContext(part, scorer.context(part.batch, own))
-            if not own:
-                self.cache.put(key, met, len(request.key) + OBJECTS + keys_bytes(part.batch) + met.found.bytes)
         batch = self.split.candidates(met.part, request.candidates)
         scores, missing = scorer.score(met.part.batch, met.found, batch, own)
+        if not own and met.counted != len(met.found.kept):
+            met.counted = len(met.found.kept)
+            self.cache.put(key, met, len(request.key) + OBJECTS + keys_bytes(met.part.batch) + met.found.bytes)
         if missing or ran:
             with self._counting:
                 self.missing += missing
