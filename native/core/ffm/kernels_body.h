@@ -199,25 +199,42 @@ static void pairs(const FieldPairs& f) {
     pairs_of(f, f.chunks);
 }
 
-// Scores of one item for four targets: a map is loaded once for all of them.
-CB_INLINE V4 four_scores(const Attention& unit, const float* map, const float* fixed, const float* const* q) {
-  F16 s[4];
-  for (size_t k = 0; k < unit.width; k += 16) {
-    F16 u0 = load(fixed + k), u1 = u0, u2 = u0, u3 = u0;
-    for (size_t d = 0; d < unit.dim; ++d) {
-      const F16 weights = load(map + d * unit.width + k);
-      u0 = fused(weights, splat(q[0][d]), u0);
-      u1 = fused(weights, splat(q[1][d]), u1);
-      u2 = fused(weights, splat(q[2][d]), u2);
-      u3 = fused(weights, splat(q[3][d]), u3);
-    }
-    const F16 above = load(unit.above + k), below = load(unit.below + k);
-    s[0] = k == 0 ? u0 * chosen(u0, above, below) : fused(u0, chosen(u0, above, below), s[0]);
-    s[1] = k == 0 ? u1 * chosen(u1, above, below) : fused(u1, chosen(u1, above, below), s[1]);
-    s[2] = k == 0 ? u2 * chosen(u2, above, below) : fused(u2, chosen(u2, above, below), s[2]);
-    s[3] = k == 0 ? u3 * chosen(u3, above, below) : fused(u3, chosen(u3, above, below), s[3]);
+// Sixteen numbers of the unit of one item, for four targets: a map is loaded once for all of them.
+struct FourUnits {
+  F16 u[4];
+  CB_INLINE FourUnits(const float* map, const float* fixed, size_t dim, size_t width, const float* const* q) {
+    F16 u0 = load(fixed), u1 = u0, u2 = u0, u3 = u0;
+    const float *q0 = q[0], *q1 = q[1], *q2 = q[2], *q3 = q[3], *end = q0 + dim;
+    do {
+      const F16 weights = load(map);
+      map += width;
+      u0 = fused(weights, splat(*q0++), u0);
+      u1 = fused(weights, splat(*q1++), u1);
+      u2 = fused(weights, splat(*q2++), u2);
+      u3 = fused(weights, splat(*q3++), u3);
+    } while (q0 != end);
+    u[0] = u0;
+    u[1] = u1;
+    u[2] = u2;
+    u[3] = u3;
   }
-  return four_sums(s[0], s[1], s[2], s[3]) + unit.bias;
+};
+
+CB_INLINE V4 four_scores(const Attention& unit, const float* map, const float* fixed, const float* const* q) {
+  F16 above = load(unit.above), below = load(unit.below);
+  const FourUnits first(map, fixed, unit.dim, unit.width, q);
+  F16 s0 = first.u[0] * chosen(first.u[0], above, below), s1 = first.u[1] * chosen(first.u[1], above, below);
+  F16 s2 = first.u[2] * chosen(first.u[2], above, below), s3 = first.u[3] * chosen(first.u[3], above, below);
+  for (size_t k = 16; k < unit.width; k += 16) {
+    const FourUnits next(map + k, fixed + k, unit.dim, unit.width, q);
+    above = load(unit.above + k);
+    below = load(unit.below + k);
+    s0 = fused(next.u[0], chosen(next.u[0], above, below), s0);
+    s1 = fused(next.u[1], chosen(next.u[1], above, below), s1);
+    s2 = fused(next.u[2], chosen(next.u[2], above, below), s2);
+    s3 = fused(next.u[3], chosen(next.u[3], above, below), s3);
+  }
+  return four_sums(s0, s1, s2, s3) + unit.bias;
 }
 
 // Four targets; scores are [item][target].

@@ -174,8 +174,8 @@ class PublishedVectors(PublishedTable):
 
         ``own``: vectors of objects that came with the request, which count before those that came with others.
         """
-        found, lost = self.found(keys)
-        if not len(lost):
+        found, lost = self._rows.find(keys)
+        if not lost.size:
             return found, NOBODY, NOBODY
         without = []
         with self._seen_lock:

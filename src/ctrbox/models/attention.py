@@ -99,9 +99,8 @@ class OneHistory:
             maps = unit.of_target.weight + items.unsqueeze(2) * unit.of_product.weight
             fixed = torch.addmm(unit.of_target.bias, items, unit.of_item.weight)
             above = end.weight.squeeze(1)
-            parts = (maps, fixed, above, slopes * above)
-        given = (t.detach().contiguous().numpy() for t in parts)
-        return _native.HistoryAttention(*given, vectors=vectors, bias=float(end.bias))
+            parts = [t.detach().contiguous().numpy() for t in (maps, fixed, above, slopes * above)]
+        return _native.HistoryAttention(parts[0], parts[1], parts[2], parts[3], vectors, float(end.bias))
 
     @staticmethod
     def fits(units: Sequence[LocalActivation], items: torch.Tensor) -> bool:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.embed.embedder import Floats, Keys
+from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.pooling import pool, sequence
 from ctrbox.embed.published_table import PublishedVectors
@@ -46,6 +47,14 @@ class Side:
     pooling: tuple[str, ...]
     sequences: tuple[str, ...]
     single: bool = False
+
+    @cached_property
+    def table(self) -> Any:
+        return self.source.embedder
+
+    @cached_property
+    def row(self) -> Row:
+        return self.source.embedder.row
 
     @staticmethod
     def of(number: int, source: Source, schema: Schema) -> list[Side]:
@@ -172,8 +181,7 @@ class ModelScorer:
         without: list[tuple[int, int]] = []
         asked: list[tuple[PublishedVectors, int]] = []
         for side in sides:
-            table = side.source.embedder
-            row = table.row
+            table, row = side.table, side.row
             lookup = None if side.single else Lookup.of(batch, side.fields)
             keys = single_keys(batch, side.pooled) if lookup is None else lookup.keys
             if isinstance(table, PublishedVectors):
