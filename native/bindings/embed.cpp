@@ -22,7 +22,9 @@ nb::tuple find(const PublishedRows& table, Keys keys) {
   auto rows = std::make_shared<Buffer<float>>();
   auto lost = std::make_shared<std::vector<int64_t>>();
   {
-    nb::gil_scoped_release free;
+    // A request's few keys take less time than handing the GIL over and back.
+    std::optional<nb::gil_scoped_release> free;
+    if (keys.size() > 2048) free.emplace();
     rows->resize(keys.size() * table.width());
     table.find(span_of(keys), rows->data(), *lost);
   }

@@ -221,10 +221,12 @@ class ModelScorer:
 
 def single_keys(batch: Batch, fields: Sequence[str]) -> Keys:
     """Keys of fields of exactly one key a row, field after field."""
-    values = [batch.sparse[name].values for name in fields]
-    for name, keys in zip(fields, values, strict=True):
-        if len(keys) != batch.rows:
+    rows, sparse, values = batch.rows, batch.sparse, []
+    for name in fields:
+        keys = sparse[name].values
+        if keys.size != rows:
             raise DataError(f"field {name!r} has rows with other than one key; its schema says exactly one")
+        values.append(keys)
     return np.concatenate(values) if len(values) > 1 else values[0]
 
 
