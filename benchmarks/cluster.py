@@ -8,7 +8,7 @@ A job is trained with W·B rows a step on W workers of a local Ray: the shape of
 fields, 10 µs a row: it shows what travelling costs. Samples a second are of the steps alone, without the start of processes
 and the end. Every run must count every row once. Efficiency is samples/s over W times those of one worker; it says something
 only where cores · (workers + servers) fit the machine, which is printed. A larger step meets an image more often and embeds it
-once: how many images a row has to itself is printed beside it.
+once: images a row and images embedded a second are printed beside it, for a machine embeds so many and no more.
 
 --pin: W workers with W servers, and Ray itself, have W · cores cores and no more: what a machine that is W times as large gives.
 Worker and server then share a core at every W, as they share machines in the paper. Counts that do not fit are left out.
@@ -40,7 +40,7 @@ BATCH = {"dicm": 1024, "ids": 4096}
 DIM = {"dicm": 12, "ids": 16}
 WIDTH, ADS = 4096, 20_000
 IMAGE = col("ad_id").cast("str").key(space="image")
-IMAGES = {"ad_image": "ad_image", "behaviour": "behaviour"}
+IMAGES: dict[str, Any] = {"ad_image": "ad_image", "behaviour": "behaviour"}
 
 
 def make_log(folder: Path, rows: int, job: str) -> None:
@@ -219,10 +219,12 @@ def main() -> None:
         used = workers * asked.cores + (0 if asked.gang or asked.pin else asked.servers)
         fits = "" if used <= machine else f"{used} wanted, {machine} there"
         shown = [str(workers), f"{facts['rows_per_second']:,.0f}", f"{efficiency:.2f}", f"{facts['steps']:.0f}"]
-        shown += [f"{facts.get('images', 0):.2f}", fits]
-        table.append(shown)
+        images = facts.get("images", 0.0)
+        shown += [f"{images:.2f}", f"{images * facts['rows_per_second']:,.0f}"] if images else []
+        table.append([*shown, fits])
         ratios[f"{workers} workers"] = efficiency
-    report.table(["workers", "rows/s", "efficiency", "steps", "images a row", "cores"], table)
+    seen = ["images a row", "images/s"] if job == "dicm" else []
+    report.table(["workers", "rows/s", "efficiency", "steps", *seen, "cores"], table)
     first = f"{counts[0]} workers"
     report.finish(
         found[counts[-1]]["rows_per_second"],
