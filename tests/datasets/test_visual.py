@@ -60,7 +60,7 @@ def test_behaviour_is_what_was_clicked_in_14_days_and_dwelled_on(log: AdLog) -> 
     for user in users:
         assert user["behaviour"] == "|".join(recent[user["user_id"]])
         assert user["all_clicks"] == "|".join(every[user["user_id"]])
-    assert 25 < np.mean([len(r) for r in recent.values()]) < 45
+    assert 50 < np.mean([len(r) for r in recent.values()]) < 80
 
 
 def test_the_odds_of_an_image_are_those_of_the_plain_definition(world: World) -> None:
