@@ -161,7 +161,7 @@ def verify(
     for line in found:
         tell(line)
     if found:
-        raise Mistake(f"{len(found)} of what was checked is damaged" if len(found) > 1 else "something is damaged")
+        raise Mistake(f"{len(found) if len(found) > 1 else 'one'} of what was checked is damaged or missing")
     tell("everything is as it was written")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -14,14 +15,29 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
+from ctrbox.cluster.launch import check_listening
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.sharded import restore_shard, shard_path, shards_in
 from ctrbox.embed.vector_file import shard_of
 from ctrbox.engines.aside import remove
-from ctrbox.errors import DataError, PlanError
+from ctrbox.errors import DataError, DeviceError, PlanError
 from ctrbox.models.dense import DenseInput
 from ctrbox.train.together import Gang
 from tests.train.worlds import checkerboard, features
+
+
+def test_an_address_where_nobody_listens_is_told_at_once() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"  # bound, and nobody listens
+        with pytest.raises(DeviceError, match=f"at '{address}': nobody answers there"):
+            check_listening(address)
+        free.listen()
+        check_listening(address)
+    with pytest.raises(DeviceError, match="nobody answers"):
+        check_listening("127.0.0.1:99999999999")
+    for other in ("auto", "local", "ray://127.0.0.1:1", "host:"):
+        check_listening(other)
 
 
 @pytest.mark.parametrize("shuffle", [0, 512])

@@ -46,6 +46,16 @@ def test_what_is_there_is_not_written_over(world: World, tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
+def test_an_engine_that_learned_from_text_is_not_served_behind_a_plan(world: World, tmp_path: Path) -> None:
+    text = tmp_path / "train.vw"
+    text.write_text("1 |user 7 |ad 3\n-1 |user 8 |ad 4\n")
+    engine = cb.DeepFFM(["user", "ad"], bits=10)
+    engine.learn(cb.ExampleText(text))
+    with pytest.raises(PlanError, match=r"learned from text.*engine\.learn\(plan\)"):
+        create(tmp_path / "model", world.plan, engine, context=CONTEXT)
+    assert list(tmp_path.iterdir()) == [text]
+
+
 @pytest.mark.parametrize("name", ["serve.json", "plan.ctr", "log.arrow"])
 def test_a_damaged_file_is_refused(world: World, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "model"

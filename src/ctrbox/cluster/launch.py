@@ -7,6 +7,7 @@ run = cb.Trainer(model, table).fit(plan, out="runs/today", cluster=cluster)
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ from ctrbox.errors import DeviceError, PlanError
 from ctrbox.train.trainer import Fit
 
 MOST = 1024  # workers or servers
+REACHED_SECONDS = 10.0  # in which a Ray cluster must answer a connection
 STRANGER = "; does it run, and is the token of this process its token?"  # Ray does not tell the two apart
 TOKENLESS = (
     "; does it run? If it asks for a token, which this process has none of: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
@@ -112,6 +114,7 @@ class Cluster:
         import ray
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        check_listening(self.address)
         try:
             if self.address == "local":  # said to Ray too, which else joins one that runs on this machine
                 options["include_dashboard"] = None if self.dashboard else False  # None: where it is installed
@@ -152,3 +155,17 @@ class Cluster:
 
 def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def check_listening(address: str) -> None:
+    """Of host:port. Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise DeviceError(
+            f"cannot join the Ray cluster at {address!r}: nobody answers there ({error}); is it the address that "
+            "`ray start --head` printed?"
+        ) from error

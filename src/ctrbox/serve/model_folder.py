@@ -137,6 +137,11 @@ def create(
         if engine.learner.schema.fingerprint != plan.schema.fingerprint:
             raise PlanError(other_plan(engine.learner.schema.fingerprint, plan.schema.fingerprint))
     else:
+        if engine.text:
+            raise PlanError(
+                "this engine learned from text, where a feature's key is of its words; a plan makes other keys of the same "
+                "values, so its scores would be chance. Learn from the plan: engine.learn(plan)"
+            )
         features = [*(f.name for f in plan.schema.sparse), *plan.schema.dense_names]
         for name in engine.fields:
             if name not in features:
