@@ -7,7 +7,7 @@ A job is trained with W·B rows a step on W workers of a local Ray: the shape of
 (dicm: ids, the ad's image and those of the last 30 clicks, 4096-256-64-12 on Model Servers). "ids" is a DeepFM over six id
 fields, 10 µs a row: it shows what travelling costs. Samples a second are of the steps alone, without the start of processes
 and the end. Every run must count every row once. Efficiency is samples/s over W times those of one worker; it says something
-only where cores · (workers + servers) fit the machine, which is printed. A larger step meets an image more often and embeds it
+only where cores · workers + servers fit the machine, which is printed. A larger step meets an image more often and embeds it
 once: images a row and images embedded a second are printed beside it, for a machine embeds so many and no more.
 
 --pin: W workers with W servers, and Ray itself, have W · cores cores and no more: what a machine that is W times as large gives.
@@ -200,6 +200,8 @@ def main() -> None:
     counts = [1, 2] if asked.quick else [int(w) for w in asked.workers.split(",")]
     if asked.pin:
         counts = [w for w in counts if w * asked.cores <= len(os.sched_getaffinity(0))]
+        if not counts:
+            raise SystemExit(f"--pin: not even one worker of {asked.cores} cores fits this machine")
     found: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="ctrbox-cluster-log-") as place:
         folder = Path(place)

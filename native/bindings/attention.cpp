@@ -38,6 +38,7 @@ nb::object attend(const std::vector<const HistoryAttention*>& units, const std::
   const size_t rows = targets[0].shape(0);
   size_t step = 0;
   for (size_t n = 0; n < units.size(); ++n) {
+    if (!units[n]) throw nb::value_error("a unit is None");
     const Targets& q = targets[n];
     if (q.shape(0) != rows || q.shape(1) != units[n]->dim())
       throw nb::value_error(("targets are (" + std::to_string(q.shape(0)) + ", " + std::to_string(q.shape(1)) +

@@ -1,11 +1,14 @@
 // Deep FFM's text, cache and model files: anything is read or refused; nothing is read beyond its end.
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <random>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/ffm/example_cache.h"
 #include "core/ffm/model_file.h"
@@ -103,12 +106,50 @@ void models() {
   damage_is_refused(contents(), 500, read);
 }
 
+void weights_that_are_not_finite_are_refused() {
+  FfmSettings s;
+  s.fields = 3;
+  s.bits = 8;
+  s.hidden = {4, 3};
+  const FfmHead head{s, {"a", "b", "c"}, 7};
+  DeepFfm model(s), other(s);
+  std::vector<float> weights(weights_of(model.layout()));
+  for (const auto& layer : model.layout().layers)
+    for (float bad : {INFINITY, -INFINITY, NAN}) {
+      float& weight = model.dense()[layer.place(layer.neurons - 1, layer.inputs)];
+      const float before = std::exchange(weight, bad);
+      save_ffm(kPath, model, head);
+      take_weights(model, weights.data());
+      weight = before;
+      FfmHead found;
+      for (int way : {0, 1}) {
+        bool refused = false;
+        try {
+          if (way == 0)
+            load_ffm(kPath, found);
+          else
+            give_weights(other, weights.data());
+        } catch (const DamagedFile& e) {
+          refused = std::string(e.what()) == "a weight is not finite";
+        }
+        CHECK(refused);
+      }
+    }
+  take_weights(model, weights.data());
+  for (float& w : weights)
+    if (w == 0.0f) w = -0.0f;
+  give_weights(other, weights.data());
+  for (size_t i = 0; i < other.layout().dense; ++i)
+    CHECK(!(other.dense()[i] == 0.0f && std::signbit(other.dense()[i])));
+}
+
 }  // namespace
 
 int main() {
   any_text_is_read_or_counted();
   caches();
   models();
+  weights_that_are_not_finite_are_refused();
   std::remove(kPath.c_str());
   return 0;
 }

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctrbox import _native
 from ctrbox.models.aggregators import AGGREGATORS, aggregator, one_behaviour
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.mlp import MLP
@@ -83,3 +84,15 @@ def test_towers(shared: list[bool], rows: int, bias: bool) -> None:
     assert close(made(*parts), made(*(p.contiguous() for p in parts)))
     assert stands_for_all(torch.randn(1, 2).expand(3, -1))
     assert not stands_for_all(torch.randn(3, 2))
+
+
+def test_where_nothing_is_worked_out_ahead() -> None:
+    items = torch.randn(3, 4)
+    with torch.inference_mode():
+        assert one_behaviour(aggregator("attentive", 4, [4], attention=(4097,)).eval(), items) is None
+        assert one_behaviour(aggregator("attentive", 4, [4]).eval().double(), items) is None
+        assert one_behaviour(aggregator("attentive", 4, [4]), items) is None  # it trains
+        assert one_behaviour(aggregator("attentive", 4, [4]).eval(), items) is not None
+    assert one_behaviour(aggregator("attentive", 4, [4]).eval(), items) is None  # gradients
+    with pytest.raises(ValueError, match="a unit is None"):
+        _native.attend([None], [items.numpy()])  # type: ignore[list-item]

@@ -159,10 +159,19 @@ std::optional<size_t> DeepFfm::learn(const Examples& examples, float* prediction
       return true;
     });
   };
+  // A ReLU makes 0 of NaN, so an output may be finite where a weight is not; and who predicted meanwhile saw half of
+  // it.
+  auto ended = [&] {
+    const bool finite =
+        std::all_of(weights_.dense, weights_.dense + layout_.dense, [](float w) { return std::isfinite(w); });
+    if (!finite && rows > 0) note(broken, rows - 1);
+    changed();
+    return noted(broken);
+  };
   if (threads <= 1) {
     FfmPass pass(settings_, layout_, *kernels_);
     learn_from(pass, 0, rows, weights_);
-    return noted(broken);
+    return ended();
   }
   const HotKeys hot(examples, layout_);
   std::atomic<size_t> next{0};
@@ -183,7 +192,7 @@ std::optional<size_t> DeepFfm::learn(const Examples& examples, float* prediction
     std::lock_guard<std::mutex> hold(lock);
     own->exchange(true);
   });
-  return noted(broken);
+  return ended();
 }
 
 std::optional<size_t> DeepFfm::predict(const Examples& examples, float* predictions, size_t threads) const {

@@ -18,6 +18,17 @@ enum Flag : uint32_t { kLr = 1, kFfm = 2, kNorm = 4, kResidual = 8, kAccumulator
 
 enum class Way { kOut, kIn };
 
+// Weights from outside: whether all are finite. What is skipped because an input is 0 must be what multiplying would
+// give, so nothing is infinite, and nothing is -0, which a step of 0 would change.
+bool take_in(const float* from, float* to, size_t n) {
+  bool finite = true;
+  for (size_t i = 0; i < n; ++i) {
+    finite &= std::isfinite(from[i]);
+    to[i] = from[i] + 0.0f;
+  }
+  return finite;
+}
+
 // A layer that has a row per input in memory, neuron by neuron, as files have it.
 template <class F>
 void neurons(float* at, const FfmLayout::Layer& layer, float padding, Way way, F each) {
@@ -105,11 +116,13 @@ void take_weights(const DeepFfm& model, float* out) {
 }
 
 void give_weights(DeepFfm& model, const float* weights) {
+  bool finite = true;
   runs(model, false, Way::kIn, [&](float* p, size_t n) {
-    std::copy_n(weights, n, p);
+    finite &= take_in(weights, p, n);
     weights += n;
   });
   model.changed();
+  if (!finite) throw DamagedFile("a weight is not finite");
 }
 
 std::string wrong_with(const FfmSettings& s) {
@@ -224,13 +237,15 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
   auto seal = [&] { file.check_seal("block " + std::to_string(block++)); };
   for (bool accumulators : {false, true}) {
     Blocks blocks(seal);
-    bool positive = true;  // as every accumulator is from its first value on; NaN is not
+    bool positive = true, finite = true;  // as every accumulator is from its first value on; NaN is not
     runs(*model, accumulators, Way::kIn, [&](float* p, size_t n) {
       blocks.run(p, n, [&](float* q, size_t m) { file.get(q, m * sizeof(float)); });
       for (size_t i = 0; accumulators && i < n; ++i) positive &= p[i] > 0.0f;
+      finite &= take_in(p, p, n);
     });
     blocks.end();
     if (!positive) throw DamagedFile("an accumulator is not above 0");
+    if (!finite) throw DamagedFile("a weight is not finite");
   }
   char end[8];
   file.get(end, sizeof end);

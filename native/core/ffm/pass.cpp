@@ -137,7 +137,10 @@ void FfmPass::logits(const FfmWeights& weights, size_t count, float* out, bool s
   float direct[kBatch];
   const size_t from = context_ ? context_->whole() : 0, n = padded(l_.inputs + 1, kLanes) - from;
   const float* sums = from ? context_->sums.data() : nullptr;
-  for (size_t b = 0; b < count; ++b) direct[b] = s_.residual || !deep ? k_.sum(sums, input(b) + from, n) : 0.0f;
+  for (size_t b = 0; b < count; ++b) {
+    direct[b] = k_.sum(sums, input(b) + from, n);
+    if (deep && !s_.residual) direct[b] *= 0.0f;  // NaN of an input must not end in a ReLU
+  }
   if (deep) run_layers(weights, count, out, sparse);
   for (size_t b = 0; b < count; ++b) out[b] = (deep ? direct[b] + out[b] : direct[b]) + weights.dense[0];
 }

@@ -21,6 +21,9 @@ from ctrbox.models.mlp import MLP, activation, linear
 from ctrbox.models.one_row import stands_for_all
 
 
+MOST_NUMBERS = 1 << 12  # of a unit's matrix, dim times width, where a history is worked out ahead
+
+
 class LocalActivation(nn.Module):
     """target (rows, dim), history (rows, longest, dim) padded, lengths (rows,) → (rows, dim)."""
 
@@ -104,10 +107,10 @@ class OneHistory:
 
     @staticmethod
     def fits(units: Sequence[LocalActivation], items: torch.Tensor) -> bool:
-        here = items.device.type == "cpu" and items.dtype == torch.float32
-        return here and all(
-            isinstance(u.between, nn.PReLU) and not u.softmax and len(u.score.layers) == 1 for u in units
-        )
+        here = items.device.type == "cpu" and not torch.is_grad_enabled()
+        plain = all(isinstance(u.between, nn.PReLU) and not u.softmax and len(u.score.layers) == 1 for u in units)
+        floats = {items.dtype, *(u.of_item.weight.dtype for u in units)} == {torch.float32}
+        return here and plain and floats and max(u.of_item.weight.numel() for u in units) <= MOST_NUMBERS
 
     def __call__(self, *targets: torch.Tensor) -> torch.Tensor:
         """Targets (rows, dim), one a unit → (rows, dim of all), side by side."""

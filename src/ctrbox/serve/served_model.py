@@ -88,7 +88,7 @@ class ServedModel:
             met = CachedContext(part, scorer.context(part.batch, own))
         batch = self.split.candidates(met.part, request.candidates)
         scores, missing = scorer.score(met.part.batch, met.found, batch, own)
-        if not own and met.counted != len(met.found.kept):
+        if not own and met.counted != len(met.found.kept) and self.live is live:
             met.counted = len(met.found.kept)
             self.cache.put(key, met, len(request.key) + OBJECTS + keys_bytes(met.part.batch) + met.found.bytes)
         if missing or ran:
