@@ -20,7 +20,6 @@ from ctrbox.models.asked import sizes
 from ctrbox.models.mlp import MLP, activation, linear
 from ctrbox.models.one_row import stands_for_all
 
-
 MOST_NUMBERS = 1 << 12  # of a unit's matrix, dim times width, where a history is worked out ahead
 
 
