@@ -30,7 +30,8 @@ class Paused(cb.models.DeepFM):
         if self.training:
             self.steps += 1
             number = len(list(self.folder.glob("gone-on-*")))
-            if number < len(self.stops) and self.steps >= self.stops[number]:
+            # Not from that step on: who comes late to a stop that is over must not take it for the next one.
+            if number < len(self.stops) and self.steps == self.stops[number]:
                 (self.folder / f"waits-{number}").touch()
                 gone_on, until = self.folder / f"gone-on-{number}", time.monotonic() + PATIENCE
                 while not gone_on.exists() and time.monotonic() < until:
