@@ -3,7 +3,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 

@@ -1,30 +1,18 @@
 #include "core/attention.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace cb {
 
-namespace {
-
-// Rows of n floats, `step` apart from each other.
-void padded_rows(const float* from, size_t rows, size_t n, float* to, size_t step) {
-  for (size_t r = 0; r < rows; ++r) std::copy_n(from + r * n, n, to + r * step);
-}
-
-size_t whole_lanes(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
-
-}  // namespace
-
 HistoryAttention::HistoryAttention(size_t items, size_t dim, size_t width, const float* maps, const float* fixed,
                                    const float* above, const float* below, const float* vectors, float bias) {
-  const size_t wide = whole_lanes(width), step = whole_lanes(dim);
+  const size_t wide = padded(width, kLanes), step = padded(dim, kLanes);
   memory_.resize(items * (dim + 1) * wide + 2 * wide + items * step);  // zeros: padding adds nothing
   float* at = memory_.data();
   auto place = [&](const float* from, size_t rows, size_t n, size_t to) {
-    float* begin = at;
-    padded_rows(from, rows, n, begin, to);
-    at += rows * to;
-    return begin;
+    for (size_t r = 0; r < rows; ++r) std::copy_n(from + r * n, n, at + r * to);
+    return std::exchange(at, at + rows * to);
   };
   unit_.items = items;
   unit_.dim = dim;
@@ -41,9 +29,9 @@ HistoryAttention::HistoryAttention(size_t items, size_t dim, size_t width, const
 void HistoryAttention::attend(const float* targets, size_t target_step, size_t rows, float* out, size_t out_step,
                               const FfmKernels& kernels) const {
   std::vector<float> room(4 * unit_.items + rows * unit_.step);
-  float* padded = room.data() + 4 * unit_.items;
-  kernels.attend(unit_, targets, target_step, rows, room.data(), padded);
-  for (size_t r = 0; r < rows; ++r) std::copy_n(padded + r * unit_.step, unit_.dim, out + r * out_step);
+  float* wide = room.data() + 4 * unit_.items;
+  kernels.attend(unit_, targets, target_step, rows, room.data(), wide);
+  for (size_t r = 0; r < rows; ++r) std::copy_n(wide + r * unit_.step, unit_.dim, out + r * out_step);
 }
 
 }  // namespace cb

@@ -1,7 +1,6 @@
 // An attention over one history, ready for the targets of a request: kernels.h, Attention. Weights are padded once.
 #pragma once
 #include <cstddef>
-#include <span>
 #include <vector>
 
 #include "core/ffm/kernels.h"

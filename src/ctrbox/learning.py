@@ -317,7 +317,7 @@ def evaluate(
 
 
 def views_of(asked: list[str] | None, data: str | None) -> dict[str, str]:
-    found = pairs_of("--view", asked)
+    found = pairs_of("--view", asked, "users=tomorrow/users")
     if found and data is None:
         raise Mistake("--view goes with another log; name it: ctrbox evaluate RUN DATA --view NAME=DATA")
     return found

@@ -14,6 +14,7 @@ WORDS = (
     (re.compile(r"load\(…, views=\{'([^']*)': …\}\)"), r"--view \1=PATH"),
     (re.compile(r"cb\.Run\.load\(…, servers=\{'([^']*)': cb\.ModelServer\(…\)\}\)"), r"--server \1=PATH"),
     (re.compile(r"cb\.Plan\.load\(…, allow_operators=True\)"), "--allow-operators"),
+    (re.compile(r"\bservers= is for"), "--server is for"),
     (re.compile(r"overwrite=True"), "--overwrite"),
     (re.compile(r"resume=True"), "--resume"),
     (re.compile(r"\bout=(?=[,;]|$)"), "--out"),
@@ -35,12 +36,12 @@ def in_words_of_options() -> Iterator[None]:
         raise Mistake(told) from error
 
 
-def pairs_of(option: str, given: Sequence[str] | None) -> dict[str, str]:
+def pairs_of(option: str, given: Sequence[str] | None, example: str) -> dict[str, str]:
     """["users=tomorrow/users"] → {"users": "tomorrow/users"}."""
     found = {}
     for text in given or []:
         name, equals, path = text.partition("=")
         if not name or not equals or not path:
-            raise Mistake(f"{option} {text}: expected NAME=PATH, such as {option} users=tomorrow/users")
+            raise Mistake(f"{option} {text}: expected NAME=PATH, such as {option} {example}")
         found[name] = path
     return found

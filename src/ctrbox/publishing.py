@@ -211,7 +211,7 @@ def whole(published: Any, model: Path, servers: list[str]) -> Any:
     """The run of a folder, where all of it is to be published; else the path as it is."""
     from ctrbox.publish.sources import CLICK_MODEL
 
-    files = pairs_of("--server", servers)
+    files = pairs_of("--server", servers, "ad_image=images.ctrvec")
     current = published.current
     if not (model / "config.json").is_file():
         if files:

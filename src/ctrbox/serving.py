@@ -72,6 +72,10 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME=PATH", help="Other data for a view of the plan.", show_default=False),
     ] = None,
+    servers: Annotated[
+        list[str] | None,
+        typer.Option("--server", metavar="FIELD=PATH", help="Vectors of a run's Model Server.", show_default=False),
+    ] = None,
     allow_operators: Annotated[
         bool, typer.Option("--allow-operators", help="Import (run) the modules of the plan's own operators.")
     ] = False,
@@ -111,7 +115,8 @@ def serve(
         threads=threads,
         http=http,
         limits=limits,
-        views=pairs_of("--view", view),
+        views=pairs_of("--view", view, "users=tomorrow/users"),
+        servers=pairs_of("--server", servers, "ad_image=images.ctrvec"),
         allow_operators=allow_operators,
     )
     try:

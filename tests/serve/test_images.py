@@ -511,6 +511,18 @@ def test_a_run_folder_is_pushed_with_its_vector_file(world: ImageWorld, tmp_path
     assert folder.published.current is not None
     assert folder.published.current.number == 2
 
+    # The run's own folder, served as it is: its vectors are in no file of its own.
+    body, rows = world.request(0, 4)
+    served = open_served(ModelFolder.open(out), servers={"ad_image": str(world.file)})
+    scores = served.score(served.reader.from_json(orjson.dumps(body)))[0]
+    assert np.abs(np.asarray(scores, np.float32) - run.predict(rows)).max() < 1e-6
+    with pytest.raises(PlanError, match=r"give one, with its data: cb\.Run\.load"):
+        open_served(ModelFolder.open(out))
+    with pytest.raises(PlanError, match=r"no vectors of 'ad_imag' .*nearest: 'ad_image'"):
+        open_served(ModelFolder.open(out), servers={"ad_imag": str(world.file)})
+    with pytest.raises(PlanError, match="was published with its vectors"):
+        open_served(folder, servers={"ad_image": str(world.file)})
+
 
 def test_a_model_server_is_published_like_a_table(world: ImageWorld, tmp_path: Path) -> None:
     server = next(s.embedder for s in world.run.learner.sources if isinstance(s.embedder, cb.ModelServer))

@@ -21,6 +21,8 @@ inline constexpr size_t kChunk = 4;   // floats of a chunk: latent vectors are p
 inline constexpr size_t kAcross = 4;  // examples that go through a layer at once
 inline constexpr size_t kBeside = 8;  // neurons side by side: a layer's are padded to whole ones where turned round
 
+inline size_t padded(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
 // Adagrad: a += g²; w -= rate · g · a^-power_t. `rate` holds the factor that the inverse root leaves to it.
 struct AdagradRates {
   AdagradRates(float given, float power);

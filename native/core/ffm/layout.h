@@ -50,8 +50,6 @@ inline constexpr uint32_t kMostFields = 512, kMostK = 64, kMostBits = 36, kMostL
 
 inline constexpr size_t kBehind = 4;  // latent vectors that the kernel of pairs may read behind the last row
 
-inline size_t padded(size_t n, size_t to) { return (n + to - 1) / to * to; }
-
 struct FfmLayout {
   explicit FfmLayout(const FfmSettings& s, bool learns = true)
       : ffm(s.ffm),

@@ -174,7 +174,7 @@ class PublishedVectors(PublishedTable):
 
         ``own``: vectors of objects that came with the request, which count before those that came with others.
         """
-        found, lost = self._rows.find(keys)
+        found, lost = self.found(keys)
         if not lost.size:
             return found, NOBODY, NOBODY
         without = []

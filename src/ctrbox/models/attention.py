@@ -20,7 +20,9 @@ from ctrbox.models.asked import sizes
 from ctrbox.models.mlp import MLP, activation, linear
 from ctrbox.models.one_row import stands_for_all
 
-MOST_NUMBERS = 1 << 12  # of a unit's matrix, dim times width, where a history is worked out ahead
+MOST_NUMBERS = (
+    1 << 12
+)  # dim times width of a unit: so many are kept of every item of a history that is worked out ahead
 
 
 class LocalActivation(nn.Module):

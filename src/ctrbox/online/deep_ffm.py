@@ -104,7 +104,7 @@ class DeepFFM:
             raise PlanError(f"DeepFFM: {wrong}")
         check_memory(given)
         self._native = _native.DeepFfm(given)
-        self.text = False  # whether it learned from text here: keys of text are not those of a plan
+        self.learned_from_text = False  # here, not before it was saved: keys of text are not those of a plan
         self.learned = 0
         self.progress = Progress()
 
@@ -132,7 +132,7 @@ class DeepFFM:
         for examples in self._examples(source):
             if examples.unlabelled:
                 raise DataError(f"{examples.unlabelled:,} of {examples.rows:,} examples have no label to learn from")
-            self.text |= isinstance(source, ExampleCache | ExampleText)
+            self.learned_from_text |= isinstance(source, ExampleCache | ExampleText)
             predictions, broken = self._native.learn(examples, threads, sparse_updates)
             if broken >= 0:
                 raise TrainError(
@@ -209,7 +209,7 @@ class DeepFFM:
             raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
         self = cls.__new__(cls)
         self.fields, self.learned, self.progress = fields, learned, Progress()
-        self._native, self.text = found, False
+        self._native, self.learned_from_text = found, False
         return self
 
     def published(self) -> Weights:

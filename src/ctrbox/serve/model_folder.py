@@ -137,7 +137,7 @@ def create(
         if engine.learner.schema.fingerprint != plan.schema.fingerprint:
             raise PlanError(other_plan(engine.learner.schema.fingerprint, plan.schema.fingerprint))
     else:
-        if engine.text:
+        if engine.learned_from_text:
             raise PlanError(
                 "this engine learned from text, where a feature's key is of its words; a plan makes other keys of the same "
                 "values, so its scores would be chance. Learn from the plan: engine.learn(plan)"

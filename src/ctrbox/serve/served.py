@@ -19,7 +19,7 @@ from ctrbox import _native
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
-from ctrbox.errors import DataError, nearest
+from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.online.deep_ffm import DeepFFM
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.cache import ContextCache
@@ -233,16 +233,22 @@ def open_served(
     folder: ModelFolder,
     *,
     views: Mapping[str, Any] | None = None,
+    servers: Mapping[str, str] | None = None,
     allow_operators: bool = False,
     cache_bytes: int = 256 << 20,
     most_candidates: int = 1000,
 ) -> ServedFfm | ServedModel | ServedRun:
-    """The model of a folder, ready to score."""
+    """The model of a folder, ready to score. ``servers``: vector files of a run's Model Servers, by field."""
     if folder.kind == RUN:
-        from ctrbox.train.run import Run
+        from ctrbox.train.run import Run, servers_of
 
-        run = Run.load(folder.folder, views=dict(views or {}), allow_operators=allow_operators)
+        data = servers_of(folder.folder, servers or {})
+        run = Run.load(folder.folder, views=dict(views or {}), servers=data, allow_operators=allow_operators)
         return ServedRun(run, most_candidates=most_candidates)
+    if servers:
+        raise PlanError(
+            f"servers= is for the folder of a run; {folder.folder} was published with its vectors, leave it out"
+        )
     plan = folder.plan(views, allow_operators=allow_operators)
     version = folder.published.current
     if folder.kind == CLICK_MODEL:

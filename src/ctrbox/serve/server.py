@@ -60,6 +60,7 @@ class Settings:
     http: str = "httptools"
     limits: Limits = field(default_factory=Limits)
     views: Mapping[str, Any] = field(default_factory=dict)
+    servers: Mapping[str, str] = field(default_factory=dict)  # vector files of a run's Model Servers, by field
     allow_operators: bool = False
 
 
@@ -121,6 +122,7 @@ class Server:
         served = open_served(
             found,
             views=settings.views,
+            servers=settings.servers,
             allow_operators=settings.allow_operators,
             cache_bytes=limits.cache_bytes,
             most_candidates=limits.candidates,

@@ -19,7 +19,7 @@ from ctrbox.embed.server_file import is_server, read_server
 from ctrbox.embed.sparse import SparseTable
 from ctrbox.embed.submodels import OTHER, kind_of_shapes, unfilled
 from ctrbox.engines.plan import Plan
-from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.errors import DataError, PlanError, SourceError, nearest
 from ctrbox.publish.weights import Weights
 from ctrbox.train.checkpoint import read_dense, read_state
 from ctrbox.train.evaluation import score_plan, scored
@@ -248,7 +248,10 @@ def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str,
         found[mine[0]] = ModelServer(files[mine[0]], unfilled(kind, shapes).to_empty(device="cpu"))
     for name in files:
         if name not in found:
-            raise PlanError(f"{place} computes no vectors of {name!r} with a Model Server of its own; leave it out")
+            known = [field for fields in tables or [] for field in fields]
+            raise PlanError(
+                f"{place} computes no vectors of {name!r} with a Model Server of its own{nearest(name, known)}; leave it out"
+            )
     return found
 
 
