@@ -39,7 +39,8 @@ DAYS = 28  # of clicks before the log
 RECENT = 14
 DWELL = 15.0  # seconds that tell an interest from an accident
 ACCIDENTS = 0.4
-MEAN_CLICKS, MOST_CLICKS = 160, 400  # 66 of 160 tell the taste; the paper's users have 200, and it keeps 33
+MEAN_CLICKS, MOST_CLICKS = 160, 400  # 68 of 160 tell the taste; the paper's users have 200, and it keeps 33
+EVEN = 4  # negative binomial's shape: a standard deviation of half the mean, so that a sum of clicks tells more than their number
 CHOICES = 8  # ads of which a user clicks the one most to the taste
 SHARED = 0.5  # of the interests have the taste of the user, the others one of their own
 LIKING = 2.0  # weight of the taste in that choice, beside a Gumbel
@@ -127,7 +128,7 @@ class Visual:
     def behaviours(self, world: World, first: int, last: int) -> Behaviours:
         """What the users first … last clicked before the log begins."""
         rng = _stream(self.seed, 23, first)
-        count = np.minimum(rng.geometric(1 / MEAN_CLICKS, last - first) - 1, MOST_CLICKS)
+        count = np.minimum(rng.negative_binomial(EVEN, EVEN / (EVEN + MEAN_CLICKS), last - first), MOST_CLICKS)
         user = np.repeat(np.arange(first, last), count)
         n = len(user)
         # More of them lately: half within the last ten days.
