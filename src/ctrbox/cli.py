@@ -62,6 +62,21 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB.PY", help="Python file tha
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
+def ended_with_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def before_every_verb(
+    _: Annotated[
+        bool, typer.Option("--version", callback=ended_with_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 # ---- verbs ---------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,10 @@ OtherViews = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=DATA", help="Other data for a joined or merged view; may be given again."),
 ]
+Servers = Annotated[
+    list[str] | None,
+    typer.Option("--server", metavar="FIELD=PATH", help="Vector file of a run's Model Server; may be given again."),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Worker threads; all cores unless told.")]
 Ram = Annotated[
     str | None,
@@ -281,6 +285,7 @@ Examples:
   ctrbox evaluate runs/job                     on the rows that the run held back
   ctrbox evaluate runs/job data/tomorrow       on another log with labels
   ctrbox evaluate runs/job tomorrow/impressions --view basic=tomorrow/basic
+  ctrbox evaluate runs/images --server ad_image=images.ctrvec
 """
 
 
@@ -291,6 +296,7 @@ def evaluate(
         typer.Argument(metavar="[DATA]", help="Another log with labels: a path or glob.", show_default=False),
     ] = None,
     view: OtherViews = None,
+    server: Servers = None,
     job: OwnJob = None,
     threads: Threads = None,
     ram: Ram = None,
@@ -299,7 +305,7 @@ def evaluate(
     """Measure a trained model on a log with labels."""
     from ctrbox.train.sealed import tidy
 
-    loaded = load_run(run, job, threads, ram)
+    loaded = load_run(run, job, threads, ram, server)
     started = time.perf_counter()
     with meter("evaluating"), blaming(job), reading(data):
         found = loaded.evaluate(data, views=views_of(view, data))
@@ -323,19 +329,27 @@ def views_of(asked: list[str] | None, data: str | None) -> dict[str, str]:
     return found
 
 
-def load_run(folder: Path, job: Path | None, threads: int | None, ram: str | None = None) -> Any:
+def load_run(
+    folder: Path, job: Path | None, threads: int | None, ram: str | None = None, server: list[str] | None = None
+) -> Any:
     """A finished run; with a job, the model of the job's class and the job's operators."""
     if not folder.is_dir():
         near = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))[:5]
         raise Mistake(f"there is no run folder {folder}" + (f"; here are: {', '.join(near)}" if near else ""))
     own = None if job is None else load_job(job)
-    from ctrbox.train.run import Run, other_plan, trained_with
+    from ctrbox.train.run import Run, other_plan, servers_of, trained_with
 
     if own is not None and own.plan.fingerprint != trained_with(folder):
         raise Mistake(f"{job} is not the job of {folder}: {other_plan(trained_with(folder), own.plan.fingerprint)}")
+    files = pairs_of("--server", server, "ad_image=images.ctrvec")
+    model = None if own is None else own.model
     try:
-        run = Run.load(folder, model=None if own is None else own.model, allow_operators=own is not None, ram=ram)
+        servers = servers_of(folder, files) if files else {}
+        run = Run.load(folder, model=model, allow_operators=own is not None, ram=ram, servers=servers)
     except PlanError as error:
+        if "servers=" in str(error):
+            with in_words_of_options():
+                raise
         if own is not None or not ("cb.Run.load" in str(error) or "allow_operators" in str(error)):
             raise
         raise Mistake(f"{str(error).split(';')[0]}; name the job that has it: --job JOB.PY") from error
@@ -375,6 +389,7 @@ def predict(
         ),
     ],
     view: OtherViews = None,
+    server: Servers = None,
     job: OwnJob = None,
     threads: Threads = None,
     ram: Ram = None,
@@ -382,7 +397,7 @@ def predict(
 ) -> None:
     """Probabilities of a click for every row of a log that the plan's filters keep."""
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
-    loaded = load_run(run, job, threads, ram)
+    loaded = load_run(run, job, threads, ram, server)
     started = time.perf_counter()
     rows = 0
     with meter("predicting") as tick, sink(output, lambda part: part, lambda: keyed(loaded, None, None)) as write:

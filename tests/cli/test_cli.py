@@ -93,6 +93,7 @@ def test_unknown_command_suggests_the_nearest(tmp_path: Path) -> None:
 
 def test_version_is_data(tmp_path: Path) -> None:
     assert ctrbox("version", cwd=tmp_path).stdout.startswith("ctrbox ")
+    assert ctrbox("--version", cwd=tmp_path).stdout == ctrbox("version", cwd=tmp_path).stdout
     assert json.loads(ctrbox("version", "--json", cwd=tmp_path).stdout)["ctrbox"]
 
 

@@ -243,7 +243,8 @@ def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str,
         kind = kind_of_shapes(shapes)
         if kind == OTHER:
             raise PlanError(
-                f"the sub-model of {mine[0]!r} is none of ours; publish from Python: published.publish(run)"
+                f"the sub-model of {mine[0]!r} is none of ours, so that a file of vectors does not suffice; from Python: "
+                f"cb.Run.load(folder, servers={{{mine[0]!r}: cb.ModelServer(path, submodel)}})"
             )
         found[mine[0]] = ModelServer(files[mine[0]], unfilled(kind, shapes).to_empty(device="cpu"))
     for name in files:
