@@ -21,7 +21,7 @@ from ctrbox.demo import best_auc, demo_job, generate
 from ctrbox.ended import Done, finish
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.job import Job, blaming, load_job
-from ctrbox.options import in_words_of_options, pairs_of
+from ctrbox.options import Servers, in_words_of_options, pairs_of, vector_files
 from ctrbox.output import check_output, sink
 from ctrbox.terminal import Mistake, Stopped, hint, meter, say, say_json, stopped_with, tell, utf8, written_aside
 
@@ -42,10 +42,6 @@ OwnJob = Annotated[
 OtherViews = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=DATA", help="Other data for a joined or merged view; may be given again."),
-]
-Servers = Annotated[
-    list[str] | None,
-    typer.Option("--server", metavar="FIELD=PATH", help="Vector file of a run's Model Server; may be given again."),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Worker threads; all cores unless told.")]
 Ram = Annotated[
@@ -341,7 +337,7 @@ def load_run(
 
     if own is not None and own.plan.fingerprint != trained_with(folder):
         raise Mistake(f"{job} is not the job of {folder}: {other_plan(trained_with(folder), own.plan.fingerprint)}")
-    files = pairs_of("--server", server, "ad_image=images.ctrvec")
+    files = vector_files(server)
     model = None if own is None else own.model
     try:
         servers = servers_of(folder, files) if files else {}

@@ -1,10 +1,13 @@
-"""What options of several verbs have in common: pairs NAME=PATH, and errors in the words of a command line."""
+"""What options of several verbs share: pairs NAME=PATH, --server among them, and errors in the words of a command line."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+import typer
 
 from ctrbox.errors import CtrboxError
 from ctrbox.terminal import Mistake
@@ -20,6 +23,16 @@ WORDS = (
     (re.compile(r"\bout=(?=[,;]|$)"), "--out"),
     (re.compile(r"\bout="), "--out "),
 )
+
+Servers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--server",
+        metavar="FIELD=PATH",
+        help="Vector file of a run's Model Server; may be given again.",
+        show_default=False,
+    ),
+]
 
 
 @contextlib.contextmanager
@@ -45,3 +58,8 @@ def pairs_of(option: str, given: Sequence[str] | None, example: str) -> dict[str
             raise Mistake(f"{option} {text}: expected NAME=PATH, such as {option} {example}")
         found[name] = path
     return found
+
+
+def vector_files(given: Sequence[str] | None) -> dict[str, str]:
+    """By field, as `Servers` gives them."""
+    return pairs_of("--server", given, "ad_image=images.ctrvec")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ctrbox.options import in_words_of_options, pairs_of
+from ctrbox.options import Servers, in_words_of_options, vector_files
 from ctrbox.terminal import Mistake, hint, say, say_json, tell
 
 app = typer.Typer(
@@ -188,14 +188,7 @@ def push(
     folder: Folder,
     model: ModelFile,
     note: Note = "",
-    server: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIELD=PATH",
-            help="Vector file of a run's Model Server: its vectors are computed and published.",
-            show_default=False,
-        ),
-    ] = None,
+    server: Servers = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a model as the next version of a folder; a run whole, where it has Model Servers or the folder holds whole runs."""
@@ -211,7 +204,7 @@ def whole(published: Any, model: Path, servers: list[str]) -> Any:
     """The run of a folder, where all of it is to be published; else the path as it is."""
     from ctrbox.publish.sources import CLICK_MODEL
 
-    files = pairs_of("--server", servers, "ad_image=images.ctrvec")
+    files = vector_files(servers)
     current = published.current
     if not (model / "config.json").is_file():
         if files:

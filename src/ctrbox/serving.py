@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ctrbox.options import in_words_of_options, pairs_of
+from ctrbox.options import Servers, in_words_of_options, pairs_of, vector_files
 from ctrbox.terminal import Mistake, hint, say_json, tell
 
 MOST_BODY = 256 << 20  # what all bodies together may take
@@ -72,10 +72,7 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME=PATH", help="Other data for a view of the plan.", show_default=False),
     ] = None,
-    servers: Annotated[
-        list[str] | None,
-        typer.Option("--server", metavar="FIELD=PATH", help="Vectors of a run's Model Server.", show_default=False),
-    ] = None,
+    servers: Servers = None,
     allow_operators: Annotated[
         bool, typer.Option("--allow-operators", help="Import (run) the modules of the plan's own operators.")
     ] = False,
@@ -116,7 +113,7 @@ def serve(
         http=http,
         limits=limits,
         views=pairs_of("--view", view, "users=tomorrow/users"),
-        servers=pairs_of("--server", servers, "ad_image=images.ctrvec"),
+        servers=vector_files(servers),
         allow_operators=allow_operators,
     )
     try:
