@@ -168,7 +168,9 @@ def __getattr__(name: str) -> Any:
         return value
     if name in FOLDERS:
         return import_module(f"ctrbox.{name}")
-    raise AttributeError(f"module 'ctrbox' has no attribute {name!r}")
+    from ctrbox.errors import nearest
+
+    raise AttributeError(f"module 'ctrbox' has no attribute {name!r}{nearest(name, __dir__())}", name=name)
 
 
 def __dir__() -> list[str]:

@@ -43,6 +43,8 @@ def test_what_is_there_is_not_written_over(world: World, tmp_path: Path) -> None
     other = cb.DeepFFM(["user", "adversary"], bits=10)
     with pytest.raises(PlanError, match="'adversary' is no feature of the plan"):
         create(tmp_path / "model", world.plan, other, context=CONTEXT)
+    with pytest.raises(PlanError, match=r"the plan that cb\.compile made, got NoneType"):
+        create(tmp_path / "model", None, world.engine, context=CONTEXT)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 

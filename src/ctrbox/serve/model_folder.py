@@ -122,6 +122,8 @@ def create(
     place = Path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise WriteError(f"{place} exists and is not empty; publish to {place / WEIGHTS}, or choose another folder")
+    if not isinstance(plan, Plan):
+        raise PlanError(f"create takes the plan that cb.compile made, got {type(plan).__name__}")
     schema = plan.log.source.schema
     if isinstance(context, str):
         raise PlanError(f"context= takes column names in a list, got {context!r}")
