@@ -13,12 +13,14 @@ once: images a row and images embedded a second are printed beside it, for a mac
 --pin: W workers with W servers, and Ray itself, have W · cores cores and no more: what a machine that is W times as large gives.
 Worker and server then share a core at every W, as they share machines in the paper. Counts that do not fit are left out.
 
---gang: without Ray, for machines that have none: workers are processes with a table each, and only dense gradients travel
-(torch.distributed, gloo), which bounds what any sharing of tables can reach.
+--gang: without Ray, for machines that have none: workers are processes with a table and a Model Server each, and only the
+gradients of the click model and of the sub-model travel (torch.distributed, gloo), which bounds what any sharing of tables can
+reach. A worker embeds the images of its own rows, so that their number a row does not fall with more workers.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -77,11 +79,12 @@ def model_of(plan: cb.Plan, job: str) -> Any:
     return cb.models.DeepFM(plan.schema, DIM[job]) if job == "ids" else cb.models.DICM(plan.schema, DIM[job], **IMAGES)
 
 
-def embedders_of(folder: Path, job: str) -> Any:
+def embedders_of(folder: Path, job: str, threads: int | None = None, **of_server: Any) -> Any:
+    ids = cb.MemoryTable(DIM[job], threads=threads)
     if job == "ids":
-        return cb.MemoryTable(DIM[job])
-    server = cb.ModelServer(folder / "images.ctrvec", dim=DIM[job])
-    return {"*": cb.MemoryTable(DIM[job]), **dict.fromkeys(IMAGES, server)}
+        return ids
+    server = cb.ModelServer(folder / "images.ctrvec", dim=DIM[job], **of_server)
+    return {"*": ids, **dict.fromkeys(IMAGES, server)}
 
 
 def on_ray(folder: Path, workers: int, servers: int, cores: int, rows: int, job: str) -> dict[str, float]:
@@ -124,13 +127,13 @@ def pinned(folder: Path, workers: int, cores: int, rows: int, job: str) -> dict[
         os.sched_setaffinity(0, allowed)
 
 
-def in_gang(folder: Path, workers: int, cores: int, rows: int) -> dict[str, float]:
+def in_gang(folder: Path, workers: int, cores: int, job: str) -> dict[str, float]:
     """Processes of this file, each with its part; worker 0 tells what it measured."""
     address = f"127.0.0.1:{free_port()}"
     asked = [sys.executable, "-m", "benchmarks.cluster", "--member"]
     told = [
         subprocess.Popen(
-            [*asked, json.dumps([str(folder), k, workers, cores, address])],
+            [*asked, json.dumps([str(folder), k, workers, cores, address, job])],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": str(cores)},
@@ -150,14 +153,15 @@ def member(asked: str) -> None:
     from ctrbox.train.learner import Learner
     from ctrbox.train.together import ALONE, Gang, Together
 
-    folder, part, of, cores, address = json.loads(asked)
+    folder, part, of, cores, address, job = json.loads(asked)
     torch.set_num_threads(cores)
-    plan = plan_of(Path(folder), cores, "ids")
+    plan = plan_of(Path(folder), cores, job)
     together: Together = ALONE if of == 1 else Gang(part, of, address, "127.0.0.1")
-    tables = cb.MemoryTable(DIM["ids"], threads=cores)
-    learner = Learner(model_of(plan, "ids"), plan.schema, tables, torch.optim.Adam, threads=cores, together=together)
+    model = model_of(plan, job)
+    tables = embedders_of(Path(folder), job, cores, synchronise=lambda weights: together.add_up(weights, 1.0))
+    learner = Learner(model, plan.schema, tables, torch.optim.Adam, threads=cores, together=together)
     began, seen = 0.0, 0
-    for step, (batch, _, rows) in enumerate(plan.parts(BATCH["ids"] * of, part, of, stop=round(plan.rows * 0.9))):
+    for step, (batch, _, rows) in enumerate(plan.parts(BATCH[job] * of, part, of, stop=round(plan.rows * 0.9))):
         if step == 3:  # all have begun
             together.sums([0.0])
             began, seen = time.perf_counter(), 0
@@ -168,7 +172,8 @@ def member(asked: str) -> None:
             learner.learn_part(looked, 1.0, ())
         seen += rows
     together.sums([0.0])
-    print(json.dumps({"rows_per_second": seen / (time.perf_counter() - began), "steps": step + 1}))
+    facts = {"rows_per_second": seen / (time.perf_counter() - began), "steps": step + 1}
+    print(json.dumps({**facts, "images": images_a_row(plan, BATCH[job]) if job == "dicm" else 0.0}))
 
 
 def free_port() -> int:
@@ -188,14 +193,14 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--pin", action="store_true", help="as many cores as workers ask for, and no more")
-    parser.add_argument("--gang", action="store_true", help="ids without Ray, through torch.distributed alone")
+    parser.add_argument("--gang", action="store_true", help="without Ray, through torch.distributed alone")
     parser.add_argument("--quick", action="store_true", help="fewer rows, on 1 and 2 workers")
-    parser.add_argument("--member", help=report.argparse.SUPPRESS)
+    parser.add_argument("--member", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.member:
         member(asked.member)
         return
-    job = "ids" if asked.gang else asked.job
+    job = asked.job
     rows = asked.rows or ROWS[job] // (6 if asked.quick else 1)
     counts = [1, 2] if asked.quick else [int(w) for w in asked.workers.split(",")]
     if asked.pin:
@@ -208,7 +213,7 @@ def main() -> None:
         make_log(folder, rows, job)
         for workers in counts:
             if asked.gang:
-                found[workers] = in_gang(folder, workers, asked.cores, rows)
+                found[workers] = in_gang(folder, workers, asked.cores, job)
             elif asked.pin:
                 found[workers] = pinned(folder, workers, asked.cores, rows, job)
             else:
