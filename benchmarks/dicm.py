@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -162,7 +163,10 @@ def main() -> None:
     seeds = range(FIRST, FIRST + (2 if asked.quick else asked.seeds))
 
     def scores(one: tuple[str, int]) -> dict[str, float]:
-        return fresh("benchmarks.dicm", "--model", one[0], "--seed", str(one[1]), "--rows", str(rows))
+        name, seed = one
+        answer = fresh("benchmarks.dicm", "--model", name, "--seed", str(seed), "--rows", str(rows))
+        print(f"world {seed}, {name}: GAUC {answer['gauc']:.5f}, AUC {answer['auc']:.5f}", file=sys.stderr, flush=True)
+        return answer
 
     # Those of two trainings first, so that none of them is left for the end.
     pairs = [(n, seed) for n in sorted(names, key=lambda n: n not in ("partial", "full")) for seed in seeds]
