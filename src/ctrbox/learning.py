@@ -306,6 +306,7 @@ def evaluate(
     with meter("evaluating"), blaming(job), reading(data):
         found = loaded.evaluate(data, views=views_of(view, data))
     seconds = time.perf_counter() - started
+    tell_of_servers(loaded)
     if as_json:
         say_json(**tidy({**found, "seconds": seconds, "run": str(run), "data": data}))
     else:
@@ -315,7 +316,8 @@ def evaluate(
     tell(f"scored {found['rows']:,.0f} rows in {seconds:.1f} s ({found['rows'] / max(seconds, 1e-9):,.0f} rows/s)")
     if data is None:
         tell("these are the rows that the run held back for validation")
-    hint(f"ctrbox predict {shlex.quote(str(run))} {shlex.quote(data or 'DATA')} -o predictions.parquet")
+    with_servers = "".join(f" --server {shlex.quote(text)}" for text in server or [])
+    hint(f"ctrbox predict {shlex.quote(str(run))} {shlex.quote(data or 'DATA')} -o predictions.parquet{with_servers}")
 
 
 def views_of(asked: list[str] | None, data: str | None) -> dict[str, str]:
@@ -352,6 +354,19 @@ def load_run(
     if threads is not None:
         run.plan.threads = run.learner.threads = threads
     return run
+
+
+def tell_of_servers(run: Any) -> None:
+    """A file of other objects gives zeros, and scores that look like scores."""
+    from ctrbox.embed.model_server import ModelServer
+
+    for source in run.learner.sources:
+        if isinstance(source.embedder, ModelServer):
+            counts = source.embedder.stats()
+            if counts["keys"] and not counts["computed"]:
+                tell(
+                    f"warning: no object of {source.fields[0]!r} has a row in {source.embedder.data.path}: all were zeros"
+                )
 
 
 @contextlib.contextmanager
@@ -403,6 +418,7 @@ def predict(
                 rows += part.num_rows
                 tick(rows)
     seconds = time.perf_counter() - started
+    tell_of_servers(loaded)
     if as_json:
         say_json(rows=rows, seconds=seconds, rows_per_second=rows / seconds, output=output, run=str(run), data=data)
     where = "" if output == "-" else f" to {output}"

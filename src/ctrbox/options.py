@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,12 +52,15 @@ def in_words_of_options() -> Iterator[None]:
 
 def pairs_of(option: str, given: Sequence[str] | None, example: str) -> dict[str, str]:
     """["users=tomorrow/users"] → {"users": "tomorrow/users"}."""
-    found = {}
+    found: dict[str, str] = {}
     for text in given or []:
         name, equals, path = text.partition("=")
         if not name or not equals or not path:
             raise Mistake(f"{option} {text}: expected NAME=PATH, such as {option} {example}")
-        found[name] = path
+        if name in found:
+            raise Mistake(f"{option} {name}=… is given twice: {found[name]} and {path}; leave one out")
+        # A shell leaves the ~ behind a = as it is.
+        found[name] = str(Path(path).expanduser()) if path.startswith("~") else path
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,21 @@ def check_output(output: str, endings: tuple[str, ...], as_json: bool) -> None:
         known = f"{', '.join(endings[:-1])} or {endings[-1]}"
         raise Mistake(f"-o {output}: the name must end in {known}, or be - for stdout")
     utf8(Path(output))
+
+
+@contextlib.contextmanager
+def writing(output: str) -> Iterator[None]:
+    """A write that fails is the output's, whatever was being read meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CtrboxError):
+            raise
+        # By its number: the text may name the file that is written aside.
+        why = os.strerror(error.errno) if error.errno else error.strerror or error
+        raise Mistake(
+            f"cannot write to stdout ({why})" if output == "-" else f"cannot write {output}: {why}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -60,22 +76,19 @@ def sink(
         def write(rows: Any) -> None:
             nonlocal writer
             columns = arrow(rows)
-            if writer is None:
-                writer = open_writer(columns.schema)
-            writer.write_batch(columns)
+            with writing(output):
+                if writer is None:
+                    writer = open_writer(columns.schema)
+                writer.write_batch(columns)
 
         try:
             yield write
             if writer is None:
                 # No row passed the filters: the file has the right columns all the same.
                 write(nothing())
-        except OSError as error:
-            if output != "-" or isinstance(error, CtrboxError):
-                raise
-            raise Mistake(f"cannot write to stdout ({error.strerror or error})") from error
         finally:
             # Closing after a failure can fail again, with a less useful message.
-            with contextlib.suppress(Exception) if sys.exc_info()[0] else contextlib.nullcontext():
+            with contextlib.suppress(Exception) if sys.exc_info()[0] else writing(output):
                 if writer is not None:
                     writer.close()
 

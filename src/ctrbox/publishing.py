@@ -211,10 +211,10 @@ def whole(published: Any, model: Path, servers: list[str]) -> Any:
             met = f"{model} is none" if model.exists() else f"there is no {model}"
             raise Mistake(f"--server is for the folder of a run; {met}")
         return model
-    if not files and (current is None or current.kind != CLICK_MODEL):
-        return model
-    from ctrbox.train.run import Run, servers_of
+    from ctrbox.train.run import Run, server_tables, servers_of
 
+    if not files and (current is None or current.kind != CLICK_MODEL) and not server_tables(model):
+        return model
     with in_words_of_options():
         return Run.load(model, servers=servers_of(model, files))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.embed import vector_write
-from ctrbox.embed.vector_file import ROWS_AT, shard_of
+from ctrbox.embed.vector_file import HEAD, ROWS_AT, shard_of
 from ctrbox.errors import DataError, PlanError, SourceError
 
 KEYS = st.integers(-(2**63), 2**63 - 1).filter(bool)
@@ -164,6 +166,20 @@ def small(path: Path, shards: int | None = None) -> cb.VectorFile:
     return cb.write_vectors(path, {"k": np.arange(1, 11), "v": rows}, key="k", vector="v", shards=shards)
 
 
+@pytest.mark.parametrize(("place", "number"), [("row", -5), ("row", 10**9), ("key", 10**9)])
+def test_an_index_that_is_forged_with_its_checksums(tmp_path: Path, place: str, number: int) -> None:
+    path = tmp_path / "v"
+    small(path)
+    whole = bytearray(path.read_bytes())
+    index = -(-(ROWS_AT + 10 * 12) // 8) * 8
+    struct.pack_into("<q", whole, index + (80 if place == "row" else 0), number)
+    struct.pack_into("<I", whole, HEAD.size - 4, zlib.crc32(whole[index:]))
+    struct.pack_into("<I", whole, HEAD.size, zlib.crc32(whole[: HEAD.size]))
+    path.write_bytes(whole)
+    with pytest.raises(SourceError, match="rows that are not there, or its keys are not in order"):
+        cb.VectorFile(path)
+
+
 def test_no_damage_goes_unseen(tmp_path: Path) -> None:
     path = tmp_path / "v"
     size = small(path).nbytes
@@ -177,9 +193,9 @@ def test_no_damage_goes_unseen(tmp_path: Path) -> None:
             row = (at - ROWS_AT) // 12
             file = cb.VectorFile(path)
             file.read(file.find(np.array([(row + 1) % 10 + 1])))  # others can be read
-            with pytest.raises(DataError, match=rf"row {row}, of key {row + 1}, does not fit"):
+            with pytest.raises(SourceError, match=rf"row {row}, of key {row + 1}, does not fit"):
                 file.read(file.find(np.array([row + 1])))
-            with pytest.raises(DataError):
+            with pytest.raises(SourceError):
                 file.verify()
         elif at >= first_of_index or at < ROWS_AT:
             with pytest.raises(SourceError, match=r"damaged|no vector file|version"):

@@ -518,7 +518,7 @@ def test_a_run_folder_is_pushed_with_its_vector_file(world: ImageWorld, tmp_path
     assert np.abs(np.asarray(scores, np.float32) - run.predict(rows)).max() < 1e-6
     with pytest.raises(PlanError, match=r"give one, with its data: cb\.Run\.load"):
         open_served(ModelFolder.open(out))
-    with pytest.raises(PlanError, match=r"no vectors of 'ad_imag' .*nearest: 'ad_image'"):
+    with pytest.raises(PlanError, match=r"no Model Server for 'ad_imag', .*nearest: 'ad_image'"):
         open_served(ModelFolder.open(out), servers={"ad_imag": str(world.file)})
     with pytest.raises(PlanError, match="was published with its vectors"):
         open_served(folder, servers={"ad_image": str(world.file)})

@@ -181,7 +181,12 @@ class ModelServer:
             wrong = np.flatnonzero(~np.isfinite(vectors).all(1))
             if len(wrong):
                 raise DataError(
-                    f"the sub-model gives {vectors[wrong[0]]} for key {int(mine[wrong[0]])}; lower its learning rate"
+                    f"the sub-model gives {vectors[wrong[0]]} for key {int(mine[wrong[0]])} of {self.data.path}; "
+                    + (
+                        "lower its learning rate"
+                        if create
+                        else "are its numbers as large as those it was trained with?"
+                    )
                 )
             if keep:
                 self._kept = _Kept(mine, present, blocks)
@@ -370,7 +375,9 @@ class ModelServer:
             with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
                 out = self.submodel(rows.to(self.device))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise PlanError(f"{name} cannot take rows of {self.data.width} {self.data.dtype}: {error}") from error
+            raise PlanError(
+                f"{name} cannot take the rows of {self.data.path}, {self.data.width} {self.data.dtype} each: {error}"
+            ) from error
         fine = isinstance(out, torch.Tensor) and out.ndim == 2 and len(out) == 2 and out.dtype == torch.float32
         if not fine:
             met = f"{tuple(out.shape)} {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__

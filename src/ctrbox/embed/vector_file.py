@@ -17,6 +17,7 @@ import os
 import struct
 import zlib
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from ctrbox.embed.embedder import Keys
 from ctrbox.embed.table import checked_keys, whole
-from ctrbox.errors import DataError, SourceError
+from ctrbox.errors import SourceError
 
 MAGIC = b"CTRVECT\n"
 VERSION = 1
@@ -62,12 +63,13 @@ class VectorFile:
         files = _files(self.path, shard)
         self._shards = [_Shard(file) for file in files]
         first = self._shards[0]
+        of = first.of if shard is not None else len(files)
         for number, one in enumerate(self._shards):
-            fits = one.of == (first.of if shard is not None else len(files)) and one.shard == (shard or number)
+            fits = one.of == of and one.shard == (shard or number)
             if not fits or (one.kind, one.width) != (first.kind, first.width):
                 raise SourceError(
                     f"{one.path} is shard {one.shard} of {one.of}, {one.width} numbers of {one.dtype} a row; expected shard "
-                    f"{shard or number} of {first.of}, {first.width} numbers of {first.dtype}"
+                    f"{shard or number} of {of}, {first.width} numbers of {first.dtype}"
                 )
         self.width, self.dtype, self.of = first.width, first.dtype, first.of
         self.shard = shard
@@ -148,6 +150,8 @@ class _Shard:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            if not S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+                raise SourceError(f"{path} is no vector file: it is no regular file")
             with path.open("rb") as file:
                 self.size = os.fstat(file.fileno()).st_size
                 head = file.read(ROWS_AT)
@@ -177,6 +181,10 @@ class _Shard:
         self.keys = np.frombuffer(self.map, "<i8", n, index)
         self.row = np.frombuffer(self.map, "<i8", n, index + 8 * n)
         self.sums = np.frombuffer(self.map, "<u4", n, index + 16 * n)
+        if n and (self.row.min() < 0 or self.row.max() >= n or not (self.keys[:-1] < self.keys[1:]).all()):
+            raise SourceError(
+                f"{path} is damaged: its index names rows that are not there, or its keys are not in order"
+            )
         self.fine = np.zeros(n, np.bool_)  # rows whose checksum was found to fit
 
     def check_size(self) -> None:
@@ -213,7 +221,7 @@ class _Shard:
         for row in places[~self.fine[places]].tolist():
             if zlib.crc32(self.data[row]) != self.sums[row]:
                 key = int(self.keys[np.flatnonzero(self.row == row)[0]])
-                raise DataError(f"{self.path} is damaged: the checksum of row {row}, of key {key}, does not fit")
+                raise SourceError(f"{self.path} is damaged: the checksum of row {row}, of key {key}, does not fit")
             self.fine[row] = True
 
     def touch(self, places: Places) -> None:

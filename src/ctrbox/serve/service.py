@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 import time
 from base64 import b64decode
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ctrbox import __version__
-from ctrbox.errors import CtrboxError
+from ctrbox.errors import CtrboxError, SourceError
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused, overloaded
@@ -21,6 +22,7 @@ from ctrbox.serve.request import Request
 from ctrbox.serve.served import Served
 from ctrbox.serve.tensors import OUTPUT, inputs_of
 
+log = logging.getLogger("ctrbox.serve")
 ONLINE_BYTES = 1 << 20
 EXTENSIONS = ["binary_tensor_data", "model_configuration"]
 
@@ -78,6 +80,9 @@ class Service:
             scores, served = self.served.score(request)
         except Refused:
             raise
+        except SourceError as error:  # a file of the model, damaged since it was opened: no mistake of the client's
+            log.error("a request failed: %s", error)
+            raise Refused(500, "a file of the model cannot be read; the server's log has more") from None
         except CtrboxError as error:
             raise Refused(400, str(error)) from None
         except MemoryError:

@@ -232,12 +232,20 @@ def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str,
     """Model Servers for `Run.load`, over vector files by field; their sub-models are cb.ImageEmbedding or cb.TextEmbedding."""
     place = Path(folder)
     found: dict[str, ModelServer] = {}
-    tables = read_state(place / "model").get("tables")
-    for k, fields in enumerate(tables if isinstance(tables, list) else []):
-        file = place / "model" / f"table-{k}.ctrtable"
+    tables = server_tables(place)
+    known = [field for fields in tables.values() for field in fields]
+    for name in files:
+        if name not in known:
+            there = f"it has those of {', '.join(map(repr, known))}" if known else "it has none"
+            raise PlanError(f"{place} has no Model Server for {name!r}, {there}{nearest(name, known)}")
+    for file, fields in tables.items():
         mine = [name for name in fields if name in files]
-        if not mine or not is_server(file):
+        if not mine:
             continue
+        if len(mine) > 1:
+            raise PlanError(
+                f"{', '.join(map(repr, mine))} have one Model Server in {place}; give its file for {mine[0]!r} alone"
+            )
         tensors, _ = read_server(file)
         shapes = {n.removeprefix("model."): tuple(t.shape) for n, t in tensors.items() if n.startswith("model.")}
         kind = kind_of_shapes(shapes)
@@ -247,13 +255,15 @@ def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str,
                 f"cb.Run.load(folder, servers={{{mine[0]!r}: cb.ModelServer(path, submodel)}})"
             )
         found[mine[0]] = ModelServer(files[mine[0]], unfilled(kind, shapes).to_empty(device="cpu"))
-    for name in files:
-        if name not in found:
-            known = [field for fields in tables or [] for field in fields]
-            raise PlanError(
-                f"{place} computes no vectors of {name!r} with a Model Server of its own{nearest(name, known)}; leave it out"
-            )
     return found
+
+
+def server_tables(folder: str | Path) -> dict[Path, list[str]]:
+    """Files of a run's Model Servers, and the fields of each."""
+    model = Path(folder) / "model"
+    tables = read_state(model).get("tables")
+    files = {model / f"table-{k}.ctrtable": list(fields) for k, fields in enumerate(tables or [])}
+    return {file: fields for file, fields in files.items() if is_server(file)}
 
 
 def trained_with(folder: Path) -> str:
