@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class CtrboxError(Exception):
@@ -47,3 +47,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
         lower = {known_name.lower(): known_name for known_name in known}
         found = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)]
     return f"; nearest: {found[0]!r}" if found else ""
+
+
+def lacking(missing: Sequence[str], names: Iterable[str]) -> str:
+    """Return ``"column 'query'; nearest: 'queri'; also 'hour', 'city'"``: all that is missing, so that one answer is enough."""
+    first, *others = missing
+    shown = ", ".join(map(repr, others[:10])) + (f" and {len(others) - 10:,} more" if len(others) > 10 else "")
+    return f"column {first!r}{nearest(first, names)}" + (f"; also {shown}" if others else "")

@@ -314,6 +314,9 @@ def plan() -> cb.Plan:
 def test_a_request_that_lacks_a_column(plan: cb.Plan) -> None:
     with pytest.raises(cb.DataError, match="the request lacks column 'query'; nearest: 'queri'"):
         plan.run(LOG.rename_columns(["instance_id", "user_id", "queri", "score", "docs"]))
+    with pytest.raises(cb.DataError, match=r"lacks column '\w+'; also '\w+', '\w+'$") as met:
+        plan.run(LOG.select(["instance_id"]))
+    assert all(f"'{name}'" in str(met.value) for name in ("user_id", "query", "score"))
 
 
 def test_a_request_needs_only_the_columns_that_are_read(plan: cb.Plan) -> None:

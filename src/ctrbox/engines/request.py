@@ -16,7 +16,7 @@ from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.stages import Prepared, Rows
-from ctrbox.errors import DataError, nearest
+from ctrbox.errors import DataError, lacking
 from ctrbox.views.source import Origin, Source, open_source
 
 ORIGIN = Origin("request", 0)
@@ -71,8 +71,8 @@ class Requests:
     def check(self, source: Source) -> None:
         """DataError unless the request has every column, of the kind the plan was built on."""
         schema = self.extractor.log.view.source.schema
-        for name in self.lacks(source.schema.names):
-            raise DataError(f"the request lacks column {name!r}{nearest(name, source.schema.names)}")
+        if missing := list(self.lacks(source.schema.names)):
+            raise DataError(f"the request lacks {lacking(missing, source.schema.names)}")
         for name in self.needed:
             mine, planned = source.schema.field(name).type, schema.field(name).type
             kind, wanted = kind_of_arrow(mine), kind_of_arrow(planned)

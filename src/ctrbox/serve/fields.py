@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox.columns.kind import kind_of_arrow, name_of
-from ctrbox.errors import DataError, nearest
+from ctrbox.errors import DataError, lacking, nearest
 
 TYPES: dict[str, frozenset[type]] = {
     "b": frozenset([bool]),
@@ -210,11 +210,9 @@ class RowReader:
             if name not in self.known:
                 near = nearest(name, sorted(self.known - set(self.elsewhere)))
                 raise DataError(f"{self.where}: the log has no column {name[:100]!r}{near}")
-        for name in self.names:
-            if name not in names:
-                raise DataError(
-                    f"{self.where} lack{'s' * (self.where == 'context')} column {name!r}{nearest(name, names)}"
-                )
+        missing = [name for name in self.names if name not in names]
+        if missing:
+            raise DataError(f"{self.where} lack{'s' * (self.where == 'context')} {lacking(missing, names)}")
         pick: Callable[[Any], Any] = itemgetter(*self.names) if self.names else len
         if len(self.seen) < 64:
             self.seen[names] = pick

@@ -21,7 +21,7 @@ import orjson
 import pyarrow as pa
 
 from ctrbox import _native
-from ctrbox.errors import DataError, nearest
+from ctrbox.errors import DataError, lacking, nearest
 from ctrbox.serve import objects
 from ctrbox.serve.fields import RawColumn, RowReader, brief
 from ctrbox.serve.objects import Objects
@@ -135,9 +135,9 @@ class RequestReader:
             if values.ndim == 2 and values.shape[1] == 1 and not column.is_list:
                 values = values[:, 0]
             plain[name] = values
-        for name in self.schema.names:
-            if name not in plain:
-                raise DataError(f"the request lacks column {name!r}{nearest(name, tensors)}")
+        missing = [name for name in self.schema.names if name not in plain]
+        if missing:
+            raise DataError(f"the request lacks {lacking(missing, tensors)}")
         rows = max((len(v) for v in plain.values() if v.ndim), default=0)
         once = self.context
         if once is None:
