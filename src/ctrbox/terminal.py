@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ctrbox.errors import CtrboxError
+
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
 
 
 class Mistake(Exception):
@@ -148,10 +151,11 @@ def run(command: Callable[[], Any]) -> NoReturn:
 
 
 def in_words(error: Exception) -> str:
-    """An error of the system without its number."""
+    """An error of the system without its number; a name in it cannot colour or move what a terminal shows."""
+    told = str(error)
     if isinstance(error, OSError) and not isinstance(error, CtrboxError) and error.strerror and error.filename:
-        return f"cannot use {error.filename}: {error.strerror}"
-    return str(error)
+        told = f"cannot use {error.filename}: {error.strerror}"
+    return CONTROLS.sub(lambda met: repr(met[0])[1:-1], told)
 
 
 def utf8(path: Path) -> Path:

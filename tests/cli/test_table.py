@@ -166,3 +166,4 @@ def test_an_error_of_the_system_names_its_file() -> None:
     denied = PermissionError(13, "Permission denied", "params/MANIFEST")
     assert terminal.in_words(denied) == "cannot use params/MANIFEST: Permission denied"
     assert terminal.in_words(WriteError("it is full")) == "it is full"
+    assert terminal.in_words(WriteError("no \x1b[31mred\x07 file")) == r"no \x1b[31mred\x07 file"
