@@ -61,7 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
 T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 WIDTH = 48
 PER_USER = 20  # impressions
-PER_AD, PER_SPARSE_AD = 8, 3  # with 8 a full warm-up gives the network as much as it costs the ids: no worse than none
+PER_AD, PER_SPARSE_AD = 8, 3  # with 8, at rates that stay, full is no worse than none: tried.md, 21
 BATCH, EPOCHS = 250, 2
 # Adam's, falling to 0: at a rate that stays, where the last steps lead is worth 0.004 of GAUC, as much as some of the gains. Half
 # for images: a step of the sub-model moves all images of a history at once, those of ids one each.
