@@ -53,7 +53,8 @@ def test_a_training_that_lost_a_worker_and_a_server_ends_as_the_unbroken_one(pla
     for name in ("auc", "logloss"):
         assert abs(whole.metrics[name] - here.metrics[name]) < 1e-4
     values = [run.learner.embedders[0].export()[1] for run in (here, whole)]
-    np.testing.assert_allclose(*values, atol=5e-4)  # 57 steps on: last bits of sums, grown
+    # 57 steps on: last bits of sums, grown to 0.0006 on x86; a row lost or learned twice would move it by about its rate, 0.1.
+    np.testing.assert_allclose(*values, atol=2e-3)
 
 
 def test_model_servers_of_one_worker(tmp_path: Path) -> None:
