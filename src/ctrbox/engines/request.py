@@ -71,7 +71,7 @@ class Requests:
     def check(self, source: Source) -> None:
         """DataError unless the request has every column, of the kind the plan was built on."""
         schema = self.extractor.log.view.source.schema
-        if missing := list(self.lacks(source.schema.names)):
+        if missing := self.lacks(source.schema.names):
             raise DataError(f"the request lacks {lacking(missing, source.schema.names)}")
         for name in self.needed:
             mine, planned = source.schema.field(name).type, schema.field(name).type

@@ -262,7 +262,9 @@ def server_tables(folder: str | Path) -> dict[Path, list[str]]:
     """Files of a run's Model Servers, and the fields of each."""
     model = Path(folder) / "model"
     tables = read_state(model).get("tables")
-    files = {model / f"table-{k}.ctrtable": list(fields) for k, fields in enumerate(tables or [])}
+    if not isinstance(tables, list) or not all(isinstance(fields, list) for fields in tables):
+        raise DataError(f"{model} is damaged: it does not describe its tables")
+    files = {model / f"table-{k}.ctrtable": fields for k, fields in enumerate(tables)}
     return {file: fields for file, fields in files.items() if is_server(file)}
 
 
