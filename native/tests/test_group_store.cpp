@@ -111,10 +111,16 @@ void gives_the_bits_of_the_table_in_memory(const Case& c, uint64_t seed) {
       CHECK(same(expected, met));
     };
     for (int step = 0; step < kSteps; ++step) {
-      // A quarter of the rows at most: a shard's share of a batch varies.
-      auto keys = batch(random, c.space, random() % (c.rows / 4), random() % 2 == 0);
+      // A quarter of the rows at most: a shard's share of a batch varies. Drawn one by one: the order of arguments is
+      // the compiler's, and x86 had other batches than ARM.
+      const size_t n = random() % (c.rows / 4);
+      const bool grouped = random() % 2 == 0;
+      auto keys = batch(random, c.space, n, grouped);
       if (random() % 8 != 0) pull_both(keys);
-      if (random() % 8 == 0) keys = batch(random, c.space, random() % (c.rows / 4), false);  // pushed without a pull
+      if (random() % 8 == 0) {  // pushed without a pull
+        const size_t others = random() % (c.rows / 4);
+        keys = batch(random, c.space, others, false);
+      }
       gradients.resize(keys.size() * width);
       for (float& g : gradients) g = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
       const double factor = random() % 4 == 0 ? 0.5 : 1.0;
@@ -257,7 +263,7 @@ int main() {
   gives_the_bits_of_the_table_in_memory({shape_of(sgd, 16, false), 20'000, 2000, 20'000, 1, 0, 2, 1.3}, 1);
   gives_the_bits_of_the_table_in_memory({shape_of(adagrad, 8, true), 30'000, 3000, 3'000, 4, 3, 3, 1.5}, 2);
   gives_the_bits_of_the_table_in_memory({shape_of(adam, 5, true), 8'000, 1500, 8'000, 16, 1, 100, 1.2}, 3);
-  gives_the_bits_of_the_table_in_memory({shape_of(sgd, 1100, false), 6'000, 1500, 3'000, 2, 1, 1, 1.3}, 4);
+  gives_the_bits_of_the_table_in_memory({shape_of(sgd, 1100, false), 6'000, 1500, 3'000, 2, 1, 1, 1.1}, 4);
   new_keys_cost_no_read();
   refuses_what_does_not_fit();
   std::puts("groups: ok");
