@@ -1,14 +1,15 @@
 """How does training scale with workers? Samples a second on 1, 2 and 4 workers with a fixed number of cores each.
 
     python -m benchmarks.cluster [--quick] [--job dicm|ids] [--workers 1,2,4] [--servers 2] [--cores 1] [--rows N] [--pin]
-                                 [--gang]
+                                 [--gang] [--repeats 3]
 
 A job is trained with W·B rows a step on W workers of a local Ray: the shape of the Model Server paper's Table 1, and its job
 (dicm: ids, the ad's image and those of the last 30 clicks, 4096-256-64-12 on Model Servers). "ids" is a DeepFM over six id
 fields, 10 µs a row: it shows what travelling costs. Samples a second are of the steps alone, without the start of processes
 and the end. Every run must count every row once. Efficiency is samples/s over W times those of one worker; it says something
 only where cores · workers + servers fit the machine, which is printed. A larger step meets an image more often and embeds it
-once: images a row and images embedded a second are printed beside it, for a machine embeds so many and no more.
+once: images a row and images embedded a second are printed beside it, for a machine embeds so many and no more. Counts of
+workers take turns, several times; the median of each is told, and the lowest and highest.
 
 --pin: W workers with W servers, and Ray itself, have W · cores cores and no more: what a machine that is W times as large gives.
 Worker and server then share a core at every W, as they share machines in the paper. Counts that do not fit are left out.
@@ -194,7 +195,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--pin", action="store_true", help="as many cores as workers ask for, and no more")
     parser.add_argument("--gang", action="store_true", help="without Ray, through torch.distributed alone")
-    parser.add_argument("--quick", action="store_true", help="fewer rows, on 1 and 2 workers")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="fewer rows, on 1 and 2 workers, once")
     parser.add_argument("--member", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.member:
@@ -207,17 +209,20 @@ def main() -> None:
         counts = [w for w in counts if w * asked.cores <= len(os.sched_getaffinity(0))]
         if not counts:
             raise SystemExit(f"--pin: not even one worker of {asked.cores} cores fits this machine")
-    found: dict[int, dict[str, float]] = {}
+    runs: dict[int, list[dict[str, float]]] = {workers: [] for workers in counts}
     with tempfile.TemporaryDirectory(prefix="ctrbox-cluster-log-") as place:
         folder = Path(place)
         make_log(folder, rows, job)
-        for workers in counts:
+        for workers in counts * (1 if asked.quick else max(1, asked.repeats)):
             if asked.gang:
-                found[workers] = in_gang(folder, workers, asked.cores, job)
+                runs[workers].append(in_gang(folder, workers, asked.cores, job))
             elif asked.pin:
-                found[workers] = pinned(folder, workers, asked.cores, rows, job)
+                runs[workers].append(pinned(folder, workers, asked.cores, rows, job))
             else:
-                found[workers] = on_ray(folder, workers, asked.servers, asked.cores, rows, job)
+                runs[workers].append(on_ray(folder, workers, asked.servers, asked.cores, rows, job))
+    for each in runs.values():
+        each.sort(key=lambda facts: facts["rows_per_second"])
+    found = {workers: each[len(each) // 2] for workers, each in runs.items()}
     one = found[counts[0]]["rows_per_second"] / counts[0]
     machine = os.cpu_count() or 1
     table, ratios = [], {}
@@ -225,19 +230,22 @@ def main() -> None:
         efficiency = facts["rows_per_second"] / (workers * one)
         used = workers * asked.cores + (0 if asked.gang or asked.pin else asked.servers)
         fits = "" if used <= machine else f"{used} wanted, {machine} there"
-        shown = [str(workers), f"{facts['rows_per_second']:,.0f}", f"{efficiency:.2f}", f"{facts['steps']:.0f}"]
+        rates = [run["rows_per_second"] for run in runs[workers]]
+        spread = f"{rates[0]:,.0f} to {rates[-1]:,.0f}"
+        shown = [str(workers), f"{facts['rows_per_second']:,.0f}", spread, f"{efficiency:.2f}", f"{facts['steps']:.0f}"]
         images = facts.get("images", 0.0)
         shown += [f"{images:.2f}", f"{images * facts['rows_per_second']:,.0f}"] if images else []
         table.append([*shown, fits])
         ratios[f"{workers} workers"] = efficiency
     seen = ["images a row", "images/s"] if job == "dicm" else []
-    report.table(["workers", "rows/s", "efficiency", "steps", *seen, "cores"], table)
+    report.table(["workers", "rows/s", "lowest, highest", "efficiency", "steps", *seen, "cores"], table)
     first = f"{counts[0]} workers"
     report.finish(
         found[counts[-1]]["rows_per_second"],
         {first: found[counts[0]]["rows_per_second"]},
         "rows/s",
         efficiency={name: round(value, 3) for name, value in ratios.items()},
+        repeats=len(runs[counts[0]]),
     )
 
 
