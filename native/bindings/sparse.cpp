@@ -5,11 +5,39 @@
 
 #include "bindings/embedder.h"
 #include "core/sparse/damage.h"
+#include "core/sparse/next_use.h"
 #include "core/sparse/sparse_table.h"
 
 using namespace cb;
 
+namespace {
+
+using Distances = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::list next_uses_of(const std::vector<Keys>& batches, size_t answered) {
+  std::vector<std::span<const int64_t>> keys;
+  for (const Keys& batch : batches) keys.push_back(span_of(batch));
+  auto found = std::make_shared<std::vector<std::vector<uint8_t>>>();
+  {
+    nb::gil_scoped_release free;
+    *found = next_uses(keys, answered);
+  }
+  nb::list out;
+  for (const auto& one : *found) out.append(shared_array(one.data(), {one.size()}, found));
+  return out;
+}
+
+}  // namespace
+
 void bind_sparse(nb::module_& m) {
+  m.def("next_uses", &next_uses_of, nb::arg("batches"), nb::arg("answered"),
+        nb::sig("def next_uses(batches: Sequence[NDArray[numpy.int64]], answered: int) -> list[NDArray[numpy.uint8]]"),
+        "Of each key of the first `answered` batches: how many batches later it comes again, 0 where none of them, or "
+        "none "
+        "of the next 127, has it.");
+  m.def(
+      "shard_bounds", [](Keys keys) { return shard_bounds(span_of(keys)); }, nb::arg("keys"),
+      "Keys before each of 64 shards, and all; ValueError where they are not in the order of shards.");
   nb::class_<SparseTable> table(m, "SparseTable", "Keys to rows of floats and their optimizers' states, on an SSD.");
   bind_life(table);
   table
@@ -77,8 +105,13 @@ void bind_sparse(nb::module_& m) {
           [](const Shape& shape, const std::string& policy) { return SparseTable::least_ram(shape_of(shape), policy); },
           nb::arg("shape"), nb::arg("policy"))
       .def(
-          "prefetch", [](SparseTable& t, Keys keys) { with_file("", [&] { t.prefetch(span_of(keys)); }); },
-          nb::arg("keys"))
+          "prefetch",
+          [](SparseTable& t, Keys keys, std::optional<Distances> next_use) {
+            SparseTable::NextUse known;
+            if (next_use) known.emplace(next_use->data(), next_use->size());
+            with_file("", [&] { t.prefetch(span_of(keys), known); });
+          },
+          nb::arg("keys"), nb::arg("next_use") = nb::none())
       .def(
           "pull",
           [](SparseTable& t, Keys keys, bool create) {

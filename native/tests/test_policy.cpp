@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <list>
 #include <map>
 #include <memory>
@@ -175,22 +176,30 @@ class HeatTwin final : public Policy {
   void insert(uint32_t row, uint64_t) override {
     tick();
     heat_[row] = now_;
+    due_.erase(row);
   }
   void reload(uint32_t row, uint64_t, uint8_t worth) override {
     tick();
     heat_[row] = warmer(now_ + worth - 8);
+    due_.erase(row);
   }
   void hit(uint32_t row) override {
     tick();
     heat_[row] = warmer(heat_[row]);
+    due_.erase(row);
+  }
+  void foresee(uint64_t number) override { batch_ = static_cast<int64_t>(number); }
+  void due(uint32_t row, uint8_t in) override {
+    due_.erase(row);
+    if (in > 0) due_[row] = batch_ + in;
   }
   uint8_t worth(uint32_t row) const override {
     const auto at = heat_.find(row);
     return at == heat_.end() ? left_.at(row) : static_cast<uint8_t>(std::clamp<int64_t>(at->second - now_ + 8, 1, 15));
   }
   void victims(size_t wanted, const Pinned& pinned, Rows& out) override {
-    std::map<int64_t, std::set<uint32_t>> levels;
-    for (const auto& [row, heat] : heat_) levels[heat].insert(row);
+    // Levels that go as a whole, in the order of rows; then one level by the hand. If pins left too few, the same again
+    // with the levels above, counted without pinned rows.
     const auto take = [&](uint32_t row) {
       if (wanted == 0 || pinned(row)) return;
       left_[row] = worth(row);
@@ -198,24 +207,35 @@ class HeatTwin final : public Policy {
       out.push_back(row);
       --wanted;
     };
-    // Levels that go as a whole, in the order of rows; then one after the other by the hand.
-    auto level = levels.begin();
-    std::set<uint32_t> whole;
-    for (; level != levels.end() && whole.size() + level->second.size() < wanted; ++level)
-      whole.insert(level->second.begin(), level->second.end());
-    for (uint32_t row : whole) take(row);
-    for (; level != levels.end(); ++level)
+    int64_t above = std::numeric_limits<int64_t>::min();
+    for (const bool without_pinned : {false, true}) {
+      std::map<int64_t, std::set<uint32_t>> levels;
+      for (const auto& [row, heat] : heat_)
+        if (level_of(row, heat) > above && !(without_pinned && pinned(row))) levels[level_of(row, heat)].insert(row);
+      auto level = levels.begin();
+      std::set<uint32_t> whole;
+      for (; level != levels.end() && whole.size() + level->second.size() < wanted; ++level)
+        whole.insert(level->second.begin(), level->second.end());
+      for (uint32_t row : whole) take(row);
+      if (level == levels.end()) return;
+      above = level->first;
       for (uint32_t k = 0; k < capacity_ && wanted > 0; ++k) {
         const uint32_t row = hand_ >= capacity_ ? 0 : hand_;
         hand_ = row + 1;
         if (level->second.count(row)) take(row);
       }
+    }
   }
   void remove(uint32_t row) override { heat_.erase(row); }
   void resize(uint32_t capacity) override { capacity_ = capacity; }
   size_t bytes() const override { return 0; }
 
  private:
+  int64_t level_of(uint32_t row, int64_t heat) const {
+    constexpr int64_t kBeyondAnyHeat = int64_t{1} << 40;
+    const auto at = due_.find(row);
+    return at != due_.end() && at->second >= batch_ ? kBeyondAnyHeat - at->second : heat;
+  }
   int64_t warmer(int64_t heat) const {
     const double apart = static_cast<double>(std::abs(heat - now_));
     const int64_t sum = std::lround(8 * std::log2(1 + std::exp2(-apart / 8)));
@@ -230,8 +250,8 @@ class HeatTwin final : public Policy {
   }
   uint32_t capacity_, hand_ = 0;
   double half_life_;
-  int64_t now_ = 0, asks_ = 0;
-  std::map<uint32_t, int64_t> heat_;
+  int64_t now_ = 0, asks_ = 0, batch_ = 0;
+  std::map<uint32_t, int64_t> heat_, due_;
   std::map<uint32_t, uint8_t> left_;
 };
 
@@ -305,6 +325,7 @@ void run(const std::vector<Policy*>& policies, uint32_t capacity, unsigned seed,
   std::map<uint32_t, uint64_t> resident;  // its key
   std::map<uint64_t, uint8_t> on_disk;    // key: worth
   const uint32_t most = capacity;
+  uint64_t batch = random() % 300;
   const auto each = [&](const auto& what) {
     for (Policy* policy : policies) what(*policy);
   };
@@ -325,8 +346,17 @@ void run(const std::vector<Policy*>& policies, uint32_t capacity, unsigned seed,
     } else if (what < 24 && !resident.empty()) {
       const uint32_t row = some_resident();
       each([&](Policy& policy) { policy.hit(row); });
-    } else if (what < 26) {
+    } else if (what == 24) {
       each([](Policy& policy) { policy.next_pass(); });
+    } else if (what == 25 && seed % 3 != 0) {  // in every third run nobody knows anything
+      batch += 1 + random() % 3;
+      each([&](Policy& policy) { policy.foresee(batch); });
+      for (size_t k = random() % (1 + resident.size() / 4); k > 0 && !resident.empty(); --k) {
+        const uint32_t row = some_resident();
+        const uint8_t in = static_cast<uint8_t>(random() % 4 ? random() % 10 : random() % 128);
+        each([&](Policy& policy) { policy.hit(row); });
+        each([&](Policy& policy) { policy.due(row, in); });
+      }
     } else if (what == 26 && !resident.empty()) {
       const uint32_t row = some_resident();
       resident.erase(row);
@@ -440,7 +470,7 @@ void a_slab_of_no_row_or_one_works() {
 }
 
 void memory_is_what_the_head_of_the_file_says() {
-  const std::map<std::string, double> bytes = {{"default", 1}, {"heat", 1}, {"s3fifo", 9.8},
+  const std::map<std::string, double> bytes = {{"default", 2}, {"heat", 2}, {"s3fifo", 9.8},
                                                {"clock", 1},   {"lru", 8},  {"lfu", 15.4}};
   for (const auto& [name, row] : bytes) {
     const uint32_t capacity = 100'000;
@@ -473,6 +503,29 @@ void heat_survives_the_way_over_the_disk() {
     std::sort(out.begin(), out.end());
     CHECK(out.size() == 20 && out.front() == low && out.back() == low + 19);
   }
+}
+
+void rows_that_come_again_stay_the_soonest_longest() {
+  policy::Heat policy(6);
+  for (uint32_t row = 0; row < 6; ++row) policy.insert(row, row);
+  for (int k = 0; k < 5; ++k) policy.hit(0);  // the hottest, and nobody knows of it
+  policy.foresee(7);
+  for (uint32_t row = 1; row < 6; ++row) policy.hit(row);
+  policy.due(1, 127);
+  policy.due(2, 1);
+  policy.due(3, 20);
+  policy.due(5, 0);
+  CHECK(all_victims(policy, 1) == Rows{4});
+  CHECK(all_victims(policy, 1) == Rows{5});
+  CHECK(all_victims(policy, 1) == Rows{0});
+  policy.insert(0, 0);
+  policy.foresee(9);  // row 2 was due and did not come
+  CHECK((all_victims(policy, 2) == Rows{0, 2}));
+  CHECK(all_victims(policy, 1) == Rows{1});
+  policy.insert(1, 1);
+  for (int k = 0; k < 5; ++k) policy.hit(1);
+  policy.foresee(9 + 400);  // what is known is long over: row 3 is the colder one
+  CHECK(all_victims(policy, 1) == Rows{3});
 }
 
 void ghosts_come_back_into_the_main_queue() {
@@ -529,6 +582,7 @@ int main() {
   a_slab_of_no_row_or_one_works();
   memory_is_what_the_head_of_the_file_says();
   heat_survives_the_way_over_the_disk();
+  rows_that_come_again_stay_the_soonest_longest();
   ghosts_come_back_into_the_main_queue();
   a_stream_of_new_keys_does_not_wash_out_hot_rows();
   an_unknown_name_is_refused();

@@ -8,11 +8,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "check.h"
+#include "core/sparse/next_use.h"
 #include "core/sparse/sparse_table.h"
 
 using namespace cb;
@@ -92,10 +94,16 @@ void all_at_once() {
     std::vector<std::vector<int64_t>> batches;
     for (int step = 0; step < 150; ++step) batches.push_back(batch(random, 300));
     std::atomic<int> ahead{0}, done{0};
+    // Of two batches in three next uses are told.
+    std::vector<std::span<const int64_t>> views(batches.begin(), batches.end());
+    const auto next_use = next_uses(views, views.size());
     std::thread prefetching([&] {
-      for (const auto& keys : batches) {
+      for (size_t k = 0; k < batches.size(); ++k) {
         while (ahead - done >= 3) std::this_thread::yield();
-        table.prefetch(keys);
+        if (k % 3)
+          table.prefetch(batches[k], next_use[k]);
+        else
+          table.prefetch(batches[k]);
         ++ahead;
       }
     });

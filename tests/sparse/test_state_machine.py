@@ -173,16 +173,21 @@ class SparseTableMachine(RuleBasedStateMachine):
     def prefetch(self, seed: int, count: int) -> None:
         keys = self.keys(seed, count)
         self.touch(np.array([key for key in keys if int(key) not in self.changed], np.int64))
-        self.table.prefetch(keys)
+        self.table.prefetch(keys, next_use=self.next_use(seed, keys))
         self.twin.prefetch(keys)
+
+    def next_use(self, seed: int, keys: np.ndarray) -> np.ndarray | None:
+        """Of half of the batches something is said, most of it untrue: it may change what stays in memory, and no row."""
+        return np.random.default_rng(seed).integers(0, 256, len(keys), np.uint8) if seed % 2 else None
 
     @rule(seed=SEEDS, batches=st.sampled_from([5, 1, 30]))
     def train(self, seed: int, batches: int) -> None:
         for number in range(batches):
             keys = self.keys(seed + number, 60)
             gradients = self.gradients(seed + number, keys)
+            self.table.prefetch(keys, next_use=self.next_use(seed + number, keys))
+            self.twin.prefetch(keys)
             for table in (self.table, self.twin):
-                table.prefetch(keys)
                 table.push(keys, gradients + table.pull(keys))
             self.touch(keys)
 

@@ -6,7 +6,8 @@
 // another row.
 //
 //   name     bytes a row   what it is
-//   heat     1             the default: asks, fading with time, as a logarithm; the coldest rows leave
+//   heat     2             the default: asks, fading with time, as a logarithm; the coldest rows leave, and before them
+//                          all that are known to be asked for again those of which nobody knows
 //   s3fifo   9.8           S3-FIFO: a small queue in front of the main one, and ghosts of what left the small one
 //   clock    1             second chance, two bits: the hand moves over the places of the slab itself
 //   lru      8             least recently asked
@@ -56,6 +57,11 @@ class Policy {
   virtual size_t bytes() const = 0;
   // A new batch of loads begins.
   virtual void next_pass() {}
+  // Batch `number`, of which next uses are known, begins; numbers rise, and some may be left out.
+  virtual void foresee(uint64_t number) { (void)number; }
+  // A row that this batch asks for is asked for again `in` batches later, 1 ... kFarthest; 0: nobody knows.
+  virtual void due(uint32_t row, uint8_t in) { (void)row, (void)in; }
+  static constexpr uint8_t kFarthest = 127;
 };
 
 namespace policy {
@@ -81,63 +87,118 @@ void fit(std::vector<T>& v, size_t n, T fill) {
 // hit again before it cools, and what was hot once must not stay for ever. Rows come back from disk with the heat they
 // left with.
 //
-// victims() counts the rows of each heat and takes the coldest, equals in the order of a hand: it looks at every row
-// once or twice, so it should be asked for many (an eighth to a sixty-fourth of the shard).
+// Where batches ahead are known (foresee, due) a row asked for within them stays before all rows that are not, the
+// soonest longest: Belady's rule as far as anybody sees, heat beyond. A row that was due and not asked for is one of
+// which nobody knows.
+//
+// victims() counts the rows of each rank and takes the lowest, equals in the order of a hand: it looks at every row
+// a few times, so it should be asked for many (an eighth to a sixty-fourth of the shard).
 class Heat final : public Policy {
  public:
   explicit Heat(uint32_t capacity, double half_life = 12) : half_life_(half_life) { resize(capacity); }
   void insert(uint32_t row, uint64_t) override {
     tick();
     heat_[row] = now_;
+    due_[row] = 0;
   }
   void reload(uint32_t row, uint64_t, uint8_t worth) override {
     tick();
     heat_[row] = warmer(static_cast<uint8_t>(now_ + std::clamp<int>(worth, 1, 15) - kSeen));
+    due_[row] = 0;
   }
   void hit(uint32_t row) override {
     tick();
     heat_[row] = warmer(heat_[row]);
+    due_[row] = 0;
+  }
+  void foresee(uint64_t number) override {
+    foreseeing_ = true;
+    batch_ = static_cast<unsigned>(number % kRound);
+    // Due numbers go round: what is overdue is forgotten before it looks like something to come.
+    if (number - swept_ < kSweep) return;
+    const bool lost = number - swept_ > kFarthest;
+    swept_ = number;
+    for (uint8_t& due : due_)
+      if (due > 0 && (lost || batches_until(due) > kFarthest)) due = 0;
+  }
+  void due(uint32_t row, uint8_t in) override {
+    const unsigned then = batch_ + in;
+    due_[row] = in == 0 || in > kFarthest ? 0 : static_cast<uint8_t>(1 + (then < kRound ? then : then - kRound));
   }
   uint8_t worth(uint32_t row) const override {
     const uint8_t heat = heat_[row];
     return heat >= kLeft ? heat - kLeft : static_cast<uint8_t>(std::clamp<int>(heat - now_ + kSeen, 1, 15));
   }
   void victims(size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) override {
-    std::array<size_t, 256> rows{};
-    for (const uint8_t heat : heat_) ++rows[heat];
-    // All rows below `edge` are not enough, those of `edge` included they are, unless too many are pinned.
-    unsigned edge = 1;
-    for (size_t below = 0; edge < kLeft && below + rows[edge] < wanted; ++edge) below += rows[edge];
-    const auto take = [&](uint32_t row) {
-      if (pinned(row)) return;
-      heat_[row] = kLeft + worth(row);
-      out.push_back(row);
-      --wanted;
-    };
-    if (edge > 1)
-      for (uint32_t row = 0; row < heat_.size() && wanted > 0; ++row)
-        if (heat_[row] < edge && heat_[row] > 0) take(row);
-    for (; wanted > 0 && edge < kLeft; ++edge) {
-      if (rows[edge] == 0) continue;
-      for (size_t k = 0; k < heat_.size() && wanted > 0; ++k) {
-        if (hand_ >= heat_.size()) hand_ = 0;
-        const uint32_t row = hand_++;
-        if (heat_[row] == edge) take(row);
-      }
+    if (!foreseeing_) {
+      lowest([this](uint32_t row) { return heat_[row] < kLeft ? heat_[row] : 0u; }, wanted, pinned, out);
+      return;
     }
+    std::array<uint16_t, 256> of_due{};  // the rank of a row that is due, 0 where nobody knows
+    for (unsigned due = 1; due <= kRound; ++due)
+      if (const unsigned in = batches_until(static_cast<uint8_t>(due)); in <= kFarthest)
+        of_due[due] = static_cast<uint16_t>(kLeft + kFarthest - in);
+    const auto rank = [&](uint32_t row) -> unsigned {
+      const uint8_t heat = heat_[row];
+      if (heat == 0 || heat >= kLeft) return 0;
+      const uint16_t known = of_due[due_[row]];
+      return known ? known : heat;
+    };
+    lowest(rank, wanted, pinned, out);
   }
   void remove(uint32_t row) override { heat_[row] = 0; }
   void resize(uint32_t capacity) override {
     fit(heat_, capacity, uint8_t{0});
+    fit(due_, capacity, uint8_t{0});
     period_ = std::max<uint64_t>(1, static_cast<uint64_t>(half_life_ * capacity / kSteps));
   }
-  size_t bytes() const override { return sizeof(*this) + bytes_of(heat_); }
+  size_t bytes() const override { return sizeof(*this) + bytes_of(heat_) + bytes_of(due_); }
 
  private:
   static constexpr unsigned kSteps = 8;                // a power of two
   static constexpr uint8_t kMost = 2 * kSteps;         // above the clock
   static constexpr uint8_t kStart = 128, kTurn = 192;  // the clock goes from one to the other and is set back
   static constexpr uint8_t kLeft = 240;                // and above: not resident, left with the worth over it
+  static constexpr unsigned kRound = 255;              // due numbers; kFarthest of them may be overdue
+  static constexpr uint64_t kSweep = 64;
+  static constexpr unsigned kRanks = kLeft + kFarthest + 1;  // heats, then rows that are due
+
+  unsigned batches_until(uint8_t due) const { return (due - 1u + kRound - batch_) % kRound; }
+  // The rows of the lowest ranks leave; rank 0 is nobody's.
+  template <class Rank>
+  void lowest(Rank rank_of, size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) {
+    const uint32_t all = static_cast<uint32_t>(heat_.size());
+    const auto take = [&](uint32_t row) {
+      if (pinned(row)) return;
+      heat_[row] = kLeft + worth(row);
+      out.push_back(row);
+      --wanted;
+    };
+    // Whether a row is pinned is seldom asked first: that takes three times as long as counting. Where pins leave too
+    // few of the ranks found so, the ranks above them are counted again without pinned rows.
+    unsigned first = 1;
+    for (const bool without_pinned : {false, true}) {
+      std::array<size_t, kRanks> rows{};
+      for (uint32_t row = 0; row < all; ++row) {
+        const unsigned rank = rank_of(row);
+        rows[rank] += !without_pinned || (rank >= first && !pinned(row));
+      }
+      // All rows below `edge` are not enough, those of `edge` included they are, unless there are too few in all.
+      unsigned edge = first;
+      size_t below = 0;
+      for (; edge < kRanks && below + rows[edge] < wanted; ++edge) below += rows[edge];
+      if (below > 0)
+        for (uint32_t row = 0; row < all; ++row)
+          if (const unsigned rank = rank_of(row); rank < edge && rank >= first) take(row);
+      for (size_t k = 0; k < all && wanted > 0 && edge < kRanks; ++k) {
+        if (hand_ >= all) hand_ = 0;
+        const uint32_t row = hand_++;
+        if (rank_of(row) == edge) take(row);
+      }
+      if (wanted == 0 || edge == kRanks) return;
+      first = edge + 1;
+    }
+  }
 
   // The heat of a row asked for now: log2(2^heat + 2^now) in steps.
   uint8_t warmer(uint8_t heat) const {
@@ -160,7 +221,11 @@ class Heat final : public Policy {
   uint8_t now_ = kStart;
   uint32_t hand_ = 0;
   uint64_t asks_ = 0, period_ = 1;
+  unsigned batch_ = 0;  // by kRound
+  uint64_t swept_ = 0;
+  bool foreseeing_ = false;
   std::vector<uint8_t> heat_;  // 0: nobody there yet
+  std::vector<uint8_t> due_;   // 0: nobody knows; else 1 + the batch that asks again, by kRound
 };
 
 // Keys that left not long ago, as 16-bit prints in sets of eight, newest first: 2 bytes a key, an exact queue within a

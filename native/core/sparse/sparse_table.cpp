@@ -262,8 +262,10 @@ void SparseTable::read_missing(Missing& missing, Reading& reading, Found found) 
   missing.keys = std::move(absent);
 }
 
-std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys, bool create) {
+std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys, bool create, NextUse next_use) {
   auto held = held_for(keys);
+  held->next_use = next_use;
+  foreseen_ += next_use.has_value();
   try {
     const size_t threads = threads_for(keys.size());
     const unsigned group = group_of(keys.size(), threads);
@@ -274,12 +276,14 @@ std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> ke
     release(*held);
     throw;
   }
+  held->next_use.reset();
   return held;
 }
 
 // Without `create` keys that are nowhere stay so.
 void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool create) {
   Missing missing;
+  const uint8_t* next_use = held.next_use ? held.next_use->data() : nullptr;
   uint64_t asked = 0, hits = 0;
   for (unsigned s = first; s < end; ++s) {
     const size_t begin = held.bounds[s], stop = held.bounds[s + 1];
@@ -288,6 +292,7 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
     std::lock_guard<std::mutex> hold(shard.lock);
     Resident& rows = shard.rows;
     rows.policy->next_pass();
+    if (next_use) rows.policy->foresee(foreseen_);
     const size_t before = missing.keys.size();
     for (size_t k = begin; k < stop; ++k) {
       if (k + kAhead < stop) rows.prefetch(mix_of(held.keys[held.at(k + kAhead)]));
@@ -303,6 +308,7 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
       }
       ++hits;
       rows.policy->hit(place);
+      if (next_use) rows.policy->due(place, next_use[at]);
       ++rows.mark(place).pins;
       held.places[at] = place;
     }
@@ -339,6 +345,7 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
         ++counters_.fresh;
       }
     }
+    if (next_use) shard.rows.policy->due(place, next_use[key.place]);
     ++shard.rows.mark(place).pins;
     held.places[key.place] = place;
   };
@@ -395,11 +402,12 @@ RunPtr SparseTable::written(Shard& shard, std::vector<uint32_t>& places) {
 // ---- the three verbs ------------------------------------------------------------------------------------------
 
 // A wish: where batches under way leave no room for these rows they are loaded by their pull.
-void SparseTable::prefetch(std::span<const int64_t> keys) {
+void SparseTable::prefetch(std::span<const int64_t> keys, NextUse next_use) {
+  if (next_use && next_use->size() != keys.size()) throw std::invalid_argument("next uses are not one a key");
   std::unique_ptr<Held> held, oldest;
   try {
     std::lock_guard<std::mutex> hold(loading_);
-    held = load(keys, shape_.life.admits_all());
+    held = load(keys, shape_.life.admits_all(), next_use);
   } catch (const TableFull&) {
     ++counters_.crowded;
     return;

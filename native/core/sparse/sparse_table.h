@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -51,7 +52,10 @@ class SparseTable {
   SparseTable(std::string folder, const TableShape& shape, const SparseOptions& options);
   ~SparseTable();
 
-  void prefetch(std::span<const int64_t> keys);
+  // Next uses, where they are given: for each key in how many batches it is asked for again, 1 ... 127, and 0 where
+  // nobody knows. Batches are counted by such calls.
+  using NextUse = std::optional<std::span<const uint8_t>>;
+  void prefetch(std::span<const int64_t> keys, NextUse next_use = {});
   void pull(std::span<const int64_t> keys, float* out, bool create);
   // -1, or the place in `gradients` of the first number that is not finite. `factor` scales the learning rates.
   // With `skip` keys with such numbers are left as they are, and counted.
@@ -101,13 +105,14 @@ class SparseTable {
     std::vector<uint32_t> places;
     std::vector<uint32_t> order;  // by shard; empty where the keys are grouped
     std::array<size_t, kShards + 1> bounds{};
+    NextUse next_use;  // the caller's, while they are loaded
     size_t at(size_t k) const { return order.empty() ? k : order[k]; }
   };
   struct Reading;  // a reader and its buffers, one for each thread that loads
   struct Missing;  // keys that a load did not find resident
 
   std::unique_ptr<Held> held_for(std::span<const int64_t> keys) const;
-  std::unique_ptr<Held> load(std::span<const int64_t> keys, bool create);
+  std::unique_ptr<Held> load(std::span<const int64_t> keys, bool create, NextUse next_use = {});
   std::unique_ptr<Held> load_now(std::span<const int64_t> keys, bool create);
   void load_shards(unsigned first, unsigned end, Held& held, bool create);
   void find_again(Held& held);
@@ -157,6 +162,7 @@ class SparseTable {
   std::atomic<uint64_t> disk_rows_{0}, index_bytes_{0};
 
   std::mutex calls_, loading_, checkpointing_;
+  uint64_t foreseen_ = 0;  // batches that came with next uses; under loading_
   std::atomic<bool> cutting_{false};
   std::unique_ptr<Held> last_;
   std::mutex prefetched_lock_;

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from ctrbox import _native
 from ctrbox.embed.embedder import Floats, Keys, Row
@@ -135,11 +136,19 @@ class SparseTable(Table):
                 self.advance(clock)
         self._opened = True
 
-    def prefetch(self, keys: Keys) -> None:
-        """Bring the rows of these keys into memory and keep them there until they are pulled and pushed."""
+    def prefetch(self, keys: Keys, *, next_use: npt.NDArray[np.uint8] | None = None) -> None:
+        """Bring the rows of these keys into memory and keep them there until they are pulled and pushed.
+
+        ``next_use`` (uint8, one a key): in how many prefetched batches a key comes again, 1 to 127, 0 where nobody knows. Rows
+        that come again stay before all others, the soonest longest, where ``policy`` is the default.
+        """
         wanted = checked_keys(keys)
+        if next_use is not None and (next_use.dtype != np.uint8 or next_use.shape != wanted.shape):
+            raise DataError(
+                f"next_use must be uint8, one of each of {len(wanted):,} keys, got {next_use.dtype} of shape {next_use.shape}"
+            )
         with self._calling(len(wanted)):
-            self._changing.prefetch(wanted)
+            self._changing.prefetch(wanted, None if next_use is None else np.ascontiguousarray(next_use))
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
         """Rows (n, width). Without ``create`` nothing is created, and nothing comes into memory to stay."""
