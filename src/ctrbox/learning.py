@@ -99,6 +99,9 @@ def train(
     evaluate_every: Annotated[
         int | None, typer.Option(min=1, metavar="STEPS", help="Evaluate every so many steps; each epoch unless told.")
     ] = None,
+    look_ahead: Annotated[
+        int | None, typer.Option(min=0, metavar="BATCHES", help="Read ahead, for Sparse Tables larger than memory.")
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an unfinished run in the folder.")] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
     threads: Threads = None,
@@ -121,6 +124,7 @@ def train(
         "negatives": negatives,
         "patience": patience,
         "evaluate_every": evaluate_every,
+        "look_ahead": look_ahead,
     }
     asked = {name: value for name, value in asked.items() if value is not None}
     if cluster is None and (workers, servers) != (1, 1):

@@ -23,6 +23,9 @@ WORDS = (
     (re.compile(r"resume=True"), "--resume"),
     (re.compile(r"\bout=(?=[,;]|$)"), "--out"),
     (re.compile(r"\bout="), "--out "),
+    (re.compile(r"\blook_ahead=(?=\d)"), "--look-ahead "),
+    (re.compile(r"\blook_ahead\b=?"), "--look-ahead"),
+    (re.compile(r"\b(patience|cluster)=(?=[ ,;]|$)"), r"--\1"),
 )
 
 Servers = Annotated[

@@ -26,18 +26,20 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.embed.embedder import Embedder, Floats
+from ctrbox.embed.embedder import Embedder, Floats, Keys
 from ctrbox.embed.gpu_batch import Carried, Carrier, References, Told
 from ctrbox.embed.gpu_pooling import Reading
 from ctrbox.embed.gpu_table import GpuTable
 from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.pooling import pool, sequence
 from ctrbox.embed.shared_keys import check_common, shared
+from ctrbox.embed.sparse import SparseTable
 from ctrbox.embed.table import Table
 from ctrbox.errors import DataError, DeviceError, PlanError, TrainError
 from ctrbox.models.dense import DenseInput, logs_of
 from ctrbox.models.inputs import Inputs, Pooled
 from ctrbox.train.graphed import Fed, Graphed
+from ctrbox.train.look_ahead import NextUse
 from ctrbox.train.loss import check_counting, loss_of
 from ctrbox.train.sources import CPU, Embedders, Source, reads_of, sources_of
 from ctrbox.train.together import ALONE, Together
@@ -126,8 +128,11 @@ class Learner:
         return [s.embedder for s in self.sources]
 
     # ---- ahead of learning
-    def look(self, batch: Batch, number: int = 0, *, prefetch: bool = True) -> Looked:
-        """The batch's unique keys; with ``prefetch`` their rows may be made now. Changes no weight."""
+    def look(self, batch: Batch, number: int = 0, *, prefetch: bool = True, next_use: Sequence[NextUse] = ()) -> Looked:
+        """The batch's unique keys; with ``prefetch`` their rows may be made now. Changes no weight.
+
+        ``next_use``: for each table that ``keys`` tells of, in how many batches its keys are asked for again.
+        """
         dense: Any = batch.dense
         if batch.on_device and (self.carrier is None or dense.device != self.device):
             batch = batch.cpu()
@@ -139,10 +144,13 @@ class Learner:
             known, where = shared(known, self.common)
             first = torch.from_numpy(where)
         lookups: list[Lookup | References] = []
+        foretold = iter(next_use)
         for source in self.sources:
             if not source.fused:
                 lookups.append(Lookup.of(known, source.fields, self.threads))
-                if prefetch:
+                if prefetch and next_use and isinstance(source.embedder, SparseTable):
+                    source.embedder.prefetch(lookups[-1].keys, next_use=next(foretold))
+                elif prefetch:
                     source.embedder.prefetch(lookups[-1].keys)
         if self.carrier is None:
             # A tenth of a small model's step, and nobody waits for it here.
@@ -155,6 +163,15 @@ class Learner:
                 table.expect(references, carried.ready)
         here, sent = iter(lookups), iter(there)
         return Looked(batch, tuple(next(sent if s.fused else here) for s in self.sources), number, carried)
+
+    def keys(self, batch: Batch) -> list[Keys]:
+        """The batch's unique keys, by table that lies on disk, as ``look`` will find them."""
+        known = batch.cpu()
+        if self.common and known.group is not None:
+            known, _ = shared(known, self.common)
+        return [
+            Lookup.of(known, s.fields, self.threads).keys for s in self.sources if isinstance(s.embedder, SparseTable)
+        ]
 
     # ---- a step
     def learn(self, looked: Looked, factor: float = 1.0) -> float:

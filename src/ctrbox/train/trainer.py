@@ -20,7 +20,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ctrbox.columns.batch import Batch
 from ctrbox.embed.dense_optimizer import DenseOptimizer, dense_optimizer
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu_batch import facts
@@ -30,8 +29,10 @@ from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError, nearest
 from ctrbox.train.checkpoint import read_state, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate
 from ctrbox.train.folder import RunFolder
+from ctrbox.train.handed import Foresight, Handed
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.learner import Learner, Looked
+from ctrbox.train.look_ahead import MOST
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
@@ -67,17 +68,6 @@ class State:
     def loss(self) -> float:
         """Of about the last 20 steps."""
         return self.losses[0] / self.losses[1] if self.losses[1] else 0.0
-
-
-@dataclass(frozen=True)
-class Handed:
-    """A batch to learn from, and where the plan stands behind it."""
-
-    batch: Batch
-    position: Position
-    rows: int  # handed out so far, of all workers
-    clicks: int  # of this batch, before it was thinned out
-    number: int
 
 
 class Elsewhere(Protocol):
@@ -138,6 +128,7 @@ class Trainer:
         overwrite: bool = False,
         overlap: bool = True,
         ahead: int = 2,
+        look_ahead: int = 0,
         checkpoint_seconds: float = 300.0,
         checkpoint_steps: int | None = None,
         time: Any = None,
@@ -153,7 +144,9 @@ class Trainer:
         """Train, evaluate, and keep everything in the run folder ``out``.
 
         ``valid``: share of the log, its newest rows, or another plan of the same features. ``resume``: go on where an
-        unfinished run in ``out`` stopped. ``overlap=False``: one stage after the other, same weights. ``time`` and ``by``:
+        unfinished run in ``out`` stopped. ``overlap=False``: one stage after the other, same weights. ``look_ahead``: batches,
+        up to 64, that are read ahead and wait on disk, so that tables larger than memory keep the rows that come again;
+        0: none, same weights. ``time`` and ``by``:
         expressions by which the evaluation is cut into windows and slices. ``explain``: look for the worst slices and for
         what each feature is worth; where there is a run folder, unless told. ``warm_up``: begin with the weights of the run
         ``warm_from``, "full" with all, "partial" without the embeddings of ids. ``cluster``: where to train, such as
@@ -161,7 +154,7 @@ class Trainer:
         ``ctrbox.train.settings.Settings`` (batch_size, epochs, limit, shuffle, negatives, patience, monitor,
         evaluate_every, clip, seed, schedule, adaptive_l2).
         """
-        check_arguments(out, ahead, checkpoint_seconds, checkpoint_steps, progress)
+        check_arguments(out, ahead, look_ahead, checkpoint_seconds, checkpoint_steps, progress)
         if not isinstance(plan, Plan):
             raise PlanError(f"fit needs a plan, as cb.compile gives it, got {type(plan).__name__}")
         warm = WarmUp(warm_up, warm_from)
@@ -173,6 +166,8 @@ class Trainer:
         if look is not None and split.valid is not None:
             look.check(split.valid)
         fit = Fit(self, plan, split, chosen, overlap, ahead, watcher(progress))
+        if look_ahead:
+            fit.look_ahead(look_ahead, cluster)
         if cluster is not None:
             cluster.check(fit)
         return fit.run(
@@ -236,6 +231,17 @@ class Fit:
         self.metrics: dict[str, float] = {}
         self.evaluated = -1  # the step after which ``metrics`` were taken
         self.reported = self.told = self.saved = 0.0
+        self.foresight: Foresight | None = None
+
+    def look_ahead(self, batches: int, cluster: Elsewhere | None) -> None:
+        """Read so many batches ahead."""
+        if cluster is not None:
+            raise PlanError("look_ahead= is for a training in this process; leave it out with cluster=")
+        if self.settings.patience is not None:
+            raise PlanError(
+                "look_ahead= brings rows into memory before it is known that training goes on; leave it, or patience=, out"
+            )
+        self.foresight = Foresight(self.learner, batches)
 
     def run(
         self,
@@ -336,8 +342,9 @@ class Fit:
     # ---- passes over the log
     def _epoch(self, epoch: int, asked: Asked) -> None:
         state, learn, every = self.state, self.clocks["learn"], self.settings.evaluate_every
+        walk = self._walk(epoch)
         stages = run_stages(
-            self._walk(epoch),
+            walk if self.foresight is None else self.foresight.walk(walk),
             self.clocks["extract"],
             [Stage(self.clocks["lookup"], self._look)],
             ahead=self.ahead,
@@ -415,7 +422,9 @@ class Fit:
         self.clocks["extract"].rows += rows
         # Rows made ahead of an early stop would stay: the table would depend on how far ahead the stages were.
         ahead = self.settings.patience is None
-        return handed, self.learner.look(handed.batch, handed.number, prefetch=ahead) if rows else None
+        if not rows:
+            return handed, None
+        return handed, self.learner.look(handed.batch, handed.number, prefetch=ahead, next_use=handed.next_use)
 
     # ---- now and then
     def _epochs(self, log_row: int) -> float:
@@ -572,10 +581,11 @@ def warn_of_rows(embedders: list[Embedder]) -> None:
             )
 
 
-def check_arguments(out: Any, ahead: Any, seconds: Any, steps: Any, progress: Any) -> None:
+def check_arguments(out: Any, ahead: Any, look_ahead: Any, seconds: Any, steps: Any, progress: Any) -> None:
     if out is not None and not isinstance(out, str | Path):
         raise PlanError(f"out must be a path, got {out!r}")
     whole("ahead", ahead, 1, 1000)
+    whole("look_ahead", look_ahead, 0, MOST)
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
         raise PlanError(f"checkpoint_seconds must be a number above 0, got {seconds!r}")
     if steps is not None:

@@ -1,0 +1,90 @@
+"""A batch on its way from the plan to the learner, and how it waits on disk where batches are read far ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy.typing as npt
+
+from ctrbox.columns.batch import Batch, Ragged, Schema
+from ctrbox.embed.embedder import Keys
+from ctrbox.embed.sparse import SparseTable
+from ctrbox.engines.plan import Position
+from ctrbox.errors import PlanError
+from ctrbox.train.learner import Learner
+from ctrbox.train.look_ahead import NextUse, look_ahead
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A batch to learn from, and where the plan stands behind it."""
+
+    batch: Batch
+    position: Position
+    rows: int  # handed out so far, of all workers
+    clicks: int  # of this batch, before it was thinned out
+    number: int
+    next_use: Sequence[NextUse] = ()  # of each table on disk, where batches are read far ahead
+
+
+BESIDE = ("label", "dense", "group", "weight")  # arrays of a batch, beside its fields
+
+
+@dataclass(frozen=True)
+class _Without:
+    """What a batch is without its arrays."""
+
+    schema: Schema
+    rows: int
+    fields: tuple[str, ...]
+    beside: tuple[str, ...]  # those it has
+    position: Position
+    done: int
+    clicks: int
+    number: int
+
+
+class Foresight:
+    """Batches that wait beside the first table on disk: next to a table that is larger than memory there is room."""
+
+    def __init__(self, learner: Learner, batches: int) -> None:
+        tables = [e for e in learner.embedders if isinstance(e, SparseTable)]
+        if not tables:
+            raise PlanError(
+                "look_ahead= is for tables that lie on disk, and none does: give cb.SparseTable, or leave it out"
+            )
+        self.learner, self.batches, self.folder = learner, batches, tables[0].path.parent
+
+    def walk(self, source: Generator[Handed, None, None]) -> Generator[Handed, None, None]:
+        ahead = look_ahead(source, self.batches, self, self.folder)
+        try:
+            for handed, next_use in ahead:
+                yield replace(handed, next_use=next_use)
+        finally:
+            ahead.close()
+
+    def pack(self, handed: Handed) -> tuple[_Without, list[npt.NDArray[Any]], list[Keys]]:
+        batch = handed.batch.cpu()
+        arrays = [array for ragged in batch.sparse.values() for array in (ragged.values, ragged.offsets)]
+        beside = {name: getattr(batch, name) for name in BESIDE}
+        here = tuple(name for name, array in beside.items() if array is not None)
+        kept = _Without(
+            batch.schema,
+            batch.rows,
+            tuple(batch.sparse),
+            here,
+            handed.position,
+            handed.rows,
+            handed.clicks,
+            handed.number,
+        )
+        return kept, [*arrays, *(beside[name] for name in here)], self.learner.keys(batch) if batch.rows else []
+
+    def unpack(self, kept: _Without, arrays: list[npt.NDArray[Any]]) -> Handed:
+        found = iter(arrays)
+        sparse = {name: Ragged(next(found), next(found)) for name in kept.fields}
+        beside = dict.fromkeys(BESIDE) | dict(zip(kept.beside, found, strict=True))
+        batch = Batch(kept.schema, kept.rows, sparse=sparse, **beside)
+        return Handed(batch, kept.position, kept.done, kept.clicks, kept.number)

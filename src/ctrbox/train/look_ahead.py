@@ -1,0 +1,170 @@
+"""Batches read far ahead of training, so that tables on disk know which rows are asked for again, and when.
+
+    source ──► a block that fills ──► a whole one ──► one whose next uses are known ──► out, one read in for one given out
+
+A block is ``window`` batches, so next uses reach ``window`` to twice as many batches ahead, and three blocks wait. They
+wait in files: a batch's own bytes and its unique keys, appended, a file a block, without a name, so that whatever ends
+the process leaves nothing behind. In memory are a byte a unique key of one block, and the keys of one shard of two while
+next uses are found. The first block is one batch and each is twice the one before, so that the first batch does not
+wait for all of them.
+
+Items, their order and their errors are those of the source: an error comes behind the items before it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrbox import _native
+from ctrbox.embed.embedder import Keys
+from ctrbox.engines.aside import FULL
+from ctrbox.errors import SourceError
+
+MOST = 64  # batches of a block: a next use is told in 7 bits
+SHARDS = 64
+
+NextUse = npt.NDArray[np.uint8]
+
+
+class Packing(Protocol):
+    """How an item waits."""
+
+    def pack(self, item: Any) -> tuple[Any, Sequence[npt.NDArray[Any]], Sequence[Keys]]:
+        """What stays in memory, the arrays that do not, and the unique keys of each table in the order of shards, as
+        lookups have them; no table for an item that asks none."""
+
+    def unpack(self, kept: Any, arrays: list[npt.NDArray[Any]]) -> Any:
+        """The item again."""
+
+
+@dataclass
+class _Waiting:
+    kept: Any
+    arrays: list[tuple[int, np.dtype[Any], tuple[int, ...]]]  # where each begins, its type and its shape
+    keys: list[tuple[int, list[int]]]  # of each table: where they begin, and the bounds of shards
+    next_use: list[NextUse] = field(default_factory=list)
+
+
+class _Block:
+    """Batches in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder, prefix=".ahead-")  # noqa: SIM115 - closed by its owner
+        self.items: list[_Waiting] = []
+        self.end = 0
+
+    def add(self, kept: Any, arrays: Sequence[npt.NDArray[Any]], tables: Sequence[Keys]) -> None:
+        bounds = [list(_native.shard_bounds(keys)) for keys in tables]
+        places = [(self._put(array), array.dtype, array.shape) for array in arrays]
+        self.items.append(_Waiting(kept, places, [(self._put(k), b) for k, b in zip(tables, bounds, strict=True)]))
+
+    def _put(self, array: npt.NDArray[Any]) -> int:
+        begin = self.end
+        self.end += self.file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        return begin
+
+    def get(self, begin: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        array = np.empty(shape, dtype)
+        left = array.data.cast("B") if array.size else memoryview(b"")
+        while len(left):
+            read = os.preadv(self.file.fileno(), [left], begin)
+            if read == 0:
+                raise SourceError("batches that were read ahead are not in their file any more")
+            left, begin = left[read:], begin + read
+        return array
+
+    def keys(self, item: _Waiting, table: int, shard: int) -> Keys:
+        begin, bounds = item.keys[table]
+        return self.get(begin + 8 * bounds[shard], np.dtype(np.int64), (bounds[shard + 1] - bounds[shard],))
+
+
+def foretell(now: _Block, then: _Block | None) -> None:
+    """The next uses of every batch of ``now``, as far as it and ``then`` reach."""
+    for block in (now, then):
+        if block is not None:
+            block.file.flush()
+    asking = [(block, item) for block in (now, then) if block is not None for item in block.items if item.keys]
+    mine = [item for item in now.items if item.keys]
+    for table in range(len(mine[0].keys) if mine else 0):
+        for item in mine:
+            item.next_use.append(np.empty(item.keys[table][1][-1], np.uint8))
+        for shard in range(SHARDS):
+            batches = [block.keys(item, table, shard) for block, item in asking]
+            for item, found in zip(mine, _native.next_uses(batches, len(mine)), strict=True):
+                bounds = item.keys[table][1]
+                item.next_use[table][bounds[shard] : bounds[shard + 1]] = found
+
+
+def look_ahead(
+    source: Generator[Any, None, None], window: int, how: Packing, folder: Path
+) -> Generator[tuple[Any, list[NextUse]], None, None]:
+    """Each item of ``source``, and for each table the next uses of its unique keys: in how many items, of those that ask
+    tables at all, a key comes again; 0 where that is too far ahead to know. Files lie in ``folder``."""
+    reader = _Reader(source, how, folder, window)
+    try:
+        yield from reader.items()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise SourceError(
+            f"the disk of {folder} is full: look_ahead={window} keeps up to {3 * window} batches there; make room, or look less "
+            "far ahead"
+        ) from error
+    finally:
+        source.close()
+        for block in reader.blocks:
+            block.file.close()
+    if reader.error is not None:
+        raise reader.error
+
+
+class _Reader:
+    def __init__(self, source: Generator[Any, None, None], how: Packing, folder: Path, window: int) -> None:
+        self.source, self.how, self.folder, self.window = source, how, folder, window
+        self.blocks: list[_Block] = []
+        self.over = False
+        self.error: Exception | None = None
+
+    def items(self) -> Generator[tuple[Any, list[NextUse]], None, None]:
+        size = min(2, self.window)
+        now, then = self._block(1), self._block(size)
+        while now.items:
+            foretell(now, then)
+            size = min(2 * size, self.window)
+            filling = self._block(0)
+            for number, item in enumerate(now.items):
+                # As many in as keep pace: the new block is full when this one is empty.
+                self._fill(filling, size * (number + 1) // len(now.items) - len(filling.items))
+                yield self.how.unpack(item.kept, [now.get(*place) for place in item.arrays]), item.next_use
+                item.next_use = []
+            self.blocks.remove(now)
+            now.file.close()
+            now, then = then, filling
+
+    def _block(self, items: int) -> _Block:
+        block = _Block(self.folder)
+        self.blocks.append(block)
+        self._fill(block, items)
+        return block
+
+    def _fill(self, block: _Block, items: int) -> None:
+        for _ in range(items):
+            if self.over:
+                return
+            try:
+                item = next(self.source, self)
+            except Exception as error:  # told behind what came before it
+                self.error, self.over = error, True
+                return
+            if item is self:
+                self.over = True
+                return
+            block.add(*self.how.pack(item))
