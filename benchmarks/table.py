@@ -5,8 +5,13 @@
 Zipf 1.05 over 100M keys, 200 batches of 500,000 references, 64-byte rows, plain SGD; memory: a tenth of the final
 table's keys and rows. The page cache has no part: both stores read and write with O_DIRECT, and bytes are those the
 kernel counted. A batch is one pull and one push of its unique keys. `pipelined`: while a batch is pulled and pushed,
-another thread prefetches the next (queues of one batch, as the trainer's stages do it). Every run has a process of its
-own. First all stores must give the same rows, bit for bit, on a smaller trace.
+another thread prefetches the next (queues of one batch, as the trainer's stages do it). `looking ahead`: the same with
+the keys of 64 to 128 batches ahead spooled on disk and known to the table, as `fit(look_ahead=64)` does it; writing,
+reading and finding next uses are part of the run. Every run has a process of its own. First all stores must give the
+same rows, bit for bit, on a smaller trace.
+
+Of the hit rate two figures are printed: of the keys that the table had, those that were in memory, and of all keys those that
+needed no read, new ones being none. The second is what decides how many keys a second a disk allows, and what is asked for.
 
 RocksDB is left out, and said so, where its C++ library is missing: benchmarks/table_rocksdb.py.
 """
@@ -20,7 +25,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -36,12 +41,11 @@ SMALL = Shape(3_000_000, 50, 60_000, seed=1)  # what all must agree on
 SHARE = 0.1  # of the final table that fits in memory
 TIMES_ROCKSDB, OF_DISK, HITS = 3.0, 0.7, 0.85
 MODES = ("sequential", "pipelined")
+AHEAD, WINDOW = "looking ahead", 64  # of our table alone
 
 
-class Table(Protocol):
-    def prefetch(self, keys: Keys) -> None: ...
-    def pull(self, keys: Keys) -> np.ndarray: ...
-    def push(self, keys: Keys, gradients: np.ndarray) -> None: ...
+def modes_of(side: str) -> tuple[str, ...]:
+    return (*MODES, AHEAD) if side == "ours" else MODES
 
 
 def opened(side: str, folder: Path, ram: int, tuning: str = "", policy: str = "default") -> Any:
@@ -103,8 +107,19 @@ def batches(trace: Trace) -> Generator[Keys, None, None]:
     yield from trace.walk()
 
 
+class KeysAlone:
+    """Batches of the trace are their keys."""
+
+    def pack(self, keys: Keys) -> tuple[None, list[Keys], list[Keys]]:
+        return None, [keys], [keys]
+
+    def unpack(self, kept: None, arrays: list[Keys]) -> Keys:
+        return arrays[0]
+
+
 def measure(given: argparse.Namespace) -> None:
     """One side in this process; the answer is the last line."""
+    from ctrbox.train.look_ahead import look_ahead
     from ctrbox.train.pipeline import Clock, Stage, run_stages
 
     folder = Path(given.folder)
@@ -119,10 +134,18 @@ def measure(given: argparse.Namespace) -> None:
         table.prefetch(keys)
         return keys
 
+    def foreseen(item: tuple[Keys, list[np.ndarray]]) -> Keys:
+        table.prefetch(item[0], next_use=item[1][0])
+        return item[0]
+
+    source: Generator[Any, None, None] = batches(trace)
     stages = [Stage(ahead, prefetched)] if given.mode == "pipelined" else []
+    if given.mode == AHEAD:
+        source, stages = look_ahead(source, WINDOW, KeysAlone(), folder), [Stage(ahead, foreseen)]
     done, half = 0, None
     first = Mark.now(table, 0)
-    walk = run_stages(batches(trace), Clock("keys"), stages, ahead=1, overlap=bool(stages))
+    read = Clock("keys")
+    walk = run_stages(source, read, stages, ahead=1, overlap=bool(stages))
     for number, keys in enumerate(walk):
         if number == trace.shape.batches // 2:
             half = Mark.now(table, done)
@@ -140,7 +163,7 @@ def measure(given: argparse.Namespace) -> None:
         "whole": whole,
         "late": last.since(half),
         "stats": last.stats,
-        "busy": {clock.name: clock.busy for clock in (ahead, pull, push)},
+        "busy": {clock.name: clock.busy for clock in (read, ahead, pull, push)},
     }
     closed(table, given.measure, folder)
     print(json.dumps(answer))
@@ -165,9 +188,9 @@ def check(sides: list[str], folder: Path, tunings: list[str]) -> None:
     assert np.abs(end).max() > 0.1
     for side in sides:
         for tuning in tunings if side == "rocksdb" else [""]:
-            for mode in MODES:
+            for mode in modes_of(side):
                 table = opened(side, folder, ram, tuning)
-                for number, rows in enumerate(replayed(table, steps, mode)):
+                for number, rows in enumerate(replayed(table, steps, mode, folder)):
                     assert same(rows, expected[number]), f"{side} {tuning}, {mode}: other rows in batch {number}"
                 for part in np.array_split(np.random.default_rng(7).permutation(everything), 8):
                     at = np.searchsorted(everything, part)
@@ -176,15 +199,27 @@ def check(sides: list[str], folder: Path, tunings: list[str]) -> None:
     print(f"same rows bit for bit, {trace.keys:,} keys in {len(steps)} batches: memory, {', '.join(sides)}\n")
 
 
-def replayed(table: Table, steps: list[tuple[Keys, np.ndarray]], mode: str) -> Generator[np.ndarray, None, None]:
+def replayed(
+    table: Any, steps: list[tuple[Keys, np.ndarray]], mode: str, folder: Path
+) -> Generator[np.ndarray, None, None]:
     """What each pull gives. Pipelined: two batches are prefetched before the first is pulled, then always one ahead."""
-    ahead = 2 if mode == "pipelined" else 0
-    for keys, _ in steps[:ahead]:
-        table.prefetch(keys)
+    from ctrbox.train.look_ahead import look_ahead
+
+    ahead = 2 if mode != "sequential" else 0
+    known = iter(look_ahead((keys for keys, _ in steps), 8, KeysAlone(), folder)) if mode == AHEAD else None
+
+    def prefetch(number: int) -> None:
+        if known is None:
+            table.prefetch(steps[number][0])
+        else:
+            table.prefetch(steps[number][0], next_use=next(known)[1][0])
+
+    for number in range(min(ahead, len(steps))):
+        prefetch(number)
     for number, (keys, gradients) in enumerate(steps):
         yield table.pull(keys).copy()
         if ahead and number + ahead < len(steps):
-            table.prefetch(steps[number + ahead][0])
+            prefetch(number + ahead)
         table.push(keys, gradients)
 
 
@@ -281,7 +316,7 @@ def question(given: argparse.Namespace, folder: Path) -> None:
     runs: dict[str, dict[str, Any]] = {}
     for side in [*sides, "memory"]:
         for tuning in tunings if side == "rocksdb" else [""]:
-            for mode in MODES:
+            for mode in modes_of(side):
                 name = f"{side}{' ' if tuning else ''}{tuning} {mode}"
                 runs[name] = run(side, mode, trace, ram, folder, tuning, given.policy)
     rates = {
@@ -350,15 +385,15 @@ def figures(
     )
     cache = Cache.of(runs[fastest]["late"]["stats"])
     ratio = speed(runs[fastest]["whole"]) / max(peers.values()) if peers else None
-    bound = min(HITS, best.rate(since))
     goals = {
         f"{TIMES_ROCKSDB:g} × RocksDB": (None if ratio is None else ratio >= TIMES_ROCKSDB, ratio and f"{ratio:.2f} ×"),
-        f"{OF_DISK:.0%} of the disk": (max(shares.values()) >= OF_DISK, f"{max(shares.values()):.0%}"),
-        f"{HITS:.0%} hits, or Belady's {best.rate(since):.1%} if that is less": (
-            cache.rate >= bound,
-            f"{cache.rate:.1%} of what was there, {cache.unread:.1%} of all",
+        f"{OF_DISK:.0%} of the disk": (shares[fastest] >= OF_DISK, f"{shares[fastest]:.0%}"),
+        f"{HITS:.0%} of the keys without a read": (
+            cache.unread >= HITS,
+            f"{cache.unread:.1%}; {cache.rate:.1%} of what was there, the optimum of as many rows {own.rate(since):.1%}",
         ),
     }
+    print(f"asked for, of {fastest}, the fastest:")
     for goal, (met, found) in goals.items():
         print(
             f"{goal}: {'not measured' if met is None else 'met' if met else 'NOT met'}{f', {found}' if found else ''}"
@@ -378,6 +413,7 @@ def figures(
         belady=round(best.rate(since), 4),
         belady_own_capacity=round(own.rate(since), 4),
         ram=ram,
+        fastest=fastest,
         rss_above_start={name: answer["peak"] - answer["before"] for name, answer in runs.items()},
         met={goal: met for goal, (met, _) in goals.items()},
         quick=given.quick,
