@@ -100,7 +100,8 @@ def train(
         int | None, typer.Option(min=1, metavar="STEPS", help="Evaluate every so many steps; each epoch unless told.")
     ] = None,
     look_ahead: Annotated[
-        int | None, typer.Option(min=0, metavar="BATCHES", help="Read ahead, for Sparse Tables larger than memory.")
+        int | None,
+        typer.Option(min=0, max=64, metavar="BATCHES", help="Read ahead, for Sparse Tables larger than memory."),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an unfinished run in the folder.")] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,

@@ -281,6 +281,12 @@ def test_a_stopped_training_says_how_to_go_on_and_does(
         (("self.top(torch", "self.tip(torch"), {}, "job.py:27: AttributeError: 'Mine' object has no attribute 'tip'"),
         (("", ""), {"valid": "2"}, "valid must be a share from 0 to 0.9, got 2.0"),
         (("", ""), {"valid": "nowhere"}, "nowhere does not exist"),
+        (("", ""), {"look_ahead": 8}, "--look-ahead is for cb.SparseTable, and this training has none; leave it out"),
+        (
+            ("model = Mine", "table = cb.SparseTable('params', 4)\nmodel = Mine"),
+            {"look_ahead": 8, "patience": 1},
+            "--look-ahead brings rows into memory before it is known that training goes on; leave it, or --patience, out",
+        ),
         (("", ""), {"out": Path("data")}, "data is no run folder: it holds "),
         (('label=col("clicked")', 'label=col("position").fill(0)'), {}, "label"),
         (('col("device") != "tv"', 'col("device") == "toaster"'), {}, "rows"),

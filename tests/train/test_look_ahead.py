@@ -159,6 +159,11 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"cannot keep batches that are read ahead in .*nowhere: No such file"):
+        list(look_ahead(counting(3, []), 4, KeysAlone(), tmp_path / "nowhere"))
+
+
 # ---- tables and training --------------------------------------------------------------------------------------------
 
 
@@ -237,7 +242,7 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path, plan: cb.Plan, m
 
 
 def test_what_cannot_look_ahead_says_so(tmp_path: Path, plan: cb.Plan) -> None:
-    with pytest.raises(PlanError, match="for tables that lie on disk, and none does"):
+    with pytest.raises(PlanError, match="for cb.SparseTable, and this training has none"):
         fitted(plan, table(), look_ahead=8)
     with sparse(tmp_path / "t") as mine:
         with pytest.raises(PlanError, match="look_ahead must be a whole number from 0 to 64, got 65"):

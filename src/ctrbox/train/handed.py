@@ -52,9 +52,7 @@ class Foresight:
     def __init__(self, learner: Learner, batches: int) -> None:
         tables = [e for e in learner.embedders if isinstance(e, SparseTable)]
         if not tables:
-            raise PlanError(
-                "look_ahead= is for tables that lie on disk, and none does: give cb.SparseTable, or leave it out"
-            )
+            raise PlanError("look_ahead= is for cb.SparseTable, and this training has none; leave it out")
         self.learner, self.batches, self.folder = learner, batches, tables[0].path.parent
 
     def walk(self, source: Generator[Handed, None, None]) -> Generator[Handed, None, None]:

@@ -113,7 +113,7 @@ def look_ahead(
         yield from reader.items()
     except OSError as error:
         if error.errno not in FULL:
-            raise
+            raise SourceError(f"cannot keep batches that are read ahead in {folder}: {error.strerror}") from error
         raise SourceError(
             f"the disk of {folder} is full: look_ahead={window} keeps up to {3 * window} batches there; make room, or look less "
             "far ahead"
@@ -161,10 +161,10 @@ class _Reader:
                 return
             try:
                 item = next(self.source, self)
+                packed = None if item is self else self.how.pack(item)
             except Exception as error:  # told behind what came before it
-                self.error, self.over = error, True
-                return
-            if item is self:
+                self.error, packed = error, None
+            if packed is None:
                 self.over = True
                 return
-            block.add(*self.how.pack(item))
+            block.add(*packed)
