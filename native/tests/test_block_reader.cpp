@@ -22,7 +22,7 @@
 #include "tests/check.h"
 
 // The thread sanitizer else ends a forked child of several threads that starts one.
-extern "C" const char* __tsan_default_options();
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options();
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
 
 using namespace cb;

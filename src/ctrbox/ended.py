@@ -53,7 +53,8 @@ def finish(done: Done, as_json: bool) -> None:
     for what, times in s["warnings"].items():
         if times:
             tell(f"  warning: {what}: {times:,} values lost, counted over all passes")
-    tell(f"intermediate files: {s['intermediate_bytes']:,} bytes")
+    waited = f", of batches that waited (--look-ahead {s['look_ahead']})" if s.get("look_ahead") else ""
+    tell(f"intermediate files: {s['intermediate_bytes']:,} bytes{waited}")
     tell(f"report: {done.report}")
 
 

@@ -101,7 +101,12 @@ def train(
     ] = None,
     look_ahead: Annotated[
         int | None,
-        typer.Option(min=0, max=64, metavar="BATCHES", help="Read ahead, for Sparse Tables larger than memory."),
+        typer.Option(
+            min=0,
+            max=64,
+            metavar="BATCHES",
+            help="Let so many wait on disk, so that a Sparse Table larger than memory keeps what comes again; 64 sees most.",
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an unfinished run in the folder.")] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
@@ -308,7 +313,7 @@ def evaluate(
 
     loaded = load_run(run, job, threads, ram, server)
     started = time.perf_counter()
-    with meter("evaluating"), blaming(job), reading(data):
+    with meter("evaluating"), blaming(job), reading(data), in_words_of_options():
         found = loaded.evaluate(data, views=views_of(view, data))
     seconds = time.perf_counter() - started
     tell_of_servers(loaded)

@@ -54,6 +54,7 @@ class Foresight:
         if not tables:
             raise PlanError("look_ahead= is for cb.SparseTable, and this training has none; leave it out")
         self.learner, self.batches, self.folder = learner, batches, tables[0].path.parent
+        self.bytes = 0  # written so far
 
     def walk(self, source: Generator[Handed, None, None]) -> Generator[Handed, None, None]:
         ahead = look_ahead(source, self.batches, self, self.folder)
@@ -78,7 +79,10 @@ class Foresight:
             handed.clicks,
             handed.number,
         )
-        return kept, [*arrays, *(beside[name] for name in here)], self.learner.keys(batch) if batch.rows else []
+        arrays += [beside[name] for name in here]
+        keys = self.learner.keys(batch) if batch.rows else []
+        self.bytes += sum(array.nbytes for array in (*arrays, *keys))
+        return kept, arrays, keys
 
     def unpack(self, kept: _Without, arrays: list[npt.NDArray[Any]]) -> Handed:
         found = iter(arrays)

@@ -282,6 +282,8 @@ class Fit:
             self._take_best()
             clocks, before = list(self.clocks.values()), self.before
             summary = summarize(self.learner, self.plan, self.settings, self.state, clocks, self.passes, before)
+            if self.foresight is not None:
+                summary |= {"look_ahead": self.foresight.batches, "intermediate_bytes": self.foresight.bytes}
             if self.split.valid is not None:
                 summary |= self._judge(look)
                 summary["rows"]["valid"] = summary["metrics"]["rows"]
