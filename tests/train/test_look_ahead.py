@@ -242,7 +242,7 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path, plan: cb.Plan, m
 
 
 def test_what_cannot_look_ahead_says_so(tmp_path: Path, plan: cb.Plan) -> None:
-    with pytest.raises(PlanError, match="for cb.SparseTable, and this training has none"):
+    with pytest.raises(PlanError, match=r"for cb\.SparseTable, and this training has none"):
         fitted(plan, table(), look_ahead=8)
     with sparse(tmp_path / "t") as mine:
         with pytest.raises(PlanError, match="look_ahead must be a whole number from 0 to 64, got 65"):
