@@ -145,12 +145,13 @@ def test_who_leaves_early_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keys", [3000, 200])
+def test_a_full_disk_is_named(tmp_path: Path, keys: int) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (keys * 10, before[1]))
     try:
-        batches = (ordered(list(range(k, k + 3000))) for k in range(50))
+        batches = (ordered(list(range(k, k + keys))) for k in range(50))
         with pytest.raises(SourceError, match=r"is full: look_ahead=16 keeps up to 48 batches there; make room"):
             list(look_ahead(batches, 16, KeysAlone(), tmp_path))
     finally:
@@ -228,6 +229,24 @@ def test_rows_that_come_again_are_found_in_memory(tmp_path: Path) -> None:
     assert hits["ahead"] > 1.1 * hits["alone"]
 
 
+def test_what_was_due_and_did_not_come_is_forgotten(tmp_path: Path) -> None:
+    """Also where nobody tells of next uses any more."""
+    hits = {}
+    for name in ("told", "untold"):
+        with cb.SparseTable(tmp_path / name, 4, ram=300_000) as mine:
+            for part in np.array_split(np.arange(1, 4001), 8):
+                mine.prefetch(part, next_use=np.full(len(part), 127, np.uint8) if name == "told" else None)
+                mine.push(part, np.ones_like(mine.pull(part)))
+            rng = np.random.default_rng(2)
+            for step in range(400):
+                keys = rng.permutation(np.arange(5001, 8001))[:600]
+                if step == 200:
+                    hits[name] = -mine.stats()["hits"]
+                mine.push(keys, np.ones_like(mine.pull(keys)))
+            hits[name] += mine.stats()["hits"]
+    assert hits["told"] > 0.99 * hits["untold"]
+
+
 def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path, plan: cb.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     told_at_every_step(monkeypatch)
     expected = weights(fitted(plan, table(), epochs=2))
@@ -251,6 +270,6 @@ def test_what_cannot_look_ahead_says_so(tmp_path: Path, plan: cb.Plan) -> None:
             fitted(plan, mine, look_ahead=8, patience=2)
         with pytest.raises(PlanError, match="leave it out with cluster="):
             fitted(plan, mine, look_ahead=8, cluster=cb.Cluster(workers=1))
-        for wrong in (np.zeros(3, np.uint8), np.zeros(2, np.int64), np.zeros((2, 1), np.uint8)):
+        for wrong in (np.zeros(3, np.uint8), np.zeros(2, np.int64), np.zeros((2, 1), np.uint8), [1, 2], 5):
             with pytest.raises(DataError, match="next_use must be uint8, one of each of 2 keys, got"):
                 mine.prefetch(np.array([1, 2]), next_use=wrong)

@@ -262,10 +262,11 @@ void SparseTable::read_missing(Missing& missing, Reading& reading, Found found) 
   missing.keys = std::move(absent);
 }
 
-std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys, bool create, NextUse next_use) {
+std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys, bool create, bool batch,
+                                                     NextUse next_use) {
   auto held = held_for(keys);
   held->next_use = next_use;
-  foreseen_ += next_use.has_value();
+  foreseen_ += next_use || (batch && foreseen_ > 0);
   try {
     const size_t threads = threads_for(keys.size());
     const unsigned group = group_of(keys.size(), threads);
@@ -292,7 +293,7 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
     std::lock_guard<std::mutex> hold(shard.lock);
     Resident& rows = shard.rows;
     rows.policy->next_pass();
-    if (next_use) rows.policy->foresee(foreseen_);
+    if (foreseen_ > 0) rows.policy->foresee(foreseen_);
     const size_t before = missing.keys.size();
     for (size_t k = begin; k < stop; ++k) {
       if (k + kAhead < stop) rows.prefetch(mix_of(held.keys[held.at(k + kAhead)]));
@@ -407,7 +408,7 @@ void SparseTable::prefetch(std::span<const int64_t> keys, NextUse next_use) {
   std::unique_ptr<Held> held, oldest;
   try {
     std::lock_guard<std::mutex> hold(loading_);
-    held = load(keys, shape_.life.admits_all(), next_use);
+    held = load(keys, shape_.life.admits_all(), true, next_use);
   } catch (const TableFull&) {
     ++counters_.crowded;
     return;
@@ -424,10 +425,10 @@ void SparseTable::prefetch(std::span<const int64_t> keys, NextUse next_use) {
 }
 
 // For a pull or a push that comes now: what was prefetched for later gives way.
-std::unique_ptr<SparseTable::Held> SparseTable::load_now(std::span<const int64_t> keys, bool create) {
+std::unique_ptr<SparseTable::Held> SparseTable::load_now(std::span<const int64_t> keys, bool create, bool batch) {
   std::lock_guard<std::mutex> hold(loading_);
   try {
-    return load(keys, create);
+    return load(keys, create, batch);
   } catch (const TableFull&) {
     ++counters_.crowded;
     std::deque<std::unique_ptr<Held>> later;
@@ -436,7 +437,7 @@ std::unique_ptr<SparseTable::Held> SparseTable::load_now(std::span<const int64_t
       later.swap(prefetched_);
     }
     for (auto& held : later) release(*held);
-    return load(keys, create);
+    return load(keys, create, false);  // counted before
   }
 }
 
@@ -479,7 +480,7 @@ void SparseTable::hold_too(Held& held, const std::vector<uint32_t>& at, bool cre
   std::vector<int64_t> keys;
   keys.reserve(at.size());
   for (uint32_t k : at) keys.push_back(held.keys[k]);
-  const auto more = load_now(keys, create);  // its pins are the batch's from here on
+  const auto more = load_now(keys, create, false);  // its pins are the batch's from here on
   for (size_t k = 0; k < at.size(); ++k) held.places[at[k]] = more->places[k];
 }
 

@@ -53,7 +53,7 @@ class SparseTable {
   ~SparseTable();
 
   // Next uses, where they are given: for each key in how many batches it is asked for again, 1 ... 127, and 0 where
-  // nobody knows. Batches are counted by such calls.
+  // nobody knows. Batches are counted by calls that load all keys of one, from the first that gave next uses on.
   using NextUse = std::optional<std::span<const uint8_t>>;
   void prefetch(std::span<const int64_t> keys, NextUse next_use = {});
   void pull(std::span<const int64_t> keys, float* out, bool create);
@@ -112,8 +112,8 @@ class SparseTable {
   struct Missing;  // keys that a load did not find resident
 
   std::unique_ptr<Held> held_for(std::span<const int64_t> keys) const;
-  std::unique_ptr<Held> load(std::span<const int64_t> keys, bool create, NextUse next_use = {});
-  std::unique_ptr<Held> load_now(std::span<const int64_t> keys, bool create);
+  std::unique_ptr<Held> load(std::span<const int64_t> keys, bool create, bool batch, NextUse next_use = {});
+  std::unique_ptr<Held> load_now(std::span<const int64_t> keys, bool create, bool batch = true);
   void load_shards(unsigned first, unsigned end, Held& held, bool create);
   void find_again(Held& held);
   void admit(Held& held, const float* gradients, const Shown& shown, bool some_bad);
@@ -162,7 +162,7 @@ class SparseTable {
   std::atomic<uint64_t> disk_rows_{0}, index_bytes_{0};
 
   std::mutex calls_, loading_, checkpointing_;
-  uint64_t foreseen_ = 0;  // batches that came with next uses; under loading_
+  uint64_t foreseen_ = 0;  // batches since the first of which next uses are known; under loading_
   std::atomic<bool> cutting_{false};
   std::unique_ptr<Held> last_;
   std::mutex prefetched_lock_;

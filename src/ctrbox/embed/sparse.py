@@ -47,7 +47,7 @@ from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, neares
 SHARDS = 64
 SEGMENT_BYTES = 64 << 20
 SEGMENTS = re.compile(r"segments(-\d+)?")
-OWN = re.compile(r"LOCK|MANIFEST(\.aside)?|segments(-\d+)?")  # names in a table's folder
+OWN = re.compile(r"LOCK|MANIFEST(\.aside)?|segments(-\d+)?|\.ahead-.*")  # names in a table's folder
 POLICIES = ("default", "heat", "s3fifo", "clock", "lru", "lfu")
 
 
@@ -143,12 +143,13 @@ class SparseTable(Table):
         that come again stay before all others, the soonest longest, where ``policy`` is the default.
         """
         wanted = checked_keys(keys)
-        if next_use is not None and (next_use.dtype != np.uint8 or next_use.shape != wanted.shape):
+        known = None if next_use is None else np.asarray(next_use)
+        if known is not None and (known.dtype != np.uint8 or known.shape != wanted.shape):
             raise DataError(
-                f"next_use must be uint8, one of each of {len(wanted):,} keys, got {next_use.dtype} of shape {next_use.shape}"
+                f"next_use must be uint8, one of each of {len(wanted):,} keys, got {known.dtype} of shape {known.shape}"
             )
         with self._calling(len(wanted)):
-            self._changing.prefetch(wanted, None if next_use is None else np.ascontiguousarray(next_use))
+            self._changing.prefetch(wanted, None if known is None else np.ascontiguousarray(known))
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
         """Rows (n, width). Without ``create`` nothing is created, and nothing comes into memory to stay."""

@@ -47,13 +47,13 @@ class _Without:
 
 
 class Foresight:
-    """Batches that wait beside the first table on disk: next to a table that is larger than memory there is room."""
+    """Batches that wait in the folder of the first table on disk: where a table is larger than memory there is room."""
 
     def __init__(self, learner: Learner, batches: int) -> None:
         tables = [e for e in learner.embedders if isinstance(e, SparseTable)]
         if not tables:
             raise PlanError("look_ahead= is for cb.SparseTable, and this training has none; leave it out")
-        self.learner, self.batches, self.folder = learner, batches, tables[0].path.parent
+        self.learner, self.batches, self.folder = learner, batches, tables[0].path
         self.bytes = 0  # written so far
 
     def walk(self, source: Generator[Handed, None, None]) -> Generator[Handed, None, None]:

@@ -57,7 +57,8 @@ class _Block:
     """Batches in a file."""
 
     def __init__(self, folder: Path) -> None:
-        self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder, prefix=".ahead-")  # noqa: SIM115 - closed by its owner
+        # Without a buffer: what a full disk refused would be written again by close, whose error would hide the first.
+        self.file: IO[bytes] = tempfile.TemporaryFile(buffering=0, dir=folder, prefix=".ahead-")  # noqa: SIM115
         self.items: list[_Waiting] = []
         self.end = 0
 
@@ -67,8 +68,10 @@ class _Block:
         self.items.append(_Waiting(kept, places, [(self._put(k), b) for k, b in zip(tables, bounds, strict=True)]))
 
     def _put(self, array: npt.NDArray[Any]) -> int:
-        begin = self.end
-        self.end += self.file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        begin, left = self.end, np.ascontiguousarray(array).data.cast("B") if array.size else memoryview(b"")
+        while len(left):
+            written = self.file.write(left)
+            left, self.end = left[written:], self.end + written
         return begin
 
     def get(self, begin: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -86,12 +89,9 @@ class _Block:
         return self.get(begin + 8 * bounds[shard], np.dtype(np.int64), (bounds[shard + 1] - bounds[shard],))
 
 
-def foretell(now: _Block, then: _Block | None) -> None:
+def foretell(now: _Block, then: _Block) -> None:
     """The next uses of every batch of ``now``, as far as it and ``then`` reach."""
-    for block in (now, then):
-        if block is not None:
-            block.file.flush()
-    asking = [(block, item) for block in (now, then) if block is not None for item in block.items if item.keys]
+    asking = [(block, item) for block in (now, then) for item in block.items if item.keys]
     mine = [item for item in now.items if item.keys]
     for table in range(len(mine[0].keys) if mine else 0):
         for item in mine:
