@@ -32,9 +32,8 @@ nb::list next_uses_of(const std::vector<Keys>& batches, size_t answered) {
 void bind_sparse(nb::module_& m) {
   m.def("next_uses", &next_uses_of, nb::arg("batches"), nb::arg("answered"),
         nb::sig("def next_uses(batches: Sequence[NDArray[numpy.int64]], answered: int) -> list[NDArray[numpy.uint8]]"),
-        "Of each key of the first `answered` batches: how many batches later it comes again, 0 where none of them, or "
-        "none "
-        "of the next 127, has it.");
+        "Of each key of the first `answered` batches: how many batches later it comes again, 0 where none of the next "
+        "127 that are given has it.");
   m.def(
       "shard_bounds", [](Keys keys) { return shard_bounds(span_of(keys)); }, nb::arg("keys"),
       "Keys before each of 64 shards, and all; ValueError where they are not in the order of shards.");

@@ -313,7 +313,7 @@ def evaluate(
 
     loaded = load_run(run, job, threads, ram, server)
     started = time.perf_counter()
-    with meter("evaluating"), blaming(job), reading(data), in_words_of_options():
+    with meter("evaluating"), blaming(job), reading(data):
         found = loaded.evaluate(data, views=views_of(view, data))
     seconds = time.perf_counter() - started
     tell_of_servers(loaded)
@@ -382,7 +382,8 @@ def tell_of_servers(run: Any) -> None:
 @contextlib.contextmanager
 def reading(data: str | None) -> Iterator[None]:
     try:
-        yield
+        with in_words_of_options():
+            yield
     except OSError as error:
         if isinstance(error, CtrboxError):
             raise

@@ -6,8 +6,8 @@
 // another row.
 //
 //   name     bytes a row   what it is
-//   heat     2             the default: asks, fading with time, as a logarithm; the coldest rows leave, and before them
-//                          all that are known to be asked for again those of which nobody knows
+//   heat     2             the default: asks, fading with time, as a logarithm; the coldest rows leave first, those
+//                          that are known to be asked for again last
 //   s3fifo   9.8           S3-FIFO: a small queue in front of the main one, and ghosts of what left the small one
 //   clock    1             second chance, two bits: the hand moves over the places of the slab itself
 //   lru      8             least recently asked

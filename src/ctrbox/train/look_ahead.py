@@ -25,11 +25,11 @@ import numpy.typing as npt
 
 from ctrbox import _native
 from ctrbox.embed.embedder import Keys
+from ctrbox.embed.sparse import SHARDS
 from ctrbox.engines.aside import FULL
 from ctrbox.errors import SourceError
 
 MOST = 64  # batches of a block: a next use is told in 7 bits
-SHARDS = 64
 
 NextUse = npt.NDArray[np.uint8]
 
@@ -58,6 +58,7 @@ class _Block:
 
     def __init__(self, folder: Path) -> None:
         # Without a buffer: what a full disk refused would be written again by close, whose error would hide the first.
+        # It outlives this call (SIM115): look_ahead closes it.
         self.file: IO[bytes] = tempfile.TemporaryFile(buffering=0, dir=folder, prefix=".ahead-")  # noqa: SIM115
         self.items: list[_Waiting] = []
         self.end = 0
