@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstdint>
@@ -61,10 +62,13 @@ class Checksum {
       p += part;
       size -= part;
       if (held_ < 32) return;
-      stripe(carry_);
+      stripe(lane_, carry_);
       held_ = 0;
     }
-    for (; size >= 32; p += 32, size -= 32) stripe(p);
+    uint64_t lane[4];  // in registers: what p points to could be this object's, for all the compiler knows
+    std::copy_n(lane_, 4, lane);
+    for (; size >= 32; p += 32, size -= 32) stripe(lane, p);
+    std::copy_n(lane, 4, lane_);
     std::memcpy(carry_, p, size);
     held_ = size;
   }
@@ -72,18 +76,18 @@ class Checksum {
   uint64_t value() const {
     Checksum rest = *this;
     std::memset(rest.carry_ + rest.held_, 0, 32 - rest.held_);
-    rest.stripe(rest.carry_);
+    stripe(rest.lane_, rest.carry_);
     uint64_t out = finish(rest.total_ + 1);
     for (uint64_t lane : rest.lane_) out = finish(out ^ lane);
     return out;
   }
 
  private:
-  void stripe(const char* p) {
+  static void stripe(uint64_t (&lane)[4], const char* p) {
     for (unsigned k = 0; k < 4; ++k) {
       uint64_t word;
       std::memcpy(&word, p + 8 * k, 8);
-      lane_[k] = std::rotl(lane_[k] ^ (word * 0x9e3779b97f4a7c15ull), 29) * 0xbf58476d1ce4e5b9ull;
+      lane[k] = std::rotl(lane[k] ^ (word * 0x9e3779b97f4a7c15ull), 29) * 0xbf58476d1ce4e5b9ull;
     }
   }
 

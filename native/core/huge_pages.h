@@ -56,6 +56,14 @@ class HugeBlock {
   size_t size_ = 0;
 };
 
+// The system gets back the whole pages of a part of a block, which are zeros from then on.
+inline void give_back_pages(void* begin, void* end) {
+  const uintptr_t page = 4096;
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
+  const uintptr_t last = reinterpret_cast<uintptr_t>(end) / page * page;
+  if (first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
 // Pieces that are never given back one by one, cut from huge blocks; a multiple of 64 bytes each, from any thread.
 class HugeArena {
  public:

@@ -233,6 +233,71 @@ void what_done_throws_comes_when_no_read_is_under_way(const File& file, Way way)
   }
 }
 
+// Blocks found while others are read: some for every prepare, some of them none, and one more for every seventh that is
+// done. `fails`: the call, counted over all, that throws.
+struct Finding final : BlockSource {
+  Finding(const File& f, uint64_t seed, size_t fails_at) : file(f), fails(fails_at), random(seed) {}
+  void count() {
+    if (++calls == fails) throw std::runtime_error("enough");
+  }
+  bool next(BlockRead& block) override {
+    if (waiting.empty() || free.empty()) return false;
+    count();
+    const size_t to = free.back();
+    free.pop_back();
+    block = {file.direct, waiting.back() * kPage, memory.get() + to * kPage, static_cast<uint32_t>(kPage), to};
+    coming[to] = block;
+    waiting.pop_back();
+    ++given;
+    return true;
+  }
+  bool prepare() override {
+    CHECK(!over);
+    count();
+    for (size_t n = random() % 3 == 0 ? 0 : random() % 90; n > 0; --n) waiting.push_back(random() % kPages);
+    over = ++prepared == 40;
+    return !over;
+  }
+  void done(uint64_t tag) override {
+    count();
+    CHECK(holds(file, coming.at(tag)));
+    free.push_back(tag);
+    if (++finished % 7 == 0) waiting.push_back(random() % kPages);
+  }
+  static constexpr size_t kBuffers = 50;
+  const File& file;
+  const size_t fails;
+  std::mt19937_64 random;
+  Memory memory = pages_of_memory(kBuffers);
+  std::vector<size_t> waiting, free = [] {
+    std::vector<size_t> all(kBuffers);
+    for (size_t k = 0; k < kBuffers; ++k) all[k] = k;
+    return all;
+  }();
+  std::vector<BlockRead> coming = std::vector<BlockRead>(kBuffers);
+  size_t calls = 0, prepared = 0, given = 0, finished = 0;
+  bool over = false;
+};
+
+void blocks_may_be_found_as_others_are_read(const File& file, Way way) {
+  for (unsigned depth : {1u, 8u, 128u}) {
+    BlockReader reader(depth, way);
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      Finding all(file, seed, 0);
+      reader.read(all);
+      CHECK(all.over && all.waiting.empty() && all.given == all.finished && all.free.size() == Finding::kBuffers);
+      Finding some(file, seed, 1 + seed * 37);
+      bool met = false;
+      try {
+        reader.read(some);
+      } catch (const std::runtime_error&) {
+        met = true;
+      }
+      CHECK(met ? some.calls == some.fails : some.calls < some.fails);  // not called again after it
+    }
+  }
+}
+
 void several_threads_read_at_once_each_with_its_own(const File& file, Way way) {
   std::vector<std::thread> threads;
   for (uint64_t t = 0; t < 4; ++t)
@@ -309,6 +374,7 @@ int main() {
     a_plain_file_may_be_read_at_any_byte(file, way);
     failures_are_named_and_leave_a_reader_that_works(file, way);
     what_done_throws_comes_when_no_read_is_under_way(file, way);
+    blocks_may_be_found_as_others_are_read(file, way);
     several_threads_read_at_once_each_with_its_own(file, way);
     threads_may_take_turns_with_one_reader(file, way);
     a_forked_child_reads_with_its_own(file, way);

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
+#include <map>
 #include <random>
 #include <span>
 #include <string>
@@ -223,10 +225,61 @@ void equal_fences() {
   fs::remove_all(folder);
 }
 
+// Places given up while rows are pinned there: whoever stays is found, nothing new goes there, and in the end the
+// memory holds the rows that a map says.
+void narrowed() {
+  std::mt19937_64 random(5);
+  for (const char* policy : {"heat", "s3fifo", "clock", "lru", "lfu"}) {
+    const uint32_t most = 4000;
+    const size_t stride = 5;
+    HugeBlock slots(slots_for(most) * sizeof(uint32_t)), marks(most * sizeof(Mark)), floats(most * stride * 4);
+    Resident rows;
+    rows.begin(most, stride, reinterpret_cast<uint32_t*>(slots.data()), reinterpret_cast<Mark*>(marks.data()),
+               reinterpret_cast<float*>(floats.data()), make_policy(policy, most));
+    std::map<int64_t, uint32_t> here;
+    const auto leave = [&](std::map<int64_t, uint32_t>::iterator who) {
+      rows.policy->remove(who->second);
+      rows.erase(who->second);
+      return here.erase(who);
+    };
+    for (int64_t key = 1; key < 30'000; ++key) {
+      if (rows.room() == 0)
+        for (auto who = here.begin(); who != here.end();)
+          who = random() % 3 == 0 && rows.mark(who->second).pins == 0 ? leave(who) : std::next(who);
+      if (rows.room() > 0) {
+        const uint32_t place = rows.insert(key, mix_of(key));
+        CHECK(place < rows.capacity());
+        rows.mark(place).pins = random() % 50 == 0;
+        std::fill_n(rows.row(place), stride, static_cast<float>(key));
+        here[key] = place;
+      }
+      if (key % 3'000 == 0) {
+        const uint32_t left = rows.capacity() - rows.capacity() / (key % 2 == 0 ? 5 : 40);
+        for (auto who = here.begin(); who != here.end();)
+          who = who->second >= left && rows.mark(who->second).pins == 0 ? leave(who) : std::next(who);
+        const size_t before = rows.bytes();
+        rows.narrow(left);
+        CHECK(rows.capacity() == left && rows.bytes() <= before);
+      }
+      if (key % 1'000 != 0) continue;
+      uint32_t seen = 0;
+      for (uint32_t place = 0; place < rows.places(); ++place) seen += rows.mark(place).key != 0;
+      CHECK(seen == here.size() && rows.count() == here.size());
+      for (const auto& [k, place] : here) {
+        CHECK(rows.find(k, mix_of(k)) == place);
+        CHECK(rows.row(place)[0] == static_cast<float>(k) && rows.row(place)[stride - 1] == static_cast<float>(k));
+      }
+    }
+    for (auto who = here.begin(); who != here.end();) who = leave(who);
+    CHECK(rows.room() == rows.capacity() && rows.count() == 0);
+  }
+}
+
 }  // namespace
 
 int main() {
   equal_fences();
+  narrowed();
   all_at_once();
   one_moment();
   return 0;

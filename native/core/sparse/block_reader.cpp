@@ -26,6 +26,7 @@ namespace {
 
 // More threads than cores: they sleep in pread. Each read costs 8 us of a core this way, 3 us by the ring.
 constexpr unsigned kMostThreads = 64;
+constexpr size_t kGathered = 1024;  // blocks that the threads are given at once
 
 std::exception_ptr system_failure(int reason) {
   return std::make_exception_ptr(std::system_error(reason, std::generic_category(), "cannot read a block"));
@@ -148,21 +149,23 @@ class BlockReader::Ring {
   Ring& operator=(const Ring&) = delete;
   ~Ring() { close(); }
 
-  void read(std::span<const BlockRead> blocks, const std::function<void(size_t)>& done) {
-    Batch batch{blocks};
-    batch.ready.reserve(depth_);  // nothing may throw while the kernel writes
+  void read(BlockSource& source) {
+    Batch batch;
+    batch.blocks.resize(depth_);  // nothing may throw while the kernel writes
+    for (uint32_t k = depth_; k > 0; --k) batch.free.push_back(k - 1);
+    batch.ready.reserve(depth_);
     batch.again.reserve(depth_);
-    for (;;) {
-      const uint32_t queued = fill(batch);
-      if (queued == 0 && batch.flying == 0 && batch.ready.empty()) break;
-      enter(batch, queued, batch.ready.empty());
-      for (size_t k : batch.ready) {
-        if (batch.error) break;
-        try {
-          done(k);
-        } catch (...) {
-          batch.error = std::current_exception();
-        }
+    for (bool more = true;;) {
+      const uint32_t queued = fill(batch, source);
+      const bool prepares = more && batch.none_at_hand && !batch.error;
+      if (queued == 0 && batch.flying == 0 && batch.ready.empty() && !prepares) break;
+      enter(batch, queued, batch.ready.empty() && !prepares);
+      try {
+        for (uint64_t tag : batch.ready)
+          if (!batch.error) source.done(tag);
+        if (prepares) more = source.prepare();
+      } catch (...) {
+        batch.error = std::current_exception();
       }
       batch.ready.clear();
       harvest(batch);
@@ -172,13 +175,14 @@ class BlockReader::Ring {
 
  private:
   struct Batch {
-    std::span<const BlockRead> blocks;
-    size_t next = 0;                                // the first block never asked for
-    uint32_t flying = 0;                            // reads the kernel has taken and not answered
-    std::vector<size_t> ready{};                    // complete, done not yet called
-    std::vector<size_t> again{};                    // to be asked for again
-    std::unordered_map<size_t, Progress> partly{};  // blocks of which a part has come
-    std::exception_ptr error{};                     // the first; nothing is asked for after it
+    std::vector<BlockRead> blocks{};                  // what is under way, by the tag of the ring
+    std::vector<uint32_t> free{};                     // places in it
+    uint32_t flying = 0;                              // reads the kernel has taken and not answered
+    bool none_at_hand = false;                        // the source said so
+    std::vector<uint64_t> ready{};                    // tags of the source: complete, done not yet called
+    std::vector<uint32_t> again{};                    // to be asked for again
+    std::unordered_map<uint32_t, Progress> partly{};  // blocks of which a part has come
+    std::exception_ptr error{};                       // the first; nothing is asked for after it
   };
 
   [[noreturn]] static void refuse(int reason) {
@@ -227,19 +231,24 @@ class BlockReader::Ring {
   static void store(uint32_t* p, uint32_t v) { std::atomic_ref<uint32_t>(*p).store(v, std::memory_order_release); }
 
   // Queues reads up to the depth; how many the kernel has not taken yet. After an error it takes them back.
-  uint32_t fill(Batch& batch) {
+  uint32_t fill(Batch& batch, BlockSource& source) {
     const uint32_t head = load(queue_head_);
     uint32_t tail = *queue_tail_;
-    if (batch.error) tail = head;
+    batch.none_at_hand = false;
     while (!batch.error && batch.flying + (tail - head) < depth_) {
-      size_t k;
+      uint32_t k;
       if (!batch.again.empty()) {
         k = batch.again.back();
         batch.again.pop_back();
-      } else if (batch.next < batch.blocks.size()) {
-        k = batch.next++;
       } else {
-        break;
+        k = batch.free.back();
+        try {
+          batch.none_at_hand = !source.next(batch.blocks[k]);
+        } catch (...) {
+          batch.error = std::current_exception();
+        }
+        if (batch.none_at_hand || batch.error) break;
+        batch.free.pop_back();
       }
       uint32_t from = 0;
       if (!batch.partly.empty())
@@ -255,6 +264,7 @@ class BlockReader::Ring {
       entry.tag = k;
       ++tail;
     }
+    if (batch.error) tail = head;
     store(queue_tail_, tail);
     return tail - head;
   }
@@ -262,7 +272,8 @@ class BlockReader::Ring {
   // Hands over what is queued and, if asked to, waits for an answer.
   void enter(Batch& batch, uint32_t queued, bool wait) {
     if (queued == 0 && !wait) return;
-    const long n = ::syscall(kEnterCall, file_, queued, wait ? 1 : 0, wait ? kGetEvents : 0, nullptr, 0);
+    const uint32_t answers = wait ? std::max(1u, (batch.flying + queued) / 8) : 0;
+    const long n = ::syscall(kEnterCall, file_, queued, answers, wait ? kGetEvents : 0, nullptr, 0);
     if (n >= 0) {
       batch.flying += static_cast<uint32_t>(n);
       return;
@@ -281,7 +292,7 @@ class BlockReader::Ring {
       const Completion& c = completions_[head & mask_];
       --batch.flying;
       try {
-        answer(batch, c.tag, c.result);
+        answer(batch, static_cast<uint32_t>(c.tag), c.result);
       } catch (...) {  // no memory for the message
         batch.error = std::current_exception();
       }
@@ -289,17 +300,20 @@ class BlockReader::Ring {
     store(head_, head);
   }
 
-  static void answer(Batch& batch, size_t k, int32_t result) {
+  static void complete(Batch& batch, uint32_t k) {
+    batch.ready.push_back(batch.blocks[k].tag);
+    batch.free.push_back(k);
+    if (!batch.partly.empty()) batch.partly.erase(k);
+  }
+
+  static void answer(Batch& batch, uint32_t k, int32_t result) {
     if (batch.error) return;
     const BlockRead& block = batch.blocks[k];
-    if (result >= 0 && static_cast<uint32_t>(result) == block.bytes) {  // nearly always
-      batch.ready.push_back(k);
-      return;
-    }
+    if (result >= 0 && static_cast<uint32_t>(result) == block.bytes) return complete(batch, k);  // nearly always
     Progress& progress = batch.partly[k];
     switch (progress.take(block, result)) {
       case Progress::Step::complete:
-        batch.ready.push_back(k);
+        complete(batch, k);
         break;
       case Progress::Step::again:
         batch.again.push_back(k);
@@ -328,7 +342,7 @@ class BlockReader::Ring {
 class BlockReader::Ring {
  public:
   explicit Ring(unsigned) { throw std::system_error(ENOSYS, std::generic_category(), "io_uring is Linux's"); }
-  void read(std::span<const BlockRead>, const std::function<void(size_t)>&) {}
+  void read(BlockSource&) {}
 };
 
 #endif
@@ -448,13 +462,43 @@ void BlockReader::own() {
   open();
 }
 
-void BlockReader::read(std::span<const BlockRead> blocks, const std::function<void(size_t)>& done) {
-  if (blocks.empty()) return;
+void BlockReader::read(BlockSource& source) {
   own();
-  if (ring_)
-    ring_->read(blocks, done);
-  else
-    threads_->read(blocks, done);
+  if (ring_) return ring_->read(source);
+  std::vector<BlockRead> blocks;
+  for (bool more = true;;) {
+    blocks.clear();
+    while (blocks.size() < kGathered) {
+      BlockRead block{};
+      if (source.next(block))
+        blocks.push_back(block);
+      else if (more)
+        more = source.prepare();
+      else
+        break;
+    }
+    if (blocks.empty()) return;
+    threads_->read(blocks, [&](size_t k) { source.done(blocks[k].tag); });
+  }
+}
+
+void BlockReader::read(std::span<const BlockRead> blocks, const std::function<void(size_t)>& done) {
+  struct Known final : BlockSource {
+    Known(std::span<const BlockRead> b, const std::function<void(size_t)>& d) : blocks(b), call(d) {}
+    bool next(BlockRead& block) override {
+      if (at == blocks.size()) return false;
+      block = blocks[at];
+      block.tag = at++;
+      return true;
+    }
+    bool prepare() override { return false; }
+    void done(uint64_t tag) override { call(tag); }
+    std::span<const BlockRead> blocks;
+    const std::function<void(size_t)>& call;
+    size_t at = 0;
+  };
+  Known known(blocks, done);
+  if (!blocks.empty()) read(known);
 }
 
 }  // namespace cb

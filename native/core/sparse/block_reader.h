@@ -1,14 +1,15 @@
 // Many blocks of files at once: what a batch of misses needs from the disk.
 //
-//   reader.read(blocks, done)    at most depth() reads under way; done(k) on the calling thread as block k is complete
+//   reader.read(source)          at most depth() reads under way, of blocks that the source finds as it goes
+//   reader.read(blocks, done)    the same for blocks that are known; done(k) as block k is complete
 //
 // By io_uring where the kernel lets us (a thread then keeps the whole disk busy), else by a few threads with pread. New
 // reads are handed to the kernel before done is called, so a slow done leaves the disk at work. One caller at a time;
 // it need not always be the same thread. A forked child gets a ring or threads of its own with its first read.
 //
 // Refused: a file that ends before a block does (DamagedFile), whatever error the system gives (std::system_error).
-// Whatever is thrown, by done too, is thrown when no read is under way any more: the memory is then the caller's alone.
-// Once a failure was seen done is not called again.
+// Whatever is thrown, by the source too, is thrown when no read is under way any more: the memory is then the caller's
+// alone. Once a failure was seen done is not called again.
 #pragma once
 #include <sys/types.h>
 
@@ -25,6 +26,19 @@ struct BlockRead {
   uint64_t offset;  // offset, to and bytes are multiples of 4,096 where the file was opened with O_DIRECT
   void* to;
   uint32_t bytes;
+  uint64_t tag = 0;  // the source's own, given back by done
+};
+
+// Blocks to read, found while others are on their way. All calls come from the thread that reads.
+class BlockSource {
+ public:
+  virtual ~BlockSource() = default;
+  // The next block; false: none is at hand now. Cheap: reads that are queued wait for it.
+  virtual bool next(BlockRead& block) = 0;
+  // Looks for more blocks, when none was at hand and those before are under way. False: it never will again.
+  virtual bool prepare() = 0;
+  // The block of this tag is complete. More may be at hand then.
+  virtual void done(uint64_t tag) = 0;
 };
 
 class BlockReader {
@@ -43,6 +57,7 @@ class BlockReader {
   bool ring() const { return ring_ != nullptr; }
   unsigned depth() const { return depth_; }
 
+  void read(BlockSource& source);
   void read(std::span<const BlockRead> blocks, const std::function<void(size_t)>& done);
 
  private:

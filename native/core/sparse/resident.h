@@ -4,14 +4,17 @@
 //   marks   key, version, pins, dirty, by place
 //   rows    floats, by place
 //
-// All memory belongs to the table and is given at the start; pages never touched cost nothing. Called under the shard's
-// lock.
+// All memory belongs to the table and is given at the start; pages never touched cost nothing. Where it is needed
+// elsewhere the last places are given up (narrow): none of them is given out again, rows that are pinned stay there
+// until they leave. Called under the shard's lock.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "core/huge_pages.h"
 #include "core/shard.h"
 #include "core/sparse/policy.h"
 
@@ -89,8 +92,31 @@ class Resident {
     }
     slots_[hole] = 0;
     marks_[place].key = 0;
-    freed_.push_back(place);
     --count_;
+    if (place < capacity_)
+      freed_.push_back(place);
+    else
+      --above_;
+  }
+
+  // From now on `capacity` places, not more than now; the memory of those above is given back, but for pages with rows.
+  void narrow(uint32_t capacity) {
+    const uint32_t end = fresh_;
+    capacity_ = capacity;
+    freed_.erase(std::remove_if(freed_.begin(), freed_.end(), [&](uint32_t place) { return place >= capacity; }),
+                 freed_.end());
+    freed_.shrink_to_fit();
+    fresh_ = std::min(fresh_, capacity);
+    above_ = 0;
+    uint32_t free_from = capacity;
+    for (uint32_t place = capacity; place < end; ++place) {
+      if (marks_[place].key == 0) continue;
+      give_back(free_from, place);
+      free_from = place + 1;
+      fresh_ = free_from;
+      ++above_;
+    }
+    give_back(free_from, end);
   }
 
   Mark& mark(uint32_t place) { return marks_[place]; }
@@ -98,9 +124,13 @@ class Resident {
   float* row(uint32_t place) const { return rows_ + size_t{place} * stride_; }
   uint32_t capacity() const { return capacity_; }
   uint32_t count() const { return count_; }
-  uint32_t room() const { return capacity_ - count_; }
+  uint32_t room() const { return capacity_ - (count_ - above_); }
   uint32_t places() const { return fresh_; }  // all rows are at places below it; a free one has key 0
-  size_t bytes() const { return freed_.capacity() * sizeof(uint32_t) + policy->bytes(); }
+  size_t bytes() const {
+    const size_t touched = std::min(fresh_, capacity_) + above_;
+    return touched * (sizeof(Mark) + stride_ * sizeof(float)) + slot_count_ * sizeof(uint32_t) +
+           freed_.capacity() * sizeof(uint32_t) + policy->bytes();
+  }
 
   std::unique_ptr<Policy> policy;
 
@@ -110,8 +140,14 @@ class Resident {
   size_t home_of(uint64_t mix) const { return static_cast<size_t>((mix & 0xffffffffu) * slot_count_ >> 32); }
   size_t next(size_t at) const { return ++at == slot_count_ ? 0 : at; }
   uint32_t place_in(size_t at) const { return (slots_[at] & ~kTag) - 1; }
+  void give_back(uint32_t first, uint32_t end) {
+    if (first >= end) return;
+    give_back_pages(marks_ + first, marks_ + end);  // zeros are the marks of free places
+    give_back_pages(rows_ + size_t{first} * stride_, rows_ + size_t{end} * stride_);
+  }
 
   uint32_t capacity_ = 0, fresh_ = 0, count_ = 0;
+  uint32_t above_ = 0;  // rows at places that were given up
   size_t stride_ = 0, slot_count_ = 0;
   uint32_t* slots_ = nullptr;
   Mark* marks_ = nullptr;

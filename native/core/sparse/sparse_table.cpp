@@ -17,13 +17,10 @@ namespace {
 
 constexpr size_t kFewKeys = 2048;      // below it, waking threads costs more than it gives
 constexpr size_t kMostPrefetched = 4;  // batches between prefetch and pull that stay pinned
-constexpr unsigned kLeastGroup = 8;    // shards whose misses are read together: the disk's queue stays full
-constexpr size_t kGroupKeys = 16384;   // of a group, where there are so many
 constexpr size_t kAhead = 8;           // keys between asking for a slot and probing it
-constexpr double kRowShare = 0.8;      // of the budget for rows and what is kept of them; the rest: filters and fences
+constexpr double kRowShare = 0.8;      // of the budget for rows and what is kept of them, until filters need more
 constexpr size_t kLeastRun = 512;      // rows that leave at once: a write of fewer takes as long
 constexpr uint32_t kLeastPlaces = 16;  // of a shard
-constexpr size_t kWindowBytes = size_t{4} << 20;  // pages on their way to one thread
 
 size_t place_bytes(const TableShape& shape, const std::string& policy) {
   const uint32_t sample = 4096;
@@ -31,51 +28,15 @@ size_t place_bytes(const TableShape& shape, const std::string& policy) {
   return shape.floats() * 4 + sizeof(Mark) + 4 + 2 + of_policy + 1;  // a slot, a third of one free, a freed place
 }
 
-// Reads of a group end together, and between two groups the disk waits: few keys are few groups, one a thread at least.
-unsigned group_of(size_t keys, size_t threads) {
-  unsigned group = kLeastGroup;
-  while (group * 2 * threads <= kShards && keys * group < kGroupKeys * kShards) group *= 2;
+// Shards that one thread looks through and reads: at the end of each such group its queue of the disk runs dry, so
+// there are no more of them than threads need to end together.
+unsigned group_of(size_t threads) {
+  unsigned group = kShards;
+  while (threads > 1 && group > 4 && group * threads * 2 > kShards) group /= 2;
   return group;
 }
 
 }  // namespace
-
-struct SparseTable::Reading {
-  explicit Reading(size_t page_bytes)
-      : window(std::max<size_t>(16, kWindowBytes / page_bytes)), buffer(window * page_bytes) {}
-  BlockReader reader{128};  // with busy cores a shorter queue drains before its caller runs again
-  const size_t window;
-  AlignedBuffer buffer;
-};
-
-// Keys that are not resident, and the runs as they were when that was seen.
-struct SparseTable::Missing {
-  struct Key {
-    int64_t key;
-    uint64_t mix;
-    uint32_t place;  // in the call
-    uint16_t shard;
-    uint16_t run;
-    uint32_t page, last_page;
-  };
-  std::array<std::shared_ptr<const Runs>, kShards> runs;
-  std::vector<Key> keys;
-
-  // The next page that may hold the key, from run `from` on; false: there is none.
-  bool aim(Key& key, size_t from) const {
-    const Runs& all = *runs[key.shard];
-    for (size_t r = from; r < all.size(); ++r) {
-      if (!all[r]->filter.maybe(key.mix)) continue;
-      const auto [first, last] = all[r]->pages_of(key.mix);
-      if (first > last) continue;
-      key.run = static_cast<uint16_t>(r);
-      key.page = first;
-      key.last_page = last;
-      return true;
-    }
-    return false;
-  }
-};
 
 // ---- begin and end --------------------------------------------------------------------------------------------
 
@@ -93,18 +54,16 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
       threads_(options.threads ? options.threads : usable_cores()),
       page_(shape.floats()),
       fresh_(shape),
-      index_budget_(static_cast<size_t>(static_cast<double>(options.ram) * (1 - kRowShare))),
+      place_bytes_(place_bytes(shape, options.policy)),
       generation_(has_manifest(folder_) ? read_manifest(folder_).generation : 0),
       segments_(segments_folder(folder_, generation_), options.segment_bytes),
       shards_(new Shard[kShards]),
       life_(std::make_unique<LifeState>(shape.life, shape.seed)),
       process_(::getpid()) {
   if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
-  const size_t each = place_bytes(shape, options.policy);
-  const size_t for_rows = static_cast<size_t>(static_cast<double>(options.ram) * kRowShare);
-  const size_t places = (for_rows - std::min(for_rows, life_->bytes())) / each / kShards;
-  if (places < kLeastPlaces) throw TableFull("the budget holds fewer than 1,024 rows");
-  const uint32_t capacity = static_cast<uint32_t>(std::min<size_t>(places, kMostPlaces));
+  const uint32_t capacity = places_within(static_cast<size_t>(static_cast<double>(options.ram) * kRowShare));
+  if (capacity < kLeastPlaces) throw TableFull("the budget holds fewer than 1,024 rows");
+  places_ = uint64_t{capacity} * kShards;
   const size_t slots = slots_for(capacity);
   slots_memory_ = HugeBlock(slots * kShards * sizeof(uint32_t));
   marks_memory_ = HugeBlock(size_t{capacity} * kShards * sizeof(Mark));
@@ -191,7 +150,7 @@ void SparseTable::release(Held& held) {
   }
 }
 
-std::unique_ptr<SparseTable::Reading> SparseTable::take_reading() {
+std::unique_ptr<PageReading> SparseTable::take_reading() {
   {
     std::lock_guard<std::mutex> hold(readings_lock_);
     if (!readings_.empty()) {
@@ -200,66 +159,26 @@ std::unique_ptr<SparseTable::Reading> SparseTable::take_reading() {
       return found;
     }
   }
-  return std::make_unique<Reading>(page_.bytes);
+  return std::make_unique<PageReading>(page_.bytes);
 }
 
-void SparseTable::give_reading(std::unique_ptr<Reading> reading) {
+void SparseTable::give_reading(std::unique_ptr<PageReading> reading) {
   std::lock_guard<std::mutex> hold(readings_lock_);
   if (readings_.size() < threads_) readings_.push_back(std::move(reading));
 }
 
 // ---- loading --------------------------------------------------------------------------------------------------
 
-// Reads what is missing from the runs: found(key, version, row) for what is there; `missing.keys` keeps the rest.
-template <class Found>
-void SparseTable::read_missing(Missing& missing, Reading& reading, Found found) {
-  std::vector<Missing::Key> aimed, again, absent;
-  for (Missing::Key& key : missing.keys) (missing.aim(key, 0) ? aimed : absent).push_back(key);
-  std::vector<BlockRead> blocks;
-  std::vector<size_t> begins;
-  while (!aimed.empty()) {
-    std::sort(aimed.begin(), aimed.end(), [](const Missing::Key& a, const Missing::Key& b) {
-      return std::tie(a.shard, a.run, a.page) < std::tie(b.shard, b.run, b.page);
-    });
-    again.clear();
-    for (size_t at = 0; at < aimed.size();) {
-      blocks.clear();
-      begins.clear();
-      while (at < aimed.size() && blocks.size() < reading.window) {
-        const Missing::Key& key = aimed[at];
-        const RowRun& run = *(*missing.runs[key.shard])[key.run];
-        begins.push_back(at);
-        blocks.push_back({run.place.segment->file(), run.offset_of(key.page),
-                          reading.buffer.data() + blocks.size() * page_.bytes, static_cast<uint32_t>(page_.bytes)});
-        while (at < aimed.size() && aimed[at].shard == key.shard && aimed[at].run == key.run &&
-               aimed[at].page == key.page)
-          ++at;
-      }
-      begins.push_back(at);
-      counters_.reads += blocks.size();
-      counters_.bytes_read += blocks.size() * page_.bytes;
-      reading.reader.read(blocks, [&](size_t b) {
-        const char* page = static_cast<const char*>(blocks[b].to);
-        Missing::Key& first = aimed[begins[b]];
-        check_page(*(*missing.runs[first.shard])[first.run], first.page, page, page_);
-        for (size_t k = begins[b]; k < begins[b + 1]; ++k) {
-          Missing::Key& key = aimed[k];
-          const int row = find_on(page, page_, key.key);
-          if (row >= 0) {
-            found(key, page_.stamps(page)[row], page_.row(page, static_cast<size_t>(row)));
-          } else if (key.page < key.last_page) {
-            ++key.page;
-            again.push_back(key);
-          } else {
-            ++counters_.false_positives;
-            (missing.aim(key, size_t{key.run} + 1) ? again : absent).push_back(key);
-          }
-        }
-      });
-    }
-    aimed.swap(again);
-  }
-  missing.keys = std::move(absent);
+void SparseTable::fetch(unsigned first, unsigned end, const Fetch::Look& look, const Fetch::Found& found,
+                        const Fetch::Absent& absent) {
+  Fetch rows(page_, first, end, look, found, absent);
+  if (!rows.needs_pages()) return;
+  auto reading = take_reading();
+  rows.read(*reading);
+  counters_.reads += rows.reads();
+  counters_.bytes_read += rows.reads() * page_.bytes;
+  counters_.false_positives += rows.false_positives();
+  give_reading(std::move(reading));
 }
 
 std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys, bool create, bool batch,
@@ -269,7 +188,7 @@ std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> ke
   foreseen_ += next_use || (batch && foreseen_ > 0);
   try {
     const size_t threads = threads_for(keys.size());
-    const unsigned group = group_of(keys.size(), threads);
+    const unsigned group = group_of(threads);
     parallel_for(threads, kShards / group, [&](size_t t) {
       load_shards(static_cast<unsigned>(t) * group, static_cast<unsigned>(t + 1) * group, *held, create);
     });
@@ -283,18 +202,19 @@ std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> ke
 
 // Without `create` keys that are nowhere stay so.
 void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool create) {
-  Missing missing;
   const uint8_t* next_use = held.next_use ? held.next_use->data() : nullptr;
-  uint64_t asked = 0, hits = 0;
-  for (unsigned s = first; s < end; ++s) {
+  const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
+  const auto look = [&](unsigned s, std::vector<Fetch::Key>& missing) -> std::shared_ptr<const Runs> {
     const size_t begin = held.bounds[s], stop = held.bounds[s + 1];
-    if (begin == stop) continue;
+    if (begin == stop) return nullptr;
     Shard& shard = shards_[s];
     std::lock_guard<std::mutex> hold(shard.lock);
     Resident& rows = shard.rows;
+    shard.most_asked = std::max(shard.most_asked, stop - begin);
     rows.policy->next_pass();
     if (foreseen_ > 0) rows.policy->foresee(foreseen_);
-    const size_t before = missing.keys.size();
+    const size_t before = missing.size();
+    uint64_t asked = 0;
     for (size_t k = begin; k < stop; ++k) {
       if (k + kAhead < stop) rows.prefetch(mix_of(held.keys[held.at(k + kAhead)]));
       const size_t at = held.at(k);
@@ -304,30 +224,27 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
       const uint64_t mix = mix_of(key);
       const uint32_t place = rows.find(key, mix);
       if (place == kNowhere) {
-        missing.keys.push_back({key, mix, static_cast<uint32_t>(at), static_cast<uint16_t>(s), 0, 0, 0});
+        missing.push_back({key, mix, static_cast<uint32_t>(at)});
         continue;
       }
-      ++hits;
       rows.policy->hit(place);
       if (next_use) rows.policy->due(place, next_use[at]);
       ++rows.mark(place).pins;
       held.places[at] = place;
     }
-    size_t need = missing.keys.size() - before;
+    size_t need = missing.size() - before;
+    counters_.asked += asked;
+    counters_.hits += asked - need;
     if (rows.room() < need) {  // a key given twice needs one place
       std::vector<uint64_t> mixes;
-      for (size_t k = before; k < missing.keys.size(); ++k) mixes.push_back(missing.keys[k].mix);
+      for (size_t k = before; k < missing.size(); ++k) mixes.push_back(missing[k].mix);
       std::sort(mixes.begin(), mixes.end());
       need = static_cast<size_t>(std::unique(mixes.begin(), mixes.end()) - mixes.begin());
     }
     make_room(shard, need);
-    missing.runs[s] = shard.runs;
-  }
-  counters_.asked += asked;
-  counters_.hits += hits;
-  if (missing.keys.empty()) return;
-
-  const auto put = [&](const Missing::Key& key, uint32_t stamp, const float* row) {
+    return shard.runs;
+  };
+  const auto put = [&](const Fetch::Key& key, uint32_t stamp, const float* row) {
     Shard& shard = shards_[key.shard];
     std::lock_guard<std::mutex> hold(shard.lock);
     uint32_t place = shard.rows.find(key.key, key.mix);  // a key given twice is there by now
@@ -350,38 +267,37 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
     ++shard.rows.mark(place).pins;
     held.places[key.place] = place;
   };
-  auto reading = take_reading();
-  read_missing(missing, *reading, put);
-  give_reading(std::move(reading));
-  if (!create) return;
-  const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
-  for (const Missing::Key& key : missing.keys) put(key, version, nullptr);
+  fetch(first, end, look, put, [&](const Fetch::Key& key) {
+    if (create) put(key, version, nullptr);
+  });
 }
 
 // Under the shard's lock. TableFull where pins leave no room; std::system_error where the disk does: nothing is lost
 // then.
 void SparseTable::make_room(Shard& shard, size_t need) {
   Resident& rows = shard.rows;
+  narrow(shard, need);
   if (rows.room() >= need) return;
   write_cut(shard);
   std::vector<uint32_t> places;
-  rows.policy->victims(
-      std::max({need - rows.room(), size_t{rows.capacity() / 16}, std::min<size_t>(kLeastRun, rows.capacity() / 4)}),
-      [&](uint32_t place) { return rows.mark(place).pins > 0; }, places);
-  RunPtr run;
-  try {
-    std::vector<uint32_t> dirty;
-    for (uint32_t place : places)
-      if (rows.mark(place).dirty) dirty.push_back(place);
-    run = written(shard, dirty);
-    if (run) add_run(shard, std::move(run));
-  } catch (...) {
-    for (uint32_t place : places) rows.policy->reload(place, mix_of(rows.mark(place).key), rows.policy->worth(place));
-    throw;
+  while (rows.room() < need) {  // again where some of those who left had a place that was given up
+    places.clear();
+    rows.policy->victims(
+        std::max({need - rows.room(), size_t{rows.capacity() / 16}, std::min<size_t>(kLeastRun, rows.capacity() / 4)}),
+        [&](uint32_t place) { return rows.mark(place).pins > 0; }, places);
+    if (places.empty()) throw TableFull("its rows in memory are all in use by batches that are under way");
+    try {
+      std::vector<uint32_t> dirty;
+      for (uint32_t place : places)
+        if (rows.mark(place).dirty) dirty.push_back(place);
+      if (RunPtr run = written(shard, dirty)) add_run(shard, std::move(run));
+    } catch (...) {
+      for (uint32_t place : places) rows.policy->reload(place, mix_of(rows.mark(place).key), rows.policy->worth(place));
+      throw;
+    }
+    for (uint32_t place : places) rows.erase(place);
+    counters_.evicted += places.size();
   }
-  for (uint32_t place : places) rows.erase(place);
-  counters_.evicted += places.size();
-  if (rows.room() < need) throw TableFull("its rows in memory are all in use by batches that are under way");
 }
 
 RunPtr SparseTable::written(Shard& shard, std::vector<uint32_t>& places) {
@@ -509,39 +425,37 @@ void SparseTable::gather(const Held& held, float* out, size_t floats) const {
 void SparseTable::look(std::span<const int64_t> keys, float* out, size_t first, size_t floats) {
   auto held = held_for(keys);
   const size_t threads = threads_for(keys.size());
-  const unsigned group = group_of(keys.size(), threads);
-  parallel_for(threads, kShards / group, [&](size_t t) {
-    Missing missing;
-    for (unsigned s = static_cast<unsigned>(t) * group; s < (t + 1) * group; ++s) {
-      Shard& shard = shards_[s];
-      std::lock_guard<std::mutex> hold(shard.lock);
-      for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
-        const size_t at = held->at(k);
-        const int64_t key = keys[at];
-        const uint64_t mix = mix_of(key);
-        const uint32_t place = key == 0 ? kNowhere : shard.rows.find(key, mix);
-        if (key == 0)
-          std::fill_n(out + at * floats, floats, 0.0f);
-        else if (place != kNowhere)
-          std::memcpy(out + at * floats, shard.rows.row(place) + first, floats * sizeof(float));
-        else
-          missing.keys.push_back({key, mix, static_cast<uint32_t>(at), static_cast<uint16_t>(s), 0, 0, 0});
-      }
-      missing.runs[s] = shard.runs;
-    }
-    if (missing.keys.empty()) return;
-    auto reading = take_reading();
-    read_missing(missing, *reading, [&](const Missing::Key& key, uint32_t, const float* row) {
-      std::memcpy(out + size_t{key.place} * floats, row + first, floats * sizeof(float));
-    });
-    give_reading(std::move(reading));
-    for (const Missing::Key& key : missing.keys) {
-      float* to = out + size_t{key.place} * floats;
-      if (first == 0)
-        fresh_.values(key.key, to);
+  const unsigned group = group_of(threads);
+  const auto to = [&](const Fetch::Key& key) { return out + size_t{key.place} * floats; };
+  const auto look_in = [&](unsigned s, std::vector<Fetch::Key>& missing) -> std::shared_ptr<const Runs> {
+    if (held->bounds[s] == held->bounds[s + 1]) return nullptr;
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> hold(shard.lock);
+    for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
+      const size_t at = held->at(k);
+      const int64_t key = keys[at];
+      const uint64_t mix = mix_of(key);
+      const uint32_t place = key == 0 ? kNowhere : shard.rows.find(key, mix);
+      if (key == 0)
+        std::fill_n(out + at * floats, floats, 0.0f);
+      else if (place != kNowhere)
+        std::memcpy(out + at * floats, shard.rows.row(place) + first, floats * sizeof(float));
       else
-        std::fill_n(to, floats, -1.0f);
+        missing.push_back({key, mix, static_cast<uint32_t>(at)});
     }
+    return shard.runs;
+  };
+  const auto found = [&](const Fetch::Key& key, uint32_t, const float* row) {
+    std::memcpy(to(key), row + first, floats * sizeof(float));
+  };
+  const auto absent = [&](const Fetch::Key& key) {
+    if (first == 0)
+      fresh_.values(key.key, to(key));
+    else
+      std::fill_n(to(key), floats, -1.0f);
+  };
+  parallel_for(threads, kShards / group, [&](size_t t) {
+    fetch(static_cast<unsigned>(t) * group, static_cast<unsigned>(t + 1) * group, look_in, found, absent);
   });
 }
 

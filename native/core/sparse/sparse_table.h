@@ -22,7 +22,7 @@
 #include "core/huge_pages.h"
 #include "core/memory_table.h"
 #include "core/rows.h"
-#include "core/sparse/block_reader.h"
+#include "core/sparse/fetch.h"
 #include "core/sparse/manifest.h"
 #include "core/sparse/resident.h"
 #include "core/sparse/run.h"
@@ -90,10 +90,11 @@ class SparseTable {
   static size_t least_ram(const TableShape& shape, const std::string& policy);
 
  private:
-  using Runs = std::vector<RunPtr>;  // newest first; a new vector for every change
+  using Runs = Fetch::Runs;  // a new vector for every change
   struct alignas(64) Shard {
     mutable std::mutex lock;
     Resident rows;
+    size_t most_asked = 0;  // keys of one load
     std::shared_ptr<const Runs> runs = std::make_shared<Runs>();
     std::mutex compacting;
     bool cut = false;  // a checkpoint has begun, and rows it has to hold are not written yet
@@ -108,8 +109,6 @@ class SparseTable {
     NextUse next_use;  // the caller's, while they are loaded
     size_t at(size_t k) const { return order.empty() ? k : order[k]; }
   };
-  struct Reading;  // a reader and its buffers, one for each thread that loads
-  struct Missing;  // keys that a load did not find resident
 
   std::unique_ptr<Held> held_for(std::span<const int64_t> keys) const;
   std::unique_ptr<Held> load(std::span<const int64_t> keys, bool create, bool batch, NextUse next_use = {});
@@ -122,12 +121,16 @@ class SparseTable {
   void release(Held& held);
   std::unique_ptr<Held> take_prefetched(std::span<const int64_t> keys);
   void make_room(Shard& shard, size_t need);
+  void narrow(Shard& shard, size_t need);
+  uint32_t places_within(size_t bytes) const;
+  double index_budget(double rows) const;
+  double fences(double rows) const;
   void gather(const Held& held, float* out, size_t floats) const;
   void look(std::span<const int64_t> keys, float* out, size_t first, size_t floats);
-  template <class Found>
-  void read_missing(Missing& missing, Reading& reading, Found found);
-  std::unique_ptr<Reading> take_reading();
-  void give_reading(std::unique_ptr<Reading> reading);
+  void fetch(unsigned first, unsigned end, const Fetch::Look& look, const Fetch::Found& found,
+             const Fetch::Absent& absent);
+  std::unique_ptr<PageReading> take_reading();
+  void give_reading(std::unique_ptr<PageReading> reading);
 
   RunPtr written(Shard& shard, std::vector<uint32_t>& places);  // dirty rows as a new run
   void write_cut(Shard& shard);
@@ -150,7 +153,7 @@ class SparseTable {
   const size_t width_, row_floats_, threads_;
   const PageShape page_;
   const NewRows fresh_;
-  size_t index_budget_;
+  const size_t place_bytes_;  // of memory, for a row
 
   const uint64_t generation_;
   Segments segments_;
@@ -160,6 +163,7 @@ class SparseTable {
   std::atomic<uint64_t> count_{0}, number_{0}, durable_{0};
   const int process_;
   std::atomic<uint64_t> disk_rows_{0}, index_bytes_{0};
+  std::atomic<uint64_t> places_{0};  // of all shards
 
   std::mutex calls_, loading_, checkpointing_;
   uint64_t foreseen_ = 0;  // batches since the first of which next uses are known; under loading_
@@ -168,7 +172,7 @@ class SparseTable {
   std::mutex prefetched_lock_;
   std::deque<std::unique_ptr<Held>> prefetched_;
   std::mutex readings_lock_;
-  std::vector<std::unique_ptr<Reading>> readings_;
+  std::vector<std::unique_ptr<PageReading>> readings_;
 
   struct Counters {
     std::atomic<uint64_t> asked{0}, hits{0}, fresh{0}, misses{0}, false_positives{0}, reads{0}, bytes_read{0},

@@ -21,12 +21,59 @@ namespace {
 
 constexpr size_t kTrigger = 6;            // runs of a shard, from which on some are merged
 constexpr double kMostReplication = 2.5;  // bytes of segments in use over bytes of runs
+// Shares of the budget for filters and fences. A key that is new and that a filter does not know costs a read, so with
+// many rows on disk bits save more reads than rows in memory do: 100M keys within 400 MB, 0.176 reads a key with a
+// fifth of it.
+constexpr double kLeastIndex = 0.2, kMostIndex = 0.35;
+constexpr double kIndexFill = 0.9;  // of that share, before merged runs let go of what they replace
+constexpr size_t kBatches = 8;      // of the largest so far, whose rows must still fit
+constexpr uint32_t kNarrower = 64;  // a part of a shard's places that is worth giving up at once
 
 [[noreturn]] void fail() { throw std::system_error(errno, std::generic_category()); }
 
 }  // namespace
 
 // ---- runs -----------------------------------------------------------------------------------------------------
+
+double SparseTable::fences(double rows) const { return rows / static_cast<double>(page_.room) * 4 * 1.1; }
+
+// Bytes that the filters and fences of so many rows on disk should have.
+double SparseTable::index_budget(double rows) const {
+  const double wanted = (rows * options_.filter_bits / 8 + fences(rows)) / kIndexFill;
+  const double ram = static_cast<double>(options_.ram);
+  return std::clamp(wanted, ram * kLeastIndex, ram * kMostIndex);
+}
+
+uint32_t SparseTable::places_within(size_t bytes) const {
+  return static_cast<uint32_t>(
+      std::min<size_t>((bytes - std::min(bytes, life_->bytes())) / place_bytes_ / kShards, kMostPlaces));
+}
+
+// Gives up places whose memory the filters of what is on disk by now need, before `need` more rows would take it. Under
+// the shard's lock; rows that are pinned stay.
+void SparseTable::narrow(Shard& shard, size_t need) {
+  Resident& rows = shard.rows;
+  const double index = index_budget(static_cast<double>(disk_rows_.load()));
+  const uint32_t places = places_within(static_cast<size_t>(static_cast<double>(options_.ram) - index));
+  if (rows.places() + need <= places || places + rows.capacity() / kNarrower >= rows.capacity()) return;
+  if (places < kBatches * shard.most_asked) return;
+  write_cut(shard);
+  std::vector<uint32_t> above, dirty;
+  for (uint32_t place = places; place < rows.places(); ++place) {
+    const Mark& mark = rows.mark(place);
+    if (mark.key == 0 || mark.pins > 0) continue;
+    above.push_back(place);
+    if (mark.dirty) dirty.push_back(place);
+  }
+  if (RunPtr run = written(shard, dirty)) add_run(shard, std::move(run));
+  for (uint32_t place : above) {
+    rows.policy->remove(place);
+    rows.erase(place);
+  }
+  counters_.evicted += above.size();
+  places_ -= rows.capacity() - places;
+  rows.narrow(places);
+}
 
 // Bits a key for the filter of a run of so many rows. A key that is nowhere asks the filters of all runs, so what
 // counts is the sum of their errors: least, within the same memory, where a run's error is as its share of the rows
@@ -37,9 +84,9 @@ double SparseTable::bits_for(const Runs& runs, const Runs& replaced, size_t rows
   constexpr double kMostBits = 16;  // beyond it a blocked filter gains little
   double all = static_cast<double>(disk_rows_.load() + rows);
   for (const RunPtr& run : replaced) all -= static_cast<double>(run->rows);
-  const double fences = all / static_cast<double>(page_.room) * 4 * 1.1;
-  const double mean =
-      std::min(options_.filter_bits, (static_cast<double>(index_budget_) * 0.9 - fences) * 8 / std::max(1.0, all));
+  const double left = static_cast<double>(options_.ram) - static_cast<double>(places_ * place_bytes_ + life_->bytes());
+  const double bytes = std::min(index_budget(all), left) * kIndexFill - fences(all);
+  const double mean = std::min(options_.filter_bits, bytes * 8 / std::max(1.0, all));
   std::vector<double> sizes{std::max(1.0, static_cast<double>(rows))};
   for (const RunPtr& run : runs)
     if (std::find(replaced.begin(), replaced.end(), run) == replaced.end())

@@ -75,8 +75,7 @@ size_t SparseTable::memory() const {
   for (unsigned s = 0; s < kShards; ++s) {
     const Shard& shard = shards_[s];
     std::lock_guard<std::mutex> hold(shard.lock);
-    sum += shard.rows.places() * (sizeof(Mark) + row_floats_ * sizeof(float)) +
-           slots_for(shard.rows.capacity()) * sizeof(uint32_t) + shard.rows.bytes();
+    sum += shard.rows.bytes();
   }
   return sum;
 }
