@@ -37,6 +37,8 @@ PIP := $(PY) -m pip --disable-pip-version-check
 # Compilers and tests share the cores of the machine.
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+# Tests start hundreds of processes; each would compile our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 NATIVE := $(shell find native -name '*.h' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 PYTHON_PATHS := $(wildcard src tests benchmarks examples tools)
@@ -111,7 +113,7 @@ test-sanitize: setup  ## native tests under the address, undefined-behaviour and
 	  $(BIN)/cmake -S . -B build/sanitize/$$kind -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
 	    -DCTRBOX_SANITIZE=$$kind --log-level=WARNING >/dev/null; \
 	  $(BIN)/cmake --build build/sanitize/$$kind; \
-	  $(BIN)/ctest --test-dir build/sanitize/$$kind --output-on-failure --no-tests=ignore; done
+	  $(BIN)/ctest -j $(JOBS) --test-dir build/sanitize/$$kind --output-on-failure --no-tests=ignore; done
 
 fuzz: setup  ## libFuzzer over every native parser: RUNS of each, under the address and undefined-behaviour sanitizers
 	@command -v $(FUZZ_CXX) >/dev/null || { \

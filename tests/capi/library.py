@@ -28,7 +28,7 @@ def installed(prefix: Path) -> Path:
     build = ROOT / "build" / "capi"
     run(
         tool("cmake"), "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-        "-DCTRBOX_CAPI=ON", "-DCTRBOX_WERROR=ON", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", f"-DCMAKE_INSTALL_PREFIX={prefix}",
+        "-DCTRBOX_CAPI=ON", "-DCTRBOX_WERROR=ON", "-DCMAKE_CXX_FLAGS_RELEASE=-O0", f"-DCMAKE_INSTALL_PREFIX={prefix}",
         "-DCMAKE_INSTALL_LIBDIR=lib",
     )  # fmt: skip
     run(tool("cmake"), "--build", str(build))

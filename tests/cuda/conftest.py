@@ -10,7 +10,7 @@ from tests.cuda_host import HostRuntime
 
 # Whole plans that run with blocks of 256 threads among the fast tests, by a part of their names.
 BLOCKS_TOO = (
-    "any_plan",
+    "test_any_plan",
     "1030-300",
     "memory_grow",
     "block-document",

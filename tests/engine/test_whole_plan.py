@@ -634,7 +634,7 @@ def test_any_plan_equals_the_oracle(job: Job, **engine: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=600, **QUIET)
+@settings(max_examples=300, **QUIET)
 @given(job=jobs(), **ENGINE)
 def test_many_plans_equal_the_oracle(job: Job, **engine: Any) -> None:
     check(job, **engine)
