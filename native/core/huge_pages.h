@@ -2,6 +2,7 @@
 // TLB too. Sizes are rounded up to 2 MB; pages that nobody touches cost nothing.
 #pragma once
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -58,7 +59,7 @@ class HugeBlock {
 
 // The system gets back the whole pages of a part of a block, which are zeros from then on.
 inline void give_back_pages(void* begin, void* end) {
-  const uintptr_t page = 4096;
+  static const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
   const uintptr_t last = reinterpret_cast<uintptr_t>(end) / page * page;
   if (first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);

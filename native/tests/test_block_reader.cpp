@@ -254,6 +254,7 @@ struct Finding final : BlockSource {
   bool prepare() override {
     CHECK(!over);
     count();
+    if (waiting.size() >= kMostWaiting && prepared < 39) return true;  // no more until some of these are read
     for (size_t n = random() % 3 == 0 ? 0 : random() % 90; n > 0; --n) waiting.push_back(random() % kPages);
     over = ++prepared == 40;
     return !over;
@@ -264,7 +265,7 @@ struct Finding final : BlockSource {
     free.push_back(tag);
     if (++finished % 7 == 0) waiting.push_back(random() % kPages);
   }
-  static constexpr size_t kBuffers = 50;
+  static constexpr size_t kBuffers = 50, kMostWaiting = 20;
   const File& file;
   const size_t fails;
   std::mt19937_64 random;

@@ -64,7 +64,7 @@ def test_every_policy_lives_with_fewer_places(tmp_path: Path, policy: str) -> No
             gradients = np.full((len(keys), 2), 0.5, np.float32)
             table.push(keys, gradients)
             memory.push(keys, gradients)
-        assert table.stats()["capacity"] < first
+        assert (table.stats()["capacity"] < first) == (policy != "s3fifo"), "its lists are walked for every row"
         every = np.unique(np.concatenate(work))
         assert (table.pull(every, create=False) == memory.pull(every, create=False)).all()
 

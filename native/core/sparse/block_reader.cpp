@@ -155,9 +155,12 @@ class BlockReader::Ring {
     for (uint32_t k = depth_; k > 0; --k) batch.free.push_back(k - 1);
     batch.ready.reserve(depth_);
     batch.again.reserve(depth_);
-    for (bool more = true;;) {
+    for (bool more = true, prepared = false;;) {
       const uint32_t queued = fill(batch, source);
-      const bool prepares = more && batch.none_at_hand && !batch.error;
+      // Where preparing gave nothing the source waits for memory that reads under way have.
+      const bool stuck = prepared && queued == 0 && batch.flying > 0;
+      const bool prepares = more && batch.none_at_hand && !batch.error && !stuck;
+      prepared = prepares;
       if (queued == 0 && batch.flying == 0 && batch.ready.empty() && !prepares) break;
       enter(batch, queued, batch.ready.empty() && !prepares);
       try {
@@ -470,12 +473,16 @@ void BlockReader::read(BlockSource& source) {
     blocks.clear();
     while (blocks.size() < kGathered) {
       BlockRead block{};
+      if (source.next(block)) {
+        blocks.push_back(block);
+        continue;
+      }
+      if (!more) break;
+      more = source.prepare();
       if (source.next(block))
         blocks.push_back(block);
-      else if (more)
-        more = source.prepare();
-      else
-        break;
+      else if (!blocks.empty())
+        break;  // it waits for the memory of these
     }
     if (blocks.empty()) return;
     threads_->read(blocks, [&](size_t k) { source.done(blocks[k].tag); });

@@ -49,8 +49,9 @@ class Policy {
   virtual void hit(uint32_t row) = 0;
   // Rows to let go, added to `out`: `wanted` of those not pinned, fewer only where all others are pinned.
   virtual void victims(size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) = 0;
-  // A row left for another reason (expired); may walk the lists.
+  // A row left for another reason (expired); may walk the lists, and says so.
   virtual void remove(uint32_t row) = 0;
+  virtual bool removes_at_once() const { return true; }
   // Rows the slab has from now on; every resident row's place is below it.
   virtual void resize(uint32_t capacity) = 0;
   // Memory held, all of it part of the table's budget.
@@ -320,6 +321,7 @@ class S3Fifo final : public Policy {
   void remove(uint32_t row) override {
     if (!unlink(small_, row)) unlink(main_, row);
   }
+  bool removes_at_once() const override { return false; }
   void resize(uint32_t capacity) override {
     fit(next_, capacity, kNone);
     fit(marks_, capacity, 0u);

@@ -20,7 +20,6 @@ constexpr size_t kMostPrefetched = 4;  // batches between prefetch and pull that
 constexpr size_t kAhead = 8;           // keys between asking for a slot and probing it
 constexpr double kRowShare = 0.8;      // of the budget for rows and what is kept of them, until filters need more
 constexpr size_t kLeastRun = 512;      // rows that leave at once: a write of fewer takes as long
-constexpr uint32_t kLeastPlaces = 16;  // of a shard
 
 size_t place_bytes(const TableShape& shape, const std::string& policy) {
   const uint32_t sample = 4096;
@@ -63,7 +62,7 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
   if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
   const uint32_t capacity = places_within(static_cast<size_t>(static_cast<double>(options.ram) * kRowShare));
   if (capacity < kLeastPlaces) throw TableFull("the budget holds fewer than 1,024 rows");
-  places_ = uint64_t{capacity} * kShards;
+  places_ = places_at_start_ = uint64_t{capacity} * kShards;
   const size_t slots = slots_for(capacity);
   slots_memory_ = HugeBlock(slots * kShards * sizeof(uint32_t));
   marks_memory_ = HugeBlock(size_t{capacity} * kShards * sizeof(Mark));
@@ -74,6 +73,7 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
                           reinterpret_cast<float*>(rows_memory_.data()) + size_t{s} * capacity * row_floats_,
                           make_policy(options.policy, capacity));
   if (has_manifest(folder_)) open(read_manifest(folder_));
+  narrow_for(index_bytes_);
   if (!options.read_only) segments_.remove_others();
   worker_ = std::thread([this] { work(); });
 }
@@ -174,11 +174,19 @@ void SparseTable::fetch(unsigned first, unsigned end, const Fetch::Look& look, c
   Fetch rows(page_, first, end, look, found, absent);
   if (!rows.needs_pages()) return;
   auto reading = take_reading();
-  rows.read(*reading);
-  counters_.reads += rows.reads();
-  counters_.bytes_read += rows.reads() * page_.bytes;
-  counters_.false_positives += rows.false_positives();
-  give_reading(std::move(reading));
+  const auto end_it = [&] {
+    counters_.reads += rows.reads();
+    counters_.bytes_read += rows.reads() * page_.bytes;
+    counters_.false_positives += rows.false_positives();
+    give_reading(std::move(reading));
+  };
+  try {
+    rows.read(*reading);
+  } catch (...) {  // such as TableFull, which another load may follow
+    end_it();
+    throw;
+  }
+  end_it();
 }
 
 std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys, bool create, bool batch,
@@ -232,9 +240,8 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
       ++rows.mark(place).pins;
       held.places[at] = place;
     }
-    size_t need = missing.size() - before;
-    counters_.asked += asked;
-    counters_.hits += asked - need;
+    const size_t missed = missing.size() - before;
+    size_t need = missed;
     if (rows.room() < need) {  // a key given twice needs one place
       std::vector<uint64_t> mixes;
       for (size_t k = before; k < missing.size(); ++k) mixes.push_back(missing[k].mix);
@@ -242,6 +249,8 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
       need = static_cast<size_t>(std::unique(mixes.begin(), mixes.end()) - mixes.begin());
     }
     make_room(shard, need);
+    counters_.asked += asked;
+    counters_.hits += asked - missed;
     return shard.runs;
   };
   const auto put = [&](const Fetch::Key& key, uint32_t stamp, const float* row) {
@@ -276,7 +285,11 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
 // then.
 void SparseTable::make_room(Shard& shard, size_t need) {
   Resident& rows = shard.rows;
-  narrow(shard, need);
+  try {
+    narrow(shard, need);
+  } catch (const std::system_error&) {  // a full disk stops only who needs it
+    if (rows.room() < need) throw;
+  }
   if (rows.room() >= need) return;
   write_cut(shard);
   std::vector<uint32_t> places;

@@ -31,6 +31,8 @@
 
 namespace cb {
 
+inline constexpr uint32_t kLeastPlaces = 16;  // of a shard
+
 struct SparseOptions {
   size_t ram = size_t{2} << 30;
   size_t threads = 0;  // 0: every core this process may use
@@ -122,6 +124,7 @@ class SparseTable {
   std::unique_ptr<Held> take_prefetched(std::span<const int64_t> keys);
   void make_room(Shard& shard, size_t need);
   void narrow(Shard& shard, size_t need);
+  void narrow_for(uint64_t index_bytes);
   uint32_t places_within(size_t bytes) const;
   double index_budget(double rows) const;
   double fences(double rows) const;
@@ -163,6 +166,7 @@ class SparseTable {
   std::atomic<uint64_t> count_{0}, number_{0}, durable_{0};
   const int process_;
   std::atomic<uint64_t> disk_rows_{0}, index_bytes_{0};
+  uint64_t places_at_start_ = 0;
   std::atomic<uint64_t> places_{0};  // of all shards
 
   std::mutex calls_, loading_, checkpointing_;

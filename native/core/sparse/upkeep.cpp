@@ -56,7 +56,7 @@ void SparseTable::narrow(Shard& shard, size_t need) {
   const double index = index_budget(static_cast<double>(disk_rows_.load()));
   const uint32_t places = places_within(static_cast<size_t>(static_cast<double>(options_.ram) - index));
   if (rows.places() + need <= places || places + rows.capacity() / kNarrower >= rows.capacity()) return;
-  if (places < kBatches * shard.most_asked) return;
+  if (places < std::max<size_t>(kLeastPlaces, kBatches * shard.most_asked) || !rows.policy->removes_at_once()) return;
   write_cut(shard);
   std::vector<uint32_t> above, dirty;
   for (uint32_t place = places; place < rows.places(); ++place) {
@@ -75,6 +75,19 @@ void SparseTable::narrow(Shard& shard, size_t need) {
   rows.narrow(places);
 }
 
+// Of a table that is opened, and whose filters need what they needed before.
+void SparseTable::narrow_for(uint64_t index_bytes) {
+  const double ram = static_cast<double>(options_.ram);
+  const double index = std::min(static_cast<double>(index_bytes) / kIndexFill, ram * kMostIndex);
+  if (index <= ram * kLeastIndex) return;
+  const uint32_t places = std::max(kLeastPlaces, places_within(static_cast<size_t>(ram - index)));
+  for (unsigned s = 0; s < kShards; ++s) {
+    if (places >= shards_[s].rows.capacity()) continue;
+    places_ -= shards_[s].rows.capacity() - places;
+    shards_[s].rows.narrow(places);
+  }
+}
+
 // Bits a key for the filter of a run of so many rows. A key that is nowhere asks the filters of all runs, so what
 // counts is the sum of their errors: least, within the same memory, where a run's error is as its share of the rows
 // (Dayan et al., Monkey, 2017). A filter's error falls to 0.618 of it by a bit: a run of half the size has 1.44 bits
@@ -84,7 +97,10 @@ double SparseTable::bits_for(const Runs& runs, const Runs& replaced, size_t rows
   constexpr double kMostBits = 16;  // beyond it a blocked filter gains little
   double all = static_cast<double>(disk_rows_.load() + rows);
   for (const RunPtr& run : replaced) all -= static_cast<double>(run->rows);
-  const double left = static_cast<double>(options_.ram) - static_cast<double>(places_ * place_bytes_ + life_->bytes());
+  // Slots, and what the policy keeps, stay where places were given up.
+  const size_t stays = place_bytes_ - sizeof(Mark) - row_floats_ * sizeof(float);
+  const size_t taken = places_ * place_bytes_ + (places_at_start_ - places_) * stays + life_->bytes();
+  const double left = static_cast<double>(options_.ram) - static_cast<double>(taken);
   const double bytes = std::min(index_budget(all), left) * kIndexFill - fences(all);
   const double mean = std::min(options_.filter_bits, bytes * 8 / std::max(1.0, all));
   std::vector<double> sizes{std::max(1.0, static_cast<double>(rows))};
