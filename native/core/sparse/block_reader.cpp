@@ -272,7 +272,8 @@ class BlockReader::Ring {
     return tail - head;
   }
 
-  // Hands over what is queued and, if asked to, waits for an answer.
+  // Hands over what is queued and, if asked to, waits for answers: an eighth of what is under way, so that the queue
+  // stays full and the device is told of new reads less often.
   void enter(Batch& batch, uint32_t queued, bool wait) {
     if (queued == 0 && !wait) return;
     const uint32_t answers = wait ? std::max(1u, (batch.flying + queued) / 8) : 0;

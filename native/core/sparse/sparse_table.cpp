@@ -15,11 +15,11 @@ namespace cb {
 
 namespace {
 
-constexpr size_t kFewKeys = 2048;      // below it, waking threads costs more than it gives
-constexpr size_t kMostPrefetched = 4;  // batches between prefetch and pull that stay pinned
-constexpr size_t kAhead = 8;           // keys between asking for a slot and probing it
-constexpr double kRowShare = 0.8;      // of the budget for rows and what is kept of them, until filters need more
-constexpr size_t kLeastRun = 512;      // rows that leave at once: a write of fewer takes as long
+constexpr size_t kFewKeys = 2048;              // below it, waking threads costs more than it gives
+constexpr size_t kMostPrefetched = 4;          // batches between prefetch and pull that stay pinned
+constexpr size_t kAhead = 8;                   // keys between asking for a slot and probing it
+constexpr double kRowShare = 1 - kLeastIndex;  // of the budget for rows, until filters need more
+constexpr size_t kLeastRun = 512;              // rows that leave at once: a write of fewer takes as long
 
 size_t place_bytes(const TableShape& shape, const std::string& policy) {
   const uint32_t sample = 4096;
@@ -174,7 +174,7 @@ void SparseTable::fetch(unsigned first, unsigned end, const Fetch::Look& look, c
   Fetch rows(page_, first, end, look, found, absent);
   if (!rows.needs_pages()) return;
   auto reading = take_reading();
-  const auto end_it = [&] {
+  const auto count_and_give_back = [&] {
     counters_.reads += rows.reads();
     counters_.bytes_read += rows.reads() * page_.bytes;
     counters_.false_positives += rows.false_positives();
@@ -183,10 +183,10 @@ void SparseTable::fetch(unsigned first, unsigned end, const Fetch::Look& look, c
   try {
     rows.read(*reading);
   } catch (...) {  // such as TableFull, which another load may follow
-    end_it();
+    count_and_give_back();
     throw;
   }
-  end_it();
+  count_and_give_back();
 }
 
 std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys, bool create, bool batch,

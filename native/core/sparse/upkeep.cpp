@@ -21,13 +21,9 @@ namespace {
 
 constexpr size_t kTrigger = 6;            // runs of a shard, from which on some are merged
 constexpr double kMostReplication = 2.5;  // bytes of segments in use over bytes of runs
-// Shares of the budget for filters and fences. A key that is new and that a filter does not know costs a read, so with
-// many rows on disk bits save more reads than rows in memory do: 100M keys within 400 MB, 0.176 reads a key with a
-// fifth of it.
-constexpr double kLeastIndex = 0.2, kMostIndex = 0.35;
-constexpr double kIndexFill = 0.9;  // of that share, before merged runs let go of what they replace
-constexpr size_t kBatches = 8;      // of the largest so far, whose rows must still fit
-constexpr uint32_t kNarrower = 64;  // a part of a shard's places that is worth giving up at once
+constexpr double kIndexFill = 0.9;        // of the filters' share, before merged runs let go of what they replace
+constexpr size_t kBatches = 8;            // of the largest so far, whose rows must still fit
+constexpr uint32_t kNarrower = 64;        // a part of a shard's places that is worth giving up at once
 
 [[noreturn]] void fail() { throw std::system_error(errno, std::generic_category()); }
 
