@@ -10,6 +10,7 @@ pipeline takes at most 1.15 times as long as its slowest stage alone.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -62,20 +63,21 @@ def measure(root: Path, threads: int) -> list[tuple[str, float, Any]]:
     batches = [batch.take(np.arange(batch.rows)) for batch in job.batches(BATCH)]
     found: list[tuple[str, float, Any]] = []
 
-    began = time.perf_counter()
-    for _ in job.batches(BATCH):
-        pass
-    found.append(("extract", time.perf_counter() - began, None))
-
     learner = fresh(job, threads)
     began = time.perf_counter()
-    looked = [learner.look(batch) for batch in batches]
+    for batch, _ in job.walk(BATCH):
+        learner.keyed(batch)
+    found.append(("extract", time.perf_counter() - began, None))
+
+    keyed = [learner.keyed(batch) for batch in batches]
+    began = time.perf_counter()
+    looked = [learner.announce(one) for one in keyed]
     found.append(("lookup", time.perf_counter() - began, None))
     began = time.perf_counter()
     for one in looked:
         learner.learn(one)
     found.append(("learn", time.perf_counter() - began, weights(learner)))
-    del looked, batches
+    del keyed, looked, batches
 
     for name, overlap in (("sequential", False), ("pipelined", True)):
         learner = fresh(job, threads)
@@ -90,13 +92,29 @@ def run(job: Any, learner: Any, overlap: bool, batch: int = BATCH) -> dict[str, 
     from ctrbox.train.pipeline import Clock, Stage, run_stages
 
     clocks = {name: Clock(name) for name in ("extract", "lookup", "learn")}
-    stages = [Stage(clocks["lookup"], lambda item: learner.look(item[0]))]
-    for looked in run_stages(job.walk(batch), clocks["extract"], stages, overlap=overlap):
+    stages = [Stage(clocks["lookup"], learner.announce)]
+    for looked in run_stages(keyed(job, learner, batch), clocks["extract"], stages, overlap=overlap):
         clocks["learn"].time(learner.learn, looked)
     return clocks
 
 
-def fresh(job: Any, threads: int, table: Any = None) -> Any:
+def keyed(job: Any, learner: Any, batch: int) -> Generator[Any, None, None]:
+    """What the first stage hands on: batches with their unique keys."""
+    walk = job.walk(batch)
+    try:
+        for one, _ in walk:
+            yield learner.keyed(one)
+    finally:
+        walk.close()
+
+
+def deep_fm(schema: Any) -> Any:
+    import ctrbox as cb
+
+    return cb.models.DeepFM(schema, dim=8, hidden=(64, 32))
+
+
+def fresh(job: Any, threads: int, table: Any = None, network: Callable[[Any], Any] = deep_fm) -> Any:
     import torch
 
     import ctrbox as cb
@@ -104,7 +122,7 @@ def fresh(job: Any, threads: int, table: Any = None) -> Any:
     from ctrbox.train.learner import Learner
 
     torch.manual_seed(0)
-    model = cb.models.DeepFM(job.schema, dim=8, hidden=(64, 32))
+    model = network(job.schema)
     table = cb.MemoryTable(8, threads=threads) if table is None else table
     return Learner(model, job.schema, table, dense_optimizer(cb.Adam()), threads=threads)
 

@@ -13,8 +13,9 @@ from ctrbox.embed.embedder import Keys
 from ctrbox.embed.sparse import SparseTable
 from ctrbox.engines.plan import Position
 from ctrbox.errors import PlanError
-from ctrbox.train.learner import Learner
+from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.look_ahead import NextUse, look_ahead
+from ctrbox.train.pipeline import Clock
 
 
 @dataclass(frozen=True)
@@ -90,3 +91,16 @@ class Foresight:
         beside = dict.fromkeys(BESIDE) | dict(zip(kept.beside, found, strict=True))
         batch = Batch(kept.schema, kept.rows, sparse=sparse, **beside)
         return Handed(batch, kept.position, kept.done, kept.clicks, kept.number)
+
+
+def keyed(
+    walk: Generator[Handed, None, None], learner: Learner, clock: Clock
+) -> Generator[tuple[Handed, Looked | None], None, None]:
+    """With the unique keys of each batch that has rows. ``clock``: of the stage that extracts, which has time for them; that
+    of the tables has not."""
+    try:
+        for handed in walk:
+            clock.rows += handed.batch.rows
+            yield handed, learner.keyed(handed.batch, handed.number) if handed.batch.rows else None
+    finally:
+        walk.close()

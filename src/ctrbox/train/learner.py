@@ -1,15 +1,16 @@
 """One model and its embedders: what happens to a batch, and nothing about where batches come from.
 
-    look     unique keys of a batch, by embedder; rows announced (``prefetch``)
+    keyed    unique keys of a batch, by embedder
+    announce their rows told to the embedders (``prefetch``); look: both
     learn    pull → pool → model → loss → backward → push, dense step
     score    pull (creating nothing) → pool → model → logits
 
 The dense weights, and the sub-model of a Model Server, see the mean loss of the batch. The tables see the gradient of the summed
 loss: a key met once in a batch moves as far in a batch of 100 rows as in one of 65,536.
 
-On a GPU ``look`` sends the batch and leaves unique keys to the tables there. A step is launched, not waited for: its loss,
-and a gradient that is not finite, are heard of a step or two later, or by ``settle``, which comes before every checkpoint and
-evaluation. The dense part of batches of the usual size is one recorded graph (graphed.py).
+On a GPU ``announce`` sends the batch, and ``keyed`` leaves unique keys to the tables there. A step is launched, not waited
+for: its loss, and a gradient that is not finite, are heard of a step or two later, or by ``settle``, which comes before every
+checkpoint and evaluation. The dense part of batches of the usual size is one recorded graph (graphed.py).
 """
 
 from __future__ import annotations
@@ -129,40 +130,51 @@ class Learner:
 
     # ---- ahead of learning
     def look(self, batch: Batch, number: int = 0, *, prefetch: bool = True, next_use: Sequence[NextUse] = ()) -> Looked:
-        """The batch's unique keys; with ``prefetch`` their rows may be made now. Changes no weight.
+        """The batch's unique keys, and their rows announced."""
+        return self.announce(self.keyed(batch, number), prefetch=prefetch, next_use=next_use)
 
-        ``next_use``: for each table that ``keys`` tells of, in how many batches its keys are asked for again.
-        """
+    def keyed(self, batch: Batch, number: int = 0) -> Looked:
+        """The batch's unique keys; asks no table, so that the next batch's may be found while this one's rows are read."""
         dense: Any = batch.dense
         if batch.on_device and (self.carrier is None or dense.device != self.device):
             batch = batch.cpu()
         if not batch.on_device and not np.isfinite(batch.dense).all():
             raise self._culprit(Looked(batch, (), number), (), math.nan)
-        known = batch.cpu() if not all(s.fused for s in self.sources) else batch
-        first = None
+        known, first = batch, None
+        if not all(s.fused for s in self.sources):
+            known = batch.cpu()
         if self.common and batch.group is not None:
             known, where = shared(known, self.common)
             first = torch.from_numpy(where)
-        lookups: list[Lookup | References] = []
+        lookups = tuple(Lookup.of(known, s.fields, self.threads) for s in self.sources if not s.fused)
+        # A tenth of a small model's step, and nobody waits for it here.
+        logs = logs_of(torch.from_numpy(batch.dense)) if self.takes_logs and self.carrier is None else None
+        return Looked(batch, lookups, number, logs=logs, first=first)
+
+    def announce(self, looked: Looked, *, prefetch: bool = True, next_use: Sequence[NextUse] = ()) -> Looked:
+        """What ``keyed`` gave, ready to be learned; with ``prefetch`` rows of its keys may be made now. Changes no weight.
+
+        ``next_use``: for each table that ``keys`` tells of, in how many batches its keys are asked for again.
+        """
         foretold = iter(next_use)
-        for source in self.sources:
-            if not source.fused:
-                lookups.append(Lookup.of(known, source.fields, self.threads))
-                if prefetch and next_use and isinstance(source.embedder, SparseTable):
-                    source.embedder.prefetch(lookups[-1].keys, next_use=next(foretold))
-                elif prefetch:
-                    source.embedder.prefetch(lookups[-1].keys)
+        for source, lookup in zip([s for s in self.sources if not s.fused], looked.lookups, strict=True):
+            assert isinstance(lookup, Lookup)
+            if prefetch and next_use and isinstance(source.embedder, SparseTable):
+                source.embedder.prefetch(lookup.keys, next_use=next(foretold))
+            elif prefetch:
+                source.embedder.prefetch(lookup.keys)
         if self.carrier is None:
-            # A tenth of a small model's step, and nobody waits for it here.
-            logs = logs_of(torch.from_numpy(batch.dense)) if self.takes_logs else None
-            return Looked(batch, tuple(lookups), number, logs=logs, first=first)
-        carried, there = self.carrier.carry(batch, [(s.fields, s.sequences) for s in self.sources if s.fused])
+            return looked
+        fused = [s for s in self.sources if s.fused]
+        carried, there = self.carrier.carry(looked.batch, [(s.fields, s.sequences) for s in fused])
         if prefetch:
-            for table, references in zip([s.embedder for s in self.sources if s.fused], there, strict=True):
+            for table, references in zip([s.embedder for s in fused], there, strict=True):
                 assert isinstance(table, GpuTable)
                 table.expect(references, carried.ready)
-        here, sent = iter(lookups), iter(there)
-        return Looked(batch, tuple(next(sent if s.fused else here) for s in self.sources), number, carried)
+        here, sent = iter(looked.lookups), iter(there)
+        return Looked(
+            looked.batch, tuple(next(sent if s.fused else here) for s in self.sources), looked.number, carried
+        )
 
     def keys(self, batch: Batch) -> list[Keys]:
         """The batch's unique keys, by table that lies on disk, as ``look`` will find them."""

@@ -29,7 +29,7 @@ from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError, nearest
 from ctrbox.train.checkpoint import read_state, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate
 from ctrbox.train.folder import RunFolder
-from ctrbox.train.handed import Foresight, Handed
+from ctrbox.train.handed import Foresight, Handed, keyed
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.look_ahead import MOST
@@ -346,9 +346,9 @@ class Fit:
         state, learn, every = self.state, self.clocks["learn"], self.settings.evaluate_every
         walk = self._walk(epoch)
         stages = run_stages(
-            walk if self.foresight is None else self.foresight.walk(walk),
+            keyed(walk if self.foresight is None else self.foresight.walk(walk), self.learner, self.clocks["extract"]),
             self.clocks["extract"],
-            [Stage(self.clocks["lookup"], self._look)],
+            [Stage(self.clocks["lookup"], self._announce)],
             ahead=self.ahead,
             overlap=self.overlap,
         )
@@ -418,15 +418,14 @@ class Fit:
         finally:
             walk.close()
 
-    def _look(self, handed: Handed) -> tuple[Handed, Looked | None]:
-        rows = handed.batch.rows
-        self.clocks["lookup"].rows += rows
-        self.clocks["extract"].rows += rows
+    def _announce(self, item: tuple[Handed, Looked | None]) -> tuple[Handed, Looked | None]:
+        handed, looked = item
+        if looked is None:
+            return item
+        self.clocks["lookup"].rows += looked.batch.rows
         # Rows made ahead of an early stop would stay: the table would depend on how far ahead the stages were.
         ahead = self.settings.patience is None
-        if not rows:
-            return handed, None
-        return handed, self.learner.look(handed.batch, handed.number, prefetch=ahead, next_use=handed.next_use)
+        return handed, self.learner.announce(looked, prefetch=ahead, next_use=handed.next_use)
 
     # ---- now and then
     def _epochs(self, log_row: int) -> float:
