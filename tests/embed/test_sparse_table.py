@@ -217,12 +217,18 @@ def test_a_batch_larger_than_the_budget_is_refused_and_loses_nothing(tmp_path: P
     memory = cb.MemoryTable(4)
     with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
         trained([table, memory], 10)
-        with pytest.raises(BudgetError, match=r"no room for all of 50,000 keys .* raise ram="):
+        with pytest.raises(BudgetError, match=r"no room for all of 50,000 keys .* raise ram=") as refused:
             table.pull(np.arange(1, 50_001))
         table.prefetch(np.arange(1, 50_001))  # a wish, which cannot be
         assert table.stats()["pinned"] == 0
         keys = memory.export()[0]
         assert table.pull(keys[:500], create=False).tobytes() == memory.pull(keys[:500], create=False).tobytes()
+    enough = str(refused.value).rsplit(" ", 1)[1]
+    with cb.SparseTable(tmp_path / "enough", 4, ram=enough) as table:
+        table.pull(np.arange(1, 50_001))
+        for k in range(1, 5):
+            table.prefetch(np.arange(1, 50_001) + 50_000 * k)
+        assert table.stats()["pinned"] == 250_000
 
 
 def test_two_of_one_folder_are_refused(tmp_path: Path) -> None:

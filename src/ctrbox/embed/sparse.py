@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import shutil
@@ -434,6 +435,11 @@ class SparseTable(Table):
                 self.read_only,
             )
 
+    def _five(self, keys: int) -> str:
+        """Memory that five batches of so many keys want, as ``ram`` may be given."""
+        least = _native.SparseTable.least_ram(self._shape(self._row), self.policy)  # holds 1,024
+        return f"{math.ceil(5 * keys / 1024 * least / 1e6):,}MB"
+
     @contextlib.contextmanager
     def _calling(self, keys: int = 0) -> Iterator[None]:
         with self._idle:
@@ -445,8 +451,8 @@ class SparseTable(Table):
             raise SourceError(f"the table in {self.path} is damaged: {error}; cb.repair it from a saved one") from error
         except _native.TableFull as error:
             raise BudgetError(
-                f"the table in {self.path} has no room for all of {keys:,} keys within ram={self.ram:,} bytes: {error}; raise "
-                "ram=, or take smaller batches"
+                f"the table in {self.path} has no room for all of {keys:,} keys within ram={self.ram:,} bytes: {error}; take "
+                f"smaller batches, or raise ram=: five like this one, as many as training has under way, want {self._five(keys)}"
             ) from error
         except MemoryError as error:
             raise BudgetError(f"the machine has no memory for ram={self.ram:,} bytes; lower it") from error
