@@ -211,6 +211,7 @@ def test_a_budget_below_any_use_is_refused_with_the_least(tmp_path: Path) -> Non
     for ram in (0, -1, "1000000TB", "many"):
         with pytest.raises((PlanError, DataError)):
             cb.SparseTable(tmp_path / "t", 16, ram=ram)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_batch_larger_than_the_budget_is_refused_and_loses_nothing(tmp_path: Path) -> None:

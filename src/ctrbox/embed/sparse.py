@@ -100,6 +100,8 @@ class SparseTable(Table):
         self._under_way = 0  # calls; closing waits for them
         self._idle = threading.Condition()
         self._lock = -1
+        if dim:
+            self._check_budget(self._row)  # before there is a folder
         self._lock = locked(self.path, read_only)
         self._closed = False
         try:
@@ -409,14 +411,16 @@ class SparseTable(Table):
             )
         return self._reading
 
-    def _begin(self, row: Row) -> None:
-        shape = self._shape(row)
-        least = _native.SparseTable.least_ram(shape, self.policy)
+    def _check_budget(self, row: Row) -> None:
+        least = _native.SparseTable.least_ram(self._shape(row), self.policy)
         if self.ram < least:
             raise BudgetError(
                 f"ram={self.ram:,} bytes holds fewer than 1,024 rows of {words(row)}"
                 f"{' beside the sketch of its admission' if self._life[3] else ''}; expected at least {least:,}"
             )
+
+    def _begin(self, row: Row) -> None:
+        self._check_budget(row)
         with self._calling():
             named = (self.path / "MANIFEST").exists()
             there = segments_of(self.path, _native.SparseTable.generation(os.fspath(self.path)) if named else 0)
@@ -427,7 +431,7 @@ class SparseTable(Table):
                         remove(other)
             self._native = _native.SparseTable(
                 os.fspath(self.path),
-                shape,
+                self._shape(row),
                 self.ram,
                 self.threads or 0,
                 self.policy,
