@@ -441,8 +441,8 @@ class SparseTable(Table):
 
     def _five(self, keys: int) -> str:
         """Memory that five batches of so many keys want, as ``ram`` may be given."""
-        least = _native.SparseTable.least_ram(self._shape(self._row), self.policy)  # holds 1,024
-        return f"{math.ceil(5 * keys / 1024 * least / 1e6):,}MB"
+        least, sketch = _native.SparseTable.least_ram(self._shape(self._row), self.policy), self._life[3] * 1.25
+        return f"{math.ceil((5 * keys / 1024 * (least - sketch) + sketch) / 1e6)}MB"  # the least holds 1,024 rows
 
     @contextlib.contextmanager
     def _calling(self, keys: int = 0) -> Iterator[None]:
