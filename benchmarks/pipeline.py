@@ -2,11 +2,12 @@
 
     python -m benchmarks.pipeline [--quick] [--network joint-towers|deepfm] [--repeats 2] [--threads 1] [--folder DIR]
 
-Read, extract, unique keys | Sparse Table (rows from the SSD, pinned) | embedding and joint learning. The network is the
-paper's in its usual size, a tower each for user, ad and query; DeepFM with layers of 64 and 32 learns in
-less time, and shows what reading rows costs where there is little to hide it behind. Each
-stage alone, one after the other, as a pipeline, and the pipeline with all rows in memory; weights must be equal bit for
-bit. Asked: the pipeline takes at most 1.15 times its slowest stage alone, and at most 1.3 times the run in memory.
+Read, extract, unique keys | Sparse Table (rows from the SSD, pinned) | embedding and joint learning. Each stage alone, one
+after the other, as a pipeline, and the pipeline with all rows in memory; weights must be equal bit for bit. Asked: the
+pipeline takes at most 1.15 times its slowest stage alone, and at most 1.3 times the run in memory. The network is the
+paper's in its usual size, a tower each for user, ad and query; DeepFM with layers of 64 and 32 learns in less time, and
+shows what reading rows costs where there is little to hide it behind.
+
 Printed beside it, as the paper's Table 1 and Figure 7: the stages' times relative to the pipeline's, and what was asked
 of the cache and the SSD over the run.
 """

@@ -439,10 +439,11 @@ class SparseTable(Table):
                 self.read_only,
             )
 
-    def _five(self, keys: int) -> str:
+    def _enough_for_five(self, keys: int) -> str:
         """Memory that five batches of so many keys want, as ``ram`` may be given."""
-        least, sketch = _native.SparseTable.least_ram(self._shape(self._row), self.policy), self._life[3] * 1.25
-        return f"{math.ceil((5 * keys / 1024 * (least - sketch) + sketch) / 1e6)}MB"  # the least holds 1,024 rows
+        least = _native.SparseTable.least_ram(self._shape(self._row), self.policy)  # 1,024 rows, and 5/4 of a sketch
+        sketch = self._life[3] * 1.25
+        return f"{math.ceil((5 * keys / 1024 * (least - sketch) + sketch) / 1e6)}MB"
 
     @contextlib.contextmanager
     def _calling(self, keys: int = 0) -> Iterator[None]:
@@ -456,7 +457,8 @@ class SparseTable(Table):
         except _native.TableFull as error:
             raise BudgetError(
                 f"the table in {self.path} has no room for all of {keys:,} keys within ram={self.ram:,} bytes: {error}; take "
-                f"smaller batches, or raise ram=: five like this one, as many as training has under way, want {self._five(keys)}"
+                "smaller batches, or raise ram=: five like this one, as many as training has under way, want "
+                f"{self._enough_for_five(keys)}"
             ) from error
         except MemoryError as error:
             raise BudgetError(f"the machine has no memory for ram={self.ram:,} bytes; lower it") from error

@@ -140,9 +140,8 @@ class Learner:
             batch = batch.cpu()
         if not batch.on_device and not np.isfinite(batch.dense).all():
             raise self._culprit(Looked(batch, (), number), (), math.nan)
-        known, first = batch, None
-        if not all(s.fused for s in self.sources):
-            known = batch.cpu()
+        known = batch if all(s.fused for s in self.sources) else batch.cpu()
+        first = None
         if self.common and batch.group is not None:
             known, where = shared(known, self.common)
             first = torch.from_numpy(where)
