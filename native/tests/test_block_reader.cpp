@@ -64,11 +64,11 @@ struct File {
     direct = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
     if (direct < 0) direct = ::dup(plain);
     CHECK(direct >= 0);
+    std::remove(path.c_str());  // the two descriptors are enough, and a killed test leaves nothing behind
   }
   ~File() {
     ::close(plain);
     ::close(direct);
-    std::remove(path.c_str());
   }
 };
 
