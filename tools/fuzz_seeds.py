@@ -6,12 +6,15 @@ Files are small: a fuzzer changes a short file more often in a place that matter
 from __future__ import annotations
 
 import hashlib
+import io
 import struct
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import ctrbox as cb
 from ctrbox import publish
@@ -122,6 +125,26 @@ def published(scratch: Path) -> tuple[list[bytes], list[bytes]]:
     return weights, patches
 
 
+def column_chunks() -> list[bytes]:
+    """Pages as pyarrow writes them, behind what they are said to hold."""
+    table = pa.table({"s": ["ab", None, "", "ab", "a longer word"] * 4, "n": [1, None, 3, 3, 2**40] * 4})
+    out = []
+    for number, codec in enumerate(["none", "lz4", "snappy"]):
+        for version in ("1.0", "2.0"):
+            for coded in (False, True):
+                to = io.BytesIO()
+                pq.write_table(
+                    table, to, compression=codec, use_dictionary=coded, data_page_version=version, data_page_size=60
+                )
+                group = pq.ParquetFile(to).metadata.row_group(0)
+                for place, width in enumerate([0, 2]):
+                    chunk = group.column(place)
+                    start = chunk.dictionary_page_offset or chunk.data_page_offset
+                    pages = to.getvalue()[start : start + chunk.total_compressed_size]
+                    out.append(bytes([number, width, 1]) + struct.pack("<H", table.num_rows) + pages)
+    return out
+
+
 def rows(kinds: int) -> list[bytes]:
     """Nothing knows what an operator's input means: some bytes for each kernel."""
     shake = hashlib.shake_128(b"rows").digest(400)
@@ -157,6 +180,7 @@ def main(out: Path) -> None:
     # Rows, no strange batch, columns, then a column: how, its kind, values.
     write(out / "frame", *(bytes([9, 0, 1, how, kind]) + streams for kind in range(18) for how in (0, 3, 31, 39)))
     write(out / "request_rows", *(bytes([8 + n % 3]) + streams[20 * n :][:200] for n in range(12)))
+    write(out / "parquet", *column_chunks())
     write(out / "calls", *(bytes([how]) + streams[how:300] for how in range(8)))
     for target in ("strings", "numbers", "lists"):
         write(out / target, *rows(160))

@@ -19,6 +19,7 @@ void bind_ffm(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_publish(nb::module_& m);
 void bind_requests(nb::module_& m);
+void bind_parquet(nb::module_& m);
 
 // An array that keeps `owner` (a shared_ptr on the heap) alive.
 template <class T, class Owner>

@@ -16,4 +16,5 @@ NB_MODULE(_native, m) {
   bind_attention(m);             // over the history of a request
   bind_publish(m);               // weights as 16-bit codes, patches
   bind_requests(m);              // candidates of a request from its JSON
+  bind_parquet(m);               // columns of a row group from their bytes
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -53,6 +54,45 @@ class HugeBlock {
   static void free(void* data, size_t size) { ::munmap(data, size); }
 
  private:
+  char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Zeroed memory that grows without being copied: the system moves its pages, and those that nobody touches cost
+// nothing.
+class GrowingBlock {
+ public:
+  GrowingBlock() = default;
+  GrowingBlock(const GrowingBlock&) = delete;
+  GrowingBlock& operator=(const GrowingBlock&) = delete;
+  ~GrowingBlock() {
+    if (data_) ::munmap(data_, size_);
+  }
+
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+  // At least `bytes` bytes, or twice as many as there were; what is there stays, somewhere else.
+  void grow(size_t bytes) {
+    const size_t size = (std::max(bytes, 2 * size_) + kStep - 1) / kStep * kStep;
+#if defined(__linux__)
+    void* p = data_ ? ::mremap(data_, size_, size, MREMAP_MAYMOVE)
+                    : ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+#else
+    void* p = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    if (data_) {
+      std::memcpy(p, data_, size_);
+      ::munmap(data_, size_);
+    }
+#endif
+    data_ = static_cast<char*>(p);
+    size_ = size;
+  }
+
+ private:
+  static constexpr size_t kStep = size_t{1} << 16;
   char* data_ = nullptr;
   size_t size_ = 0;
 };

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/bump.h"
+#include "core/huge_pages.h"
 #include "core/kernel.h"
 
 namespace cb {
@@ -63,7 +64,7 @@ class Records {
   const char* at(int64_t handle) const { return blob_.data() + handle * 8; }
   const std::vector<uint32_t>& handles() const { return handles_; }
   size_t rows() const { return handles_.size(); }
-  size_t bytes() const { return blob_.capacity() + memory_.capacity() + handles_.capacity() * sizeof(uint32_t); }
+  size_t bytes() const { return used_ + memory_.capacity() + handles_.capacity() * sizeof(uint32_t); }
 
   // The image for memory at `device_base`, a multiple of 16, goes to `out`, image_bytes() long.
   size_t image_bytes() const;
@@ -74,7 +75,7 @@ class Records {
     if (used_ / 8 >= UINT32_MAX) throw std::length_error("a joined view of more than 32 GiB");
     handles_.push_back(static_cast<uint32_t>(used_ / 8));
     size_t need = used_ + bytes + Bump::kSlack;
-    if (need > blob_.size()) blob_.resize(need > 2 * blob_.size() ? need : 2 * blob_.size());
+    if (need > blob_.size()) blob_.grow(need);
     char* block = blob_.data() + used_;
     used_ += bytes;
     return block;
@@ -87,7 +88,7 @@ class Records {
   std::vector<RecordField> fields_;
   uint32_t fixed_ = 8;
   size_t used_ = 0;
-  std::vector<char> blob_;
+  GrowingBlock blob_;
   std::vector<uint32_t> handles_;
   Bump memory_;  // lists of strings
 };

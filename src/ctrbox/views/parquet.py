@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from ctrbox.errors import SourceError
 from ctrbox.views.filesystems import File, first_line
 from ctrbox.views.indexed import Footer
+from ctrbox.views.pages import decode_columns
 from ctrbox.views.simple import Leaf
 
 
@@ -44,8 +45,35 @@ class Parquet:
         leaves: Sequence[Leaf],
         dictionary: Sequence[str],
     ) -> list[pa.RecordBatch]:
-        raw = file.store.fs.open_input_file(file.path)
-        with raw, self._open(file, raw, footer, dictionary) as opened:
+        with file.store.fs.open_input_file(file.path) as raw:
+            quick: dict[str, pa.Array] = {}
+            if len(groups) == 1 and not file.store.remote:  # pyarrow reads ahead from afar, and joins small groups
+                plain = [leaf for leaf in leaves if leaf.name not in dictionary]
+                quick = decode_columns(raw, footer, groups[0], plain)
+            rest = [leaf for leaf in leaves if leaf.name not in quick]
+            batches = self._read(file, raw, footer, groups, rest, dictionary) if rest else []
+            if quick and len(batches) > 1:  # strings of more than 2 GB came in pieces
+                return self._read(file, raw, footer, groups, leaves, dictionary)
+        if not quick:
+            return batches
+        names = [name for batch in batches for name in batch.schema.names]
+        return [
+            pa.RecordBatch.from_arrays(
+                [*quick.values(), *(column for batch in batches for column in batch.columns)], [*quick, *names]
+            )
+        ]
+
+    def _read(
+        self,
+        file: File,
+        raw: pa.NativeFile,
+        footer: Footer,
+        groups: Sequence[int],
+        leaves: Sequence[Leaf],
+        dictionary: Sequence[str],
+    ) -> list[pa.RecordBatch]:
+        """By pyarrow, which knows all of Parquet and has the last word on what is damaged."""
+        with self._open(file, raw, footer, dictionary) as opened:
             table = opened.read_row_groups(
                 list(groups), columns=[".".join(leaf.path) for leaf in leaves], use_threads=False
             )
