@@ -280,6 +280,48 @@ def test_a_dictionary_of_one_long_word_many_times_is_left_to_pyarrow() -> None:
     assert _native.decode_parquet_column(np.frombuffer(file, np.uint8, size, start), 2, 0, True, 10_000) is None
 
 
+def forged(file: bytes, old: bytes, new: bytes, start: int = 0) -> bytes:
+    assert len(old) == len(new)
+    assert old in file[start:]
+    at = file.index(old, start)
+    return file[:at] + new + file[at + len(old) :]
+
+
+def test_pages_that_contradict_their_headers_are_left_to_pyarrow() -> None:
+    """Headers have no checksum: what they say must fit together."""
+    rows = pa.table({"a": pa.array(range(100), pa.int64())}, pa.schema([pa.field("a", pa.int64(), nullable=False)]))
+    file = stored(rows, use_dictionary=False, compression="none", data_page_version="2.0", write_statistics=False)
+    start, size, _ = chunk_of(file, 0)
+    chunk = np.frombuffer(file, np.uint8, size, start)
+    assert _native.decode_parquet_column(chunk, 0, 8, False, 100) is not None
+    assert chunk[:2].tolist() == [0x15, 6]  # the kind: DataV2
+    for kind in (0, 2, 4):  # Data, Index, Dictionary
+        bad = chunk.copy()
+        bad[1] = kind
+        assert _native.decode_parquet_column(bad, 0, 8, False, 100) is None
+    places = np.flatnonzero((chunk[:30] == 0xC8) & (chunk[1:31] == 1))  # 100 as a varint: of values, then of rows
+    assert len(places) == 2
+    bad = chunk.copy()
+    bad[places[1]] -= 2
+    assert _native.decode_parquet_column(bad, 0, 8, False, 100) is None
+
+
+def test_a_footer_that_contradicts_itself_has_pyarrows_answer(tmp_path: Path) -> None:
+    """The number of values of a chunk is forged: of a column that the core reads, and of one that it leaves."""
+    table = pa.table({"i": pa.array(range(500), pa.int64()), "u": pa.array([k % 7 for k in range(500)], pa.uint8())})
+    whole = stored(table, compression="none", use_dictionary=False, write_statistics=False)
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    values = b"\x16\xe8\x07"  # an i64 of 500: the file's rows, then each chunk's values
+    first = whole.index(values, whole.index(values, footer) + 1)
+    second = whole.index(values, first + 1)
+    for name, at in (("i", first), ("u", second)):
+        bad = forged(whole, values, b"\x16\x80\x00", at)
+        (tmp_path / f"{name}.parquet").write_bytes(bad)
+        assert pq.ParquetFile(tmp_path / f"{name}.parquet").metadata.row_group(0).column(name == "u").num_values != 500
+        with pytest.raises(SourceError, match=rf"{name}\.parquet row group 0 cannot be read"):
+            list(open_source(tmp_path / f"{name}.parquet").scan(["i", "u"]))
+
+
 def test_a_damaged_page_has_pyarrows_message(tmp_path: Path) -> None:
     file = bytearray(stored(LOG, compression="lz4", use_dictionary=False, write_page_checksum=True))
     start, size, _ = chunk_of(bytes(file), 0)

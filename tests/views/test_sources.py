@@ -782,6 +782,15 @@ def test_truncated_parquet(tmp_path: Path, keep: float) -> None:
         open_source(tmp_path).nullable("id")
 
 
+def test_text_called_parquet_is_not_called_cut_short(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_text("id,user\n1,u1\n" * 50)
+    fails(
+        tmp_path / "a.parquet",
+        r"a.parquet is not a Parquet file: it begins with b'id,u', expected b'PAR1'; ",
+        "format='csv'",
+    )
+
+
 def test_damaged_parquet_footer(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(log(), path)

@@ -42,7 +42,8 @@ std::optional<std::vector<Page>> pages_of(const uint8_t* chunk, size_t bytes, co
     Page page;
     PageHeader& h = page.header;
     Compact reader(at, end);
-    if (!reader.header(h) || h.stored_size < 0 || h.raw_size < 0 || h.values < 0) return std::nullopt;
+    if (!reader.header(h) || h.stored_size < 0 || h.raw_size < 0 || h.values < 0 || h.described != h.kind)
+      return std::nullopt;
     page.stored = reader.at();
     const size_t stored = static_cast<size_t>(h.stored_size), raw = static_cast<size_t>(h.raw_size);
     if (stored > static_cast<size_t>(end - page.stored)) return std::nullopt;
@@ -53,15 +54,19 @@ std::optional<std::vector<Page>> pages_of(const uint8_t* chunk, size_t bytes, co
     if (dictionary) {
       if (!pages.empty() || (h.encoding != kPlain && h.encoding != kPlainDictionary)) return std::nullopt;
     } else if (h.kind == static_cast<int32_t>(PageKind::Data)) {
+      if (h.level_encoding < 0 || h.repetition_encoding < 0) return std::nullopt;
       if (shape.nullable && h.level_encoding != kRle) return std::nullopt;
     } else if (h.kind == static_cast<int32_t>(PageKind::DataV2)) {
+      if (h.rows != h.values || h.nulls < 0) return std::nullopt;
       if (h.repetition_bytes != 0 || h.definition_bytes < 0 || h.definition_bytes > std::min(h.stored_size, h.raw_size))
         return std::nullopt;
     } else {
       return std::nullopt;
     }
     if (!dictionary) {
-      if (h.encoding != kPlain && !dictionary_coded(h)) return std::nullopt;
+      const bool coded =
+          dictionary_coded(h) && !pages.empty() && pages[0].header.kind == static_cast<int32_t>(PageKind::Dictionary);
+      if (h.encoding != kPlain && !coded) return std::nullopt;
       rows += h.values;
     }
     pages.push_back(page);

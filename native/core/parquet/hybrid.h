@@ -27,11 +27,11 @@ bool hybrid_decode(const uint8_t* at, const uint8_t* end, unsigned width, size_t
       if (byte < 128) break;
     }
     const size_t left = static_cast<size_t>(end - at);
+    if (run > UINT32_MAX) return false;
     if (run & 1) {
-      const uint64_t groups = run >> 1;
-      // The last run is padded to a whole group, of which a writer may leave out what holds no value.
+      const uint64_t groups = run >> 1;  // the last one is padded to its end
       const size_t values = static_cast<size_t>(std::min<uint64_t>(groups * 8, n));
-      if ((values * width + 7) / 8 > left) return false;
+      if (groups * width > left) return false;
       for (size_t k = 0; k < values; ++k) {
         const size_t bit = k * width;
         uint64_t word;
@@ -40,7 +40,7 @@ bool hybrid_decode(const uint8_t* at, const uint8_t* end, unsigned width, size_t
         largest = std::max(largest, value);
         out[k] = static_cast<T>(value);
       }
-      at += std::min<uint64_t>(groups * width, left);
+      at += groups * width;
       out += values;
       n -= values;
       if (!values) return false;  // a run of nothing would be read for ever

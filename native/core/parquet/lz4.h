@@ -84,7 +84,7 @@ inline bool lz4_decompress(const uint8_t* in, size_t in_size, uint8_t* out, size
       std::memcpy(out, in, literals);
     out += literals;
     in += literals;
-    if (in == in_end) break;
+    if (in == in_end) return out == end;
     if (in_end - in < 2) return false;
     const size_t back = static_cast<size_t>(in[0]) | static_cast<size_t>(in[1]) << 8;
     in += 2;
@@ -96,7 +96,7 @@ inline bool lz4_decompress(const uint8_t* in, size_t in_size, uint8_t* out, size
     detail::copy_match(out, back, length);
     out += length;
   }
-  return out == end;
+  return false;  // a block ends with literals
 }
 
 }  // namespace cb::parquet

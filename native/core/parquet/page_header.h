@@ -11,13 +11,14 @@ enum class PageKind : int32_t { Data = 0, Index = 1, Dictionary = 2, DataV2 = 3 
 
 struct PageHeader {
   int32_t kind = -1;
+  int32_t described = -1;    // the kind whose own header was read; -2: more than one
   int32_t raw_size = -1;     // decompressed
   int32_t stored_size = -1;  // in the file, behind the header
   bool has_crc = false;
   uint32_t crc = 0;  // of the stored bytes
-  int32_t values = -1, encoding = -1, level_encoding = -1;
+  int32_t values = -1, encoding = -1, level_encoding = -1, repetition_encoding = -1;
   // DataV2: levels lie in front of the values and are not compressed.
-  int32_t definition_bytes = -1, repetition_bytes = -1, rows = -1;
+  int32_t definition_bytes = -1, repetition_bytes = -1, rows = -1, nulls = -1;
   bool compressed = true;
 };
 
@@ -42,11 +43,11 @@ class Compact {
           h.crc = static_cast<uint32_t>(i);
           return true;
         case 5:
-          return type == kStruct && data(h);
+          return type == kStruct && describes(h, PageKind::Data) && data(h);
         case 7:
-          return type == kStruct && dictionary(h);
+          return type == kStruct && describes(h, PageKind::Dictionary) && dictionary(h);
         case 8:
-          return type == kStruct && data_v2(h);
+          return type == kStruct && describes(h, PageKind::DataV2) && data_v2(h);
         default:
           return skip(type, 1);
       }
@@ -60,11 +61,16 @@ class Compact {
                            kStruct = 12;
   static constexpr int kDeepest = 8;
 
+  static bool describes(PageHeader& h, PageKind kind) {
+    h.described = h.described == -1 ? static_cast<int32_t>(kind) : -2;
+    return true;
+  }
   bool data(PageHeader& h) {
     return fields(1, [&](int16_t field, uint8_t type) {
       if (field == 1) return number(type, h.values);
       if (field == 2) return number(type, h.encoding);
       if (field == 3) return number(type, h.level_encoding);
+      if (field == 4) return number(type, h.repetition_encoding);
       return skip(type, 2);
     });
   }
@@ -78,6 +84,7 @@ class Compact {
   bool data_v2(PageHeader& h) {
     return fields(1, [&](int16_t field, uint8_t type) {
       if (field == 1) return number(type, h.values);
+      if (field == 2) return number(type, h.nulls);
       if (field == 3) return number(type, h.rows);
       if (field == 4) return number(type, h.encoding);
       if (field == 5) return number(type, h.definition_bytes);

@@ -510,9 +510,10 @@ class Learner:
         if len(found):
             row, column = found[0]
             name = self.schema.dense_names[column]
+            met = batch.dense[row, column]
+            remedy = "clip it" if np.isinf(met) else "replace it, cb.when(x.is_nan()).then(0.0).otherwise(x),"
             return TrainError(
-                f"{where}: dense feature {name!r} is {batch.dense[row, column]} in row {row} of the batch; fill or clip it in "
-                "the plan"
+                f"{where}: dense feature {name!r} is {met} in row {row} of the batch; {remedy} in the plan"
             )
         for array, what in ((batch.weight, "the sample weight"), (batch.label, "the label")):
             bad = np.flatnonzero(~np.isfinite(array if array is not None else 0.0))

@@ -37,7 +37,7 @@ def decode_columns(raw: pa.NativeFile, footer: Footer, group: int, leaves: Seque
 
 def _decode(raw: pa.NativeFile, chunk: Any, type: pa.DataType, width: int, column: Any, rows: int) -> pa.Array | None:
     codec = CODECS.get(chunk.compression)
-    if codec is None or chunk.file_path or not ENCODINGS.issuperset(chunk.encodings):
+    if codec is None or chunk.num_values != rows or chunk.file_path or not ENCODINGS.issuperset(chunk.encodings):
         return None
     start = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:

@@ -31,6 +31,13 @@ class Parquet:
         except pa.ArrowInvalid as error:
             text = str(error)
             if "magic bytes" in text or "file size is" in text:
+                with file.store.fs.open_input_stream(file.path) as raw:
+                    first = raw.read(4)
+                if not b"PAR1".startswith(first):
+                    raise SourceError(
+                        f"{file.shown} is not a Parquet file: it begins with {first!r}, expected b'PAR1'; "
+                        "where it holds text or Arrow, say so: View(…, format='csv')"
+                    ) from error
                 raise SourceError(
                     f"{file.shown} is not a complete Parquet file: footer missing "
                     f"({file.size} bytes; cut short, or still being written?)"
@@ -52,7 +59,8 @@ class Parquet:
                 quick = decode_columns(raw, footer, groups[0], plain)
             rest = [leaf for leaf in leaves if leaf.name not in quick]
             batches = self._read(file, raw, footer, groups, rest, dictionary) if rest else []
-            if quick and len(batches) > 1:  # strings of more than 2 GB came in pieces
+            if quick and rest and [batch.num_rows for batch in batches] != [footer.rows[groups[0]]]:
+                # Strings of more than 2 GB came in pieces, or the file contradicts itself.
                 return self._read(file, raw, footer, groups, leaves, dictionary)
         if not quick:
             return batches
