@@ -109,7 +109,9 @@ def train(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an unfinished run in the folder.")] = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the folder; a Sparse Table keeps its rows.")
+    ] = False,
     threads: Threads = None,
     cluster: Annotated[
         str | None,
@@ -139,6 +141,8 @@ def train(
     loaded = load_seeded(job, seed or 0)
     if going_on:
         tell(f"going on with the unfinished run in {place}")
+    elif out is None and place.name != job.stem:
+        tell(f"{place.with_name(job.stem)} holds a run; this one goes to {place} (--overwrite replaces the first)")
     where = None if cluster is None else (cluster, workers, servers)
     done = fit(loaded, place, asked, valid=valid, threads=threads, resume=resume, overwrite=overwrite, cluster=where)
     finish(done, as_json)

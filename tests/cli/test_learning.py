@@ -165,7 +165,8 @@ def test_a_job_with_a_sparse_table_tells_what_was_asked_of_it(here: Path, call: 
     line = r"table-0 \(.*/params\): [\d,]+ keys asked for, 100.0% of the known ones in memory, [\d,]+ new, 0.000 pages read"
     assert re.search(line, told)
     with pytest.warns(UserWarning, match="already holds .* rows"):
-        call(learning.train, Path("sparse.py"), limit=600)
+        _, told = call(learning.train, Path("sparse.py"), limit=600)
+    assert told.startswith("runs/sparse holds a run; this one goes to runs/sparse-2 (--overwrite replaces the first)\n")
     found, _ = call(learning.evaluate, Path("runs/sparse"), ram="8MB")
     assert "AUC" in found
     with pytest.raises(PlanError, match="expected a size"):
