@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/parquet/varint.h"
+
 namespace cb::parquet {
 
 // Reads exactly `n` values of `width` bits (at most 32) into `out`; false: the bytes end first, or a value is not below
@@ -20,14 +22,8 @@ bool hybrid_decode(const uint8_t* at, const uint8_t* end, unsigned width, size_t
   uint64_t largest = 0;
   while (n) {
     uint64_t run = 0;
-    for (unsigned shift = 0;; shift += 7) {
-      if (at == end || shift > 28) return false;
-      const uint8_t byte = *at++;
-      run |= static_cast<uint64_t>(byte & 127) << shift;
-      if (byte < 128) break;
-    }
+    if (!read_varint(at, end, 32, run)) return false;
     const size_t left = static_cast<size_t>(end - at);
-    if (run > UINT32_MAX) return false;
     if (run & 1) {
       const uint64_t groups = run >> 1;  // the last one is padded to its end
       const size_t values = static_cast<size_t>(std::min<uint64_t>(groups * 8, n));

@@ -2,7 +2,7 @@
 //
 // A block is sequences: a token (high half: literals, low half: match length less 4; 15 in either goes on in bytes
 // until one is not 255), literals, an offset of two bytes back into the output. The last sequence ends behind its
-// literals. Copies are of 16 bytes and go over their end, so `out` needs kSlack bytes behind it; nothing is read
+// literals. Copies are of 16 or 32 bytes and go over their end, so `out` needs kSlack bytes behind it; nothing is read
 // outside `in`, and nothing before `out` or further than kSlack behind it is touched, whatever the bytes are.
 #pragma once
 #include <cstddef>

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/parquet/varint.h"
+
 namespace cb::parquet {
 
 enum class PageKind : int32_t { Data = 0, Index = 1, Dictionary = 2, DataV2 = 3 };
@@ -117,16 +119,7 @@ class Compact {
     }
   }
 
-  bool varint(uint64_t& value) {
-    value = 0;
-    for (unsigned shift = 0; shift < 64; shift += 7) {
-      if (at_ == end_) return false;
-      const uint8_t byte = *at_++;
-      value |= static_cast<uint64_t>(byte & 127) << shift;
-      if (byte < 128) return true;
-    }
-    return false;
-  }
+  bool varint(uint64_t& value) { return read_varint(at_, end_, 64, value); }
   bool zigzag(int64_t& value) {
     uint64_t raw = 0;
     if (!varint(raw)) return false;

@@ -5,6 +5,7 @@
 // with LZ4, `out` needs kSlack bytes behind it and nothing else is touched, whatever the bytes are.
 #pragma once
 #include "core/parquet/lz4.h"
+#include "core/parquet/varint.h"
 
 namespace cb::parquet {
 
@@ -22,13 +23,7 @@ inline size_t little(const uint8_t* p, size_t bytes) {
 inline bool snappy_decompress(const uint8_t* in, size_t in_size, uint8_t* out, size_t out_size) {
   const uint8_t* const in_end = in + in_size;
   uint64_t said = 0;
-  for (unsigned shift = 0;; shift += 7) {
-    if (in == in_end || shift > 28) return false;
-    const uint8_t byte = *in++;
-    said |= static_cast<uint64_t>(byte & 127) << shift;
-    if (byte < 128) break;
-  }
-  if (said != out_size) return false;
+  if (!read_varint(in, in_end, 32, said) || said != out_size) return false;
   uint8_t* const begin = out;
   uint8_t* const end = out + out_size;
   while (in < in_end) {
