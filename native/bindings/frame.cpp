@@ -130,6 +130,14 @@ void bind_frame(nb::module_& m) {
              new (self) Records(std::move(fields));
            })
       .def(
+          "append",
+          [](Records& r, Records& other) {
+            if (&r == &other) throw nb::value_error("records cannot be appended to themselves");
+            nb::gil_scoped_release free;
+            r.append(std::move(other));
+          },
+          nb::arg("other"), "The rows of other records with the same fields, which are empty afterwards.")
+      .def(
           "add_blank", [](Records& r) { r.add(r.fixed_bytes()); }, "A row of zeros and nulls.")
       .def_prop_ro("rows", &Records::rows)
       .def_prop_ro("fixed_bytes", &Records::fixed_bytes)

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -47,6 +48,18 @@ class Bump {
     }
     at_ = 0;
     head_ = 0;
+  }
+
+  // Takes over the blocks of another pool: what was committed there stays where it is.
+  void adopt(Bump&& other) {
+    if (other.blocks_.empty()) return;
+    const size_t full = other.blocks_.size();
+    const bool fresh = blocks_.empty();
+    blocks_.insert(blocks_.begin(), std::make_move_iterator(other.blocks_.begin()),
+                   std::make_move_iterator(other.blocks_.end()));
+    other = Bump(other.block_);
+    at_ += fresh ? full - 1 : full;
+    if (fresh) head_ = blocks_[at_].size;
   }
 
   static constexpr size_t kSlack = 64;

@@ -63,8 +63,12 @@ class HugeBlock {
 class GrowingBlock {
  public:
   GrowingBlock() = default;
-  GrowingBlock(const GrowingBlock&) = delete;
-  GrowingBlock& operator=(const GrowingBlock&) = delete;
+  GrowingBlock(GrowingBlock&& o) noexcept : data_(std::exchange(o.data_, nullptr)), size_(std::exchange(o.size_, 0)) {}
+  GrowingBlock& operator=(GrowingBlock&& o) noexcept {
+    std::swap(data_, o.data_);
+    std::swap(size_, o.size_);
+    return *this;
+  }
   ~GrowingBlock() {
     if (data_) ::munmap(data_, size_);
   }

@@ -7,9 +7,9 @@
 //
 // An impression that needs ten columns of its user touches a few neighbouring cache lines of one page. A row is known
 // by its handle, the block's offset / 8, so tables up to 32 GiB fit 32 bits. Only lists of strings leave the block:
-// their entries are pointers. Built by one thread (RecordSink), then read by all; handles stay valid while rows are
-// added, addresses do not. image() is the same for a device (core/image.h): the blocks, then what lists of strings
-// hold.
+// their entries are pointers. Built by one thread (RecordSink), or in parts by several that append() puts together,
+// then read by all; handles stay valid while rows are added, addresses do not. image() is the same for a device
+// (core/image.h): the blocks, then what lists of strings hold.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -72,8 +72,7 @@ class Records {
 
   // For the builder: a block of `bytes` zeros, a multiple of 8.
   char* add(size_t bytes) {
-    if (used_ / 8 >= UINT32_MAX) throw std::length_error("a joined view of more than 32 GiB");
-    handles_.push_back(static_cast<uint32_t>(used_ / 8));
+    handles_.push_back(handle(used_ / 8));
     size_t need = used_ + bytes + Bump::kSlack;
     if (need > blob_.size()) blob_.grow(need);
     char* block = blob_.data() + used_;
@@ -82,7 +81,25 @@ class Records {
   }
   Bump& memory() { return memory_; }
 
+  // The rows of another one with the same fields, behind these. It is empty afterwards.
+  void append(Records&& other) {
+    if (other.handles_.empty()) return;
+    const size_t base = used_ / 8;
+    handle(base + other.handles_.back());  // the highest of all
+    const size_t need = used_ + other.used_ + Bump::kSlack;
+    if (need > blob_.size()) blob_.grow(need);
+    std::memcpy(blob_.data() + used_, other.blob_.data(), other.used_);
+    for (uint32_t row : other.handles_) handles_.push_back(handle(base + row));
+    used_ += other.used_;
+    memory_.adopt(std::move(other.memory_));
+    other = Records(fields_);
+  }
+
  private:
+  static uint32_t handle(size_t eighth) {
+    if (eighth >= UINT32_MAX) throw std::length_error("a joined view of more than 32 GiB");
+    return static_cast<uint32_t>(eighth);
+  }
   void put_image(ImageWriter& to) const;
 
   std::vector<RecordField> fields_;

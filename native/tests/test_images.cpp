@@ -404,14 +404,23 @@ void fill(const std::shared_ptr<Records>& records, uint32_t rows, Random& random
   sink.end();
 }
 
+// Rows made in two parts and put together, with the row of a missing key behind them.
 void records_of(std::vector<RecordField> fields, uint32_t rows, Random& random) {
-  auto records = std::make_shared<Records>(std::move(fields));
-  fill(records, rows, random);
-  records->add(records->fixed_bytes());  // the row of a missing key
+  auto records = std::make_shared<Records>(fields), part = std::make_shared<Records>(fields);
   const std::vector<RecordField> layout = records->fields();
-  const std::vector<uint32_t> handles = records->handles();
   std::vector<std::string> expected;
-  for (uint32_t handle : handles) expected.push_back(told(layout, records->at(handle)));
+  for (const auto& filled : {records, part}) {
+    fill(filled, rows, random);
+    for (uint32_t handle : filled->handles()) expected.push_back(told(layout, filled->at(handle)));
+  }
+  records->append(std::move(*part));
+  CHECK(part->rows() == 0);
+  fill(part, rows, random);  // it can be used again
+  part.reset();
+  CHECK(records->rows() == expected.size());
+  expected.push_back(told(layout, records->add(records->fixed_bytes())));
+  const std::vector<uint32_t> handles = records->handles();
+  for (size_t r = 0; r < handles.size(); ++r) CHECK(told(layout, records->at(handles[r])) == expected[r]);
   Image image(*records);
   records.reset();
   for (size_t r = 0; r < handles.size(); ++r) CHECK(told(layout, image.memory + size_t{handles[r]} * 8) == expected[r]);

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from ctrbox import _native
@@ -12,14 +18,24 @@ from ctrbox.engines.cpu.tables import Tables
 from ctrbox.errors import DataError
 from ctrbox.plan.graph import FrameSpec, Graph
 from ctrbox.plan.node import Node
+from ctrbox.views.source import Morsel
 
-LOAD_ROWS = 262_144  # rows of a dimension handled at a time
+LOAD_ROWS = 16_384  # rows of a dimension handled at a time: small enough that one row group keeps several cores busy
+
+
+@dataclass
+class Part:
+    """Some rows of a dimension, done."""
+
+    rows: Prepared  # where they come from; what they were made of is gone
+    hashes: np.ndarray
+    records: Any  # _native.Records
 
 
 def load_dimension(
-    graph: Graph, frame: FrameSpec, tables: Tables, dimensions: dict[int, Dimension], chunk_rows: int
+    graph: Graph, frame: FrameSpec, tables: Tables, dimensions: dict[int, Dimension], chunk_rows: int, threads: int
 ) -> Dimension:
-    """Read, clean, compute what was hoisted, index."""
+    """Read, clean, compute what was hoisted, index. The rows' order is the source's, whatever the number of threads."""
     columns = graph.columns(frame, 0)
     where = {name: k for k, name in enumerate(columns)}
     check_budget(frame, columns)
@@ -28,46 +44,52 @@ def load_dimension(
         return 0, where[node.name]
 
     assert frame.hash is not None
+    hash_node = frame.hash
     asked = graph.asked[frame.id]
 
     def program(filters: list[Node]) -> tuple[Stages, Assembler]:
         assembler = Assembler(tables, dimensions, column_at, chunk_rows)
-        return Stages(assembler, filters, [*asked, frame.hash], 1), assembler  # type: ignore[list-item]
+        return Stages(assembler, filters, [*asked, hash_node], 1), assembler
+
+    def no_records() -> Any:
+        return _native.Records([n.kind for n in asked], [n.nullable for n in asked])
 
     stages, assembler = program(frame.filters)
     body = assembler.assemble(asked, list(enumerate(asked)), stages.sources)
-    hashing = assembler.assemble([frame.hash], [(0, frame.hash)], stages.sources)
+    hashing = assembler.assemble([hash_node], [(0, hash_node)], stages.sources)
 
-    parts: list[Prepared] = []
-    hashes: list[np.ndarray] = []
-    for morsel in frame.view.source.scan(columns, rows=LOAD_ROWS):
+    def load(morsel: Morsel) -> Part:
         rows: list[Rows] = [(frame_of(morsel.rows), None, 0)]
         part = Prepared(morsel.rows.num_rows, rows, None, morsel.origin, morsel.start)
+        records = no_records()
         try:
             part = stages.prepare(part.rows, rows)
             part.origin, part.start = morsel.origin, morsel.start
-            if not part.rows:
-                continue
-            kept, _ = hashing.native.run_frame([part.piece(0, part.rows)], ["k"], [frame.hash.nullable], [])
+            kept, _ = hashing.native.run_frame([part.piece(0, part.rows)], ["k"], [hash_node.nullable], [])
+            _, valid, (hashes,) = kept.export(0)
+            if valid is not None and not valid.all():
+                raise DataError(
+                    f"key {frame.key[0]!r} of view {frame.name!r} is null at "
+                    f"{part.origin.name(part.row(int(valid.argmin())))}; filter those rows: "
+                    f".filter(~col({frame.key[0]!r}).is_null())"
+                )
+            body.native.run_records([part.piece(0, part.rows)], records)
         except _native.RowError as error:
             raise located(error, [(part, 0, part.rows)]) from None
-        _, valid, (values,) = kept.export(0)
-        if valid is not None and not valid.all():
-            raise DataError(
-                f"key {frame.key[0]!r} of view {frame.name!r} is null at {part.origin.name(part.row(int(valid.argmin())))}; "
-                f"filter those rows: .filter(~col({frame.key[0]!r}).is_null())"
-            )
-        parts.append(part)
-        hashes.append(values)
+        part.sources = []
+        return Part(part, hashes, records)
+
+    records = no_records()
+    parts: list[Prepared] = []
+    hashes: list[np.ndarray] = []
+    for part in in_order(load, frame.view.source.scan(columns, rows=LOAD_ROWS), threads):
+        records.append(part.records)
+        parts.append(part.rows)
+        hashes.append(part.hashes)
     every = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
     index, first, second = _native.Index.build(every, frame.view.keep == "last")
     if first >= 0:
         raise DataError(duplicate(frame, parts, first, second))
-    records = _native.Records([n.kind for n in asked], [n.nullable for n in asked])
-    try:
-        body.native.run_records([part.piece(0, part.rows) for part in parts], records)
-    except _native.RowError as error:
-        raise located(error, [(part, 0, part.rows) for part in parts]) from None
     if frame.role == "inner":
         records.add_blank()  # met only by rows that the join's filter is about to drop
     else:  # the row for missing keys: nulls, cleaned like any other but past the filters
@@ -84,6 +106,25 @@ def load_dimension(
         {n.id: k for k, n in enumerate(asked)},
         [body, *stages.programs],
     )
+
+
+def in_order(load: Callable[[Morsel], Part], morsels: Iterator[Morsel], threads: int) -> Generator[Part, None, None]:
+    """What ``load`` makes of each morsel; at most ``threads + 1`` are under way."""
+    ahead: deque[Future[Part]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-join") as pool:
+        try:
+            for morsel in morsels:
+                ahead.append(pool.submit(load, morsel))
+                if len(ahead) > threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+            close = getattr(morsels, "close", None)
+            if close is not None:
+                close()
 
 
 def duplicate(frame: FrameSpec, parts: list[Prepared], first: int, second: int) -> str:

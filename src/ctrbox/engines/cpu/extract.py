@@ -108,7 +108,7 @@ class Extractor:
             ready = [f for f in waiting if all(n in loaded for n in self._needs(f))]
             with ThreadPoolExecutor(self.threads) as pool:
                 futures = [
-                    pool.submit(load_dimension, self.graph, f, self.tables, dict(loaded), self.chunk_rows)
+                    pool.submit(load_dimension, self.graph, f, self.tables, dict(loaded), self.chunk_rows, self.threads)
                     for f in ready
                 ]
                 for f, future in zip(ready, futures, strict=True):
