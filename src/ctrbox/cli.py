@@ -21,6 +21,7 @@ LOADING = threading.current_thread() is threading.main_thread() and (
 if LOADING:
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from ctrbox import learning, publishing, searching, serving, streaming, tables
-from ctrbox.demo import generate
+from ctrbox.demo import demo_job_path, generate
 from ctrbox.job import batches, load_plan
 from ctrbox.options import in_words_of_options
 from ctrbox.output import check_output, no_rows, sink
@@ -213,7 +214,7 @@ def datasets_adlog(
     else:
         say(out)
     tell(f"{rows:,} impressions in {seconds:.1f} s under {out}")
-    hint("ctrbox demo")
+    hint(f"CTRBOX_DATA={shlex.quote(str(out))} ctrbox train {shlex.quote(str(demo_job_path()))}")
 
 
 @datasets_app.command("list", epilog="\b\nExamples:\n  ctrbox datasets list\n  ctrbox datasets list --json\n")

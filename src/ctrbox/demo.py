@@ -42,6 +42,11 @@ def best_auc(plan: Any, truth: Path, share: float = 0.1) -> float | None:
     return found if found == found else None
 
 
+def demo_job_path() -> Path:
+    """The job of the ad log; ``examples/adlog.py`` is the same file."""
+    return Path(__file__).with_name("demo_job.py")
+
+
 def demo_job() -> str:
-    """The text of the job that the demo writes beside its data; ``examples/adlog.py`` is the same file."""
-    return Path(__file__).with_name("demo_job.py").read_text(encoding="utf-8")
+    """Its text, which the demo writes beside its data."""
+    return demo_job_path().read_text(encoding="utf-8")

@@ -65,6 +65,13 @@ def load_job(path: Path) -> Job:
     if not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*.py"))[:5] if path.parent.is_dir() else []
         raise Mistake(f"there is no job file {path}" + (f"; here are: {', '.join(near)}" if near else ""))
+    from ctrbox.views.formats import EXTENSIONS
+
+    if path.suffix[1:].lower() in {e for several in EXTENSIONS.values() for e in several}:
+        raise Mistake(
+            f"{path} is data; expected a job file, such as job.py, that reads it by cb.View({path.name!r}, key=…) "
+            "and defines `plan`"
+        )
     sys.path.insert(0, str(path.parent.resolve()))
     sys.argv = [str(path)]
     try:

@@ -400,6 +400,14 @@ def test_missing_job_lists_what_is_there(job: Path) -> None:
     assert done.stderr == "ctrbox: error: there is no job file jop.py; here are: job.py\n"
 
 
+@pytest.mark.parametrize("name", ["log.parquet", "log.CSV", "log.jsonl"])
+def test_data_in_place_of_a_job_is_told_where_they_go(job: Path, name: str) -> None:
+    (job.parent / name).write_bytes(b"PAR1\0")
+    done = ctrbox("extract", name, "--count", cwd=job.parent, check=1)
+    assert done.stderr.startswith(f"ctrbox: error: {name} is data; expected a job file, such as job.py")
+    assert f"cb.View('{name}', key=…)" in done.stderr
+
+
 def test_missing_data_is_one_line_that_names_it(job: Path) -> None:
     job.write_text(JOB.replace("data/users", "data/people"))
     done = ctrbox("extract", "job.py", "--count", cwd=job.parent, check=1)

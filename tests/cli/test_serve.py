@@ -86,7 +86,7 @@ def test_serving_from_elsewhere_names_the_option(place: Path, tmp_path: Path, mo
         ("--max-body", "-1MB", "--max-body must be from 1 to 268,435,456 bytes, got '-1MB'"),
         ("--max-body", "0", "--max-body must be from 1 to 268,435,456 bytes, got '0'"),
         ("--max-body", "10GB", "--max-body must be from 1 to 268,435,456 bytes, got '10GB'"),
-        ("--max-body", "much", "--max-body: expected a size such as '512MB' or '2GB', got 'much'"),
+        ("--max-body", "much", "--max-body must be a size such as '512MB' or '2GB', got 'much'"),
         ("--cache", "-5KB", "--cache must be from 0 to"),
         (
             "--token-file",

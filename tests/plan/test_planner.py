@@ -170,6 +170,35 @@ def test_a_null_that_reaches_a_feature_is_refused_with_its_cause_and_cure(make: 
         assert text in str(caught.value)
 
 
+def test_all_nulls_that_reach_features_are_told_at_once() -> None:
+    with pytest.raises(PlanError) as caught:
+        graph(
+            a=col("maybe"),
+            b=cb.cross("maybe", "query"),  # the same null, told once
+            c=col("query").split(" ").get(3),
+            dense={"d": col("query").cast("int"), "e": col("price")},
+        )
+    text = str(caught.value)
+    assert text.startswith("feature 'd' may be null: cast to int")
+    assert text.count(".fill(maybe=0)") == 1
+    assert "; for feature 'a' .fill(maybe=0) to its view" in text
+    assert "; for feature 'c' .fill(\"\") after get" in text
+    assert "feature 'b'" not in text
+    assert "feature 'e'" not in text
+
+
+def test_of_many_nulls_twenty_are_told() -> None:
+    with pytest.raises(PlanError, match=r"feature 'f0' may be null.*for feature 'f20' .*; and 9 more$"):
+        graph(**{f"f{k}": col("query").split(" ").get(k) for k in range(30)})
+
+
+def test_an_argument_of_another_kind_is_told_which_cast_would_do() -> None:
+    with pytest.raises(
+        PlanError, match=r"hour of str \('query'\) is not possible; it takes time; \.cast\('time'\) first"
+    ):
+        graph(a=col("query").hour())
+
+
 def test_a_null_filled_before_or_after_is_accepted() -> None:
     graph(view().fill(maybe=0), a=col("maybe"))
     graph(a=(col("maybe") + 1).fill(0))

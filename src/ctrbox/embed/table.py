@@ -15,7 +15,7 @@ from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.life import Admission, Counters, Life, life_of, number, shown
 from ctrbox.embed.optimizers import FTRL, KINDS, Optimizer, optimizer_of, spec_of
 from ctrbox.errors import DataError, PlanError, SourceError, nearest
-from ctrbox.views.view import parse_bytes
+from ctrbox.views.view import bytes_within
 
 MOST_DIM = 4096
 MOST_BUDGET = 1 << 50
@@ -206,13 +206,7 @@ def checked_init(init: float) -> float:
 
 def checked_bytes(name: str, budget: int | str) -> int:
     """A budget of memory."""
-    try:
-        found = parse_bytes(budget)
-    except OverflowError:
-        found = 0
-    if not 1 <= found <= MOST_BUDGET:
-        raise PlanError(f"{name}= must be above 0 bytes and at most {MOST_BUDGET:,}, got {budget!r}")
-    return found
+    return bytes_within(f"{name}=", budget, 1, MOST_BUDGET)
 
 
 def checked_nonfinite(given: str) -> str:
@@ -268,6 +262,9 @@ def shape_from(native: tuple[Any, ...]) -> tuple[Any, ...]:
     return dim, linear, (weight[0], tuple(weight[1])), (vector[0], tuple(vector[1])), init, seed, tuple(life)
 
 
+AS_SAVED = "make this one as that one was made"
+
+
 def same_shape(path: str | os.PathLike[str], found: tuple, mine: tuple) -> None:
     """Refuse a saved table that is not as this one is, and name the first difference."""
     names = ("dim", "linear weights", "linear optimizer", "optimizer", "init", "seed", "counters and admission")
@@ -277,9 +274,10 @@ def same_shape(path: str | os.PathLike[str], found: tuple, mine: tuple) -> None:
         if theirs == ours or absent:
             continue
         if name == "counters and admission":
-            raise DataError(f"{path} was saved with {shown(theirs)}, this table has {shown(ours)}")
+            raise DataError(f"{path} was saved with {shown(theirs)}, this table has {shown(ours)}; {AS_SAVED}")
         shown_as = [str(optimizer_of(v)) if isinstance(v, tuple) else repr(v) for v in (theirs, ours)]
-        raise DataError(f"{path} was saved with {name} {shown_as[0]}, this table has {shown_as[1]}")
+        cure = f"make this one with {name}={shown_as[0]}" if name in ("dim", "init", "seed") else AS_SAVED
+        raise DataError(f"{path} was saved with {name} {shown_as[0]}, this table has {shown_as[1]}; {cure}")
 
 
 @contextlib.contextmanager

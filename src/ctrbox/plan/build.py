@@ -258,23 +258,27 @@ def build(log: View, features: FeatureSet) -> Graph:
     builder = Builder()
     scope = builder.open(log, "log")
     outputs: list[Output] = []
+    gaps: list[Gap] = []
     for role in ("label", "weight"):
         e = getattr(features, role)
         if e is not None:
-            node = present(resolve(e, scope), role)
+            node = present(resolve(e, scope), role, gaps)
             if node.kind not in ("b", "i", "f"):
                 raise PlanError(f"the {role} must be a number, {origin(node).name!r} is {name_of(node.kind)}")
             outputs.append(Output(role, role, node))
     if features.group is not None:
-        node = present(hashed(scope, resolve(features.group, scope), "group"), "group")
+        node = present(hashed(scope, resolve(features.group, scope), "group"), "group", gaps)
         if node.kind != "k":
             raise PlanError("the group must be a single value a row, not a list")
         outputs.append(Output("group", "group", node))
     for name, e in features.dense.items():
-        outputs.append(dense(name, resolve(e, scope)))
+        outputs.append(dense(name, resolve(e, scope), gaps))
     for name, e in features.sparse.items():
         settled, space = space_of(name, e)
-        outputs.append(Output("sparse", name, present(resolve(settled, scope), f"feature {name!r}"), space=space))
+        node = present(resolve(settled, scope), f"feature {name!r}", gaps)
+        outputs.append(Output("sparse", name, node, space=space))
+    if gaps:
+        raise PlanError(told(gaps))
     return Graph(builder.typed, builder.frames, outputs, builder.fits)
 
 
@@ -286,8 +290,8 @@ def build_columns(log: View, columns: dict[str, Any]) -> Graph:
     return Graph(builder.typed, builder.frames, outputs, builder.fits)
 
 
-def dense(name: str, node: Node) -> Output:
-    node = present(node, f"feature {name!r}")
+def dense(name: str, node: Node, gaps: list[Gap]) -> Output:
+    node = present(node, f"feature {name!r}", gaps)
     if node.kind in ("b", "i", "f"):
         return Output("dense", name, node)
     if node.kind == "*f":
@@ -309,8 +313,26 @@ def vector_width(node: Node) -> int:
     return int(node.param("width")) if node.op == "column" else 0
 
 
-def present(node: Node, what: str) -> Node:
-    """The node, if it can never be null; else a PlanError that says where the null begins and what to add."""
+@dataclass(frozen=True)
+class Gap:
+    """An output that may be null: where that begins and what to add."""
+
+    node: int  # where it begins
+    what: str
+    cause: str
+    cure: str
+
+
+def told(gaps: list[Gap]) -> str:
+    """The first in full, of the others what to add: a user mends them all at once."""
+    first, *others = list({gap.node: gap for gap in reversed(gaps)}.values())[::-1]  # what several read is filled once
+    also = [f"; for {gap.what} {gap.cure}" for gap in others[:20]]
+    more = f"; and {len(others) - 20:,} more" if len(others) > 20 else ""
+    return f"{first.what} may be null: {first.cause}; add {first.cure}{''.join(also)}{more}"
+
+
+def present(node: Node, what: str, gaps: list[Gap]) -> Node:
+    """The node; that it may be null is noted among the gaps."""
     if not node.nullable:
         return node
     begin = null_origin(node)
@@ -323,4 +345,5 @@ def present(node: Node, what: str) -> Node:
     else:
         cure = f".fill({example}) after {shown}"
         cause = begin.why or f"{shown} on {raw.name!r} may be null"
-    raise PlanError(f"{what} may be null: {cause}; add {cure}")
+    gaps.append(Gap(begin.id, what, cause, cure))
+    return node

@@ -106,8 +106,16 @@ class Typed:
         if op == "select":
             return f"when(…).then(…).otherwise(…) needs a bool condition and two branches of one kind, got {given}"
         kinds = sorted({" and ".join(name_of(k) for k in kinds) for kinds in known if len(kinds) == len(args)})
-        hint = HINTS.get(op, "")
+        hint = HINTS.get(op) or cast_hint(args, list(known))
         return f"{shown_name(op)} of {given} is not possible; it takes {' or '.join(kinds) or 'other arguments'}{hint}"
+
+
+def cast_hint(args: tuple[Node, ...], known: list[tuple[str, ...]]) -> str:
+    """What would make the one argument fit, where a cast would."""
+    for wanted in known:
+        if len(args) == len(wanted) == 1 and (args[0].kind,) in kernels().get(f"cast_{wanted[0]}", {}):
+            return f"; .cast({name_of(wanted[0])!r}) first"
+    return ""
 
 
 SIGNS = {

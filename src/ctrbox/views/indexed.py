@@ -288,12 +288,16 @@ class IndexedFiles:
         shown, first = self._files[file].shown, self._files[0].shown
         wanted = self._columns.stored[leaf.name]
         if theirs is None:
-            raise SourceError(f"{shown} has no column {leaf.name!r}, expected {wanted.stored} as in {first}")
+            raise SourceError(
+                f"{shown} has no column {leaf.name!r}, expected {wanted.stored} as in {first}; "
+                "write it again with one (of nulls, say), or leave the file out"
+            )
         if theirs is wanted:
             return theirs
         if theirs.type is None or not castable(theirs.type, wanted.type, theirs.stored):
             raise SourceError(
-                f"column {leaf.name!r} of {shown} is {theirs.stored}, expected {wanted.stored} as in {first}"
+                f"column {leaf.name!r} of {shown} is {theirs.stored}, expected {wanted.stored} as in {first}; "
+                "write it again with that type, or make views of their own for files that differ"
             )
         return theirs
 

@@ -218,7 +218,7 @@ def bytes_within(name: str, size: str | int, least: int, most: int) -> int:
     try:
         found = parse_bytes(asked)
     except PlanError as error:
-        raise PlanError(f"{name}: {error}") from error
+        raise PlanError(f"{name} must be a size such as '512MB' or '2GB', got {size!r}") from error
     if not least <= found <= most:
         raise PlanError(f"{name} must be from {least:,} to {most:,} bytes, got {size!r}")
     return found
