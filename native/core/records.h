@@ -46,7 +46,7 @@ struct Inside {
 
 class Records {
  public:
-  explicit Records(std::vector<RecordField> fields) : fields_(std::move(fields)), memory_(size_t{1} << 16) {
+  explicit Records(std::vector<RecordField> fields) : fields_(std::move(fields)), memory_(kFirstBlock) {
     uint32_t at = 0;
     for (size_t width : {size_t{16}, size_t{8}, size_t{1}})
       for (RecordField& f : fields_)
@@ -101,6 +101,8 @@ class Records {
     return static_cast<uint32_t>(eighth);
   }
   void put_image(ImageWriter& to) const;
+
+  static constexpr size_t kFirstBlock = 256;  // of many small parts each keeps its own; blocks double
 
   std::vector<RecordField> fields_;
   uint32_t fixed_ = 8;

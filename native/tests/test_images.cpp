@@ -436,6 +436,13 @@ void records() {
     records_of({{"b", false}}, rows, random);
     records_of({}, rows, random);
   }
+  Records small({{"*s", false}});  // each of many parts keeps the memory of its lists
+  for (uint32_t k = 0; k < 1000; ++k) {
+    auto part = std::make_shared<Records>(std::vector<RecordField>{{"*s", false}});
+    fill(part, 1, random);
+    small.append(std::move(*part));
+  }
+  CHECK(small.rows() == 1000 && small.bytes() < 1000000);
   Image image{Records({{"*s", false}})};  // not a single row
   CHECK(image.bytes == 16);
 }

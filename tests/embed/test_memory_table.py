@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ctrbox as cb
 from ctrbox.embed.embedder import Embedder, Row
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
@@ -360,3 +362,18 @@ def test_ten_million_keys_fit_two_gigabytes_and_are_all_there() -> None:
     fresh = MemoryTable(16, optimizer=RowwiseAdagrad())
     fresh.push(sample, np.full((len(sample), 16), 0.5, np.float32))
     np.testing.assert_array_equal(table.pull(sample), fresh.pull(sample))
+
+
+def test_a_table_of_the_other_kind_is_told_who_reads_it(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "folder", dim=4, ram="8MB") as table:
+        table.pull(np.arange(1, 4))
+        table.save(tmp_path / "saved")
+    memory = MemoryTable(4)
+    memory.pull(np.arange(1, 4))
+    memory.save(tmp_path / "file")
+    with pytest.raises(cb.SourceError, match=r"saved is a folder, expected a file; SparseTable\.load reads folders"):
+        MemoryTable.load(tmp_path / "saved")
+    with pytest.raises(
+        cb.SourceError, match=r"file is a file, expected the folder of a Sparse Table; MemoryTable\.load"
+    ):
+        cb.SparseTable.load(tmp_path / "file")

@@ -289,7 +289,7 @@ def test_a_column_of_no_simple_type_is_an_error_only_where_it_is_used() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_whole_number_cannot_be_filled_with_nan(value: float) -> None:
-    with pytest.raises(cb.PlanError, match="needs a int"):
+    with pytest.raises(cb.PlanError, match="takes int, got"):
         cb.compile(log(), cb.FeatureSet(dense={"u": col("user_id").fill(value)}))
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import textwrap
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,3 +96,70 @@ def test_the_first_null_key_is_named(threads: int, null: int) -> None:
     ids: list[int | None] = [None if k >= null else k for k in range(100)]
     with pytest.raises(cb.DataError, match=rf"key 'user_id' of view 'users' is null at memory row {null};"):
         joined(users(ids), [1], threads)
+
+
+@cb.operator(args=["int"], result="int")
+def same(a: Any) -> Any:
+    return a
+
+
+@pytest.mark.parametrize("least", [0, 30, 70])
+@pytest.mark.parametrize("joined_view", [True, False])
+def test_a_row_behind_a_filter_and_a_user_operator_is_named(least: int, joined_view: bool) -> None:
+    documents = ['{"a": 1}'] * 100
+    documents[71] = '{"a": '
+    table = pa.table({"uid": range(100), "document": documents})
+    view = cb.View(table, key="uid", name="documents").fill(document="{}").filter(col("uid") >= least)
+    read = same(col("document").json("$.a", "int", strict=True).fill(0))
+    if joined_view:
+        view = cb.View(pa.table({"id": [1], "u": [5]}), key="id").join(view, on="u")
+    with pytest.raises(cb.DataError, match=r"malformed value \(at memory row 71\)"):
+        cb.evaluate({"a": read}, view)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_of_two_errors_the_earlier_is_told(tmp_path: Path, threads: int) -> None:
+    documents = ['{"a": 1}'] * 400
+    documents[3] = '{"a": '
+    pq.write_table(pa.table({"uid": range(400), "document": documents}), tmp_path / "d.parquet", row_group_size=100)
+    place = pq.ParquetFile(tmp_path / "d.parquet").metadata.row_group(1).column(1).data_page_offset
+    damaged = bytearray((tmp_path / "d.parquet").read_bytes())
+    damaged[place : place + 8] = b"\xff" * 8
+    (tmp_path / "d.parquet").write_bytes(damaged)
+    view = cb.View(str(tmp_path / "d.parquet"), key="uid", name="documents").fill(document="{}")
+    log = cb.View(pa.table({"id": [1], "u": [5], "clicked": [1]}), key="id").join(view, on="u")
+    read = col("document").json("$.a", "int", strict=True).fill(0)
+    plan = cb.compile(log, cb.FeatureSet(label=col("clicked"), sparse={"a": read.key()}), threads=threads)
+    with pytest.raises(cb.DataError, match=r"malformed value \(at .*d\.parquet row 3\)"):
+        next(iter(plan.batches(1)))
+
+
+CTRL_C = """
+    import time, pyarrow as pa, ctrbox as cb
+    from ctrbox import col
+
+    @cb.operator(args=["int"], result="int")
+    def slow(a):
+        print("part", flush=True)
+        time.sleep(0.1)
+        return a
+
+    table = pa.table({"uid": range(16_384 * 600), "v": range(16_384 * 600)})
+    view = cb.View(table, key="uid", name="users").fill(v=0)
+    log = cb.View(pa.table({"id": [1], "u": [1]}), key="id").join(view, on="u")
+    cb.evaluate({"v": slow(col("v"))}, log)
+"""
+
+
+def test_ctrl_c_while_a_view_is_loaded_ends_with_the_part_it_is_at() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CTRL_C)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "part"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=50)  # the whole view would take a minute
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in err
+    assert out.count("part") < 100

@@ -187,6 +187,16 @@ def test_all_nulls_that_reach_features_are_told_at_once() -> None:
     assert "feature 'e'" not in text
 
 
+def test_every_null_of_a_feature_is_told() -> None:
+    with pytest.raises(
+        PlanError, match=r"add \.fill\(maybe=0\) to its view; for feature 'a' \.fill\(\"\"\) after json$"
+    ):
+        graph(a=cb.cross("maybe", col("json").json("$.a"), "maybe"))
+    # One fill behind what makes nulls is enough, whatever is null before it.
+    with pytest.raises(PlanError, match=r'add \.fill\(""\) after get$'):
+        graph(a=col("maybe").cast("str").split(" ").get(1))
+
+
 def test_of_many_nulls_twenty_are_told() -> None:
     with pytest.raises(PlanError, match=r"feature 'f0' may be null.*for feature 'f20' .*; and 9 more$"):
         graph(**{f"f{k}": col("query").split(" ").get(k) for k in range(30)})

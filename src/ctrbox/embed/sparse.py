@@ -524,6 +524,8 @@ def described(path: Path) -> tuple[Any, ...]:
     if not (path / "MANIFEST").is_file():
         if (path / "TABLES").exists():
             raise SourceError(f"{path} {several(path)}")
+        if path.is_file():
+            raise SourceError(f"{path} is a file, expected the folder of a Sparse Table; MemoryTable.load reads files")
         raise SourceError(f"{path} holds no table: it has no MANIFEST")
     try:
         return shape_from(_native.SparseTable.saved_shape(os.fspath(path)))

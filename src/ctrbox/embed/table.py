@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -286,6 +287,8 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except _native.DamagedFile as error:
+        if Path(path).is_dir():
+            raise SourceError(f"{path} is a folder, expected a file; SparseTable.load reads folders") from error
         raise SourceError(f"cannot read {path}: {error}; save it again or take an older one") from error
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error

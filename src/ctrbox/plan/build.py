@@ -16,7 +16,7 @@ from ctrbox.plan.features import FeatureSet, space_of
 from ctrbox.plan.graph import FitSpec, FrameSpec, Graph, Output, SourceSpec
 from ctrbox.plan.node import Node
 from ctrbox.plan.operators import crossed, hashed, resolve
-from ctrbox.plan.typing import Typed, null_origin, origin, shown_name
+from ctrbox.plan.typing import Typed, null_origins, origin, shown_name
 from ctrbox.plan.user import UserOperator
 from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
 
@@ -301,7 +301,8 @@ def dense(name: str, node: Node, gaps: list[Gap]) -> Output:
         raise PlanError(
             f"dense feature {name!r} is a list of no fixed length; reduce it with .sum(), .mean(), .max() or .get(n)"
         )
-    hint = ".hour(), .age(…)" if node.kind == "t" else ".length(), .bucketize(…) or put it under sparse"
+    hints = {"t": ".hour() or .age(…)", "*i": ".sum(), .max(), .get(n) or put it under sparse"}
+    hint = hints.get(node.kind, ".length() or put it under sparse")
     raise PlanError(f"dense feature {name!r} must be a number, it is {name_of(node.kind)}; use {hint}")
 
 
@@ -332,18 +333,16 @@ def told(gaps: list[Gap]) -> str:
 
 
 def present(node: Node, what: str, gaps: list[Gap]) -> Node:
-    """The node; that it may be null is noted among the gaps."""
-    if not node.nullable:
-        return node
-    begin = null_origin(node)
-    raw = origin(begin)
-    shown = shown_name(begin.op)
-    example = {"s": '""', "f": "0.0", "b": "False", "t": "0"}.get(begin.kind, "[]" if begin.kind[0] == "*" else "0")
-    if begin.op == "column":
-        cure = f".fill({raw.name}={example}) to its view"
-        cause = f"column {raw.name!r} may be null ({begin.why})"
-    else:
-        cure = f".fill({example}) after {shown}"
-        cause = begin.why or f"{shown} on {raw.name!r} may be null"
-    gaps.append(Gap(begin.id, what, cause, cure))
+    """The node; where it may be null is noted among the gaps."""
+    for begin in null_origins(node) if node.nullable else ():
+        raw = origin(begin)
+        shown = shown_name(begin.op)
+        example = {"s": '""', "f": "0.0", "b": "False", "t": "0"}.get(begin.kind, "[]" if begin.kind[0] == "*" else "0")
+        if begin.op == "column":
+            cure = f".fill({raw.name}={example}) to its view"
+            cause = f"column {raw.name!r} may be null ({begin.why})"
+        else:
+            cure = f".fill({example}) after {shown}"
+            cause = begin.why or f"{shown} on {raw.name!r} may be null"
+        gaps.append(Gap(begin.id, what, cause, cure))
     return node

@@ -151,7 +151,7 @@ def fill(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
         default = fit_literal(names, default, value)
     if default.kind != value.kind:
         raise PlanError(
-            f"fill of column {origin(value).name!r} ({name_of(value.kind)}) needs a {name_of(value.kind)}, "
+            f"fill of column {origin(value).name!r} ({name_of(value.kind)}) takes {name_of(value.kind)}, "
             f"got {name_of(default.kind)}"
         )
     return names.typed.call("fill", (value, default), nullable=default.nullable)
@@ -320,9 +320,10 @@ def hashed(names: Names, value: Node, op: str) -> Node:
     if value.kind in ("k", "*k"):
         return value
     if value.kind.endswith("f"):
+        one = "one of it, .get(n) or .max(), and " if value.kind == "*f" else ""
         raise PlanError(
             f"{op}: {origin(value).name!r} is {name_of(value.kind)}, which cannot be a key: nearly equal numbers would get "
-            "unrelated keys; add .bucketize([...]), .round().cast('int') or put it under dense"
+            f"unrelated keys; take {one}.bucketize([…]) or .round().cast('int').fill(0), or put it under dense"
         )
     return names.typed.call("hash", (value,))
 

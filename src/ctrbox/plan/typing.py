@@ -113,7 +113,11 @@ class Typed:
 def cast_hint(args: tuple[Node, ...], known: list[tuple[str, ...]]) -> str:
     """What would make the one argument fit, where a cast would."""
     for wanted in known:
-        if len(args) == len(wanted) == 1 and (args[0].kind,) in kernels().get(f"cast_{wanted[0]}", {}):
+        if (
+            len(args) == len(wanted) == 1
+            and len(args[0].kind) == 1
+            and (args[0].kind,) in kernels().get(f"cast_{wanted[0]}", {})
+        ):
             return f"; .cast({name_of(wanted[0])!r}) first"
     return ""
 
@@ -132,7 +136,7 @@ HINTS = {
     "min": "; the smaller of two values of a row is cb.min_(a, b)",
     "max": "; the larger of two values of a row is cb.max_(a, b)",
     "cast_b": "; compare instead: col('x') == 'true'",
-    "hash": "; a float cannot be a key: .bucketize([…]) or .round().cast('int') first",
+    "hash": "; a float cannot be a key: .bucketize([…]) or .round().cast('int').fill(0) first",
     "dictionary_vector": "; take one word of a list with .get(n)",
     "age": "; write a datetime, or cast a string: .cast('time')",
 }
@@ -182,15 +186,21 @@ def origin(node: Node) -> Node:
     return node
 
 
-def null_origin(node: Node) -> Node:
-    """The node where a null of ``node`` begins: a column, or an operator that makes nulls."""
-    while True:
-        if node.inner is not None and node.inner.nullable:
-            node = node.inner
+def null_origins(node: Node) -> list[Node]:
+    """The nodes where nulls of ``node`` begin: columns, and operators that make nulls, behind which one fill does."""
+    found: list[Node] = []
+    seen: set[int] = set()
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if node.id in seen:
             continue
-        below = [a for a in node.args if a.nullable]
-        if node.op == "fill":
-            below = [node.args[1]]
-        if not below or (node.why and not any(a.nullable for a in node.args)):
-            return node
-        node = below[-1] if node.op == "select" and not below[0].nullable else below[0]
+        seen.add(node.id)
+        if node.inner is not None and node.inner.nullable:
+            waiting.append(node.inner)
+            continue
+        below = [node.args[1]] if node.op == "fill" else [a for a in node.args if a.nullable]
+        if node.why or not below:
+            found.append(node)
+        waiting += [] if node.why else reversed(below)
+    return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from ctrbox import _native
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.assemble import Assembler, Dimension
-from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
+from ctrbox.engines.cpu.stages import Prepared, Stages, located
 from ctrbox.engines.cpu.tables import Tables
 from ctrbox.errors import DataError
 from ctrbox.plan.graph import FrameSpec, Graph
@@ -33,9 +34,16 @@ class Part:
 
 
 def load_dimension(
-    graph: Graph, frame: FrameSpec, tables: Tables, dimensions: dict[int, Dimension], chunk_rows: int, threads: int
+    graph: Graph,
+    frame: FrameSpec,
+    tables: Tables,
+    dimensions: dict[int, Dimension],
+    chunk_rows: int,
+    threads: int,
+    stop: threading.Event,
 ) -> Dimension:
-    """Read, clean, compute what was hoisted, index. The rows' order is the source's, whatever the number of threads."""
+    """Read, clean, compute what was hoisted, index. The rows' order is the source's, whatever the number of threads.
+    Once ``stop`` is set it ends by CancelledError, within a part."""
     columns = graph.columns(frame, 0)
     where = {name: k for k, name in enumerate(columns)}
     check_budget(frame, columns)
@@ -59,12 +67,9 @@ def load_dimension(
     hashing = assembler.assemble([hash_node], [(0, hash_node)], stages.sources)
 
     def load(morsel: Morsel) -> Part:
-        rows: list[Rows] = [(frame_of(morsel.rows), None, 0)]
-        part = Prepared(morsel.rows.num_rows, rows, None, morsel.origin, morsel.start)
         records = no_records()
+        part = stages.prepare(morsel.rows.num_rows, [(frame_of(morsel.rows), None, 0)], morsel.origin, morsel.start)
         try:
-            part = stages.prepare(part.rows, rows)
-            part.origin, part.start = morsel.origin, morsel.start
             kept, _ = hashing.native.run_frame([part.piece(0, part.rows)], ["k"], [hash_node.nullable], [])
             _, valid, (hashes,) = kept.export(0)
             if valid is not None and not valid.all():
@@ -82,7 +87,7 @@ def load_dimension(
     records = no_records()
     parts: list[Prepared] = []
     hashes: list[np.ndarray] = []
-    for part in in_order(load, frame.view.source.scan(columns, rows=LOAD_ROWS), threads):
+    for part in in_order(load, frame.view.source.scan(columns, rows=LOAD_ROWS), threads, stop):
         records.append(part.records)
         parts.append(part.rows)
         hashes.append(part.hashes)
@@ -108,17 +113,31 @@ def load_dimension(
     )
 
 
-def in_order(load: Callable[[Morsel], Part], morsels: Iterator[Morsel], threads: int) -> Generator[Part, None, None]:
-    """What ``load`` makes of each morsel; at most ``threads + 1`` are under way."""
+def in_order(
+    load: Callable[[Morsel], Part], morsels: Iterator[Morsel], threads: int, stop: threading.Event
+) -> Generator[Part, None, None]:
+    """What ``load`` makes of each morsel; at most ``threads + 1`` are under way. Errors are raised where they lie."""
     ahead: deque[Future[Part]] = deque()
+    failure: Exception | None = None
+    ended = False
     with ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-join") as pool:
         try:
-            for morsel in morsels:
-                ahead.append(pool.submit(load, morsel))
-                if len(ahead) > threads:
+            while not ended or ahead:
+                while not ended and len(ahead) <= threads:
+                    if stop.is_set():
+                        raise CancelledError
+                    try:
+                        morsel = next(morsels, None)
+                    except Exception as error:  # raised after the parts before it
+                        morsel, failure = None, error
+                    if morsel is None:
+                        ended = True
+                    else:
+                        ahead.append(pool.submit(load, morsel))
+                if ahead:
                     yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
+            if failure is not None:
+                raise failure
         finally:
             for future in ahead:
                 future.cancel()

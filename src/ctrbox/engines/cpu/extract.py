@@ -7,6 +7,7 @@ the generator, by an error, by Ctrl-C or by closing it, ends the readers and the
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -106,13 +107,19 @@ class Extractor:
         waiting = [f for f in self.graph.frames[1:] if self.graph.asked[f.id] or self._joined(f.id)]
         while waiting:
             ready = [f for f in waiting if all(n in loaded for n in self._needs(f))]
+            stop = threading.Event()
             with ThreadPoolExecutor(self.threads) as pool:
                 futures = [
-                    pool.submit(load_dimension, self.graph, f, self.tables, dict(loaded), self.chunk_rows, self.threads)
+                    pool.submit(
+                        load_dimension, self.graph, f, self.tables, dict(loaded), self.chunk_rows, self.threads, stop
+                    )
                     for f in ready
                 ]
-                for f, future in zip(ready, futures, strict=True):
-                    loaded[f.id] = future.result()
+                try:
+                    for f, future in zip(ready, futures, strict=True):
+                        loaded[f.id] = future.result()
+                finally:  # an error or Ctrl-C: the others end with the part they are at
+                    stop.set()
             waiting = [f for f in waiting if f.id not in loaded]
         return loaded
 
@@ -201,11 +208,7 @@ class Extractor:
     def staged(self, rows: int, sources: list[Rows], origin: Any, start: int) -> Prepared:
         """Rows through the stages before the last program."""
         began = time.perf_counter()
-        try:
-            prepared = self.stages.prepare(rows, sources)
-        except _native.RowError as error:
-            raise located(error, [(Prepared(rows, sources, None, origin, start), 0, rows)]) from None
-        prepared.origin, prepared.start = origin, start
+        prepared = self.stages.prepare(rows, sources, origin, start)
         self.stats.add("filter", rows, time.perf_counter() - began)
         return prepared
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctrbox import _native
 from ctrbox.columns.kind import arrow_type, name_of
 from ctrbox.engines.cpu.arrow import column_of, frame_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler
@@ -134,14 +135,18 @@ class Stages:
     def programs(self) -> list[Assembled]:
         return [step.program for step in self.steps if isinstance(step, Native)]
 
-    def prepare(self, rows: int, sources: list[Rows]) -> Prepared:
+    def prepare(self, rows: int, sources: list[Rows], origin: Any = None, start: int = 0) -> Prepared:
+        """Rows of a morsel that lies at ``start`` of its source and came from ``origin``, ready for the last program."""
         selected: np.ndarray | None = None
         kept_frame: Any = None
         for step in self.steps:
             if isinstance(step, Native):
                 keep = [frame for frame, _, _ in sources if frame is not None]
                 kinds, nullable = [n.kind for n in step.kept], [n.nullable for n in step.kept]
-                kept_frame, picked = step.program.native.run_frame([(rows, sources)], kinds, nullable, keep)
+                try:
+                    kept_frame, picked = step.program.native.run_frame([(rows, sources)], kinds, nullable, keep)
+                except _native.RowError as error:
+                    raise located(error, [(Prepared(rows, sources, selected, origin, start), 0, rows)]) from None
                 if step.masked:
                     sources = [narrowed(source, picked) for source in sources]
                     selected = picked if selected is None else selected[picked]
@@ -161,7 +166,7 @@ class Stages:
                         *sources,
                         (frame_of(pa.RecordBatch.from_arrays([result], ["result"])), None, 0),
                     ]
-        return Prepared(rows, sources, selected)
+        return Prepared(rows, sources, selected, origin, start)
 
 
 def located(error: Any, pieces: list[tuple[Prepared, int, int]]) -> DataError:
@@ -193,7 +198,8 @@ def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Arra
             arguments = [a.to_numpy(zero_copy_only=False) for a in arguments]
         result = op.function(*arguments)
     except Exception as error:
-        raise DataError(f"operator {op.name!r} failed: {type(error).__name__}: {error}") from error
+        told = " ".join(str(error).split())  # one line, whatever it raised
+        raise DataError(f"operator {op.name!r} failed: {type(error).__name__}: {told}") from error
     wanted = arrow_type(op.result)
     if isinstance(result, pa.ChunkedArray):
         result = result.combine_chunks()
