@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 from ctrbox import _native
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.assemble import Assembler, Dimension
+from ctrbox.engines.cpu.in_order import in_order
 from ctrbox.engines.cpu.stages import Prepared, Stages, located
 from ctrbox.engines.cpu.tables import Tables
 from ctrbox.errors import DataError
@@ -87,10 +86,11 @@ def load_dimension(
     records = no_records()
     parts: list[Prepared] = []
     hashes: list[np.ndarray] = []
-    for part in in_order(load, frame.view.source.scan(columns, rows=LOAD_ROWS), threads, stop):
-        records.append(part.records)
-        parts.append(part.rows)
-        hashes.append(part.hashes)
+    with ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-join") as pool:
+        for part in in_order(load, frame.view.source.scan(columns, rows=LOAD_ROWS), pool, threads + 1, stop):
+            records.append(part.records)
+            parts.append(part.rows)
+            hashes.append(part.hashes)
     every = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
     index, first, second = _native.Index.build(every, frame.view.keep == "last")
     if first >= 0:
@@ -111,39 +111,6 @@ def load_dimension(
         {n.id: k for k, n in enumerate(asked)},
         [body, *stages.programs],
     )
-
-
-def in_order(
-    load: Callable[[Morsel], Part], morsels: Iterator[Morsel], threads: int, stop: threading.Event
-) -> Generator[Part, None, None]:
-    """What ``load`` makes of each morsel; at most ``threads + 1`` are under way. Errors are raised where they lie."""
-    ahead: deque[Future[Part]] = deque()
-    failure: Exception | None = None
-    ended = False
-    with ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-join") as pool:
-        try:
-            while not ended or ahead:
-                while not ended and len(ahead) <= threads:
-                    if stop.is_set():
-                        raise CancelledError
-                    try:
-                        morsel = next(morsels, None)
-                    except Exception as error:  # raised after the parts before it
-                        morsel, failure = None, error
-                    if morsel is None:
-                        ended = True
-                    else:
-                        ahead.append(pool.submit(load, morsel))
-                if ahead:
-                    yield ahead.popleft().result()
-            if failure is not None:
-                raise failure
-        finally:
-            for future in ahead:
-                future.cancel()
-            close = getattr(morsels, "close", None)
-            if close is not None:
-                close()
 
 
 def duplicate(frame: FrameSpec, parts: list[Prepared], first: int, second: int) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from ctrbox.columns.batch import Batch, Fields, Ragged, Schema
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler, Dimension
 from ctrbox.engines.cpu.dimensions import load_dimension
+from ctrbox.engines.cpu.in_order import in_order
 from ctrbox.engines.cpu.merge import MergeCursor, ascends, ids_of
 from ctrbox.engines.cpu.prune import prune_expression
 from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
@@ -265,31 +265,16 @@ class Extractor:
         self,
         batch_size: int,
         start: int,
-        submit: Callable[..., Future[Any]],
+        pool: Executor,
         limit: int | None = None,
         stop: int | None = None,
     ) -> Generator[list[tuple[Prepared, int, int]], None, None]:
         """The rows of each batch, filters applied, in order; a batch is a list of (prepared rows, begin, count)."""
-        ahead: deque[Future[Prepared]] = deque()
-        stream = self.stream(start, stop)
         gathered: list[tuple[Prepared, int, int]] = []
         missing, left = batch_size, limit
-        failure: Exception | None = None
+        morsels = in_order(lambda item: self.prepare(*item), self.stream(start, stop), pool, self.threads + 1)
         try:
-            ended = False
-            while not ended or ahead:
-                while not ended and len(ahead) < self.threads + 1:
-                    try:
-                        item = next(stream, None)
-                    except Exception as error:  # raised where it lies, after the rows before it
-                        item, failure = None, error
-                    if item is None:
-                        ended = True
-                    else:
-                        ahead.append(submit(self.prepare, *item))
-                if not ahead:
-                    break
-                prepared = ahead.popleft().result()
+            for prepared in morsels:
                 begin, end = 0, prepared.rows
                 if left is not None:
                     end = min(end, left)
@@ -302,17 +287,12 @@ class Extractor:
                     if not missing:
                         yield gathered
                         gathered, missing = [], batch_size
-                if left == 0:
-                    failure = None  # what lies behind the limit was not asked for
+                if left == 0:  # what lies behind the limit was not asked for, an error neither
                     break
-            if failure is not None:
-                raise failure
             if gathered:
                 yield gathered
         finally:
-            for future in ahead:
-                future.cancel()
-            stream.close()
+            morsels.close()
 
     def each_batch(
         self,
@@ -323,33 +303,17 @@ class Extractor:
         stop: int | None = None,
     ) -> Generator[tuple[T, int], None, None]:
         """What ``run`` makes of each batch's pieces, in order, with the row of the log at which the next batch begins."""
+
+        def batch(pieces: list[tuple[Prepared, int, int]]) -> tuple[T, int]:
+            prepared, begin, count = pieces[-1]
+            return run(pieces), prepared.start + prepared.row(begin + count - 1) + 1
+
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="ctrbox-extract")
-        running: deque[tuple[Future[T], int]] = deque()
-        work = self.pieces(batch_size, start, pool.submit, limit, stop)
-        failure: Exception | None = None
+        results = in_order(batch, self.pieces(batch_size, start, pool, limit, stop), pool, self.threads + 1)
         try:
-            ended = False
-            while not ended or running:
-                while not ended and len(running) < self.threads + 1:
-                    try:
-                        pieces = next(work, None)
-                    except Exception as error:  # raised where it lies, after the batches before it
-                        pieces, failure = None, error
-                    if pieces is None:
-                        ended = True
-                        break
-                    prepared, begin, count = pieces[-1]
-                    after = prepared.start + prepared.row(begin + count - 1) + 1
-                    running.append((pool.submit(run, pieces), after))
-                if running:
-                    future, after = running.popleft()
-                    yield future.result(), after
-            if failure is not None:
-                raise failure
+            yield from results
         finally:
-            for future, _ in running:
-                future.cancel()
-            work.close()
+            results.close()
             end(pool)
 
     def batches(

@@ -1,0 +1,50 @@
+"""Work on several threads, results in the order of what came in."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import CancelledError, Executor, Future
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_order(
+    work: Callable[[T], R],
+    items: Iterator[T],
+    pool: Executor,
+    most: int,
+    stop: threading.Event | None = None,
+) -> Generator[R, None, None]:
+    """What ``work`` makes of each item; at most ``most`` are under way.
+
+    Errors are raised where they lie: one of ``items`` after the results before it. Once ``stop`` is set nothing more is begun
+    and CancelledError is raised. Leaving the generator closes ``items``, where that can be, and waits for nothing.
+    """
+    ahead: deque[Future[R]] = deque()
+    failure: Exception | None = None
+    ended = False
+    try:
+        while not ended or ahead:
+            while not ended and len(ahead) < most:
+                if stop is not None and stop.is_set():
+                    raise CancelledError
+                try:
+                    ahead.append(pool.submit(work, next(items)))
+                except StopIteration:
+                    ended = True
+                except Exception as error:
+                    ended, failure = True, error
+            if ahead:
+                yield ahead.popleft().result()  # held by nobody here: a batch's memory is used again once it is dropped
+        if failure is not None:
+            raise failure
+    finally:
+        for future in ahead:
+            future.cancel()
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()
