@@ -13,10 +13,11 @@ from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.errors import PlanError, nearest
 from ctrbox.plan.expr import Expr, col, expression
 from ctrbox.plan.features import FeatureSet, space_of
+from ctrbox.plan.gaps import Gap, present, told
 from ctrbox.plan.graph import FitSpec, FrameSpec, Graph, Output, SourceSpec
 from ctrbox.plan.node import Node
 from ctrbox.plan.operators import crossed, hashed, resolve
-from ctrbox.plan.typing import Typed, null_origins, origin, shown_name
+from ctrbox.plan.typing import Typed, origin
 from ctrbox.plan.user import UserOperator
 from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
 
@@ -312,37 +313,3 @@ def vector_width(node: Node) -> int:
     if node.op == "dictionary_vector":
         return int(node.param("table").data.width)
     return int(node.param("width")) if node.op == "column" else 0
-
-
-@dataclass(frozen=True)
-class Gap:
-    """An output that may be null: where that begins and what to add."""
-
-    node: int  # where it begins
-    what: str
-    cause: str
-    cure: str
-
-
-def told(gaps: list[Gap]) -> str:
-    """The first in full, of the others what to add: a user mends them all at once."""
-    first, *others = list({gap.node: gap for gap in reversed(gaps)}.values())[::-1]  # what several read is filled once
-    also = [f"; for {gap.what} {gap.cure}" for gap in others[:20]]
-    more = f"; and {len(others) - 20:,} more" if len(others) > 20 else ""
-    return f"{first.what} may be null: {first.cause}; add {first.cure}{''.join(also)}{more}"
-
-
-def present(node: Node, what: str, gaps: list[Gap]) -> Node:
-    """The node; where it may be null is noted among the gaps."""
-    for begin in null_origins(node) if node.nullable else ():
-        raw = origin(begin)
-        shown = shown_name(begin.op)
-        example = {"s": '""', "f": "0.0", "b": "False", "t": "0"}.get(begin.kind, "[]" if begin.kind[0] == "*" else "0")
-        if begin.op == "column":
-            cure = f".fill({raw.name}={example}) to its view"
-            cause = f"column {raw.name!r} may be null ({begin.why})"
-        else:
-            cure = f".fill({example}) after {shown}"
-            cause = begin.why or f"{shown} on {raw.name!r} may be null"
-        gaps.append(Gap(begin.id, what, cause, cure))
-    return node

@@ -184,23 +184,3 @@ def origin(node: Node) -> Node:
         else:
             return node
     return node
-
-
-def null_origins(node: Node) -> list[Node]:
-    """The nodes where nulls of ``node`` begin: columns, and operators that make nulls, behind which one fill does."""
-    found: list[Node] = []
-    seen: set[int] = set()
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        if node.id in seen:
-            continue
-        seen.add(node.id)
-        if node.inner is not None and node.inner.nullable:
-            waiting.append(node.inner)
-            continue
-        below = [node.args[1]] if node.op == "fill" else [a for a in node.args if a.nullable]
-        if node.why or not below:
-            found.append(node)
-        waiting += [] if node.why else reversed(below)
-    return found
