@@ -168,6 +168,8 @@ def show(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The drawing.")] = Path("plan.svg"),
 ) -> None:
     """Draw a plan: operators by layer, hoisted ones below their join."""
+    if output.suffix.lower() not in ("", ".svg"):
+        raise Mistake(f"{output} is to be a drawing in SVG; expected a name that ends in .svg")
     plan = load_plan(job)
     with written_aside(output) as aside:
         plan.show(str(aside))

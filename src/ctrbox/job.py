@@ -62,6 +62,8 @@ class Job:
 
 def load_job(path: Path) -> Job:
     """Run the user's file and return what it defines. Its folder is importable, as for any script."""
+    if path.is_dir():
+        raise Mistake(f"{path} is a folder; expected a job file, such as job.py, that defines `plan`")
     if not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*.py"))[:5] if path.parent.is_dir() else []
         raise Mistake(f"there is no job file {path}" + (f"; here are: {', '.join(near)}" if near else ""))
@@ -69,7 +71,7 @@ def load_job(path: Path) -> Job:
 
     if path.suffix[1:].lower() in {e for several in EXTENSIONS.values() for e in several}:
         raise Mistake(
-            f"{path} is data; expected a job file, such as job.py, that reads it by cb.View({path.name!r}, key=…) "
+            f"{path} is data; expected a job file, such as job.py, that reads it by cb.View({str(path)!r}, key=…) "
             "and defines `plan`"
         )
     sys.path.insert(0, str(path.parent.resolve()))

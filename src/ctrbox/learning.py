@@ -87,7 +87,8 @@ def train(
         int | None, typer.Option("--limit", "--rows", min=1, help="Only the first rows of the log.")
     ] = None,
     valid: Annotated[
-        str | None, typer.Option(metavar="SHARE|DATA", help="Newest rows to validate on (0.1), or another log.")
+        str | None,
+        typer.Option(metavar="SHARE|DATA", help="Last rows of the log to validate on (0.1), or another log."),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Same seed, same weights.")] = None,
     negatives: Annotated[

@@ -408,6 +408,14 @@ def test_data_in_place_of_a_job_is_told_where_they_go(job: Path, name: str) -> N
     assert f"cb.View('{name}', key=…)" in done.stderr
 
 
+def test_a_folder_in_place_of_a_job_and_a_drawing_that_is_none(job: Path) -> None:
+    done = ctrbox("explain", "data", cwd=job.parent, check=1)
+    assert done.stderr.startswith("ctrbox: error: data is a folder; expected a job file")
+    done = ctrbox("show", "job.py", "-o", "plan.png", cwd=job.parent, check=1)
+    assert done.stderr.startswith("ctrbox: error: plan.png is to be a drawing in SVG")
+    assert not (job.parent / "plan.png").exists()
+
+
 def test_missing_data_is_one_line_that_names_it(job: Path) -> None:
     job.write_text(JOB.replace("data/users", "data/people"))
     done = ctrbox("extract", "job.py", "--count", cwd=job.parent, check=1)

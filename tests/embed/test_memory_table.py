@@ -328,7 +328,8 @@ def test_a_spent_budget_is_said_and_the_table_goes_on() -> None:
         (lambda: MemoryTable(4, init=float("nan")), "init= must be"),
         (lambda: MemoryTable(4, seed=-1), "seed= must be"),
         (lambda: MemoryTable(4, threads=0), "threads= must be"),
-        (lambda: MemoryTable(4, budget="lots"), "512MB"),
+        (lambda: MemoryTable(4, budget="lots"), "budget= must be a size such as '512MB'"),
+        (lambda: MemoryTable(4, budget="64"), "budget='64' has no unit; expected a size such as '512MB'"),
         (lambda: MemoryTable(4, budget=0), "budget= must be from 1 to"),
         (lambda: MemoryTable(4, optimizer="Adagard"), "nearest: 'Adagrad'"),  # type: ignore[arg-type]
         (lambda: MemoryTable(4, linear=3), "linear= must be one of"),  # type: ignore[arg-type]

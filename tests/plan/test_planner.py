@@ -197,6 +197,12 @@ def test_every_null_of_a_feature_is_told() -> None:
         graph(a=col("maybe").cast("str").split(" ").get(1))
 
 
+def test_a_cast_is_filled_in_its_own_place() -> None:
+    with pytest.raises(PlanError, match=r"add \.fill\(0\) after cast\('int'\), \.fill\(query=0\) after it in a view$"):
+        graph(view().cast(query="int"), a=col("query"))
+    graph(view().cast(query="int").fill(query=0), a=col("query"))
+
+
 def test_of_many_nulls_twenty_are_told() -> None:
     with pytest.raises(PlanError, match=r"feature 'f0' may be null.*for feature 'f20' .*; and 9 more$"):
         graph(**{f"f{k}": col("query").split(" ").get(k) for k in range(30)})

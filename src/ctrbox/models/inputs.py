@@ -46,6 +46,8 @@ class Reads:
         linear: bool = False,
         fields: Sequence[str] | None = None,
     ) -> None:
+        if not isinstance(schema, Schema):
+            raise PlanError(f"a model takes a schema, such as plan.schema, got a {type(schema).__name__}")
         known = [f.name for f in schema.sparse]
         asked = known if fields is None else list(dict.fromkeys(fields))
         by_field = {} if isinstance(pooling, str) else dict(pooling)

@@ -37,6 +37,8 @@ def present(node: Node, what: str, gaps: list[Gap]) -> Node:
             cause = f"column {raw.name!r} may be null ({begin.why})"
         else:
             cure = f".fill({example}) after {shown}"
+            if begin.op.startswith("cast_") and raw.name:
+                cure += f", .fill({raw.name}={example}) after it in a view"
             cause = begin.why or f"{shown} on {raw.name!r} may be null"
         gaps.append(Gap(begin.id, what, cause, cure))
     return node

@@ -118,7 +118,8 @@ def cast_hint(args: tuple[Node, ...], known: list[tuple[str, ...]]) -> str:
             and len(args[0].kind) == 1
             and (args[0].kind,) in kernels().get(f"cast_{wanted[0]}", {})
         ):
-            return f"; .cast({name_of(wanted[0])!r}) first"
+            unit = ", of microseconds since 1970" if (args[0].kind, *wanted) == ("i", "t") else ""
+            return f"; .cast({name_of(wanted[0])!r}) first{unit}"
     return ""
 
 

@@ -175,7 +175,7 @@ def _words(c: Candidate) -> str:
         return c.verdict
     if needed > 1000 * c.auc.rows:
         return f"{c.verdict}; a difference too small to find"
-    return f"{c.verdict}; about {float(f'{needed:.2g}'):,.0f} judged rows might"
+    return f"{c.verdict}; about {float(f'{needed:.2g}'):,.0f} judged rows might settle it"
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:

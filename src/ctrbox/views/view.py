@@ -203,6 +203,7 @@ def parse_bytes(size: str | int) -> int:
     if not isinstance(size, str):
         raise PlanError(f"expected a size such as '512MB' or '2GB', got {size!r}")
     text = size.strip().upper().replace("IB", "B")
+    text += "B" if text.endswith(("K", "M", "G", "T")) else ""
     for unit in ("TB", "GB", "MB", "KB", "B"):
         if text.endswith(unit):
             try:
