@@ -50,16 +50,15 @@ class Bump {
     head_ = 0;
   }
 
-  // Takes over the blocks of another pool: what was committed there stays where it is.
+  // Takes over the blocks of another pool: what was committed there stays where it is. The rest of the own block is
+  // not used any more.
   void adopt(Bump&& other) {
     if (other.blocks_.empty()) return;
-    const size_t full = other.blocks_.size();
-    const bool fresh = blocks_.empty();
-    blocks_.insert(blocks_.begin(), std::make_move_iterator(other.blocks_.begin()),
+    blocks_.insert(blocks_.end(), std::make_move_iterator(other.blocks_.begin()),
                    std::make_move_iterator(other.blocks_.end()));
     other = Bump(other.block_);
-    at_ += fresh ? full - 1 : full;
-    if (fresh) head_ = blocks_[at_].size;
+    at_ = blocks_.size() - 1;
+    head_ = blocks_[at_].size;
   }
 
   static constexpr size_t kSlack = 64;

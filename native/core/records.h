@@ -85,7 +85,6 @@ class Records {
   void append(Records&& other) {
     if (other.handles_.empty()) return;
     const size_t base = used_ / 8;
-    handle(base + other.handles_.back());  // the highest of all
     const size_t need = used_ + other.used_ + Bump::kSlack;
     if (need > blob_.size()) blob_.grow(need);
     std::memcpy(blob_.data() + used_, other.blob_.data(), other.used_);
