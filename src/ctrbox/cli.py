@@ -1,4 +1,6 @@
-"""The command line: verbs over a job, which is a Python file that defines `plan`; those that learn are in learning.py.
+"""The command line: verbs over a job, which is a Python file that defines `plan`.
+
+`train` is in training_command.py, and what follows a training is in learning.py.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done; 1 a mistake in the job, the data or the
 disk, told in one line; 2 a wrong command line; 130 Ctrl-C; 143 SIGTERM. `CTRBOX_TRACEBACK=1` shows the
@@ -29,7 +31,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ctrbox import learning, publishing, searching, serving, streaming, tables
+from ctrbox import learning, publishing, searching, serving, streaming, tables, training_command
 from ctrbox.demo import demo_job_path, generate
 from ctrbox.job import batches, load_plan
 from ctrbox.options import in_words_of_options
@@ -177,7 +179,7 @@ def show(
     hint(f"ctrbox extract {job} --count")
 
 
-app.command(epilog=learning.TRAIN_EXAMPLES)(learning.train)
+app.command(epilog=training_command.TRAIN_EXAMPLES)(training_command.train)
 app.command(epilog=learning.EVALUATE_EXAMPLES)(learning.evaluate)
 app.command(epilog=learning.PREDICT_EXAMPLES)(learning.predict)
 app.command(epilog=learning.TRIAL_EXAMPLES)(learning.trial)

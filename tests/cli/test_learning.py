@@ -25,10 +25,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ctrbox import learning
+from ctrbox import learning, training_command
 from ctrbox.errors import CtrboxError, PlanError
-from ctrbox.learning import run_place
 from ctrbox.terminal import Mistake, tell_warning
+from ctrbox.training_command import run_place
 
 ROWS = 3_000
 
@@ -158,14 +158,14 @@ table = cb.SparseTable("params", 4, ram="8MB")
 
 def test_a_job_with_a_sparse_table_tells_what_was_asked_of_it(here: Path, call: Call) -> None:
     (here / "sparse.py").write_text(SPARSE_JOB)
-    _, told = call(learning.train, Path("sparse.py"), batch_size=500)
+    _, told = call(training_command.train, Path("sparse.py"), batch_size=500)
     gc.collect()  # the table of the job is closed with it, as at the end of a process
     assert re.search(r"  lookup .* waited .* for .*  queue \d\.\d, most \d", told)
     assert re.search(r"stages one after the other \S+ s, the slowest \S+ s, as a pipeline \S+ s", told)
     line = r"table-0 \(.*/params\): [\d,]+ keys asked for, 100.0% of the known ones in memory, [\d,]+ new, 0.000 pages read"
     assert re.search(line, told)
     with pytest.warns(UserWarning, match="already holds .* rows"):
-        _, told = call(learning.train, Path("sparse.py"), limit=600)
+        _, told = call(training_command.train, Path("sparse.py"), limit=600)
     assert told.startswith("runs/sparse holds a run; this one goes to runs/sparse-2 (--overwrite replaces the first)\n")
     found, _ = call(learning.evaluate, Path("runs/sparse"), ram="8MB")
     assert "AUC" in found
@@ -299,7 +299,7 @@ def test_a_mistake_is_one_line(
     (tmp_path / "data").symlink_to(here / "data")
     (tmp_path / "job.py").write_text(JOB.replace(*change))
     with pytest.raises((Mistake, CtrboxError)) as caught:
-        call(learning.train, Path("job.py"), cwd=tmp_path, **options)
+        call(training_command.train, Path("job.py"), cwd=tmp_path, **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -1,0 +1,266 @@
+"""``ctrbox train``: train a job's model into a run folder, and say how to go on where it was interrupted.
+
+A run folder has one writer. Without --out the run goes to runs/<job>: an unfinished run there is resumed, a finished one is
+kept and the next free name of runs/<job>-2, -3 … is taken. Ctrl-C and SIGTERM leave a checkpoint and print the command that
+resumes it. ``cli.py`` registers the command; torch and pyarrow are imported inside the functions.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ctrbox.ended import Done, finish
+from ctrbox.job import Job, blaming, load_job
+from ctrbox.options import in_words_of_options
+from ctrbox.terminal import Mistake, Stopped, hint, stopped_with, tell, utf8, written_aside
+
+if TYPE_CHECKING:
+    from ctrbox.train.progress import Progress
+
+JobFile = Annotated[
+    Path, typer.Argument(metavar="JOB.PY", help="Python file that defines `plan` and `model`.", show_default=False)
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="Worker threads; all cores unless told.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+
+# Rows a second on a terminal move by themselves; in a log a line now and then is enough.
+LOG_SECONDS = 15.0
+MEASURES = {
+    "auc": "AUC",
+    "gauc": "GAUC",
+    "logloss": "log loss",
+    "rig": "RIG",
+    "calibration": "calibration",
+    "base_rate": "click rate",
+    "rows": "rows",
+    "clicks": "clicks",
+}
+
+TRAIN_EXAMPLES = """\b
+Examples:
+  ctrbox train job.py
+  ctrbox train job.py --limit 100000                a first try
+  ctrbox train job.py --out runs/today --epochs 2
+  ctrbox train job.py --valid data/tomorrow         validate on another log
+  ctrbox train job.py --cluster local --workers 4 --servers 2
+"""
+
+
+def train(
+    job: JobFile,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder; runs/<job> unless told.", show_default=False)
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the log.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, metavar="ROWS", help="Rows of a step.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "--rows", min=1, help="Only the first rows of the log.")
+    ] = None,
+    valid: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE|DATA", help="Last rows of the log to validate on (0.1), or another log."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Same seed, same weights.")] = None,
+    negatives: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Keep this share of the rows without a click.")
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many evaluations without improvement.")
+    ] = None,
+    evaluate_every: Annotated[
+        int | None, typer.Option(min=1, metavar="STEPS", help="Evaluate every so many steps; each epoch unless told.")
+    ] = None,
+    look_ahead: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=64,
+            metavar="BATCHES",
+            help="Let so many wait on disk, so that a Sparse Table larger than memory keeps what comes again; 64 sees most.",
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with an unfinished run in the folder.")] = True,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the folder; a Sparse Table keeps its rows.")
+    ] = False,
+    threads: Threads = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|local", help="Train on a Ray cluster, or on one of this machine.", show_default=False
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Workers of the cluster.")] = 1,
+    servers: Annotated[int, typer.Option(min=1, max=1024, help="Servers of the cluster, which hold the tables.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Train a job's model: raw rows in, a run folder with weights and a report out."""
+    asked: dict[str, Any] = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "limit": limit,
+        "seed": seed,
+        "negatives": negatives,
+        "patience": patience,
+        "evaluate_every": evaluate_every,
+        "look_ahead": look_ahead,
+    }
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if cluster is None and (workers, servers) != (1, 1):
+        raise Mistake("--workers and --servers are of a cluster; add --cluster local, or its address")
+    place, going_on = run_place(job, out, resume, overwrite)
+    loaded = load_seeded(job, seed or 0)
+    if going_on:
+        tell(f"going on with the unfinished run in {place}")
+    elif out is None and place.name != job.stem:
+        tell(f"{place.with_name(job.stem)} holds a run; this one goes to {place} (--overwrite replaces the first)")
+    where = None if cluster is None else (cluster, workers, servers)
+    done = fit(loaded, place, asked, valid=valid, threads=threads, resume=resume, overwrite=overwrite, cluster=where)
+    finish(done, as_json)
+    hint(f"ctrbox evaluate {shlex.quote(str(place))}")
+
+
+def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tuple[Path, bool]:
+    """The folder of a run, and whether an unfinished one is there to go on with."""
+    if out is not None:
+        utf8(out)
+        finished, begun = (out / "summary.json").exists(), (out / "config.json").exists()
+        if finished and not overwrite:
+            raise Mistake(f"{out} holds a finished run; choose another --out, or replace it with --overwrite")
+        if begun and not resume and not overwrite:
+            raise Mistake(f"{out} holds an unfinished run; drop --no-resume to go on, or replace it with --overwrite")
+        return out, going_on(out) and not finished and not overwrite
+    number = 1
+    while True:
+        place = Path("runs") / (job.stem if number == 1 else f"{job.stem}-{number}")
+        finished, begun = (place / "summary.json").exists(), (place / "config.json").exists()
+        if not begun or overwrite:
+            return place, False
+        if not finished and resume:
+            return place, going_on(place)
+        number += 1
+
+
+def going_on(place: Path) -> bool:
+    """Whether there is a checkpoint to go on from."""
+    return any((place / "checkpoints").glob("step-*"))
+
+
+def load_seeded(path: Path, seed: int) -> Job:
+    """A job whose model starts from the same weights every time."""
+    if path.is_file():  # a wrong name is told before torch is waited for
+        import torch
+
+        torch.manual_seed(seed)
+    return load_job(path)
+
+
+def fit(
+    job: Job,
+    place: Path,
+    asked: Mapping[str, Any],
+    *,
+    valid: str | None = None,
+    threads: int | None = None,
+    resume: bool = True,
+    overwrite: bool = False,
+    best: float | None = None,
+    cluster: tuple[str, int, int] | None = None,
+) -> Done:
+    """Train into a folder and write its report; an interrupt says how to go on."""
+    model, plan = job.needed_model(), job.plan
+    if threads is not None:
+        plan.threads = threads
+    command = ["ctrbox", "train", str(job.path), "--out", str(place)]
+    for name, value in [*asked.items(), ("valid", valid), ("threads", threads)]:
+        command += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    if cluster is not None:
+        address, workers, servers = cluster
+        command += ["--cluster", address, "--workers", str(workers), "--servers", str(servers)]
+    from ctrbox.train.trainer import Trainer
+
+    watch = Watch()
+    try:
+        with blaming(job.path), in_words_of_options():
+            settings = {**job.settings, **asked}
+            if valid is not None:
+                settings["valid"] = validation(plan, valid)
+            if best is not None:
+                settings["best_auc"] = best
+            if cluster is not None:
+                from ctrbox.cluster.launch import Cluster
+
+                settings["cluster"] = Cluster(address, workers=workers, servers=servers, cores=threads, tell=tell)
+            run = Trainer(model, job.table, optimizer=job.optimizer, threads=threads, bf16=job.bf16).fit(
+                plan, out=place, resume=resume, overwrite=overwrite, progress=watch, **settings
+            )
+    except (KeyboardInterrupt, Stopped):
+        if (place / "config.json").exists():
+            stopped_with(f"resume: {shlex.join(command)}")
+        raise
+    finally:
+        watch.end()
+    remember(place, command)
+    return Done(run, place, run.report())
+
+
+def validation(plan: Any, valid: str) -> Any:
+    """A share of the log, or another log read by the same plan."""
+    try:
+        return float(valid)
+    except ValueError:
+        return plan.over(valid)
+
+
+def remember(place: Path, command: list[str]) -> None:
+    """Keep the command in config.json, for the report; nothing about the run depends on it."""
+    from ctrbox.train.sealed import read_sealed, sealed
+
+    file = place / "config.json"
+    config = read_sealed(file, "run folder")
+    with written_aside(file) as aside:
+        aside.write_text(sealed({**config, "command": command}), encoding="utf-8")
+
+
+class Watch:
+    """Progress on stderr: one moving line on a terminal, a line now and then in a log."""
+
+    def __init__(self) -> None:
+        from ctrbox.train.progress import Line
+
+        self.line = Line() if sys.stderr.isatty() else None
+        self.told = time.monotonic()
+
+    def see(self, progress: Progress) -> None:
+        if self.line is not None:
+            self.line.see(progress)
+        elif time.monotonic() - self.told >= LOG_SECONDS:
+            self.told = time.monotonic()
+            left = progress.seconds_left
+            tell(
+                f"{progress.share:>4.0%}  {progress.rows:,} rows, {progress.rows_per_second:,.0f} rows/s  {progress.shown}  "
+                f"loss {progress.loss:.4f}" + (f"  {left:,.0f} s left" if left is not None else "")
+            )
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        if self.line is not None:
+            self.line.evaluated(metrics)
+        else:
+            tell(
+                "validation  " + "  ".join(f"{MEASURES[n]} {metrics[n]:.4f}" for n in ("auc", "logloss", "calibration"))
+            )
+
+    def resumed(self, step: int, rows: int) -> None:
+        tell(f"going on after step {step:,} ({rows:,} rows)")
+
+    def end(self) -> None:
+        """Also after an error: a terminal must get its cursor back."""
+        if self.line is not None:
+            self.line.end()
