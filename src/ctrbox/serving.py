@@ -76,7 +76,6 @@ def serve(
     allow_operators: Annotated[
         bool, typer.Option("--allow-operators", help="Import (run) the modules of the plan's own operators.")
     ] = False,
-    http: Annotated[str, typer.Option(metavar="SERVER", help="httptools (our own), granian or uvicorn.")] = "httptools",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout when it is ready.")] = False,
 ) -> None:
     """Answer requests with a model: one context and many candidates in, click probabilities out."""
@@ -84,8 +83,6 @@ def serve(
 
     from ctrbox.views.view import bytes_within
 
-    if http not in ("httptools", "granian", "uvicorn"):
-        raise Mistake(f"--http must be httptools, granian or uvicorn, got {http!r}")
     try:
         from ctrbox.serve.server import Server, Settings, bracketed, missing_library, read_token
         from ctrbox.serve.service import Limits
@@ -110,7 +107,6 @@ def serve(
         token=read_token(token_file),
         name=name,
         threads=threads,
-        http=http,
         limits=limits,
         views=pairs_of("--view", view, "users=tomorrow/users"),
         servers=vector_files(servers),

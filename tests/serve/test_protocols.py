@@ -18,10 +18,10 @@ import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
 from ctrbox.errors import PlanError
-from ctrbox.serve.asgi import Application
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused
+from ctrbox.serve.routes import Routes, Scoring, answer_of
 from ctrbox.serve.served import open_served
 from ctrbox.serve.server import Settings, check, check_port
 from ctrbox.serve.service import Limits, Service
@@ -168,7 +168,7 @@ def test_metrics_count_what_happened(world: World, server: Running) -> None:
     assert live["model"] == {"name": "ads", "kind": "deep_ffm", "version": 1}
 
 
-# ---- the application alone
+# ---- the routes and the queue alone, without a socket
 
 
 def service_of(world: World, **options: Any) -> Service:
@@ -178,11 +178,23 @@ def service_of(world: World, **options: Any) -> Service:
 
 
 def ask(service: Service, requests: list[tuple[str, str, bytes, dict[str, str]]]) -> list[httpx.Response]:
+    """Answer requests that arrive together, in the order in which a connection asks: head, body, queue."""
+    routes = Routes(service)
+
+    async def one(method: str, path: str, body: bytes, given: dict[str, str]) -> httpx.Response:
+        headers = {b"content-length": b"%d" % len(body), b"host": b"127.0.0.1"}
+        headers |= {name.encode(): value.encode() for name, value in given.items()}
+        try:
+            routes.head(method, path, headers)
+            found = routes.answer(method, path, headers, body)
+            if isinstance(found, Scoring):
+                found = await service.queue.run(found.work)
+        except Exception as error:
+            found = answer_of(error)
+        return httpx.Response(found.status, headers=list(found.headers), content=found.body)
+
     async def all_of_them() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(Application(service))
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            calls = [client.request(m, path, content=body, headers=headers) for m, path, body, headers in requests]
-            return await asyncio.gather(*calls)
+        return await asyncio.gather(*(one(*request) for request in requests))
 
     return asyncio.run(all_of_them())
 

@@ -9,7 +9,7 @@ import time
 import orjson
 import pytest
 
-from tests.serve.running import Running, running
+from tests.serve.running import Running
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import World
 
@@ -125,16 +125,3 @@ def test_one_who_does_not_read_holds_up_nobody(server: Running, body: bytes) -> 
         assert server.score(body).status_code == 200
     assert server.score(body).status_code == 200
     assert "ctrbox_buffered_bytes 0" in server.get("/metrics").text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("http", ["granian", "uvicorn"])
-def test_other_servers_run_the_same_application(world: World, body: bytes, http: str) -> None:
-    with running(world.folder, "--http", http) as server:
-        assert server.score(body).json()["version"] == 1
-        assert server.score(b"{").status_code == 400
-        assert server.get("/v2").json()["name"] == "ctrbox"
-        assert server.raw(b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n{").startswith(
-            b"HTTP/1.1 413"
-        )
-        assert server.stop() == 0

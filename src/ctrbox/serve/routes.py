@@ -1,4 +1,4 @@
-"""What there is to ask over HTTP, and what is answered: known neither to sockets nor to ASGI.
+"""What there is to ask over HTTP, and what is answered: without any knowledge of sockets.
 
     POST /v1/score                    {"context": …, "candidates": …} → {"scores": […], "version": 7}
     GET  /v2 …                        the Open Inference Protocol, JSON and binary tensors

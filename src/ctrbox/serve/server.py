@@ -26,7 +26,6 @@ from typing import Any
 
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.publish.sources import DEEP_FFM
-from ctrbox.serve.asgi import Application
 from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
@@ -35,8 +34,6 @@ from ctrbox.serve.service import Limits, Service
 
 LIBRARIES = {
     "httptools": "httptools",
-    "granian": "granian",
-    "uvicorn": "uvicorn",
     "grpc": "grpcio",
     "tritonclient": "tritonclient[grpc]",
     "orjson": "orjson",
@@ -57,7 +54,6 @@ class Settings:
     name: str = ""  # of the model; its folder's unless given
     threads: int | None = None  # that score; 0: the event loop itself. None: 1 for the folder of a run, else 0
     reload_seconds: float = 0.5
-    http: str = "httptools"
     limits: Limits = field(default_factory=Limits)
     views: Mapping[str, Any] = field(default_factory=dict)
     servers: Mapping[str, str] = field(default_factory=dict)  # vector files of a run's Model Servers, by field
@@ -151,6 +147,8 @@ class Server:
 
     async def _run(self, ready: Callable[[], None]) -> None:
         settings = self.settings
+        from ctrbox.serve.wire import Wire
+
         check_port(settings.host, settings.port)
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -162,7 +160,7 @@ class Server:
 
             rpc = grpc_server(self.service, f"{bracketed(settings.host)}:{settings.grpc_port}", GRPC_THREADS)
             rpc.start()
-        front = FRONTS[settings.http](self.service, settings)
+        front = Wire(self.service, settings.host, settings.port)
         serving = asyncio.create_task(front.serve())
         try:
             await listening(settings.host, settings.port, serving)
@@ -183,76 +181,12 @@ class Server:
                 await asyncio.wait_for(serving, 5.0)
 
 
-class Front:
-    """Our own wire, Granian or uvicorn: ``serve`` until ``stop``."""
-
-    def __init__(self, serve: Callable[[], Any], stop: Callable[[], None]) -> None:
-        self.serve, self.stop = serve, stop
-
-
-def httptools(service: Service, settings: Settings) -> Front:
-    from ctrbox.serve.wire import Wire
-
-    wire = Wire(service, settings.host, settings.port)
-    return Front(wire.serve, wire.stop)
-
-
-def granian(service: Service, settings: Settings) -> Front:
-    from granian.constants import HTTPModes, Interfaces
-    from granian.http import HTTP1Settings
-    from granian.server.embed import Server as Embedded
-
-    logging.getLogger("_granian").setLevel(logging.ERROR)  # it warns that embedding is new; its errors are shown
-    server = Embedded(
-        Application(service),
-        address=settings.host,
-        port=settings.port,
-        interface=Interfaces.ASGINL,
-        http=HTTPModes.http1,
-        websockets=False,
-        backlog=1024,
-        backpressure=4096,  # connections with a request at a time: refusing is the queue's work, not the listener's
-        http1_settings=HTTP1Settings(
-            header_read_timeout=int(1000 * service.limits.body_seconds), max_buffer_size=64 << 10
-        ),
-        log_enabled=False,
-        log_access=False,
-    )
-    return Front(server.serve, server.stop)
-
-
-def uvicorn(service: Service, settings: Settings) -> Front:
-    import uvicorn as library
-
-    config = library.Config(
-        Application(service),
-        host=settings.host,
-        port=settings.port,
-        log_level="error",
-        access_log=False,
-        lifespan="off",
-        backlog=1024,
-        timeout_keep_alive=30,
-        server_header=False,
-    )
-    server = library.Server(config)
-    server.install_signal_handlers = lambda: None
-
-    def stop() -> None:
-        server.should_exit = True
-
-    return Front(lambda: server._serve(), stop)
-
-
-FRONTS = {"httptools": httptools, "granian": granian, "uvicorn": uvicorn}
-
-
 def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
 def check_port(host: str, port: int) -> None:
-    """PlanError where nobody could listen there; Granian would only log it."""
+    """PlanError where nobody could listen there."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -1,6 +1,6 @@
 """HTTP/1.1 on the event loop itself: httptools (the parser of Node) reads, the routes answer, nothing stands between.
 
-No task, no future and no thread for a request, so one of 100 candidates costs about half of what it does behind ASGI
+No task, no future and no thread for a request, so one of 100 candidates costs about half of what an ASGI server took
 (docs/tried.md 18). A connection has one request under way; a few that are sent ahead wait, in order. Bounded: bytes of a head,
 bytes of a body while it is read, bytes of all bodies together, the time within which a request must be there, connections.
 """
