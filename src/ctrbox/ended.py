@@ -50,6 +50,10 @@ def finish(done: Done, as_json: bool) -> None:
         )
     for table in s["tables"]:
         tell(told_of(table))
+    for one in s.get("servers", []):
+        if one["missing"]:
+            named = ", ".join(one["fields"])
+            tell(f"  Model Server of {named}: {one['missing_share']:.1%} of the keys have no row in {one['data']}")
     for what, times in s["warnings"].items():
         if times:
             tell(f"  warning: {what}: {times:,} values lost, counted over all passes")

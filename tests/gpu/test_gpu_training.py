@@ -107,7 +107,7 @@ def test_a_resumed_run_ends_with_the_same_weights(
     plan: cb.Plan, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fit(plan, runtime, out=tmp_path / "whole", checkpoint_steps=2, epochs=2)
-    monkeypatch.setattr("ctrbox.train.trainer.time.perf_counter", ticking())  # every step is seen
+    monkeypatch.setattr("ctrbox.train.fit.time.perf_counter", ticking())  # every step is seen
     with pytest.raises(KeyboardInterrupt):
         fit(plan, runtime, out=tmp_path / "run", checkpoint_steps=2, epochs=2, progress=StopAt(7))
     monkeypatch.undo()

@@ -87,7 +87,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights_with_another_budget_and_opens
 ) -> None:
     whole = fit(plan, gpu_table(runtime), epochs=2)
     out = tmp_path / "run"
-    monkeypatch.setattr("ctrbox.train.trainer.time.perf_counter", ticking())
+    monkeypatch.setattr("ctrbox.train.fit.time.perf_counter", ticking())
     with pytest.raises(KeyboardInterrupt):
         fit(plan, make(60), out=out, checkpoint_steps=7, epochs=2, progress=StopAt(100))
     monkeypatch.undo()

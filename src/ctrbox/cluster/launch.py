@@ -18,7 +18,7 @@ import torch
 from ctrbox.embed.model_server import ModelServer
 from ctrbox.engines.plan import whole
 from ctrbox.errors import DeviceError, PlanError
-from ctrbox.train.trainer import Fit
+from ctrbox.train.fit import Fit
 
 MOST = 1024  # workers or servers
 REACHED_SECONDS = 10.0  # in which a Ray cluster must answer a connection

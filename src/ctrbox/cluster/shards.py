@@ -43,6 +43,7 @@ class Spec:
     options: dict[str, Any] = field(default_factory=dict)
     budget: int = 0  # of one server
     takes_shows: bool = False
+    reads: str = ""  # of a Model Server: how the keys are made that it is asked for
 
     @staticmethod
     def of(embedder: Embedder, servers: int) -> Spec:
@@ -51,7 +52,8 @@ class Spec:
                 n: getattr(embedder, n)
                 for n in ("submodel", "optimizer", "missing", "block", "recompute", "seed", "nonfinite")
             }
-            return Spec(ModelServer, embedder.row, embedder.data.path.resolve(), options, embedder.budget // servers)
+            budget, reads = embedder.budget // servers, embedder.misses.reads
+            return Spec(ModelServer, embedder.row, embedder.data.path.resolve(), options, budget, reads=reads)
         if not isinstance(embedder, MemoryTable | SparseTable):
             raise PlanError(
                 f"a {type(embedder).__name__} cannot be split over servers; take cb.MemoryTable, cb.SparseTable or cb.ModelServer"
@@ -73,7 +75,9 @@ class Spec:
             data = VectorFile(self.path)
             if of > 1 and data.of == of:  # the very split that servers have
                 data = VectorFile(self.path, shard=shard)
-            return ModelServer(data, budget=self.budget, **self.options)
+            server = ModelServer(data, budget=self.budget, **self.options)
+            server.misses.reads = self.reads
+            return server
         if self.kind is SparseTable:
             assert self.path is not None
             place = self.path.with_name(f"{self.path.name}.shards") / f"{shard:05}-of-{of:05}"
@@ -256,7 +260,10 @@ class Server:
     def save(self, attempt: int, k: int, path: Path) -> None:
         with self.control:
             self._check(attempt)
-            self.tables[k].save(path)
+            table = self.tables[k]
+            if isinstance(table, ModelServer):  # a log of fewer batches than are needed to tell
+                table.misses.check(table.data)
+            table.save(path)
 
     def restore(self, attempt: int, k: int, path: Path) -> None:
         with self.control:

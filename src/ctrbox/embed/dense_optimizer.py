@@ -21,14 +21,19 @@ def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimi
     """torch's optimizer of the same name and settings."""
     match given:
         case SGD():
-            return lambda weights: torch.optim.SGD(weights, lr=given.lr)
+            return lambda weights: torch.optim.SGD(weights, lr=given.lr, weight_decay=given.l2)
         case Adagrad():
             return lambda weights: torch.optim.Adagrad(
-                weights, lr=given.lr, eps=given.eps, initial_accumulator_value=given.initial
+                weights, lr=given.lr, eps=given.eps, initial_accumulator_value=given.initial, weight_decay=given.l2
             )
         case Adam():
             return lambda weights: torch.optim.Adam(
-                weights, lr=given.lr, betas=(given.beta1, given.beta2), eps=given.eps, foreach=True
+                weights,
+                lr=given.lr,
+                betas=(given.beta1, given.beta2),
+                eps=given.eps,
+                weight_decay=given.l2,
+                foreach=True,
             )
     if not callable(given) or isinstance(given, type):
         shown = given.__name__ if isinstance(given, type) else repr(given)

@@ -37,6 +37,7 @@ from ctrbox.embed.dense_optimizer import (
     restore_optimizer,
 )
 from ctrbox.embed.embedder import Floats, Keys, Row
+from ctrbox.embed.misses import Misses
 from ctrbox.embed.optimizers import Adam
 from ctrbox.embed.server_file import read_server, write_server
 from ctrbox.embed.submodels import ImageEmbedding
@@ -64,7 +65,7 @@ class ModelServer:
     ``data``       a `VectorFile` or its path
     ``submodel``   any torch module from a block of rows to (n, dim) float32; `ImageEmbedding` to ``dim`` floats unless given
     ``optimizer``  of the sub-model: cb.Adam, cb.Adagrad, cb.SGD or a function from parameters to a torch optimizer
-    ``missing``    keys without data: "zero" vectors, counted, or an "error"
+    ``missing``    keys without data: "zero" vectors, counted, or an "error". Training is refused where no key at all has data
     ``block``      keys a forward; the order of sums depends on it
     ``budget``     the most memory for rows and activations, in bytes or as text
     ``recompute``  run the forward again at the push instead of keeping activations
@@ -103,6 +104,7 @@ class ModelServer:
         self.device = checked_device(device)
         self.submodel = (self._usual(dim) if submodel is None else submodel).to(self.device)
         self.synchronise = synchronise
+        self.misses = Misses()
         self._factor = 1.0
         self._alone = threading.RLock()
         self._ahead_lock = threading.Lock()
@@ -434,6 +436,7 @@ class ModelServer:
             )
         if create:
             self._counts["missing"] += len(lost)
+            self.misses.add(keys, places, self.data)
 
     def _check_states(self, states: dict[str, torch.Tensor], plain: Any, path: Any) -> None:
         if not isinstance(plain, dict | None) or not all(

@@ -21,7 +21,9 @@ def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | No
 
 
 def check_counting(embedders: Sequence[Embedder]) -> None:
-    """Adaptive regularisation divides by how often a key was met."""
+    """Adaptive regularisation divides by how often a key was met; the sub-model of a Model Server has no such count."""
+    if not any(getattr(one, "summed", True) for one in embedders):
+        raise PlanError("adaptive_l2 regularises the rows of tables, and this model reads none; leave it out")
     for one in embedders:
         if getattr(one, "summed", True) and not (isinstance(one, Table) and one.counters is not None):
             raise PlanError(

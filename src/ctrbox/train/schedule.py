@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ctrbox.errors import PlanError
+from ctrbox.embed.embedder import Embedder
+from ctrbox.errors import PlanError, TrainError
 
 
 class Schedule(Protocol):
@@ -70,6 +72,29 @@ class Decay:
 
     def __call__(self, step: int) -> float:
         return self.factor ** (step // self.every)
+
+
+def check_reaches(schedule: Schedule, embedders: Sequence[Embedder]) -> None:
+    """Refuse a schedule that an embedder of one's own would not follow."""
+    if schedule == Constant():
+        return
+    for one in embedders:
+        if not callable(getattr(one, "scale_lr", None)):
+            name = type(one).__name__
+            raise PlanError(
+                f"schedule= changes the learning rate at every step, and {name} has no way to be told; give {name} a method "
+                "scale_lr(self, factor: float) -> None, after which push uses its learning rate times factor, or leave "
+                "schedule= out"
+            )
+
+
+def factor_at(schedule: Schedule, step: int) -> float:
+    """The factor of the learning rates at a step; TrainError where the schedule gives no finite number, 0 or more."""
+    factor = schedule(step)
+    number = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not number or not math.isfinite(factor) or factor < 0:
+        raise TrainError(f"schedule gave {factor!r} at step {step:,}; expected a finite number, 0 or more")
+    return float(factor)
 
 
 def _steps(name: str, steps: int) -> None:

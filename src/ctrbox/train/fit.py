@@ -1,0 +1,446 @@
+"""One call of ``Trainer.fit``: extraction, lookup and learning as one pipeline, with checkpoints from which it resumes exactly.
+
+    plan.walk ──► thin, look (unique keys, prefetch) ──► learn ──► every so often: evaluate, checkpoint
+
+Threads: one feeds from the plan (which has workers of its own), one looks keys up, the caller's learns. Weights
+change in the caller's thread only, between two checks for Ctrl-C. A checkpoint is taken between two steps and holds
+all that the next step depends on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import warnings
+from collections.abc import Generator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ctrbox.embed.dense_optimizer import dense_optimizer
+from ctrbox.embed.embedder import Embedder
+from ctrbox.embed.gpu_batch import facts
+from ctrbox.engines.plan import Plan, Position
+from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
+from ctrbox.train.checkpoint import read_state, read_weights, write_weights
+from ctrbox.train.evaluation import Split, evaluate
+from ctrbox.train.folder import RunFolder
+from ctrbox.train.handed import Foresight, Handed, keyed
+from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
+from ctrbox.train.learner import Learner, Looked
+from ctrbox.train.model_servers import check_found, describe_fields, missing_shares, warn_of_misses
+from ctrbox.train.passes import Passes
+from ctrbox.train.pipeline import Clock, Stage, run_stages
+from ctrbox.train.progress import Lately, Progress, Watcher, watcher
+from ctrbox.train.run import Run
+from ctrbox.train.sampling import Labels, thin
+from ctrbox.train.schedule import check_reaches, factor_at
+from ctrbox.train.settings import Settings, described, device_for, identity
+from ctrbox.train.state import BROKEN, State, state_of
+from ctrbox.train.summary import Look, judge, summarize
+from ctrbox.train.together import ALONE, Together
+from ctrbox.train.warm_up import WarmUp
+
+if TYPE_CHECKING:
+    from ctrbox.train.trainer import Trainer
+
+REPORT_SECONDS = 1.0  # of training loss into metrics.jsonl, at most this often
+
+
+class Elsewhere(Protocol):
+    """Takes a training from its newest checkpoint to its last in other processes, as ``cb.Cluster`` does."""
+
+    def check(self, fit: Fit) -> None:
+        """Refuse what it could not train, before anything is written."""
+
+    def train(self, fit: Fit) -> None:
+        """Train into the run folder of ``fit``; its learner is not touched."""
+
+
+class Fit:
+    """One call of ``fit``."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        plan: Plan,
+        split: Split,
+        settings: Settings,
+        overlap: bool,
+        ahead: int,
+        watch: Watcher,
+        together: Together = ALONE,
+    ) -> None:
+        self.trainer, self.together = trainer, together
+        self.plan, self.split, self.settings, self.overlap, self.ahead = plan, split, settings, overlap, ahead
+        assert settings.batch_size is not None
+        self.batch_size = settings.batch_size
+        schema = plan.schema
+        if not schema.label:
+            raise TrainError("the plan has no label; give one: cb.FeatureSet(label=col('clicked'), …)")
+        self.learner = Learner(
+            trainer.model,
+            schema,
+            trainer.embedder,
+            dense_optimizer(trainer.optimizer),
+            threads=trainer.threads or plan.threads,
+            clip=settings.clip,
+            keep=settings.negatives,
+            device=device_for(trainer.device, trainer.embedder, plan),
+            bf16=trainer.bf16,
+            rows=self.batch_size,
+            adaptive_l2=settings.adaptive_l2,
+            common=trainer.common,
+            together=together,
+        )
+        check_reaches(settings.schedule, self.learner.embedders)
+        describe_fields(self.learner, plan)
+        self.optimizer = described(trainer.optimizer)
+        self.state = State()
+        self.clocks = {name: Clock(name) for name in ("extract", "lookup", "learn", "evaluate", "checkpoint")}
+        self.piped = list(self.clocks.values())[:3]
+        self.passes = Passes(self.piped, self.learner.embedders, settings.epochs)
+        self.watch = watch
+        self.folder: RunFolder | None = None
+        self.aside: tempfile.TemporaryDirectory[str] | None = None
+        self.ending = False  # asked to end behind the next step; several workers agree on which
+        self.metrics: dict[str, float] = {}
+        self.evaluated = -1  # the step after which ``metrics`` were taken
+        self.reported = self.told = self.saved = 0.0
+        self.foresight: Foresight | None = None
+
+    def look_ahead(self, batches: int, cluster: Elsewhere | None) -> None:
+        """Read so many batches ahead."""
+        if cluster is not None:
+            raise PlanError("look_ahead= is for a training in this process; leave it out with cluster=")
+        if self.settings.patience is not None:
+            raise PlanError(
+                "look_ahead= brings rows into memory before it is known that training goes on; leave it, or patience=, out"
+            )
+        self.foresight = Foresight(self.learner, batches)
+
+    def run(
+        self,
+        out: Path | None,
+        *,
+        resume: bool,
+        overwrite: bool,
+        seconds: float,
+        steps: int | None,
+        look: Look | None,
+        best_auc: float | None,
+        warm: WarmUp,
+        cluster: Elsewhere | None = None,
+    ) -> Run:
+        try:
+            warm.check(self.learner)
+            kept = out is not None
+            if out is None and cluster is not None:
+                self.aside = tempfile.TemporaryDirectory(prefix="ctrbox-cluster-")
+                out = Path(self.aside.name) / "run"
+            if out is not None:
+                mine = identity(self.plan, self.split.other, self.learner.model, self.learner.embedders, self.settings)
+                mine["optimizer"] = self.optimizer
+                mine["warm up"] = warm.identity()
+                mine["common"] = list(self.learner.common)  # the order of sums depends on it
+                mine["device"] = self.learner.device.type + (", bf16" if self.learner.bf16 else "")
+                self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
+                self._go_on(self.folder)
+            if self.state.step == 0:
+                warn_of_rows(self.learner.embedders)
+                warm.apply(self.learner)
+            self.seconds, self.steps = seconds, steps
+            if cluster is None:
+                self._train()
+            else:
+                self._train_elsewhere(cluster)
+            self.learner.settle()
+            self._take_best()
+            clocks, before = list(self.clocks.values()), self.before
+            summary = summarize(self.learner, self.plan, self.settings, self.state, clocks, self.passes, before)
+            summary["servers"] = missing_shares(self.learner)
+            if self.foresight is not None:
+                summary |= {"look_ahead": self.foresight.batches, "intermediate_bytes": self.foresight.bytes}
+            if self.split.valid is not None:
+                summary |= self._judge(look)
+                summary["rows"]["valid"] = summary["metrics"]["rows"]
+                if self.split.other is None:
+                    summary["held"] = {"start": self.split.start, "stop": self.split.stop}
+            if best_auc is not None:
+                summary["metrics"]["best_auc"] = best_auc
+            if self.folder is not None:
+                self.folder.finish(self.learner, summary)
+            return Run(self.plan, self.learner, summary, out if kept else None)
+        finally:
+            self.watch.end()
+            if self.folder is not None:
+                self.folder.close()
+            if self.aside is not None:
+                self.aside.cleanup()
+
+    def _train_elsewhere(self, cluster: Elsewhere) -> None:
+        """What the others begin with and what they end with is a checkpoint."""
+        assert self.folder is not None
+        self.before = self.state.seconds
+        self.began = time.perf_counter() - self.before
+        self.passes.begin(self._epochs(0))
+        if not self.state.step and not self.state.epoch:
+            torch.manual_seed(self.settings.seed)
+            self._checkpoint()
+        cluster.train(self)
+        resumed, self.watch = self.watch, watcher(False)
+        self._go_on(self.folder)
+        self.watch = resumed
+        self.folder.resumed_at = None
+
+    def _train(self) -> None:
+        if self.state.step == 0 and self.together.of == 1:
+            torch.manual_seed(self.settings.seed)
+        self.before = self.state.seconds  # of the processes before this one
+        self.began = time.perf_counter() - self.before
+        self.saved = time.perf_counter()
+        self.lately = Lately(self.piped, self.saved)
+        self.passes.begin(self._epochs(self.state.position.get("row", 0)))
+        with asked_to_end() as asked:
+            for epoch in range(self.state.epoch, self.settings.epochs):
+                if not self.state.finished:
+                    self._epoch(epoch, asked)
+        self.learner.settle()
+        self.state.seconds = time.perf_counter() - self.began
+
+    def _judge(self, look: Look | None) -> dict[str, Any]:
+        """The final weights on the validation rows, from all sides where asked."""
+        split = self.split
+        assert split.valid is not None
+        if look is not None:
+            return judge(self.learner, split.valid, split.start, split.stop, self.batch_size, look)
+        if self.evaluated != self.state.step:
+            self.metrics = evaluate(self.learner, split, self.batch_size, self.overlap).result()
+        return {"metrics": self.metrics}
+
+    # ---- passes over the log
+    def _epoch(self, epoch: int, asked: Asked) -> None:
+        state, learn, every = self.state, self.clocks["learn"], self.settings.evaluate_every
+        walk = self._walk(epoch)
+        stages = run_stages(
+            keyed(walk if self.foresight is None else self.foresight.walk(walk), self.learner, self.clocks["extract"]),
+            self.clocks["extract"],
+            [Stage(self.clocks["lookup"], self._announce)],
+            ahead=self.ahead,
+            overlap=self.overlap,
+        )
+        try:
+            while True:
+                began = time.perf_counter()
+                item = next(stages, None)
+                learn.for_input += time.perf_counter() - began
+                if item is None:
+                    break
+                handed, looked = item
+                learned, loss, clicks, ending = learn.time(self._learn, handed, looked)
+                if learned:
+                    state.losses = [0.95 * state.losses[0] + 0.05 * loss, 0.95 * state.losses[1] + 0.05]
+                    state.step += 1
+                    state.seen += learned
+                    learn.rows += learned
+                state.rows, state.position = handed.rows, asdict(handed.position)
+                state.clicks += clicks
+                self._report(handed.position.row)
+                self._end_pass(self._epochs(handed.position.row))
+                if every and learned and state.step % every == 0 and self._evaluate():
+                    break
+                self._checkpoint_if_due(asked)
+                if ending:
+                    self._checkpoint()
+                    raise KeyboardInterrupt
+        finally:
+            stages.close()
+        if not state.finished:
+            Labels(state.rows, state.clicks).check("training")
+        self._end_pass(epoch + 1)
+        if epoch == 0:
+            check_found(self.learner)
+            warn_of_misses(self.learner)
+        state.epoch, state.rows, state.clicks, state.position = epoch + 1, 0, 0, {}
+        if not state.finished and not (every and state.step % every == 0):
+            self._evaluate()
+        self._checkpoint()
+
+    def _learn(self, handed: Handed, looked: Looked | None) -> tuple[int, float, int, bool]:
+        """A step: rows learned, mean loss and clicks of all workers, and whether one was asked to end."""
+        factor, state = factor_at(self.settings.schedule, self.state.step), self.state
+        if self.together.of == 1:
+            if looked is None:
+                return 0, 0.0, handed.clicks, self.ending
+            return looked.batch.rows, self.learner.learn(looked, factor), handed.clicks, self.ending
+        # Of step and worker: a checkpoint need not hold the random state of each, and their number may change.
+        torch.manual_seed((self.settings.seed * 0x9E3779B9 + state.step * 4096 + self.together.part) & (2**63 - 1))
+        rows, loss, (clicks, ending) = self.learner.learn_part(looked, factor, (handed.clicks, float(self.ending)))
+        return rows, loss, int(clicks), ending > 0
+
+    def _walk(self, epoch: int) -> Generator[Handed, None, None]:
+        """Batches of an epoch from where the state stands, rows without clicks thinned out."""
+        s, state = self.settings, self.state
+        start = Position(**state.position) if state.position else None
+        part, of = self.together.part, self.together.of
+        walk = self.plan.parts(
+            self.batch_size, part, of, shuffle=s.shuffle, seed=s.seed + epoch, start=start, stop=self.split.train_stop
+        )
+        done, number = state.rows, state.step
+        try:
+            for batch, position, rows in walk:
+                first, labels = done + rows * part // of, Labels()
+                labels.add(facts(batch), first, "training")
+                done += rows
+                kept = thin(batch, first, s.negatives, s.seed, epoch)
+                yield Handed(kept, position, done, labels.clicks, number)
+                number += 1
+        finally:
+            walk.close()
+
+    def _announce(self, item: tuple[Handed, Looked | None]) -> tuple[Handed, Looked | None]:
+        handed, looked = item
+        if looked is None:
+            return item
+        self.clocks["lookup"].rows += looked.batch.rows
+        # Rows made ahead of an early stop would stay: the table would depend on how far ahead the stages were.
+        ahead = self.settings.patience is None
+        return handed, self.learner.announce(looked, prefetch=ahead, next_use=handed.next_use)
+
+    # ---- now and then
+    def _epochs(self, log_row: int) -> float:
+        """Epochs that are done where the log stands at that row."""
+        return self.state.epoch + min(1.0, log_row / max(1, self.split.train_rows))
+
+    def _end_pass(self, epochs: float) -> None:
+        told, began = self.passes.end(epochs), time.perf_counter()
+        if self.folder is not None:
+            for kind, values in told.items():
+                self.folder.record(kind, self.state.step, {"epoch": self.state.epoch, **values})
+        self.passes.skip(time.perf_counter() - began)
+
+    def _report(self, log_row: int) -> None:
+        state, now = self.state, time.perf_counter()
+        seconds = now - self.began
+        rate = state.seen / seconds if seconds else 0.0
+        if now - self.told > 0.1:
+            self.told = now
+            shares, queues = self.lately.look(now)
+            self.watch.see(
+                Progress(
+                    rows=state.seen,
+                    share=self._epochs(log_row) / self.settings.epochs,
+                    loss=state.loss,
+                    rows_per_second=rate,
+                    seconds=seconds,
+                    step=state.step,
+                    epoch=state.epoch,
+                    stages=shares,
+                    queues=queues,
+                )
+            )
+        if self.folder is not None and (now - self.reported > REPORT_SECONDS or state.step == 1):
+            self.reported = now
+            rates = {"rows_per_second": rate, "lr": self.settings.schedule(max(0, state.step - 1))}
+            values = {"epoch": state.epoch, "rows": state.seen, "seconds": seconds, "loss": state.loss}
+            self.folder.record("train", state.step, {**values, **rates})
+
+    def _evaluate(self) -> bool:
+        """Score the validation rows; True when training should stop."""
+        state, s, clock = self.state, self.settings, self.clocks["evaluate"]
+        self.learner.settle()
+        if self.split.valid is None:
+            return False
+        value = 0.0
+        if self.leads:
+            with self.passes.paused():
+                metrics = clock.time(evaluate, self.learner, self.split, self.batch_size, self.overlap).result()
+            self.metrics, self.evaluated = metrics, state.step
+            clock.rows += int(metrics["rows"])
+            self.watch.evaluated(metrics)
+            if self.folder is not None:
+                self.folder.record("valid", state.step, {**metrics, "epoch": state.epoch, "rows": state.seen})
+            value = metrics[s.monitor] if s.monitor == "logloss" else -metrics[s.monitor]
+        value = self.together.sums([value])[0]
+        if value == value and (state.best is None or value < state.best):
+            state.best, state.best_step, state.since_best = value, state.step, 0
+            if s.patience is not None and self.leads:
+                write_weights(self._best(), {"step": state.step}, self.learner.model, self.learner.embedders)
+        else:
+            state.since_best += 1
+        state.finished = s.patience is not None and state.since_best >= s.patience
+        return state.finished
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the worker that evaluates and keeps the run folder."""
+        return self.together.part == 0
+
+    def _best(self) -> Path:
+        """Where the best weights so far wait for the end."""
+        if self.folder is not None:
+            return self.folder.best
+        if self.aside is None:
+            self.aside = tempfile.TemporaryDirectory(prefix="ctrbox-best-")
+        return Path(self.aside.name) / "best"
+
+    def _take_best(self) -> None:
+        if (
+            self.settings.patience is not None
+            and self.state.best is not None
+            and self.state.best_step < self.state.step
+        ):
+            read_weights(self._best(), read_state(self._best()), self.learner.model, self.learner.embedders)
+            self.evaluated = -1
+
+    # ---- checkpoints
+    def _checkpoint_if_due(self, asked: Asked) -> None:
+        if self.folder is not None:
+            now = time.perf_counter()
+            due = now - self.saved > self.seconds or (self.steps and self.state.step % self.steps == 0)
+            if due or asked.by is not None:
+                self._checkpoint()
+        if asked.by is not None:
+            end_as_asked(asked)
+
+    def _checkpoint(self) -> None:
+        if self.folder is None:
+            return
+        self.learner.settle()
+        self.state.seconds = time.perf_counter() - self.began
+        began = time.perf_counter()
+        self.clocks["checkpoint"].time(self.folder.checkpoint, self.learner, self.state.step, asdict(self.state))
+        self.saved = time.perf_counter()
+        self.passes.skip(self.saved - began)
+
+    def _go_on(self, folder: RunFolder) -> None:
+        """Become what the newest checkpoint holds, if there is one."""
+        wrong: list[str] = []
+        for place, kept in folder.whole_checkpoints(wrong):
+            try:
+                state = state_of(kept.get("state"))
+                read_weights(place, kept, self.learner.model, self.learner.embedders, self.learner.optimizer)
+            except (CtrboxError, *BROKEN) as error:
+                wrong.append(f"{place} is damaged: {error}")
+                continue
+            self.state = state
+            folder.goes_on_after(state.step)
+            self.watch.resumed(state.step, state.seen)
+            return
+        if wrong:
+            raise DataError(f"no checkpoint in {folder.path} can be used: {wrong[0]}; overwrite=True begins anew")
+        folder.goes_on_after(-1)
+
+
+def warn_of_rows(embedders: list[Embedder]) -> None:
+    """Say it where a table on disk brings rows of an earlier training into one that begins."""
+    for table in embedders:
+        place = getattr(table, "path", None)
+        if place is not None and len(table):
+            warnings.warn(
+                f"the table in {place} already holds {len(table):,} rows, and this training goes on from them; to begin anew, "
+                f"give it a new folder, or remove {place} before",
+                stacklevel=4,  # where fit is called
+            )
