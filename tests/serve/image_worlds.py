@@ -51,7 +51,7 @@ class ImageWorld:
 def plan_over(data: Path) -> cb.Plan:
     users = cb.View(f"{data}/users", key="user_id").fill(segment=-1, behaviour="")
     ads = cb.View(f"{data}/ads", key="ad_id").fill(category="none", bid=0.0)
-    log = cb.View(f"{data}/impressions", key="instance_id").fill(device="none", position=-1)
+    log = cb.View(f"{data}/impressions", key="instance_id", time_units={"ts": "us"}).fill(device="none", position=-1)
     features = cb.FeatureSet(
         label=col("clicked"),
         group=col("user_id"),

@@ -151,7 +151,7 @@ def changed(body: dict[str, Any], part: str, **values: Any) -> bytes:
         ("context", {"ts": "yesterday"}, "^context: column 'ts' is a string .'yesterday'., expected a time"),
         ("context", {"ts": 1.5}, "expected a time"),
         ("context", {"user_id": None}, "never is.* .at the request's context.$"),
-        ("context", {"query": 5}, "column 'query' is int .5., expected str"),
+        ("context", {"query": 5}, "column 'query' is a whole number .5., expected str"),
         ("context", {"user_id": ...}, "context lacks column 'user_id'"),
         ("context", {"user_idd": 5}, "no column 'user_idd'; nearest: 'user_id'"),
         ("context", {"ad_id": 5}, "'ad_id' belongs to the request's candidates"),

@@ -34,7 +34,7 @@ def plan_over(data: Path) -> cb.Plan:
     )
     ads = cb.View(f"{data}/ads", key="ad_id").fill(advertiser_id=0, campaign_id=0, category="none", title="", bid=0.0)
     log = (
-        cb.View(f"{data}/impressions", key="instance_id")
+        cb.View(f"{data}/impressions", key="instance_id", time_units={"ts": "us"})
         .fill(query="", device="unknown", position=-1, price=0.0)
         .with_columns(depth=col("context").json("$.page.depth", "float").fill(0.5))
         .join(users, on="user_id")

@@ -24,7 +24,7 @@ from ctrbox.plan.device import Device, device_named, gpu_here
 from ctrbox.plan.features import FeatureSet
 from ctrbox.plan.graph import Graph
 from ctrbox.plan.typing import origin
-from ctrbox.views.view import View
+from ctrbox.views.view import Merge, View
 
 EVALUATE_ROWS = 65_536
 
@@ -408,6 +408,12 @@ class Plan:
                 if name not in needed.extractor.only_for_merge and name != source.on:
                     found.setdefault(name, source.view.source.schema.field(name))
         return pa.schema(list(found.values()))
+
+    @property
+    def time_units(self) -> dict[str, str]:
+        """Units in which requests and streams may give times as numbers, by column: those of the log and of merged views."""
+        merged = [step.view for step in self.log.steps if isinstance(step, Merge)]
+        return {name: unit for view in [*merged, self.log] for name, unit in view.time_units.items()}
 
     def features_of(self, columns: Sequence[str]) -> list[str]:
         """The features that read nothing but these columns of the log and the views joined by them: of a request they are

@@ -63,10 +63,21 @@ class Requests:
         log, *merged = self.extractor.columns
         wanted = [[n for n in log if n in names], *(m if set(m) <= set(names) else [] for m in merged)]
         every = list(dict.fromkeys(n for part in wanted for n in part))
-        batch = whole(source, every)
+        batch = self.planned(whole(source, every))
         if isinstance(rows, pa.RecordBatch) and batch.schema.equals(rows.schema.empty_table().select(every).schema):
             self.known = (rows.schema, [[rows.schema.get_field_index(n) for n in part] for part in wanted])
         return [(frame_of(batch.select(part)) if part else None, None, 0) for part in wanted], batch.num_rows
+
+    def planned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Round float64 to the nearest float32 where the plan was built on that, as a request of JSON is: keys and buckets of
+        0.1 differ between the two."""
+        schema = self.extractor.log.view.source.schema
+        for place, field in enumerate(batch.schema):
+            known = schema.field(field.name).type if field.name in schema.names else field.type
+            if pa.types.is_float64(field.type) and pa.types.is_float32(known):
+                rounded = batch.column(place).cast(known)
+                batch = batch.set_column(place, field.with_type(known), rounded)
+        return batch
 
     def check(self, source: Source) -> None:
         """DataError unless the request has every column, of the kind the plan was built on."""

@@ -34,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.columns.times import checked_units
 from ctrbox.engines.aside import written_aside
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, PlanError, SourceError, nearest
@@ -258,6 +259,7 @@ def _view_entry(view: View, steps: list[list[Any]]) -> dict[str, Any]:
         "source": _reference(_opened(view.source)),
         "columns": _columns(view),
         "steps": steps,
+        **({"time_units": dict(view.time_units)} if view.time_units else {}),
     }
 
 
@@ -488,7 +490,9 @@ def _view(
             raise PlanError(f"column {column!r} of view {name!r} is {now}; the plan was saved on {then}")
     maybe_null = frozenset(a_text(c, "a column") for c, _, _, nullable in columns if nullable)
     steps = [reader.step(s, views) for s in a_list(entry.get("steps"), "steps")]
+    units = {n: a_text(u, "a unit") for n, u in a_dict(entry.get("time_units", {}), "units of times").items()}
     fresh = object.__new__(View)
+    object.__setattr__(fresh, "time_units", checked_units(units, view.columns) or view.time_units)
     source = Remembered(_opened(view.source), maybe_null)
     for attribute, value in (("source", source), ("key", view.key), ("keep", view.keep), ("name", name)):
         object.__setattr__(fresh, attribute, value)

@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ctrbox.columns.json_text import strict_json
+from ctrbox.columns.raw import brief
 from ctrbox.errors import CtrboxError, DataError
-from ctrbox.online.events import Layout, Piece, events_of, timed
+from ctrbox.online.events import Layout, Piece, events_of, typed_rows
 from ctrbox.views.filesystems import first_line
 from ctrbox.views.text import parse_json
 
@@ -24,7 +27,7 @@ ROWS = 8192  # of a piece, at most: a checkpoint can lie behind any
 BLOCK_BYTES = 4 << 20
 LINE_BYTES = 16 << 20
 
-Schemas = tuple[pa.Schema, pa.Schema]
+Schemas = tuple[pa.Schema, ...]
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -89,7 +92,7 @@ def _columnar(name: str, batches: Iterator[pa.RecordBatch], layout: Layout, star
         begin = max(0, min(batch.num_rows, start - at))
         while begin < batch.num_rows:
             part = batch.slice(begin, ROWS)
-            events, bad = events_of(pa.Table.from_batches([part]), layout)
+            events, bad = events_of(*typed_rows(pa.Table.from_batches([part]), layout), layout)
             first = at + begin
             begin += part.num_rows
             events = replace(events, chunk=name, lines=first + events.lines)
@@ -104,8 +107,9 @@ def _plain(payload: bytes) -> Any:
 
 
 def _lines(name: str, stream: Any, layout: Layout, start: int) -> Iterator[Piece]:
-    # A time is text as JSON has it, or a number.
-    schemas, at, rest = (layout.nested, layout.numbered), 0, b""
+    # A time is text, or a number where its unit is declared.
+    schemas = (layout.nested, layout.numbered) if layout.time_units else (layout.nested,)
+    at, rest = 0, b""
     with stream:
         block = stream.read(BLOCK_BYTES)
         while block:
@@ -130,16 +134,40 @@ def _of_lines(name: str, lines: list[bytes], first: int, schemas: Schemas, layou
     filled = [n for n, line in enumerate(lines) if line.strip()]
     places: list[int] = []
     bad: list[tuple[int, str]] = []
-    batches = [timed(batch, layout) for batch in _parsed(lines, filled, schemas, places, bad)]
-    table = pa.Table.from_batches(batches, schemas[0])
-    events, odd = events_of(table, layout)
+    tables: list[pa.Table] = []
+    wrong: dict[int, str] = {}
+    for batch in _parsed(lines, filled, schemas, layout, places, bad):
+        before = sum(t.num_rows for t in tables)
+        rows, odd = typed_rows(pa.Table.from_batches([batch]), layout)
+        odd = _not_finite(rows) | odd
+        wrong |= {before + row: why for row, why in odd.items()}
+        tables.append(rows)
+    if not tables:
+        return Piece(name, first, first + len(lines), None, bad=tuple((first + n, why) for n, why in sorted(bad)))
+    events, reasons = events_of(pa.concat_tables(tables).combine_chunks(), wrong, layout)
     events = replace(events, chunk=name, lines=first + np.array(places, np.int64)[events.lines])
-    bad += [(places[row], why) for row, why in odd]
+    bad += [(places[row], why) for row, why in reasons]
     return Piece(name, first, first + len(lines), events, bad=tuple((first + n, why) for n, why in sorted(bad)))
 
 
+def _not_finite(rows: pa.Table) -> dict[int, str]:
+    """Rows with a fraction that is not finite: Arrow's reader takes the literals NaN and Infinity, which are not JSON."""
+    found: dict[int, str] = {}
+    for name in rows.schema.names:
+        if pa.types.is_floating(rows.schema.field(name).type):
+            values = pc.fill_null(rows.column(name), 0).to_numpy()
+            for row in np.flatnonzero(~np.isfinite(values)).tolist():
+                found.setdefault(row, f"{name!r} is {values[row]}, expected a finite number")
+    return found
+
+
 def _parsed(
-    lines: list[bytes], at: list[int], schemas: Schemas, places: list[int], bad: list[tuple[int, str]]
+    lines: list[bytes],
+    at: list[int],
+    schemas: Schemas,
+    layout: Layout,
+    places: list[int],
+    bad: list[tuple[int, str]],
 ) -> Iterator[pa.RecordBatch]:
     """Lines as rows; where they do not parse together, each half for itself."""
     if not at:
@@ -158,8 +186,35 @@ def _parsed(
         yield batch
         return
     if len(at) == 1:
-        bad.append((at[0], why))
+        try:
+            batch = row_of_line(lines[at[0]], layout)
+        except DataError as error:
+            bad.append((at[0], str(error)))
+        except (pa.ArrowException, ValueError):
+            bad.append((at[0], why))
+        else:
+            places += at
+            yield batch
         return
     middle = len(at) // 2
-    yield from _parsed(lines, at[:middle], schemas, places, bad)
-    yield from _parsed(lines, at[middle:], schemas, places, bad)
+    yield from _parsed(lines, at[:middle], schemas, layout, places, bad)
+    yield from _parsed(lines, at[middle:], schemas, layout, places, bad)
+
+
+def row_of_line(line: bytes, layout: Layout) -> pa.RecordBatch:
+    """Read one line by the rules of requests: a row, or a DataError that names the field, its value and what was expected."""
+    given = strict_json(line)
+    if not isinstance(given, dict):
+        raise DataError(f"a line must be an object of fields, got {brief(given)}")
+    arrays = []
+    for field in layout.read:
+        value: Any = given
+        for name in field.name.split("."):
+            if value is not None and not isinstance(value, dict):
+                raise DataError(f"column {field.name!r} lies within {brief(value)}, expected an object")
+            value = None if value is None else value.get(name)
+        try:
+            arrays.append(layout.column(field.name).array([value]))
+        except DataError as error:
+            raise DataError(str(error).removeprefix("row 0: ")) from None
+    return pa.RecordBatch.from_arrays(arrays, schema=layout.read)

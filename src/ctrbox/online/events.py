@@ -4,14 +4,16 @@
     {"event": "click",      "instance_id": 17, "ts": "2026-11-15T12:00:40"}
 
 A `Layout` says how the columns are called and which raw ones are kept, with their types: those of the log that the plan was built
-on. Rows without an id, without a time or of another kind are left out with a reason. Times are microseconds since 1970; whole
-numbers and floats are seconds, milliseconds or microseconds by their size.
+on. Rows without an id, without a time or of another kind are left out with a reason. A time is an Arrow timestamp, ISO 8601
+text, or a whole number of the unit that the log's view declares (`ctrbox.columns.times`), as it is in a request to a server;
+a number without a declared unit is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,19 +22,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
+from ctrbox.columns.kind import kind_of_arrow
+from ctrbox.columns.raw import WRONG, RawColumn, brief
+from ctrbox.columns.times import TIME, UNITS, accepted, times_of_numbers, times_of_text
 from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.views.filesystems import first_line
 from ctrbox.views.memory import MemorySource
-from ctrbox.views.simple import conform, is_text
+from ctrbox.views.simple import castable, conform, is_text
 
 IMPRESSION, CLICK = b"impression", b"click"
-TEXT, TIME = pa.utf8(), pa.timestamp("us")
+TEXT = pa.utf8()
 FURTHEST = 1 << 58  # microseconds, some 9,000 years
 
 
 @dataclass(frozen=True)
 class Layout:
-    """``columns``: the raw ones that an impression needs. ``event``, ``id``, ``time``: which columns say what a row is."""
+    """``columns``: the raw ones that an impression needs. ``event``, ``id``, ``time``: which columns say what a row is.
+    ``time_units``: what numbers count in columns of times, by column."""
 
     columns: pa.Schema
     id: str
@@ -40,9 +46,18 @@ class Layout:
     event: str = "event"
     id_type: pa.DataType = TEXT
     time_type: pa.DataType = TIME
+    time_units: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
-    def of(columns: pa.Schema, log: pa.Schema, *, id: str, time: str, event: str = "event") -> Layout:
+    def of(
+        columns: pa.Schema,
+        log: pa.Schema,
+        *,
+        id: str,
+        time: str,
+        event: str = "event",
+        time_units: Mapping[str, str] | None = None,
+    ) -> Layout:
         """The layout for a plan whose requests bring ``columns``, over a log with columns ``log``."""
         if not columns.names:
             raise PlanError("no feature of the plan reads a column of the log")
@@ -53,7 +68,18 @@ class Layout:
         if id not in log.names:
             raise PlanError(f"the log has no column {id!r} for the id of an impression{nearest(id, log.names)}")
         kept = [f.with_type(_plain(f.type)).with_nullable(True).remove_metadata() for f in columns]
-        return Layout(pa.schema(kept), id, time, event, _plain(log.field(id).type), _plain(log.field(time).type))
+        units, clock = dict(time_units or {}), _plain(log.field(time).type)
+        if pt.is_integer(clock) and time not in units:
+            raise PlanError(
+                f"column {time!r}, the time of an event, is {clock} in the log, which does not say what it counts; declare the "
+                f"unit in the job: cb.View(…, time_units={{{time!r}: 's'}}), one of {', '.join(UNITS)}"
+            )
+        if not (pt.is_timestamp(clock) or pt.is_integer(clock) or is_text(clock)):
+            raise PlanError(
+                f"column {time!r}, the time of an event, is {clock} in the log; expected timestamps, ISO 8601 text, or whole "
+                "numbers with a declared unit"
+            )
+        return Layout(pa.schema(kept), id, time, event, _plain(log.field(id).type), clock, units)
 
     @property
     def read(self) -> pa.Schema:
@@ -66,7 +92,15 @@ class Layout:
 
     @property
     def nested(self) -> pa.Schema:
-        """The same as text has it: a dotted name is a field of an object."""
+        """The same as JSON has it: a dotted name is a field of an object, a time is text."""
+        return self._nested(frozenset())
+
+    @property
+    def numbered(self) -> pa.Schema:
+        """As ``nested``, with whole numbers for times whose unit is declared."""
+        return self._nested(frozenset(self.time_units))
+
+    def _nested(self, numbers: frozenset[str]) -> pa.Schema:
         tree: dict[str, Any] = {}
         for f in self.read:
             inner: Any = tree
@@ -75,17 +109,12 @@ class Layout:
                 inner = inner.setdefault(name, {})
                 if not isinstance(inner, dict):
                     raise PlanError(f"column {f.name!r} lies within another; expected one of the two")
-            inner[path[-1]] = f.type
+            inner[path[-1]] = _written(f.type, pa.int64() if f.name in numbers else TEXT)
         return pa.schema(_fields(tree))
 
-    @property
-    def numbered(self) -> pa.Schema:
-        """As ``nested``, with times that are numbers."""
-        schema = self.nested
-        at = schema.get_field_index(self.time)
-        if at < 0 or not pt.is_timestamp(schema.field(at).type):
-            return schema
-        return schema.set(at, pa.field(self.time, pa.float64()))
+    def column(self, name: str) -> RawColumn:
+        """How raw values of a column are checked and converted."""
+        return RawColumn(self.read.field(name), self.time_units.get(name))
 
 
 @dataclass(frozen=True)
@@ -120,8 +149,9 @@ class Piece:
     refused: str = ""  # why nothing more of the chunk can be read
 
 
-def events_of(table: pa.Table, layout: Layout) -> tuple[Events, list[tuple[int, str]]]:
-    """Rows of a chunk as events, and the rows that are none, with the reason. DataError where columns are wrong."""
+def typed_rows(table: pa.Table, layout: Layout) -> tuple[pa.Table, dict[int, str]]:
+    """Convert the rows of a chunk to the columns that are read, with the log's types, and say why of each row that cannot be.
+    DataError where a column is missing or of another type."""
     source = MemorySource(table, "chunk")
     met = source.schema.names
     for name in (layout.event, layout.id, layout.time):
@@ -130,43 +160,86 @@ def events_of(table: pa.Table, layout: Layout) -> tuple[Events, list[tuple[int, 
     wanted = [n for n in layout.read.names if n in met]
     found = [m.rows for m in source.scan(wanted, threads=0)]
     rows = pa.Table.from_batches(found, found[0].schema if found else source_schema(source, wanted)).combine_chunks()
-    kinds = _bytes(rows.column(layout.event), layout.event)
+    bad: dict[int, str] = {}
+    kinds = _kinds(rows.column(layout.event), layout.event)
+    lacking = [n for n in layout.columns.names if n not in met]
+    if lacking and _is(kinds, IMPRESSION).any():
+        raise DataError(f"impressions lack column {lacking[0]!r}{nearest(lacking[0], met)}")
+    made = {layout.event: kinds}
+    for name in wanted:
+        if name != layout.event:
+            made[name] = _column(_one(rows.column(name)), layout.column(name), bad)
+    return pa.table(made), bad
+
+
+def _column(array: pa.Array, column: RawColumn, bad: dict[int, str]) -> pa.Array:
+    """Convert one column; rows whose time cannot be read become null and are told in ``bad``."""
+    if pt.is_null(array.type):
+        return pa.nulls(len(array), column.type)
+    if column.letter != "t":
+        return _conformed(array, column.type, column.name)
+    if pt.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.type == column.type:
+        return array
+    kind = kind_of_arrow(array.type) or "?"
+    if kind[-1] == "s" and column.is_list == kind.startswith("*"):
+        convert = partial(_listed, column=column) if column.is_list else times_of_text
+        return _each(array, lambda part: convert(part).cast(column.type), column, bad)
+    if kind == column.kind:
+        return conform(array, column.type)
+    if kind[-1] != "i" or column.is_list != kind.startswith("*") or column.unit is None:
+        raise DataError(f"column {column.name!r} is {array.type}, expected a time: {accepted(column.unit)}")
+    if column.is_list:
+        return _each(array, partial(_listed, column=column), column, bad)
+    return _each(array, lambda part: times_of_numbers(part, column.unit).cast(column.type), column, bad)
+
+
+def _listed(array: pa.Array, column: RawColumn) -> pa.Array:
+    return column.array(array.to_pylist())
+
+
+def _each(array: pa.Array, convert: Callable[[pa.Array], pa.Array], column: RawColumn, bad: dict[int, str]) -> pa.Array:
+    """Convert all rows together; where that fails, each half by itself, so that only rows that cannot be read are lost."""
+    parts: list[pa.Array] = []
+
+    def half(first: int, last: int) -> None:
+        try:
+            parts.append(convert(array.slice(first, last - first)))
+        except (*WRONG, DataError):
+            if last - first > 1:
+                half(first, (first + last) // 2)
+                half((first + last) // 2, last)
+                return
+            bad.setdefault(first, f"{column.name!r} is {brief(array[first].as_py())}, expected {column.expected}")
+            parts.append(pa.nulls(1, column.type))
+
+    half(0, len(array))
+    return pa.concat_arrays(parts)
+
+
+def events_of(rows: pa.Table, bad: Mapping[int, str], layout: Layout) -> tuple[Events, list[tuple[int, str]]]:
+    """Rows of `typed_rows` as events, and the rows that are none, with the reason."""
+    wrong = dict(bad)
+    kinds = _one(rows.column(layout.event))
     click, shown = _is(kinds, CLICK), _is(kinds, IMPRESSION)
-    time, known_time = _microseconds(rows.column(layout.time), layout.time)
-    ids = _conformed(rows.column(layout.id), layout.id_type, layout.id)
+    clock = layout.column(layout.time)
+    time, known_time = _microseconds(_one(rows.column(layout.time)), clock, wrong)
+    ids = _one(rows.column(layout.id))
     known = ids.is_valid().to_numpy(zero_copy_only=False)
     good = (click | shown) & known_time & known
-    lacking = [n for n in layout.columns.names if n not in met]
-    if lacking and shown.any():
-        raise DataError(f"impressions lack column {lacking[0]!r}{nearest(lacking[0], met)}")
-    bad = _reasons(good, click | shown, known, layout)
-    batch = pa.RecordBatch.from_arrays(
-        [_raw(rows, f, layout, pa.array(time, mask=~known_time)) for f in layout.columns], schema=layout.columns
-    )
+    good[list(wrong)] = False
+    reasons = _reasons(good, click | shown, known, wrong, layout)
+    batch = pa.RecordBatch.from_arrays([_raw(rows, f) for f in layout.columns], schema=layout.columns)
     lines = np.flatnonzero(good)
     if len(lines) < len(good):
         at = pa.array(lines)
         batch, ids, click, time = batch.take(at), ids.take(at), click[good], time[good]
-    return Events(click, time, _hashable(ids), batch, lines=lines), bad
+    return Events(click, time, _hashable(ids), batch, lines=lines), reasons
 
 
-def _raw(rows: pa.Table, field: pa.Field, layout: Layout, time: pa.Array) -> pa.Array:
-    if field.name not in rows.schema.names:
-        return pa.nulls(rows.num_rows, field.type)
-    column = rows.column(field.name)
-    if field.name == layout.time and pt.is_timestamp(field.type) and not pt.is_timestamp(column.type):
-        return time.cast(TIME).cast(field.type)
-    return _conformed(column, field.type, field.name)
-
-
-def timed(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
-    """Times that are numbers, as the log has them."""
-    at = batch.schema.get_field_index(layout.time)
-    if at < 0 or not pt.is_timestamp(layout.time_type) or not pt.is_floating(batch.schema.field(at).type):
-        return batch
-    values, valid = _microseconds(pa.chunked_array([batch.column(at)]), layout.time)
-    times = pa.array(values, mask=~valid).cast(TIME).cast(layout.time_type)
-    return batch.set_column(at, pa.field(layout.time, layout.time_type), times)
+def _raw(rows: pa.Table, field: pa.Field) -> pa.Array:
+    return _one(rows.column(field.name)) if field.name in rows.schema.names else pa.nulls(rows.num_rows, field.type)
 
 
 def source_schema(source: MemorySource, names: Sequence[str]) -> pa.Schema:
@@ -174,7 +247,7 @@ def source_schema(source: MemorySource, names: Sequence[str]) -> pa.Schema:
 
 
 def _reasons(
-    good: npt.NDArray[Any], event: npt.NDArray[Any], known: npt.NDArray[Any], layout: Layout
+    good: npt.NDArray[Any], event: npt.NDArray[Any], known: npt.NDArray[Any], wrong: Mapping[int, str], layout: Layout
 ) -> list[tuple[int, str]]:
     found = []
     for row in np.flatnonzero(~good).tolist():
@@ -183,7 +256,7 @@ def _reasons(
         elif not known[row]:
             why = f"{layout.id!r} is null"
         else:
-            why = f"{layout.time!r} is no time"
+            why = wrong.get(row) or f"{layout.time!r} is null"
         found.append((row, why))
     return found
 
@@ -201,15 +274,26 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
-def _conformed(column: pa.ChunkedArray, type: pa.DataType, name: str) -> pa.Array:
-    array = _one(column)
+def _conformed(array: pa.Array, type: pa.DataType, name: str) -> pa.Array:
+    """Convert to the log's type where no value changes: whole numbers to whole numbers, text to text, numbers to fractions."""
+    if not castable(_plain(array.type), type, array.type) and not (pt.is_floating(array.type) and pt.is_floating(type)):
+        raise DataError(f"column {name!r} is {array.type}, expected {type}")
     try:
-        return pa.nulls(len(array), type) if pt.is_null(array.type) else conform(array, type)
+        return conform(array, type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"column {name!r} is {array.type}, expected {type}: {first_line(error)}") from error
 
 
-def _bytes(column: pa.ChunkedArray, name: str) -> pa.Array:
+def _written(type: pa.DataType, time: pa.DataType) -> pa.DataType:
+    """The type that JSON has for a column: ``time`` where the log has a time."""
+    if pt.is_timestamp(type):
+        return time
+    if pt.is_list(type) or pt.is_large_list(type) or pt.is_fixed_size_list(type):
+        return pa.list_(time) if pt.is_timestamp(type.value_type) else type
+    return type
+
+
+def _kinds(column: pa.ChunkedArray, name: str) -> pa.Array:
     array = _one(column)
     if pt.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -223,23 +307,18 @@ def _is(kinds: pa.Array, word: bytes) -> npt.NDArray[np.bool_]:
     return np.asarray(same.to_numpy(zero_copy_only=False), bool)
 
 
-def _microseconds(column: pa.ChunkedArray, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Times, and which of them are any."""
-    array = _one(column)
-    valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
-    if pt.is_timestamp(array.type):
-        plain = array.cast(pa.timestamp("us")).view(pa.int64())
-        values = pc.fill_null(plain, 0).to_numpy(zero_copy_only=False)
-    elif pt.is_integer(array.type) or pt.is_floating(array.type):
-        values = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
-        finite = np.isfinite(values) & (np.abs(values) < FURTHEST)
-        valid = valid & finite
-        given = np.where(finite, values, 0)
-        scale = np.select([np.abs(given) < 1e11, np.abs(given) < 1e14], [1_000_000, 1_000], 1)
-        values = (given * scale).astype(np.int64)
-    else:
-        raise DataError(f"column {name!r} is {array.type}, expected a time or seconds since 1970")
-    return np.asarray(values, np.int64), valid & (np.abs(values) < FURTHEST)
+def _microseconds(
+    array: pa.Array, clock: RawColumn, wrong: dict[int, str]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The times of events, and which of them are known; others are told in ``wrong``."""
+    asked = RawColumn(pa.field(clock.name, TIME), clock.unit)
+    times = array if pt.is_timestamp(array.type) else _column(array, asked, wrong)
+    valid = np.asarray(times.is_valid().to_numpy(zero_copy_only=False), bool)
+    values = np.asarray(pc.fill_null(times.view(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)
+    for row in np.flatnonzero(valid & ((values >= FURTHEST) | (values <= -FURTHEST))).tolist():
+        wrong.setdefault(row, f"{clock.name!r} lies more than 9,000 years from 1970")
+        valid[row] = False
+    return values, valid
 
 
 def _hashable(ids: pa.Array) -> list[Hashable]:

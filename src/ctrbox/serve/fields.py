@@ -1,156 +1,31 @@
-"""Raw fields of a request as Arrow columns of the log's types.
-
-JSON gives Python's values, a tensor gives an array; both become the column that the log would have held, or a sentence that
-names the column, the candidate and what was expected. Nothing is guessed: "1" is no number, 1.5 no whole one, 1 no truth value.
-Times are ISO 8601 or whole microseconds since 1970.
-"""
+"""Rows of a request as record batches: which fields a part of the request must have, may have and must not have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from types import NoneType
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.columns.raw import RawColumn, brief
 from ctrbox.errors import DataError, lacking, nearest
-
-TYPES: dict[str, frozenset[type]] = {
-    "b": frozenset([bool]),
-    "i": frozenset([int]),
-    "f": frozenset([int, float]),
-    "s": frozenset([str]),
-    "t": frozenset([int, str]),
-}
-NONE = frozenset([NoneType])
-JSON_NAMES = {NoneType: "null", dict: "an object", list: "a list", str: "a string", bool: "a bool", float: "a fraction"}
-WRONG = (pa.ArrowException, TypeError, ValueError, OverflowError)
-
-
-class RawColumn:
-    """A column of the log: how its values are checked and made."""
-
-    def __init__(self, field: pa.Field) -> None:
-        self.name, self.type = field.name, field.type
-        self.kind = kind_of_arrow(field.type) or "s"
-        self.is_list = self.kind.startswith("*")
-        self.letter = self.kind[-1]
-        self.types = TYPES[self.letter]
-        self.nulls = self.types | NONE
-        self.numpy = self._numpy()
-
-    def _numpy(self) -> Any:
-        """The type of NumPy that holds the column, for numbers: three times faster than Arrow's way from a list."""
-        return np.dtype(self.type.to_pandas_dtype()) if self.kind in ("i", "f") else None
-
-    def array(self, values: Sequence[Any]) -> pa.Array:
-        """The values of JSON as a column; DataError that names the first that is none."""
-        met = frozenset(map(type, values))
-        try:
-            if self.numpy is not None and met <= self.nulls:
-                return self._numbers(values, met)
-            if not self.is_list and met <= self.nulls:
-                return times(values, self.type) if self.letter == "t" else pa.array(values, self.type)
-            if self.is_list and met <= {list, NoneType}:
-                return self._lists(values)
-        except WRONG:
-            pass
-        raise DataError(self.complaint(values))
-
-    def _numbers(self, values: Sequence[Any], met: frozenset[type]) -> pa.Array:
-        absent = np.array([v is None for v in values]) if NoneType in met else None
-        with np.errstate(over="ignore"):  # told below
-            array = np.array(values if absent is None else [0 if v is None else v for v in values], self.numpy)
-        if self.letter == "f" and not np.isfinite(array).all():
-            raise OverflowError
-        return pa.array(array, mask=absent)
-
-    def _lists(self, values: Sequence[Any]) -> pa.Array:
-        inner = [v for row in values if row is not None for v in row]
-        if not frozenset(map(type, inner)) <= self.types:
-            raise TypeError
-        if self.letter != "t":
-            return pa.array(values, self.type)
-        made = times(inner, self.type.value_type)
-        lengths = [0 if row is None else len(row) for row in values]
-        lists = pa.LargeListArray.from_arrays(pa.array(np.cumsum([0, *lengths])), made)
-        return pc.if_else(pa.array([row is not None for row in values]), lists, None).cast(self.type)
-
-    def complaint(self, values: Sequence[Any]) -> str:
-        """Names the first value that cannot be taken; called when one cannot."""
-        for row, value in enumerate(values):
-            try:
-                alone = frozenset([type(value)]) if not self.is_list else frozenset(map(type, value or ()))
-                if not alone <= self.nulls:
-                    raise TypeError
-                made = self._lists([value]) if self.is_list else self._single(value)
-                del made
-            except WRONG:
-                shown = JSON_NAMES.get(type(value), type(value).__name__)
-                return f"row {row}: column {self.name!r} is {shown} ({brief(value)}), expected {self.expected}"
-        return f"column {self.name!r} cannot be read, expected {self.expected}"
-
-    def _single(self, value: Any) -> pa.Array:
-        if self.letter == "t":
-            return times([value], self.type)
-        if self.numpy is not None:
-            return self._numbers([value], frozenset([type(value)]))
-        return pa.array([value], self.type)
-
-    @property
-    def expected(self) -> str:
-        if self.kind == "t":
-            return "a time: ISO 8601, or microseconds since 1970"
-        exact = f" ({self.type})" if self.letter in "if" else ""
-        return f"{name_of(self.kind)}{exact}"
-
-    def from_tensor(self, values: np.ndarray) -> pa.Array:
-        """A tensor's values as the column: one a row, or for a list's column a matrix."""
-        letter = {"b": "b", "i": "i", "u": "i", "f": "f", "O": "s", "S": "s"}.get(values.dtype.kind, "?")
-        fits = letter == self.letter or (self.letter, letter) in (("f", "i"), ("t", "i"))
-        if not fits or values.ndim != 1 + self.is_list:
-            raise DataError(
-                f"tensor {self.name!r} holds {values.dtype} of shape {list(values.shape)}, expected {self.expected}"
-            )
-        try:
-            if self.is_list:
-                return pa.array(list(values), self.type)
-            if self.letter == "t":
-                return pa.array(values.astype(np.int64), pa.timestamp("us")).cast(self.type)
-            if self.letter == "s":
-                return pa.array(values, pa.binary()).cast(self.type)
-            if self.letter == "f" and not np.isfinite(values).all():
-                raise OverflowError
-            made = pa.array(values)
-            return made if made.type == self.type else made.cast(self.type)
-        except WRONG as error:
-            raise DataError(f"tensor {self.name!r} cannot be read as {self.expected}: {first_line(error)}") from None
-
-
-def times(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if str not in frozenset(map(type, values)):
-        return pa.array(values, pa.timestamp("us")).cast(kind)
-    # Text is taken value by value where numbers or zones are mixed.
-    if any(isinstance(v, int) for v in values):
-        return pa.concat_arrays([times([v], kind) for v in values])
-    text = pa.array(values, pa.string())
-    try:
-        return text.cast(pa.timestamp("us")).cast(kind)
-    except pa.ArrowInvalid:
-        return text.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")).cast(kind)
 
 
 class RowReader:
     """Objects of one set of columns as record batches of ``schema``; columns of ``known`` that nothing reads are ignored."""
 
-    def __init__(self, schema: pa.Schema, known: Sequence[str], elsewhere: Mapping[str, str], where: str) -> None:
+    def __init__(
+        self,
+        columns: Sequence[RawColumn],
+        schema: pa.Schema,
+        known: Sequence[str],
+        elsewhere: Mapping[str, str],
+        where: str,
+    ) -> None:
         """``elsewhere``: columns that belong to another part of the request, and to which. ``where``: this part's name."""
         self.schema, self.known, self.elsewhere, self.where = schema, frozenset(known), elsewhere, where
-        self.columns = [RawColumn(f) for f in schema]
+        self.columns = list(columns)
         self.names = schema.names
         self.seen: dict[tuple[str, ...], Callable[[Any], Any]] = {}  # sets of names that were found to be right
 
@@ -232,15 +107,3 @@ class RowReader:
 
 def nameless(rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
-
-
-def brief(value: Any) -> str:
-    try:
-        text = repr(value)
-    except RecursionError:
-        text = f"{type(value).__name__} in {type(value).__name__}, without an end"
-    return text if len(text) <= 40 else f"{text[:40]}…"
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

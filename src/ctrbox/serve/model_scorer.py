@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ctrbox.columns.batch import Batch, Schema
+from ctrbox.columns.raw import brief
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.pooling import pool, sequence
@@ -26,7 +27,6 @@ from ctrbox.embed.published_table import PublishedVectors
 from ctrbox.engines.split import Split
 from ctrbox.errors import DataError
 from ctrbox.models.inputs import Inputs, Pooled
-from ctrbox.serve.fields import brief
 from ctrbox.serve.objects import ObjectKeys, Objects, matrix, served_by
 from ctrbox.train.learner import LONGEST, Learner
 from ctrbox.train.sources import Source

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from ctrbox.columns.raw import brief
 from ctrbox.embed.embedder import Keys
 from ctrbox.engines.plan import Plan, compile
 from ctrbox.errors import DataError, nearest
 from ctrbox.plan.expr import col
 from ctrbox.plan.features import FeatureSet
 from ctrbox.plan.node import Node
-from ctrbox.serve.fields import brief
 from ctrbox.views.view import View
 
 if TYPE_CHECKING:

@@ -97,7 +97,8 @@ class OnlineLoop:
         self.once, self.delete, self.strict = once, delete, strict
         self.publish_at_end = once if publish_at_end is None else publish_at_end
         key = plan.log.key[0] if plan.log.key else "id"
-        self.layout = Layout.of(plan.request_schema(), plan.log.source.schema, id=id or key, time=time, event=event)
+        columns, log = plan.request_schema(), plan.log.source.schema
+        self.layout = Layout.of(columns, log, id=id or key, time=time, event=event, time_units=plan.time_units)
         self.checkpoints = Checkpoints(self.out / "online")
         self.warm: dict[str, Any] = {"file": "", "rows": 0, "done": not self.past}
         self.checkpoint_took_s = 0.0

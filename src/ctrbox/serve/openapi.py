@@ -8,7 +8,8 @@ from typing import Any
 import orjson
 
 from ctrbox import __version__
-from ctrbox.serve.fields import RawColumn
+from ctrbox.columns.raw import RawColumn
+from ctrbox.columns.times import UNITS
 from ctrbox.serve.objects import MOST_OBJECTS
 from ctrbox.serve.service import Service
 
@@ -17,7 +18,7 @@ JSON_TYPES: dict[str, dict[str, Any]] = {
     "i": {"type": "integer", "format": "int64"},
     "f": {"type": "number"},
     "s": {"type": "string"},
-    "t": {"oneOf": [{"type": "string", "format": "date-time"}, {"type": "integer", "description": "µs since 1970"}]},
+    "t": {"type": "string", "format": "date-time"},
 }
 EXAMPLES: dict[str, Any] = {"b": True, "i": 1, "f": 0.5, "s": "text", "t": "2026-11-15T12:00:00"}
 OBJECTS = {
@@ -115,6 +116,9 @@ def of_columns(columns: dict[str, RawColumn]) -> dict[str, Any]:
 
 def described(column: RawColumn) -> dict[str, Any]:
     kind = JSON_TYPES[column.letter]
+    if column.unit is not None:
+        number = {"type": "integer", "format": "int64", "description": f"{UNITS[column.unit]} since 1970"}
+        kind = {"oneOf": [kind, number]}
     return {"type": "array", "items": kind} if column.is_list else kind
 
 

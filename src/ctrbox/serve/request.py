@@ -21,9 +21,11 @@ import orjson
 import pyarrow as pa
 
 from ctrbox import _native
+from ctrbox.columns.raw import RawColumn, brief
 from ctrbox.errors import DataError, lacking, nearest
 from ctrbox.serve import objects
-from ctrbox.serve.fields import RawColumn, RowReader, brief
+from ctrbox.serve.body import read_json
+from ctrbox.serve.fields import RowReader
 from ctrbox.serve.objects import Objects
 from ctrbox.serve.refused import Refused
 
@@ -42,15 +44,21 @@ class Request:
 class RequestReader:
     """Reads requests for a model that reads the columns of ``schema``. Thread-safe.
 
-    ``known``: every column of the log. ``context``: those that come once; None: as each request says.
+    ``known``: every column of the log. ``context``: those that come once; None: as each request says. ``time_units``: what
+    numbers count in columns of times, by column (`ctrbox.columns.times`).
     """
 
     def __init__(
-        self, schema: pa.Schema, known: Sequence[str], context: Sequence[str] | None, most_candidates: int
+        self,
+        schema: pa.Schema,
+        known: Sequence[str],
+        context: Sequence[str] | None,
+        most_candidates: int,
+        time_units: Mapping[str, str] | None = None,
     ) -> None:
         self.schema, self.known, self.most = schema, list(known), most_candidates
         self.context = None if context is None else frozenset(context)
-        self.columns = {f.name: RawColumn(f) for f in schema}
+        self.columns = {f.name: RawColumn(f, (time_units or {}).get(f.name)) for f in schema}
         self._fast = (
             None if self.context is None else fast_reader(self.schema, self.context, self.known, most_candidates)
         )
@@ -63,15 +71,14 @@ class RequestReader:
     def _made(self, context: frozenset[str]) -> tuple[RowReader, RowReader]:
         once = [n for n in self.schema.names if n in context]
         each = [n for n in self.schema.names if n not in context]
-        return (
-            RowReader(
-                self._only(once), self.known, {n: "candidates" for n in self.known if n not in context}, "context"
-            ),
-            RowReader(self._only(each), self.known, dict.fromkeys(context, "context"), "candidates"),
+        not_here = {n: "candidates" for n in self.known if n not in context}
+        return self._reader(once, not_here, "context"), self._reader(
+            each, dict.fromkeys(context, "context"), "candidates"
         )
 
-    def _only(self, names: list[str]) -> pa.Schema:
-        return pa.schema([self.schema.field(n) for n in names])
+    def _reader(self, names: list[str], elsewhere: Mapping[str, str], where: str) -> RowReader:
+        schema = pa.schema([self.schema.field(n) for n in names])
+        return RowReader([self.columns[n] for n in names], schema, self.known, elsewhere, where)
 
     def readers(self, context: Any) -> tuple[RowReader, RowReader]:
         if self._fixed is not None:
@@ -98,7 +105,7 @@ class RequestReader:
     def _context(self, text: bytes) -> pa.RecordBatch:
         assert self._fixed is not None
         try:
-            given = orjson.loads(text)
+            given = read_json(text)
         except orjson.JSONDecodeError as error:
             raise Refused(400, f"the context is no JSON: {str(error)[:200]}") from None
         return self._fixed[0].row(given)
@@ -106,7 +113,7 @@ class RequestReader:
     def slowly(self, body: bytes) -> Request:
         """The same by Python's values, for any model and whatever comes."""
         try:
-            given = orjson.loads(body)
+            given = read_json(body)
         except orjson.JSONDecodeError as error:
             raise Refused(400, f"the body is no JSON: {str(error)[:200]}") from None
         if type(given) is not dict or not given.keys() <= PARTS or "candidates" not in given:

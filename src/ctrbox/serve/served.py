@@ -90,7 +90,7 @@ class ServedFfm:
         self.cache = ContextCache(cache_bytes)
         fields = [*self.split.context_schema, *self.split.candidate_schema]
         names = plan.log.source.schema.names
-        self.reader = RequestReader(pa.schema(fields), names, context, most_candidates)
+        self.reader = RequestReader(pa.schema(fields), names, context, most_candidates, plan.time_units)
 
     @property
     def version(self) -> int:
@@ -213,7 +213,9 @@ class ServedRun:
             if name not in everything.names
         ]
         schema = pa.schema([*everything, *beside])
-        self.reader = RequestReader(schema, [*log.names, *(f.name for f in beside)], None, most_candidates)
+        self.reader = RequestReader(
+            schema, [*log.names, *(f.name for f in beside)], None, most_candidates, plan.time_units
+        )
 
     def objects(self) -> dict[str, int]:
         return {}

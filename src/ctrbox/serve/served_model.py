@@ -62,7 +62,9 @@ class ServedModel:
         self.missing = self.embedded = 0
         self._counting = threading.Lock()
         fields = [*self.split.context_schema, *self.split.candidate_schema]
-        self.reader = RequestReader(pa.schema(fields), plan.log.source.schema.names, context, most_candidates)
+        self.reader = RequestReader(
+            pa.schema(fields), plan.log.source.schema.names, context, most_candidates, plan.time_units
+        )
 
     @property
     def version(self) -> int:

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from ctrbox.serve.fields import brief
+from ctrbox.columns.raw import brief
+from ctrbox.serve.body import read_json
 from ctrbox.serve.refused import Refused
 
 NUMPY: dict[str, Any] = {
@@ -35,7 +36,7 @@ NUMPY: dict[str, Any] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-OF_KIND = {"b": "BOOL", "i": "INT64", "t": "INT64", "f": "FP64", "s": "BYTES"}
+OF_KIND = {"b": "BOOL", "i": "INT64", "t": "BYTES", "f": "FP64", "s": "BYTES"}  # a time is ISO 8601 text
 JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
 OUTPUT = "score"
 MOST_INPUTS = 1024
@@ -61,7 +62,7 @@ def read_infer(body: bytes, header_bytes: str | None) -> InferRequest:
             raise wrong(f"Inference-Header-Content-Length is {header_bytes[:40]!r}, the body has {len(body)} bytes")
         head, rest = body[: int(header_bytes)], body[int(header_bytes) :]
     try:
-        given = orjson.loads(head)
+        given = read_json(head)
     except orjson.JSONDecodeError as error:
         raise wrong(f"the request is no JSON: {str(error)[:200]}") from None
     inputs = given.get("inputs") if isinstance(given, dict) else None

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
+from ctrbox.columns.times import floored
 from ctrbox.errors import DataError, SourceError, nearest
 from ctrbox.views.morsel import Origin
 
@@ -239,8 +240,10 @@ def _simple_values(array: pa.Array) -> pa.Array:
     if pt.is_binary_view(type) or pt.is_fixed_size_binary(type):
         return array.cast(pa.binary()).view(pa.utf8())
     if pt.is_timestamp(type):
-        # Finer than a microsecond is cut off; a coarser one that leaves int64 is an error.
-        zoned = array.cast(pa.timestamp("us", type.tz), safe=type.unit != "ns")
+        # Finer than a microsecond is rounded down; a coarser one that leaves int64 is an error.
+        if type.unit == "ns":
+            return floored(array)
+        zoned = array.cast(pa.timestamp("us", type.tz))
         return zoned if type.tz is None else zoned.view(pa.int64()).view(TIME)
     if pt.is_time(type):
         return array.cast(pa.time64("us"), safe=type.unit != "ns").view(pa.int64())

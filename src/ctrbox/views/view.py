@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ctrbox.columns.times import checked_units
 from ctrbox.errors import PlanError, nearest
 from ctrbox.views.source import Source, open_source
 
@@ -61,13 +62,16 @@ class View:
     """Rows from a path, a glob or a folder on any filesystem, or from anything that speaks Arrow.
 
     ``key`` names the column (or columns) that identifies a row: joins look it up, ``merge`` aligns by it. ``keep="last"``
-    lets later rows of an equal key win where a joined view has duplicates; otherwise they are an error.
+    lets later rows of an equal key win where a joined view has duplicates; otherwise they are an error. ``time_units`` declares
+    in which unit ("s", "ms", "us" or "ns") requests and streams may give a column of times as a number, for example
+    ``{"ts": "s"}``; without it they must give ISO 8601 text. It changes nothing about how the view itself is read.
     """
 
     source: Source
     key: tuple[str, ...]
     keep: str | None
     name: str
+    time_units: Mapping[str, str]
     steps: tuple[Step, ...]
 
     def __init__(
@@ -77,6 +81,7 @@ class View:
         *,
         keep: str | None = None,
         name: str | None = None,
+        time_units: Mapping[str, str] | None = None,
         format: str | None = None,
         filesystem: Any = None,
         storage_options: dict[str, Any] | None = None,
@@ -92,11 +97,12 @@ class View:
         object.__setattr__(self, "key", keys)
         object.__setattr__(self, "keep", keep)
         object.__setattr__(self, "name", name or short_name(source.name))
+        object.__setattr__(self, "time_units", checked_units(time_units, source.schema.names))
         object.__setattr__(self, "steps", ())
 
     def _with(self, step: Step) -> View:
         view = object.__new__(View)
-        for field in ("source", "key", "keep", "name"):
+        for field in ("source", "key", "keep", "name", "time_units"):
             object.__setattr__(view, field, getattr(self, field))
         object.__setattr__(view, "steps", (*self.steps, step))
         return view
@@ -108,6 +114,7 @@ class View:
             if name not in known:
                 raise PlanError(f"view {name!r} is not joined or merged here{nearest(name, known)}; there are: {known}")
         view = View(data, self.key, keep=self.keep, name=self.name)
+        object.__setattr__(view, "time_units", self.time_units)
         steps = tuple(
             replace(step, view=step.view.over((views or {})[step.view.name]))
             if isinstance(step, Join | Merge) and step.view.name in (views or {})

@@ -1,0 +1,32 @@
+"""JSON text as Python values, read strictly: a name that comes twice in an object, NaN and Infinity are refused.
+
+Most parsers keep the last of two equal names without a word, so a request could mean two things.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ctrbox.errors import DataError
+
+
+def strict_json(text: bytes) -> Any:
+    """Read JSON. Raises DataError for a name that comes twice, ValueError for text that is not JSON."""
+    try:
+        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+    except RecursionError:
+        raise DataError("the JSON is nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise DataError(f"the name {name[:100]!r} comes twice in one JSON object; expected each name once")
+        found[name] = value
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise DataError(f"{name} is not JSON; expected a finite number or null")

@@ -1,0 +1,184 @@
+"""Raw values of requests and streams as Arrow columns of the log's types.
+
+JSON gives Python's values, a tensor gives an array; both become the column that the log would have held, or a `DataError` that
+names the column, the row, the value met and what was expected. Nothing is guessed: "1" is not a number, 1.0 is not a whole
+number, 1 is not a truth value. Times follow `ctrbox.columns.times`. docs/serving.md has the whole table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.columns.times import accepted, times_of, times_of_numbers
+from ctrbox.errors import DataError
+
+TYPES: dict[str, frozenset[type]] = {
+    "b": frozenset([bool]),
+    "i": frozenset([int]),
+    "f": frozenset([int, float]),
+    "s": frozenset([str]),
+    "t": frozenset([int, str]),
+}
+NONE = frozenset([NoneType])
+JSON_NAMES = {
+    NoneType: "null",
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "a bool",
+    float: "a fraction",
+    int: "a whole number",
+}
+WRONG = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+class RawColumn:
+    """A column of the log: how raw values for it are checked and converted. ``unit``: what numbers count in a time's column."""
+
+    def __init__(self, field: pa.Field, unit: str | None = None) -> None:
+        self.name, self.type, self.unit = field.name, field.type, unit
+        self.kind = kind_of_arrow(field.type) or "s"
+        self.is_list = self.kind.startswith("*")
+        self.letter = self.kind[-1]
+        self.types = TYPES[self.letter]
+        self.nulls = self.types | NONE
+        self.numpy = self._numpy()
+
+    def _numpy(self) -> Any:
+        """The NumPy type of a column of numbers: three times faster than Arrow's conversion of a list."""
+        return np.dtype(self.type.to_pandas_dtype()) if self.kind in ("i", "f") else None
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """Convert JSON values to a column. DataError names the first value that is not one."""
+        met = frozenset(map(type, values))
+        try:
+            if self.numpy is not None and met <= self.nulls:
+                return self._numbers(values, met)
+            if not self.is_list and met <= self.nulls:
+                return self._scalars(values, self.type)
+            if self.is_list and met <= {list, NoneType}:
+                return self._lists(values)
+        except WRONG:
+            pass
+        raise DataError(self.complaint(values))
+
+    def _numbers(self, values: Sequence[Any], met: frozenset[type]) -> pa.Array:
+        absent = np.array([v is None for v in values]) if NoneType in met else None
+        with np.errstate(over="ignore"):  # the check below reports it
+            array = np.array(values if absent is None else [0 if v is None else v for v in values], self.numpy)
+        if self.letter == "f" and not np.isfinite(array).all():
+            raise OverflowError
+        return pa.array(array, mask=absent)
+
+    def _scalars(self, values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
+        if self.letter == "t":
+            return times_of(values, self.unit).cast(wanted)
+        if self.letter == "f":  # whole numbers become the nearest fraction in lists as well
+            return finite(pa.array(values if not values else np.array(values, np.float64)).cast(wanted))
+        return pa.array(values, wanted)
+
+    def _lists(self, values: Sequence[Any]) -> pa.Array:
+        inner = [v for row in values if row is not None for v in row]
+        if not frozenset(map(type, inner)) <= self.types:
+            raise TypeError
+        if self.letter not in "tf":
+            return pa.array(values, self.type)
+        return self._grouped(self._scalars(inner, self.type.value_type), values)
+
+    def _grouped(self, inner: pa.Array, rows: Sequence[Any]) -> pa.Array:
+        """Cut the values of all rows, one behind the other, into the lists that the rows have."""
+        lengths = [0 if row is None else len(row) for row in rows]
+        size = getattr(self.type, "list_size", None)
+        if size is not None and any(n != size for n, row in zip(lengths, rows, strict=True) if row is not None):
+            raise ValueError
+        lists = pa.LargeListArray.from_arrays(pa.array(np.cumsum([0, *lengths])), inner)
+        return pc.if_else(pa.array([row is not None for row in rows], pa.bool_()), lists, None).cast(self.type)
+
+    def complaint(self, values: Sequence[Any]) -> str:
+        """Describe the first value that cannot be taken; called when there is one."""
+        for row, value in enumerate(values):
+            try:
+                if self.is_list and not isinstance(value, list | None):
+                    raise TypeError
+                alone = frozenset([type(value)]) if not self.is_list else frozenset(map(type, value or ()))
+                if not alone <= (self.types if self.is_list else self.nulls):
+                    raise TypeError
+                if self.is_list:
+                    self._lists([value])
+                elif self.numpy is not None:
+                    self._numbers([value], alone)
+                else:
+                    self._scalars([value], self.type)
+            except WRONG:
+                shown = JSON_NAMES.get(type(value), type(value).__name__)
+                return f"row {row}: column {self.name!r} is {shown} ({brief(value)}), expected {self.expected}"
+        return f"column {self.name!r} cannot be read, expected {self.expected}"
+
+    @property
+    def expected(self) -> str:
+        """Say in words which values the column takes."""
+        if self.letter == "t":
+            return f"{'a list of times' if self.is_list else 'a time'}: {accepted(self.unit)}"
+        exact = f" ({self.type})" if self.letter in "if" else ""
+        return f"{name_of(self.kind)}{exact}"
+
+    def from_tensor(self, values: np.ndarray) -> pa.Array:
+        """Convert a tensor, one value a row; of a column of lists a matrix. DataError where type, shape or a value is wrong."""
+        letter = {"b": "b", "i": "i", "u": "i", "f": "f", "O": "s", "S": "s"}.get(values.dtype.kind, "?")
+        fits = letter == self.letter or (self.letter, letter) in (("f", "i"), ("t", "s"))
+        fits = fits or (self.letter == "t" and letter == "i" and self.unit is not None)
+        if not fits or values.ndim != 1 + self.is_list:
+            raise DataError(
+                f"tensor {self.name!r} holds {tensor_type(values.dtype)} of shape {list(values.shape)}, "
+                f"expected {self.expected}"
+            )
+        try:
+            inner = self._flat(values.reshape(-1), self.type.value_type if self.is_list else self.type)
+            return self._grouped(inner, list(values)) if self.is_list else inner
+        except WRONG as error:
+            raise DataError(f"tensor {self.name!r} cannot be read as {self.expected}: {first_line(error)}") from None
+
+    def _flat(self, values: np.ndarray, wanted: pa.DataType) -> pa.Array:
+        if self.letter == "s":
+            return pa.array(values, pa.binary()).cast(wanted)
+        if self.letter == "t":
+            if values.dtype.kind in "OS":
+                return times_of(pa.array(values, pa.binary()).cast(pa.string()).to_pylist(), None).cast(wanted)
+            return times_of_numbers(pa.array(values).cast(pa.int64()), self.unit).cast(wanted)
+        if self.letter == "f":
+            # Whole numbers become the nearest fraction, as those of JSON do.
+            plain = values.astype(np.float64) if values.dtype.kind in "iu" else values
+            return finite(pa.array(plain).cast(wanted))
+        made = pa.array(values)
+        return made if made.type == wanted else made.cast(wanted)
+
+
+def finite(values: pa.Array) -> pa.Array:
+    """Return the fractions as they are. Raises OverflowError where one is infinite or not a number."""
+    if not pc.all(pc.is_finite(values), min_count=0).as_py():
+        raise OverflowError("a value is not finite")
+    return values
+
+
+def tensor_type(dtype: Any) -> str:
+    return "BYTES" if dtype.kind in "OS" else str(dtype).upper().replace("FLOAT", "FP")
+
+
+def brief(value: Any) -> str:
+    """Show a value of a stranger in at most 41 characters."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"{type(value).__name__} in {type(value).__name__}, without an end"
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

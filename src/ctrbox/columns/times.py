@@ -1,0 +1,104 @@
+"""Times that come as text or as numbers, in requests and in streams: one rule for every way in.
+
+Text is ISO 8601, with the grammar of ``col(…).cast("time")``:
+
+    2026-11-18                                 midnight UTC
+    2026-11-18T09:30   2026-11-18 09:30:15     without a zone UTC is meant
+    2026-11-18T09:30:15.123456789+01:00        "Z", "+hh:mm" or "-hh:mm"; digits beyond the sixth are cut off
+
+A number says nothing about its unit, so it is a time only where the view declares the unit: ``View(…, time_units={"ts": "s"})``.
+It must be a whole number. Every time becomes microseconds since 1970 UTC; finer ones are rounded down, before 1970 too. What
+leaves 64 bits is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctrbox.errors import PlanError, nearest
+
+TIME = pa.timestamp("us")
+UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+
+# ``rest``: the seventh to ninth digit of a fraction, which are cut off.
+_ISO = (
+    r"^(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2})"
+    r"(?:[ T](?P<minute>[0-9]{2}:[0-9]{2})(?:(?P<second>:[0-9]{2})(?P<fraction>\.[0-9]{1,6})?(?P<rest>[0-9]{1,3})?)?"
+    r"(?P<zone>Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])?)?$"
+)
+
+
+def checked_units(units: Mapping[str, str] | None, columns: Sequence[str]) -> dict[str, str]:
+    """Return the declared units by column. PlanError names a column that does not exist, or a unit that is not one."""
+    found = dict(units or {})
+    for name, unit in found.items():
+        if name not in columns:
+            raise PlanError(f"time_units= names column {name!r}, which the view does not have{nearest(name, columns)}")
+        if unit not in UNITS:
+            listed = ", ".join(f"{short!r} ({long})" for short, long in UNITS.items())
+            raise PlanError(f"time_units= gives {unit!r} as the unit of column {name!r}; expected one of {listed}")
+    return found
+
+
+def accepted(unit: str | None) -> str:
+    """Say in words which values a time may be, for messages."""
+    text = "ISO 8601 text such as '2026-11-18T09:30:00Z'"
+    if unit is not None:
+        return f"{text}, or a whole number of {UNITS[unit]} since 1970"
+    return f"{text}; a number needs its unit declared in the job: cb.View(…, time_units={{…: 's'}})"
+
+
+def times_of(values: Sequence[Any], unit: str | None) -> pa.Array:
+    """Convert text, whole numbers and nulls, in any mixture. Raises ValueError or a subclass where one is not a time."""
+    kinds = frozenset(map(type, values)) - {type(None)}
+    if kinds <= {str}:
+        return times_of_text(pa.array(values, pa.string()))
+    if kinds <= {int}:
+        return times_of_numbers(pa.array(values, pa.int64()), unit)
+    if not kinds <= {int, str}:
+        raise ValueError("a time is text or a whole number")
+    return pa.concat_arrays([times_of([value], unit) for value in values])
+
+
+def times_of_text(text: pa.Array) -> pa.Array:
+    """Convert ISO 8601 text. The twin of ``parse_time`` in native/operators/times.h."""
+    parts = pc.extract_regex(text, _ISO)
+    if parts.null_count != text.null_count:
+        raise ValueError("not ISO 8601")
+    date, minute, second, fraction, rest, zone = (pc.struct_field(parts, k) for k in range(6))
+    if pc.any(pc.starts_with(date, "0000"), min_count=0).as_py():
+        raise ValueError("years begin with 0001")
+    # The regular expression lets digits follow a second, or a short fraction, where only a seventh digit may stand.
+    if pc.any(pc.and_(pc.not_equal(rest, ""), pc.less(pc.binary_length(fraction), 7)), min_count=0).as_py():
+        raise ValueError("not ISO 8601")
+    minute = pc.if_else(pc.equal(minute, ""), "00:00", minute)
+    second = pc.if_else(pc.equal(second, ""), ":00", second)
+    zone = pc.if_else(pc.equal(zone, ""), "Z", zone)
+    whole = pc.binary_join_element_wise(date, "T", minute, second, fraction, zone, "")
+    return whole.cast(pa.timestamp("us", "UTC")).view(pa.int64()).view(TIME)
+
+
+def times_of_numbers(numbers: pa.Array, unit: str | None) -> pa.Array:
+    """Convert whole numbers that count ``unit`` since 1970; without a unit they are refused."""
+    if unit is None:
+        raise ValueError("a number without a unit")
+    if not pa.types.is_integer(numbers.type):
+        raise ValueError("a time is a whole number")
+    if unit == "ns":
+        return floored(numbers.cast(pa.int64()).view(pa.timestamp("ns")))
+    scaled = pc.multiply_checked(numbers.cast(pa.int64()), MICROSECONDS[unit])
+    return scaled.view(TIME)
+
+
+def floored(times: pa.Array) -> pa.Array:
+    """Convert timestamps of nanoseconds to microseconds, rounded down. Arrow's own cast rounds towards 1970."""
+    nanoseconds = np.asarray(pc.fill_null(times.view(pa.int64()), 0))
+    missing = times.is_null().to_numpy(zero_copy_only=False) if times.null_count else None
+    return pa.array(nanoseconds // 1000, pa.int64(), mask=missing).view(TIME)
