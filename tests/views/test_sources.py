@@ -818,7 +818,7 @@ def test_file_cut_between_opening_and_reading(tmp_path: Path) -> None:
     source = open_source(path)
     assert source.rows == ROWS
     path.write_bytes(path.read_bytes()[:900])
-    with pytest.raises(SourceError, match=r"a\.parquet row group \d cannot be read"):
+    with pytest.raises(SourceError, match=r"a\.parquet changed after it was opened.* has 900 bytes now"):
         read(source)
     path.unlink()
     with pytest.raises(SourceError, match=r"a\.parquet .*does not exist"):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from ctrbox.files.checksum import content_checksums
 from ctrbox.views.filesystems import File
 from ctrbox.views.morsel import Origin
 from ctrbox.views.partitions import Partitions
@@ -66,7 +67,10 @@ def cut(batch: pa.RecordBatch, skip: int, rows: int) -> Iterator[tuple[int, pa.R
 
 
 def digest(schema: pa.Schema, files: Sequence[File] = (), extra: str = "") -> str:
-    """A digest of the schema and of the files' names (below their common folder), sizes and times."""
+    """Return a digest of the schema and of the files: their names below the common folder, sizes, times and content.
+
+    `files.checksum` says which bytes of a file its content checksum covers.
+    """
     state = hashlib.blake2b(digest_size=16)
     for field in schema:
         state.update(f"{field.name}\0{field.type}\0{field.nullable}\n".encode())
@@ -78,8 +82,13 @@ def digest(schema: pa.Schema, files: Sequence[File] = (), extra: str = "") -> st
         and all(folder[: depth + 1] == folders[0][: depth + 1] for folder in folders)
     ):
         depth += 1
-    for file in files:
+    shown = {id(file.version): file for file in files}
+    contents = content_checksums(
+        [file.version for file in files],
+        lambda version, read: shown[id(version)].store.attempt(version.shown, read),
+    )
+    for file, content in zip(files, contents, strict=True):
         name = "/".join(file.path.split("/")[depth:])
-        state.update(f"{name}\0{file.size}\0{file.mtime_ns}\n".encode())
+        state.update(f"{name}\0{file.size}\0{file.mtime_ns}\0{content}\n".encode())
     state.update(extra.encode())
     return state.hexdigest()

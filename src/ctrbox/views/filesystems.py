@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ctrbox.errors import SourceError, nearest
+from ctrbox.files.version import FileVersion, settle
 
 T = TypeVar("T")
 
@@ -71,7 +72,10 @@ class Store:
             try:
                 return action()
             except FileNotFoundError as error:
-                raise SourceError(f"{what} does not exist any more") from error
+                raise SourceError(
+                    f"{what} does not exist any more: it was there when the view was opened; open the view again to read "
+                    "the files that are there now"
+                ) from error
             except (OSError, RuntimeError) as error:  # the HDFS client raises RuntimeError
                 spent = time.monotonic() - began
                 if pause is None or spent + pause > RETRY_TOTAL_S:
@@ -83,12 +87,18 @@ class Store:
 
 @dataclass(frozen=True)
 class File:
-    """One data file: `path` inside the store, `shown` for people."""
+    """One data file: `path` inside the store, `shown` for people, and the one version of it that is read."""
 
     store: Store
     path: str
     size: int
     mtime_ns: int
+    version: FileVersion = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        make = lambda: FileVersion(self.store.fs, self.path, self.shown, self.size)
+        object.__setattr__(self, "version", self.store.attempt(self.shown, make))
+        object.__setattr__(self, "size", self.version.size)  # local: of this version, not of the listing before it
 
     @property
     def shown(self) -> str:
@@ -226,6 +236,7 @@ def find_files(paths: Iterable[str], filesystem: Any, options: Mapping[str, Any]
             store, inside = open_store(path, filesystem, options)
             opened[key] = store
         files.extend(_expand(store, inside.rstrip("/") or "/", path))
+    settle(file.version for file in files)
     return files
 
 

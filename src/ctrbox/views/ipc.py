@@ -28,7 +28,7 @@ def is_stream(file: File) -> bool:
 
 
 def _head(file: File) -> bytes:
-    with file.store.fs.open_input_file(file.path) as opened:
+    with file.version.reading() as opened:
         return bytes(opened.read(len(MAGIC)))
 
 
@@ -38,7 +38,7 @@ class IpcFile:
     unit = "record batch"
 
     def footer(self, file: File) -> Footer:
-        with file.store.fs.open_input_file(file.path) as opened:
+        with file.version.reading() as opened:
             reader = pa.ipc.open_file(opened)
             schema = reader.schema
             counts = pa.ipc.open_file(opened, options=_only(schema, _narrowest(schema)))
@@ -55,7 +55,7 @@ class IpcFile:
     ) -> list[pa.RecordBatch]:
         names = dict.fromkeys(leaf.path[0] for leaf in leaves)
         places = sorted(footer.schema.get_field_index(name) for name in names)
-        with file.store.fs.open_input_file(file.path) as opened:
+        with file.version.reading() as opened:
             reader = pa.ipc.open_file(opened, options=_only(footer.schema, places))
             batches = [reader.get_batch(group) for group in groups]
         for batch in batches:

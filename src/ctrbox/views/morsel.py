@@ -63,7 +63,7 @@ class Source(Protocol):
         """
 
     def fingerprint(self) -> str:
-        """A digest of the schema with file names, sizes and times, or with the rows in memory."""
+        """Return a digest of the schema with file names, sizes, times and content, or with the rows in memory."""
 
     def scan(
         self,

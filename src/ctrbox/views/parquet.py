@@ -24,14 +24,14 @@ class Parquet:
 
     def footer(self, file: File) -> Footer:
         try:
-            with file.store.fs.open_input_file(file.path) as raw, self._open(file, raw) as opened:
+            with file.version.reading() as raw, self._open(file, raw) as opened:
                 meta = opened.metadata
                 rows = tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))
                 return Footer(opened.schema_arrow, rows, meta)
         except pa.ArrowInvalid as error:
             text = str(error)
             if "magic bytes" in text or "file size is" in text:
-                with file.store.fs.open_input_stream(file.path) as raw:
+                with file.version.reading() as raw:
                     first = raw.read(4)
                 if not b"PAR1".startswith(first):
                     raise SourceError(
@@ -52,7 +52,7 @@ class Parquet:
         leaves: Sequence[Leaf],
         dictionary: Sequence[str],
     ) -> list[pa.RecordBatch]:
-        with file.store.fs.open_input_file(file.path) as raw:
+        with file.version.reading() as raw:
             quick: dict[str, pa.Array] = {}
             if len(groups) == 1 and not file.store.remote:  # pyarrow reads ahead from afar, and joins small groups
                 plain = [leaf for leaf in leaves if leaf.name not in dictionary]
@@ -128,15 +128,14 @@ class Parquet:
     ) -> set[int] | None:
         """The row groups that may hold a row for which `prune` is true; None: all of them."""
         try:
-            fragment = ds.ParquetFileFormat().make_fragment(
-                file.path, filesystem=file.store.fs, partition_expression=promise
-            )
             schema = footer.schema
             for field in fields:
                 place = schema.get_field_index(field.name)
                 schema = schema.append(field) if place < 0 else schema.set(place, field)
-            left = fragment.subset(filter=prune, schema=schema)
-            return {group.id for group in left.row_groups}
+            with file.version.reading() as raw:  # the fragment reads a footer of its own
+                fragment = ds.ParquetFileFormat().make_fragment(raw, partition_expression=promise)
+                left = fragment.subset(filter=prune, schema=schema)
+                return {group.id for group in left.row_groups}
         except (pa.ArrowException, TypeError, NotImplementedError, ValueError) as error:
             if isinstance(error, OSError):
                 raise SourceError(f"{file.shown} cannot be read: {first_line(error)}") from error

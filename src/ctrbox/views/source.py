@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from ctrbox.errors import SourceError
+from ctrbox.files.version import settle
 from ctrbox.views.filesystems import File, Store, find_files
 from ctrbox.views.formats import EXTENSIONS, format_of
 from ctrbox.views.indexed import IndexedFiles
@@ -100,6 +101,7 @@ def _open_dataset(data: ds.Dataset) -> Source:
     store = Store(data.filesystem, remote=data.filesystem.type_name != "local")
     infos = data.filesystem.get_file_info([fragment.path for fragment in fragments])
     files = [File(store, info.path, info.size, info.mtime_ns or 0) for info in infos]
+    settle(file.version for file in files)
     if not files:
         raise SourceError("the dataset holds no files, expected at least one")
     values = [ds.get_partition_keys(fragment.partition_expression) for fragment in fragments]

@@ -112,10 +112,16 @@ class StreamedFiles:
     def _tasks(self, stored: Sequence[Leaf]) -> Iterator[Callable[[], tuple[int, Any]]]:
         for place, file in enumerate(self._files):
             if not file.size:
+                _check_empty(file)
                 continue
             blocks = self._format.blocks(file, stored)
             while (parse := _named(file, lambda blocks=blocks: next(blocks, None))) is not None:  # type: ignore[misc]
                 yield _task(place, file, parse)
+
+
+def _check_empty(file: File) -> None:
+    """Raise `SourceError` when a file that was empty has got rows since."""
+    file.store.attempt(file.shown, lambda: file.version.open().close())
 
 
 def _task(place: int, file: File, parse: Parse) -> Callable[[], tuple[int, Any]]:
@@ -141,6 +147,32 @@ def _named(file: File, action: Callable[[], Any]) -> Any:
 FETCH_BYTES = 1 << 20  # Every read of a remote file is a request, so small reads are served from one large.
 
 
+class _Local(io.RawIOBase):
+    """A local file read from front to back; what is handed out was read before the file's version was compared."""
+
+    def __init__(self, file: File, codec: str | None):
+        self._version = file.version
+        self._raw = file.version.open()
+        self._stream = self._raw if codec is None else pa.CompressedInputStream(self._raw, codec)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            found = bytes(self._stream.read(None if size is None or size < 0 else size))
+        except Exception:
+            self._version.check(self._raw)  # a change explains the failure better than the bytes that it left
+            raise
+        self._version.check(self._raw)
+        return found
+
+    def close(self) -> None:
+        self._stream.close()
+        self._raw.close()
+        super().close()
+
+
 class _Steady(io.RawIOBase):
     """A remote file read from front to back; a read that fails is tried again from where it stood."""
 
@@ -161,6 +193,10 @@ class _Steady(io.RawIOBase):
             what = f"{self._file.shown} from byte {self._at} on"
             fetch = min(left, max(short, FETCH_BYTES))
             found = self._file.store.attempt(what, lambda: self._read(fetch))
+            if not found:
+                raise SourceError(
+                    f"{self._file.shown} ends after {self._at:,} bytes, expected {self._file.size:,} as it was listed"
+                )
             self._at += len(found)
             self._waiting = self._waiting + found if self._waiting else found
         given, self._waiting = self._waiting[:wanted], self._waiting[wanted:]
@@ -168,10 +204,12 @@ class _Steady(io.RawIOBase):
 
     def _read(self, size: int) -> bytes:
         if self._opened is None:
-            self._opened = self._file.store.fs.open_input_file(self._file.path)
+            self._opened = self._file.version.open()
             self._opened.seek(self._at)
         try:
-            return bytes(self._opened.read(size))
+            found = bytes(self._opened.read(size))
+            self._file.version.check(self._opened)
+            return found
         except BaseException:
             self._opened = None
             raise
@@ -187,7 +225,7 @@ def open_stream(file: File) -> Any:
     """The bytes of a file from front to back, decompressed as its name tells."""
     codec = codec_of(file.path)
     if not file.store.remote:
-        return file.store.fs.open_input_stream(file.path, compression=codec)
+        return file.store.attempt(file.shown, lambda: _Local(file, codec))
     steady = _Steady(file)
     if codec is None:
         return steady
