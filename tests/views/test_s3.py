@@ -149,3 +149,40 @@ def test_nobody_listening_is_named_soon() -> None:
     with pytest.raises(SourceError, match=r"s3://logs/x\.parquet cannot be read \(3 tries"):
         open_source("s3://logs/x.parquet", storage_options=options)
     assert time.monotonic() - began < DEATH_NOTICE_S
+
+
+def as_bytes(kind: str, version: int) -> bytes:
+    """A file of 6,000 rows of a version; all versions have one length."""
+    sink = pa.BufferOutputStream()
+    rows = pa.table({"version": np.full(6000, version), "noise": np.random.default_rng(version).random(6000)})
+    if kind == "parquet":
+        pq.write_table(rows, sink, row_group_size=500, compression="none", use_dictionary=False)
+    elif kind == "csv":
+        return ("version,noise\n" + f"{version},0.1234567890123456\n" * 6000).encode()
+    else:
+        maker = pa.ipc.new_stream if kind == "arrows" else pa.ipc.new_file
+        with maker(sink, rows.schema) as out:
+            out.write_table(rows, max_chunksize=500)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "arrow", "arrows"])
+def test_object_that_is_replaced_during_a_pass_is_refused(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("ctrbox.views.text.BLOCK_BYTES", 4096)
+    monkeypatch.setattr("ctrbox.views.streamed.FETCH_BYTES", 4096)
+    old, new = as_bytes(kind, 1), as_bytes(kind, 2)
+    assert len(old) == len(new)
+    server.put_bytes(f"changing/log.{kind}", old)
+    source = open_source(f"s3://logs/changing/log.{kind}", storage_options=server.options)
+    before = source.fingerprint()
+    scan = source.scan(["version"], rows=100, threads=0)
+    seen = [next(scan).rows]
+    server.put_bytes(f"changing/log.{kind}", new)
+    with pytest.raises(SourceError, match=rf"s3://logs/changing/log\.{kind} changed after it was opened.*etag"):
+        seen.extend(morsel.rows for morsel in scan)
+    assert pa.Table.from_batches(seen)["version"].unique().to_pylist() == [1]
+    with pytest.raises(SourceError, match="changed after it was opened"):
+        list(source.scan(["version"]))
+    assert open_source(f"s3://logs/changing/log.{kind}", storage_options=server.options).fingerprint() != before

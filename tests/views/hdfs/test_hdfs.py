@@ -82,3 +82,31 @@ def test_hdfs_killed_in_mid_read_is_named_soon(tmp_path: Path) -> None:
             seen.extend(scan)
         assert time.monotonic() - began < DEATH_NOTICE_S
         assert seen[2].start == 20_000
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_file_that_is_replaced_on_hdfs_during_a_pass_is_refused(
+    cluster: Hdfs, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("ctrbox.views.text.BLOCK_BYTES", 4096)
+    monkeypatch.setattr("ctrbox.views.streamed.FETCH_BYTES", 4096)
+
+    def put(version: int) -> None:
+        sink = pa.BufferOutputStream()
+        rows = pa.table({"version": pa.array([version] * 6000, pa.int64())})
+        if kind == "csv":
+            pacsv.write_csv(rows, sink)
+        else:
+            pq.write_table(rows, sink, row_group_size=500, compression="none", use_dictionary=False)
+        cluster.put_bytes(f"/changing/log.{kind}", sink.getvalue().to_pybytes())
+
+    put(1)
+    source = open_source(f"{cluster.url}/changing/log.{kind}")
+    before = source.fingerprint()
+    scan = source.scan(["version"], rows=100, threads=0)
+    seen = [next(scan).rows]
+    put(2)
+    with pytest.raises(SourceError, match=rf"changing/log\.{kind} changed after it was opened.*modification_time"):
+        seen.extend(morsel.rows for morsel in scan)
+    assert pa.Table.from_batches(seen)["version"].unique().to_pylist() == [1]
+    assert open_source(f"{cluster.url}/changing/log.{kind}").fingerprint() != before
