@@ -21,6 +21,7 @@ import pyarrow.fs as pafs
 
 from ctrbox.errors import SourceError, nearest
 from ctrbox.files.version import FileVersion, settle
+from ctrbox.views.table_formats import refuse_table_formats
 
 T = TypeVar("T")
 
@@ -235,7 +236,9 @@ def find_files(paths: Iterable[str], filesystem: Any, options: Mapping[str, Any]
         else:
             store, inside = open_store(path, filesystem, options)
             opened[key] = store
-        files.extend(_expand(store, inside.rstrip("/") or "/", path))
+        found = _expand(store, inside.rstrip("/") or "/", path)
+        refuse_table_formats(store.fs, store.prefix, inside, (file.path for file in found))
+        files.extend(found)
     settle(file.version for file in files)
     return files
 

@@ -110,3 +110,13 @@ def test_file_that_is_replaced_on_hdfs_during_a_pass_is_refused(
         seen.extend(morsel.rows for morsel in scan)
     assert pa.Table.from_batches(seen)["version"].unique().to_pylist() == [1]
     assert open_source(f"{cluster.url}/changing/log.{kind}").fingerprint() != before
+
+
+def test_table_of_delta_lake_on_hdfs_is_refused(cluster: Hdfs, tmp_path: Path) -> None:
+    pq.write_table(log(10), tmp_path / "a.parquet")
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "_delta_log" / "00000000000000000000.json").write_text("{}")
+    url = cluster.put(tmp_path, "/warehouse/clicks")
+    for path in (url, f"{url}/a.parquet", f"{url}/*.parquet"):
+        with pytest.raises(SourceError, match=r"hdfs://.*/warehouse/clicks is a table of Delta Lake"):
+            open_source(path)

@@ -1,0 +1,94 @@
+"""Folders of Delta Lake, Apache Iceberg and Apache Hudi are refused: their files alone are not their rows.
+
+These formats keep their rows in Parquet files and say in a log beside them which files, and which rows of a file, belong
+to the table. A delete or an update writes new files and leaves the old ones where they are, for readers of older
+versions. A reader that takes every file of the folder gets rows that were deleted, and both versions of rows that were
+replaced. CTRBox does not read these logs, so it refuses the folder and names a library that does.
+
+Looked at: every folder above a data file, except partitions (``day=2026-01-01``), up to LEVELS_ABOVE folders above the
+path that was given; on remote stores at most MOST_REMOTE folders, the outermost first, for at most MOST_SECONDS. A
+folder that may not be looked into counts as none. A ``pyarrow.dataset.Dataset`` is not looked at: whoever makes one has chosen its files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from ctrbox.errors import SourceError
+
+LEVELS_ABOVE = 4
+MOST_REMOTE = 32
+MOST_SECONDS = 5.0  # that a store which answers slowly is asked
+
+# As the Iceberg libraries name them: v3.metadata.json, 00002-5d1f….metadata.json, either of them compressed.
+_ICEBERG = re.compile(r"(v\d+|\d{5}-[0-9a-fA-F-]{36})(\.gz)?\.metadata\.json(\.gz)?")
+_NUMBER = re.compile(r"\d+")
+
+_DELTA, _HUDI = "_delta_log", ".hoodie"
+_ADVICE = {
+    "Delta Lake": "use the deltalake package: cb.View(deltalake.DeltaTable({root!r}).to_pyarrow_dataset())",
+    "Apache Iceberg": (
+        "use the pyiceberg package: cb.View(pyiceberg.table.StaticTable.from_metadata({marker!r}).scan().to_arrow())"
+    ),
+    "Apache Hudi": "write a copy of the table as plain Parquet files, with Spark for instance, and open the copy",
+}
+
+
+def refuse_table_formats(fs: pafs.FileSystem, prefix: str, given: str, files: Iterable[str]) -> None:
+    """Raise `SourceError` if a folder above one of `files`, which were found behind the path `given`, is such a table."""
+    local = isinstance(fs, pafs.LocalFileSystem)
+    if local:
+        given, files = os.path.abspath(given), map(os.path.abspath, files)  # noqa: PTH100
+    least = max(1, given.count("/") - LEVELS_ABOVE)
+    folders = sorted({folder for file in files for folder in _above(file, least)}, key=_depth)
+    began = time.monotonic()
+    for folder in folders if local else folders[:MOST_REMOTE]:
+        found = _met(fs, folder)
+        if found is not None:
+            kind, marker = found
+            root = prefix + folder
+            advice = _ADVICE[kind].format(root=root, marker=f"{root}/{marker}")
+            raise SourceError(
+                f"{root} is a table of {kind}, because it holds {marker}: reading its Parquet files alone would return rows "
+                f"that were deleted or replaced. To read the rows of the table, {advice}. To read every file of the folder "
+                "regardless, pass cb.View(pyarrow.dataset.dataset(…))"
+            )
+        if time.monotonic() - began > MOST_SECONDS:
+            return
+
+
+def _depth(folder: str) -> int:
+    return folder.count("/")
+
+
+def _above(file: str, least: int) -> Iterator[str]:
+    """The folders above a file that may be the root of a table: no partitions, none of fewer than `least` parts."""
+    parts = file.split("/")[:-1]
+    for depth in range(len(parts), least - 1, -1):
+        if parts[depth - 1] and "=" not in parts[depth - 1]:
+            yield "/".join(parts[:depth])
+
+
+def _met(fs: pafs.FileSystem, folder: str) -> tuple[str, str] | None:
+    """The format whose table a folder is, with the name that tells it."""
+    try:
+        delta, hudi, iceberg = fs.get_file_info([f"{folder}/{name}" for name in (_DELTA, _HUDI, "metadata")])
+        if delta.type == pafs.FileType.Directory:
+            return "Delta Lake", _DELTA
+        if hudi.type == pafs.FileType.Directory:
+            return "Apache Hudi", _HUDI
+        if iceberg.type == pafs.FileType.Directory:
+            found = fs.get_file_info(pafs.FileSelector(f"{folder}/metadata", allow_not_found=True))
+            names = [info.base_name for info in found if _ICEBERG.fullmatch(info.base_name)]
+            if names:
+                newest = max(names, key=lambda name: int(_NUMBER.findall(name)[0]))
+                return "Apache Iceberg", f"metadata/{newest}"
+    except (OSError, RuntimeError, UnicodeError, pa.ArrowException):
+        pass  # whoever may not look into a folder is not told what it is
+    return None
