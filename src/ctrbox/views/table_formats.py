@@ -7,7 +7,8 @@ replaced. CTRBox does not read these logs, so it refuses the folder and names a 
 
 Looked at: every folder above a data file, except partitions (``day=2026-01-01``), up to LEVELS_ABOVE folders above the
 path that was given; on remote stores at most MOST_REMOTE folders, the outermost first, for at most MOST_SECONDS. A
-folder that may not be looked into counts as none. A ``pyarrow.dataset.Dataset`` is not looked at: whoever makes one has chosen its files.
+folder that may not be looked into counts as none. A ``pyarrow.dataset.Dataset`` is not looked at: whoever makes one has
+chosen its files.
 """
 
 from __future__ import annotations
