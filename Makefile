@@ -7,6 +7,7 @@
 #   PY=python3 SETUP=       test-gpu and bench-gpu with an interpreter that has ctrbox installed; no .venv is made
 #   QUICK=1                 bench-gpu at its quick sizes
 #   RUNS=… ONLY=text,json   of fuzz: runs of each target, and which; FUZZ_CXX=clang++ another clang
+#   MUTANTS=… SEED=…        number of changes of test-mutants and the seed of their sample
 #   JOBS=…                  compilers, tests and fuzz targets at a time: as many as there are cores unless given
 #   PREFIX=…                of capi: where it is installed
 #   OUT=file                of bench-gpu: where the JSON lines go, .cache/bench-gpu.jsonl unless given here
@@ -22,6 +23,8 @@ GPU_JOBS ?= 6
 SANITIZERS ?= address,undefined thread
 DEMO_ROWS ?= 2000000
 RUNS ?= 1000000
+MUTANTS ?= 100
+SEED ?= 1
 ONLY ?=
 FUZZ_CXX ?= clang++-14
 PREFIX ?= $(CURDIR)/build/capi/prefix
@@ -43,7 +46,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := $(shell find native -name '*.h' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 PYTHON_PATHS := $(wildcard src tests benchmarks examples tools)
 
-.PHONY: help setup native demo test test-fast test-sanitize fuzz capi test-gpu test-exhaustive test-hdfs bodies bench bench-gpu lint format clean
+.PHONY: help setup native demo test test-fast test-sanitize fuzz capi test-gpu test-exhaustive test-mutants test-hdfs bodies bench bench-gpu lint format clean
 
 help:  ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -140,6 +143,9 @@ test-gpu: $(SETUP)  ## tests that need a CUDA device, then memcheck and racechec
 
 test-exhaustive: setup  ## what repeats a check in another shape: every plan with blocks of 256 threads
 	$(PY) -m pytest -n $(JOBS) -m exhaustive $(PYTEST_FLAGS)
+
+test-mutants: setup  ## random changes to the product's code: how many do the tests catch? MUTANTS= how many, SEED= which
+	$(PY) -m tools.mutants --count $(MUTANTS) --seed $(SEED) --jobs $(JOBS)
 
 test-hdfs: setup  ## the same job from a real HDFS
 	$(PY) -m pytest -m hdfs $(PYTEST_FLAGS) || [ $$? -eq 5 ]

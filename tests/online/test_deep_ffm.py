@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import _native
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
+from ctrbox.errors import DataError, TrainError
 from ctrbox.online.deep_ffm import DeepFFM, Rate
 from tests.twins.deep_ffm import Twin
 
@@ -93,16 +95,32 @@ def test_skipped_branches_instruction_sets_and_pieces_change_no_bit(data: st.Dat
     fields = options["fields"]
     first, second = (parsed(data.draw(lines(fields)), fields) for _ in range(2))
     model = DeepFFM(**options)
-    model.learn([first, second])
+    diverged = _diverges(lambda: (model.learn([first, second]), model.predict(first)))
     for simd in ("scalar", "neon", "avx2", "avx512"):
         for sparse in (True, False):
             other = DeepFFM(**options)
             if not other._native.use(simd):
                 continue
-            other.learn(first, sparse_updates=sparse)
-            other.learn(second, sparse_updates=sparse)
+
+            def learned(other: DeepFFM = other, sparse: bool = sparse) -> bytes:
+                other.learn(first, sparse_updates=sparse)
+                other.learn(second, sparse_updates=sparse)
+                return other.predict(first).tobytes()
+
+            if diverged:  # the bits of a NaN are the processor's own choice; that it is refused is not
+                assert _diverges(learned)
+                continue
+            assert learned() == model.predict(first).tobytes()
             assert weights(other) == weights(model)
-            assert other.predict(first).tobytes() == model.predict(first).tobytes()
+
+
+def _diverges(work: Callable[[], object]) -> bool:
+    """Whether the model is refused because its output is no longer finite."""
+    try:
+        work()
+    except (TrainError, DataError):
+        return True
+    return False
 
 
 def checkerboard(rows: int, seed: int = 0) -> str:

@@ -132,6 +132,24 @@ def test_streams_that_cannot_be_followed_are_refused(tmp_path: Path) -> None:
         broker.close()
 
 
+def test_a_stream_that_got_nothing_since_the_checkpoint_is_resumed(broker: Broker) -> None:
+    """Its last message is the one that was read last: neither fewer messages nor a message that was dropped."""
+    broker.publish([message(1), message(2)])
+    first = opened(broker)
+    Taker(first).take(2)
+    first.close()
+    told: list[str] = []
+    again = NatsStream(broker.where, LAYOUT, first.position(), told.append, wait_s=0.1)
+    try:
+        assert again.lost == 0
+        assert next(again.pieces()) is None
+        broker.publish([message(3)], first=2)
+        assert ids(Taker(again).take(1)) == [3]
+        assert told == []
+    finally:
+        again.close()
+
+
 @needs_server
 def test_another_stream_of_the_same_name_is_refused(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "store")

@@ -33,7 +33,8 @@ std::exception_ptr system_failure(int reason) {
 }
 
 std::exception_ptr cut_short(const BlockRead& block, uint32_t got) {
-  return std::make_exception_ptr(DamagedFile("it ends before byte " + std::to_string(block.offset + block.bytes) +
+  const std::string name = block.path ? block.path : "it";
+  return std::make_exception_ptr(DamagedFile(name + " ends before byte " + std::to_string(block.offset + block.bytes) +
                                              ": of the block of " + std::to_string(block.bytes) + " bytes at offset " +
                                              std::to_string(block.offset) + " it has " + std::to_string(got)));
 }

@@ -26,7 +26,8 @@ struct BlockRead {
   uint64_t offset;  // offset, to and bytes are multiples of 4,096 where the file was opened with O_DIRECT
   void* to;
   uint32_t bytes;
-  uint64_t tag = 0;  // the source's own, given back by done
+  uint64_t tag = 0;            // the source's own, given back by done
+  const char* path = nullptr;  // the file's name, for errors; the source keeps it alive
 };
 
 // Blocks to read, found while others are on their way. All calls come from the thread that reads.

@@ -97,8 +97,13 @@ bool Fetch::next(BlockRead& block) {
   coming_[to] = at_hand_[first_++];
   const Key& key = keys_[coming_[to].begin];
   const RowRun& run = *(*runs_[key.shard])[key.run];
-  block = {run.place.segment->file(), run.offset_of(key.page), buffer_ + to * shape_.bytes,
-           static_cast<uint32_t>(shape_.bytes), to};
+  const Segment& segment = *run.place.segment;
+  block = {segment.file(),
+           run.offset_of(key.page),
+           buffer_ + to * shape_.bytes,
+           static_cast<uint32_t>(shape_.bytes),
+           to,
+           segment.path.c_str()};
   ++reads_;
   return true;
 }
