@@ -4,9 +4,9 @@
 
 A change is caught when a test fails, hangs (a limit of time per test) or crashes. Tests that lie nearest to the changed file run
 first, then the other fast ones; a change that survives them meets the slow ones too, and a C++ change the native tests as well.
-``--fast-only`` leaves out that last step. The sample is drawn from all places of `sites.py` by the seed, so a run can be repeated.
-Prints one line a change, the survivors, and a last line of JSON. Exits with 1 where fewer than --least (fast) or --least-all
-percent were caught.
+``--fast-only`` leaves out that last step. The seed decides which places of `sites.py` are drawn, so a run can be repeated.
+The command prints one line for each change, the survivors, and a last line of JSON. It exits with 1 where fewer than --least
+percent (fast tests) or --least-all percent were caught.
 """
 
 from __future__ import annotations
