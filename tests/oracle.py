@@ -290,14 +290,14 @@ def clip(x: Any, low: Any, high: Any) -> Any:
     return low if x < low else high if x > high else x
 
 
-INTEGER = re.compile(rb"[ \t-\r]*([+-]?[0-9]+)[ \t-\r]*")
+INTEGER = re.compile(rb"([+-]?[0-9]+)")
 DECIMAL = re.compile(
-    rb"[ \t-\r]*([+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf|infinity|nan))[ \t-\r]*",
+    rb"([+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf|infinity|nan))",
     re.IGNORECASE,
 )
 ISO = re.compile(
-    rb"[ \t-\r]*(\d{4})-(\d\d)-(\d\d)"
-    rb"(?:[ T](\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?(Z|[+-]\d\d:\d\d)?)?[ \t-\r]*"
+    rb"(\d{4})-(\d\d)-(\d\d)"
+    rb"(?:[ T](\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?(Z|[+-]\d\d:\d\d)?)?"
 )
 
 

@@ -7,6 +7,7 @@
 
 #include "bindings/bindings.h"
 #include "core/buffers.h"
+#include "core/decimals.h"
 #include "core/frame.h"
 #include "core/records.h"
 
@@ -113,9 +114,30 @@ nb::tuple export_column(const std::shared_ptr<Frame>& frame, size_t column) {
   return nb::make_tuple(kind, valid, nb::make_tuple(array_of<int64_t>(std::move(offsets)), elements));
 }
 
+nb::object doubles_of_decimals(nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> values, int width,
+                               int64_t scale) {
+  if (width != 4 && width != 8 && width != 16 && width != 32)
+    throw std::invalid_argument("a decimal has 4, 8, 16 or 32 bytes");
+  const size_t rows = values.size() / static_cast<size_t>(width);
+  if (rows * static_cast<size_t>(width) != values.size())
+    throw std::invalid_argument("the bytes of decimals end inside a value");
+  auto made = std::make_shared<Buffer<double>>();
+  {
+    nb::gil_scoped_release release;
+    made->resize(rows);
+    decimals_to_doubles(values.data(), width, static_cast<int64_t>(rows), scale, made->data());
+  }
+  return shared_array(made->data(), {rows}, made);
+}
+
 }  // namespace
 
 void bind_frame(nb::module_& m) {
+  m.def(
+      "decimals_to_doubles", &doubles_of_decimals, nb::arg("values"), nb::arg("width"), nb::arg("scale"),
+      nb::sig(
+          "def decimals_to_doubles(values: NDArray[numpy.uint8], width: int, scale: int) -> NDArray[numpy.float64]"),
+      "Convert little-endian two's complement integers of `width` bytes, divided by 10^scale, to the nearest doubles.");
   nb::class_<Frame>(m, "Frame", "Columns of equal length that a program reads.")
       .def_static("from_arrow", &import_arrow, nb::arg("rows"), "A record batch, without copying.")
       .def_prop_ro("rows", &Frame::rows)

@@ -14,13 +14,6 @@
 namespace cb {
 
 CB_BODY bool is_digit(char c) { return (uint8_t)(c - '0') < 10; }
-CB_BODY bool is_space(char c) { return c == ' ' || (uint8_t)(c - '\t') < 5; }  // blank, \t \n \v \f \r
-
-CB_BODY Str trim_spaces(Str s) {
-  while (s.n && is_space(s.p[0])) ++s.p, --s.n;
-  while (s.n && is_space(s.p[s.n - 1])) --s.n;
-  return s;
-}
 
 CB_BODY uint64_t high_product(uint64_t a, uint64_t b, uint64_t* low) {
   *low = a * b;
@@ -300,6 +293,45 @@ CB_BODY double decimal_value(const Decimal& d) {
   return d.negative ? -x : x;
 }
 
+// The double nearest to v / 10^scale, half to even, where v is a two's complement integer of 1 to 8 words, the lowest
+// word first. Arrow and Parquet store decimals this way; a negative scale multiplies.
+CB_BODY double scaled_integer(const uint32_t* words, int n, int64_t scale) {
+  uint32_t limb[8];
+  const bool negative = words[n - 1] >> 31;
+  uint64_t carry = negative;
+  for (int k = 0; k < n; ++k) {
+    carry += negative ? ~words[k] : words[k];
+    limb[k] = (uint32_t)carry;
+    carry >>= 32;
+  }
+  while (n > 0 && limb[n - 1] == 0) --n;
+  if (n == 0) return 0.0;
+  if (n <= 2 && scale >= -22 && scale <= 22) {
+    const uint64_t v = limb[0] | (uint64_t)(n > 1 ? limb[1] : 0) << 32;
+    if (v <= (1ull << 53)) {
+      const double x = scale < 0 ? (double)v * ten_to(-scale) : (double)v / ten_to(scale);
+      return negative ? -x : x;
+    }
+  }
+  char text[81];  // 2^255 has 77 digits; nine are written at a time
+  char* p = text + 81;
+  while (n > 0) {
+    uint64_t rest = 0;
+    for (int k = n; k-- > 0;) {
+      rest = rest << 32 | limb[k];
+      limb[k] = (uint32_t)(rest / 1000000000u);
+      rest %= 1000000000u;
+    }
+    for (int k = 0; k < 9; ++k, rest /= 10) *--p = (char)('0' + rest % 10);
+    while (n > 0 && limb[n - 1] == 0) --n;
+  }
+  Decimal d;
+  read_decimal(Str{p, (uint32_t)(text + 81 - p)}, &d);
+  d.exponent -= scale;
+  d.negative = negative;
+  return decimal_value(d);
+}
+
 // The number as an int64 if it is whole and fits: 12, 1e3, 1.50e2.
 CB_BODY bool decimal_whole(const Decimal& d, int64_t* out) {
   uint64_t v = d.lead;
@@ -330,8 +362,8 @@ CB_BODY bool is_word(const char* p, uint32_t n, const char* lower, uint32_t leng
   return true;
 }
 
-CB_BODY bool parse_float(Str text, double* out) {
-  Str s = trim_spaces(text);
+// White space around a number is not part of it: " 1" does not parse. `strip()` takes it off where it is expected.
+CB_BODY bool parse_float(Str s, double* out) {
   Decimal d;
   if (read_decimal(s, &d)) {
     *out = decimal_value(d);
@@ -350,8 +382,7 @@ CB_BODY bool parse_float(Str text, double* out) {
   return true;
 }
 
-CB_BODY bool parse_int(Str text, int64_t* out) {
-  Str s = trim_spaces(text);
+CB_BODY bool parse_int(Str s, int64_t* out) {
   bool negative = s.n && *s.p == '-';
   if (s.n && (*s.p == '-' || *s.p == '+')) ++s.p, --s.n;
   if (s.n == 0) return false;

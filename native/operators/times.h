@@ -79,9 +79,8 @@ CB_BODY bool take_char(const char** p, const char* end, char c) {
 }
 
 // YYYY-MM-DD, then maybe ' ' or 'T' and hh:mm[:ss[.f…]] with 1 to 9 digits of fraction (past six they are cut
-// off), then maybe Z or ±hh:mm; without it UTC is meant. Years 0001 to 9999. White space around is allowed.
-CB_BODY bool parse_time(Str text, int64_t* out) {
-  Str s = trim_spaces(text);
+// off), then maybe Z or ±hh:mm; without it UTC is meant. Years 0001 to 9999. White space around it does not parse.
+CB_BODY bool parse_time(Str s, int64_t* out) {
   const char* p = s.p;
   const char* end = p + s.n;
   int32_t year = take_digits(&p, end, 4);

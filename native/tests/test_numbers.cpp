@@ -179,7 +179,8 @@ void decimals_equal_the_c_library() {
     double v = 0;
     CHECK(parse(s, parse_float, &v));
     CHECK(same_bits(v, std::strtod(s.c_str(), nullptr)));
-    CHECK(parse(" \t" + s + "\n ", parse_float, &v));
+    for (const char* space : {" ", "\t", "\n", "\v", "\f", "\r"})
+      CHECK(!parse(space + s, parse_float, &v) && !parse(s + space, parse_float, &v));
   }
   double v;
   for (const char* s : {"", " ", ".", "-", "+", "e5", "1e", "1e+", "1_0", "0x10", "1 2", "--1", "1.2.3", "1e5.5",
@@ -187,14 +188,78 @@ void decimals_equal_the_c_library() {
     CHECK(!parse(s, parse_float, &v));
 }
 
+// A scaled integer of every width equals what the C library makes of its text.
+void scaled_integers_are_the_nearest_doubles() {
+  uint64_t state = 88172645463325252ull;
+  const auto next = [&] {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state;
+  };
+  const int widths[] = {1, 2, 4, 8};
+  for (int k = 0; k < 200000; ++k) {
+    const int n = widths[k % 4];
+    uint32_t words[8];
+    const int used = static_cast<int>(next() % static_cast<uint64_t>(n)) + 1;  // short ones too
+    for (int w = 0; w < n; ++w) words[w] = w < used ? static_cast<uint32_t>(next() >> 13) : 0;
+    if (k % 3 == 0) words[used - 1] >>= next() % 32;
+    if (k % 7 == 0)
+      for (int w = 0; w < n; ++w) words[w] = w + 1 < n ? 0 : 0x80000000u;  // the least of its width
+    const int64_t scale = k % 5 ? static_cast<int64_t>(next() % 90) - 12 : static_cast<int64_t>(next() % 800) - 400;
+    uint32_t left[8];
+    const bool negative = words[n - 1] >> 31;
+    uint64_t carry = negative;
+    for (int w = 0; w < n; ++w) {
+      carry += negative ? static_cast<uint32_t>(~words[w]) : words[w];
+      left[w] = static_cast<uint32_t>(carry);
+      carry >>= 32;
+    }
+    std::string digits;
+    for (int d = 0; d < 80; ++d) {
+      uint64_t rest = 0;
+      for (int w = n; w-- > 0;) {
+        rest = rest << 32 | left[w];
+        left[w] = static_cast<uint32_t>(rest / 10);
+        rest %= 10;
+      }
+      digits.insert(digits.begin(), static_cast<char>('0' + rest));
+    }
+    const bool zero = digits.find_first_not_of('0') == std::string::npos;
+    const std::string text = (negative && !zero ? "-" : "") + digits + "e" + std::to_string(-scale);
+    CHECK(same_bits(scaled_integer(words, n, scale), std::strtod(text.c_str(), nullptr)));
+  }
+  const uint32_t price[] = {1999, 0, 0, 0};
+  CHECK(same_bits(scaled_integer(price, 4, 2), 19.99));
+}
+
 void integers_as_text() {
   int64_t v = 0;
   CHECK(parse("9223372036854775807", parse_int, &v) && v == kMost);
   CHECK(parse("-9223372036854775808", parse_int, &v) && v == kLeast);
-  CHECK(parse(" +0042 ", parse_int, &v) && v == 42);
+  CHECK(parse("+0042", parse_int, &v) && v == 42);
   CHECK(parse("-0", parse_int, &v) && v == 0);
-  for (const char* s : {"9223372036854775808", "-9223372036854775809", "99999999999999999999", "", " ", "-", "+", "1.0",
-                        "1e3", "1 2", "0x1", "1_0", "a", "--1"})
+  for (const char* s : {"9223372036854775808",
+                        "-9223372036854775809",
+                        "99999999999999999999",
+                        "",
+                        " ",
+                        "-",
+                        "+",
+                        "1.0",
+                        "1e3",
+                        "1 2",
+                        "0x1",
+                        "1_0",
+                        "a",
+                        "--1",
+                        " 1",
+                        "1 ",
+                        "\t1",
+                        "1\n",
+                        "1\v",
+                        "\f1",
+                        "1\r"})
     CHECK(!parse(s, parse_int, &v));
   char text[20];
   for (int64_t x : {int64_t{0}, int64_t{-1}, int64_t{10}, kMost, kLeast}) {
@@ -249,7 +314,10 @@ void times_before_and_after_1970() {
                         "2024-01-01Z",
                         "24-01-01",
                         "2024-01-01T12:00ZZ",
-                        "2024/01/01"})
+                        "2024/01/01",
+                        " 2024-01-01",
+                        "2024-01-01 ",
+                        "2024-01-01T12:00Z\n"})
     CHECK(!parse(s, parse_time, &t));
 }
 
@@ -367,6 +435,7 @@ int main() {
   log1p_is_within_one_ulp();
   order_of_floats();
   decimals_equal_the_c_library();
+  scaled_integers_are_the_nearest_doubles();
   integers_as_text();
   times_before_and_after_1970();
   sets_of_every_size();

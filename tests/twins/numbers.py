@@ -13,7 +13,6 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from typing import Any
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
-SPACES = b" \t\n\v\f\r"
 UNLIMITED = Context(prec=100_000, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
@@ -94,7 +93,6 @@ def float_to_int(x: float) -> int | None:
 
 
 def str_to_int(s: bytes) -> int | None:
-    s = s.strip(SPACES)
     if not re.fullmatch(rb"[+-]?[0-9]+", s):
         return None
     digits = s.lstrip(b"+-").lstrip(b"0") or b"0"
@@ -108,7 +106,6 @@ NUMBER = re.compile(rb"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf|infin
 
 
 def str_to_float(s: bytes) -> float | None:
-    s = s.strip(SPACES)
     return float(s) if NUMBER.fullmatch(s) else None
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from tests.twins.numbers import SPACES, wrap
+from tests.twins.numbers import wrap
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -44,7 +44,7 @@ ISO = re.compile(
 
 def parse(text: bytes) -> int | None:
     """Microseconds since 1970, or None."""
-    match = ISO.fullmatch(text.strip(SPACES))
+    match = ISO.fullmatch(text)
     if not match:
         return None
     date, clock, second, fraction, zone = (g.decode() if g else "" for g in match.groups())

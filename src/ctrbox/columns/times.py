@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctrbox.columns.exact import floor_divide
 from ctrbox.errors import PlanError, nearest
 
 TIME = pa.timestamp("us")
@@ -99,6 +99,4 @@ def times_of_numbers(numbers: pa.Array, unit: str | None) -> pa.Array:
 
 def floored(times: pa.Array) -> pa.Array:
     """Convert timestamps of nanoseconds to microseconds, rounded down. Arrow's own cast rounds towards 1970."""
-    nanoseconds = np.asarray(pc.fill_null(times.view(pa.int64()), 0))
-    missing = times.is_null().to_numpy(zero_copy_only=False) if times.null_count else None
-    return pa.array(nanoseconds // 1000, pa.int64(), mask=missing).view(TIME)
+    return floor_divide(times, 1000).view(TIME)

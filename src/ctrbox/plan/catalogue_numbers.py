@@ -5,7 +5,7 @@ _NO = "–"
 _WRAP = "int wraps around (two's complement); float follows IEEE 754"
 _IEEE = "IEEE 754"
 _NONE = "cannot overflow"
-_ASCII = "ASCII digits only; any other byte: null"
+_ASCII = "ASCII digits only; any other byte, white space around the number too: null (.strip() first)"
 _OFFSET = "every int64 is right; a local time past its ends wraps"
 
 ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctrbox.columns.exact import decimals_to_float64, times_to_microseconds
 from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.plan.expr import Expr, col
 
@@ -250,7 +251,7 @@ def _number(given: str, array: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     try:
-        number = array.cast(pa.float64(), safe=False)
+        number = decimals_to_float64(array) if pa.types.is_decimal(array.type) else array.cast(pa.float64(), safe=False)
     except pa.ArrowException as error:
         raise InputError(f"column {given!r} ({array.type}) cannot be read as numbers: {error}") from error
     bad = pc.fill_null(pc.greater(pc.abs(number), LARGEST), False).to_numpy(zero_copy_only=False)
@@ -269,7 +270,7 @@ def _filled(column: Column, array: pa.Array) -> pa.Array:
     if pa.types.is_floating(array.type):
         array = pc.if_else(pc.is_nan(array), None, array)
     try:
-        values = array.cast(column.type, safe=column.kind != "time")
+        values = times_to_microseconds(array) if column.kind == "time" else array.cast(column.type)
     except pa.ArrowException as error:
         raise InputError(
             f"column {column.given!r} was {column.type} in fit and is {array.type} now: {error}"

@@ -32,8 +32,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctrbox.columns.exact import decimals_to_float64, floor_divide, times_to_microseconds
 from ctrbox.errors import DataError, PlanError
-from ctrbox.train.metrics import CLIP, Rows, entropy, measure, ratio, row_loss
+from ctrbox.train.metrics import CLIP, DAY, Rows, entropy, measure, ratio, row_loss
 
 Array = npt.NDArray[Any]
 
@@ -133,10 +134,12 @@ def _coded(name: str, values: Any, rows: int) -> tuple[Array | None, Array, list
     if pa.types.is_dictionary(kind):
         array = array.dictionary_decode()
         kind = array.type
-    if pa.types.is_decimal(kind) or pa.types.is_float16(kind):
+    if pa.types.is_decimal(kind):
+        array = decimals_to_float64(array)
+    elif pa.types.is_float16(kind):
         array = array.cast(pa.float64())
     elif pa.types.is_timestamp(kind):
-        array = array.cast(pa.timestamp("us"), safe=False).cast(pa.date32(), safe=False)
+        array = floor_divide(times_to_microseconds(array), DAY).cast(pa.int32()).view(pa.date32())
     if pa.types.is_floating(array.type):
         codes, names = _bucketed(array)
     elif pa.types.is_nested(array.type):

@@ -4,9 +4,10 @@
 |----------------------------------------------|----------------------------------------------------|
 | bool, int8…int64, uint8…uint32, float32/64   | as they are                                        |
 | uint64                                       | int64; a larger value is a `DataError`             |
-| float16 / decimal                            | float32 / float64                                  |
-| timestamp, date                              | timestamp[us], UTC, no zone                        |
-| time, duration                               | int64 microseconds                                 |
+| float16                                      | float32, exactly                                   |
+| decimal                                      | float64, the nearest one, half to even             |
+| timestamp, date                              | timestamp[us], UTC, no zone; finer is rounded down |
+| time, duration                               | int64 microseconds; finer is rounded down          |
 | utf8, binary, their views, fixed-size binary | utf8 (large_utf8 for the large ones)               |
 | dictionary of strings / of anything else     | dictionary<int32, utf8> / decoded                  |
 | run-end encoded, extension                   | what they hold                                     |
@@ -29,11 +30,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
-from ctrbox.columns.times import floored
+from ctrbox.columns.exact import decimals_to_float64, floor_divide, times_to_microseconds
+from ctrbox.columns.times import TIME
 from ctrbox.errors import DataError, SourceError, nearest
 from ctrbox.views.morsel import Origin
 
-TIME = pa.timestamp("us")
 STRINGS = pa.dictionary(pa.int32(), pa.utf8())
 
 
@@ -239,16 +240,17 @@ def _simple_values(array: pa.Array) -> pa.Array:
         return array.view(pa.large_utf8())
     if pt.is_binary_view(type) or pt.is_fixed_size_binary(type):
         return array.cast(pa.binary()).view(pa.utf8())
-    if pt.is_timestamp(type):
-        # Finer than a microsecond is rounded down; a coarser one that leaves int64 is an error.
-        if type.unit == "ns":
-            return floored(array)
-        zoned = array.cast(pa.timestamp("us", type.tz))
-        return zoned if type.tz is None else zoned.view(pa.int64()).view(TIME)
+    if pt.is_decimal(type):
+        return decimals_to_float64(array)
+    if pt.is_timestamp(type) or pt.is_date(type):
+        return times_to_microseconds(array)
+    # As for timestamps, nanoseconds are rounded down, and a coarser unit that leaves int64 is an error.
+    if (pt.is_time(type) or pt.is_duration(type)) and type.unit == "ns":
+        return floor_divide(array, 1000)
     if pt.is_time(type):
-        return array.cast(pa.time64("us"), safe=type.unit != "ns").view(pa.int64())
+        return array.cast(pa.time64("us")).view(pa.int64())
     if pt.is_duration(type):
-        return array.cast(pa.duration("us"), safe=type.unit != "ns").view(pa.int64())
+        return array.cast(pa.duration("us")).view(pa.int64())
     target = simple_type(type)
     return array if target is None or type == target else array.cast(target)
 
