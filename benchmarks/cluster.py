@@ -103,9 +103,11 @@ def on_ray(folder: Path, workers: int, servers: int, cores: int, rows: int, job:
         expected = round(rows * 0.9)
         if run.summary["rows"]["train"] != expected:
             raise SystemExit(f"{run.summary['rows']['train']:,} rows were learned, expected {expected:,}")
+        moved = cluster.moved / run.summary["steps"]
         learn = next(s for s in run.summary["stages"] if s["name"] == "learn")
         seconds = learn["seconds"] + learn["for_input"]
     facts = {"rows_per_second": expected / seconds, "auc": run.metrics["auc"], "steps": run.summary["steps"]}
+    facts["moved"] = moved
     return {**facts, "images": images_a_row(plan, BATCH[job] * workers) if job == "dicm" else 0.0}
 
 
@@ -238,6 +240,11 @@ def main() -> None:
         table.append([*shown, fits])
         ratios[f"{workers} workers"] = efficiency
     seen = ["images a row", "images/s"] if job == "dicm" else []
+    for workers, facts in found.items():
+        if "moved" in facts:
+            images = facts["images"] * BATCH[job] * workers * WIDTH * 4
+            beside = f"; the images themselves would be {images / 1e6:.1f} MB" if images else ""
+            print(f"{workers} workers: {facts['moved'] / 1e6:.2f} MB a step between workers and servers{beside}")
     report.table(["workers", "rows/s", "lowest, highest", "efficiency", "steps", *seen, "cores"], table)
     first = f"{counts[0]} workers"
     report.finish(

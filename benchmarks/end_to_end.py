@@ -1,6 +1,6 @@
 """How long from raw logs to a trained model, next to jobs that write Parquet between their stages?
 
-    python -m benchmarks.end_to_end [--quick] [--sides ours,polars,spark] [--repeats N]
+    python -m benchmarks.end_to_end [--quick] [--sides ours,polars,spark] [--repeats N] [--hidden 64-32]
 
 The peers clean, join and extract with files between the stages, as MapReduce does, then train from the last file; ours
 trains from the raw log. The trainer, the model, the rows and their order are the same on all sides. Every feature of
@@ -330,6 +330,7 @@ def main() -> None:
     options.add_argument("--sides", default=",".join(SIDES), help="which to run, in this order")
     options.add_argument("--repeats", type=int, help="runs of each side: 3, or 1 with --quick")
     options.add_argument("--warm", action="store_true", help="let Spark run the job on 2,000 rows before the clock")
+    options.add_argument("--hidden", default="64-32", help="hidden layers of the network (default: 64-32, the demo's)")
     for step in ("measure", "check"):
         options.add_argument(f"--{step}", help=argparse.SUPPRESS)
     options.add_argument("--data", help=argparse.SUPPRESS)
@@ -339,6 +340,7 @@ def main() -> None:
     elif given.check:
         check(given.check, [Path(root) for root in given.data.split(",")])
     else:
+        os.environ[staged_train.HIDDEN] = given.hidden
         question(given)
 
 

@@ -2,11 +2,13 @@
 
 python -m benchmarks.ffm [--quick] [--vw PYTHON] [--all-peers]
 
-1,000,000 lines to learn from, 200,000 to test on (benchmarks/ffm_data.py); a tenth with --quick. One pass. Ours reads its parsed
-cache, and the time holds reading, checking and progressive validation; Vowpal Wabbit reads its own cache. Vowpal Wabbit runs
-in the interpreter given, which needs its package; without one its lines are left out. --all-peers adds its factorisation
-(--lrqfa), minutes. Then one and two threads in turns, the best of three each, and sparse updates by the number of hidden layers,
-whose weights must be the same bits.
+1,000,000 lines to learn from, 200,000 to test on (benchmarks/ffm_data.py); a tenth with --quick. One pass. Ours reads its
+parsed cache, and the time holds reading, checking and progressive validation; Vowpal Wabbit reads its own cache. Both predict
+from their caches with the model loaded; Vowpal Wabbit's time with loading, parsing and writing predictions is printed below
+the table. Vowpal Wabbit runs in the interpreter given, which needs its package; without one its lines are left out. --all-
+peers adds its factorisation (--lrqfa), minutes. libffm and xLearn are in no package index and are not run: docs/results.md.
+Then one and two threads in turns, the best of three each, and sparse updates by the number of hidden layers, whose weights
+must be the same bits.
 
 A second is one of the wall; "per CPU" counts this process's own, for machines that others use too.
 """
@@ -87,8 +89,8 @@ def ours(options: dict[str, Any], train: ExampleCache, test: ExampleCache, label
 
 def vowpal_wabbit(
     python: str, folder: Path, arguments: str, labels: np.ndarray, rows: int
-) -> tuple[float, float, float]:
-    """Examples learned a second, predicted a second, AUC."""
+) -> tuple[float, float, float, float]:
+    """Examples learned a second, predicted a second, predicted with loading and writing a second, AUC."""
     out = folder / "vw.txt"
     command = [
         python,
@@ -102,7 +104,8 @@ def vowpal_wabbit(
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     seconds = json.loads(done.stdout.strip().splitlines()[-1])
-    return rows / seconds["cache"], len(labels) / seconds["predict"], auc(labels, np.loadtxt(out, dtype=np.float32))
+    predicted = [len(labels) / seconds[name] for name in ("predict", "predict_whole")]
+    return rows / seconds["cache"], *predicted, auc(labels, np.loadtxt(out, dtype=np.float32))
 
 
 def has_vw(python: str) -> bool:
@@ -164,14 +167,18 @@ def main() -> None:
             speeds[name_] = {"learn": l.speed, "learn_cpu": l.per_cpu, "predict": p.speed, "predict_cpu": p.per_cpu}
             speeds[name_] |= {"auc": found.auc}
         peers: dict[str, float] = {}
+        whole: list[str] = []
         if has_vw(asked.vw):
             for name_, arguments in (PEERS | (SLOW_PEERS if asked.all_peers else {})).items():
-                learn, predict, met = vowpal_wabbit(asked.vw, folder, arguments, labels, rows)
+                learn, predict, with_files, met = vowpal_wabbit(asked.vw, folder, arguments, labels, rows)
+                whole.append(f"{name_} {with_files:,.0f}/s")
                 lines.append([name_, f"{learn:,.0f}", "", f"{predict:,.0f}", "", f"{met:.4f}"])
                 peers[name_] = learn
         else:
             print(f"{asked.vw} has no vowpalwabbit: left out\n")
         report.table(["one thread", "learn/s", "per CPU", "predict/s", "per CPU", "AUC"], lines)
+        if whole:
+            print(f"predicting with loading the model, parsing text and writing predictions: {', '.join(whole)}")
 
         print()
         lines = []

@@ -3,11 +3,13 @@
 python -m benchmarks.patch [--quick] [--all-peers]
 
 1,000,000 examples are learned (a tenth of it and 2^20 weights with --quick), then further ones (benchmarks/ffm_data.py). For
-each: the weights as float32 without accumulators (100 %), as 16-bit codes, a patch between float32 files, a patch between files
-of codes; `zstd --patch-from` and xdelta3 between the same files where they are installed (zstd at level 19, minutes, with
---all-peers). Every patch is applied and compared bytewise. AUC is that of 200,000 held out examples with float32 and with codes.
-A time is from the model in memory to the file on disk, the best of three, and counts everything that makes it: packing,
-checksums, writing, fsync; a peer's starts from the file.
+each: the weights as float32 without accumulators (100 %), as 16-bit codes, a patch between float32 files, a patch between
+files of codes; each as a share of all weights and of the weights in use (those that learning has changed: a table of 2^24 is
+mostly untouched zeros and starting values, which cost a patch nothing, so the share of all weights flatters). `zstd --patch-
+from` and xdelta3 between the same files where they are installed (zstd at level 19, minutes, with --all-peers). Every patch
+is applied and compared bytewise. AUC is that of 200,000 held out examples with float32 and with codes. A time is from the
+model in memory to the file on disk, the best of three, and counts everything that makes it: packing, checksums, writing,
+fsync; a peer's starts from the file.
 """
 
 from __future__ import annotations
@@ -38,6 +40,15 @@ PEERS = {
 SLOW_PEERS = {
     "zstd -19 --patch-from": ["zstd", "-q", "-f", "-19", "--long=31", "--patch-from={base}", "{new}", "-o", "{out}"],
 }
+
+
+def bytes_in_use(model: DeepFFM, fresh: DeepFFM) -> int:
+    """Bytes of float32 weights that learning has changed."""
+    changed = 0
+    for part in ("lr", "ffm", "dense"):
+        now, before = (getattr(m._native, part)() for m in (model, fresh))
+        changed += int((now != before).sum())
+    return 4 * changed
 
 
 def timed(make: Callable[[], object], repeats: int = REPEATS) -> float:
@@ -115,7 +126,7 @@ def main() -> None:
         (folder / "part.vw").unlink()
         test, labels = caches.pop(), clicks.labels[-tests:]
         del clicks
-        model = DeepFFM(list(ffm_data.NAMES), k=4, hidden=(24, 24), bits=bits)
+        model, fresh = (DeepFFM(list(ffm_data.NAMES), k=4, hidden=(24, 24), bits=bits) for _ in range(2))
         model.learn(caches[0])
         publish.pack(model, folder / "base.f32", quantise=False)
         publish.pack(model, folder / "base.fbw")
@@ -129,12 +140,18 @@ def main() -> None:
             model.learn(cache)
             found = ours(model, folder) | peers(folder, asked.all_peers)
             aucs = [auc(labels, m.predict(test)) for m in (model, DeepFFM.load(folder / "new.fbw"))]
+            used = bytes_in_use(model, fresh)
             for what, (size, seconds) in found.items():
-                lines.append([f"{n:,}", what, f"{size:,}", f"{100 * size / whole:.2f} %", f"{seconds:.2f} s"])
-            lines.append([f"{n:,}", "AUC, float32 and codes", f"{aucs[0]:.6f}", f"{aucs[1]:.6f}", ""])
-            kept[str(n)] = {w: {"bytes": s, "share": s / whole, "seconds": t} for w, (s, t) in found.items()}
+                shares = [f"{100 * size / of:.2f} %" for of in (used, whole)]
+                lines.append([f"{n:,}", what, f"{size:,}", *shares, f"{seconds:.2f} s"])
+            lines.append([f"{n:,}", "AUC, float32 and codes", f"{aucs[0]:.6f}", f"{aucs[1]:.6f}", "", ""])
+            lines.append([f"{n:,}", "float32 weights in use", f"{used:,}", "100 %", f"{100 * used / whole:.2f} %", ""])
+            kept[str(n)] = {
+                w: {"bytes": s, "share": s / whole, "share_of_used": s / used, "seconds": t}
+                for w, (s, t) in found.items()
+            }
             kept[str(n)]["auc"] = aucs
-        report.table(["further", "update", "bytes", "of float32", "time"], lines)
+        report.table(["further", "update", "bytes", "of weights in use", "of all weights", "time"], lines)
         first = kept[str(further[0])]
         report.finish(
             first["quantise + patch"]["bytes"],

@@ -61,6 +61,8 @@ def test_shards_hold_the_bits_of_one_table(
         alone.scale_lr(factor)
         split.push(keys, gradients)
         alone.push(keys, gradients)
+    pulled = sum(10 * step + 5 for step in range(6))
+    assert split.moved == 2 * pulled * (8 + 5 * 4)  # keys and rows there, keys and gradients back
     assert split.pull(KEYS, create=False).tobytes() == alone.pull(KEYS, create=False).tobytes()
     assert len(split) == len(alone)
     split.close()
@@ -159,6 +161,7 @@ class OneProcessCluster(cb.Cluster):
         self.crew = Crew(order, fit.plan, self.workers, self.servers, 0, self.restarts)
         for name, clock in self.crew.run(fit.watch, self.lines.append, lambda: None).items():
             fit.clocks[name].__dict__.update(clock.__dict__)
+        self.moved = self.crew.moved
         self.crew.dismiss()
 
 
@@ -175,7 +178,9 @@ def test_one_worker_in_process_trains_the_bits_of_a_plain_training(
     log: cb.Plan, tmp_path: Path, in_process: InProcessRay
 ) -> None:
     here = cb.Trainer(model(log), table()).fit(log, **OPTIONS)
-    there = fitted(log, OneProcessCluster(workers=1, servers=2), tmp_path / "run")
+    where = OneProcessCluster(workers=1, servers=2)
+    there = fitted(log, where, tmp_path / "run")
+    assert where.moved > 0
     assert weights(here) == weights(there)
     assert here.metrics == there.metrics
     assert not in_process.of("Worker")  # all are dismissed

@@ -37,6 +37,9 @@ class Cluster:
     ``cores``     of a worker: its threads, and what Ray keeps free for it
     ``restarts``  how often lost actors are replaced before the training gives up
     ``dashboard`` whether a local Ray shows its pages, where they are installed: pip install 'ray[default]'
+
+    After a training ``moved`` is the number of bytes of keys, rows, gradients and counts that went between workers and servers.
+    It does not count dense gradients, which workers exchange among themselves, nor what Ray adds to a message.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Cluster:
         self.restarts = whole("restarts", restarts, 0, 10_000)
         self.dashboard = dashboard
         self.tell = tell or _tell
+        self.moved = 0
         try:
             import ray  # noqa: F401
         except ImportError as error:
@@ -102,6 +106,7 @@ class Cluster:
             show = partial(self._show, crew, order, cores)
             for name, clock in crew.run(fit.watch, self.tell, show).items():
                 fit.clocks[name].__dict__.update(clock.__dict__)
+            self.moved = crew.moved
         finally:
             if crew is not None:
                 crew.dismiss()

@@ -41,6 +41,7 @@ class Crew:
         self.servers: list[Any] = [None] * servers
         self.lost = 0  # times that somebody was gone
         self.attempt = 0
+        self.moved = 0  # bytes between workers and servers in the attempt that reached the end
         self.calls: list[Any] = []
         self.looking: Any = None
 
@@ -139,9 +140,11 @@ class Crew:
             self._look(watch)
         for _ in range(2):  # one may be under way; the next one hears the last evaluation
             self._look(watch, ANSWER)
-        found = ray.get(self.calls[0])
+        told = ray.get(self.calls)
+        found = told[0]
         if "ended" in found:
             raise KeyboardInterrupt
+        self.moved = sum(one.get("moved", 0) for one in told)
         return {name: Clock(**clock) for name, clock in found["clocks"].items()}
 
     def _look(self, watch: Watcher, seconds: float = 0.0) -> None:

@@ -292,6 +292,7 @@ class Shards:
         self.lanes: list[Lane | None] = [None] * len(servers)
         self.apart = [False] * len(servers)  # servers that share no memory with this process
         self.sent: list[Any] = []  # pushes under way
+        self.moved = 0  # bytes of keys, rows, gradients and counts between this worker and all servers
 
     @property
     def dim(self) -> int:
@@ -330,11 +331,13 @@ class Shards:
         for (n, at), part in zip(split, found, strict=True):
             lane = lanes[n]
             rows[at] = part if lane is None else lane.views(len(at), width)[1]
+        self.moved += keys.nbytes + rows.nbytes
         return rows
 
     def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
         self.settle()
         counts = None if shows is None or clicks is None else np.stack([shows, clicks], 1)
+        self.moved += keys.nbytes + gradients.nbytes + (0 if counts is None else counts.nbytes)
         split = [at for _, at in self._split(keys)]
         who, lanes = (self.attempt, self.k, self.worker), self._lanes({n: len(at) for n, at in enumerate(split)})
         for n, (server, at) in enumerate(zip(self.servers, split, strict=True)):

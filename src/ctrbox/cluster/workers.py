@@ -167,7 +167,8 @@ class Worker:
             fit._train()
             for shards in self.held:
                 shards.settle()
-            return {"clocks": {name: asdict(clock) for name, clock in fit.clocks.items()}, "seen": fit.state.seen}
+            clocks = {name: asdict(clock) for name, clock in fit.clocks.items()}
+            return {"clocks": clocks, "seen": fit.state.seen, "moved": sum(shards.moved for shards in self.held)}
         except KeyboardInterrupt:
             return {"ended": True}
         finally:
