@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
 class Load:
     def __init__(self, port: int, bodies: list[bytes]) -> None:
         self.port = port
-        head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        head = b"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
         self.requests = [head % len(body) + body for body in bodies]
         self.free: list[Connection] = []
         self.all: set[Connection] = set()

@@ -26,10 +26,11 @@ def serve(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL/", help="Folder of a published model, or of a run.", show_default=False)
     ],
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Of HTTP.")] = 8000,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP server.")] = 8000,
     grpc_port: Annotated[
-        int | None, typer.Option(min=1, max=65_535, help="Of gRPC; none unless given.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=65_535, help="Port of the gRPC server; none unless given.", show_default=False),
     ] = None,
     token_file: Annotated[
         Path | None,
@@ -45,19 +46,65 @@ def serve(
             metavar="NAME", help="Of the model, for the v2 protocol; its folder's unless given.", show_default=False
         ),
     ] = "",
-    max_candidates: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Of a request.")] = 1000,
-    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of a request.")] = "1MB",
+    max_candidates: Annotated[
+        int, typer.Option(min=1, max=1_000_000, metavar="N", help="Most candidates in a request.")
+    ] = 1000,
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Most bytes in the body of a request.")] = "1MB",
     queue: Annotated[
-        int, typer.Option(min=0, max=1_000_000, metavar="N", help="Requests that may wait; more get 503.")
+        int, typer.Option(min=0, max=1_000_000, metavar="N", help="Most requests that may wait; others get 503.")
     ] = 64,
     deadline_ms: Annotated[
-        int, typer.Option(min=1, max=600_000, metavar="MS", help="A request that waited longer gets 503.")
+        int,
+        typer.Option(min=1, max=600_000, metavar="MS", help="Milliseconds that a request may wait before it gets 503."),
     ] = 200,
     body_timeout: Annotated[
-        float, typer.Option(min=0.1, max=600, metavar="S", help="Within which a request's bytes must be there.")
+        float, typer.Option(min=0.1, max=600, metavar="S", help="Seconds within which a request must be complete.")
     ] = 10.0,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            min=16,
+            max=1_000_000,
+            metavar="N",
+            help="Most connections open at a time, HTTP and gRPC together; fewer where the limit of open files is lower.",
+        ),
+    ] = 8192,
+    client_share: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=100,
+            metavar="PERCENT",
+            help="Part of the connections, of the memory for requests and of the queue that one client address may hold. "
+            "100 where all requests come through one proxy.",
+        ),
+    ] = 50,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Certificate chain as PEM: HTTP and gRPC over TLS 1.2 or newer. Read again when it changes.",
+            show_default=False,
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Private key of the certificate as PEM, without a password; unless given, the file of --tls-cert has it.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Another name that a server without a token answers to, beside loopback names and --host; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     cache: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for contexts that were met before; 0: none.")
+        str, typer.Option(metavar="SIZE", help="Memory for contexts that were met before; 0 keeps none.")
     ] = "256MB",
     threads: Annotated[
         int | None,
@@ -98,6 +145,8 @@ def serve(
         waiting=queue,
         deadline_ms=deadline_ms,
         body_seconds=body_timeout,
+        connections=max_connections,
+        client_share=client_share / 100,
         cache_bytes=bytes_within("--cache", cache, 0, MOST_CACHE),
     )
     settings = Settings(
@@ -111,11 +160,14 @@ def serve(
         views=pairs_of("--view", view, "users=tomorrow/users"),
         servers=vector_files(servers),
         allow_operators=allow_operators,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        allow_hosts=tuple(allow_host or ()),
     )
     try:
         with in_words_of_options():
             server = Server.open(model, settings)
-        url = f"http://{bracketed(host)}:{port}"
+        url = f"{'https' if tls_cert else 'http'}://{bracketed(host)}:{port}"
 
         def ready() -> None:
             served = server.service.served

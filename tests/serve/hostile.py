@@ -84,7 +84,7 @@ class Hostile:
 
     def post(self, path: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
         size = len(body) if length is None else length
-        head = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {size}", "Connection: close", *headers]
+        head = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {size}", "Connection: close", *headers]
         return "\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + body
 
     def score(self, body: bytes) -> bytes:
@@ -156,7 +156,7 @@ class Hostile:
     def chunked(self) -> bytes:
         body = json.dumps(self.good).encode()
         size = self.random.choice([b"%x" % len(body), b"ffffffffffffffff", b"-1", b"zz", b"%x" % (len(body) + 5), b"0"])
-        head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"
+        head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"
         if self.random.random() < 0.3:
             head += b"Content-Length: 5\r\n"
         return head + b"\r\n" + size + b"\r\n" + body + b"\r\n0\r\n\r\n"
@@ -169,7 +169,7 @@ class Hostile:
                 b"POST /v1/score HTTP/9.9\r\n\r\n",
                 b"POST /v1/score HTTP/1.1\r\n" + b"A: " + b"b" * 100_000 + b"\r\n\r\n",
                 b"POST /v1/score HTTP/1.1\r\n" + b"".join(b"H%d: x\r\n" % k for k in range(500)) + b"\r\n",
-                b"POST /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+                b"POST /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
                 b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
                 self.post("/v1/score", body, "Content-Encoding: gzip"),
                 self.post("/v1/score", body, "Content-Length: 3"),
@@ -227,7 +227,7 @@ class Hostile:
         ]
         path = self.random.choice([*known, f"/v2/models/{self.name}/versions/{version}/infer", "/v1/score?x=1", "/%"])
         method = self.random.choice(["GET", "POST", "PUT", "HEAD", "OPTIONS", "TRACE", "CONNECT", "BREW"])
-        return f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode("latin-1")
+        return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode("latin-1")
 
 
 def exchange(host: str, port: int, data: bytes, wait: float) -> list[int] | None:

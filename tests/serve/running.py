@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,13 +11,20 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+
+from ctrbox.serve.listener import Listener
+from ctrbox.serve.model_folder import ModelFolder
+from ctrbox.serve.queue import ScoringQueue
+from ctrbox.serve.served import open_served
+from ctrbox.serve.service import Limits, Service
 
 
 @dataclass
@@ -32,6 +40,11 @@ class Running:
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=30)
+
+    def gauge(self, name: str) -> float:
+        """Return a value of /metrics."""
+        lines = self.get("/metrics").text.splitlines()
+        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
     def score(self, body: bytes) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/score", content=body, timeout=30)
@@ -53,6 +66,59 @@ class Running:
         return self.process.wait(30)
 
 
+@dataclass
+class Listening:
+    """A listener in this process, on a loop in a thread of its own."""
+
+    service: Service
+    port: int
+    front: Listener
+
+    def gauge(self, name: str) -> float:
+        lines = self.service.prometheus().splitlines()
+        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
+
+    def score(self, body: bytes) -> httpx.Response:
+        return httpx.post(f"http://127.0.0.1:{self.port}/v1/score", content=body, timeout=30)
+
+    def on_loop(self, work: Callable[[], Any]) -> Any:
+        """Return what ``work`` returns when the loop runs it."""
+
+        async def here() -> Any:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(here(), self.front.loop).result(30)
+
+
+@contextlib.contextmanager
+def listening(folder: Path, limits: Limits | None = None, **options: Any) -> Iterator[Listening]:
+    limits = limits or Limits()
+    served = open_served(ModelFolder.open(folder), most_candidates=limits.candidates)
+    queue = ScoringQueue(0, limits.waiting, limits.deadline_ms / 1000, limits.client_share)
+    service = Service(served, "ads", queue, limits, **options)
+    made: Future[Listening] = Future()
+
+    async def serve() -> None:
+        front = Listener(service, "127.0.0.1", 0)
+        front.start()
+        ended = asyncio.Event()
+        made.set_result(Listening(service, front.sockets[0].getsockname()[1], front))
+        stops.append(lambda: front.loop.call_soon_threadsafe(ended.set))
+        await ended.wait()
+        front.stop()
+        await asyncio.sleep(0)
+
+    stops: list[Callable[[], Any]] = []
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    try:
+        yield made.result(30)
+    finally:
+        for stop in stops:
+            stop()
+        thread.join(30)
+
+
 def free_ports(count: int) -> list[int]:
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in held]
@@ -61,9 +127,11 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def started(folder: Path, options: tuple[str, ...], token: str) -> tuple[Running, threading.Thread]:
+def started(
+    folder: Path, options: tuple[str, ...], token: str, before: tuple[str, ...]
+) -> tuple[Running, threading.Thread]:
     port, grpc_port = free_ports(2)
-    command = [sys.executable, "-m", "ctrbox.cli", "serve", str(folder), "--json"]
+    command = [sys.executable, *before, "serve", str(folder), "--json"]
     command += ["--port", str(port), "--grpc-port", str(grpc_port), *options]
     env = {**os.environ, "CTRBOX_TOKEN": token}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
@@ -91,9 +159,11 @@ def ended(server: Running, listener: threading.Thread) -> None:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *options: str, token: str = "") -> Iterator[Running]:
+def running(
+    folder: Path, *options: str, token: str = "", before: tuple[str, ...] = ("-m", "ctrbox.cli")
+) -> Iterator[Running]:
     for attempt in range(4):
-        server, listener = started(folder, options, token)
+        server, listener = started(folder, options, token, before)
         assert server.process.stdout is not None
         line = server.process.stdout.readline()
         if line:
@@ -103,7 +173,7 @@ def running(folder: Path, *options: str, token: str = "") -> Iterator[Running]:
         assert attempt < 3, "\n".join(server.said)
         assert any("cannot listen" in said for said in server.said), "\n".join(server.said)
     try:
-        assert json.loads(line)["url"] == server.url
+        assert json.loads(line)["url"].partition(":")[2] == server.url.partition(":")[2]
         yield server
     finally:
         ended(server, listener)

@@ -18,12 +18,13 @@ import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
 from ctrbox.errors import PlanError
+from ctrbox.serve.listener import listening_sockets
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.routes import Routes, Scoring, answer_of
 from ctrbox.serve.served import open_served
-from ctrbox.serve.server import Settings, check, check_port
+from ctrbox.serve.server import Settings, check
 from ctrbox.serve.service import Limits, Service
 from tests.serve.running import Running, inputs
 from tests.serve.test_scoring import body_of
@@ -248,7 +249,7 @@ def test_beyond_loopback_a_token_is_needed() -> None:
 def test_a_host_that_is_none_is_refused_in_words() -> None:
     for host in ("a" * 80, "é" * 80, "\u3002", "a..b"):
         with pytest.raises(PlanError, match="cannot listen at") as met:
-            check_port(host, 8000)
+            listening_sockets(host, 8000)
         assert len(str(met.value)) < 400
 
 

@@ -15,7 +15,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,14 +26,15 @@ Work = Callable[[], Any]
 GIVE_WAY = 0.004  # seconds of the loop's own time that scoring gives way to reading and refusing
 LONGEST_TURN = 0.02  # seconds
 Done = Callable[[Any, Exception | None], None]
-Waiting = tuple[Work, float, Done]
+Waiting = tuple[Work, float, Done, str]
 
 
 class ScoringQueue:
     """``run`` is called on the event loop, ``run_here`` in any thread. Nothing is taken once it is closed."""
 
-    def __init__(self, threads: int, most_waiting: int, deadline: float) -> None:
-        """``threads``: 0 scores on the event loop. ``deadline``: seconds a request may wait before it is refused."""
+    def __init__(self, threads: int, most_waiting: int, deadline: float, share: float = 1.0) -> None:
+        """``threads``: 0 scores on the event loop. ``deadline``: seconds a request may wait before it is refused. ``share``: the
+        part of the places that one client address may hold, above 0 and at most 1."""
         self.most_waiting, self.deadline = most_waiting, deadline
         self.pending = 0  # waiting or under way
         self.refusals = 0
@@ -49,21 +50,30 @@ class ScoringQueue:
         names = [f"ctrbox-score-{k}" for k in range(threads)]
         self.threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
         self.most = most_waiting + max(1, threads)
+        self.most_of_client = max(1, int(share * self.most))
+        self.places: Counter[str] = Counter()  # by client address
         for thread in self.threads:
             thread.start()
 
-    def admit(self) -> float:
-        """Takes a place, which ``leave`` gives back; returns the deadline. Refused where there is none."""
+    def admit(self, client: str = "") -> float:
+        """Take a place for a client address, which ``leave`` gives back; returns the deadline. Refused where there is none."""
         with self._lock:
             if self.closed:
                 raise overloaded("this server is shutting down")
             if self.pending >= self.most or self.pending * self.pace > self.deadline:
                 self.refusals += 1
                 raise overloaded(f"{self.pending} requests are waiting already; ask again in a moment")
+            if client and self.places[client] >= self.most_of_client:
+                self.refusals += 1
+                raise overloaded(
+                    f"{self.most_of_client} requests of your address are waiting already; ask again in a moment"
+                )
             self.pending += 1
+            if client:
+                self.places[client] += 1
         return time.monotonic() + self.deadline
 
-    def leave(self) -> None:
+    def leave(self, client: str = "") -> None:
         now = time.monotonic()
         with self._lock:
             # From one answer to the next while others wait. One hiccup raises it little, going on being slow does.
@@ -71,6 +81,10 @@ class ScoringQueue:
                 self.pace += 0.1 * (min(now - self._left, 2 * self.pace + 0.002) - self.pace)
             self._left = now
             self.pending -= 1
+            if client:
+                self.places[client] -= 1
+                if self.places[client] <= 0:
+                    del self.places[client]
             if not self.pending:
                 self.pace *= 0.5
                 self._idle.notify_all()
@@ -80,14 +94,14 @@ class ScoringQueue:
             self.refusals += 1
             raise overloaded(f"the request waited longer than its deadline of {1000 * self.deadline:.0f} ms")
 
-    def push(self, work: Work, done: Done) -> None:
+    def push(self, work: Work, done: Done, client: str = "") -> None:
         """``done(result, failure)`` is called on the loop with what ``work()`` returned or raised. Refused where it is full."""
-        deadline = self.admit()
+        deadline = self.admit(client)
         loop = asyncio.get_running_loop()
         if self.threads:
-            self._handed.put((work, deadline, done, loop))
+            self._handed.put((work, deadline, done, client, loop))
         else:
-            self._waiting.append((work, deadline, done))
+            self._waiting.append((work, deadline, done, client))
             if not self._turning:
                 self._turning = True
                 loop.call_soon(self._turn, loop)
@@ -98,14 +112,14 @@ class ScoringQueue:
         self.push(work, partial(settle, future))
         return await future
 
-    def run_here(self, work: Work) -> Any:
+    def run_here(self, work: Work, client: str = "") -> Any:
         """The same in the caller's thread, which waits for nobody but counts as one."""
-        deadline = self.admit()
+        deadline = self.admit(client)
         try:
             self.check(deadline)
             return work()
         finally:
-            self.leave()
+            self.leave(client)
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Score, once nothing else waits for the loop: reading and refusing others comes first, for a while.
@@ -119,8 +133,8 @@ class ScoringQueue:
             return
         share = min(others, LONGEST_TURN)
         while self._waiting:
-            work, deadline, done = self._waiting.popleft()
-            done(*self._outcome(work, deadline))
+            work, deadline, done, client = self._waiting.popleft()
+            done(*self._outcome(work, deadline, client))
             if time.thread_time() - began > share:
                 break
         self._ended = time.thread_time()
@@ -128,19 +142,19 @@ class ScoringQueue:
         if self._turning:
             loop.call_soon(self._turn, loop)
 
-    def _outcome(self, work: Work, deadline: float) -> tuple[Any, Exception | None]:
+    def _outcome(self, work: Work, deadline: float, client: str) -> tuple[Any, Exception | None]:
         try:
             self.check(deadline)
             return work(), None
         except Exception as error:
             return None, error
         finally:
-            self.leave()
+            self.leave(client)
 
     def _work(self) -> None:
         while (item := self._handed.get()) is not None:
-            work, deadline, done, loop = item
-            outcome = self._outcome(work, deadline)
+            work, deadline, done, client, loop = item
+            outcome = self._outcome(work, deadline, client)
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
                 loop.call_soon_threadsafe(done, *outcome)
             del item, work, done, outcome  # nothing of the last request is kept until the next one comes

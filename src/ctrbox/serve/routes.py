@@ -20,22 +20,29 @@ from urllib.parse import unquote
 import orjson
 
 from ctrbox.errors import CtrboxError
+from ctrbox.serve.head import Headers
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.service import Service
 from ctrbox.serve.tensors import infer_answer, read_infer
 
 Header = tuple[bytes, bytes]
-Headers = dict[bytes, bytes]
 
 JSON, TEXT, HTML = b"application/json", b"text/plain; version=0.0.4; charset=utf-8", b"text/html; charset=utf-8"
 BINARY = b"application/octet-stream"
 LENGTH_OF_JSON = b"inference-header-content-length"
 LIVENESS = frozenset(["/healthz", "/v2/health/live"])
-POLICY = b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+POLICY = (
+    b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    b"frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 # A page asks nobody but its own server.
 PAGE_HEADERS: tuple[Header, ...] = (
     (b"content-security-policy", POLICY),
     (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
 log = logging.getLogger("ctrbox.serve")
@@ -78,6 +85,8 @@ class Routes:
         if service.token and path not in LIVENESS and not service.allows(headers.get(b"authorization", b"")):
             met = "the Authorization header has another one" if b"authorization" in headers else "the request has none"
             raise Refused(401, f"this server asks for a token, and {met}; expected Authorization: Bearer TOKEN")
+        if service.hosts is not None:
+            service.hosts.check(headers)
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise Refused(415, "bodies are taken as they are, without a Content-Encoding")
         claimed = headers.get(b"content-length", b"0")
@@ -161,7 +170,7 @@ class Routes:
 
 
 def need(method: str, wanted: str, path: str) -> None:
-    if method != wanted:
+    if method != wanted and not (method == "HEAD" and wanted == "GET"):
         raise Refused(405, f"{path[:100]} takes {wanted}, not {method[:20]}")
 
 

@@ -11,15 +11,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from ctrbox.errors import CtrboxError, PlanError
+from ctrbox.serve.door import client_of
+from ctrbox.serve.head import HEAD_BYTES
+from ctrbox.serve.listener import IDLE_SECONDS
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.service import Service
 from ctrbox.serve.tensors import NUMPY, OUTPUT, check_output, checked_shape, from_binary, objects, wrong
+from ctrbox.serve.tls import Certificate
 
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -49,13 +54,9 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    def _answer(self, context: Any, work: Callable[[], Any], *, token: bool = True) -> Any:
+    def _answer(self, context: Any, work: Callable[[], Any]) -> Any:
         """What ``work`` returns; a refusal becomes gRPC's status."""
         try:
-            if token:
-                given = dict(context.invocation_metadata() or ()).get("authorization", "")
-                if not self.service.allows(given.encode() if isinstance(given, str) else given):
-                    raise Refused(401, "this server asks for a token: metadata authorization: Bearer …")
             return work()
         except Refused as refused:
             context.abort(CODES.get(refused.status, grpc.StatusCode.INVALID_ARGUMENT), str(refused))
@@ -136,7 +137,7 @@ class InferenceService(service_pb2_grpc.GRPCInferenceServiceServicer):
         def counted() -> Any:
             nonlocal status
             try:
-                return self.service.queue.run_here(work)
+                return self.service.queue.run_here(work, client_of_peer(context.peer()))
             except CtrboxError as error:
                 status = getattr(error, "status", 400)
                 raise
@@ -201,19 +202,72 @@ def from_contents(entry: Any, shape: list[int]) -> np.ndarray:
         raise wrong(f"input {entry.name[:100]!r} holds a number beyond {entry.datatype}") from None
 
 
-def grpc_server(service: Service, address: str, threads: int) -> Any:
+class TokenFirst(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses a call without the token before its message is read or a thread scores it; liveness asks for none."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+        def refuse(requests: Any, context: Any) -> Any:
+            context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, "this server asks for a token: metadata authorization: Bearer TOKEN"
+            )
+
+        # A handler of streams, which is called before anything of the message was received.
+        self.refuse = grpc.stream_stream_rpc_method_handler(refuse)
+
+    def intercept_service(self, continuation: Callable[[Any], Any], call: Any) -> Any:
+        given = next((v for k, v in call.invocation_metadata or () if k == "authorization"), "")
+        if call.method.endswith("/ServerLive") or self.service.allows(
+            given.encode() if isinstance(given, str) else given
+        ):
+            return continuation(call)
+        return self.refuse
+
+
+def client_of_peer(peer: str) -> str:
+    """Return the client address of gRPC's ``ipv4:127.0.0.1:4711`` or ``ipv6:[::1]:4711``."""
+    kind, _, rest = unquote(peer).partition(":")
+    return client_of(rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer)
+
+
+def grpc_server(
+    service: Service, address: str, threads: int, most_connections: int = 1024, certificate: Certificate | None = None
+) -> Any:
     """A server that listens but has not begun; ``address``: host:port."""
     limits = service.limits
     server = grpc.server(
         ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-grpc"),
         maximum_concurrent_rpcs=limits.waiting + threads,
-        options=[("grpc.max_receive_message_length", limits.body_bytes), ("grpc.so_reuseport", 0)],
+        interceptors=[TokenFirst(service)],
+        options=[
+            ("grpc.max_receive_message_length", limits.body_bytes),
+            ("grpc.max_metadata_size", HEAD_BYTES),
+            ("grpc.absolute_max_metadata_size", 2 * HEAD_BYTES),
+            ("grpc.max_concurrent_streams", limits.waiting + threads),  # of one connection
+            ("grpc.max_allowed_incoming_connections", most_connections),
+            ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
+            ("grpc.server_handshake_timeout_ms", int(1000 * limits.body_seconds)),
+            ("grpc.so_reuseport", 0),
+        ],
     )
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(service), server)
     try:
-        bound = server.add_insecure_port(address)
+        if certificate is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials(certificate))
     except RuntimeError:
         bound = 0
     if not bound:
         raise PlanError(f"cannot listen at {address} for gRPC: the port is taken, or not allowed")
     return server
+
+
+def credentials(certificate: Certificate) -> Any:
+    """The certificate for gRPC, asked for again at each handshake: the HTTP side reads changed files."""
+
+    def now() -> Any:
+        return grpc.ssl_server_certificate_configuration([certificate.texts])
+
+    return grpc.dynamic_ssl_server_credentials(now(), now)

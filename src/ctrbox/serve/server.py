@@ -11,11 +11,9 @@ SIGTERM or Ctrl-C: readiness goes to 503, what is under way is answered, then th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import socket
 import stat
 import sys
 from collections.abc import Callable, Mapping
@@ -26,14 +24,17 @@ from typing import Any
 
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.publish.sources import DEEP_FFM
+from ctrbox.serve.files import connections_allowed
+from ctrbox.serve.hosts import AllowedHosts
+from ctrbox.serve.listener import Listener
 from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import ServedRun, open_served
 from ctrbox.serve.service import Limits, Service
+from ctrbox.serve.tls import Certificate
 
 LIBRARIES = {
-    "httptools": "httptools",
     "grpc": "grpcio",
     "tritonclient": "tritonclient[grpc]",
     "orjson": "orjson",
@@ -58,6 +59,9 @@ class Settings:
     views: Mapping[str, Any] = field(default_factory=dict)
     servers: Mapping[str, str] = field(default_factory=dict)  # vector files of a run's Model Servers, by field
     allow_operators: bool = False
+    tls_cert: Path | None = None  # PEM; with the key in it unless tls_key has it
+    tls_key: Path | None = None
+    allow_hosts: tuple[str, ...] = ()  # more names that a server without a token answers to
 
 
 def loopback(host: str) -> bool:
@@ -100,6 +104,8 @@ def check(settings: Settings) -> None:
         len(settings.token) > 4096 or not settings.token.isascii() or not settings.token.isprintable()
     ):
         raise PlanError("a token must be printable ASCII of at most 4096 characters")
+    if settings.tls_key is not None and settings.tls_cert is None:
+        raise PlanError("--tls-key needs the certificate that the key belongs to: --tls-cert FILE")
 
 
 @dataclass
@@ -109,10 +115,12 @@ class Server:
     settings: Settings
     service: Service
     reloader: Reloader | None
+    certificate: Certificate | None = None
 
     @staticmethod
     def open(folder: str | os.PathLike[str], settings: Settings) -> Server:
         check(settings)
+        certificate = None if settings.tls_cert is None else Certificate(settings.tls_cert, settings.tls_key)
         found = ModelFolder.open(folder)
         limits = settings.limits
         served = open_served(
@@ -128,13 +136,14 @@ class Server:
 
             torch.set_num_threads(1)  # a request is too small to be divided: waking others takes longer than its work
         threads = (found.kind == RUN) if settings.threads is None else settings.threads
-        queue = ScoringQueue(int(threads), limits.waiting, limits.deadline_ms / 1000)
+        queue = ScoringQueue(int(threads), limits.waiting, limits.deadline_ms / 1000, limits.client_share)
         name = settings.name or found.folder.resolve().name or "model"
-        service = Service(served, name, queue, limits, settings.token.encode(), found.online)
+        hosts = None if settings.token else AllowedHosts(settings.host, settings.allow_hosts)
+        service = Service(served, name, queue, limits, settings.token.encode(), found.online, hosts=hosts)
         reloader = None
         if not isinstance(served, ServedRun):
             reloader = Reloader(served, found.published, service.metrics, settings.reload_seconds)
-        return Server(settings, service, reloader)
+        return Server(settings, service, reloader, certificate)
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT; ``ready`` is called when the sockets listen."""
@@ -146,30 +155,30 @@ class Server:
                 self.reloader.close()
 
     async def _run(self, ready: Callable[[], None]) -> None:
-        settings = self.settings
-        from ctrbox.serve.wire import Wire
-
-        check_port(settings.host, settings.port)
+        settings, service = self.settings, self.service
+        connections = connections_allowed(service.limits.connections)
+        rpc_connections = connections // 4 if settings.grpc_port else 0
+        service.door.limit(connections - rpc_connections, service.limits.buffered_bytes)
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
+        front = Listener(service, settings.host, settings.port, self.certificate)
         rpc = None
-        if settings.grpc_port:
-            from ctrbox.serve.rpc import grpc_server
-
-            rpc = grpc_server(self.service, f"{bracketed(settings.host)}:{settings.grpc_port}", GRPC_THREADS)
-            rpc.start()
-        front = Wire(self.service, settings.host, settings.port)
-        serving = asyncio.create_task(front.serve())
         try:
-            await listening(settings.host, settings.port, serving)
+            if settings.grpc_port:
+                from ctrbox.serve.rpc import grpc_server
+
+                address = f"{bracketed(settings.host)}:{settings.grpc_port}"
+                rpc = grpc_server(service, address, GRPC_THREADS, rpc_connections, self.certificate)
+                rpc.start()
+            front.start()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, stopped.set)
             if self.reloader is not None:
                 self.reloader.start()
             ready()
-            await asyncio.wait([serving, asyncio.create_task(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
-            log.info("stopping: %d requests are under way", self.service.queue.pending)
-            ended = await asyncio.to_thread(self.service.queue.drain, GRACE)
+            await stopped.wait()
+            log.info("stopping: %d requests are under way", service.queue.pending)
+            ended = await asyncio.to_thread(service.queue.drain, GRACE)
             if not ended:
                 log.warning("requests were still under way after %.0f s", GRACE)
             await asyncio.sleep(0.05)  # answers that are ready leave
@@ -177,40 +186,11 @@ class Server:
             if rpc is not None:
                 rpc.stop(1.0)
             front.stop()
-            with contextlib.suppress(asyncio.TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(serving, 5.0)
+            await asyncio.sleep(0)  # connections are closed in the loop's next turn
 
 
 def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def check_port(host: str, port: int) -> None:
-    """PlanError where nobody could listen there."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot write
-        raise PlanError(
-            f"cannot listen at {bracketed(host)[:100]}:{port}: {getattr(error, 'strerror', None) or error}"
-        ) from error
-
-
-async def listening(host: str, port: int, serving: asyncio.Task[Any]) -> None:
-    """Return once a connection is taken."""
-    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    for _ in range(200):
-        if serving.done():
-            serving.result()
-            raise PlanError(f"the HTTP server at {bracketed(host)}:{port} ended as it began")
-        with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection(target, port)
-            writer.close()
-            return
-        await asyncio.sleep(0.02)
-    raise PlanError(f"the HTTP server does not listen at {bracketed(host)}:{port}")
 
 
 def missing_library(error: ImportError) -> PlanError:

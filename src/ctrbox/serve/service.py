@@ -15,6 +15,8 @@ import numpy as np
 
 from ctrbox import __version__
 from ctrbox.errors import CtrboxError, SourceError
+from ctrbox.serve.door import Door
+from ctrbox.serve.hosts import AllowedHosts
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused, overloaded
@@ -29,13 +31,17 @@ EXTENSIONS = ["binary_tensor_data", "model_configuration"]
 
 @dataclass(frozen=True)
 class Limits:
-    body_bytes: int = 1 << 20
-    candidates: int = 1000
-    waiting: int = 64
-    deadline_ms: int = 200
+    """What clients may take of the server; docs/serving.md has the table of all limits."""
+
+    body_bytes: int = 1 << 20  # of one request
+    candidates: int = 1000  # of one request
+    waiting: int = 64  # requests
+    deadline_ms: int = 200  # that a request may wait
     cache_bytes: int = 256 << 20
-    body_seconds: float = 10.0  # within which a body must be there
-    buffered_bytes: int = 256 << 20  # of all bodies that are being read
+    body_seconds: float = 10.0  # within which a request must be there
+    buffered_bytes: int = 256 << 20  # of all requests that are being read or wait
+    connections: int = 8192  # open at a time; fewer where the limit of open files is low
+    client_share: float = 0.5  # of connections, buffered bytes and places in the queue that one client address may hold
 
 
 @dataclass
@@ -47,7 +53,12 @@ class Service:
     token: bytes = b""  # empty: nobody is asked
     online: Path | None = None  # what a learner beside the server writes
     metrics: Metrics = field(default_factory=Metrics)
-    buffered: int = 0  # bytes of bodies that are being read
+    hosts: AllowedHosts | None = None  # the names that a server without a token answers to; None: any
+    door: Door = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        self.door = Door(limits.connections, limits.buffered_bytes, limits.client_share, limits.body_bytes)
 
     @property
     def ready(self) -> bool:
@@ -167,6 +178,8 @@ class Service:
             "cache_misses": cache.counts.misses,
             "cache_evictions": cache.counts.evictions,
             "overload_refusals": self.queue.refusals,
+            "connections_dropped": self.door.dropped,
+            "connections_refused": self.door.refused,
         }
         held = self.served.objects()
         counters |= {f"objects_{what}": held[what] for what in ("missing", "embedded") if what in held}
@@ -175,7 +188,10 @@ class Service:
             "cache_entries": len(cache),
             "model_version": self.served.version,
             "requests_pending": self.queue.pending,
-            "buffered_bytes": self.buffered,
+            "buffered_bytes": self.door.held,
+            "connections": self.door.connections,
+            "connections_limit": self.door.most_connections,
+            "clients": len(self.door.clients),
         }
         gauges |= {f"objects_{what}": held[what] for what in ("vectors", "remembered") if what in held}
         return self.metrics.text(dict(gauges), dict(counters))

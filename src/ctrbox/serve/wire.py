@@ -1,36 +1,41 @@
-"""HTTP/1.1 on the event loop itself: httptools (the parser of Node) reads, the routes answer, nothing stands between.
+"""A connection of HTTP/1.1 on the event loop itself: the head is read strictly, the routes answer, nothing stands between.
 
 No task, no future and no thread for a request, so one of 100 candidates costs about half of what an ASGI server took
-(docs/tried.md 18). A connection has one request under way; a few that are sent ahead wait, in order. Bounded: bytes of a head,
-bytes of a body while it is read, bytes of all bodies together, the time within which a request must be there, connections.
+(docs/tried.md 18). A connection has one request under way. Requests that are sent ahead stay in the socket's buffer and in one
+read of it; they are answered in order, each in a turn of its own.
+
+All that is read and not yet answered lies in one growing buffer, whose real size is counted at the door (door.py): a chunk of one
+byte takes one byte. A body is read only after its head was found good, the token above all.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import re
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import httptools
-
+from ctrbox.serve.door import Client
+from ctrbox.serve.head import END, Head, check_partial, read_head
 from ctrbox.serve.refused import Refused, overloaded
-from ctrbox.serve.routes import Answer, Headers, Routes, answer_of, too_large
-from ctrbox.serve.service import Service
+from ctrbox.serve.routes import Answer, answer_of, too_large
 
-HEAD_BYTES = 64 << 10
-TRAILER_BYTES = 1 << 20  # more than one read of the socket, in which trailers may follow a body
-MOST_CONNECTIONS = 8192
-MOST_AHEAD = 16  # requests that a connection may have waiting
-IDLE_SECONDS = 75.0  # a connection without a request is kept so long
-SWEEP_SECONDS = 0.5
-CODING = b"transfer-encoding"
+if TYPE_CHECKING:
+    from ctrbox.serve.listener import Listener
+
+HEAD_SECONDS = 5.0  # within which a head must be there
+PACE_AFTER = 3.0  # seconds after which a body must keep its pace
+LEAST_PACE = 16 << 10  # bytes a second, on average
+HEAD_COUNTED = 2 << 10  # bytes that a head of a request under way is counted as
+FREE_CHUNKS = 256  # beyond them chunks must have a size that is worth their reading
+LEAST_CHUNK = 16  # bytes, on average
+CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
+CHUNK_LINE = 10  # bytes of the longest size of a chunk and its CR LF
 REASONS = {
     200: b"OK",
     400: b"Bad Request",
     401: b"Unauthorized",
+    403: b"Forbidden",
     404: b"Not Found",
     405: b"Method Not Allowed",
     408: b"Request Timeout",
@@ -43,275 +48,319 @@ REASONS = {
 }
 
 
-class Request(NamedTuple):
-    """A request that is complete, or a refusal of one that never will be."""
-
-    method: str
-    path: str
-    headers: Headers
-    body: bytes
-    last: bool  # the connection ends with its answer
-    refusal: Refused | None = None
-
-
 class Connection(asyncio.Protocol):
-    def __init__(self, front: Wire) -> None:
-        self.front, self.service = front, front.service
+    def __init__(self, front: Listener, client: Client) -> None:
+        self.front, self.service, self.client = front, front.service, client
+        self.door = front.door
         self.transport: Any = None
-        self.parser = httptools.HttpRequestParser(self)
-        self.waiting: deque[Request] = deque()  # the first of them is under way
-        self.deaf = False  # nothing that comes is read any more
-        self.held = 0  # bytes of bodies that are read or waiting
+        self.starting: asyncio.Task[None] | None = None  # until there is a transport: a TLS handshake takes a while
+        client.idle[self] = None
+        self.inbox = bytearray()  # what was read and belongs to no complete request
+        self.scanned = 0  # bytes of the inbox in which no head ends
+        self.head: Head | None = None
+        self.body = bytearray()  # of chunks that have come
+        self.chunk = 0  # bytes that the chunk being read still lacks, its CR LF included; 0: a size comes next
+        self.chunks = 0
+        self.working = 0  # bytes of the request under way
+        self.counted = 0  # bytes that the door knows of
+        self.left = False  # the door does not count this connection any more
+        self.busy = False  # a request is under way
+        self.paused = False
         self.blocked = False  # the client does not read what it asked for
+        self.deaf = False  # nothing that comes is read any more
+        self.ended = False  # the client sends no more
         self.since = time.monotonic()  # of the request that is being read, or of the last answer
-        self._fresh()
-
-    def _fresh(self) -> None:
-        self.url = b""
-        self.headers: Headers = {}
-        self.parts: list[bytes] = []
-        self.head_bytes = self.body_bytes = 0
-        self.reading = self.headed = False  # something of a request has come; its head has
-        self.refusal: Refused | None = None
 
     # ---- the transport
 
     def connection_made(self, transport: Any) -> None:
+        if self.left:  # dropped while its TLS handshake was under way
+            transport.abort()
+            return
         self.transport = transport
-        self.front.connections.add(self)
-        if len(self.front.connections) > MOST_CONNECTIONS or self.service.queue.closed:
-            self.refuse(overloaded("this server has too many connections, or is shutting down"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.front.connections.discard(self)
-        self.service.buffered -= self.held
-        self.held, self.transport = 0, None
+        self.leave()
+        self.transport = None
+
+    def leave(self) -> None:
+        """Be counted no more."""
+        if not self.left:
+            self.left = True
+            self.front.connections.discard(self)
+            self.door.leave(self.client, self, self.counted)
+            self.counted = 0
+
+    def dropped(self, reason: str) -> None:
+        """Make room for others: an idle connection is closed, a request that is being read is refused first."""
+        reading = self in self.client.reading
+        self.leave()
+        if self.transport is None:
+            if self.starting is not None:
+                self.starting.cancel()
+            return
+        if reading:
+            self.refuse(overloaded(reason))
+        if not reading or self.transport.get_write_buffer_size():
+            self.deaf = True
+            self.transport.abort()
 
     def eof_received(self) -> bool:
-        """The client will send no more; it may still read."""
-        if self.reading and not self.deaf:
-            self.refuse(Refused(400, f"the request ended after {self.body_bytes} bytes of its body, before its end"))
-        self.deaf = True
-        return bool(self.waiting) or (self.transport is not None and self.transport.is_closing())
+        """The client will send no more; over plain TCP it may still read."""
+        self.ended = True
+        if self.transport is None or self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        if not self.busy and not self.deaf and (self.inbox or self.head is not None):
+            self.refuse(self.unfinished())
+        return self.busy or self.transport.is_closing()
 
     def pause_writing(self) -> None:
-        self.blocked = True
-        self.transport.pause_reading()
+        self.blocked, self.since = True, time.monotonic()
+        self.pause()
 
     def resume_writing(self) -> None:
         self.blocked = False
-        if len(self.waiting) <= 1 and self.transport is not None:
+        if not self.busy:
+            self.resume()
+
+    def pause(self) -> None:
+        if not self.paused and self.transport is not None:
+            self.paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.paused and not self.blocked and self.transport is not None and not self.transport.is_closing():
+            self.paused = False
             self.transport.resume_reading()
+
+    # ---- reading
 
     def data_received(self, data: bytes) -> None:
         if self.deaf:
             return
-        if not self.reading:
-            self.reading, self.since = True, time.monotonic()
-        self.head_bytes += len(data)  # without body: on_body begins anew
-        if not self.headed:
-            if self.head_bytes > HEAD_BYTES + self.service.limits.body_bytes:
-                self.refuse(Refused(431, f"the request's head is larger than {HEAD_BYTES:,} bytes"))
-                return
-        elif self.head_bytes > TRAILER_BYTES:
-            self.refuse(Refused(431, f"what follows the request's body is larger than {TRAILER_BYTES:,} bytes"))
-            return
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.refuse(Refused(400, "this server speaks HTTP/1.1 and nothing else"))
-        except httptools.HttpParserCallbackError as error:
-            self.refuse(self.refusal or error.__context__ or error)
-        except httptools.HttpParserError as error:
-            self.refuse(Refused(400, f"the request is no HTTP/1.1: {str(error)[:100]}"))
-
-    # ---- the parser
-
-    def on_url(self, url: bytes) -> None:
-        self.url += url
-        self.check_head()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == CODING and name in self.headers:
-            value = self.headers[name] + b", " + value
-        self.headers[name] = value
-        self.check_head()
-
-    def check_head(self) -> None:
-        size = len(self.url) + sum(map(len, self.headers.values())) if len(self.headers) % 8 == 0 else len(self.url)
-        if len(self.headers) > 200 or size > HEAD_BYTES:
-            self.refusal = Refused(
-                431, f"the request's head has more than {HEAD_BYTES:,} bytes, or more than 200 fields"
-            )
-            raise self.refusal
-
-    def on_headers_complete(self) -> None:
-        self.headed, self.head_bytes = True, 0
-        if self.parser.should_upgrade():
-            self.refusal = Refused(400, "this server speaks HTTP/1.1 and nothing else")
-            raise self.refusal
-        self.method = self.parser.get_method().decode("latin-1")
-        if CODING in self.headers:
-            self.check_coding(self.headers[CODING])
-        try:
-            self.path = self.url.partition(b"?")[0].decode("latin-1")
-            if self.url[:1] != b"/":
-                self.path = (httptools.parse_url(self.url).path or b"*").decode("latin-1")
-            self.front.routes.head(self.method, self.path, self.headers)
-        except Refused as refused:
-            self.refusal = refused
-            raise
-        except httptools.HttpParserInvalidURLError:
-            self.refusal = Refused(400, "the request's path is malformed")
-            raise self.refusal from None
-        if self.headers.get(b"expect", b"").lower() == b"100-continue" and not self.waiting:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def check_coding(self, coding: bytes) -> None:
-        """Only chunked, only in HTTP/1.1: whoever stands before this server must see the same end of a body (RFC 9112, 6.1)."""
-        if self.parser.get_http_version() != "1.1":
-            self.refusal = Refused(400, "HTTP/1.0 has no Transfer-Encoding; send Content-Length")
-        elif coding.strip().lower() != b"chunked":
-            met = coding[:60].decode("latin-1")
-            self.refusal = Refused(501, f"this server takes Transfer-Encoding: chunked alone, got {met!r}")
-        if self.refusal is not None:
-            raise self.refusal
-
-    def on_body(self, part: bytes) -> None:
-        limits = self.service.limits
-        self.head_bytes = 0
-        self.body_bytes += len(part)
-        self.held += len(part)
-        self.service.buffered += len(part)
-        if self.body_bytes > limits.body_bytes:
-            self.refusal = too_large(limits.body_bytes)
-        elif self.service.buffered > limits.buffered_bytes:
-            self.refusal = overloaded("too many bodies are being read; ask again in a moment")
-        if self.refusal is not None:
-            raise self.refusal
-        self.parts.append(part)
-
-    def on_message_complete(self) -> None:
-        body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
-        request = Request(self.method, self.path, self.headers, body, not self.parser.should_keep_alive())
-        self._fresh()
-        self.waiting.append(request)
-        if request.last:
-            self.deaf = True
-        if len(self.waiting) == 1:
-            self.begin()
+        if not self.inbox and self.head is None:
+            self.since = time.monotonic()
+        self.inbox += data
+        if self.busy:  # sent ahead: the rest waits in the socket
+            self.pause()
+            self.count()
         else:
-            self.transport.pause_reading()
-            if len(self.waiting) > MOST_AHEAD:
-                self.refusal = overloaded(f"more than {MOST_AHEAD} requests were sent ahead on one connection")
-                raise self.refusal
+            self.advance()
 
-    # ---- requests
-
-    def begin(self) -> None:
-        """The first of those that wait."""
-        request, began = self.waiting[0], time.perf_counter()
+    def advance(self) -> None:
+        """Go on with the request that the inbox holds; begin it where it is complete."""
         try:
-            if request.refusal is not None:
-                raise request.refusal
-            found = self.front.routes.answer(request.method, request.path, request.headers, request.body)
+            body = self.request()
+        except Refused as refused:
+            self.refuse(refused)
+            return
+        except Exception as error:
+            self.refuse(error)
+            return
+        if body is None:
+            if self.ended:
+                self.refuse(self.unfinished())
+                return
+            self.client.idle.pop(self, None)
+            self.client.reading.setdefault(self, None)
+            self.count()
+            return
+        head, self.head = self.head, None
+        assert head is not None
+        self.client.idle.pop(self, None)
+        self.client.reading.pop(self, None)
+        self.busy = True
+        self.working = len(body) + HEAD_COUNTED
+        if self.count():
+            self.begin(head, body)
+
+    def request(self) -> bytes | None:
+        """Read the head as soon as it is there, then the body; the body, or None as long as something lacks."""
+        inbox = self.inbox
+        if self.head is None:
+            end = inbox.find(END, max(0, self.scanned - 3))
+            if end < 0:
+                if inbox:
+                    check_partial(inbox, self.scanned)
+                self.scanned = len(inbox)
+                return None
+            text = bytes(inbox[: end + 4])
+            del inbox[: end + 4]
+            self.scanned = 0
+            head = read_head(text)
+            self.front.routes.head(head.method, head.path, head.headers)
+            self.head = head
+            if head.headers.get(b"expect", b"").lower() == b"100-continue" and not inbox:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self.head.chunked:
+            return self.unchunked()
+        length = self.head.length
+        if len(inbox) < length:
+            return None
+        body = bytes(inbox[:length])
+        del inbox[:length]
+        return body
+
+    def unchunked(self) -> bytes | None:
+        """Move the data of chunks from the inbox to the body, which is returned once the last one came."""
+        inbox, body, most = self.inbox, self.body, self.service.limits.body_bytes
+        while inbox:
+            if self.chunk > 2:
+                part = inbox[: self.chunk - 2]
+                body += part
+                del inbox[: len(part)]
+                self.chunk -= len(part)
+                continue
+            if self.chunk:
+                if len(inbox) < 2:
+                    return None
+                if inbox[:2] != b"\r\n":
+                    raise Refused(400, "a chunk of the body is longer than its size")
+                del inbox[:2]
+                self.chunk = 0
+                continue
+            size = CHUNK.match(inbox)
+            if size is None:
+                if len(inbox) >= CHUNK_LINE or b"\n" in inbox:
+                    raise Refused(400, "a chunk begins with its size in hexadecimal digits and CR LF, nothing else")
+                return None
+            length = int(size[1], 16)
+            if not length:
+                return self.last_chunk(size.end())
+            if len(body) + length > most:
+                raise too_large(most)
+            if self.chunks > FREE_CHUNKS and len(body) < LEAST_CHUNK * self.chunks:
+                raise Refused(400, f"the body comes in chunks of fewer than {LEAST_CHUNK} bytes on average")
+            self.chunks += 1
+            del inbox[: size.end()]
+            self.chunk = length + 2
+        return None
+
+    def last_chunk(self, end: int) -> bytes | None:
+        inbox = self.inbox
+        if len(inbox) < end + 2:
+            return None
+        if inbox[end : end + 2] != b"\r\n":
+            raise Refused(400, "this server takes no trailer fields behind the last chunk")
+        del inbox[: end + 2]
+        whole, self.body, self.chunks = bytes(self.body), bytearray(), 0
+        return whole
+
+    def count(self) -> bool:
+        """Tell the door what is held, spare space of the buffers included; False where the request was refused for it."""
+        held = self.inbox.__alloc__() + self.body.__alloc__() + self.working
+        if held == self.counted:
+            return True
+        reason = self.door.hold(self.client, held - self.counted) if not self.left else ""
+        self.counted = held if not self.left else 0
+        if reason:
+            self.refuse(overloaded(reason))
+        return not reason
+
+    def unfinished(self) -> Refused:
+        return Refused(400, "the connection ended before the end of the request")
+
+    # ---- answering
+
+    def begin(self, head: Head, body: bytes) -> None:
+        began = time.perf_counter()
+        try:
+            found = self.front.routes.answer(head.method, head.path, head.headers, body)
         except Exception as error:
             found = answer_of(error)
         if isinstance(found, Answer):
-            self.respond(found, "other", began)
+            self.respond(found, head, "other", began)
             return
         route = found.route
+
+        def done(result: Any, failure: Exception | None) -> None:
+            self.respond(result if failure is None else answer_of(failure), head, route, began)
+
         try:
-            self.service.queue.push(found.work, lambda result, failure: self.scored(result, failure, route, began))
+            self.service.queue.push(found.work, done, self.client.address)
         except Refused as refused:
-            self.respond(answer_of(refused), route, began)
+            self.respond(answer_of(refused), head, route, began)
 
-    def scored(self, result: Any, failure: Exception | None, route: str, began: float) -> None:
-        self.respond(result if failure is None else answer_of(failure), route, began)
-
-    def respond(self, answer: Answer, route: str, began: float) -> None:
+    def respond(self, answer: Answer, head: Head, route: str, began: float) -> None:
         self.service.metrics.add(route, answer.status, time.perf_counter() - began, answer.rows)
-        request = self.waiting.popleft()
-        if self.transport is None:  # the client went away
+        self.busy, self.working = False, 0
+        if self.transport is None or self.deaf:  # the client went away, or was refused meanwhile
             return
-        self.held -= len(request.body)
-        self.service.buffered -= len(request.body)
-        last = request.last or (self.deaf and not self.waiting) or self.service.queue.closed
-        self.write(answer, last, request.method == "HEAD")
+        last = head.last or self.service.queue.closed or (self.ended and not self.inbox)
+        self.write(answer, last, head.method == "HEAD")
         self.since = time.monotonic()
         if last:
-            self.deaf = True
-            self.waiting.clear()
-            self.transport.close()
-        elif self.waiting:
+            self.close()
+            return
+        self.count()
+        self.client.idle[self] = None
+        if self.inbox:
             # In a turn of its own: who sends many requests ahead is served like others.
+            self.pause()
             self.front.loop.call_soon(self.go_on)
-        elif not self.deaf and not self.blocked:
-            self.transport.resume_reading()
+        else:
+            self.resume()
 
     def go_on(self) -> None:
-        if self.waiting and self.transport is not None:
-            self.begin()
+        if self.transport is None or self.deaf or self.busy or not self.inbox:
+            return
+        self.since = time.monotonic()
+        self.advance()
+        if not self.busy and not self.deaf:
+            self.resume()
 
     def refuse(self, refusal: BaseException) -> None:
         """Answer and close: what is left of the request is not read."""
-        self.deaf = True
-        told = refusal if isinstance(refusal, Refused) else None
-        if told is None:
-            answer_of(refusal)  # a fault of ours: logged
-            told = Refused(500, "internal error; the server's log has more")
-        self.waiting.append(Request("", "", {}, b"", True, told))
-        if len(self.waiting) == 1:
-            self.begin()
+        if self.deaf:
+            return
+        answer = answer_of(refusal)
+        self.service.metrics.add("other", answer.status, 0.0)
+        if self.transport is not None:
+            self.write(answer, True, False)
+        self.close()
+
+    def close(self) -> None:
+        """Send what was written, then end."""
+        self.deaf, self.busy, self.working, self.head = True, False, 0, None
+        self.inbox, self.body = bytearray(), bytearray()
+        self.client.idle.pop(self, None)
+        self.client.reading.pop(self, None)
+        self.count()
+        self.since = time.monotonic()
+        if self.transport is not None:
+            self.transport.close()
 
     def write(self, answer: Answer, last: bool, bare: bool) -> None:
-        close = b"connection: close\r\n" if last else b""
-        more = b"".join(b"%b: %b\r\n" % pair for pair in answer.headers)
-        head = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n"
-        reason = REASONS.get(answer.status, b"Refused")
-        told = head % (answer.status, reason, answer.kind, len(answer.body), more, close)
-        self.transport.write(told if bare else told + answer.body)
+        self.transport.write(response(answer, last, bare))
+
+    # ---- time
+
+    def check_time(self, now: float, idle_seconds: float) -> None:
+        """Cut off a client that dawdles: with a head, a body, reading its answer, or doing nothing at all."""
+        if self.transport is None or self.busy:
+            return
+        limit, passed = self.service.limits.body_seconds, now - self.since
+        if self.deaf or self.blocked:
+            if passed > limit:
+                self.transport.abort()
+        elif self.head is not None:
+            received = len(self.inbox) + len(self.body)
+            if passed > limit:
+                self.refuse(Refused(408, f"the request was not complete within {limit:g} s"))
+            elif passed > PACE_AFTER and received < LEAST_PACE * (passed - PACE_AFTER):
+                self.refuse(Refused(408, f"the body came slower than {LEAST_PACE:,} bytes/s after {PACE_AFTER:g} s"))
+        elif self.inbox:
+            most = min(limit, HEAD_SECONDS)
+            if passed > most:
+                self.refuse(Refused(408, f"the head of the request was not complete within {most:g} s"))
+        elif passed > idle_seconds:
+            self.close()
 
 
-class Wire:
-    """Listens and keeps the connections; ``serve`` until ``stop``."""
-
-    def __init__(self, service: Service, host: str, port: int) -> None:
-        self.service, self.host, self.port = service, host, port
-        self.routes = Routes(service)
-        self.connections: set[Connection] = set()
-        self.ended: Callable[[], None] = lambda: None
-
-    async def serve(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        end = asyncio.Event()
-        self.ended = end.set
-        server = await self.loop.create_server(lambda: Connection(self), self.host, self.port, backlog=1024)
-        try:
-            while not end.is_set():
-                self.sweep()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(end.wait(), SWEEP_SECONDS)
-        finally:
-            server.close()
-            for connection in list(self.connections):
-                if connection.transport is not None:
-                    connection.transport.close()
-
-    def stop(self) -> None:
-        self.ended()
-
-    def sweep(self) -> None:
-        """Cut off who dawdles: a request that does not come to its end, a connection that nobody uses."""
-        now, limit = time.monotonic(), self.service.limits.body_seconds
-        for connection in list(self.connections):
-            if connection.waiting or connection.transport is None:
-                continue
-            if connection.deaf:
-                if now - connection.since > limit:
-                    connection.transport.abort()
-            elif connection.reading and now - connection.since > limit:
-                connection.refuse(Refused(408, f"the request was not complete within {limit:g} s"))
-            elif now - connection.since > (limit if connection.service.queue.closed else IDLE_SECONDS):
-                connection.transport.abort() if connection.blocked else connection.transport.close()
+def response(answer: Answer, last: bool, bare: bool) -> bytes:
+    close = b"connection: close\r\n" if last else b""
+    more = b"".join(b"%b: %b\r\n" % pair for pair in answer.headers)
+    head = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n"
+    reason = REASONS.get(answer.status, b"Refused")
+    told = head % (answer.status, reason, answer.kind, len(answer.body), more, close)
+    return told if bare else told + answer.body

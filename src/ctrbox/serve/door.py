@@ -1,0 +1,150 @@
+"""Who holds how much of the server: connections and bytes, in all and for each client address.
+
+One address may hold at most its share of each limit. Where a limit of all together is reached, the address that holds the most
+makes room: first its connection that has been idle for longest, then the one whose request has been arriving for longest. So a
+client that holds little is served whatever the others do. Only the event loop calls this; it needs no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import IPv6Address, ip_address
+from typing import Protocol
+
+
+class Held(Protocol):
+    """A connection as the door sees it."""
+
+    def dropped(self, reason: str) -> None:
+        """End now; the door has already stopped counting the connection."""
+        ...
+
+
+class Client:
+    """One client address. ``idle`` and ``reading`` hold its connections, the oldest first; others have a request under way."""
+
+    __slots__ = ("address", "connections", "held", "idle", "reading")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.connections = 0
+        self.held = 0  # bytes
+        self.idle: dict[Held, None] = {}
+        self.reading: dict[Held, None] = {}
+
+    def oldest(self) -> Held | None:
+        """Return the connection that can be missed most easily; None where all have a request under way."""
+        for held in (self.idle, self.reading):
+            for connection in held:
+                return connection
+        return None
+
+
+class Door:
+    """Counts connections and bytes. ``share``: the part of each limit that one client address may hold, above 0 and at most 1."""
+
+    def __init__(self, most_connections: int, most_bytes: int, share: float, largest_request: int) -> None:
+        self.share, self.largest_request = share, largest_request
+        self.clients: dict[str, Client] = {}
+        self.connections = 0
+        self.held = 0
+        self.dropped = 0  # connections that were closed to make room
+        self.refused = 0  # connections that were closed at once, because there was no room
+        self._by_count: dict[int, dict[Client, None]] = {}  # clients by their number of connections
+        self.limit(most_connections, most_bytes)
+
+    def limit(self, most_connections: int, most_bytes: int) -> None:
+        self.most_connections = most_connections
+        self.most_bytes = max(most_bytes, 4 * self.largest_request)
+        self.client_connections = max(1, int(self.share * most_connections))
+        # One request of the largest size must fit, with the space that a growing buffer has to spare.
+        self.client_bytes = max(int(self.share * self.most_bytes), 2 * self.largest_request)
+
+    # ---- connections
+
+    def enter(self, host: str) -> Client | None:
+        """Count a new connection of a client; None where there is no room and nobody can make any."""
+        address = client_of(host)
+        client = self.clients.get(address)
+        if client is not None and client.connections >= self.client_connections:
+            if not self.make_room(client):
+                self.refused += 1
+                return None
+        elif self.connections >= self.most_connections and not self.make_room():
+            self.refused += 1
+            return None
+        client = self.clients.get(address)
+        if client is None:
+            client = self.clients[address] = Client(address)
+        self._count(client, 1)
+        return client
+
+    def leave(self, client: Client, connection: Held, held: int) -> None:
+        """Stop counting a connection and the bytes that it holds."""
+        client.idle.pop(connection, None)
+        client.reading.pop(connection, None)
+        client.held -= held
+        self.held -= held
+        self._count(client, -1)
+        if not client.connections:
+            del self.clients[client.address]
+
+    def _count(self, client: Client, step: int) -> None:
+        before = self._by_count.get(client.connections)
+        if before is not None:
+            before.pop(client, None)
+            if not before:
+                del self._by_count[client.connections]
+        client.connections += step
+        self.connections += step
+        if client.connections:
+            self._by_count.setdefault(client.connections, {})[client] = None
+
+    def make_room(self, client: Client | None = None) -> bool:
+        """Close a connection of this client, else of the one that has the most; whether there was one to close."""
+        clients = [client] if client is not None else self._largest_first()
+        connection = next((found for c in clients if (found := c.oldest()) is not None), None)
+        if connection is None:
+            return False
+        self.dropped += 1
+        connection.dropped("this server needs the connection for others; ask again in a moment")
+        return True
+
+    def _largest_first(self) -> Iterator[Client]:
+        for count in sorted(self._by_count, reverse=True):
+            yield from self._by_count[count]
+
+    # ---- bytes
+
+    def hold(self, client: Client, more: int) -> str:
+        """Count ``more`` bytes (it may be negative) for a client; returns why there is no room for them, "" where there is."""
+        client.held += more
+        self.held += more
+        if more <= 0:
+            return ""
+        if client.held > self.client_bytes:
+            return f"requests of your address already take {self.client_bytes:,} bytes of this server's memory"
+        while self.held > self.most_bytes:
+            reading = [c for c in self.clients.values() if c.reading]
+            largest = max(reading, key=lambda c: c.held, default=client)
+            if largest is client:
+                return f"requests that are being read already take {self.most_bytes:,} bytes of this server's memory"
+            connection = next(iter(largest.reading))
+            self.dropped += 1
+            connection.dropped("this server needs the memory of the request for others; ask again in a moment")
+        return ""
+
+
+def client_of(host: str) -> str:
+    """Return what counts as one client: an IPv4 address, or a /64 of IPv6, of which one customer usually has all."""
+    if ":" not in host:
+        return host
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Address(int(address) >> 64 << 64)) + "/64"

@@ -1,0 +1,42 @@
+"""How many connections the process's limit of open files leaves room for."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from pathlib import Path
+
+from ctrbox.errors import PlanError
+
+RESERVE = 64  # open files kept for the model, its views, a reload, the log and gRPC's own
+FEWEST = 16  # connections; a server with fewer is of no use
+
+
+def raise_limit() -> int:
+    """Raise the soft limit of open files to the hard one, where that is allowed; returns the limit now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft
+
+
+def open_files() -> int:
+    """Count the files that this process has open now."""
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with contextlib.suppress(OSError):
+            return sum(1 for _ in Path(folder).iterdir())
+    return 64
+
+
+def connections_allowed(wanted: int) -> int:
+    """Return the connections that may be open at a time: ``wanted``, or fewer where the limit of open files is low."""
+    limit = raise_limit()
+    left = limit - open_files() - RESERVE
+    if left < FEWEST:
+        raise PlanError(
+            f"the limit of open files is {limit}, which leaves room for {max(left, 0)} connections beside the {RESERVE} "
+            f"files that are kept for the model; expected {FEWEST} or more. Raise it: ulimit -n 4096"
+        )
+    return min(wanted, left)

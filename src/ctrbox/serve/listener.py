@@ -1,0 +1,164 @@
+"""Where connections come in: the listening sockets, the door that counts, TLS, and the sweep over those who dawdle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import time
+from typing import Any
+
+from ctrbox.errors import PlanError
+from ctrbox.serve.log_limit import LogLimit
+from ctrbox.serve.refused import overloaded
+from ctrbox.serve.routes import Routes, answer_of
+from ctrbox.serve.service import Service
+from ctrbox.serve.tls import Certificate
+from ctrbox.serve.wire import Connection, response
+
+BACKLOG = 1024
+ACCEPTED_AT_ONCE = 32  # connections taken in one turn of the loop, so that a flood of them does not stop the answers
+PAUSE_SECONDS = 0.1  # before the next try where the process has no file handle left
+SWEEP_SECONDS = 0.5
+IDLE_SECONDS = 75.0  # a connection without a request is kept so long
+log = logging.getLogger("ctrbox.serve")
+
+
+class Listener:
+    """``start`` on a running loop, ``stop`` at the end. Raises PlanError where nobody can listen at the address."""
+
+    def __init__(self, service: Service, host: str, port: int, certificate: Certificate | None = None) -> None:
+        self.service, self.certificate = service, certificate
+        self.loop = asyncio.get_running_loop()
+        self.door = service.door
+        self.routes = Routes(service)
+        self.connections: set[Connection] = set()
+        self.log_limit = LogLimit()
+        self.sockets = listening_sockets(host, port)
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._no_room = response(answer_of(overloaded("this server has too many connections")), True, False)
+
+    def start(self) -> None:
+        self.log_limit.attach()
+        for sock in self.sockets:
+            self.loop.add_reader(sock.fileno(), self.accept, sock)
+        self.sweep()
+
+    def stop(self) -> None:
+        """Listen no more, and end the connections that are left."""
+        for timer in self._timers:
+            timer.cancel()
+        for sock in self.sockets:
+            self.loop.remove_reader(sock.fileno())
+            sock.close()
+        self.sockets = []
+        for task in self._beginning:
+            task.cancel()
+        for connection in list(self.connections):
+            connection.close()
+        self.log_limit.tell()
+        self.log_limit.detach()
+
+    def accept(self, sock: socket.socket) -> None:
+        """Take the connections that wait."""
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                taken, address = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self.pause(sock, error)
+                return
+            taken.setblocking(False)
+            client = None if self.service.queue.closed else self.door.enter(address[0])
+            if client is None:
+                self.turn_away(taken)
+                continue
+            connection = Connection(self, client)
+            self.connections.add(connection)
+            task = connection.starting = self.loop.create_task(self.begin(taken, connection))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+
+    async def begin(self, taken: socket.socket, connection: Connection) -> None:
+        options: dict[str, Any] = {}
+        if self.certificate is not None:
+            seconds = self.service.limits.body_seconds
+            options = {"ssl": self.certificate.context, "ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": 1.0}
+        try:
+            await self.loop.connect_accepted_socket(lambda: connection, taken, **options)
+        except (OSError, TimeoutError):  # the client went away, or its TLS handshake failed
+            connection.leave()
+        except asyncio.CancelledError:  # dropped, or the end; asyncio has closed the socket
+            connection.leave()
+            raise
+
+    def turn_away(self, taken: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            if self.certificate is None:
+                taken.send(self._no_room)
+        taken.close()
+
+    def pause(self, sock: socket.socket, error: OSError) -> None:
+        """Wait a moment where no connection can be taken: the socket stays readable, so trying on would use all of a core."""
+        log.warning("cannot take a connection for now: %s", error.strerror or error)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            self.door.make_room()
+        self.loop.remove_reader(sock.fileno())
+
+        def again() -> None:
+            if sock in self.sockets:
+                self.loop.add_reader(sock.fileno(), self.accept, sock)
+
+        self.loop.call_later(PAUSE_SECONDS, again)
+
+    def sweep(self) -> None:
+        now = time.monotonic()
+        idle = self.service.limits.body_seconds if self.service.queue.closed else IDLE_SECONDS
+        for connection in list(self.connections):
+            connection.check_time(now, idle)
+        if self.certificate is not None:
+            self.certificate.refresh()
+        self.log_limit.tell()
+        self._timers = [self.loop.call_later(SWEEP_SECONDS, self.sweep)]
+
+
+def listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """Open the sockets of every address that ``host`` names; PlanError where there is none to listen at."""
+    opened: list[socket.socket] = []
+    failure: Exception | None = None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            try:
+                sock = socket.socket(family, kind, protocol)
+            except OSError as error:  # a machine without IPv6
+                failure = error
+                continue
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind(address)
+                sock.listen(BACKLOG)
+            except OSError as error:
+                sock.close()
+                failure = error
+                if error.errno == errno.EADDRNOTAVAIL:
+                    continue
+                raise
+            sock.setblocking(False)
+            opened.append(sock)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot write
+        for sock in opened:
+            sock.close()
+        opened, failure = [], error
+    if not opened:
+        name = f"[{host}]" if ":" in host else host
+        raise PlanError(
+            f"cannot listen at {name[:100]}:{port}: {getattr(failure, 'strerror', None) or failure}"
+        ) from failure
+    return opened
