@@ -277,3 +277,35 @@ def test_evaluation_over_a_log_that_changed_since_the_training_is_refused(tmp_pa
         run.evaluate(plan)
     with pytest.raises(SourceError, match=r"log\.parquet changed after it was opened"):
         list(plan.batches(1000))
+
+
+# ---- pyarrow datasets --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["log.parquet", "log.csv"])
+def test_files_of_a_dataset_are_watched(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    write(path, table(1))
+    data = ds.dataset(path, format=kind.rpartition(".")[2])
+    source, before = open_source(data), open_source(data).fingerprint()
+    assert sum(morsel.rows.num_rows for morsel in source.scan(["id"])) == ROWS
+    replace(path)
+    with pytest.raises(SourceError, match=rf"{kind}.* changed after it was opened"):
+        list(source.scan(["id"]))
+    assert open_source(data).fingerprint() != before
+
+
+def test_filter_of_a_dataset_holds(tmp_path: Path) -> None:
+    write(tmp_path / "log.parquet", table(1))
+    data = ds.dataset(tmp_path / "log.parquet").filter(ds.field("id") < 1_000_010)
+    source = open_source(data)
+    assert sum(morsel.rows.num_rows for morsel in source.scan(["version"])) == 10
+    replace(tmp_path / "log.parquet")
+    with pytest.raises(SourceError, match=r"log\.parquet changed after it was opened"):
+        list(source.scan(["version"]))
+
+
+def test_dataset_in_memory_is_identified_by_its_rows() -> None:
+    first, second = (open_source(ds.dataset(table(version))).fingerprint() for version in (1, 2))
+    assert first != second
+    assert open_source(ds.dataset(table(1))).fingerprint() == first

@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ctrbox.errors import DataError, SourceError
+from ctrbox.files.checksum import content_checksums
+from ctrbox.files.version import FileVersion, settle
 
 Paths = str | PathLike[str] | Iterable[str | PathLike[str]]
 OnError = Literal["raise", "skip"]
+T = TypeVar("T")
 
 BLOCK_BYTES = 4 << 20
 LINE_BYTES = 64 << 20  # a line longer than this is not a log line
+
+_CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
 
 
 class Unparsed(Exception):
@@ -59,7 +64,8 @@ class TextLog:
     """A text log that speaks Arrow: ``cb.View(cb.datasets.criteo("day_0.gz"), key="row")``.
 
     Each call of `__arrow_c_stream__` or `batches` reads the files anew. `row` counts the rows kept, from 0,
-    over all files. `skipped` is the number of bad lines that the latest complete or partial pass left out.
+    over all files. `skipped` is the number of bad lines that the latest complete or partial pass left out. A file that
+    changed after the log was opened is an error (`files.version` says what is compared).
     """
 
     streaming: ClassVar[bool] = True
@@ -73,6 +79,8 @@ class TextLog:
         self.skipped = 0
         self._format = format
         self._on_error = on_error
+        self._versions = [version_of(path) for path in paths]
+        settle(self._versions)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}: {len(self.schema)} columns>"
@@ -85,19 +93,20 @@ class TextLog:
         return reader.__arrow_c_stream__(requested_schema)
 
     def fingerprint(self) -> str:
-        """Changes when a file, its length or its time of change does; remote files count by name alone."""
+        """Return a digest that changes with a file's name, length, modification time or content (`files.checksum`)."""
         seen = hashlib.blake2b(str(self.schema).encode(), digest_size=16)
-        for path in self.paths:
-            facts = None if "://" in path else Path(path).stat()
-            seen.update(f"{path} {facts and (facts.st_size, facts.st_mtime_ns)}".encode())
+        contents = content_checksums(self._versions, _named)
+        for path, version, content in zip(self.paths, self._versions, contents, strict=True):
+            facts = dict(version.facts)
+            seen.update(f"{path} {version.size} {facts.get('mtime_ns')} {content}\n".encode())
         return seen.hexdigest()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The log from its beginning, a record batch a block. Raises `DataError` and `SourceError`."""
         self.skipped = 0
         row = 0
-        for path in self.paths:
-            for block in blocks(path, self._format.header):
+        for path, version in zip(self.paths, self._versions, strict=True):
+            for block in blocks(path, self._format.header, version=version):
                 for batch in self._parsed(block):
                     if batch.num_rows:
                         yield self._numbered(batch, row)
@@ -154,27 +163,49 @@ def find(paths: Paths) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _open(path: str) -> Any:
-    """An input stream, decompressed by the file's ending (.gz, .zst, .bz2, .lz4)."""
-    try:
+def version_of(path: str) -> FileVersion:
+    """The version of a file as it is now; see `files.version`."""
+
+    def ask() -> FileVersion:
         if "://" in path:
             filesystem, inner = pafs.FileSystem.from_uri(path)
-            return filesystem.open_input_stream(inner)
-        return pa.input_stream(path, compression="detect")
+            return FileVersion(filesystem, inner, path)
+        return FileVersion(pafs.LocalFileSystem(), path)
+
+    return _opened(path, ask)
+
+
+def _named(version: FileVersion, read: Callable[[], str]) -> str:
+    return _opened(version.shown, read)
+
+
+def _opened(path: str, action: Callable[[], T]) -> T:
+    try:
+        return action()
     except (OSError, pa.ArrowInvalid) as error:
         raise SourceError(f"{path} cannot be opened: {error}") from error
 
 
-def blocks(path: str, header: bytes | None = None, size: int = BLOCK_BYTES) -> Iterator[Block]:
-    """A file in blocks of whole lines. `header`, where given, must be the first line and is left out."""
+def blocks(
+    path: str, header: bytes | None = None, size: int = BLOCK_BYTES, version: FileVersion | None = None
+) -> Iterator[Block]:
+    """A file in blocks of whole lines. `header`, where given, must be the first line and is left out.
+
+    The file is decompressed by its ending (.gz, .zst, .bz2, .lz4) and must stay `version`, the one it has now by default.
+    """
     line = 1
     rest = b""
     first = header is not None
-    with _open(path) as stream:
+    version = version_of(path) if version is None else version
+    with _opened(path, version.open) as raw:
+        codec = _CODECS.get(path.rpartition(".")[2].lower())
+        stream = raw if codec is None else _opened(path, lambda: pa.CompressedInputStream(raw, codec))
         while True:
             try:
                 data = stream.read(size)
+                version.check(raw)
             except (OSError, pa.ArrowInvalid) as error:
+                version.check(raw)  # a change explains the failure better than the bytes that it left
                 raise SourceError(f"{path} cannot be read after line {line - 1}: {error}") from error
             cut = data.rfind(b"\n") + 1
             if data and not cut:

@@ -5,13 +5,15 @@ places = file.find(keys)                       # -1 where a key has no row
 rows = file.read(places)                       # (n, width) float32; tokens: int32
 
 ``docs/model_server.md`` has the bytes; `vector_write` makes the files. Refused: a file that is damaged (its index when it is
-opened, a row when it is first read, with its key), one that was cut off since it was opened, and shards that do not belong
-together. A cut in the very moment of a read still ends the process with SIGBUS, as with every mapped file: replace a file by
-renaming another over it, as `write_vectors` does, and never by writing into it.
+opened, a row when it is first read, with its key), one that was cut off or written to since it was opened, and shards that
+do not belong together. A file that is replaced by renaming another over it, as `write_vectors` does, goes on to be read as it
+was. A cut in the very moment of a read still ends the process with SIGBUS, as with every mapped file: never write into one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import mmap
 import os
 import struct
@@ -90,14 +92,17 @@ class VectorFile:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same keys and rows in the same shards."""
-        return "-".join(f"{one.crc:08x}" for one in self._shards[:8]) + f":{len(self)}x{self.width}"
+        """The same for the same keys and rows in the same shards: the index of each holds the checksum of every row."""
+        sums = "-".join(f"{one.crc:08x}" for one in self._shards)
+        if len(self._shards) > 8:
+            sums = hashlib.blake2b(sums.encode(), digest_size=16).hexdigest()
+        return f"{sums}:{len(self)}x{self.width}"
 
     @property
     def keys(self) -> Keys:
         """All keys; ascending within a shard."""
         for one in self._shards:
-            one.check_size()
+            one.check_unchanged()
         return np.concatenate([one.keys for one in self._shards])
 
     def find(self, keys: Keys) -> Places:
@@ -153,7 +158,8 @@ class _Shard:
             if not S_ISREG(path.stat().st_mode):  # a pipe would be waited for
                 raise SourceError(f"{path} is no vector file: it is no regular file")
             with path.open("rb") as file:
-                self.size = os.fstat(file.fileno()).st_size
+                self.facts = os.fstat(file.fileno())
+                self.size = self.facts.st_size
                 head = file.read(ROWS_AT)
                 if self.size < ROWS_AT:
                     raise SourceError(f"{path} is no vector file: it has {self.size} bytes")
@@ -187,8 +193,15 @@ class _Shard:
             )
         self.fine = np.zeros(n, np.bool_)  # rows whose checksum was found to fit
 
-    def check_size(self) -> None:
-        """Pages behind the end of a file give SIGBUS. An fstat, 0.3 µs."""
+    def check_unchanged(self) -> None:
+        """Raise `SourceError` if the mapped file was cut (pages behind its end give SIGBUS) or written to."""
+        with contextlib.suppress(OSError):
+            now = self.path.stat()
+            same = (now.st_dev, now.st_ino) == (self.facts.st_dev, self.facts.st_ino)  # else another was renamed to it
+            if same and now.st_size >= self.size and now.st_mtime_ns != self.facts.st_mtime_ns:
+                raise SourceError(
+                    f"{self.path} was written to while it is open; put a new file at its place by renaming, and open it again"
+                )
         there = self.map.size()
         if there < self.size:
             raise SourceError(
@@ -197,7 +210,7 @@ class _Shard:
             )
 
     def find(self, keys: Keys) -> Places:
-        self.check_size()
+        self.check_unchanged()
         if not self.rows:
             return np.full(len(keys), -1, np.int64)
         # In order the search goes through the index once: half the time at 4,000 of a million keys.
@@ -217,7 +230,7 @@ class _Shard:
         return out
 
     def check(self, places: Places) -> None:
-        self.check_size()
+        self.check_unchanged()
         for row in places[~self.fine[places]].tolist():
             if zlib.crc32(self.data[row]) != self.sums[row]:
                 key = int(self.keys[np.flatnonzero(self.row == row)[0]])

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from ctrbox.embed.embedder import Keys
@@ -45,7 +46,9 @@ from ctrbox.embed.vector_file import (
 from ctrbox.engines.aside import written_aside
 from ctrbox.engines.plan import evaluate
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError, nearest
+from ctrbox.files.version import FileVersion, settle
 from ctrbox.plan.expr import Expr
+from ctrbox.views.table_formats import refuse_table_formats
 
 CHUNK = 16 << 20  # bytes of float32
 FLOATS = {"float32": 1, "float16": 2}
@@ -172,15 +175,20 @@ class _Chunks:
         files = sorted(p for p in path.rglob("*.parquet")) if path.is_dir() else [path]
         if not files:
             raise SourceError(f"{path} holds no Parquet files")
+        disk = pafs.LocalFileSystem()
+        refuse_table_formats(disk, "", str(path), map(str, files))
         for name in files:
             try:
+                version = FileVersion(disk, str(name))
+                settle([version])
                 # A row group of 65,536 images is a gigabyte: pages are read as they are needed.
-                with pq.ParquetFile(name, buffer_size=1 << 20, pre_buffer=False) as file:
+                with version.reading() as raw, pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False) as file:
                     step = 1024
                     for part in file.iter_batches(1):
                         step = self._step(pa.Table.from_batches([part]), width)
                         break
                     for part in file.iter_batches(step):
+                        version.check(raw)
                         yield pa.Table.from_batches([part])
             except (OSError, pa.ArrowException) as error:
                 raise SourceError(f"cannot read {name}: {str(error).splitlines()[0]}") from error

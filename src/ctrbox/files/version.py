@@ -115,10 +115,10 @@ class FileVersion:
             raise
         return raw
 
-    def check(self, raw: pa.NativeFile) -> None:
-        """Raise `SourceError` if what was read from `raw` until now may be of another version."""
+    def check(self, raw: pa.NativeFile | None = None) -> None:
+        """Raise `SourceError` if what was read from `raw` until now, or from the path, may be of another version."""
         if self.local:
-            self._compare(_local_facts(os.fstat(raw.fileno())))
+            self._compare(_local_facts(os.stat(self.path) if raw is None else os.fstat(raw.fileno())))  # noqa: PTH116
             return
         facts = _asked(self.fs, self.path)
         if not facts:

@@ -5,11 +5,14 @@
 
 ``native/core/ffm/text.h`` says how lines are read, ``example_cache.h`` what the file holds. A bad line is counted and left
 out; ``strict=True`` stops at the first. Sources end in ``.gz`` or ``.zst`` where compressed; ``"-"`` is stdin.
+
+Text and caches are read once per epoch. A file that changed since it was first opened is an error (`files.version`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import sys
@@ -19,10 +22,12 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 
 from ctrbox import _native
 from ctrbox.engines.aside import written_aside
 from ctrbox.errors import DataError, PlanError, SourceError, nearest
+from ctrbox.files.version import FileVersion, settle
 
 Format = Literal["vw", "libffm"]
 FORMATS = ("vw", "libffm")
@@ -65,6 +70,7 @@ class ExampleText:
         self.interactions = checked_interactions(interactions)
         self._crossed = crossings(self.given, self.interactions)
         self._parser = self._fresh()
+        self._version = version_of(source)
 
     @property
     def name(self) -> str:
@@ -95,7 +101,7 @@ class ExampleText:
     def over(self, fields: Sequence[str]) -> ExampleText:
         """The same text, read for these fields, of which interactions are none of its own."""
         crossed = list(map(crossed_name, self.interactions))
-        return ExampleText(
+        text = ExampleText(
             self.source,
             format=self.format,
             fields=[name for name in fields if name not in crossed],
@@ -103,10 +109,12 @@ class ExampleText:
             interactions=self.interactions,
             strict=self.strict,
         )
+        text._version = self._version
+        return text
 
     def __iter__(self) -> Iterator[_native.Examples]:
         self._parser = parser = self._fresh()
-        with opened(self.source) as stream:
+        with opened(self.source, self._version) as stream:
             for text in whole_lines(stream, self.name):
                 if parser.feed(text) and self.strict:
                     line, why = self.first_bad[0]
@@ -147,6 +155,8 @@ class ExampleCache:
         self._fields: list[str] | None = None
         self._totals = (0, 0, 0, 0)
         with self._reading():
+            self._version = FileVersion(pafs.LocalFileSystem(), str(self.path))
+            settle([self._version])
             _native.ExampleReader(str(self.path))
 
     @staticmethod
@@ -200,11 +210,18 @@ class ExampleCache:
     def blocks(self) -> Iterator[tuple[_native.Examples, list[str]]]:
         """Blocks and the fields so far, the next one read while the last is worked on."""
         with self._reading():
+            self._version.check()
             reader = _native.ExampleReader(str(self.path))
             with ThreadPoolExecutor(1) as ahead:
 
                 def read() -> tuple[_native.Examples | None, list[str]]:
-                    return reader.next(), reader.fields
+                    try:
+                        block = reader.next()
+                    except _native.DamagedFile:
+                        self._version.check()  # a change explains the damage
+                        raise
+                    self._version.check()
+                    return block, reader.fields
 
                 coming = ahead.submit(read)
                 while True:
@@ -286,8 +303,38 @@ def names(given: Sequence[str]) -> list[str]:
     return found
 
 
+def version_of(source: str | os.PathLike[str] | BinaryIO) -> FileVersion | None:
+    """The version of a file as it is now; None for streams and pipes, which are read once."""
+    if not isinstance(source, str | os.PathLike) or source == "-" or not Path(source).is_file():
+        return None
+    version = FileVersion(pafs.LocalFileSystem(), os.fspath(source))
+    settle([version])
+    return version
+
+
+class _Watched(io.RawIOBase):
+    """A file whose version is compared after every read, before anybody sees the bytes."""
+
+    def __init__(self, version: FileVersion) -> None:
+        self._version, self._raw = version, version.open()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        found = bytes(self._raw.read(None if size is None or size < 0 else size))
+        self._version.check(self._raw)
+        return found
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
 @contextlib.contextmanager
-def opened(source: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO]:
+def opened(
+    source: str | os.PathLike[str] | BinaryIO, version: FileVersion | None = None
+) -> Iterator[BinaryIO | io.RawIOBase]:
     if not isinstance(source, str | os.PathLike):
         yield source
         return
@@ -297,13 +344,13 @@ def opened(source: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO]:
     path = os.fspath(source)
     codec = {".gz": "gzip", ".zst": "zstd"}.get(Path(path).suffix)
     try:
-        with Path(path).open("rb") as file:
+        with Path(path).open("rb") if version is None else _Watched(version) as file:
             yield pa.CompressedInputStream(file, codec) if codec else file
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def whole_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
+def whole_lines(stream: BinaryIO | io.RawIOBase, name: str) -> Iterator[bytes]:
     """Bytes up to the end of a line, some megabytes at a time; the last may lack its end."""
     rest: list[bytes] = []
     held = 0

@@ -8,17 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow import types as pt
 
 from ctrbox.errors import CtrboxError, SourceError
+from ctrbox.files.checksum import WHOLE_BYTES
 from ctrbox.views.columns import Columns, cut, digest, make_batch
-from ctrbox.views.filesystems import first_line
+from ctrbox.views.filesystems import File, first_line
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
 from ctrbox.views.readahead import readahead
 from ctrbox.views.simple import STRINGS, Leaf, pick, simplify
+
+HEAD_ROWS = 10_000  # by which a dataset without files is identified
 
 
 class MemorySource:
@@ -80,10 +84,12 @@ class MemorySource:
         return digest(self.schema, extra=f"{self.rows} {self._sampled()}")
 
     def _sampled(self) -> str:
-        """A digest of a few thousand rows, evenly spread: enough to tell two tables of one shape apart, in no time."""
+        """Return a digest of all rows where they take at most 64 MiB, else of some thousand that are spread evenly."""
         sink = hashlib.sha256()
-        for batch in self._batches[:: max(1, len(self._batches) // 64)]:
-            rows = batch.take(pa.array(range(0, batch.num_rows, max(1, batch.num_rows // 64))))
+        whole = (self.bytes or 0) <= WHOLE_BYTES
+        for batch in self._batches if whole else self._batches[:: max(1, len(self._batches) // 64)]:
+            step = 1 if whole else max(1, batch.num_rows // 64)
+            rows = batch.take(pa.array(np.arange(0, batch.num_rows, step)))
             sink.update(rows.serialize())
         return sink.hexdigest()
 
@@ -154,7 +160,7 @@ class StreamSource:
         start: Callable[[Sequence[str]], Iterator[pa.RecordBatch]],
         name: str = "stream",
         rows: int | None = None,
-        identity: str = "",
+        identity: Callable[[], str] = str,
     ):
         self.name = name
         self.rows = rows
@@ -175,7 +181,7 @@ class StreamSource:
         return False
 
     def fingerprint(self) -> str:
-        return digest(self.schema, extra=self._identity)
+        return digest(self.schema, extra=self._identity())
 
     def scan(
         self,
@@ -255,14 +261,30 @@ def _stream(data: Any) -> StreamSource:
 
     name = str(getattr(data, "name", None) or type(data).__name__)
     fingerprint = getattr(data, "fingerprint", None)
-    return StreamSource(schema, start, name, identity=str(fingerprint()) if callable(fingerprint) else name)
+    identity = (lambda: str(fingerprint())) if callable(fingerprint) else (lambda: name)
+    return StreamSource(schema, start, name, identity=identity)
 
 
-def from_dataset(data: ds.Dataset) -> StreamSource:
-    """Any pyarrow dataset, read in order through its own scanner."""
+def from_dataset(data: ds.Dataset, files: Sequence[File]) -> StreamSource:
+    """A pyarrow dataset, read in order through its own scanner; `files` are those that it reads, where that is known.
+
+    A file that changed since is an error. A dataset that names no files is identified by its first rows.
+    """
+    versions = {file.path: file.version for file in files}
 
     def start(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         scanner = data.scanner(columns=list(columns), batch_readahead=2, fragment_readahead=1)
-        yield from scanner.to_batches()
+        for version in versions.values():
+            version.check()
+        for tagged in scanner.scan_batches():
+            version = versions.get(getattr(tagged.fragment, "path", None))
+            if version is not None:
+                version.check()
+            yield tagged.record_batch
+        for version in versions.values():
+            version.check()
 
-    return StreamSource(data.schema, start, "dataset", identity=str(data.schema))
+    def identity() -> str:
+        return digest(data.schema, files) if files else MemorySource(data.head(HEAD_ROWS)).fingerprint()
+
+    return StreamSource(data.schema, start, "dataset", identity=identity)

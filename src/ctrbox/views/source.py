@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 from ctrbox.errors import SourceError
 from ctrbox.files.version import settle
 from ctrbox.views.filesystems import File, Store, find_files
-from ctrbox.views.formats import EXTENSIONS, format_of
+from ctrbox.views.formats import format_of
 from ctrbox.views.indexed import IndexedFiles
 from ctrbox.views.ipc import IpcFile, IpcStream, is_stream
 from ctrbox.views.memory import from_capsule, from_dataset
@@ -92,17 +92,29 @@ def _of_format(name: str, files: Sequence[File], format: str, partitions: Partit
 
 def _open_dataset(data: ds.Dataset) -> Source:
     """A dataset of Parquet or Arrow files is read as a list of files with the dataset's partitions."""
-    if not isinstance(data, ds.FileSystemDataset) or data.format.default_extname not in EXTENSIONS:
-        return from_dataset(data)
-    format = data.format.default_extname
-    if format in ("csv", "json"):
-        return from_dataset(data)  # its own parse options would be lost
-    fragments = list(data.get_fragments())
-    store = Store(data.filesystem, remote=data.filesystem.type_name != "local")
-    infos = data.filesystem.get_file_info([fragment.path for fragment in fragments])
-    files = [File(store, info.path, info.size, info.mtime_ns or 0) for info in infos]
+    if isinstance(data, ds.InMemoryDataset):
+        return from_capsule(data.to_table())
+    files = _files_of(data)
     settle(file.version for file in files)
+    if not isinstance(data, ds.FileSystemDataset) or data.format.default_extname not in ("parquet", "arrow", "feather"):
+        return from_dataset(data, files)  # the parse options of its text files would be lost
+    try:
+        fragments = list(data.get_fragments())
+    except ValueError:  # it has a filter or a projection of its own, which its own scanner applies
+        return from_dataset(data, files)
     if not files:
         raise SourceError("the dataset holds no files, expected at least one")
     values = [ds.get_partition_keys(fragment.partition_expression) for fragment in fragments]
+    format = "parquet" if data.format.default_extname == "parquet" else "arrow"
     return _of_format(f"dataset of {files[0].path}", files, format, Partitions(files, values))
+
+
+def _files_of(data: ds.Dataset) -> list[File]:
+    """The files that a dataset reads; none where it is no dataset of files."""
+    if isinstance(data, ds.UnionDataset):
+        return [file for child in data.children for file in _files_of(child)]
+    if not isinstance(data, ds.FileSystemDataset):
+        return []
+    store = Store(data.filesystem, remote=data.filesystem.type_name != "local")
+    infos = data.filesystem.get_file_info(data.files)
+    return [File(store, info.path, info.size, info.mtime_ns or 0) for info in infos]
