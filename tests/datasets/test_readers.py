@@ -343,3 +343,24 @@ def test_a_view_of_a_bad_log_raises_the_readers_own_error(tmp_path: Path) -> Non
     log = criteo(write(tmp_path / "day_0", criteo_line(), "1\t2"))
     with pytest.raises(DataError, match=r"day_0 line 2: [^\n]*$"):
         list(View(log, key="row").source.scan(["label"]))
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_log_that_changes_is_refused_and_has_another_fingerprint(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"train.txt{ending}"
+    text = "1 |a x:1\n" * 2000
+
+    def write(text: str) -> None:
+        path.write_bytes(gzip.compress(text.encode(), mtime=0) if ending else text.encode())
+        os.utime(path, ns=(10**18, 10**18))
+
+    write(text)
+    log = vw(path)
+    before = log.fingerprint()
+    assert sum(batch.num_rows for batch in log.batches()) == 2000
+    assert log.fingerprint() == before
+    write(text.replace("x", "y"))
+    for read in (lambda: list(log.batches()), log.fingerprint, lambda: list(View(log).source.scan(["row"]))):
+        with pytest.raises(SourceError, match=r"train\.txt.* changed after it was opened"):
+            read()
+    assert vw(path).fingerprint() != before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import tempfile
 import zlib
@@ -221,6 +222,68 @@ def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(tmp_path: Pat
     ):
         with pytest.raises(SourceError, match=r"was cut off while it is open: it has 4,096 bytes|damaged: 4,096 bytes"):
             touch()
+
+
+def test_a_file_that_is_written_to_while_it_is_open_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "v"
+    rows = np.ones((3, 8), np.float32)
+    file = cb.write_vectors(path, {"k": np.arange(1, 4), "v": rows}, key="k", vector="v")
+    places = file.find(np.array([1, 2, 3]))
+    assert file.read(places).sum() == 24  # every row was checked; none is checked again
+    facts = path.stat()
+    with path.open("rb+") as written:
+        written.seek(ROWS_AT)
+        written.write(np.full(8, 7, np.float32).tobytes())
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))  # whatever the resolution of the clock
+    for touch in (lambda: file.read(places), lambda: file.find(np.array([1])), lambda: file.keys):
+        with pytest.raises(SourceError, match="was written to while it is open"):
+            touch()
+
+
+def test_a_file_that_another_was_renamed_over_is_read_as_it_was(tmp_path: Path) -> None:
+    data = {"k": np.arange(1, 4), "v": np.ones((3, 8), np.float32)}
+    file = cb.write_vectors(tmp_path / "v", data, key="k", vector="v")
+    cb.write_vectors(tmp_path / "v", {**data, "v": data["v"] * 2}, key="k", vector="v")
+    assert file.read(file.find(np.array([1, 2, 3]))).sum() == 24
+
+
+def test_fingerprint_covers_every_shard(tmp_path: Path) -> None:
+    keys = np.arange(1, 1001)
+    last = keys[shard_of(keys, 12) == 11][0]
+    prints = []
+    for change in (0.0, 1.0):
+        rows = np.zeros((1000, 2), np.float32)
+        rows[last - 1] = change
+        file = cb.write_vectors(tmp_path / f"v{change}", {"k": keys, "v": rows}, key="k", vector="v", shards=12)
+        prints.append(file.fingerprint)
+    assert prints[0] != prints[1]
+
+
+def test_parquet_that_changes_while_vectors_are_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "images.parquet"
+    rows = pa.table({"id": np.arange(1, 2001), "v": pa.array(list(np.ones((2000, 4), np.float32)))})
+    pq.write_table(rows, path)
+    monkeypatch.setattr(vector_write, "CHUNK", 1600)
+    kept = vector_write._Chunks._keys
+
+    def keys(self: Any, table: pa.Table, first: int) -> Any:
+        if first:
+            path.write_bytes(path.read_bytes())
+        return kept(self, table, first)
+
+    monkeypatch.setattr(vector_write._Chunks, "_keys", keys)
+    with pytest.raises(SourceError, match=r"images\.parquet changed after it was opened"):
+        cb.write_vectors(tmp_path / "v", path, key="id", vector="v")
+    assert not (tmp_path / "v").exists()
+
+
+def test_vectors_of_a_table_of_delta_lake_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "images" / "_delta_log").mkdir(parents=True)
+    pq.write_table(pa.table({"id": [1], "v": [[1.0]]}), tmp_path / "images" / "a.parquet")
+    with pytest.raises(SourceError, match="images is a table of Delta Lake"):
+        cb.write_vectors(tmp_path / "v", tmp_path / "images", key="id", vector="v")
 
 
 def test_only_vectors_are_written_over(tmp_path: Path) -> None:

@@ -114,6 +114,41 @@ def test_a_chunk_that_went_away_half_read_is_told_of(tmp_path: Path) -> None:
     assert reader.told == [f"a.jsonl is gone from {tmp_path} behind row 3; its other rows are not learned from"]
 
 
+def test_a_chunk_that_changed_while_the_learner_was_stopped_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctrbox.online.chunk.ROWS", 2)
+    put(tmp_path, "a.jsonl", *range(5))
+    first = Reader(tmp_path)
+    piece = next(first.walk)
+    assert piece is not None
+    first.stream.took(piece)
+    first.stream.close()
+    put(tmp_path, "a.jsonl", *range(10, 15))
+    (refused,) = Reader(tmp_path, first.stream.position()).ids()
+    assert refused.startswith("it changed after 2 of its rows were learned from")
+
+
+def test_a_chunk_that_changes_after_it_was_read_is_told_of_once(tmp_path: Path) -> None:
+    put(tmp_path, "a.jsonl", 1)
+    reader = Reader(tmp_path)
+    assert reader.ids() == [1]
+    put(tmp_path, "a.jsonl", 1, 2)
+    assert reader.ids() == []
+    assert reader.ids() == []
+    assert [line.partition(":")[0] for line in reader.told] == ["a.jsonl changed after it was read"]
+
+
+def test_a_chunk_that_changes_before_its_turn_is_read_as_it_is_then(tmp_path: Path) -> None:
+    put(tmp_path, "a.jsonl", 1)
+    reader = Reader(tmp_path)
+    (file,) = reader.stream._new()
+    put(tmp_path, "a.jsonl", 2, 3)
+    with pytest.raises(chunks.Unreachable, match=r"a\.jsonl changed after it was opened"):
+        list(reader.stream._read(file, 0))
+    assert reader.ids() == [2, 3]
+
+
 def test_kept_chunks_are_removed_where_asked(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
         put(tmp_path, name, 1)

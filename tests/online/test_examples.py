@@ -158,6 +158,40 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         ExampleCache(tmp_path / "none")
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_text_that_changes_between_epochs_or_within_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    path = tmp_path / f"t.vw{suffix}"
+    written = gzip.compress(GOOD * 500, mtime=0) if suffix else GOOD * 500
+    path.write_bytes(written)
+    monkeypatch.setattr("ctrbox.online.examples.READ", 1000)
+    monkeypatch.setattr("ctrbox.online.examples.BLOCK_ROWS", 10)
+    text = ExampleText(path)
+    assert sum(block.rows for block in text) == 1500
+    begun = iter(text)
+    next(begun)
+    if not suffix:  # the small compressed file was read whole by now
+        path.write_bytes(written)
+        with pytest.raises(cb.SourceError, match=r"t\.vw changed after it was opened"):
+            list(begun)
+    path.write_bytes(written)
+    for other in (text, text.over(["a", "b"])):
+        with pytest.raises(cb.SourceError, match=r"t\.vw.* changed after it was opened"):
+            list(other)
+
+
+def test_cache_that_is_replaced_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.vw").write_bytes(GOOD * 500)
+    path = tmp_path / "c.ctrx"
+    cache = ExampleCache.parse(tmp_path / "t.vw", path)
+    assert cache.rows == 1500
+    ExampleCache.parse(tmp_path / "t.vw", path)
+    with pytest.raises(cb.SourceError, match=r"c\.ctrx changed after it was opened"):
+        list(cache)
+    assert ExampleCache(path).rows == 1500
+
+
 def test_models_read_caches_and_text_by_the_names_of_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.vw"
     path.write_bytes(GOOD * 50)

@@ -265,6 +265,28 @@ def test_warm_up_learns_past_rows_first_and_goes_on_after_an_end(world: Path, tm
     assert notes(tmp_path / "parts") == notes(tmp_path / "whole")
 
 
+def test_warm_up_does_not_go_on_in_a_file_that_changed(world: Path, tmp_path: Path) -> None:
+    past = tmp_path / "past"
+    adlog(rows=2_000, seed=9, out=past, days=1)
+    (tmp_path / "empty").mkdir()
+
+    class Ends(OnlineLoop):
+        def _between(self, publish: bool = True) -> None:
+            super()._between(publish)
+            self.asked.by = signal.SIGTERM
+
+    options: dict[str, Any] = {"once": True, "warm_up": [str(past / "impressions")], "publish_at_end": False}
+    begun = loop(world / "data", tmp_path / "empty", tmp_path / "out", Ends, **options)
+    begun.run()
+    assert not begun.warm["done"]
+    assert begun.warm["rows"]
+    changed = Path(begun.warm["file"])
+    rows = pq.read_table(changed)
+    pq.write_table(rows.take(list(range(len(rows)))[::-1]), changed)
+    with pytest.raises(cb.DataError, match=rf"{changed.name} changed after [\d,]+ of its rows were learned from"):
+        loop(world / "data", tmp_path / "empty", tmp_path / "out", **options).run()
+
+
 # ---- bad input
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,22 @@ def test_resume_with_other_data_is_refused(plan: cb.Plan, tmp_path: Path) -> Non
     other.mkdir()
     with pytest.raises(DataError, match="differs in data"):
         fit(on_disk(other, 5000), out=tmp_path / "run")
+
+
+def test_resume_with_other_rows_of_the_same_size_and_time_is_refused(tmp_path: Path) -> None:
+    """As `cp -p` or `rsync -t` leaves a file whose labels were corrected."""
+    plan = on_disk(tmp_path)
+    log = tmp_path / "log.parquet"
+    unfinished(plan, tmp_path / "run")
+    with contextlib.suppress(Stop):
+        fit(on_disk(tmp_path), out=tmp_path / "run", checkpoint_steps=4, progress=StopAt(12))  # the same rows go on
+    facts, rows = log.stat(), log.read_bytes()
+    place = facts.st_size // 2
+    log.write_bytes(rows[:place] + bytes([rows[place] ^ 1]) + rows[place + 1 :])
+    os.utime(log, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert (log.stat().st_size, log.stat().st_mtime_ns) == (facts.st_size, facts.st_mtime_ns)
+    with pytest.raises(DataError, match="differs in data"):
+        fit(on_disk(tmp_path), out=tmp_path / "run")
 
 
 def test_resume_with_other_code_is_refused(plan: cb.Plan, tmp_path: Path) -> None:

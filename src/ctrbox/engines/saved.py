@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import mmap
 import os
 import re
 import struct
@@ -329,8 +328,9 @@ def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            # Empty files cannot be mapped; the copy outlives whatever happens to the file.
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+            # Read, not mapped: a mapped file that is cut off later would end the process with SIGBUS.
+            data = memoryview(file.read(size))
+            size = len(data)
     except FileNotFoundError:
         raise PlanError(f"there is no plan at {path}") from None
     except (OSError, ValueError) as error:

@@ -7,11 +7,16 @@ before `part-10`), a few of them ahead. Hidden names (`.`, `_`) and those that e
 The position is the chunk under way with the rows taken of it, and which chunks are done: all names up to ``floor``, and the
 last REMEMBERED of them by name. So a chunk that comes late, with a name before others that were read, is read when it comes;
 one that is behind a thousand others is told of and left out.
+
+A chunk must not change once it is in the folder. One that changes while it is read is read again from its beginning. The
+position holds a checksum of the chunk under way: where the chunk was changed while the learner was stopped, the rows behind
+the position are other rows, and the rest of the chunk is refused. A chunk that changes after it was read is told of, once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -60,6 +65,9 @@ class ChunkFolder:
         self.spared: dict[str, None] = dict.fromkeys(found.get("spared", []))  # gave no event: never removed
         self.chunk: str = found.get("chunk", "")  # under way
         self.rows: int = found.get("rows", 0)
+        self.checksum: str = found.get("checksum", "")  # of the chunk under way, when it was begun
+        self._checksums: dict[str, str] = {}  # of chunks that are read ahead, by name
+        self._read_as: dict[str, tuple[int, int]] = {}  # size and time of chunks when they were read
         self._fruitful = self.rows > 0
         self.failing = ""
         self.waited_s = 0.0
@@ -102,14 +110,17 @@ class ChunkFolder:
             self.done[piece.chunk] = None
             if piece.refused or not self._fruitful:
                 self.spared[piece.chunk] = None
-            self.chunk, self.rows, self._fruitful = "", 0, False
+            self.chunk, self.rows, self._fruitful, self.checksum = "", 0, False, ""
+            self._checksums.pop(piece.chunk, None)
             if len(self.done) > 2 * REMEMBERED:
                 names = sorted(self.done, key=natural)
                 self.floor = max(self.floor, names[-REMEMBERED - 1], key=natural)
                 self.done = dict.fromkeys(names[-REMEMBERED:])
+                self._read_as = {name: facts for name, facts in self._read_as.items() if name in self.done}
                 self.spared = {name: None for name in self.spared if name in self.done}
         else:
             self.chunk, self.rows = piece.chunk, piece.stop
+            self.checksum = self._checksums.get(piece.chunk, self.checksum)
 
     def position(self) -> Position:
         return {
@@ -118,6 +129,7 @@ class ChunkFolder:
             "spared": list(self.spared),
             "chunk": self.chunk,
             "rows": self.rows,
+            "checksum": self.checksum,
         }
 
     def kept(self, position: Position) -> None:
@@ -156,6 +168,13 @@ class ChunkFolder:
                 yield Piece(name, start, start, None, True, refused="it went away before it was read")
                 return
             raise Unreachable(str(error)) from error
+        checksum = hashlib.blake2b(payload, digest_size=16).hexdigest()
+        if start and self.checksum and checksum != self.checksum:
+            why = f"it changed after {start:,} of its rows were learned from; put new rows into a chunk of another name"
+            yield Piece(name, start, start, None, True, refused=why)
+            return
+        self._checksums[name] = checksum
+        self._read_as[name] = (file.size, file.mtime_ns)
         yield from pieces(name, payload, self.layout, start)
 
     def _new(self) -> list[File]:
@@ -167,22 +186,34 @@ class ChunkFolder:
             bases = [info.base_name for info in found]
         except UnicodeError as error:
             raise DataError(f"{printable(self.name)} holds a file whose name is not UTF-8; rename it") from error
-        names: dict[str, File] = {}
-        for info, base in zip(found, bases, strict=True):
-            if info.type == pafs.FileType.File and base[:1] not in "._" and not base.endswith(UNFINISHED):
-                names[base] = File(self.store, info.path, info.size, info.mtime_ns or 0)
+        names: dict[str, pafs.FileInfo] = {
+            base: info
+            for info, base in zip(found, bases, strict=True)
+            if info.type == pafs.FileType.File and base[:1] not in "._" and not base.endswith(UNFINISHED)
+        }
         if self.chunk and self.chunk not in names:
             self.tell(
                 f"{self.chunk} is gone from {self.name} behind row {self.rows:,}; its other rows are not learned from"
             )
             self.took(Piece(self.chunk, self.rows, self.rows, None, True))
         self._tell_passed_over(set(names))
+        self._tell_changed(names)
         fresh = [n for n in names if n not in self.done and (n == self.chunk or natural(n) > natural(self.floor))]
         # The one under way first: it was begun.
         fresh.sort(key=lambda n: (n != self.chunk, natural(n)))
         # Listing a folder of many thousand files takes a while: a tenth of the time at most.
         self.poll_s = max(POLL_S, 10 * (time.perf_counter() - began))
-        return [names[n] for n in fresh]
+        return [File(self.store, names[n].path, names[n].size, names[n].mtime_ns or 0) for n in fresh]
+
+    def _tell_changed(self, names: dict[str, pafs.FileInfo]) -> None:
+        for name in [n for n in self._read_as if n in names and n in self.done]:
+            info = names[name]
+            if (info.size, info.mtime_ns or 0) != self._read_as[name]:
+                del self._read_as[name]
+                self.tell(
+                    f"{name} changed after it was read: what it holds now is not learned from; write a chunk under a name "
+                    "that ends in .tmp, rename it when it is complete, and put new rows into a chunk of another name"
+                )
 
     def _tell_passed_over(self, names: set[str]) -> None:
         if self._seen is not None and self.floor:
@@ -203,5 +234,5 @@ def _size(piece: Piece) -> int:
 
 
 def _bytes(file: File) -> bytes:
-    with file.store.fs.open_input_stream(file.path, compression=None) as stream:
-        return bytes(stream.read())
+    with file.version.reading() as raw:
+        return bytes(raw.read())

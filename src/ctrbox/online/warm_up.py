@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ctrbox.errors import PlanError
+from ctrbox.files.checksum import content_checksums
 from ctrbox.views.filesystems import File, find_files
 from ctrbox.views.morsel import Morsel
 from ctrbox.views.source import open_files
@@ -190,6 +191,13 @@ def ahead(
         files = files[names.index(first) :]
     readers = [partial(_morsels, file, columns, skip if n == 0 else 0) for n, file in enumerate(files)]
     return Ahead(readers, size=lambda m: m.rows.nbytes, in_flight=in_flight, bytes=bytes)
+
+
+def content_of(path: str, filesystem: Any = None, storage_options: dict[str, Any] | None = None) -> str:
+    """Return a checksum of a file's content, by which a warm-up that goes on knows its file (`files.checksum`)."""
+    files = find_files([path], filesystem, storage_options)
+    attempt = files[0].store.attempt
+    return " ".join(content_checksums([file.version for file in files], lambda file, read: attempt(file.shown, read)))
 
 
 def _morsels(file: File, columns: Sequence[str] | None, start: int) -> Iterator[Morsel]:

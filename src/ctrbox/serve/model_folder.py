@@ -84,7 +84,7 @@ class ModelFolder:
         path = self.folder / LOG
         if path.exists():
             try:
-                with pa.memory_map(str(path)) as file:
+                with pa.OSFile(str(path)) as file:  # not mapped: a file that is cut off later would give SIGBUS
                     log = feather.read_table(file)
             except (pa.ArrowException, OSError, ValueError) as error:
                 raise SourceError(f"cannot read {path}: {error}") from error

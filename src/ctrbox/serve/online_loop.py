@@ -24,7 +24,7 @@ from ctrbox.online.deep_ffm import DeepFFM
 from ctrbox.online.events import Layout, Piece
 from ctrbox.online.join import BEGIN, Join
 from ctrbox.online.stream import Position, Stream, open_stream
-from ctrbox.online.warm_up import ahead
+from ctrbox.online.warm_up import ahead, content_of
 from ctrbox.publish.sources import RATES, SETTINGS
 from ctrbox.publish.versions import Version
 from ctrbox.publish.weights import read_directory
@@ -197,13 +197,22 @@ class OnlineLoop:
             return
         columns = self.plan.request_schema(label=True).names
         start = (self.warm["file"], self.warm["rows"])
+        checksum = content_of(start[0]) if start[0] else ""
+        if start[0] and self.warm.get("checksum", checksum) != checksum:
+            raise DataError(
+                f"{start[0]} changed after {start[1]:,} of its rows were learned from: the rows behind them are other rows now. "
+                f"Put the old file back, or begin anew in another folder than {self.out}"
+            )
         rows = ahead(self.past, columns=columns, in_flight=self.in_flight, start=start)
         before, began = self.engine.learned, time.perf_counter()
         for morsel in rows:
             for at in range(0, morsel.rows.num_rows, ROWS):
                 part = morsel.rows.slice(at, ROWS)
                 self.learner.learn_past(part, morsel.origin.path, morsel.origin.row + at)
-                self.warm = {"file": morsel.origin.path, "rows": morsel.origin.row + at + len(part), "done": False}
+                if morsel.origin.path != self.warm["file"]:
+                    checksum = content_of(morsel.origin.path)
+                rows_done = morsel.origin.row + at + len(part)
+                self.warm = {"file": morsel.origin.path, "rows": rows_done, "done": False, "checksum": checksum}
                 self._changed = True
                 self._between(publish=False)
                 if self.interrupted:

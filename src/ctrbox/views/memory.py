@@ -277,9 +277,9 @@ def from_dataset(data: ds.Dataset, files: Sequence[File]) -> StreamSource:
         for version in versions.values():
             version.check()
         for tagged in scanner.scan_batches():
-            version = versions.get(getattr(tagged.fragment, "path", None))
-            if version is not None:
-                version.check()
+            path = getattr(tagged.fragment, "path", "")
+            if path in versions:
+                versions[path].check()
             yield tagged.record_batch
         for version in versions.values():
             version.check()
