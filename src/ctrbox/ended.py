@@ -88,11 +88,16 @@ def told_of(table: Mapping[str, Any]) -> str:
 
 
 def tell_metrics(m: Mapping[str, float]) -> None:
+    """Print the figures of the validation rows, plain and by weight."""
     if not m:
         tell("no validation rows, no metrics; give some: --valid 0.1")
         return
+    from ctrbox.train.words import figure_table, remarks
+
+    for line in figure_table(m):
+        tell(line)
     best = m.get("best_auc")
-    gap = f", best possible {best:.4f}, gap {best - m['auc']:.4f}" if best is not None else ""
-    group = f", GAUC {m['gauc']:.4f}" if m["gauc"] == m["gauc"] else ""
-    tell(f"AUC {m['auc']:.4f}{gap}{group}")
-    tell(f"log loss {m['logloss']:.4f}, RIG {m['rig']:.2%}, calibration {m['calibration']:.3f}")
+    if best is not None:
+        tell(f"the best possible AUC is {best:.4f}, {best - m['auc']:.4f} above this one")
+    for remark in remarks(m):
+        tell(remark)

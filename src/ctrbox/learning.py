@@ -21,7 +21,7 @@ from ctrbox.job import blaming, load_job
 from ctrbox.options import Servers, in_words_of_options, pairs_of, vector_files
 from ctrbox.output import check_output, sink
 from ctrbox.terminal import Mistake, hint, meter, say, say_json, tell, written_aside
-from ctrbox.training_command import MEASURES, AsJson, JobFile, Threads, Watch, fit, load_seeded
+from ctrbox.training_command import AsJson, JobFile, Threads, Watch, fit, load_seeded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,6 +68,7 @@ def evaluate(
 ) -> None:
     """Measure a trained model on a log with labels."""
     from ctrbox.train.sealed import tidy
+    from ctrbox.train.words import figure_table, remarks
 
     loaded = load_run(run, job, threads, ram, server)
     started = time.perf_counter()
@@ -78,9 +79,10 @@ def evaluate(
     if as_json:
         say_json(**tidy({**found, "seconds": seconds, "run": str(run), "data": data}))
     else:
-        for name, title in MEASURES.items():
-            value = found[name]
-            say(f"{title:<12} {value:>12,.0f}" if name in ("rows", "clicks") else f"{title:<12} {value:>12.4f}")
+        for line in figure_table(found):
+            say(line)
+    for remark in remarks(found):
+        tell(remark)
     tell(f"scored {found['rows']:,.0f} rows in {seconds:.1f} s ({found['rows'] / max(seconds, 1e-9):,.0f} rows/s)")
     if data is None:
         tell("these are the rows that the run held back for validation")

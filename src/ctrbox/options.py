@@ -25,6 +25,8 @@ WORDS = (
     (re.compile(r"\bout="), "--out "),
     (re.compile(r"\blook_ahead=(?=\d)"), "--look-ahead "),
     (re.compile(r"\blook_ahead\b=?"), "--look-ahead"),
+    (re.compile(r"\bcalibrate='(\w+)'"), r"--calibrate \1"),
+    (re.compile(r"\bcalibrate must"), "--calibrate must"),
     (re.compile(r"\b(patience|cluster)=(?=[ ,;]|$)"), r"--\1"),
 )
 

@@ -32,17 +32,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to s
 
 # Rows a second on a terminal move by themselves; in a log a line now and then is enough.
 LOG_SECONDS = 15.0
-MEASURES = {
-    "auc": "AUC",
-    "gauc": "GAUC",
-    "logloss": "log loss",
-    "rig": "RIG",
-    "calibration": "calibration",
-    "base_rate": "click rate",
-    "rows": "rows",
-    "clicks": "clicks",
-}
-
 TRAIN_EXAMPLES = """\b
 Examples:
   ctrbox train job.py
@@ -70,6 +59,16 @@ def train(
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Same seed, same weights.")] = None,
     negatives: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Keep this share of the rows without a click.")
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="weights|intercept|NUMBER",
+            help="Correct predictions after training with sample weights: 'weights' by the ratio of the weights of the two "
+            "labels, 'intercept' by fitting the click rate of the validation rows; a number is added to every logit. "
+            "Without it, nothing is added.",
+            show_default=False,
+        ),
     ] = None,
     patience: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many evaluations without improvement.")
@@ -108,6 +107,7 @@ def train(
         "limit": limit,
         "seed": seed,
         "negatives": negatives,
+        "calibrate": calibration(calibrate),
         "patience": patience,
         "evaluate_every": evaluate_every,
         "look_ahead": look_ahead,
@@ -125,6 +125,14 @@ def train(
     done = fit(loaded, place, asked, valid=valid, threads=threads, resume=resume, overwrite=overwrite, cluster=where)
     finish(done, as_json)
     hint(f"ctrbox evaluate {shlex.quote(str(place))}")
+
+
+def calibration(given: str | None) -> str | float | None:
+    """Read --calibrate: a name stays a name, a number becomes one."""
+    try:
+        return None if given is None else float(given)
+    except ValueError:
+        return given
 
 
 def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tuple[Path, bool]:
@@ -253,9 +261,9 @@ class Watch:
         if self.line is not None:
             self.line.evaluated(metrics)
         else:
-            tell(
-                "validation  " + "  ".join(f"{MEASURES[n]} {metrics[n]:.4f}" for n in ("auc", "logloss", "calibration"))
-            )
+            from ctrbox.train.words import brief
+
+            tell(f"validation  {brief(metrics)}")
 
     def resumed(self, step: int, rows: int) -> None:
         tell(f"going on after step {step:,} ({rows:,} rows)")

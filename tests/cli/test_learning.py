@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gc
 import json
+import math
 import os
 import re
 import shlex
@@ -133,8 +134,10 @@ def kept_rows(folder: Path) -> pa.Table:
 def test_train_ends_with_metrics_stages_report_and_the_next_command(here: Path, trained: Any) -> None:
     assert trained.stdout == "runs/job\n"
     for words in (
-        "AUC 0.",
-        "log loss 0.",
+        "95 % interval",
+        "\nAUC                 0.",
+        "\nlog loss            0.",
+        "\ncalibration         1.",
         "rows/s",
         "← bottleneck",
         "intermediate files: 0 bytes",
@@ -145,6 +148,26 @@ def test_train_ends_with_metrics_stages_report_and_the_next_command(here: Path, 
     assert "report: runs/job/report.html\nnext: ctrbox evaluate runs/job\n" in trained.stderr
     page = (here / "runs" / "job" / "report.html").read_text(encoding="utf-8")
     assert "ctrbox train job.py --out runs/job --batch-size 500 --seed 3" in page
+
+
+def test_training_with_weights_tells_both_figures_and_how_to_correct_them(here: Path, call: Call) -> None:
+    weighted = JOB[: JOB.index("class Mine")].replace(
+        "    label=", '    weight=cb.when(col("clicked") > 0).then(60.0).otherwise(1.0),\n    label='
+    )
+    assert weighted != JOB[: JOB.index("class Mine")]
+    (here / "weighted.py").write_text(weighted + "model = cb.models.LR(plan.schema)\n")
+    with pytest.warns(UserWarning, match="left predictions far from the click rate"):
+        _, told = call(training_command.train, Path("weighted.py"), batch_size=20, epochs=3)
+    assert "by weight" in told
+    found, _ = call(learning.evaluate, Path("runs/weighted"))
+    calibration = next(line for line in found.splitlines() if line.startswith("calibration")).split()
+    assert float(calibration[1]) > 1.2 > float(calibration[-1])
+    calibrated, _ = call(training_command.train, Path("weighted.py"), batch_size=20, epochs=3, calibrate="weights")
+    assert json.loads((Path(calibrated.strip()) / "model" / "state.json").read_text())["shift"] == pytest.approx(
+        -math.log(60)
+    )
+    with pytest.raises(Mistake, match=r"--calibrate must be 'weights', 'intercept', or a number"):
+        call(training_command.train, Path("weighted.py"), calibrate="platt")
 
 
 SPARSE_JOB = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,8 @@ from hypothesis import given, settings
 
 from ctrbox.errors import DataError, PlanError
 from ctrbox.train.interval import auc_difference, logloss_difference, placements, student_quantile, student_tail
-from ctrbox.train.metrics import CELL_BITS, LENGTHS, Scores, auc_by, calibration_curve, window_length, windows
+from ctrbox.train.metrics import LENGTHS, Scores, auc_by, calibration_curve, window_length, windows
+from ctrbox.train.ranking import CELL_BITS
 from tests.twins import metrics as twin
 
 # Few distinct values make ties; the rest are the edges of what is allowed.
@@ -39,8 +41,17 @@ def columns(log: list[tuple[int, float, float, int, int]], *, weighted: bool) ->
     return rows, given
 
 
-def same(ours: dict[str, Any], theirs: dict[str, float]) -> None:
-    assert {name: ours[name] for name in theirs} == pytest.approx(theirs, rel=1e-9, abs=1e-12, nan_ok=True)
+def same(ours: dict[str, Any], theirs: dict[str, float], prefix: str = "") -> None:
+    names = {name: name if name in ("rows", "clicks") else f"{prefix}{name}" for name in theirs}
+    assert {n: ours[names[n]] for n in theirs} == pytest.approx(theirs, rel=1e-9, abs=1e-12, nan_ok=True)
+
+
+def all_same(ours: dict[str, Any], rows: twin.Rows, groups: list[int], weighted: bool) -> None:
+    """Plain names are the figures without weights, whether or not there are weights."""
+    same(ours, twin.everything([(y, p, 1.0) for y, p, _ in rows], groups))
+    if weighted:
+        same(ours, twin.everything(rows, groups), "weighted_")
+    assert weighted == any(name.startswith("weighted_") for name in ours)
 
 
 def bits(result: dict[str, float]) -> dict[str, str]:
@@ -57,10 +68,10 @@ def test_metrics_equal_those_of_every_pair_of_rows(log: list[Any], weighted: boo
     scores = Scores()
     scores.add(**given)
     ours = scores.result()
-    same(ours, twin.everything(rows, given["group"].tolist()))
+    all_same(ours, rows, given["group"].tolist(), weighted)
     assert len(scores) == len(log)
     assert ours["share"] == 1
-    assert ours["auc_error"] == 0 or math.isnan(ours["auc"])
+    assert ours["auc_rounding"] == 0 or math.isnan(ours["auc"])
 
 
 @settings(max_examples=100, deadline=None)
@@ -115,20 +126,22 @@ def test_above_the_limit_auc_keeps_within_its_stated_error_and_sums_stay_exact(
     scores = Scores(limit)
     scores.add(**given)
     ours = scores.result()
-    same(ours, twin.sums(rows))
+    prefix = "weighted_" if weighted else ""
+    same(ours, twin.sums(rows), prefix)
     exact = twin.auc(rows)
-    assert math.isnan(exact) == math.isnan(ours["auc"])
+    auc, rounding = ours[f"{prefix}auc"], ours[f"{prefix}auc_rounding"]
+    assert math.isnan(exact) == math.isnan(auc)
     if not math.isnan(exact):
-        assert abs(ours["auc"] - exact) <= ours["auc_error"] + 1e-12
+        assert abs(auc - exact) <= rounding + 1e-12
     if len(log) // limit * limit > limit:
         cells = {p: int(np.float32(p + 0.0).view(np.uint32)) >> CELL_BITS for _, p, _ in rows}
-        assert ours["auc"] == pytest.approx(twin.auc_within_cells(rows, cells), abs=1e-12, nan_ok=True)
+        assert auc == pytest.approx(twin.auc_within_cells(rows, cells), abs=1e-12, nan_ok=True)
         assert ours["share"] < 1
         # What is left of the groups is whole groups: their GAUC is that of the same groups picked from all rows.
         kept = set(scores._rows().group.tolist())  # type: ignore[union-attr]
         left = [(row, g) for row, g in zip(rows, given["group"].tolist(), strict=True) if g in kept]
         area, used, used_rows = twin.gauc([row for row, _ in left], [g for _, g in left])
-        same(ours, {"gauc": area, "gauc_groups": used, "gauc_rows": used_rows})
+        same(ours, {"gauc": area, "gauc_groups": used, "gauc_rows": used_rows}, prefix)
 
 
 def test_above_the_limit_memory_is_bounded_and_the_error_is_small() -> None:
@@ -142,8 +155,10 @@ def test_above_the_limit_memory_is_bounded_and_the_error_is_small() -> None:
         bounded.add(label, p, group=group)
     right, ours = exact.result(), bounded.result()
     assert len(bounded._rows()) <= 10_000
-    assert 0 < ours["auc_error"] < 1e-4
-    assert abs(ours["auc"] - right["auc"]) <= ours["auc_error"]
+    assert 0 < ours["auc_rounding"] < 1e-4
+    assert abs(ours["auc"] - right["auc"]) <= ours["auc_rounding"]
+    assert ours["auc_se"] == pytest.approx(right["auc_se"], rel=1e-3)
+    assert ours["logloss_se"] == pytest.approx(right["logloss_se"], rel=1e-9)
     assert bits(ours)["clicks"] == bits(right)["clicks"]
     assert ours["logloss"] == pytest.approx(right["logloss"], rel=1e-12)
     assert ours["share"] == 1 / 16
@@ -156,8 +171,8 @@ def test_above_the_limit_memory_is_bounded_and_the_error_is_small() -> None:
 def test_nothing_added_gives_nan_and_counts_of_zero() -> None:
     result = Scores().result()
     assert result["rows"] == result["clicks"] == result["gauc_groups"] == result["gauc_rows"] == 0
-    undefined = {"auc", "auc_error", "gauc", "logloss", "rig", "calibration", "base_rate", "best_constant_logloss"}
-    assert {name for name, value in result.items() if math.isnan(value)} == undefined
+    counts = ("rows", "clicks", "gauc_groups", "gauc_rows", "gauc_left_out_groups", "gauc_left_out_rows")
+    assert {name for name, value in result.items() if not math.isnan(value)} == {*counts, "share"}
     assert Scores().windows() == []
     assert Scores().curve()["bins"] == []
     assert math.isnan(Scores().curve()["ece"])
@@ -195,9 +210,11 @@ def test_metrics_agree_with_scikit_learn() -> None:
     scores = Scores()
     scores.add(label, p, weight)
     result = scores.result()
-    assert result["auc"] == pytest.approx(sklearn.roc_auc_score(label, p, sample_weight=weight), rel=1e-12)
     clipped = np.clip(p.astype(np.float64), 1e-7, 1 - 1e-7)
-    assert result["logloss"] == pytest.approx(sklearn.log_loss(label, clipped, sample_weight=weight), rel=1e-12)
+    for prefix, counted in (("", None), ("weighted_", weight)):
+        auc, loss = result[f"{prefix}auc"], result[f"{prefix}logloss"]
+        assert auc == pytest.approx(sklearn.roc_auc_score(label, p, sample_weight=counted), rel=1e-12)
+        assert loss == pytest.approx(sklearn.log_loss(label, clipped, sample_weight=counted), rel=1e-12)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -235,6 +252,10 @@ def test_a_bad_value_is_refused_with_its_row_and_leaves_nothing_behind(bad: dict
     scores.add(**good)
     before = bits(scores.result())
     with pytest.raises(DataError, match=sentence):
+        Scores().add(**{**good, **bad})
+    # Rows are counted over all batches: row 1 of the second batch of three is row 4.
+    later = re.sub(r"row (\d)", lambda m: f"row {int(m[1]) + 3}", sentence)
+    with pytest.raises(DataError, match=later):
         scores.add(**{**good, **bad})
     assert bits(scores.result()) == before
 
@@ -281,7 +302,7 @@ def test_windows_equal_metrics_of_their_rows(log: list[Any], weighted: bool, spa
         assert datetime.fromisoformat(window["end"]) == end
         assert window["start"].endswith("Z")
         inside = members[number]
-        same(window, twin.everything([rows[k] for k in inside], [int(given["group"][k]) for k in inside]))
+        all_same(window, [rows[k] for k in inside], [int(given["group"][k]) for k in inside], weighted)
 
 
 @settings(max_examples=60, deadline=None)
@@ -294,7 +315,7 @@ def test_without_times_windows_hold_equally_many_rows_in_order(log: list[Any], c
     assert [w["first_row"] for w in found] == [k * len(log) // len(found) for k in range(len(found))]
     edges = [*(w["first_row"] for w in found), len(log)]
     for window, start, end in zip(found, edges[:-1], edges[1:], strict=False):
-        same(window, twin.everything(rows[start:end], given["group"][start:end].tolist()))
+        all_same(window, rows[start:end], given["group"][start:end].tolist(), True)
 
 
 INT64 = st.integers(-(2**63) + 1, 2**63 - 1)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from ctrbox.errors import DataError, PlanError
-from ctrbox.train.slices import MISSING, OTHER, Slice, slices, worst
+from ctrbox.train.slices import MISSING, OTHER, Slice, slices, without_figures, worst
 from tests.twins import metrics as twin
 
 VALUE = st.one_of(st.none(), st.sampled_from(["", "a", "b", "c", "(other)", "ü"]))
@@ -50,11 +50,17 @@ def test_slices_equal_metrics_of_rows_gathered_by_hand(log: list[Any], weighted:
     assert [(s.column, s.value, s.rows) for s in ours] == [("x", name, len(rows)) for name, rows in theirs]
     for found, (_, rows) in zip(ours, theirs, strict=True):
         close = lambda value: pytest.approx(value, rel=1e-7, abs=1e-9, nan_ok=True)
-        sums = twin.sums(rows)
-        assert {name: getattr(found, name) for name in ("clicks", "logloss", "rig", "calibration", "base_rate")} == {
-            name: close(sums[name]) for name in ("clicks", "logloss", "rig", "calibration", "base_rate")
-        }
-        assert found.auc == close(twin.auc(rows))
+        plain = [(y, p, 1.0) for y, p, _ in rows]
+        names = ("logloss", "rig", "calibration", "base_rate")
+        sums = twin.sums(plain)
+        assert found.clicks == sums["clicks"]
+        assert {name: getattr(found, name) for name in names} == {name: close(sums[name]) for name in names}
+        assert found.auc == close(twin.auc(plain))
+        if weighted:
+            assert found.weighted_calibration == close(twin.sums(rows)["calibration"])
+            assert found.weighted_auc == close(twin.auc(rows))
+        else:
+            assert found.weighted_calibration is None
         if sum(w for _, _, w in rows):
             z, excess, behind, evidence = twin.evidence(rows)
             # z is a difference that may cancel, over a deviation that may be tiny: near 0 its digits are rounding.
@@ -198,9 +204,9 @@ def test_planted_faults_are_found_and_named() -> None:
     columns, label, p = planted(0)
     found = worst(slices(columns, label, p))
     assert [(s.column, s.value) for s in found] == [("device", "ios"), ("city", "c7")]
-    assert "click rate alone would give" in found[0].reason
+    assert "predicting the slice's click rate for every row would be better" in found[0].reason
     assert found[0].rig < 0
-    assert "too few clicks are predicted" in found[1].reason
+    assert "the model predicts too few clicks" in found[1].reason
     assert found[1].z > 5
     assert found[1].calibration < 0.7
 
@@ -226,10 +232,49 @@ def test_one_unlucky_click_on_a_tiny_prediction_is_no_disaster() -> None:
 
 
 def test_ranking_without_a_level_gives_all_and_ties_are_broken_by_name() -> None:
-    ours = slices({"b": [1, 2], "a": [1, 2]}, [0, 1], [0.5, 0.5], min_rows=1)
+    ours = slices({"b": [1, 2] * 2, "a": [1, 2] * 2}, [0, 1, 1, 0], [0.5] * 4, min_rows=1)
     assert [(s.column, s.value) for s in worst(ours, level=None)] == [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")]
     assert len(worst(ours, 3, level=None)) == 3
     assert worst([]) == []
+
+
+def test_a_slice_without_clicks_is_listed_apart_and_never_called_the_worst() -> None:
+    random = np.random.default_rng(3)
+    where = np.repeat(["a", "none", "all"], [4_000, 2_000, 1_000])
+    p = np.full(7_000, 0.2)
+    label = random.random(7_000) < p
+    label[where == "none"], label[where == "all"] = False, True
+    found = slices({"where": where}, label, p)
+    assert {s.value: s.one_class for s in found} == {"a": False, "none": True, "all": True}
+    # Both would have far more evidence than chance allows.
+    assert sorted(s.evidence > 100 for s in found) == [False, True, True]
+    assert worst(found) == []
+    assert [s.value for s in without_figures(found)] == ["none", "all"]
+    none = without_figures(found)[0]
+    assert math.isnan(none.auc)
+    assert math.isnan(none.calibration)
+    assert 0 < none.base_rate_high < 0.01
+
+
+def test_a_level_that_is_off_for_all_rows_by_weights_is_no_fault_of_a_slice() -> None:
+    random = np.random.default_rng(4)
+    p = random.beta(2, 6, 20_000)
+    label = random.random(20_000) < p
+    weight = np.where(label, 5.0, 1.0)
+    learned = 5 * p / (5 * p + 1 - p)
+    found = slices({"x": random.integers(0, 8, 20_000)}, label, learned, weight)
+    assert all(s.calibration > 1.5 for s in found)
+    assert all(s.weighted_calibration == pytest.approx(1, abs=0.1) for s in found)
+    assert worst(found) == []
+    assert worst(slices({"x": random.integers(0, 8, 20_000)}, label, learned))  # without weights it is
+
+
+def test_slices_have_intervals() -> None:
+    columns, label, p = planted(1)
+    for one in slices(columns, label, p):
+        assert one.auc_low < one.auc < one.auc_high
+        assert one.logloss_low < one.logloss < one.logloss_high
+        assert one.calibration_low < one.calibration < one.calibration_high
 
 
 def test_a_slice_becomes_a_plain_dict_with_its_reason() -> None:

@@ -3,17 +3,21 @@
 Rows are sorted by prediction. Of n rows, one with k smaller predictions belongs to bin ``k * bins // n``: bins hold
 equally many rows as far as equal predictions allow, which stay together, so the curve does not depend on the order of
 rows. A bin without rows is left out, and so are rows of weight 0.
+
+A model that was trained on thinned-out or weighted rows predicts the click rate of those. Adding one number to its logits
+puts that right: `label_shift` derives the number from the weights, `intercept` fits it to rows that were held back.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ctrbox.errors import PlanError
+from ctrbox.errors import PlanError, TrainError
 
 CLIP = 1e-7  # probabilities nearer to 0 or 1 count as this far from it
 
@@ -21,10 +25,10 @@ CLIP = 1e-7  # probabilities nearer to 0 or 1 count as this far from it
 def curve(
     label: npt.NDArray[Any], probability: npt.NDArray[Any], weight: npt.NDArray[Any] | None = None, bins: int = 20
 ) -> dict[str, Any]:
-    """``{"bins": [{"rows", "mean_p", "click_rate", "low", "high"}, …], "ece": …}``, smallest predictions first.
+    """Return ``{"bins": [{"rows", "mean_p", "click_rate", "low", "high"}, …], "ece": …}``, smallest predictions first.
 
     ``low`` and ``high`` are the least and largest prediction of a bin. ``ece``, the expected calibration error, is the
-    distance between mean_p and click_rate averaged over rows (by weight); NaN without rows.
+    distance between mean_p and click_rate averaged over rows; NaN without rows. With weights, all means are weighted.
     """
     if bins < 1:
         raise PlanError(f"bins must be 1 or more, got {bins}")
@@ -49,3 +53,72 @@ def curve(
     names = ("rows", "mean_p", "click_rate", "low", "high")
     lists = (column.tolist() for column in columns)
     return {"bins": [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)], "ece": ece}
+
+
+# -- correcting a logit --------------------------------------------------------------------------------------------------
+
+FAR = 0.1  # a calibration whose interval lies further from 1 than this is worth a warning
+MOST_SHIFT = 50.0
+
+
+def intercept(label: npt.NDArray[Any], logit: npt.NDArray[Any]) -> float:
+    """Find the number that, added to every logit, makes the predicted clicks equal to the clicks in these rows.
+
+    This is the maximum-likelihood intercept of a logistic regression whose only other input is the logit, with slope 1.
+    """
+    clicks, rows = int(np.count_nonzero(label)), len(label)
+    if clicks in (0, rows):
+        raise TrainError(
+            f"calibrate='intercept' fits the click rate of the validation rows, and {clicks:,} of these {rows:,} rows are "
+            "clicks; give it rows with clicks and without"
+        )
+    z = logit.astype(np.float64)
+    low, high = -MOST_SHIFT, MOST_SHIFT
+    for _ in range(60):  # each halves the range: to the last bit
+        middle = (low + high) / 2
+        predicted = float((1.0 / (1.0 + np.exp(-np.clip(z + middle, -700, 700)))).sum())
+        low, high = (middle, high) if predicted < clicks else (low, middle)
+    return (low + high) / 2
+
+
+def label_shift(weights: Mapping[int, tuple[float, float]]) -> float:
+    """Return log(w0 / w1) for weights that depend on the label alone.
+
+    ``weights`` holds the least and the largest weight of the rows with label 0 and 1. A model trained with weights w1 for
+    clicks and w0 for others learns odds that are w1 / w0 times too high, whatever the features are.
+    """
+    for label, (least, most) in sorted(weights.items()):
+        if least != most:
+            raise PlanError(
+                f"calibrate='weights' needs weights that depend on the label alone, and those of rows with label {label} range "
+                f"from {least:g} to {most:g}; take calibrate='intercept', which fits the click rate of the validation rows"
+            )
+    if set(weights) != {0, 1}:
+        raise TrainError(
+            f"calibrate='weights' met rows with label {next(iter(weights), None)} only; expected both labels"
+        )
+    without, clicked = weights[0][0], weights[1][0]
+    if not (without > 0 and clicked > 0):
+        raise PlanError(
+            f"calibrate='weights' needs weights above 0 for both labels, and they are {without:g} for label 0 and {clicked:g} "
+            "for label 1"
+        )
+    return math.log(without / clicked)
+
+
+def weights_advice(metrics: Mapping[str, float], corrected: bool = False) -> str:
+    """Say what to do where weighted training has left predictions far from the click rate; empty where it has not."""
+    low, high = metrics.get("calibration_low", math.nan), metrics.get("calibration_high", math.nan)
+    if "weighted_calibration" not in metrics or not (low > 1 + FAR or high < 1 - FAR):
+        return ""
+    remedy = (
+        "calibrate='intercept' fits the level to the validation rows"
+        if corrected
+        else "calibrate='weights' (weights that depend on the label alone) or calibrate='intercept' (any weights) corrects them"
+    )
+    return (
+        f"training with sample weights has left predictions far from the click rate: they average "
+        f"{metrics['mean_prediction']:.4g} where {metrics['base_rate']:.4g} of the rows are clicks (calibration "
+        f"{metrics['calibration']:.3f}; by weight it is {metrics['weighted_calibration']:.3f}). Ranking is not affected. Where "
+        f"predictions are used as probabilities, {remedy}"
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from ctrbox.columns.batch import Batch
 from ctrbox.embed.gpu_batch import facts
 from ctrbox.engines.plan import Plan, Position
 from ctrbox.errors import PlanError, TrainError
+from ctrbox.train.calibration import intercept, label_shift, weights_advice
 from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.metrics import Scores
 from ctrbox.train.pipeline import Clock, Stage, run_stages
-from ctrbox.train.sampling import Labels
+from ctrbox.train.sampling import Labels, weights_by_label
 from ctrbox.train.settings import Settings
 
 
@@ -53,10 +55,18 @@ class Split:
 def scored(
     learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
 ) -> Generator[tuple[Batch, np.ndarray], None, None]:
-    """Batches of a plan with the probability of a click for each row, in the order of the log; creates no rows of tables.
+    """Yield batches of a plan with the probability of a click for each row, in the order of the log.
 
-    Label, weight and group are arrays, wherever the batch was made.
+    Label, weight and group are arrays, wherever the batch was made. Creates no rows of tables.
     """
+    for batch, logits in scored_logits(learner, plan, batch_size, start, stop, overlap):
+        yield batch, probability(logits)
+
+
+def scored_logits(
+    learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
+) -> Generator[tuple[Batch, np.ndarray], None, None]:
+    """Yield batches of a plan with the logit of each row; see `scored`."""
     walk = plan.walk(batch_size, start=Position(start), stop=stop)
 
     def look(item: tuple[Batch, Position]) -> Looked:
@@ -65,7 +75,7 @@ def scored(
     stages = run_stages(walk, Clock("extract"), [Stage(Clock("lookup"), look)], overlap=overlap)
     try:
         for looked in stages:
-            yield facts(looked.batch), probability(learner.score(looked))
+            yield facts(looked.batch), learner.score(looked)
     finally:
         stages.close()
 
@@ -91,6 +101,45 @@ def score_plan(
     if labels.rows == 0:
         raise TrainError("there are no validation rows: every row was filtered out, or the split leaves none")
     return scores
+
+
+def watched(metrics: Mapping[str, float], monitor: str | None) -> float:
+    """Return the figure by which the best weights are chosen, so that less is better."""
+    name = monitor or ("weighted_logloss" if "weighted_logloss" in metrics else "logloss")
+    if name not in metrics:
+        raise PlanError(
+            f"monitor={name!r} needs sample weights, and the plan has none; take {name.partition('_')[2]!r}"
+        )
+    return metrics[name] if name.endswith("logloss") else -metrics[name]
+
+
+def with_calibration(settings: Settings, plan: Plan, split: Split) -> Settings:
+    """Replace calibrate='weights' by the number that the training rows' weights give; refuse what cannot be fitted."""
+    if settings.calibrate == "intercept" and split.valid is None:
+        raise PlanError("calibrate='intercept' is fitted to validation rows, and valid=0 holds none back; give some")
+    if settings.calibrate != "weights":
+        return settings
+    return replace(settings, calibrate=label_shift(weights_by_label(plan, split.train_stop)))
+
+
+def fitted_intercept(learner: Learner, split: Split, batch_size: int, overlap: bool = True) -> float:
+    """Return the number to add to every logit so that the validation rows have as many clicks as are predicted."""
+    assert split.valid is not None
+    labels: list[np.ndarray] = []
+    logits: list[np.ndarray] = []
+    for batch, logit in scored_logits(learner, split.valid, batch_size, split.start, split.stop, overlap):
+        labels.append(np.asarray(batch.label))
+        logits.append(logit)
+    if not labels:
+        raise TrainError("there are no validation rows: every row was filtered out, or the split leaves none")
+    return intercept(np.concatenate(labels), np.concatenate(logits))
+
+
+def warn_of_weights(metrics: Mapping[str, float], settings: Settings) -> None:
+    """Say it where training with sample weights has left predictions far from the click rate."""
+    advice = weights_advice(metrics, corrected=settings.calibrate is not None)
+    if advice:
+        warnings.warn(advice, stacklevel=4)  # where fit is called
 
 
 def columns_of(plan: Plan, columns: dict[str, Any], start: int, stop: int | None) -> dict[str, Any]:

@@ -25,11 +25,12 @@ from ctrbox.embed.gpu_batch import facts
 from ctrbox.engines.plan import Plan, Position
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
 from ctrbox.train.checkpoint import read_state, read_weights, write_weights
-from ctrbox.train.evaluation import Split, evaluate
+from ctrbox.train.evaluation import Split, evaluate, fitted_intercept, warn_of_weights, watched
 from ctrbox.train.folder import RunFolder
 from ctrbox.train.handed import Foresight, Handed, keyed
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.learner import Learner, Looked
+from ctrbox.train.metrics import tracked
 from ctrbox.train.model_servers import check_found, describe_fields, missing_shares, warn_of_misses
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
@@ -46,7 +47,7 @@ from ctrbox.train.warm_up import WarmUp
 if TYPE_CHECKING:
     from ctrbox.train.trainer import Trainer
 
-REPORT_SECONDS = 1.0  # of training loss into metrics.jsonl, at most this often
+POINTS = 500  # of the training loss in metrics.jsonl, about: every step of a short run, every so many of a long one
 
 
 class Elsewhere(Protocol):
@@ -97,6 +98,8 @@ class Fit:
         )
         check_reaches(settings.schedule, self.learner.embedders)
         describe_fields(self.learner, plan)
+        self.learner.shift += settings.shift
+        self.report_every = max(1, -(-split.train_rows // self.batch_size) * settings.epochs // POINTS)
         self.optimizer = described(trainer.optimizer)
         self.state = State()
         self.clocks = {name: Clock(name) for name in ("extract", "lookup", "learn", "evaluate", "checkpoint")}
@@ -108,7 +111,8 @@ class Fit:
         self.ending = False  # asked to end behind the next step; several workers agree on which
         self.metrics: dict[str, float] = {}
         self.evaluated = -1  # the step after which ``metrics`` were taken
-        self.reported = self.told = self.saved = 0.0
+        self.told = self.saved = 0.0
+        self.reported = 0  # the step whose loss was recorded last
         self.foresight: Foresight | None = None
 
     def look_ahead(self, batches: int, cluster: Elsewhere | None) -> None:
@@ -158,6 +162,9 @@ class Fit:
                 self._train_elsewhere(cluster)
             self.learner.settle()
             self._take_best()
+            if self.settings.calibrate == "intercept":
+                self.learner.shift += fitted_intercept(self.learner, self.split, self.batch_size, self.overlap)
+                self.evaluated = -1
             clocks, before = list(self.clocks.values()), self.before
             summary = summarize(self.learner, self.plan, self.settings, self.state, clocks, self.passes, before)
             summary["servers"] = missing_shares(self.learner)
@@ -165,6 +172,7 @@ class Fit:
                 summary |= {"look_ahead": self.foresight.batches, "intermediate_bytes": self.foresight.bytes}
             if self.split.valid is not None:
                 summary |= self._judge(look)
+                warn_of_weights(summary["metrics"], self.settings)
                 summary["rows"]["valid"] = summary["metrics"]["rows"]
                 if self.split.other is None:
                     summary["held"] = {"start": self.split.start, "stop": self.split.stop}
@@ -264,6 +272,7 @@ class Fit:
             check_found(self.learner)
             warn_of_misses(self.learner)
         state.epoch, state.rows, state.clicks, state.position = epoch + 1, 0, 0, {}
+        self._record_loss()
         if not state.finished and not (every and state.step % every == 0):
             self._evaluate()
         self._checkpoint()
@@ -341,11 +350,22 @@ class Fit:
                     queues=queues,
                 )
             )
-        if self.folder is not None and (now - self.reported > REPORT_SECONDS or state.step == 1):
-            self.reported = now
-            rates = {"rows_per_second": rate, "lr": self.settings.schedule(max(0, state.step - 1))}
-            values = {"epoch": state.epoch, "rows": state.seen, "seconds": seconds, "loss": state.loss}
-            self.folder.record("train", state.step, {**values, **rates})
+        if state.step == 1 or state.step % self.report_every == 0:
+            self._record_loss()
+
+    def _record_loss(self) -> None:
+        """Record the training loss up to this step, once. Which steps are recorded does not depend on the clock."""
+        state = self.state
+        if self.folder is None or state.step <= self.reported:
+            return
+        self.reported = state.step
+        seconds = time.perf_counter() - self.began
+        rates = {
+            "rows_per_second": state.seen / seconds if seconds else 0.0,
+            "lr": self.settings.schedule(max(0, state.step - 1)),
+        }
+        values = {"epoch": state.epoch, "rows": state.seen, "seconds": seconds, "loss": state.loss}
+        self.folder.record("train", state.step, {**values, **rates})
 
     def _evaluate(self) -> bool:
         """Score the validation rows; True when training should stop."""
@@ -361,8 +381,8 @@ class Fit:
             clock.rows += int(metrics["rows"])
             self.watch.evaluated(metrics)
             if self.folder is not None:
-                self.folder.record("valid", state.step, {**metrics, "epoch": state.epoch, "rows": state.seen})
-            value = metrics[s.monitor] if s.monitor == "logloss" else -metrics[s.monitor]
+                self.folder.record("valid", state.step, {**tracked(metrics), "epoch": state.epoch, "rows": state.seen})
+            value = watched(metrics, s.monitor)
         value = self.together.sums([value])[0]
         if value == value and (state.best is None or value < state.best):
             state.best, state.best_step, state.since_best = value, state.step, 0
@@ -425,7 +445,7 @@ class Fit:
             except (CtrboxError, *BROKEN) as error:
                 wrong.append(f"{place} is damaged: {error}")
                 continue
-            self.state = state
+            self.state, self.reported = state, state.step
             folder.goes_on_after(state.step)
             self.watch.resumed(state.step, state.seen)
             return

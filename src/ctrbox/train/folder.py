@@ -181,14 +181,16 @@ class RunFolder:
 
     def close(self) -> None:
         """Give the folder free for others; a run that was to be replaced and was not comes back."""
-        if self.events is not None:
-            self.events.close()
-            self.events = None
-        if self.before.exists():
-            self._bring_back()
-        if self.lock >= 0:
-            os.close(self.lock)
-            self.lock = -1
+        try:
+            events, self.events = self.events, None
+            if events is not None:
+                events.close()
+            if self.before.exists():
+                self._bring_back()
+        finally:  # a full disk must not keep the folder locked for as long as the process lives
+            if self.lock >= 0:
+                os.close(self.lock)
+                self.lock = -1
 
 
 def ours(path: Path) -> list[Path]:

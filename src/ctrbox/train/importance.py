@@ -2,7 +2,8 @@
 
 Measured on up to ``SAMPLE`` validation rows: a feature's values change places among the rows, everything else stays,
 and the model predicts again. Two features that tell the same each look dispensable; a feature of no use gives about
-0, of either sign.
+0, of either sign. The interval is DeLong's for two AUCs over the same rows. Every row draws another row's value, so the
+interval holds the chance of the shuffling as well as that of the rows.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.plan import Plan, Position
+from ctrbox.train.interval import auc_difference
 from ctrbox.train.learner import Learner
-from ctrbox.train.metrics import Scores
 
 SAMPLE = 20_000
 PIECE = 8_192
@@ -31,15 +32,20 @@ def sample(plan: Plan, start: int, stop: int | None, rows: int = SAMPLE) -> Batc
 def features(learner: Learner, batch: Batch, seed: int = 0) -> list[dict[str, Any]]:
     """One entry a feature, in the order of the plan."""
     order = np.random.Generator(np.random.Philox(key=[seed, batch.rows])).permutation(batch.rows)
-    base = _auc(learner, batch)
+    label = np.asarray(batch.label)
+    base = _predictions(learner, batch)
+
+    def lost(changed: Batch) -> dict[str, float]:
+        drop = auc_difference(label, _predictions(learner, changed), base)
+        return {"importance": drop.value, "importance_low": drop.low, "importance_high": drop.high}
+
+    unread = dict.fromkeys(("importance", "importance_low", "importance_high"), float("nan"))
     read = {*learner.reads.fields, *learner.reads.sequences}
     found = []
     for field in batch.schema.sparse:
         ragged = batch.sparse[field.name]
         counts = np.diff(ragged.offsets)
-        lost = float("nan")
-        if field.name in read:
-            lost = base - _auc(learner, replace(batch, sparse={**batch.sparse, field.name: ragged.take(order)}))
+        shuffled = {**batch.sparse, field.name: ragged.take(order)}
         found.append(
             {
                 "name": field.name,
@@ -48,7 +54,7 @@ def features(learner: Learner, batch: Batch, seed: int = 0) -> list[dict[str, An
                 "coverage": float((counts > 0).mean()),
                 "keys": float(counts.mean()),
                 "distinct": len(np.unique(ragged.values)),
-                "importance": lost,
+                **(lost(replace(batch, sparse=shuffled)) if field.name in read else unread),
             }
         )
     for k, name in enumerate(batch.schema.dense_names):
@@ -63,17 +69,14 @@ def features(learner: Learner, batch: Batch, seed: int = 0) -> list[dict[str, An
                 "coverage": float((np.isfinite(column) & (column != 0)).mean()),
                 "keys": None,
                 "distinct": len(np.unique(column)),
-                "importance": base - _auc(learner, replace(batch, dense=dense)),
+                **lost(replace(batch, dense=dense)),
             }
         )
     return found
 
 
-def _auc(learner: Learner, batch: Batch) -> float:
-    scores = Scores()
-    for piece in _pieces(batch):
-        scores.add(piece.label, learner.predict(piece), weight=piece.weight)
-    return scores.result()["auc"]
+def _predictions(learner: Learner, batch: Batch) -> np.ndarray:
+    return np.concatenate([learner.predict(piece) for piece in _pieces(batch)])
 
 
 def _pieces(batch: Batch) -> Sequence[Batch]:

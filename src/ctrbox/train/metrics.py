@@ -4,12 +4,16 @@
     for batch in valid: scores.add(batch.label, model(batch), group=batch.group)
     scores.result()["auc"]
 
+A plain name (``auc``, ``calibration``) is always the figure over rows that count alike. Where rows have weights, the same
+figures by weight follow under names that say so (``weighted_auc``). A figure NAME comes with its standard error NAME_se
+and its 95 % interval, NAME_low to NAME_high; ranking.py and figures.py say how they are found.
+
 Everything is a function of the sequence of rows: how they were cut into batches changes no bit. Probabilities are kept
-as float32, sums are float64. ``rows`` and ``clicks`` are counts, all else is weighted where weights are given. What is
-undefined (one class only, no rows, no weight) is NaN. A row takes 5 bytes, and 8 more each for weight, group and time.
+as float32, sums are float64. What is undefined (one class only, no rows, no weight) is NaN. A row takes 5 bytes, and 8
+more each for weight, group and time.
 
 Above ``limit`` rows (2^25: at most 1 GB) memory stops growing. The sums behind log loss, information gain and calibration
-stay exact. AUC comes from a histogram with cells 2^-13 wide relative to p: the exact one is within ``auc_error`` of it.
+stay exact. AUC comes from a histogram with cells 2^-13 wide relative to p: the exact AUC is within ``auc_rounding`` of it.
 GAUC, windows and curves see a sample, ``share`` of the groups (of the rows, where there are no groups), chosen by hash.
 
 Refused, with the row named: a label other than 0 and 1; a probability that is NaN or outside 0 … 1; a weight that is
@@ -19,17 +23,18 @@ negative or not finite. A refused batch leaves nothing behind.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ctrbox.errors import DataError, PlanError
 from ctrbox.plan.features import span as parse_span
 from ctrbox.train.calibration import CLIP, curve
+from ctrbox.train.figures import MOMENTS, entropy, figures, moments, row_loss, with_intervals
+from ctrbox.train.ranking import Cells, auc_and_error, auc_by, gauc_by, ratio
 
 __all__ = [
     "CLIP",
@@ -41,6 +46,7 @@ __all__ = [
     "measure",
     "ratio",
     "row_loss",
+    "tracked",
     "windows",
 ]
 
@@ -49,8 +55,6 @@ Floats = npt.NDArray[np.float64]
 
 ROWS_KEPT = 1 << 25
 BLOCK = 1 << 16  # rows summed at once; where a block ends depends on the number of rows before it, not on batches
-CELL_BITS = 10  # low bits of a float32 that the histogram does not see
-CELLS = (0x3F800000 >> CELL_BITS) + 1  # 0x3F800000 is 1.0f, the largest probability
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
@@ -66,10 +70,10 @@ def _vector(what: str, values: Any, rows: int | None) -> Array:
     return array
 
 
-def _refuse(bad: Array, what: str, values: Array, expected: str) -> None:
+def _refuse(bad: Array, what: str, values: Array, expected: str, first: int) -> None:
     if bad.any():
         row = int(np.argmax(bad))
-        raise DataError(f"{what} of row {row} is {values[row]}; expected {expected}")
+        raise DataError(f"{what} of row {first + row} is {values[row]}; expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -84,18 +88,20 @@ class Rows:
     draw: Array | None = None  # uint64, uniform: a sample keeps the rows whose draw is small
 
     @staticmethod
-    def checked(label: Any, probability: Any, weight: Any = None, group: Any = None, time: Any = None) -> Rows:
-        """Rows with memory of their own."""
+    def checked(
+        label: Any, probability: Any, weight: Any = None, group: Any = None, time: Any = None, first: int = 0
+    ) -> Rows:
+        """Check values and copy them. ``first`` is the number by which an error names the first of these rows."""
         labels = _vector("label", label, None)
-        _refuse(~((labels == 0) | (labels == 1)), "label", labels, "0 or 1")
+        _refuse(~((labels == 0) | (labels == 1)), "label", labels, "0 or 1", first)
         given = _vector("probability", probability, len(labels))
-        _refuse(~((given >= 0) & (given <= 1)), "probability", given, "a number from 0 to 1")
+        _refuse(~((given >= 0) & (given <= 1)), "probability", given, "a number from 0 to 1", first)
         p = given.astype(np.float32)
         p += np.float32(0)  # -0.0 becomes 0.0: equal numbers must have equal bits
         weights = groups = times = None
         if weight is not None:
             given = _vector("weight", weight, len(labels))
-            _refuse(~((given >= 0) & (given < math.inf)), "weight", given, "a finite number, 0 or more")
+            _refuse(~((given >= 0) & (given < math.inf)), "weight", given, "a finite number, 0 or more", first)
             weights = given.astype(np.float64)
         if group is not None:
             given = _vector("group", group, len(labels))
@@ -111,7 +117,9 @@ class Rows:
             elif given.dtype.kind not in "biu" and len(given):
                 raise DataError(f"time has type {given.dtype}; expected int64 microseconds or datetime64")
             times = given.astype(np.int64)
-            _refuse(times == np.iinfo(np.int64).min, "time", times, "a moment; this one stands for a missing time")
+            _refuse(
+                times == np.iinfo(np.int64).min, "time", times, "a moment; this one stands for a missing time", first
+            )
         return Rows(labels.astype(np.uint8), p, weights, groups, times)
 
     def __len__(self) -> int:
@@ -138,133 +146,40 @@ class Rows:
 # -- one measure for all: everything, groups, windows, slices ----------------------------------------------------------
 
 
-def row_loss(label: Array, probability: Array) -> Floats:
-    """Log loss of each row in nats; probabilities are clipped to 1e-7 … 1 - 1e-7, so no row costs more than 16.2."""
-    p = np.clip(probability.astype(np.float64), CLIP, 1 - CLIP)
-    return -np.log(np.where(label != 0, p, 1 - p))
-
-
-def entropy(rate: Array) -> Floats:
-    """Log loss, in nats, of a constant prediction that is right on average: the best constant."""
-    r = np.asarray(rate, np.float64)
-    inside = (r > 0) & (r < 1)
-    safe = np.where(inside, r, 0.5)
-    return np.where(inside, -(safe * np.log(safe) + (1 - safe) * np.log1p(-safe)), np.where(np.isnan(r), np.nan, 0.0))
-
-
-def ratio(above: Any, below: Any) -> Any:
-    """above / below, NaN where below is 0 and nothing can be said."""
-    below = np.asarray(below, np.float64)
-    return np.divide(above, below, out=np.full(below.shape, np.nan), where=below > 0)
-
-
-def auc_by(ids: Array, count: int, label: Array, probability: Array, weight: Array | None = None) -> Floats:
-    """AUC of each of ``count`` sets of rows; ``ids`` says which set a row is of. Equal scores count half.
-
-    One sort of integers: set, float32 bits of the score (in order for 0 and more), label. Without weights the counting is
-    in integers and the result is the nearest float64 for sets of up to 2^26 rows.
-    """
-    if not len(ids):
-        return np.full(count, np.nan)
-    key = probability.view(np.uint32) << np.uint32(1) | label
-    if count > 1:
-        key = ids.astype(np.uint64) << np.uint64(31) | key
-    if weight is None:
-        key.sort()
-        label = (key & key.dtype.type(1)).astype(np.int64)
-        positive: Array = label
-        negative: Array = 1 - label
-    else:
-        order = np.argsort(key, kind="stable")
-        key, weight = key[order], weight[order]
-        clicked = (key & key.dtype.type(1)) != 0
-        positive, negative = np.where(clicked, weight, 0), np.where(clicked, 0, weight)
-    key >>= key.dtype.type(1)
-    ties = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))  # where rows of one set and score begin
-    positive, negative = np.add.reduceat(positive, ties), np.add.reduceat(negative, ties)
-    of = (key[ties] >> key.dtype.type(30)).astype(np.int64)
-    return _auc_of_ties(of, count, positive, negative)
-
-
-def _auc_of_ties(of: Array, count: int, positive: Array, negative: Array) -> Floats:
-    """AUC from rows already joined where they tie; ``of`` (which set) ascends and scores ascend within a set."""
-    result = np.full(count, np.nan)
-    sets = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]]))
-    positives, negatives = np.add.reduceat(positive, sets), np.add.reduceat(negative, sets)
-    lengths = np.diff(np.append(sets, len(of)))
-    whole = positive.dtype.kind == "i"
-    if not whole:
-        # As shares of their set: a set of small weights loses no digits to the large ones summed before it.
-        positive = positive / np.repeat(np.where(positives > 0, positives, 1), lengths)
-        negative = negative / np.repeat(np.where(negatives > 0, negatives, 1), lengths)
-    below = np.cumsum(negative) - negative
-    below -= np.repeat(below[sets], lengths)
-    twice = np.add.reduceat(positive * (2 * below + negative), sets)
-    area = ratio(twice, 2 * positives * negatives) if whole else twice / 2
-    both = (positives > 0) & (negatives > 0)
-    result[of[sets][both]] = np.clip(area[both], 0.0, 1.0)
-    return result
-
-
-def dense_ids(values: Array) -> tuple[Array, int]:
-    """Integers → 0, 1, 2 … in the order in which they first appear, and how many differ."""
-    encoded = pa.array(values).dictionary_encode()
-    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
-
-
 def measure(rows: Rows, ids: Array, count: int) -> dict[str, Array]:
-    """Every metric of each of ``count`` sets of rows; see ``Scores.result`` for what they mean."""
-    weight = rows.weight
-    numbers = np.bincount(ids, minlength=count)
-    clicks = np.bincount(ids, rows.label, minlength=count).astype(np.int64)
-    factor: Any = 1.0 if weight is None else weight
-    total = numbers.astype(np.float64) if weight is None else np.bincount(ids, weight, minlength=count)
-    clicked = np.bincount(ids, rows.label * factor, minlength=count)
-    predicted = np.bincount(ids, rows.probability * np.asarray(factor, np.float64), minlength=count)
-    lost = np.bincount(ids, row_loss(rows.label, rows.probability) * factor, minlength=count)
-    gauc, groups, grouped = _gauc(rows, ids, count)
-    return {
-        "rows": numbers,
-        "clicks": clicks,
-        "auc": auc_by(ids, count, rows.label, rows.probability, weight),
-        "gauc": gauc,
-        "gauc_groups": groups,
-        "gauc_rows": grouped,
-        **_from_sums(total, clicked, predicted, lost),
+    """Compute every figure of each of ``count`` sets of rows; see ``Scores.result`` for what they mean."""
+    found: dict[str, Array] = {
+        "rows": np.bincount(ids, minlength=count),
+        "clicks": np.bincount(ids, rows.label, minlength=count).astype(np.int64),
     }
 
+    def total(numbers: Array) -> Array:
+        return np.bincount(ids, numbers, minlength=count)
 
-def _from_sums(total: Any, clicked: Any, predicted: Any, lost: Any) -> dict[str, Any]:
-    base_rate, logloss = ratio(clicked, total), ratio(lost, total)
-    best = entropy(base_rate)
-    return {
-        "logloss": logloss,
-        "rig": 1 - ratio(logloss, best),
-        "calibration": ratio(predicted, clicked),
-        "base_rate": base_rate,
-        "best_constant_logloss": best,
-    }
+    for prefix, weight in _ways(rows):
+        auc, error = auc_and_error(ids, count, rows.label, rows.probability, weight)
+        made = {"auc": auc, "auc_se": error, **_gauc(rows, ids, count, weight)}
+        made |= figures(moments(rows.label, rows.probability, weight, total))
+        found |= {f"{prefix}{name}": column for name, column in made.items()}
+    lists = {name: column.tolist() for name, column in found.items()}
+    each = [with_intervals({name: column[k] for name, column in lists.items()}) for k in range(count)]
+    return {name: np.array([one[name] for one in each]) for name in each[0]} if each else found
 
 
-def _gauc(rows: Rows, ids: Array, count: int) -> tuple[Floats, Array, Array]:
-    """AUC of each group, averaged by its impressions, per set; groups of one class left out and not counted."""
-    if rows.group is None or not len(rows):
-        return np.full(count, np.nan), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    groups, distinct = dense_ids(rows.group)
-    pair, pairs = dense_ids(ids * distinct + groups) if count > 1 else (groups, distinct)
-    area = auc_by(pair, pairs, rows.label, rows.probability, rows.weight)
-    numbers = np.bincount(pair, minlength=pairs)
-    shown = numbers if rows.weight is None else np.bincount(pair, rows.weight, minlength=pairs)
-    of = np.zeros(pairs, np.int64)
-    of[pair] = ids
-    both = ~np.isnan(area)
-    of, area, shown, numbers = of[both], area[both], shown[both], numbers[both]
-    average = ratio(np.bincount(of, area * shown, minlength=count), np.bincount(of, shown, minlength=count))
-    return (
-        np.clip(average, 0.0, 1.0),
-        np.bincount(of, minlength=count),
-        np.bincount(of, numbers, minlength=count).astype(np.int64),
-    )
+def _ways(rows: Rows) -> list[tuple[str, Array | None]]:
+    """Return the ways in which rows are measured: all alike, and by weight where they have weights."""
+    return [("", None)] if rows.weight is None else [("", None), ("weighted_", rows.weight)]
+
+
+def _gauc(rows: Rows, ids: Array, count: int, weight: Array | None) -> dict[str, Array]:
+    found = gauc_by(ids, count, rows.label, rows.probability, rows.group, weight)
+    made = {"gauc": found.gauc, "gauc_se": found.error, "gauc_groups": found.groups, "gauc_rows": found.rows}
+    return made | {"gauc_left_out_groups": found.left_out_groups, "gauc_left_out_rows": found.left_out_rows}
+
+
+def tracked(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Leave out what need not be recorded at every evaluation: the ends of intervals follow from standard errors."""
+    return {name: value for name, value in metrics.items() if not name.endswith(("_low", "_high"))}
 
 
 # -- windows and curves ------------------------------------------------------------------------------------------------
@@ -353,16 +268,17 @@ class Scores:
         self._kept: list[Rows] = []
         self._kept_rows = 0
         self._seen = 0  # rows in folded blocks
-        self._sums = np.zeros(5)  # clicks, weight, weighted clicks, predicted, lost
-        self._cells: Floats | None = None  # (2, CELLS): weight without and with a click
+        self._clicks = 0
+        self._sums: dict[str, Floats] = {}  # moments, plain and weighted
+        self._cells: dict[str, Cells] | None = None
         self._halvings = 0
 
     def __len__(self) -> int:
         return self._seen + self._waiting_rows
 
     def add(self, label: Any, probability: Any, weight: Any = None, group: Any = None, time: Any = None) -> None:
-        """One batch. Either every batch has weights (groups, times) or none has."""
-        rows = Rows.checked(label, probability, weight, group, time)
+        """Add one batch. Either every batch has weights (groups, times) or none has; errors count rows over all batches."""
+        rows = Rows.checked(label, probability, weight, group, time, first=len(self))
         if self._given is not None and self._given != rows.given:
             what = next(name for name, given in rows.given.items() if given != self._given[name])
             states = ("with", "without") if rows.given[what] else ("without", "with")
@@ -384,35 +300,44 @@ class Scores:
         return 0.5**self._halvings
 
     def result(self) -> dict[str, float]:
-        """The metrics of all rows.
+        """Return the figures of all rows.
 
-        auc, auc_error (0 up to ``limit`` rows); gauc: AUC within groups, averaged by impressions, over the gauc_groups
-        groups with clicks and non-clicks (gauc_rows rows); logloss in nats; rig: 1 - logloss / best_constant_logloss;
-        calibration: sum of predictions / clicks; base_rate; best_constant_logloss: entropy of base_rate; share.
+        ``rows``, ``clicks``              counts
+        ``auc``                           AUC; ``auc_rounding`` is 0 up to ``limit`` rows
+        ``gauc``                          AUC within groups, averaged by rows, over the ``gauc_groups`` groups (``gauc_rows``
+                                          rows) that have clicks and non-clicks; the others are the ``gauc_left_out_…``
+        ``logloss``                       mean log loss in nats
+        ``rig``                           1 - logloss / best_constant_logloss
+        ``calibration``                   sum of predictions / clicks
+        ``base_rate``, ``mean_prediction``  the share of clicks, and the mean prediction
+        ``best_constant_logloss``         log loss of predicting ``base_rate`` for every row
+        ``share``                         of the groups or rows that GAUC was computed from
+
+        Each of auc, gauc, logloss, rig, calibration and base_rate has NAME_se, NAME_low and NAME_high. Where rows have
+        weights, all of them but the counts follow once more as weighted_NAME.
         """
         rows = self._rows()
         tail = Rows.concat(self._waiting)
-        clicks, total, clicked, predicted, lost = self._sums + _sums(tail)
-        if self._cells is None:
-            auc = float(auc_by(np.zeros(len(rows), np.int64), 1, rows.label, rows.probability, rows.weight)[0])
-            error = 0.0 if auc == auc else math.nan
-        else:
-            cells = self._cells.copy()
-            _count_cells(cells, tail)
-            auc, error = _auc_of_cells(cells)
-        gauc, groups, grouped = _gauc(rows, np.zeros(len(rows), np.int64), 1)
-        rest = _from_sums(total, clicked, predicted, lost)
-        return {
+        found: dict[str, float] = {
             "rows": float(len(self)),
-            "clicks": float(clicks),
-            "auc": auc,
-            "auc_error": error,
-            "gauc": float(gauc[0]),
-            "gauc_groups": float(groups[0]),
-            "gauc_rows": float(grouped[0]),
-            **{name: float(value) for name, value in rest.items()},
-            "share": self.share,
+            "clicks": float(self._clicks + np.count_nonzero(tail.label)),
         }
+        everything = np.zeros(len(rows), np.int64)
+        for prefix, weight in _ways(rows):
+            if self._cells is None:
+                area, error = auc_and_error(everything, 1, rows.label, rows.probability, weight)
+                auc, se = float(area[0]), float(error[0])
+                rounding = 0.0 if auc == auc else math.nan
+            else:
+                cells = self._cells[prefix].copy()
+                cells.add(tail.label, tail.probability, tail.weight if prefix else None)
+                auc, se, rounding = cells.result()
+            sums = self._sums.get(prefix, np.zeros(MOMENTS)) + _sums(tail, prefix)
+            made: dict[str, Any] = {"auc": auc, "auc_se": se, "auc_rounding": rounding}
+            made |= {name: column[0] for name, column in _gauc(rows, everything, 1, weight).items()}
+            made |= figures(sums)
+            found |= {f"{prefix}{name}": float(value) for name, value in made.items()}
+        return with_intervals(found) | {"share": self.share}
 
     def windows(self, span: str | None = None, *, count: int = 20) -> list[dict[str, Any]]:
         """The metrics of each window of time that has rows, oldest first, with its ``start`` and ``end`` in ISO 8601 UTC.
@@ -424,9 +349,9 @@ class Scores:
         return _windows(self._rows(), span, count)
 
     def curve(self, *, bins: int = 20) -> dict[str, Any]:
-        """The calibration curve; see ``ctrbox.train.calibration``."""
+        """Return the calibration curve of rows that count alike; see ``ctrbox.train.calibration``."""
         rows = self._rows()
-        return curve(rows.label, rows.probability, rows.weight, bins)
+        return curve(rows.label, rows.probability, None, bins)
 
     def _rows(self) -> Rows:
         tail = Rows.concat(self._waiting)
@@ -435,9 +360,11 @@ class Scores:
         return Rows.concat([*self._kept, tail])
 
     def _fold(self, block: Rows) -> None:
-        self._sums += _sums(block)
+        self._clicks += int(np.count_nonzero(block.label))
+        for prefix, _ in _ways(block):
+            self._sums[prefix] = self._sums.get(prefix, np.zeros(MOMENTS)) + _sums(block, prefix)
         if self._cells is not None:
-            _count_cells(self._cells, block)
+            self._count(block)
             block = self._sampled(self._drawn(block, self._seen))
         self._seen += self._block
         self._kept.append(block)
@@ -445,14 +372,19 @@ class Scores:
         if self._kept_rows <= self.limit:
             return
         if self._cells is None:
-            self._cells = np.zeros((2, CELLS))
+            self._cells = {prefix: Cells() for prefix, _ in _ways(block)}
             for k, kept in enumerate(self._kept):
-                _count_cells(self._cells, kept)
+                self._count(kept)
                 self._kept[k] = self._drawn(kept, k * self._block)
         while self._kept_rows > self.limit and self._halvings < 63:
             self._halvings += 1
             self._kept = [self._sampled(kept) for kept in self._kept]
             self._kept_rows = sum(len(kept) for kept in self._kept)
+
+    def _count(self, rows: Rows) -> None:
+        assert self._cells is not None
+        for prefix, weight in _ways(rows):
+            self._cells[prefix].add(rows.label, rows.probability, weight)
 
     def _drawn(self, rows: Rows, first: int) -> Rows:
         """Rows of one group draw the same number, so that a sample has all of a group or nothing."""
@@ -465,16 +397,8 @@ class Scores:
         return rows[rows.draw >> np.uint64(64 - self._halvings) == 0]
 
 
-def _sums(rows: Rows) -> Floats:
-    """Clicks, weight, weighted clicks, weighted predictions, weighted loss."""
-    clicks = float(np.count_nonzero(rows.label))
-    loss = row_loss(rows.label, rows.probability)
-    if rows.weight is None:
-        return np.array([clicks, len(rows), clicks, rows.probability.sum(dtype=np.float64), loss.sum()])
-    weight = rows.weight
-    return np.array(
-        [clicks, weight.sum(), (weight * rows.label).sum(), (weight * rows.probability).sum(), (weight * loss).sum()]
-    )
+def _sums(rows: Rows, prefix: str) -> Floats:
+    return moments(rows.label, rows.probability, rows.weight if prefix else None)
 
 
 def _mixed(numbers: Array) -> Array:
@@ -483,20 +407,3 @@ def _mixed(numbers: Array) -> Array:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
-
-
-def _count_cells(cells: Floats, rows: Rows) -> None:
-    # Row after row, so that the float sums do not depend on where a block ended.
-    np.add.at(
-        cells,
-        (rows.label, rows.probability.view(np.uint32) >> np.uint32(CELL_BITS)),
-        1.0 if rows.weight is None else rows.weight,
-    )
-
-
-def _auc_of_cells(cells: Floats) -> tuple[float, float]:
-    """AUC with all scores of a cell taken as equal, and how far off that can be: half the pairs inside cells."""
-    without, clicked = cells
-    auc = float(_auc_of_ties(np.zeros(CELLS, np.int64), 1, clicked, without)[0])
-    pairs = without.sum() * clicked.sum()
-    return auc, float(0.5 * (without * clicked).sum() / pairs) if pairs > 0 else math.nan

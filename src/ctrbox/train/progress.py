@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ctrbox.train.pipeline import Clock
+from ctrbox.train.words import brief
 
 RECENT = 2.0  # seconds: what is shown of stages is of the last one or two times as many
 
@@ -115,8 +116,7 @@ class Line:
         self.bars.update(self.task, completed=progress.share, **fields)
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        shown = "  ".join(f"{name} {metrics[name]:.4f}" for name in ("auc", "gauc", "logloss", "calibration"))
-        self.bars.console.print(f"validation  {shown}", highlight=False)
+        self.bars.console.print(f"validation  {brief(metrics)}", highlight=False)
 
     def resumed(self, step: int, rows: int) -> None:
         self.bars.console.print(f"going on after step {step:,} ({rows:,} rows)", highlight=False)

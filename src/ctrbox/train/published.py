@@ -30,6 +30,7 @@ from ctrbox.embed.table import Table
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.publish.sources import CLICK_MODEL, table_parts
 from ctrbox.publish.weights import Part, Weights
+from ctrbox.train.calibration import MOST_SHIFT
 from ctrbox.train.learner import Learner
 
 # As safetensors names them.
@@ -82,7 +83,7 @@ def learner_of(weights: Weights, schema: Schema, where: str) -> Learner:
         )
     try:
         shift = float(about["shift"])
-        if not -50 < shift <= 0:
+        if not abs(shift) < MOST_SHIFT:
             raise ValueError(f"shift {shift}")
         with torch.device("meta"):
             shapes = models.build(about["model"], schema, about["config"])

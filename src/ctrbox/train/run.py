@@ -12,7 +12,6 @@ from torch import nn
 
 from ctrbox import models
 from ctrbox.columns.batch import Batch
-from ctrbox.columns.records import is_dicts
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.model_server import ModelServer
@@ -22,6 +21,7 @@ from ctrbox.embed.submodels import OTHER, kind_of_shapes, unfilled
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, nearest
 from ctrbox.publish.weights import Weights
+from ctrbox.train.calibration import MOST_SHIFT
 from ctrbox.train.checkpoint import read_dense, read_state
 from ctrbox.train.evaluation import score_plan, scored
 from ctrbox.train.learner import Learner
@@ -85,8 +85,19 @@ class Run:
         return whole
 
     def _table(self, rows: Any) -> pa.Table:
-        if is_dicts(rows):
-            return self.plan.table_of_dicts(rows)
+        if isinstance(rows, Mapping):
+            rows = [rows]
+        if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+            known = self.plan.log.source.schema
+            names = dict.fromkeys(name for row in rows for name in row)
+            try:
+                columns = {
+                    n: pa.array([row.get(n) for row in rows], known.field(n).type if n in known.names else None)
+                    for n in names
+                }
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                raise DataError(f"these rows cannot be read: {error}") from error
+            return pa.table(columns)
         if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
             return pa.table(rows)
         raise PlanError(
@@ -179,7 +190,7 @@ class Run:
         learner = Learner(model, schema, _tables(place, state, ram, servers or {}), threads=plan.threads)
         read_dense(place / "model", model)
         shift = state.get("shift")
-        if not isinstance(shift, int | float) or not -50 < shift <= 0:
+        if not isinstance(shift, int | float) or not abs(shift) < MOST_SHIFT:
             raise DataError(f"{place / 'model'} is damaged: its shift is {shift!r}")
         learner.shift = float(shift)
         return Run(plan, learner, read_sealed(place / "summary.json", "finished run"), place)

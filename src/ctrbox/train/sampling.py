@@ -1,11 +1,16 @@
-"""Thinning out rows without a click, the same rows in every run: a row stays by a hash of seed, epoch and its number."""
+"""Which rows are learned from and with which weight: thinned-out negatives, checked labels, weights by label.
+
+Thinning keeps the same rows in every run: a row stays by a hash of seed, epoch and its number. All metrics are taken on
+validation rows, which are never thinned out.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ctrbox.columns.batch import Batch, as_array
-from ctrbox.errors import DataError, TrainError
+from ctrbox.engines.plan import Plan
+from ctrbox.errors import DataError, PlanError, TrainError
 
 
 def thin(batch: Batch, first: int, share: float, seed: int, epoch: int) -> Batch:
@@ -27,6 +32,26 @@ def uniform(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     x *= np.uint64(0xE9846AF9B1A615D)
     x ^= x >> np.uint64(28)
     return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def weights_by_label(plan: Plan, stop: int | None) -> dict[int, tuple[float, float]]:
+    """Read labels and weights of the training rows and return the least and largest weight of each label."""
+    label, weight = plan.features.label, plan.features.weight
+    if label is None or weight is None:
+        raise PlanError(
+            "calibrate='weights' corrects for sample weights, and this plan has none; leave it out, or give "
+            "cb.FeatureSet(weight=…)"
+        )
+    found: dict[int, tuple[float, float]] = {}
+    for part in plan.columns({"label": label, "weight": weight}, stop=stop):
+        labels = part.column("label").combine_chunks().to_numpy(zero_copy_only=False)
+        weights = part.column("weight").combine_chunks().to_numpy(zero_copy_only=False).astype(np.float64)
+        for value in (0, 1):
+            mine = weights[labels == value]
+            if len(mine):
+                least, most = found.get(value, (np.inf, -np.inf))
+                found[value] = (min(least, float(mine.min())), max(most, float(mine.max())))
+    return found
 
 
 class Labels:

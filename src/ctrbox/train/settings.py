@@ -20,10 +20,12 @@ from ctrbox.embed.gpu_table import GpuTable
 from ctrbox.engines.cuda.runtime import why_not
 from ctrbox.engines.plan import Plan, wants_gpu, whole
 from ctrbox.errors import DataError, DeviceError, PlanError, nearest
+from ctrbox.train.calibration import MOST_SHIFT
 from ctrbox.train.schedule import Constant, Schedule
 
 DEVICES = ("auto", "cpu", "cuda")
-MONITORS = ("logloss", "auc", "gauc")
+MONITORS = ("logloss", "auc", "gauc", "weighted_logloss", "weighted_auc", "weighted_gauc")
+CALIBRATIONS = ("weights", "intercept")
 STEPS = 250  # of an epoch: with fewer a model of fresh weights has hardly moved
 LEAST_BATCH, MOST_BATCH = 64, 16_384
 
@@ -39,11 +41,14 @@ class Settings:
     shuffle: int = 0
     negatives: float = 1.0  # share of the rows without a click that is kept
     patience: int | None = None  # evaluations without improvement after which training stops
-    monitor: str = "logloss"
+    monitor: str | None = (
+        None  # None: the loss that training lowers, weighted_logloss where rows have weights, else logloss
+    )
     evaluate_every: int | None = None  # steps; None: after each epoch
     clip: float | None = None
     seed: int = 0
     schedule: Schedule = Constant()  # noqa: RUF009 - frozen
+    calibrate: str | float | None = None  # what is added to every logit; see ``ctrbox.train.calibration``
     adaptive_l2: float = 0.0  # a key's gradient += this · its row / how often it was met: rare keys are held most
 
     def __post_init__(self) -> None:
@@ -61,12 +66,23 @@ class Settings:
             raise PlanError(f"clip must be a number above 0, got {self.clip!r}")
         if not isinstance(self.adaptive_l2, int | float) or not 0 <= self.adaptive_l2 <= 1e6:
             raise PlanError(f"adaptive_l2 must be a number from 0 to 1,000,000, got {self.adaptive_l2!r}")
-        if self.monitor not in MONITORS:
+        if self.monitor is not None and self.monitor not in MONITORS:
             raise PlanError(
                 f"monitor must be one of {', '.join(MONITORS)}, got {self.monitor!r}{nearest(str(self.monitor), MONITORS)}"
             )
+        number = isinstance(self.calibrate, int | float) and not isinstance(self.calibrate, bool)
+        if self.calibrate not in (None, *CALIBRATIONS) and not (number and abs(self.shift) < MOST_SHIFT):
+            raise PlanError(
+                f"calibrate must be 'weights', 'intercept', or a number above -{MOST_SHIFT:g} and below {MOST_SHIFT:g} that is "
+                f"added to every logit, got {self.calibrate!r}"
+            )
         if not callable(self.schedule):
             raise PlanError(f"schedule must give a factor for a step, as cb.Cosine does, got {self.schedule!r}")
+
+    @property
+    def shift(self) -> float:
+        """The number that ``calibrate`` adds to every logit, as far as it is known before training."""
+        return float(self.calibrate) if isinstance(self.calibrate, int | float) else 0.0
 
     def plain(self) -> dict[str, Any]:
         return {**asdict(replace(self, schedule=Constant())), "schedule": described(self.schedule)}

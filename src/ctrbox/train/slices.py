@@ -16,14 +16,20 @@ where the column itself predicts clicks. It means that a constant would repair o
             z²/2 with z = (behind - 1/2) / its standard error. The half is what a constant fitted to the slice wins.
   z         (clicks - sum of p) / sqrt(sum of p(1 - p)), for the reader: above 0 the model predicts too little.
 
-Clicks of one user that hang together make evidence look stronger than it is.
+Where rows have weights, these four are by weight: the model was trained to be right by weight, and a level that is off
+for all rows alike is told once, for all rows (`ctrbox.train.calibration.weights_advice`), not for every slice. All other
+figures are plain; those by weight are called ``weighted_…``.
+
+A slice with clicks only, or without any, has no AUC and no calibration, and is never called one of the worst.
+
+Rows count as independent: clicks of one user that depend on each other make evidence look stronger than it is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -45,45 +51,72 @@ BUCKETS = 10
 
 @dataclass(frozen=True)
 class Slice:
-    """The rows in which ``column`` is ``value``; the head of the file defines the last four numbers."""
+    """The rows in which ``column`` is ``value``; the head of the file defines z, excess, behind and evidence.
+
+    ``NAME_low`` and ``NAME_high`` are the ends of the 95 % interval of a figure. The ``weighted_…`` figures are None where
+    rows have no weights.
+    """
 
     column: str
     value: str
     rows: int
     clicks: int
     auc: float
+    auc_low: float
+    auc_high: float
     logloss: float
+    logloss_low: float
+    logloss_high: float
     rig: float  # below 0: worse than the slice's own click rate
     calibration: float
+    calibration_low: float
+    calibration_high: float
     base_rate: float
-    mean_p: float
+    base_rate_low: float
+    base_rate_high: float
+    mean_prediction: float
     z: float
     excess: float
     behind: float
     evidence: float
+    weighted_auc: float | None = None
+    weighted_logloss: float | None = None
+    weighted_calibration: float | None = None
+    weighted_base_rate: float | None = None
+    weighted_mean_prediction: float | None = None
+
+    @property
+    def one_class(self) -> bool:
+        """Whether all of its rows are clicks, or none is: it then has no AUC, and no calibration or no interval of it."""
+        return self.clicks in (0, self.rows)
 
     @property
     def reason(self) -> str:
-        """What is wrong here, in one sentence."""
+        """Say in one sentence what is wrong here."""
         where = f"{self.column} = {self.value}"
         if not self.rows or not self.evidence > 0:
             return f"{where}: nothing wrong was found in {self.rows:,} rows."
+        weighted = self.weighted_logloss is not None
+        loss, rate, mean_p = (
+            (self.weighted_logloss or 0.0, self.weighted_base_rate or 0.0, self.weighted_mean_prediction or 0.0)
+            if weighted
+            else (self.logloss, self.base_rate, self.mean_prediction)
+        )
+        by = ", by weight" if weighted else ""
         if self.behind > 2 * self.excess:
+            constant = float(entropy(np.float64(rate)))
             return (
-                f"{where}: log loss {self.logloss:.4f} is worse than the {self.best_constant_logloss:.4f} that the slice's "
-                f"click rate alone would give ({self.rows:,} rows, AUC {self.auc:.3f})."
+                f"{where}: predicting the slice's click rate for every row would be better: log loss {constant:.4f} instead of "
+                f"{loss:.4f}{by} ({self.rows:,} rows)."
             )
-        side = "few" if self.mean_p < self.base_rate else "many"
+        side = "few" if mean_p < rate else "many"
         return (
-            f"{where}: too {side} clicks are predicted, {self.mean_p:.3%} against {self.base_rate:.3%} "
-            f"met in {self.rows:,} rows."
+            f"{where}: the model predicts too {side} clicks: {mean_p:.3%} on average{by}, where {rate:.3%} of {self.rows:,} rows "
+            "were clicks."
         )
 
-    @property
-    def best_constant_logloss(self) -> float:
-        return float(entropy(np.float64(self.base_rate)))  # type: ignore[arg-type]
-
     def as_dict(self) -> dict[str, Any]:
+        """Return all numbers and the reason as plain data."""
         return {**asdict(self), "reason": self.reason}
 
 
@@ -107,15 +140,20 @@ def slices(
 
 
 def worst(found: Iterable[Slice], n: int = 10, *, level: float | None = 0.05) -> list[Slice]:
-    """The ``n`` slices with the most evidence against the model, worst first; each has a ``reason``.
+    """Return the ``n`` slices with the most evidence against the model, worst first; each has a ``reason``.
 
     Only those that chance explains with a probability below ``level``, corrected for having looked at so many slices,
-    twice each (Bonferroni); ``level=None`` ranks all.
+    twice each (Bonferroni); ``level=None`` ranks all. Slices of one class are left out: `without_figures` gives them.
     """
     known = list(found)
     enough = 0.0 if level is None else math.log(4 * max(len(known), 1) / level)
     ranked = sorted(known, key=lambda s: (-s.evidence, s.column, s.value))
-    return [s for s in ranked if s.evidence >= enough][:n]
+    return [s for s in ranked if s.evidence >= enough and not s.one_class][:n]
+
+
+def without_figures(found: Iterable[Slice], n: int = 10) -> list[Slice]:
+    """Return the ``n`` largest slices whose rows are all clicks or all not: no AUC can be computed for them."""
+    return sorted((s for s in found if s.one_class), key=lambda s: (-s.rows, s.column, s.value))[:n]
 
 
 # -- values → codes ----------------------------------------------------------------------------------------------------
@@ -223,7 +261,7 @@ def _measured(column: str, values: list[str], rows: Rows, ids: Array) -> list[Sl
         return np.bincount(ids, numbers, minlength=count).astype(np.float64)
 
     mass, squares = total(weight), total(weight * weight)
-    rate, mean_p = metrics["base_rate"], ratio(total(weight * p), mass)
+    rate, mean_p = ratio(total(weight * rows.label), mass), ratio(total(weight * p), mass)
     z = ratio(total(weight * (rows.label - p)), np.sqrt(total(weight * weight * p * (1 - p))))
     divergence = _divergence(rate, mean_p)
     excess = mass * divergence
@@ -240,15 +278,19 @@ def _measured(column: str, values: list[str], rows: Rows, ids: Array) -> list[Sl
     # A spread of rounding size is none: all rows alike, and excess says it all.
     beaten = np.where(error > 1e-9 * np.abs(behind), np.nan_to_num(ratio(lead, error)), 0.0)
     evidence = np.maximum(np.nan_to_num(ratio(mass * mass, squares) * divergence), beaten**2 / 2)
-    table = {**metrics, "mean_p": mean_p, "z": z, "excess": excess, "behind": behind, "evidence": evidence}
-    lists = {name: array.tolist() for name, array in table.items()}
+    table = {**metrics, "z": z, "excess": excess, "behind": behind, "evidence": evidence}
+    numbers = [field.name for field in fields(Slice) if field.name not in ("column", "value", "rows", "clicks")]
+    lists = {name: table[name].tolist() for name in ("rows", "clicks", *numbers) if name in table}
     return [
-        Slice(column, value, int(lists["rows"][k]), int(lists["clicks"][k]), *(lists[name][k] for name in NUMBERS))
+        Slice(
+            column,
+            value,
+            int(lists["rows"][k]),
+            int(lists["clicks"][k]),
+            **{name: lists[name][k] for name in numbers if name in lists},
+        )
         for k, value in enumerate(values)
     ]
-
-
-NUMBERS = ("auc", "logloss", "rig", "calibration", "base_rate", "mean_p", "z", "excess", "behind", "evidence")
 
 
 def _divergence(rate: Array, mean_p: Array) -> Array:

@@ -23,7 +23,7 @@ from ctrbox.train.metrics import Scores
 from ctrbox.train.passes import HELD, Passes, ratios
 from ctrbox.train.pipeline import Clock
 from ctrbox.train.settings import Settings
-from ctrbox.train.slices import Slice, slices, worst
+from ctrbox.train.slices import Slice, slices, without_figures, worst
 
 MOST_VALUES = 200  # distinct values of a field that is cut into slices unasked
 WORST = 12
@@ -95,6 +95,7 @@ def summarize(
         "bottleneck": max(trained, key=lambda s: s["seconds"])["name"] if trained else None,
         "table": {"keys": sum(map(len, learner.embedders)), "bytes": sum(e.nbytes for e in learner.embedders)},
         "tables": tables(learner, passes),
+        "logit_shift": learner.shift,
         "dense_weights": sum(p.numel() for p in learner.model.parameters()),
         "warnings": plan.warnings,
         "machine": f"{platform.machine()}, {learner.threads} threads",
@@ -132,7 +133,7 @@ def judge(
     batch_size: int,
     look: Look,
 ) -> dict[str, Any]:
-    """A model looked at from all sides, on one part of a log."""
+    """Measure a model on one part of a log: overall, over time, by slices and by feature."""
     few = sample(plan, start, stop)
     described = features(learner, few) if few is not None and few.rows else []
     clock = look.time if look.time is not None else time_column(plan)
@@ -140,15 +141,25 @@ def judge(
     asked = {**({} if clock is None else {"time": clock}), **{f"by {k}": v for k, v in cut.items()}}
     columns = columns_of(plan, asked, start, stop) if asked else {}
     moments = columns.pop("time", None)
-    times = None if moments is None else np.asarray(moments.cast(pa.timestamp("us")).cast(pa.int64()).fill_null(0))
+    times = known = None
+    if moments is not None:
+        known = np.asarray(moments.is_valid())
+        times = np.asarray(moments.cast(pa.timestamp("us")).cast(pa.int64()).fill_null(0))
     scores = Scores()
+    timed = scores if known is None or known.all() else Scores()  # rows without a time are in no window
     labels: list[Any] = []
     guesses: list[Any] = []
     weights: list[Any] = []
     at = 0
     for batch, p in scored(learner, plan, batch_size, start, stop):
         moment = None if times is None else times[at : at + batch.rows]
-        scores.add(batch.label, p, weight=batch.weight, group=batch.group, time=moment)
+        if timed is scores or known is None:
+            scores.add(batch.label, p, weight=batch.weight, group=batch.group, time=moment)
+        else:
+            scores.add(batch.label, p, weight=batch.weight, group=batch.group)
+            here = known[at : at + batch.rows]
+            mine = [None if a is None else np.asarray(a)[here] for a in (batch.weight, batch.group, moment)]
+            timed.add(np.asarray(batch.label)[here], p[here], *mine)
         labels.append(batch.label)
         guesses.append(p)
         weights.append(batch.weight)
@@ -161,8 +172,11 @@ def judge(
     return {
         "metrics": scores.result(),
         "calibration": [{"p": b["mean_p"], "rate": b["click_rate"], "rows": b["rows"]} for b in scores.curve()["bins"]],
-        "windows": scores.windows(),
+        "windows": timed.windows(),
+        "rows_without_time": 0 if known is None else int(len(known) - np.count_nonzero(known)),
         "slices": [{"field": one.column, **one.as_dict()} for one in worst(found, WORST)],
+        "slices_looked_at": len(found),
+        "slices_without_figures": [{"field": one.column, **one.as_dict()} for one in without_figures(found, WORST)],
         "features": described,
     }
 

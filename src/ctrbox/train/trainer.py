@@ -12,7 +12,7 @@ from ctrbox.embed.dense_optimizer import DenseOptimizer
 from ctrbox.embed.optimizers import Adam
 from ctrbox.engines.plan import Plan, whole
 from ctrbox.errors import PlanError, nearest
-from ctrbox.train.evaluation import Split
+from ctrbox.train.evaluation import Split, with_calibration
 from ctrbox.train.fit import Elsewhere, Fit
 from ctrbox.train.look_ahead import MOST
 from ctrbox.train.progress import Watcher, watcher
@@ -95,7 +95,9 @@ class Trainer:
         ``warm_from``, "full" with all, "partial" without the embeddings of ids. ``cluster``: where to train, such as
         ``cb.Cluster(workers=2, servers=2)``; here unless given. Other settings: see
         ``ctrbox.train.settings.Settings`` (batch_size, epochs, limit, shuffle, negatives, patience, monitor,
-        evaluate_every, clip, seed, schedule, adaptive_l2).
+        evaluate_every, clip, seed, schedule, calibrate, adaptive_l2). ``calibrate`` puts predictions right after training
+        with sample weights: "weights" by log(w0 / w1), where they depend on the label alone; "intercept" by fitting the click
+        rate of the validation rows; a number is added to every logit as it is.
         """
         check_arguments(out, ahead, look_ahead, checkpoint_seconds, checkpoint_steps, progress)
         if not isinstance(plan, Plan):
@@ -104,7 +106,7 @@ class Trainer:
         share = 0.0 if isinstance(valid, Plan) else valid
         chosen = settings_of({**settings, "valid": share})
         split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
-        chosen = with_batch_size(chosen, split.train_rows)
+        chosen = with_calibration(with_batch_size(chosen, split.train_rows), plan, split)
         look = Look(time, by) if (out is not None if explain is None else explain) else None
         check_have_effect(chosen, plan, split, looked=look is not None, time=time, by=by)
         if checkpoint_steps is not None and out is None and cluster is None:
@@ -141,9 +143,14 @@ def check_have_effect(
                 raise PlanError(
                     f"{name}={asked} needs validation rows, and there are none; give valid= a share, or leave it out"
                 )
-    if chosen.monitor == "gauc" and not plan.schema.group:
+    if chosen.monitor is not None and chosen.monitor.startswith("weighted_") and not plan.schema.weight:
         raise PlanError(
-            "monitor='gauc' needs groups; give the plan one, cb.FeatureSet(group=col('user_id'), …), or take 'auc'"
+            f"monitor={chosen.monitor!r} needs sample weights; give the plan some, cb.FeatureSet(weight=…), or take "
+            f"{chosen.monitor.removeprefix('weighted_')!r}"
+        )
+    if chosen.monitor in ("gauc", "weighted_gauc") and not plan.schema.group:
+        raise PlanError(
+            f"monitor={chosen.monitor!r} needs groups; give the plan one, cb.FeatureSet(group=col('user_id'), …), or take 'auc'"
         )
     if (time is not None or by) and (not looked or split.valid is None):
         lacking = "validation rows (valid=)" if looked else "explain=True, or a run folder (out=)"

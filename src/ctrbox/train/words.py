@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
+TITLES = {
+    "auc": "AUC",
+    "gauc": "GAUC",
+    "logloss": "log loss",
+    "rig": "RIG",
+    "calibration": "calibration",
+    "base_rate": "click rate",
+    "mean_prediction": "mean prediction",
+}
+
 
 def fixed(value: float | None, digits: int = 4) -> str:
     return "–" if value is None else f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"
@@ -24,3 +37,50 @@ def duration(seconds: float) -> str:
 def spent(seconds: float) -> str:
     """A duration that may be very short."""
     return duration(seconds) if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+def brief(metrics: Mapping[str, float]) -> str:
+    """Return the main figures on one line; those by weight follow, and are called so."""
+    names = ("auc", "gauc", "logloss", "calibration")
+    shown = [f"{TITLES[n]} {metrics[n]:.4f}" for n in names if math.isfinite(metrics.get(n, math.nan))]
+    weighted = [
+        f"{TITLES[n]} {metrics[f'weighted_{n}']:.4f}"
+        for n in names
+        if math.isfinite(metrics.get(f"weighted_{n}", math.nan))
+    ]
+    return "  ".join(shown) + (f"  (by weight: {'  '.join(weighted)})" if weighted else "")
+
+
+def figure_table(metrics: Mapping[str, float]) -> list[str]:
+    """Return lines of a table: each figure, its 95 % interval, and the figure by weight where rows have weights."""
+    weighted = "weighted_logloss" in metrics
+    lines = [f"{'':<16}{'':>10}  {'95 % interval':<22}" + ("by weight" if weighted else "")]
+    for name, title in TITLES.items():
+        value, low, high = (metrics.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high"))
+        between = f"{low:.4f} to {high:.4f}" if math.isfinite(low) and math.isfinite(high) else ""
+        line = (
+            f"{title:<16}{value:>10.4f}  {between:<22}" if math.isfinite(value) else f"{title:<16}{'-':>10}  {'':<22}"
+        )
+        again = metrics.get(f"weighted_{name}", math.nan)
+        lines.append((line + (f"{again:.4f}" if weighted and math.isfinite(again) else "")).rstrip())
+    return lines + [f"{name:<16}{metrics[name]:>10,.0f}" for name in ("rows", "clicks")]
+
+
+def remarks(metrics: Mapping[str, float]) -> list[str]:
+    """Return sentences about what the figures leave out or cannot say."""
+    found = []
+    rows, clicks = metrics.get("rows", 0.0), metrics.get("clicks", 0.0)
+    if rows and clicks in (0, rows):
+        what = "a click" if clicks else "not a click"
+        found.append(f"every one of the {rows:,.0f} rows is {what}: there is no AUC, GAUC or RIG of one class alone")
+    left = metrics.get("gauc_left_out_groups", 0.0)
+    if left:
+        found.append(
+            f"GAUC is over {metrics['gauc_groups']:,.0f} groups; {left:,.0f} groups ({metrics['gauc_left_out_rows']:,.0f} rows) "
+            "have only clicks or none and are left out"
+        )
+    if metrics.get("share", 1.0) < 1:
+        found.append(
+            f"GAUC is from a sample of the groups, {metrics['share']:.3g} of them; the other figures are of all rows"
+        )
+    return found
