@@ -24,7 +24,7 @@ import struct
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -55,6 +55,7 @@ from ctrbox.plan.serial import (
 from ctrbox.plan.tables import Dictionary, misfit
 from ctrbox.plan.user import UserOperator
 from ctrbox.views.source import Morsel, Source
+from ctrbox.views.text_options import TextOptions
 from ctrbox.views.view import View
 
 MAGIC = b"CTRBOXPL"
@@ -270,13 +271,14 @@ def _reference(source: Source) -> dict[str, Any] | None:
         return None
     several = re.search(r" and \d+ more$", source.name) or source.name.startswith("dataset of ")
     paths = [file.shown for file in files] if several else [source.name]
-    return {"paths": [_without_secrets(p) for p in paths], "format": form}
+    text = getattr(source, "text_options", None)
+    said = text.given() if text is not None else {}
+    return {"paths": [_without_secrets(p) for p in paths], "format": form, **({"text": said} if said else {})}
 
 
 def _format_name(form: Any) -> str | None:
-    names = {"Parquet": "parquet", "IpcFile": "arrow", "IpcStream": "arrows", "Json": "json", "Csv": "csv"}
-    name = names.get(type(form).__name__)
-    return "tsv" if name == "csv" and form._parse.delimiter == "\t" else name
+    names = {"Parquet": "parquet", "IpcFile": "arrow"}
+    return names.get(type(form).__name__) or getattr(form, "name", None)
 
 
 def _without_secrets(path: str) -> str:
@@ -512,8 +514,12 @@ def _open(name: str, key: tuple[str, ...], keep: str | None, source: Any, given:
     if not paths:
         raise malformed("a source without paths")
     form = a_text(source.get("format"), "a format")
+    said = a_dict(source.get("text", {}), "text options")
+    unknown = set(said) - {f.name for f in fields(TextOptions)}
+    if unknown:
+        raise malformed(f"a text option {min(unknown)[:20]!r}")
     try:
-        return View(paths[0] if len(paths) == 1 else paths, key, keep=keep, name=name, format=form)
+        return View(paths[0] if len(paths) == 1 else paths, key, keep=keep, name=name, format=form, **said)
     except SourceError as error:
         raise SourceError(f"view {name!r}: {error}; or give other data: load(…, views={{{name!r}: …}})") from error
 
@@ -544,6 +550,14 @@ class Remembered:
     @property
     def bytes(self) -> int | None:
         return self.inner.bytes
+
+    @property
+    def text_options(self) -> TextOptions | None:
+        return getattr(self.inner, "text_options", None)
+
+    @property
+    def format_name(self) -> str | None:
+        return getattr(self.inner, "format_name", None)
 
     def nullable(self, column: str) -> bool:
         return column in self.maybe_null or self.inner.nullable(column)

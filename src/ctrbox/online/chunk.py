@@ -21,7 +21,7 @@ from ctrbox.columns.raw import brief
 from ctrbox.errors import CtrboxError, DataError
 from ctrbox.online.events import Layout, Piece, events_of, typed_rows
 from ctrbox.views.filesystems import first_line
-from ctrbox.views.text import parse_json
+from ctrbox.views.json_lines import parse_json
 
 ROWS = 8192  # of a piece, at most: a checkpoint can lie behind any
 BLOCK_BYTES = 4 << 20

@@ -269,6 +269,7 @@ def _source(graph: Graph, frame: FrameSpec, place_: int, live: bool) -> dict[str
     ids = [spec.on] if spec.on else list(frame.key) if len(frame.sources) > 1 else []
     read += [name for name in ids if name not in read]
     names = spec.view.source.schema.names
+    text = getattr(spec.view.source, "text_options", None)
     return {
         "name": spec.view.name,
         "source": spec.view.source.name,
@@ -277,6 +278,7 @@ def _source(graph: Graph, frame: FrameSpec, place_: int, live: bool) -> dict[str
         "columns_read": read,
         "columns_unread": [n for n in names if n not in read],
         "merged_on": spec.on,
+        "text": text.given() if text is not None else {},
     }
 
 

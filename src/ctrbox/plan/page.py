@@ -87,6 +87,11 @@ def _frame_lines(frame: Facts, placed: bool) -> list[str]:
         size = "" if source["bytes"] is None else f", {shown_bytes(source['bytes'])}"
         count, unread = len(source["columns_read"]), len(source["columns_unread"])
         lines.append(f"   {source['source']}  {rows}{size}, {count} of {count + unread} columns read")
+        if source["text"]:
+            said = ", ".join(f"{name}={value!r}" for name, value in source["text"].items())
+            lines.append(cut(f"   text read with {said}"))
+        if count:
+            lines.append(cut("   read: " + ", ".join(source["columns_read"])))
         if unread:
             lines.append(cut("   never read: " + ", ".join(source["columns_unread"])))
     if not frame["read"]:

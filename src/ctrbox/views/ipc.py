@@ -82,6 +82,9 @@ class IpcFile:
 class IpcStream:
     """The stream format: schema first, then record batches to the end."""
 
+    name = "arrows"
+    options = None  # It is not text.
+
     def schema(self, file: File) -> pa.Schema:
         with _open(file) as reader:
             return reader.schema

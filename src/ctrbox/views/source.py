@@ -10,18 +10,20 @@ import pyarrow.dataset as ds
 
 from ctrbox.errors import SourceError
 from ctrbox.files.version import settle
+from ctrbox.views.delimited import Csv
 from ctrbox.views.filesystems import File, Store, find_files
 from ctrbox.views.formats import format_of
 from ctrbox.views.indexed import IndexedFiles
 from ctrbox.views.ipc import IpcFile, IpcStream, is_stream
+from ctrbox.views.json_lines import Json
 from ctrbox.views.memory import from_capsule, from_dataset
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin, Source
 from ctrbox.views.parquet import Parquet
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.streamed import StreamedFiles
-from ctrbox.views.text import Csv, Json
+from ctrbox.views.text_options import FOR_JSON, TextOptions
 
-__all__ = ["MORSEL_ROWS", "Morsel", "Origin", "Source", "open_files", "open_source"]
+__all__ = ["MORSEL_ROWS", "Morsel", "Origin", "Source", "as_before", "open_files", "open_source"]
 
 
 def open_source(
@@ -30,6 +32,7 @@ def open_source(
     format: str | None = None,
     filesystem: Any = None,
     storage_options: Mapping[str, Any] | None = None,
+    text: TextOptions | None = None,
 ) -> Source:
     """Open `data` for reading, again and again, always in the same order.
 
@@ -38,7 +41,7 @@ def open_source(
     give files in natural path order, without hidden ones (``_SUCCESS``, ``.crc``); ``day=2026-01-01/`` in a
     path is a column. The format follows from the extension or from `format`: parquet, csv, tsv, json (lines),
     arrow, arrows. `storage_options` for S3: access_key, secret_key, session_token, endpoint, region, scheme,
-    anonymous; what is not given comes from the environment (``AWS_…``).
+    anonymous; what is not given comes from the environment (``AWS_…``). `text` says how text files are to be read.
 
     Anything with ``__arrow_c_stream__`` or ``__arrow_c_array__`` is read as rows in memory. A reader that can
     be read only once is drained here and held. An object whose attribute ``streaming`` is True is asked for a
@@ -47,15 +50,16 @@ def open_source(
     """
     if isinstance(data, (str, os.PathLike)):
         path = os.fspath(data)
-        return _open_files(str(path), [str(path)], format, filesystem, storage_options)
+        return _open_files(str(path), [str(path)], format, filesystem, storage_options, text)
+    if isinstance(data, Sequence) and data and all(isinstance(path, (str, os.PathLike)) for path in data):
+        paths = [str(os.fspath(path)) for path in data]
+        name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        return _open_files(name, paths, format, filesystem, storage_options, text)
+    _refuse_text(text, (), f"a {type(data).__name__} in memory")
     if isinstance(data, ds.Dataset):
         return _open_dataset(data)
     if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
         return from_capsule(data)
-    if isinstance(data, Sequence) and data and all(isinstance(path, (str, os.PathLike)) for path in data):
-        paths = [str(os.fspath(path)) for path in data]
-        name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-        return _open_files(name, paths, format, filesystem, storage_options)
     met = "an empty list" if isinstance(data, Sequence) and not data else f"a {type(data).__name__}"
     raise SourceError(
         f"cannot read {met}, expected a path, a glob, a list of paths, or an object that speaks Arrow "
@@ -67,27 +71,58 @@ def _remedy(data: object) -> str:
     return "; call .collect() first" if type(data).__name__ == "LazyFrame" else ""
 
 
+def as_before(source: Source, data: object) -> dict[str, Any]:
+    """Return the options of `View` by which `source` reads its text, where `data` are paths of such text as well."""
+    text, format = getattr(source, "text_options", None), getattr(source, "format_name", None)
+    paths = [data] if isinstance(data, (str, os.PathLike)) else data
+    if text is None or not isinstance(paths, Sequence) or not all(isinstance(p, (str, os.PathLike)) for p in paths):
+        return {}
+    files = find_files([str(os.fspath(path)) for path in paths], None, None)
+    try:
+        found = format_of(files, None)
+    except SourceError:  # The names do not tell the format: it is the one of before.
+        return {"format": format, **text.given()}
+    same = found == format or {found, format} == {"csv", "tsv"}
+    return text.given() if same else {}
+
+
+def _refuse_text(text: TextOptions | None, allowed: Sequence[str], what: str) -> None:
+    """Refuse text options that do not apply to what is read, instead of ignoring them."""
+    for name in text.given() if text is not None else ():
+        if name not in allowed:
+            kind = "text files" if name in FOR_JSON else "delimited text (csv, tsv)"
+            raise SourceError(f"{name}= is for {kind}, but this view reads {what}; leave it out, or say format='csv'")
+
+
 def _open_files(
-    name: str, paths: Sequence[str], format: str | None, filesystem: Any, options: Mapping[str, Any] | None
+    name: str,
+    paths: Sequence[str],
+    format: str | None,
+    filesystem: Any,
+    options: Mapping[str, Any] | None,
+    text: TextOptions | None,
 ) -> Source:
-    return open_files(name, find_files(paths, filesystem, options), format)
+    return open_files(name, find_files(paths, filesystem, options), format, text)
 
 
-def open_files(name: str, files: Sequence[File], format: str | None = None) -> Source:
-    """Files that were found already, all of one format."""
-    return _of_format(name, files, format_of(files, format), Partitions(files))
+def open_files(name: str, files: Sequence[File], format: str | None = None, text: TextOptions | None = None) -> Source:
+    """Open files that were found already, all of one format."""
+    return _of_format(name, files, format_of(files, format), Partitions(files), text)
 
 
-def _of_format(name: str, files: Sequence[File], format: str, partitions: Partitions) -> Source:
+def _of_format(
+    name: str, files: Sequence[File], format: str, partitions: Partitions, text: TextOptions | None = None
+) -> Source:
+    if format in ("csv", "tsv"):
+        return StreamedFiles(name, files, Csv("\t" if format == "tsv" else ",", text), partitions)
+    _refuse_text(text, FOR_JSON if format == "json" else (), f"{format} files ({files[0].shown})")
     if format == "parquet":
         return IndexedFiles(name, files, Parquet(), partitions)
     if format == "arrow" and not is_stream(files[0]):
         return IndexedFiles(name, files, IpcFile(), partitions)
     if format in ("arrow", "arrows"):
         return StreamedFiles(name, files, IpcStream(), partitions)
-    if format == "json":
-        return StreamedFiles(name, files, Json(), partitions)
-    return StreamedFiles(name, files, Csv("\t" if format == "tsv" else ","), partitions)
+    return StreamedFiles(name, files, Json(text), partitions)
 
 
 def _open_dataset(data: ds.Dataset) -> Source:

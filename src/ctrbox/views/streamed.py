@@ -22,6 +22,7 @@ from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.readahead import readahead
 from ctrbox.views.simple import Leaf
+from ctrbox.views.text_options import TextOptions
 
 Parse = Callable[[], pa.RecordBatch]
 
@@ -36,6 +37,14 @@ class BlockError(Exception):
 
 class Streamed(Protocol):
     """A format read from front to back."""
+
+    @property
+    def name(self) -> str:
+        """The name of the format, as `View(…, format=)` takes it."""
+
+    @property
+    def options(self) -> TextOptions | None:
+        """How text is to be read, as the view says it; None for other formats."""
 
     def schema(self, file: File) -> pa.Schema:
         """The stored schema; for text, inferred from the first block."""
@@ -63,6 +72,16 @@ class StreamedFiles:
     def schema(self) -> pa.Schema:
         return self._columns.schema
 
+    @property
+    def text_options(self) -> TextOptions | None:
+        """How the view says that its text is to be read; None where the files are not text."""
+        return self._format.options
+
+    @property
+    def format_name(self) -> str:
+        """The name of the format, as `View(…, format=)` takes it."""
+        return self._format.name
+
     def nullable(self, column: str) -> bool:
         (leaf,) = self._columns.choose([column], self.name)
         return leaf.nullable
@@ -72,7 +91,8 @@ class StreamedFiles:
         return False
 
     def fingerprint(self) -> str:
-        return digest(self.schema, self._files)
+        said = self.text_options
+        return digest(self.schema, self._files, said.shown() if said is not None else "")
 
     def scan(
         self,

@@ -11,7 +11,8 @@ from typing import Any
 
 from ctrbox.columns.times import checked_units
 from ctrbox.errors import PlanError, nearest
-from ctrbox.views.source import Source, open_source
+from ctrbox.views.source import Source, as_before, open_source
+from ctrbox.views.text_options import checked_options
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class View:
     lets later rows of an equal key win where a joined view has duplicates; otherwise they are an error. ``time_units`` declares
     in which unit ("s", "ms", "us" or "ns") requests and streams may give a column of times as a number, for example
     ``{"ts": "s"}``; without it they must give ISO 8601 text. It changes nothing about how the view itself is read.
+
+    For text files: ``delimiter`` separates the fields (default ``","``, for .tsv a tab; it may have several characters,
+    such as ``"::"``). ``header=False`` says that the first line is a row, ``names`` names all columns. ``encoding`` is
+    that of the file (default UTF-8), ``quote`` the quote character (default ``'"'``; False: none). ``types`` declares
+    columns as "int", "float", "bool", "time" or "str" instead of inferring their types from the first rows.
     """
 
     source: Source
@@ -85,8 +91,17 @@ class View:
         format: str | None = None,
         filesystem: Any = None,
         storage_options: dict[str, Any] | None = None,
+        delimiter: str | None = None,
+        header: bool | None = None,
+        names: Sequence[str] | None = None,
+        encoding: str | None = None,
+        quote: str | bool | None = None,
+        types: Mapping[str, str] | None = None,
     ) -> None:
-        source = open_source(data, format=format, filesystem=filesystem, storage_options=storage_options)
+        text = checked_options(
+            delimiter=delimiter, header=header, names=names, encoding=encoding, quote=quote, types=types
+        )
+        source = open_source(data, format=format, filesystem=filesystem, storage_options=storage_options, text=text)
         keys = _names(key, "key")
         for k in keys:
             if k not in source.schema.names:
@@ -108,12 +123,15 @@ class View:
         return view
 
     def over(self, data: Any, views: Mapping[str, Any] | None = None) -> View:
-        """The same steps over other rows; ``views``: other data for joined and merged views, by name."""
+        """Return the same steps over other rows; ``views``: other data for joined and merged views, by name.
+
+        Where this view and the other data are text files, the text options of this view hold for them as well.
+        """
         known = [step.view.name for step in self.steps if isinstance(step, Join | Merge)]
         for name in views or {}:
             if name not in known:
                 raise PlanError(f"view {name!r} is not joined or merged here{nearest(name, known)}; there are: {known}")
-        view = View(data, self.key, keep=self.keep, name=self.name)
+        view = View(data, self.key, keep=self.keep, name=self.name, **as_before(self.source, data))
         object.__setattr__(view, "time_units", self.time_units)
         steps = tuple(
             replace(step, view=step.view.over((views or {})[step.view.name]))

@@ -1,0 +1,290 @@
+"""JSON lines: one object on each line; a missing field is null; fields first met after the first block are ignored
+unless `types=` declares them.
+
+Whole numbers are int while all of them fit 64 bits and no fraction is met; with fractions the column is float. A whole
+number that a double would round is never rounded: a column of whole numbers becomes text, and next to fractions it is
+refused. Strings that are all ISO 8601 dates or times become times, the other strings are text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pajson
+from pyarrow import types as pt
+
+from ctrbox.errors import SourceError
+from ctrbox.views.fields import DECLARED, EXACT, exact_whole
+from ctrbox.views.filesystems import File, first_line
+from ctrbox.views.simple import Leaf
+from ctrbox.views.streamed import BlockError, Parse
+from ctrbox.views.text import Block, NotText, check_text, no_null_type, one_batch, text_blocks
+from ctrbox.views.text_options import TextOptions
+
+_ROW = re.compile(r" in row (\d+)$")
+_NULL_FIRST = re.compile(rb"\s*null")
+WHOLE = pa.decimal128(38, 0)  # how whole numbers that become text are parsed
+Path = tuple[str, ...]
+
+
+class Rounded(pa.ArrowInvalid):  # type: ignore[misc]
+    """A whole number that a double would round."""
+
+    def __init__(self, path: Path, row: int, text: str):
+        super().__init__(f"column {'.'.join(path)!r} holds {text}, which float would round")
+        self.path = path
+        self.row = row
+
+
+def _newline(block: bytes) -> int:
+    return block.rfind(b"\n") + 1
+
+
+class Json:
+    """JSON lines."""
+
+    name = "json"
+
+    def __init__(self, options: TextOptions | None = None):
+        self.options = options or TextOptions()
+        self._texts: frozenset[Path] = frozenset()  # columns of text whose values may be written as numbers
+
+    def schema(self, file: File) -> pa.Schema:
+        block = next(text_blocks(file, self.options, _newline), None)
+        if block is None:
+            raise SourceError(f"{file.shown} holds no JSON objects, expected one on each line")
+        if block.data.lstrip()[:1] == b"[":
+            raise SourceError(
+                f"{file.shown} is a JSON array, expected one object on each line (JSON lines); write each element on a "
+                "line of its own, for example with jq -c '.[]'"
+            )
+        try:
+            found = self._inferred(block)
+        except BlockError as error:
+            where = "" if error.row is None else f" row {error.row}"
+            parsed = error.__cause__ is not None and not isinstance(error.__cause__, Rounded)
+            expected = "; expected one JSON object a line" if parsed else ""
+            raise SourceError(f"{file.shown}{where}: {error}{expected}") from error
+        if not found.names:
+            raise SourceError(f"{file.shown} begins without a JSON object that has fields, expected one on each line")
+        return found
+
+    def _inferred(self, block: Block) -> pa.Schema:
+        """Return the types of the first block's fields; those that `types=` declares are given."""
+        met = self._checked(block, None, exact=False).schema
+        wanted = _tree(met)
+        declared = {_path(name, met): DECLARED[type] for name, type in self.options.types or ()}
+        for path, type in declared.items():
+            _plant(wanted, path, type)
+        self._texts = frozenset(path for path, type in declared.items() if pt.is_string(type))
+        reason: BlockError | None = None
+        while True:  # once more for each column of whole numbers that do not fit
+            try:
+                self._read(block, pa.schema(_fields(wanted)))
+            except BlockError as error:
+                rounded = error.__cause__
+                if not isinstance(rounded, Rounded) or rounded.path in declared or rounded.path in self._texts:
+                    raise reason or error from error
+                reason = error
+                self._texts |= {rounded.path}
+                _plant(wanted, rounded.path, pa.utf8())
+            else:
+                return pa.schema(_fields(wanted))
+
+    def blocks(self, file: File, leaves: Sequence[Leaf]) -> Iterator[Parse]:
+        wanted: dict[str, Any] = {}
+        for leaf in leaves:
+            _plant(wanted, leaf.path, leaf.stored)
+        schema = pa.schema(_fields(wanted))
+        for block in text_blocks(file, self.options, _newline):
+            yield partial(self._read, block, schema)
+
+    def _read(self, block: Block, schema: pa.Schema) -> pa.RecordBatch:
+        """Return the rows of a block; where a column of text holds whole numbers, their digits."""
+        tree = _tree(schema)
+        written = [path for path in self._texts if _has(tree, path) and _all_numbers(block.data, path)]
+        if not written:
+            return self._checked(block, schema)
+        for path in written:
+            _plant(tree, path, WHOLE)
+        return self._checked(block, pa.schema(_fields(tree))).cast(schema)
+
+    def _checked(self, block: Block, schema: pa.Schema | None, exact: bool = True) -> pa.RecordBatch:
+        """Parse a block; what cannot be parsed is a `BlockError` that knows its row."""
+        try:
+            check_text(block, self.options)
+            batch = parse_json(block.data, schema, exact=exact)
+        except NotText as error:
+            raise BlockError(str(error), _lines_before(block.data, error.at)) from None
+        except Rounded as error:
+            name = ".".join(error.path)
+            advice = f"write such numbers as strings, or say types={{{name!r}: 'str'}} if all are whole numbers"
+            raise BlockError(f"{error}; {advice}", error.row) from error
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            text = first_line(error)
+            found = _ROW.search(text)
+            row = int(found[1]) - _led(block.data) if found else _broken_line(block.data, schema)
+            advice = "; declare the type with types={'column': …}" if "onver" in text or "changed" in text else ""
+            raise BlockError(_ROW.sub("", text) + advice, row) from error
+        _check_lines(block.data, batch.num_rows)
+        return batch
+
+
+def _all_numbers(data: bytes, path: Path) -> bool:
+    """Tell whether a column holds numbers and nulls alone. Arrow would read quoted text as a decimal, too."""
+    alone: dict[str, Any] = {}
+    _plant(alone, path, pa.float64())
+    try:
+        parse_json(data, pa.schema(_fields(alone)), exact=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+    return True
+
+
+def _lines_before(data: bytes, at: int) -> int:
+    return sum(1 for line in data[: data.rfind(b"\n", 0, at) + 1].splitlines() if line.strip())
+
+
+def _check_lines(data: bytes, rows: int) -> None:
+    """Refuse objects that share a line or take several: their rows could not be cut into blocks."""
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    if lines == rows:
+        return
+    filled = [line for line in data.split(b"\n") if line.strip()]
+    if len(filled) == rows:
+        return
+    for row, line in enumerate(filled):
+        try:
+            json.loads(line)
+        except ValueError as error:
+            raise BlockError(f"a line holds other than one JSON object ({first_line(error)})", row) from None
+    raise BlockError(f"{len(filled)} lines hold {rows} JSON objects, expected one on each line")
+
+
+def _led(block: bytes) -> int:
+    """Return how many rows must go before a block: pyarrow crashes where the first value is null."""
+    return 1 if _NULL_FIRST.match(block) else 0
+
+
+def parse_json(block: bytes, schema: pa.Schema | None, *, exact: bool = True) -> pa.RecordBatch:
+    """Parse lines of JSON as rows: of the given columns alone, or of those that are met.
+
+    A whole number that a double would round is `Rounded`, a ``pa.ArrowInvalid``, unless `exact` is False.
+    """
+    lead = _led(block)
+    data = b"{}\n" + block if lead else block
+    read = pajson.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    behaviour = "infer" if schema is None else "ignore"
+    parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=behaviour)
+    batch = one_batch(pajson.read_json(pa.BufferReader(data), read, parse)).slice(lead)
+    if exact:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            _check_exact(block, column, (name,), np.arange(batch.num_rows))
+    return batch
+
+
+def _check_exact(block: bytes, column: pa.Array, path: Path, rows: np.ndarray) -> None:
+    """Refuse floats that were whole numbers and are not the same any more. `rows` are the rows of the values."""
+    if pt.is_struct(column.type):
+        for field, inner in zip(column.type, column.flatten(), strict=True):
+            _check_exact(block, inner, (*path, field.name), rows)
+    elif pt.is_list(column.type):
+        lengths = np.nan_to_num(column.value_lengths().to_numpy(zero_copy_only=False)).astype(np.int64)
+        _check_exact(block, column.flatten(), path, np.repeat(rows, lengths))
+    elif pt.is_floating(column.type):
+        with np.errstate(invalid="ignore"):
+            large = np.abs(column.to_numpy(zero_copy_only=False)) >= EXACT
+        if large.any():
+            lines = [line for line in block.split(b"\n") if line.strip()]
+            for row in np.unique(rows[large]):
+                text = _rounded(lines[row], path) if row < len(lines) else None
+                if text is not None:
+                    raise Rounded(path, int(row), text)
+
+
+class _Digits(str):
+    """A whole number as it is written."""
+
+
+def _rounded(line: bytes, path: Path) -> str | None:
+    """Return the first whole number at `path` of a line that a double does not hold."""
+    try:
+        value: Any = json.loads(line, parse_int=_Digits)
+    except ValueError:
+        return None
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    waiting = [value]
+    while waiting:
+        value = waiting.pop(0)
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, _Digits) and not exact_whole(value):
+            return value[:60]
+    return None
+
+
+def _broken_line(block: bytes, schema: pa.Schema | None) -> int | None:
+    """Return the first row that cannot be parsed alone; None when each can (they disagree about a type)."""
+    lines = [line for line in block.splitlines() if line.strip()]
+    low, high = 0, len(lines)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            parse_json(b"\n".join(lines[low : middle + 1]), schema, exact=False)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            high = middle
+        else:
+            low = middle + 1
+    return low if low < len(lines) else None
+
+
+# ---- columns inside columns --------------------------------------------------------------------------------
+
+
+def _tree(fields: Any) -> dict[str, Any]:
+    """Return fields as a dictionary of types, structs as dictionaries; unknown types become text."""
+    return {
+        field.name: _tree(field.type) if pt.is_struct(field.type) and field.type.num_fields else _steady(field.type)
+        for field in fields
+    }
+
+
+def _path(name: str, met: pa.Schema) -> Path:
+    """Return the path of a column by its dotted name."""
+    return (name,) if name in met.names else tuple(name.split("."))
+
+
+def _steady(type: pa.DataType) -> pa.DataType:
+    """Return the type that holds for the whole view: times keep fractions of a second that come later."""
+    return pa.timestamp("us") if pt.is_timestamp(type) else no_null_type(type)
+
+
+def _plant(tree: dict[str, Any], path: Path, type: pa.DataType) -> None:
+    for name in path[:-1]:
+        inner = tree.get(name)
+        tree[name] = inner = inner if isinstance(inner, dict) else {}
+        tree = inner
+    tree[path[-1]] = type
+
+
+def _has(tree: dict[str, Any], path: Path) -> bool:
+    inner: Any = tree
+    for name in path:
+        if not isinstance(inner, dict) or name not in inner:
+            return False
+        inner = inner[name]
+    return not isinstance(inner, dict)
+
+
+def _fields(wanted: dict[str, Any]) -> list[pa.Field]:
+    return [
+        pa.field(name, pa.struct(_fields(inner)) if isinstance(inner, dict) else inner)
+        for name, inner in wanted.items()
+    ]
