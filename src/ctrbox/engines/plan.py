@@ -24,6 +24,7 @@ from ctrbox.plan.device import Device, device_named, gpu_here
 from ctrbox.plan.features import FeatureSet
 from ctrbox.plan.graph import Graph
 from ctrbox.plan.typing import origin
+from ctrbox.plan.unlabelled import unlabelled, without_label_filters
 from ctrbox.views.view import Merge, View
 
 EVALUATE_ROWS = 65_536
@@ -361,7 +362,7 @@ class Plan:
         """The same plan, with what was fitted, over another log; ``label=False``: of a log that has no labels yet.
         ``views``: other data for joined and merged views, by name."""
         features = self.features if label else replace(self.features, label=None, weight=None)
-        log = self.log.over(data, views)
+        log = (self.log if label else unlabelled(self.log, self.features)).over(data, views)
         plan = Plan(log, features, device=self.device, threads=self.threads, chunk_rows=self.chunk_rows)
         plan.fitted = self.fit().fitted
         plan.made_over = self.made_over or self.fingerprint
@@ -443,7 +444,7 @@ class Plan:
         outputs = [o for o in full.outputs if o.role not in ("label", "weight")]
         schema = replace(full.schema, label=False, weight=False)
         extractor = Extractor(
-            self.graph,
+            without_label_filters(self.graph),
             self.fitted,
             schema=schema,
             outputs=outputs,

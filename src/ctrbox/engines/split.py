@@ -29,6 +29,7 @@ from ctrbox.engines.request import ORIGIN
 from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.plan.graph import Graph, Output
 from ctrbox.plan.node import Node, closure
+from ctrbox.plan.unlabelled import LABELS, without_label_filters
 from ctrbox.views.morsel import Origin
 
 FEATURES = ("dense", "sparse")
@@ -65,7 +66,7 @@ class Split:
             if name not in log.names:
                 raise PlanError(f"column {name!r} is not in view {plan.log.name!r}{nearest(name, log.names)}")
         full = plan._request_extractor()
-        graph = plan.graph
+        graph = without_label_filters(plan.graph, (*LABELS, "group"))
         outputs = [o for o in graph.outputs if o.role in FEATURES]
         mine = reads_only(graph, frozenset(columns))
         once = [o for o in outputs if o.node.id in mine]

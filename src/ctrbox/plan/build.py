@@ -11,15 +11,19 @@ import pyarrow as pa
 from ctrbox import _native
 from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.errors import PlanError, nearest
-from ctrbox.plan.expr import Expr, col, expression
+from ctrbox.plan.expr import Expr, Time, col, expression
 from ctrbox.plan.features import FeatureSet, space_of
 from ctrbox.plan.gaps import Gap, present, told
 from ctrbox.plan.graph import FitSpec, FrameSpec, Graph, Output, SourceSpec
 from ctrbox.plan.node import Node
 from ctrbox.plan.operators import crossed, hashed, resolve
 from ctrbox.plan.typing import Typed, origin
+from ctrbox.plan.unlabelled import conjuncts, tested
 from ctrbox.plan.user import UserOperator
 from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
+
+
+NOTHING: dict[str, Any] = {"s": "", "f": 0.0, "i": 0, "b": False, "t": Time(0), "*": ()}  # by the kind's first letter
 
 
 @dataclass(frozen=True)
@@ -138,13 +142,28 @@ class Builder:
                 for name, to in types:
                     scope.columns[name] = resolve(col(name).cast(to), scope)
             case Filter(condition):
-                scope.frame.filters.append(self.condition(condition, scope))
+                self.filter(scope, condition)
             case Select(names):
                 scope.columns = {name: scope.column(name) for name in names}
             case Join():
                 self.join(scope, step)
             case Merge():
                 self.merge(scope, step)
+
+    def filter(self, scope: Scope, condition: Any) -> None:
+        """Add a filter; a column that it asks to be not null is not null in what follows."""
+        asked = [tested(part) for part in conjuncts(condition)] if isinstance(condition, Expr) else []
+        # A condition of its own for each, so that one about the label can be left out where there is no label.
+        parts = conjuncts(condition) if any(asked) else [condition]
+        scope.frame.filters += [self.condition(part, scope) for part in parts]
+        if scope.frame.role == "left":
+            return  # Its null row, the answer for keys that it lacks, passes every filter.
+        scope.known.clear()
+        for name in asked:
+            node = scope.columns.get(name) if name is not None else None
+            if name is not None and isinstance(node, Node) and node.nullable:
+                # The value is never used: rows that would need it do not pass.
+                scope.columns[name] = resolve(col(name).fill(NOTHING[node.kind[0]]), scope)
 
     def condition(self, e: Any, scope: Scope) -> Node:
         if not isinstance(e, Expr):

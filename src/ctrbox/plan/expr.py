@@ -48,6 +48,10 @@ class Expr:
     def is_null(self) -> Expr:
         return self._call("is_null")
 
+    def is_not_null(self) -> Expr:
+        """Whether there is a value: ``.filter(col("click").is_not_null())`` drops the rows without one."""
+        return ~self.is_null()
+
     def cast(self, to: str) -> Expr:
         """To "int", "float", "str", "bool" or "time"; what does not parse becomes null."""
         return self._call("cast", to=to)

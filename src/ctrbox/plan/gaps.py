@@ -31,6 +31,9 @@ def present(node: Node, what: str, gaps: list[Gap]) -> Node:
     for begin in null_origins(node) if node.nullable else ():
         raw = origin(begin)
         shown = shown_name(begin.op)
+        if what in UNKNOWN:
+            gaps.append(Gap(begin.id, what, *_drop(begin, raw, what)))
+            continue
         example = {"s": '""', "f": "0.0", "b": "False", "t": "0"}.get(begin.kind, "[]" if begin.kind[0] == "*" else "0")
         if begin.op == "column":
             cure = f".fill({raw.name}={example}) to its view"
@@ -42,6 +45,27 @@ def present(node: Node, what: str, gaps: list[Gap]) -> Node:
             cause = begin.why or f"{shown} on {raw.name!r} may be null"
         gaps.append(Gap(begin.id, what, cause, cure))
     return node
+
+
+UNKNOWN = ("label", "weight", "group")
+
+
+def _drop(begin: Node, raw: Node, what: str) -> tuple[str, str]:
+    """Return why a label, a weight or a group may be null, and the filter that drops the rows where it is.
+
+    A fill would make up what is not known: a label of 0 is a row without a click.
+    """
+    if begin.op == "column":
+        cause = f"column {raw.name!r} may be null ({begin.why})"
+        cure = f'.filter(col("{raw.name}").is_not_null()) to the log'
+    else:
+        cause = begin.why or f"{shown_name(begin.op)} on {raw.name!r} may be null"
+        name = f"{what}_known"
+        cure = (
+            f'.with_columns({name}=…).filter(col("{name}").is_not_null()) to the log, with the expression of the '
+            f'{what}, and {what}=col("{name}")'
+        )
+    return cause, f"{cure}, which drops the rows whose {what} is unknown"
 
 
 def null_origins(node: Node) -> list[Node]:

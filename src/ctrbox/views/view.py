@@ -116,10 +116,14 @@ class View:
         object.__setattr__(self, "steps", ())
 
     def _with(self, step: Step) -> View:
+        return self.with_steps((*self.steps, step))
+
+    def with_steps(self, steps: tuple[Step, ...]) -> View:
+        """Return the same rows with these steps in place of the view's own."""
         view = object.__new__(View)
         for field in ("source", "key", "keep", "name", "time_units"):
             object.__setattr__(view, field, getattr(self, field))
-        object.__setattr__(view, "steps", (*self.steps, step))
+        object.__setattr__(view, "steps", steps)
         return view
 
     def over(self, data: Any, views: Mapping[str, Any] | None = None) -> View:
