@@ -22,7 +22,6 @@ from ctrbox.plan.unlabelled import conjuncts, tested
 from ctrbox.plan.user import UserOperator
 from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
 
-
 NOTHING: dict[str, Any] = {"s": "", "f": 0.0, "i": 0, "b": False, "t": Time(0), "*": ()}  # by the kind's first letter
 
 
