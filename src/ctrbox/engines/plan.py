@@ -369,6 +369,17 @@ class Plan:
         return plan
 
     @property
+    def reads(self) -> dict[str, list[str]]:
+        """The columns that the plan reads from each view, by the view's name."""
+        found: dict[str, list[str]] = {}
+        for frame in self.graph.frames:
+            for place, source in enumerate(frame.sources):
+                read = {*self.graph.columns(frame, place), *((source.on,) if source.on else ())}
+                names = found.setdefault(source.view.name, [])
+                names += [name for name in source.view.source.schema.names if name in read and name not in names]
+        return found
+
+    @property
     def rows(self) -> int:
         """Rows of the log, before filters; a log that does not say is read once to count them."""
         known = self.log.source.rows

@@ -301,6 +301,11 @@ def build(log: View, features: FeatureSet) -> Graph:
     return Graph(builder.typed, builder.frames, outputs, builder.fits)
 
 
+def columns_after(view: View) -> dict[str, Node | Unusable]:
+    """Return the columns of a view after its steps."""
+    return dict(Builder().open(view, "log").columns)
+
+
 def build_columns(log: View, columns: dict[str, Any]) -> Graph:
     """The graph of plain expressions, nulls and all; outputs have role "column"."""
     builder = Builder()

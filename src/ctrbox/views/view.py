@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
+
+import pyarrow as pa
 
 from ctrbox.columns.times import checked_units
 from ctrbox.errors import PlanError, nearest
@@ -151,6 +154,21 @@ class View:
         """The columns of the source, before any step."""
         return list(self.source.schema.names)
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns after all steps: names, Arrow types, and whether they may be null. Reads no row."""
+        found: pa.Schema = _preview().schema(self)
+        return found
+
+    def head(self, n: int = 5) -> pa.Table:
+        """Return the first ``n`` rows (0 to 1,000,000) after all steps, filters and joins included.
+
+        Reads the source only until it has them; joined views are read whole. Columns of types that cannot be read,
+        such as maps, are left out.
+        """
+        found: pa.Table = _preview().head(self, n)
+        return found
+
     def __repr__(self) -> str:
         return f"View({self.name!r}, key={self.key}, steps={len(self.steps)})"
 
@@ -203,6 +221,11 @@ class View:
                 "merge aligns rows by instance id: give both views one key column, View(…, key='instance_id')"
             )
         return self._with(Merge(view, ordered, parse_bytes(budget)))
+
+
+def _preview() -> Any:
+    """Return the part of the engines that looks at views. It lies above this folder, so it is found when it is needed."""
+    return import_module("ctrbox.engines.preview")
 
 
 def _names(names: Any, what: str) -> tuple[str, ...]:
