@@ -98,7 +98,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         _NO,
         _NONE,
     ),
-    ("is_null", "is it null; every kind", "true, never null", "false", _NO, "NaN is not null"),
+    ("is_null", "is it null, or not null; every kind", "true or false, never null", "not null", _NO, "NaN is not null"),
     (
         "select",
         "when(c).then(a).otherwise(b); every kind",
