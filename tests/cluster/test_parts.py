@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -23,7 +24,7 @@ from ctrbox.engines.aside import remove
 from ctrbox.errors import DataError, DeviceError, PlanError
 from ctrbox.models.dense import DenseInput
 from ctrbox.train.together import Gang
-from tests.train.worlds import checkerboard, features
+from tests.train.worlds import checkerboard, features, on_disk
 
 
 def test_an_address_where_nobody_listens_is_told_at_once() -> None:
@@ -251,6 +252,26 @@ def test_a_handshake_names_the_difference() -> None:
         handshake.check_same(mine, {**mine, "data": [["log", "1"], ["ads", "3"]]}, "worker 1")
     with pytest.raises(PlanError, match="does not see the run folder"):
         handshake.check_same(mine, {**mine, "run folder": "not to be seen"}, "worker 1")
+
+
+def test_a_worker_whose_copy_of_the_log_has_other_rows_is_refused(tmp_path: Path) -> None:
+    """The copies have one name, one size and one modification time."""
+    handshake = pytest.importorskip("ctrbox.cluster.handshake", reason="needs ray: pip install 'ctrbox[cluster]'")
+    facts = []
+    for machine in ("here", "there", "elsewhere"):
+        folder = tmp_path / machine
+        folder.mkdir()
+        log = on_disk(folder).log.source.name
+        if machine == "elsewhere":
+            rows = bytearray(Path(log).read_bytes())
+            rows[len(rows) // 2] ^= 1
+            Path(log).write_bytes(rows)
+        os.utime(log, ns=(10**18, 10**18))
+        facts.append(handshake.facts_of(on_disk(folder), tmp_path))
+    mine, same, other = facts
+    handshake.check_same(mine, same, "worker 1")
+    with pytest.raises(PlanError, match=r"worker 2 has another data: .*'log'"):
+        handshake.check_same(mine, other, "worker 2")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

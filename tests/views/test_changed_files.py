@@ -309,3 +309,13 @@ def test_dataset_in_memory_is_identified_by_its_rows() -> None:
     first, second = (open_source(ds.dataset(table(version))).fingerprint() for version in (1, 2))
     assert first != second
     assert open_source(ds.dataset(table(1))).fingerprint() == first
+
+
+def test_dataset_of_some_row_groups_is_refused(tmp_path: Path) -> None:
+    """A view reads whole files, and would return the rows of the other row groups too."""
+    write(tmp_path / "log.parquet", table(1))
+    (fragment,) = ds.dataset(tmp_path / "log.parquet").get_fragments()
+    some = ds.FileSystemDataset([fragment.subset(row_group_ids=[2])], fragment.physical_schema, fragment.format)
+    assert some.to_table().num_rows == 500
+    with pytest.raises(SourceError, match=r"the dataset takes 500 of the 4,000 rows of .*log\.parquet"):
+        list(open_source(some).scan(["id"]))

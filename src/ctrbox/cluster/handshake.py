@@ -39,12 +39,11 @@ def facts_here() -> dict[str, Any]:
 
 def facts_of(plan: Plan, folder: Path) -> dict[str, Any]:
     """Of a plan as this process sees it: the same features over the same files, and the same run folder."""
-    views = {id(s.view): s.view for frame in plan.graph.frames for s in frame.sources}
     config = folder / "config.json"
     return {
         **facts_here(),
         "plan": plan.fingerprint,
-        "data": [[view.name, view.source.fingerprint()] for view in views.values()],
+        "data": plan.data_fingerprints(),
         "run folder": hashlib.sha256(config.read_bytes()).hexdigest()[:16] if config.exists() else "not to be seen",
     }
 

@@ -96,6 +96,14 @@ class Plan:
 
         return fingerprint(self)
 
+    def data_fingerprints(self) -> list[list[str]]:
+        """Return the name of each view with a digest of its data: names, sizes, times and content of its files.
+
+        `files.checksum` says which bytes are covered. Who goes on at a position in another process compares these first.
+        """
+        views = {id(source.view): source.view for frame in self.graph.frames for source in frame.sources}
+        return [[view.name, view.source.fingerprint()] for view in views.values()]
+
     # ---- learning, looking, keeping
     def fit(self) -> Plan:
         """Learn what operators take from the log (quantiles, moments, click histories). Done at the first run anyway."""

@@ -29,7 +29,9 @@ What cannot be seen:
   tick of the newest file is over, at most 20 ms, and only where a file was written in this very moment.
 
 A change of permissions, of the owner or of the number of hard links changes the change time as well. It counts as a
-change, because the change time is the only stamp that a program which rewrites a file cannot set back.
+change, because the change time is the only stamp that a program which rewrites a file cannot set back. A mount that gives
+a file another inode number from time to time, as some FUSE mounts of object stores do, is refused for the same reason;
+open the store itself (``s3://…`` or ``filesystem=``).
 """
 
 from __future__ import annotations
@@ -208,7 +210,8 @@ def _asked(fs: pafs.FileSystem, path: str) -> Facts:
     """What the filesystem says of the file now; empty where only an opened file tells (S3, GCS, Azure)."""
     if isinstance(fs, pafs.PyFileSystem) and isinstance(fs.handler, pafs.FSSpecHandler):
         inner = fs.handler.fs
-        inner.invalidate_cache(path)
+        if hasattr(inner, "invalidate_cache"):  # a listing that was kept would show the old version for ever
+            inner.invalidate_cache(path)
         return _telling(inner.info(path).items())
     if type(fs).__name__ in ("S3FileSystem", "GcsFileSystem", "AzureFileSystem"):
         return ()

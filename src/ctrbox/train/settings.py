@@ -150,7 +150,7 @@ def identity(
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
         "machine": platform.machine(),
         "plan": plan.fingerprint,
-        "data": _data(plan) if valid is None else [*_data(plan), *_data(valid)],
+        "data": [*plan.data_fingerprints(), *(valid.data_fingerprints() if valid is not None else ())],
         "model": type(model).__name__,
         "model config": config,
         "code of the model": _code(model),
@@ -175,11 +175,6 @@ def same_run(folder: Any, kept: Any, mine: dict[str, Any]) -> None:
             f"{folder} holds an unfinished run that differs in {name}: {_short(there)} there, {_short(value)} now; resume "
             "with what it began with, or begin anew with overwrite=True"
         )
-
-
-def _data(plan: Plan) -> list[list[str]]:
-    views = {id(s.view): s.view for frame in plan.graph.frames for s in frame.sources}
-    return [[view.name, view.source.fingerprint()] for view in views.values()]
 
 
 def _table(table: Embedder) -> str:

@@ -97,8 +97,17 @@ class _Piece:
 class IndexedFiles:
     """A `Source` over files of an `Indexed` format."""
 
-    def __init__(self, name: str, files: Sequence[File], format: Indexed, partitions: Partitions):
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[File],
+        format: Indexed,
+        partitions: Partitions,
+        fragments: Sequence[Any] = (),
+    ):
+        """`fragments` are those of a pyarrow dataset, one for each file; they must want all rows of their files."""
         self.name = name
+        self._fragments = fragments
         self.bytes: int | None = sum(file.size for file in files)
         self._files = files
         self._format = format
@@ -277,8 +286,21 @@ class IndexedFiles:
                         footer.schema, footer.leaves = self._first.schema, self._first.leaves
                     else:
                         footer.leaves = leaves(footer.schema, file.shown)
+                self._check_fragments([self._first, *rest])
                 self._read_footers = [self._first, *rest]
             return self._read_footers
+
+    def _check_fragments(self, footers: Sequence[Footer]) -> None:
+        def rows(fragment: Any) -> int:
+            return sum(group.num_rows for group in fragment.row_groups)
+
+        wanted = _side_by_side(rows, self._fragments)
+        for file, footer, count in zip(self._files, footers, wanted, strict=False):
+            if count != sum(footer.rows):
+                raise SourceError(
+                    f"the dataset takes {count:,} of the {sum(footer.rows):,} rows of {file.shown}: it was made of some row "
+                    "groups of its files, and a view reads whole files. Pass the rows: cb.View(dataset.to_table())"
+                )
 
     def _agree(self, file: int, footer: Footer, leaf: Leaf) -> Leaf:
         """The file's own column for `leaf`, which must be readable as the first file's."""

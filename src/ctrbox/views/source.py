@@ -141,7 +141,10 @@ def _open_dataset(data: ds.Dataset) -> Source:
         raise SourceError("the dataset holds no files, expected at least one")
     values = [ds.get_partition_keys(fragment.partition_expression) for fragment in fragments]
     format = "parquet" if data.format.default_extname == "parquet" else "arrow"
-    return _of_format(f"dataset of {files[0].path}", files, format, Partitions(files, values))
+    name, partitions = f"dataset of {files[0].path}", Partitions(files, values)
+    if format == "parquet":
+        return IndexedFiles(name, files, Parquet(), partitions, fragments)
+    return _of_format(name, files, format, partitions)
 
 
 def _files_of(data: ds.Dataset) -> list[File]:
