@@ -417,6 +417,8 @@ def test_options_are_saved_with_a_plan_shown_and_hold_for_other_files(write: Wri
     assert next(loaded.batches(2)).sparse["word"].values.tolist() == keys
     assert loaded.fingerprint == plan.fingerprint
     other = write("next.dat", '9::1::"b\n', "latin-1")
+    moved = cb.Plan.load(tmp_path / "plan", views={"log": str(other)})
+    assert next(moved.batches(1)).sparse["word"].values.tolist() == keys[1:]
     for known in (plan, loaded):
         assert next(known.over(str(other)).batches(1)).sparse["word"].values.tolist() == keys[1:]
     assert next(plan.over(pa.table({"id": ["1"], "click": [1], "word": ["café"]})).batches(1)).rows == 1
@@ -428,3 +430,22 @@ def test_the_fingerprint_of_a_source_knows_the_options(write: Write) -> None:
         cb.View(path, **options).source.fingerprint() for options in ({}, {"quote": False}, {"encoding": "cp1252"})
     }
     assert len(prints) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "read"),
+    [
+        (["7", "10"], [7, 10]),
+        (["007", "7"], ["007", "7"]),
+        (["+7", "7"], ["+7", "7"]),
+        (["٣"], ["٣"]),
+        (["-0"], ["-0"]),
+    ],
+)
+def test_values_in_paths_keep_what_they_say(tmp_path: Path, values: list[str], read: list[Any]) -> None:
+    for value in values:
+        (tmp_path / f"shop={value}").mkdir()
+        (tmp_path / f"shop={value}" / "a.csv").write_text("a,b\n1,2\n")
+    paths = [str(tmp_path / f"shop={value}" / "a.csv") for value in values]
+    source = cb.View(paths).source
+    assert [value for morsel in source.scan(["shop"]) for value in morsel.rows.column(0).to_pylist()] == read

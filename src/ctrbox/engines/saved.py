@@ -54,7 +54,7 @@ from ctrbox.plan.serial import (
 )
 from ctrbox.plan.tables import Dictionary, misfit
 from ctrbox.plan.user import UserOperator
-from ctrbox.views.source import Morsel, Source
+from ctrbox.views.source import Morsel, Source, like
 from ctrbox.views.text_options import TextOptions
 from ctrbox.views.view import View
 
@@ -505,7 +505,9 @@ def _view(
 def _open(name: str, key: tuple[str, ...], keep: str | None, source: Any, given: dict[str, Any]) -> View:
     if name in given:
         data = given[name]
-        return data if isinstance(data, View) else View(data, key, keep=keep, name=name)
+        # Other files of the same text format are read as those that the plan was saved with.
+        said = {} if source is None else like(*_format_and_text(source), data)
+        return data if isinstance(data, View) else View(data, key, keep=keep, name=name, **said)
     if source is None:
         raise PlanError(
             f"view {name!r} was rows in memory, which are not saved; give them: load(…, views={{{name!r}: …}})"
@@ -513,15 +515,21 @@ def _open(name: str, key: tuple[str, ...], keep: str | None, source: Any, given:
     paths = list(texts(a_dict(source, "a source").get("paths"), "paths"))
     if not paths:
         raise malformed("a source without paths")
-    form = a_text(source.get("format"), "a format")
-    said = a_dict(source.get("text", {}), "text options")
-    unknown = set(said) - {f.name for f in fields(TextOptions)}
-    if unknown:
-        raise malformed(f"a text option {min(unknown)[:20]!r}")
+    form, said = _format_and_text(source)
     try:
         return View(paths[0] if len(paths) == 1 else paths, key, keep=keep, name=name, format=form, **said)
     except SourceError as error:
         raise SourceError(f"view {name!r}: {error}; or give other data: load(…, views={{{name!r}: …}})") from error
+
+
+def _format_and_text(source: Any) -> tuple[str, dict[str, Any]]:
+    """Return the format of a saved source and the text options that were given for it."""
+    form = a_text(a_dict(source, "a source").get("format"), "a format")
+    said = a_dict(source.get("text", {}), "text options")
+    unknown = set(said) - {f.name for f in fields(TextOptions)}
+    if unknown:
+        raise malformed(f"a text option {min(unknown)[:20]!r}")
+    return form, said
 
 
 def _opened(source: Source) -> Source:

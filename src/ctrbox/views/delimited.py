@@ -44,7 +44,7 @@ class Csv:
         # A quote opens a field only where a field begins; elsewhere it is a letter. Possessive: one pass, no
         # backtracking, about 100 MB/s of text that is mostly quotes.
         names = {b"q": re.escape(self._quote), b"d": re.escape(self._separator)}
-        letter = rb"(?<=[^\n\r])(?<!%(d)s)%(q)s" % names
+        letter = (rb"(?<=[^\n\r%(d)s])%(q)s" if self._single else rb"(?<=[^\n\r])(?<!%(d)s)%(q)s") % names
         self._field = rb"%(q)s[^%(q)s]*+(?:%(q)s%(q)s[^%(q)s]*+)*+%(q)s" % names
         names |= {b"letter": letter, b"field": self._field}
         loose = rb"(?:[^%(q)s\n]++|%(letter)s|%(field)s)*+\n" % names
@@ -258,7 +258,7 @@ class Csv:
             raise BlockError(str(error), self._rows_before(data, error.at, names)) from None
         if self._quote and self._quote in data:
             self._check_quotes(block, names)
-        if data.count(b"\r") != data.count(b"\r\n") + data.endswith(b"\r"):
+        if b"\r" in data and data.count(b"\r") != data.count(b"\r\n") + data.endswith(b"\r"):
             plain = self._unquoted(data)
             at = re.search(rb"\r(?!\n|\Z)", plain)
             if at:

@@ -32,7 +32,6 @@ _TRUE = pa.array(["true", "True", "TRUE"])
 _FALSE = pa.array(["false", "False", "FALSE"])
 _WHOLE = re.compile(r"-?[0-9]+\Z")
 _INFINITE = re.compile(r"-?inf(inity)?\Z", re.IGNORECASE)
-_ISO = r"^\d{4}-\d\d-\d\d"
 
 
 class Misfit(Exception):
@@ -102,7 +101,8 @@ def convert(texts: pa.Array, type: pa.DataType) -> pa.Array:
         return texts
     if pt.is_boolean(type):
         return _booleans(texts)
-    _first(texts, ~_plain(texts, type), type)
+    if not pt.is_timestamp(type):  # Arrow takes a time in its plain forms alone.
+        _first(texts, ~_plain(texts, type), type)
     try:
         found = texts.cast(type)
     except pa.ArrowInvalid:
@@ -131,9 +131,6 @@ def _plain(texts: pa.Array, type: pa.DataType) -> np.ndarray:
     Arrow's parsers are laxer than the table above: they take spaces around a number, leading zeros and hexadecimal
     digits. What stands between the first letters and the last is left to them.
     """
-    if pt.is_timestamp(type):
-        # Arrow accepts surrounding spaces in no time, but a bare year and month would do.
-        return pc.fill_null(pc.match_substring_regex(texts, _ISO), True).to_numpy(zero_copy_only=False)
     absent = texts.is_null().to_numpy(zero_copy_only=False)
     _, offsets_at, data_at = texts.buffers()
     offsets = np.frombuffer(offsets_at, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)

@@ -14,11 +14,11 @@ from ctrbox.errors import SourceError
 from ctrbox.views.filesystems import File
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_INTEGER = re.compile(r"[+-]?\d{1,18}")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # 007 and +7 are text: as numbers they would not be told from 7
 
 
 class Partitions:
-    """The partition columns of a list of files: integers where every value is one, else strings."""
+    """The partition columns of a list of files: integers where every value is a plain one, else strings."""
 
     def __init__(self, files: Sequence[File], values: Sequence[Mapping[str, Any]] | None = None):
         found = [_hive(file.path) for file in files] if values is None else [dict(value) for value in values]

@@ -23,7 +23,9 @@ from ctrbox.views.partitions import Partitions
 from ctrbox.views.streamed import StreamedFiles
 from ctrbox.views.text_options import FOR_JSON, TextOptions
 
-__all__ = ["MORSEL_ROWS", "Morsel", "Origin", "Source", "as_before", "open_files", "open_source"]
+__all__ = ["MORSEL_ROWS", "Morsel", "Origin", "Source", "as_before", "like", "open_files", "open_source"]
+
+TEXT = ("csv", "tsv", "json")
 
 
 def open_source(
@@ -74,16 +76,25 @@ def _remedy(data: object) -> str:
 def as_before(source: Source, data: object) -> dict[str, Any]:
     """Return the options of `View` by which `source` reads its text, where `data` are paths of such text as well."""
     text, format = getattr(source, "text_options", None), getattr(source, "format_name", None)
+    return {} if text is None or format is None else like(format, text.given(), data)
+
+
+def like(format: str, said: Mapping[str, Any], data: object) -> dict[str, Any]:
+    """Return the options of `View` for `data`: those said of other text, where `data` are paths of its format."""
     paths = [data] if isinstance(data, (str, os.PathLike)) else data
-    if text is None or not isinstance(paths, Sequence) or not all(isinstance(p, (str, os.PathLike)) for p in paths):
+    if (
+        format not in TEXT
+        or not isinstance(paths, Sequence)
+        or not all(isinstance(p, (str, os.PathLike)) for p in paths)
+    ):
         return {}
     files = find_files([str(os.fspath(path)) for path in paths], None, None)
     try:
         found = format_of(files, None)
     except SourceError:  # The names do not tell the format: it is the one of before.
-        return {"format": format, **text.given()}
+        return {"format": format, **said}
     same = found == format or {found, format} == {"csv", "tsv"}
-    return text.given() if same else {}
+    return dict(said) if same else {}
 
 
 def _refuse_text(text: TextOptions | None, allowed: Sequence[str], what: str) -> None:
