@@ -1,9 +1,10 @@
 """An open-loop client: requests leave at a fixed rate whether or not answers come, as users do. A part of benchmarks/serve.py.
 
-python -m benchmarks.serve_load PORT BODIES RATE SECONDS
+python -m benchmarks.serve_load PORT BODIES RATE SECONDS [TOKEN]
 
 BODIES: a file with a body of /v1/score a line. The last line is JSON: answers by status with their latencies from the moment a
-request was due, and what failed without an answer.
+request was due, and what failed without an answer. A RATE of 0 is a closed loop instead: 8 connections ask again as soon as they
+are answered.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 MOST_CONNECTIONS = 1500
+CLOSED_LOOP = 8  # connections
 
 
 class Connection(asyncio.Protocol):
@@ -54,18 +56,23 @@ class Connection(asyncio.Protocol):
 
 
 class Load:
-    def __init__(self, port: int, bodies: list[bytes]) -> None:
+    def __init__(self, port: int, bodies: list[bytes], token: str = "") -> None:
         self.port = port
-        head = b"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
+        head = b"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n"
+        head += b"Authorization: Bearer " + token.encode() + b"\r\n\r\n" if token else b"\r\n"
         self.requests = [head % len(body) + body for body in bodies]
         self.free: list[Connection] = []
         self.all: set[Connection] = set()
         self.found: dict[int, list[float]] = {}
         self.failed = self.unsent = self.sent = self.opening = 0
+        self.closed_until = 0.0
 
     def answered(self, connection: Connection, status: int) -> None:
         self.found.setdefault(status, []).append(time.perf_counter() - connection.due)
         self.free.append(connection)
+        if time.perf_counter() < self.closed_until:
+            self.free.pop().ask(self.requests[self.sent % len(self.requests)], time.perf_counter())
+            self.sent += 1
 
     def gone(self, connection: Connection) -> None:
         self.all.discard(connection)
@@ -85,10 +92,16 @@ class Load:
             self.opening -= 1
 
     async def run(self, rate: float, seconds: float) -> None:
-        await asyncio.gather(*(self.open() for _ in range(64)))
+        await asyncio.gather(*(self.open() for _ in range(64 if rate else CLOSED_LOOP)))
         began = time.perf_counter()
+        if not rate:
+            self.closed_until = began + seconds
+            for connection in list(self.free):
+                self.answered(connection, 0)
+            del self.found[0]
+            await asyncio.sleep(seconds)
         opening: set[asyncio.Task[None]] = set()
-        while (now := time.perf_counter() - began) < seconds:
+        while rate and (now := time.perf_counter() - began) < seconds:
             while self.sent + self.unsent < now * rate:
                 due = began + (self.sent + self.unsent) / rate
                 if self.free:
@@ -112,8 +125,8 @@ class Load:
 
 
 def main() -> None:
-    port, path, rate, seconds = sys.argv[1:]
-    load = Load(int(port), Path(path).read_bytes().splitlines())
+    port, path, rate, seconds, *token = sys.argv[1:]
+    load = Load(int(port), Path(path).read_bytes().splitlines(), *token)
     asyncio.run(load.run(float(rate), float(seconds)))
     answers = {
         str(status): {

@@ -111,6 +111,12 @@ class Frame {
   int64_t rows() const { return rows_; }
   const std::vector<FrameColumn>& columns() const { return columns_; }
 
+  // A copy of a frame of kept columns that needs no other frame: strings and lists lie in one block of just their size.
+  // Throws std::invalid_argument where a column is not a kept one.
+  std::shared_ptr<Frame> compacted() const;
+  // Bytes that the frame holds itself, with those that its blocks have to spare; not what it points at elsewhere.
+  size_t bytes() const;
+
  private:
   friend class FrameBuilder;
   friend class RequestRows;

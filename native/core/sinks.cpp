@@ -281,6 +281,62 @@ std::shared_ptr<Frame> FrameBuilder::frame() {
   return frame_;
 }
 
+std::shared_ptr<Frame> Frame::compacted() const {
+  auto aligned = [](size_t n) { return (n + 7) / 8 * 8; };
+  size_t total = 0;
+  for (const FrameColumn& c : columns_) {
+    if (c.storage != Storage::Entries) throw std::invalid_argument("only frames of kept columns can be compacted");
+    if (!c.is_list && c.kind != 's') continue;
+    const Str* entry = static_cast<const Str*>(c.values);
+    for (int64_t r = 0; r < c.rows; ++r) {
+      if (c.bytes_valid && !c.bytes_valid[r]) continue;
+      const size_t n = entry[r].n;
+      if (!c.is_list) {
+        total += aligned(n) + 8;
+        continue;
+      }
+      total += aligned(n * (c.kind == 's' ? sizeof(Str) : c.kind == 'b' ? 1 : 8)) + 8;
+      if (c.kind == 's')
+        for (size_t j = 0; j < n; ++j) total += aligned(reinterpret_cast<const Str*>(entry[r].p)[j].n) + 8;
+    }
+  }
+  auto out = std::make_shared<Frame>();
+  out->rows_ = rows_;
+  out->memory_ = Bump(total + 8);
+  out->entries_.reserve(2 * columns_.size());
+  out->columns_.reserve(columns_.size());
+  for (const FrameColumn& c : columns_) {
+    const std::string kind = c.is_list ? std::string("*") + c.kind : std::string(1, c.kind);
+    const size_t rows = static_cast<size_t>(c.rows), width = entry_width(kind);
+    const char* from = static_cast<const char*>(c.values);
+    out->entries_.emplace_back(from, from + rows * width);
+    FrameColumn copy;
+    copy.storage = Storage::Entries;
+    copy.is_list = c.is_list;
+    copy.kind = c.kind;
+    copy.rows = c.rows;
+    copy.values = out->entries_.back().data();
+    if (width == 16) {
+      Str* entry = reinterpret_cast<Str*>(out->entries_.back().data());
+      for (size_t r = 0; r < rows; ++r)
+        entry[r] = c.bytes_valid && !c.bytes_valid[r] ? Str{"", 0} : keep_entry(kind, entry[r], out->memory_);
+    }
+    if (c.bytes_valid) {
+      const char* valid = reinterpret_cast<const char*>(c.bytes_valid);
+      out->entries_.emplace_back(valid, valid + rows);
+      copy.bytes_valid = reinterpret_cast<const uint8_t*>(out->entries_.back().data());
+    }
+    out->columns_.push_back(std::move(copy));
+  }
+  return out;
+}
+
+size_t Frame::bytes() const {
+  size_t total = sizeof *this + memory_.capacity() + columns_.capacity() * sizeof(FrameColumn);
+  for (const std::vector<char>& e : entries_) total += sizeof e + e.capacity() + 16;  // 16: an allocator's own
+  return total;
+}
+
 // ---- records ----------------------------------------------------------------------------------------------------
 
 void RecordSink::take(int slot, const Column& c, const Bump&) {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,28 @@ def test_a_folder_holds_one_kind_of_model(folder: Published) -> None:
 def test_two_publishers_do_not_meet(folder: Published) -> None:
     with folder._locked(), pytest.raises(WriteError, match=r"cannot publish to .* another process does so"):
         Published(folder.folder).publish(weights(5))
+
+
+def test_a_rollback_waits_for_no_publisher_and_the_lock_ends_with_its_holder(folder: Published) -> None:
+    """Held by another process, the lock refuses whatever writes; given back, even after a failure, it refuses nothing."""
+    before = folder.log()
+    holding = (
+        "import sys; from ctrbox.publish.versions import Published\n"
+        "with Published(sys.argv[1])._locked(): print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", holding, str(folder.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    for write in (lambda: folder.rollback(2), lambda: folder.publish(weights(5))):
+        with pytest.raises(WriteError, match="another process does so"):
+            write()
+    assert folder.log() == before
+    other.communicate("")
+    with pytest.raises(DataError):
+        folder.publish(Weights("other", {}, []))
+    assert folder.rollback(2).number == len(before) + 1
 
 
 def test_keep_is_at_least_the_current_one_and_the_one_before(tmp_path: Path) -> None:

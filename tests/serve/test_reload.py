@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -10,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -22,8 +26,10 @@ from ctrbox.errors import WriteError
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.own_copy import OwnCopy
+from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import ServedFfm, open_served
+from ctrbox.serve.service import Limits, Service
 from tests.serve.running import Running, running
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import World
@@ -279,3 +285,87 @@ def test_what_is_under_way_is_answered_before_the_end(world: World, folder: Mode
     assert set(codes) <= {200, 503}
     assert any("every request that was under way was answered" in line for line in server.said)
     assert not any("Traceback" in line for line in server.said)
+
+
+def no_handles() -> Iterator[None]:
+    """Leave this process without a file handle, as a crowd of clients would."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = os.dup(0)
+    os.close(highest)
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 4, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        yield
+    finally:
+        for handle in held:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def no_room() -> Iterator[None]:
+    """Let no file grow beyond 1,000 bytes, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("fault", [no_handles, no_room])
+def test_a_passing_fault_is_tried_again_and_told_as_stale(
+    world: World, folder: ModelFolder, served: ServedFfm, fault: Callable[[], Iterator[None]]
+) -> None:
+    """Such a fault left the old model for ever: the version was marked as refused."""
+    service = Service(served, "ads", ScoringQueue(0, 4, 1.0), Limits())
+    metrics = service.metrics
+    reloader = Reloader(served, folder.published, metrics)
+    engine = learner(world)
+    engine.learn(world.plan.batches(200, limit=200))
+    folder.published.publish(engine)
+    with contextlib.contextmanager(fault)():
+        assert not reloader.look()
+        assert not reloader.look()  # too early for the next try
+        reloader._retry_at = 0.0
+        assert not reloader.look()
+        told = service.readiness()
+        stale = told["stale"]
+        text = service.prometheus()
+    assert (told["ready"], told["version"], stale["serving"]) == (True, 1, 1)
+    assert re.search("Too many open files|File too large", stale["reason"])
+    assert "ctrbox_model_stale 1\n" in text
+    assert float(re.findall(r"^ctrbox_model_stale_seconds (\S+)", text, re.M)[0]) >= 0
+    assert metrics.refused == 1  # said once, however often it is tried
+    assert reloader._wait == 4.0  # 1 s, then 2 s, now 4 s
+    assert served.version == 1
+    assert not reloader.look()
+    reloader._retry_at = 0.0
+    assert reloader.look()  # without anything published since
+    assert served.version == 2
+    assert service.readiness() == {"ready": True, "version": 2}
+    assert "ctrbox_model_stale 0\n" in service.prometheus()
+    reloader.close()
+
+
+def test_a_damaged_version_is_stale_but_not_tried_again(world: World, folder: ModelFolder, served: ServedFfm) -> None:
+    metrics = Metrics()
+    reloader = Reloader(served, folder.published, metrics)
+    engine = learner(world)
+    engine.learn(world.plan.batches(200, limit=200))
+    folder.published.publish(engine)
+    damage(folder.published.patch(2), "flipped")
+    assert not reloader.look()
+    assert reloader._retry_at == math.inf
+    assert metrics.staleness is not None
+    assert metrics.staleness.version == 2
+    reloader.close()
+
+
+def test_the_watch_ends_with_the_reloader(folder: ModelFolder, served: ServedFfm) -> None:
+    reloader = Reloader(served, folder.published, Metrics(), period=0.01)
+    reloader.start()
+    reloader.close()
+    assert not reloader._thread.is_alive()

@@ -57,7 +57,7 @@ def test_scores_are_those_of_the_plan_over_joined_rows(world: World, served: Ser
 
 def test_a_cached_context_gives_the_same_scores(world: World) -> None:
     folder = ModelFolder.open(world.folder)
-    cached, plain = (open_served(folder, cache_bytes=n) for n in (100_000, 0))
+    cached, plain = (open_served(folder, cache_bytes=n) for n in (50_000, 0))
     assert isinstance(cached, ServedFfm)
     assert isinstance(plain, ServedFfm)
     bodies = [orjson.dumps(body_of(world.rows(100 * k, 20), k)) for k in range(12)]
@@ -69,7 +69,7 @@ def test_a_cached_context_gives_the_same_scores(world: World) -> None:
     assert counts.hits > 20
     assert counts.evictions > 5
     assert counts.hits + counts.misses == 200
-    assert cached.cache.bytes <= 100_000
+    assert cached.cache.bytes <= 50_000
     assert (len(plain.cache), plain.cache.counts.hits) == (0, 0)
 
 

@@ -25,7 +25,7 @@ struct FfmContext {
   size_t whole() const { return inputs.size() / kLanes * kLanes; }
   static size_t turned_step(const FfmLayout& l, size_t fields) { return padded(fields * l.latent, 4 * l.latent); }
   size_t bytes() const {
-    return sizeof *this + (inputs.size() + turned.size() + sums.size() + lanes.size()) * sizeof(float);
+    return sizeof *this + (inputs.capacity() + turned.capacity() + sums.capacity() + lanes.capacity()) * sizeof(float);
   }
 };
 

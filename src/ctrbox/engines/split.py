@@ -33,14 +33,26 @@ from ctrbox.plan.unlabelled import LABELS, without_label_filters
 from ctrbox.views.morsel import Origin
 
 FEATURES = ("dense", "sparse")
+ARRAY = 256  # bytes of a small array beside its values: its object, its share of a dictionary, an allocator's own
 
 
 @dataclass(frozen=True)
 class ContextPart:
-    """What one context row gave: its features, and what candidates read of it."""
+    """What one context row gave: its features, and what candidates read of it.
+
+    Both hold exactly their own bytes and keep nothing of the request alive, so that a cache can count them.
+    """
 
     batch: Batch
     frame: Any  # _native.Frame of one row; None where candidates read nothing of it
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the part holds, with an estimate of its Python objects."""
+        arrays = 1 + 2 * len(self.batch.schema.sparse)
+        keys = sum(r.values.nbytes + r.offsets.nbytes for r in self.batch.sparse.values())
+        frame = 0 if self.frame is None else self.frame.bytes
+        return int(keys + self.batch.dense.nbytes + frame + arrays * ARRAY)
 
 
 class _Once(Origin):
@@ -109,7 +121,7 @@ class Split:
             )
         batch = self._run(self.once, self._sources(self.once, row), 1, CONTEXT)
         if self.shared is None:
-            return ContextPart(batch, None)
+            return ContextPart(own(batch), None)
         sources = self._sources(self.shared, row)
         prepared = self.shared.staged(1, sources, CONTEXT, 0)
         keep = list({id(f): f for f, _, _ in prepared.sources if f is not None}.values())
@@ -117,7 +129,7 @@ class Split:
             frame, _ = self.shared.body.native.run_frame([prepared.piece(0, 1)], self.kinds, self.nullable, keep)
         except _native.RowError as error:
             raise located(error, [(prepared, 0, 1)]) from None
-        return ContextPart(batch, frame)
+        return ContextPart(own(batch), frame.compacted())
 
     def candidates(self, part: ContextPart, rows: Any) -> Batch:
         """The candidates' features, from rows of ``candidate_schema``; without those that a filter drops.
@@ -179,6 +191,13 @@ class Split:
                 offsets = np.arange(rows + 1, dtype=np.int64) * len(values)
                 sparse[field.name] = Ragged(np.tile(values, rows), offsets)
         return Batch(self.schema, rows, None, dense, sparse, None, None, candidates.index)
+
+
+def own(batch: Batch) -> Batch:
+    """Return a batch with arrays of its own: those of a program lie in buffers with room for more rows."""
+    sparse = {f.name: batch.sparse[f.name] for f in batch.schema.sparse}
+    copied = {name: Ragged(r.values.copy(), r.offsets.copy()) for name, r in sparse.items()}
+    return replace(batch, dense=batch.dense.copy(), sparse=copied)
 
 
 def features_of(plan: Plan, columns: Sequence[str]) -> list[str]:

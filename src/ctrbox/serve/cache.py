@@ -1,7 +1,13 @@
-"""Contexts that were met before: bounded by bytes, the least recently used goes first."""
+"""Contexts that were met before: bounded by bytes, the least recently used goes first.
+
+A context holds exactly the bytes that it is counted with (`ContextPart`). What contexts of other sizes leave behind when they are
+evicted are holes in the allocator's memory; after so many evicted bytes its free pages are given back to the system, so that the
+process holds about what is counted.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -9,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ENTRY = 512  # bytes of an entry beside its key and its value: the dictionary's links, small objects
+LEAST_GIVEN_BACK = 8 << 20  # evicted bytes, at least, after which free memory is given back
+trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
 
 
 @dataclass
@@ -27,6 +35,7 @@ class ContextCache:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.bytes = 0
+        self._evicted = 0  # bytes since free memory was last given back
         self.counts = Counts()
         self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
@@ -59,9 +68,21 @@ class ContextCache:
             while self.bytes > self.budget:
                 _, (_, gone) = self._held.popitem(last=False)
                 self.bytes -= gone
+                self._evicted += gone
                 self.counts.evictions += 1
+            if self._evicted <= max(LEAST_GIVEN_BACK, self.budget // 8):
+                return
+            self._evicted = 0
+        give_back()
 
     def clear(self) -> None:
         with self._lock:
             self._held.clear()
-            self.bytes = 0
+            self.bytes = self._evicted = 0
+        give_back()
+
+
+def give_back() -> None:
+    """Give free pages of the allocator back to the system, where it can do that."""
+    if trim is not None:
+        trim(0)

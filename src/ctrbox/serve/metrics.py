@@ -29,6 +29,15 @@ class Second:
     buckets: list[int] = field(default_factory=lambda: [0] * 64)
 
 
+@dataclass(frozen=True)
+class Stale:
+    """Why the version that serves is not the current one."""
+
+    since: float  # seconds since 1970
+    version: int  # that could not be taken up; 0 where the folder could not be read
+    reason: str
+
+
 class Metrics:
     """Any number of threads add; reading copies under the same lock."""
 
@@ -42,6 +51,7 @@ class Metrics:
         self.refused = 0  # versions that could not be
         self.last_reload: dict[str, Any] = {}
         self.last_refusal = ""
+        self.staleness: Stale | None = None
         self._ring = [Second() for _ in range(RING)]
         self._lock = threading.Lock()
 
@@ -70,12 +80,29 @@ class Metrics:
         with self._lock:
             self.applied += 1
             self.last_refusal = ""  # what was wrong is so no more
+            self.staleness = None
             self.last_reload = {"version": version, "seconds": seconds, "how": how, "at": time.time()}
 
     def not_reloaded(self, reason: str) -> None:
         with self._lock:
             self.refused += 1
             self.last_refusal = reason
+
+    def stale(self, version: int, reason: str) -> None:
+        """A newer version is published than the one that serves, and could not be taken up."""
+        with self._lock:
+            since = self.staleness.since if self.staleness is not None else time.time()
+            self.staleness = Stale(since, version, reason)
+
+    def fresh(self) -> None:
+        """The version that serves is the current one."""
+        with self._lock:
+            self.staleness = None
+
+    def stale_seconds(self) -> float:
+        """Return for how long the model has been stale; 0 where it is not."""
+        stale = self.staleness
+        return 0.0 if stale is None else max(0.0, time.time() - stale.since)
 
     def live(self, window: int = 10) -> dict[str, Any]:
         """The last ``window`` whole seconds, and each of the last minute."""

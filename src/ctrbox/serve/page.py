@@ -96,9 +96,11 @@ function show(s) {
     lines('aucs', [ws.map(w => number(w[2]))], ['AUC'], false);
     lines('losses', [ws.map(w => number(w[1])), ws.map(w => number(w[3]))], ['loss', 'best constant'], false);
   } else { put('auc', '–', 'nothing learns here'); put('calibration', '–', ''); }
-  const refusal = s.patches.last_refusal;
+  const span = seconds => ago(seconds).replace(' ago', '');
+  const refusal = s.stale ? 'stale for ' + span(s.stale.seconds) + ': ' + s.stale.reason
+    : s.patches.last_refusal && 'last refused version: ' + s.patches.last_refusal;
   $('state').className = refusal ? 'bad' : '';
-  $('state').textContent = refusal ? 'last refused version: ' + refusal : 'up ' + ago(s.uptime).replace(' ago', '');
+  $('state').textContent = refusal || 'up ' + span(s.uptime);
 }
 async function tick() {
   try {

@@ -2,14 +2,22 @@
 
 The server has its own copy of the weights. A new version comes as the patches since the copy's, each checked against its base
 and its result before anything is written; then the copy is loaded beside the model that serves, and one reference is replaced.
-What is refused is said and counted once, and the old version goes on; when a later version is published, the whole file is taken
-instead of a chain that holds the bad patch.
+What is refused is said and counted once, and the old version goes on. The reason decides what follows:
+
+    a passing fault     no file handle, a full disk, no memory, a folder that cannot be read for now: tried again, after 1 s,
+                        2 s, 4 s and so on up to a minute, for as long as it takes
+    a damaged version   a checksum, a field that the plan has not: not tried again; when a later version is published, its whole
+                        file is taken instead of a chain that holds the bad patch
+
+As long as a newer version is published than the one that serves, the model is stale: `Metrics.stale` says since when and why.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import math
 import shutil
 import threading
 import time
@@ -21,6 +29,7 @@ from ctrbox.serve import own_copy
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.served import Updated
 
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds until the next try after a passing fault
 log = logging.getLogger("ctrbox.serve")
 
 
@@ -40,7 +49,10 @@ class Reloader:
             self._own.close()
             raise
         self.refused: set[int] = set()  # versions that were tried and could not be taken
-        self._seen: tuple[int, ...] = ()
+        self._seen: tuple[int, ...] = ()  # facts of CURRENT when it was last read
+        self._retry_at = math.inf  # by the monotonic clock
+        self._wait = FIRST_WAIT
+        self._told = ""  # the last fault that was counted and logged
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ctrbox-reload", daemon=True)
 
@@ -58,31 +70,34 @@ class Reloader:
             try:
                 self.look()
             except Exception as error:  # what a folder holds must not end the watch over it
-                self._refuse(None, f"{type(error).__name__}: {error}")
+                self._failed(None, error)
 
     def look(self) -> bool:
         """Take up the current version where it is another one; whether it was taken up."""
+        again = time.monotonic() >= self._retry_at
+        version = None
+        began = time.perf_counter()
         try:
             facts = (self.published.folder / "CURRENT").stat()
             seen = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
-            if seen == self._seen:
+            if seen == self._seen and not again:
                 return False
-            self._seen = seen
+            if seen != self._seen:
+                self._seen, self._wait, self._told = seen, FIRST_WAIT, ""
+            self._retry_at = math.inf
             version = self.published.current
-        except (OSError, CtrboxError) as error:
-            self._refuse(None, str(error))
-            return False
-        if version is None or version.number == self.served.version or version.number in self.refused:
-            return False
-        began = time.perf_counter()
-        try:
+            if version is None or version.number == self.served.version:
+                self.metrics.fresh()
+                return False
+            if version.number in self.refused:
+                return False
             version, how = self._update(version)
             self.served.take(self.copy, version.number)
         except (CtrboxError, OSError, MemoryError) as error:
-            self.refused.add(version.number)
-            self._refuse(version, str(error) or type(error).__name__)
+            self._failed(version, error)
             return False
         self.refused = {n for n in self.refused if n > version.number}
+        self._wait, self._told = FIRST_WAIT, ""
         seconds = time.perf_counter() - began
         self.metrics.reloaded(version.number, seconds, how)
         log.info("serving version %d, by %s in %.2f s", version.number, how, seconds)
@@ -100,7 +115,31 @@ class Reloader:
                 raise DataError(f"the file of version {version.number} is damaged: its checksum does not fit")
         return version, "whole file"
 
-    def _refuse(self, version: Version | None, reason: str) -> None:
+    def _failed(self, version: Version | None, error: Exception) -> None:
+        """Say and count what went wrong, once for each reason; plan the next try where it may go right by itself."""
         what = f"version {version.number}" if version else "the published folder"
-        self.metrics.not_reloaded(f"{what}: {reason}")
-        log.warning("%s is refused, version %d goes on: %s", what, self.served.version, reason)
+        reason = f"{what}: {str(error) or type(error).__name__}"
+        then = "it is not tried again"
+        if passing(error):
+            self._retry_at = time.monotonic() + self._wait
+            then = f"the next try is in {self._wait:g} s"
+            self._wait = min(2 * self._wait, LONGEST_WAIT)
+        elif version is not None:
+            self.refused.add(version.number)
+        self.metrics.stale(version.number if version else 0, reason)
+        if reason != self._told:
+            self._told = reason
+            self.metrics.not_reloaded(reason)
+            log.warning("%s could not be taken up, version %d goes on; %s: %s", what, self.served.version, then, error)
+
+
+def passing(error: BaseException) -> bool:
+    """Whether a fault is of the machine, not of what was published: the same try may go right later."""
+    met: BaseException | None = error
+    while met is not None:
+        if isinstance(met, MemoryError):
+            return True
+        if isinstance(met, OSError) and met.errno is not None:
+            return met.errno not in (errno.ENOENT, errno.ENOTDIR)  # a file that was removed does not come back
+        met = met.__cause__ or met.__context__
+    return not isinstance(error, CtrboxError)

@@ -126,7 +126,7 @@ class Routes:
     # ---- the Open Inference Protocol
 
     def ready(self) -> Answer:
-        return Answer(200 if self.service.ready else 503, b"")
+        return Answer(200 if self.service.ready else 503, orjson.dumps(self.service.readiness()))
 
     def v2(self, method: str, path: str, headers: Headers, body: bytes) -> Answer | Scoring:
         service = self.service

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 Scores = npt.NDArray[np.float32]
 
-# Bytes of a cached context beside its arrays: buffers of the operators behind it, a dozen small objects. 16,800 contexts of
-# 60 words took 23 kB each of the process.
-OBJECTS = 18 << 10
+OBJECTS = 1 << 10  # bytes of the small objects that a cached context is made of, beside its parts
 
 
 class Served(Protocol):
@@ -171,13 +169,8 @@ class Scorer:
 
 
 def size_of(context: CachedContext) -> int:
-    """About the bytes that a cached context holds."""
-    return OBJECTS + keys_bytes(context.part.batch) + int(getattr(context.prepared, "bytes", 0))
-
-
-def keys_bytes(batch: Batch) -> int:
-    keys = sum(r.values.nbytes + r.offsets.nbytes for r in (batch.sparse[f.name] for f in batch.schema.sparse))
-    return int(keys + batch.dense.nbytes)
+    """Return the bytes that a cached context holds, to within its small objects."""
+    return OBJECTS + context.part.bytes + int(getattr(context.prepared, "bytes", 0))
 
 
 def no_objects(request: Request) -> None:

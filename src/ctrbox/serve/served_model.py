@@ -18,7 +18,7 @@ from ctrbox.serve.cache import ContextCache
 from ctrbox.serve.model_scorer import Found, ModelScorer
 from ctrbox.serve.objects import ObjectKeys
 from ctrbox.serve.request import Request, RequestReader
-from ctrbox.serve.served import OBJECTS, Scores, keys_bytes, spread
+from ctrbox.serve.served import OBJECTS, Scores, spread
 from ctrbox.train.learner import Learner
 from ctrbox.train.published import learner_of
 
@@ -92,7 +92,7 @@ class ServedModel:
         scores, missing = scorer.score(met.part.batch, met.found, batch, own)
         if not own and met.counted != len(met.found.kept) and self.live is live:
             met.counted = len(met.found.kept)
-            self.cache.put(key, met, len(request.key) + OBJECTS + keys_bytes(met.part.batch) + met.found.bytes)
+            self.cache.put(key, met, len(request.key) + OBJECTS + met.part.bytes + met.found.bytes)
         if missing or ran:
             with self._counting:
                 self.missing += missing

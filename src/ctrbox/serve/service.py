@@ -154,10 +154,28 @@ class Service:
                 "last": m.last_reload,
                 "last_refusal": m.last_refusal,
             },
+            "stale": self.stale(),
             "objects": self.served.objects(),
             "uptime": time.time() - m.started,
             "online": self.learning(),
         }
+
+    def stale(self) -> dict[str, Any] | None:
+        """Say since when and why a newer version is not served; None where the current one is."""
+        found = self.metrics.staleness
+        if found is None:
+            return None
+        return {
+            "seconds": round(self.metrics.stale_seconds(), 1),
+            "serving": self.served.version,
+            "published": found.version or None,
+            "reason": found.reason,
+        }
+
+    def readiness(self) -> dict[str, Any]:
+        """Return what readiness tells: a stale model still serves, so it is ready and says so."""
+        told: dict[str, Any] = {"ready": self.ready, "version": self.served.version}
+        return told | {"stale": stale} if (stale := self.stale()) is not None else told
 
     def learning(self) -> dict[str, Any] | None:
         """What a learner wrote beside the weights; None where there is none, or none that can be read."""
@@ -190,6 +208,8 @@ class Service:
             "requests_pending": self.queue.pending,
             "buffered_bytes": self.door.held,
             "connections": self.door.connections,
+            "model_stale": float(self.metrics.staleness is not None),
+            "model_stale_seconds": self.metrics.stale_seconds(),
             "connections_limit": self.door.most_connections,
             "clients": len(self.door.clients),
         }
