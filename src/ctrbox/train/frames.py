@@ -7,6 +7,8 @@ Refused, with the column named: types that are no feature, infinities, a column 
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +38,16 @@ class NotFittedYet(PlanError, ValueError, AttributeError):
     """Asked to predict before ``fit``."""
 
 
+def not_fitted() -> NotFittedYet:
+    """The error for a classifier that was not fitted; also a NotFittedError of scikit-learn where that is loaded."""
+    message = "This Classifier instance is not fitted yet; call fit(X, y) first"
+    theirs = sys.modules.get("sklearn.exceptions")
+    if theirs is None:
+        return NotFittedYet(message)
+    both: type[NotFittedYet] = type("NotFittedYet", (NotFittedYet, theirs.NotFittedError), {})
+    return both(message)
+
+
 @dataclass(frozen=True)
 class Column:
     """``kind``: keys, number, both, list or time. ``missing``: fit met rows without a value. ``mean``: of a number."""
@@ -47,6 +59,7 @@ class Column:
     missing: bool = False
     mean: float = 0.0
     constant: bool = False
+    family: str = "none"  # what fit met: text, number, bool, time, list, or none
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,7 @@ class Frame:
     def of(given: Any, categorical: Iterable[Any] | None = None, numeric: Iterable[Any] | None = None) -> Frame:
         names, arrays, named = _arrays(given)
         if not names:
-            raise InputError(f"X has 0 feature(s) (shape={np.shape(given)}) while a minimum of 1 is required")
+            raise InputError(f"X has 0 feature(s) (shape={np.shape(given)}) while a minimum of 1 is required.")
         rows = len(arrays[0])
         if not rows:
             raise InputError("X has no rows (0 samples); expected at least two, of two classes")
@@ -86,7 +99,8 @@ class Frame:
         columns = []
         for k, (name, array) in enumerate(zip(names, arrays, strict=True)):
             inside = f"x{k}" if not plain else name + MARK if name in RESERVED else name
-            columns.append(_column(name, inside, array, asked.get(name)))
+            found = _column(name, inside, array, asked.get(name))
+            columns.append(replace(found, family=_family(array.type)))
         frame = Frame(tuple(columns), named, pa.table({}))
         return replace(frame, table=frame._table(arrays))
 
@@ -111,6 +125,7 @@ class Frame:
     def _table(self, arrays: list[pa.Array]) -> pa.Table:
         made: dict[str, pa.Array] = {}
         for c, array in zip(self.columns, arrays, strict=True):
+            _check_family(c, array)
             if c.kind in ("number", "both"):
                 number = _number(c.given, array)
                 missing = number.is_null()
@@ -120,6 +135,30 @@ class Frame:
             if c.kind != "number":
                 made[c.name] = _filled(c, array)
         return pa.table(made)
+
+
+def _family(type_: pa.DataType) -> str:
+    if pa.types.is_dictionary(type_):
+        return _family(type_.value_type)
+    if pa.types.is_boolean(type_):
+        return "bool"
+    if pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_):
+        return "number"
+    if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
+        return "time"
+    if pa.types.is_null(type_):
+        return "none"
+    return "list" if pa.types.is_nested(type_) else "text"
+
+
+def _check_family(column: Column, array: pa.Array) -> None:
+    """InputError where a column is of another family than in fit: the text "5" is not the number 5, nor is True the number 1."""
+    met = _family(array.type)
+    same = met == column.family or "none" in (met, column.family)
+    if not same and not (column.kind == "number" and column.family == "text" and met == "number"):
+        raise InputError(
+            f"column {column.given!r} was {column.family} in fit ({column.type}) and is {array.type} now; convert it first"
+        )
 
 
 def features_of(frame: Frame) -> tuple[dict[str, Expr], dict[str, Expr]]:
@@ -296,6 +335,13 @@ def labels_of(y: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
         raise InputError("requires y to be passed, but the target y is None")
     given = np.asarray(y)
     if given.ndim == 2 and given.shape[1] == 1:
+        theirs = sys.modules.get("sklearn.exceptions")
+        warnings.warn(
+            "A column-vector y was passed when a 1d array was expected. Please change the shape of y to (n_samples,), for "
+            "example using ravel().",
+            UserWarning if theirs is None else theirs.DataConversionWarning,
+            stacklevel=3,
+        )
         given = given[:, 0]
     if given.ndim != 1:
         raise InputError(f"y should be a 1d array, got an array of shape {given.shape} instead")
