@@ -167,6 +167,14 @@ def finite(values: pa.Array) -> pa.Array:
     return values
 
 
+def narrowed(values: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Round fractions to the nearest of another width. Raises OverflowError where a finite one would become infinite."""
+    made = values.cast(wanted)
+    if pc.any(pc.and_(pc.is_inf(made), pc.is_finite(values)), min_count=0).as_py():
+        raise OverflowError(f"a value is beyond {wanted}")
+    return made
+
+
 def tensor_type(dtype: Any) -> str:
     return "BYTES" if dtype.kind in "OS" else str(dtype).upper().replace("FLOAT", "FP")
 

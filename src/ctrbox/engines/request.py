@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ctrbox.columns.batch import Batch
 from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.columns.raw import narrowed
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.stages import Prepared, Rows
@@ -75,7 +76,12 @@ class Requests:
         for place, field in enumerate(batch.schema):
             known = schema.field(field.name).type if field.name in schema.names else field.type
             if pa.types.is_float64(field.type) and pa.types.is_float32(known):
-                rounded = batch.column(place).cast(known)
+                try:
+                    rounded = narrowed(batch.column(place), known)
+                except OverflowError as error:
+                    raise DataError(
+                        f"column {field.name!r} of the request: {error}, which the plan was built on"
+                    ) from None
                 batch = batch.set_column(place, field.with_type(known), rounded)
         return batch
 

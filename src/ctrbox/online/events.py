@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pyarrow import types as pt
 
 from ctrbox.columns.kind import kind_of_arrow
-from ctrbox.columns.raw import WRONG, RawColumn, brief
+from ctrbox.columns.raw import WRONG, RawColumn, brief, narrowed
 from ctrbox.columns.times import TIME, UNITS, accepted, times_of_numbers, times_of_text
 from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.views.filesystems import first_line
@@ -279,8 +279,10 @@ def _conformed(array: pa.Array, type: pa.DataType, name: str) -> pa.Array:
     if not castable(_plain(array.type), type, array.type) and not (pt.is_floating(array.type) and pt.is_floating(type)):
         raise DataError(f"column {name!r} is {array.type}, expected {type}")
     try:
+        if pt.is_floating(array.type) and pt.is_floating(type):
+            return narrowed(array, type)
         return conform(array, type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError) as error:
         raise DataError(f"column {name!r} is {array.type}, expected {type}: {first_line(error)}") from error
 
 
