@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctrbox.columns.exact import floor_divide
+from ctrbox.columns.exact import times_to_microseconds
 from ctrbox.errors import PlanError, nearest
 
 TIME = pa.timestamp("us")
@@ -97,11 +97,6 @@ def times_of_numbers(numbers: pa.Array, unit: str | None) -> pa.Array:
     if not pa.types.is_integer(numbers.type):
         raise ValueError("a time is a whole number")
     if unit == "ns":
-        return floored(numbers.cast(pa.int64()).view(pa.timestamp("ns")))
+        return times_to_microseconds(numbers.cast(pa.int64()).view(pa.timestamp("ns")))
     scaled = pc.multiply_checked(numbers.cast(pa.int64()), MICROSECONDS[unit])
     return scaled.view(TIME)
-
-
-def floored(times: pa.Array) -> pa.Array:
-    """Convert timestamps of nanoseconds to microseconds, rounded down. Arrow's own cast rounds towards 1970."""
-    return floor_divide(times, 1000).view(TIME)

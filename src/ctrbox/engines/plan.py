@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.kind import arrow_type
+from ctrbox.columns.records import is_dicts, table_of_dicts
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.assemble import Assembled, Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
@@ -399,10 +400,11 @@ class Plan:
     def run(self, rows: Any) -> Batch:
         """A handful of raw rows of the log (a request) through the very same operators.
 
+        ``rows``: anything that speaks Arrow, a dict, or a list of dicts; dicts are checked by the rules of requests.
         A request without the label's columns gets a batch without labels. Filters apply; ``batch.index`` then says which rows
         of the request are in it.
         """
-        rows = single(rows)
+        rows = self.table_of_dicts(rows) if is_dicts(rows) else single(rows)
         full, unlabelled = self._requests or (None, None)
         if full is not None and full.knows(rows):
             return full.run(rows)
@@ -428,6 +430,13 @@ class Plan:
                 if name not in needed.extractor.only_for_merge and name != source.on:
                     found.setdefault(name, source.view.source.schema.field(name))
         return pa.schema(list(found.values()))
+
+    def table_of_dicts(self, rows: Any) -> pa.Table:
+        """One dict, or a list of dicts, as a table with the types of the log and of merged views."""
+        views = [*(step.view for step in self.log.steps if isinstance(step, Merge)), self.log]
+        fields = {field.name: field for view in views for field in view.source.schema}
+        given = [rows] if isinstance(rows, Mapping) else list(rows)
+        return table_of_dicts(given, pa.schema(list(fields.values())), self.time_units)
 
     @property
     def time_units(self) -> dict[str, str]:

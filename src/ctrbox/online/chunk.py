@@ -139,7 +139,7 @@ def _of_lines(name: str, lines: list[bytes], first: int, schemas: Schemas, layou
     for batch in _parsed(lines, filled, schemas, layout, places, bad):
         before = sum(t.num_rows for t in tables)
         rows, odd = typed_rows(pa.Table.from_batches([batch]), layout)
-        odd = _not_finite(rows) | odd
+        odd = _not_json(rows) | odd
         wrong |= {before + row: why for row, why in odd.items()}
         tables.append(rows)
     if not tables:
@@ -150,14 +150,23 @@ def _of_lines(name: str, lines: list[bytes], first: int, schemas: Schemas, layou
     return Piece(name, first, first + len(lines), events, bad=tuple((first + n, why) for n, why in sorted(bad)))
 
 
-def _not_finite(rows: pa.Table) -> dict[int, str]:
-    """Rows with a fraction that is not finite: Arrow's reader takes the literals NaN and Infinity, which are not JSON."""
+def _not_json(rows: pa.Table) -> dict[int, str]:
+    """Rows that Arrow's reader takes and a request may not have: NaN and Infinity, which are not JSON, and nulls in lists."""
     found: dict[int, str] = {}
     for name in rows.schema.names:
-        if pa.types.is_floating(rows.schema.field(name).type):
-            values = pc.fill_null(rows.column(name), 0).to_numpy()
+        column = rows.column(name).combine_chunks()
+        if pa.types.is_floating(column.type):
+            values = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
             for row in np.flatnonzero(~np.isfinite(values)).tolist():
                 found.setdefault(row, f"{name!r} is {values[row]}, expected a finite number")
+        elif pa.types.is_nested(column.type):
+            inner = column.flatten()
+            if inner.null_count or (pa.types.is_floating(inner.type) and not np.isfinite(inner.to_numpy()).all()):
+                for row, values in enumerate(column.to_pylist()):
+                    if any(v is None or v != v or v in (np.inf, -np.inf) for v in values or ()):
+                        found.setdefault(
+                            row, f"{name!r} is {brief(values)}, expected a list without null, NaN or Infinity"
+                        )
     return found
 
 

@@ -176,6 +176,8 @@ def _column(array: pa.Array, column: RawColumn, bad: dict[int, str]) -> pa.Array
     """Convert one column; rows whose time cannot be read become null and are told in ``bad``."""
     if pt.is_null(array.type):
         return pa.nulls(len(array), column.type)
+    if pt.is_fixed_size_list(column.type) and pt.is_list(array.type) and column.letter != "t":
+        return _each(array, partial(_listed, column=column), column, bad)
     if column.letter != "t":
         return _conformed(array, column.type, column.name)
     if pt.is_dictionary(array.type):
@@ -291,7 +293,8 @@ def _written(type: pa.DataType, time: pa.DataType) -> pa.DataType:
     if pt.is_timestamp(type):
         return time
     if pt.is_list(type) or pt.is_large_list(type) or pt.is_fixed_size_list(type):
-        return pa.list_(time) if pt.is_timestamp(type.value_type) else type
+        # Arrow's reader of JSON knows no lists of a fixed size.
+        return pa.list_(time if pt.is_timestamp(type.value_type) else type.value_type)
     return type
 
 

@@ -175,6 +175,8 @@ def tensors_of(request: Any) -> dict[str, np.ndarray]:
         if entry.name in found:
             raise wrong(f"input {entry.name[:100]!r} comes twice")
         if raw:
+            if entry.HasField("contents"):
+                raise wrong(f"input {entry.name[:100]!r} has both contents and raw contents; expected one of the two")
             found[entry.name] = from_binary(entry.name, entry.datatype, shape, raw[k])
         else:
             found[entry.name] = from_contents(entry, shape)
@@ -186,6 +188,9 @@ def from_contents(entry: Any, shape: list[int]) -> np.ndarray:
     name = "bytes_contents" if entry.datatype == "BYTES" else CONTENTS.get(entry.datatype)
     if name is None:
         raise wrong(f"input {entry.name[:100]!r}: {entry.datatype} comes in raw contents only")
+    others = [field.name for field, _ in entry.contents.ListFields() if field.name != name]
+    if others:
+        raise wrong(f"input {entry.name[:100]!r} is {entry.datatype} and has {others[0]}; expected {name} alone")
     values = getattr(entry.contents, name)
     if len(values) != count:
         raise wrong(f"input {entry.name[:100]!r} has {len(values)} values, expected {count} for shape {shape}")

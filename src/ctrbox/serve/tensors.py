@@ -78,6 +78,8 @@ def read_infer(body: bytes, header_bytes: str | None) -> InferRequest:
         if size is None:
             tensors[name] = from_json(name, datatype, shape, entry.get("data"))
             continue
+        if "data" in entry:
+            raise wrong(f"input {name!r} has both data and binary_data_size; expected one of the two")
         if type(size) is not int or not 0 <= size <= len(rest) - at:
             raise wrong(f"input {name!r} claims {brief(size)} binary bytes, {len(rest) - at} are left")
         tensors[name] = from_binary(name, datatype, shape, rest[at : at + size])
@@ -133,7 +135,11 @@ def from_binary(name: str, datatype: str, shape: Sequence[int], data: bytes) -> 
             f"input {name!r}: {len(data)} bytes, expected {count * dtype.itemsize} for {list(shape)} of {datatype}"
         )
     if datatype == "BOOL":
-        return np.frombuffer(data, np.uint8).reshape(shape) != 0
+        given = np.frombuffer(data, np.uint8)
+        if (given > 1).any():
+            at = int(np.argmax(given > 1))
+            raise wrong(f"input {name!r}: byte {at} of BOOL is {given[at]}, expected 0 or 1")
+        return (given != 0).reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
 
 

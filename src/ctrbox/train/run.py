@@ -12,6 +12,7 @@ from torch import nn
 
 from ctrbox import models
 from ctrbox.columns.batch import Batch
+from ctrbox.columns.records import is_dicts
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.model_server import ModelServer
@@ -85,19 +86,8 @@ class Run:
         return whole
 
     def _table(self, rows: Any) -> pa.Table:
-        if isinstance(rows, Mapping):
-            rows = [rows]
-        if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
-            known = self.plan.log.source.schema
-            names = dict.fromkeys(name for row in rows for name in row)
-            try:
-                columns = {
-                    n: pa.array([row.get(n) for row in rows], known.field(n).type if n in known.names else None)
-                    for n in names
-                }
-            except (pa.ArrowException, TypeError, ValueError) as error:
-                raise DataError(f"these rows cannot be read: {error}") from error
-            return pa.table(columns)
+        if is_dicts(rows):
+            return self.plan.table_of_dicts(rows)
         if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
             return pa.table(rows)
         raise PlanError(
