@@ -46,7 +46,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := $(shell find native -name '*.h' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 PYTHON_PATHS := $(wildcard src tests benchmarks examples tools)
 
-.PHONY: help setup native demo test test-fast test-sanitize fuzz capi test-gpu test-exhaustive test-mutants test-hdfs bodies bench bench-gpu lint format clean
+.PHONY: help setup native demo test test-fast test-sanitize fuzz capi test-gpu test-exhaustive test-mutants test-hdfs test-trackers bodies bench bench-gpu lint format clean
 
 help:  ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -149,6 +149,10 @@ test-mutants: setup  ## random changes to the product's code: how many do the te
 
 test-hdfs: setup  ## the same job from a real HDFS
 	$(PY) -m pytest -m hdfs $(PYTEST_FLAGS) || [ $$? -eq 5 ]
+
+test-trackers: setup  ## callbacks against the real MLflow and Weights & Biases, which are installed for it
+	$(BIN)/pip install -q -c constraints.txt mlflow-skinny wandb
+	$(PY) -m pytest tests/train/test_callbacks.py $(PYTEST_FLAGS)
 
 bodies: setup  ## compile every operator body for the GPU, where nvcc is present
 	@tools/compile_bodies.sh

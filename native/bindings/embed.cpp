@@ -68,6 +68,13 @@ void bind_embed(nb::module_& m) {
           [](const std::string& path) -> Shape { return tuple_of(with_file(path, [&] { return saved_shape(path); })); },
           nb::arg("path"), "dim, linear, optimizer of the weight, of the vector, init, seed, life.")
       .def(
+          "set_optimizers",
+          [](MemoryTable& t, const Shape& shape) {
+            const TableShape s = shape_of(shape);
+            t.set_optimizers(s.weight, s.vector);
+          },
+          nb::arg("shape"), "The settings of this shape's optimizers, which are of the same kinds, from now on.")
+      .def(
           "save", [](MemoryTable& t, const std::string& path) { with_file(path, [&] { t.save(path); }); },
           nb::arg("path"))
       .def(

@@ -50,7 +50,7 @@ size_t MemoryTable::threads_for(size_t keys) const { return keys < kFewKeys ? 1 
 // ---- rows -----------------------------------------------------------------------------------------------------
 
 void MemoryTable::initial_row(int64_t key, float* row) const {
-  fresh_.row(key, row, life_.clock.load(std::memory_order_relaxed));
+  fresh_->row(key, row, life_.clock.load(std::memory_order_relaxed));
   for (size_t k = row_floats_; k < stride_; ++k) row[k] = 0.0f;
 }
 
@@ -285,7 +285,7 @@ void MemoryTable::pull(std::span<const int64_t> keys, float* out, bool create) {
     if (row)
       copy_floats(to, row, width);
     else if (key != 0)
-      fresh_.values(key, to);
+      fresh_->values(key, to);
     else
       std::fill_n(to, width, 0.0f);
   };
@@ -479,6 +479,16 @@ size_t MemoryTable::copy_out(int64_t* keys, float* values, float* states, size_t
     }
   }
   return n;
+}
+
+void MemoryTable::set_optimizers(const OptimizerSpec& weight, const OptimizerSpec& vector) {
+  // A part that rows do not have has no states either: any kind will do.
+  if ((shape_.linear && weight.kind != shape_.weight.kind) || (shape_.dim && vector.kind != shape_.vector.kind))
+    throw std::invalid_argument("optimizers of other kinds");
+  std::lock_guard<std::mutex> alone(calls_);
+  shape_.weight = weight;
+  shape_.vector = vector;
+  fresh_.emplace(shape_);
 }
 
 // ---- the file -------------------------------------------------------------------------------------------------

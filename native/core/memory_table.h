@@ -27,6 +27,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -71,6 +72,10 @@ class MemoryTable {
   size_t copy_out(int64_t* keys, float* values, float* states, size_t room);
 
   const TableShape& shape() const { return shape_; }
+
+  // Other settings of optimizers of the same kinds from the next push on; rows and states stay. std::invalid_argument
+  // where a kind differs: the states of a row would mean something else.
+  void set_optimizers(const OptimizerSpec& weight, const OptimizerSpec& vector);
   size_t size() const { return count_.load(std::memory_order_relaxed); }
   size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
   size_t budget() const { return budget_; }
@@ -129,9 +134,9 @@ class MemoryTable {
   size_t threads_for(size_t keys) const;
   void read_shard(class CheckedReader& file, unsigned number);
 
-  const TableShape shape_;
+  TableShape shape_;
   const size_t width_, row_floats_, stride_;  // in floats; stride_ is row_floats_ with padding
-  const NewRows fresh_;
+  std::optional<NewRows> fresh_;              // always there; made anew when settings of optimizers change
   const size_t budget_, threads_;
   LifeState life_;
   std::atomic<size_t> count_{0}, bytes_{0};

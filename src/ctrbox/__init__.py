@@ -84,9 +84,10 @@ HOME = {
     "DeviceError": "ctrbox.errors",
 }
 
-FOLDERS = ("datasets", "models", "publish", "serve")
+FOLDERS = ("callbacks", "datasets", "models", "publish", "serve")
 
 if TYPE_CHECKING:
+    from ctrbox import callbacks as callbacks
     from ctrbox import datasets as datasets
     from ctrbox import models as models
     from ctrbox import publish as publish

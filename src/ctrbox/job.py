@@ -19,6 +19,7 @@ from ctrbox.errors import CtrboxError
 from ctrbox.terminal import Mistake, Stopped
 
 FROM_THE_COMMAND_LINE = frozenset(["out", "resume", "overwrite", "progress"])
+OF_THE_JOB = frozenset(["callbacks"])
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Job:
     bf16: bool = False  # products of the dense part in bfloat16, on a GPU
     engine: Any = None
     context: tuple[str, ...] = ()
+    callbacks: tuple[Any, ...] = ()  # of its training
+    tune: Any = None  # a function from a trial of Optuna to what that trial trains, for `ctrbox tune`
 
     def needed_engine(self) -> Any:
         """The Deep FFM, for a verb that learns online."""
@@ -96,6 +99,8 @@ def load_job(path: Path) -> Job:
         raise Mistake(f"`settings` in {path} must be a dict of arguments of Trainer.fit, got {settings!r}")
     for name in FROM_THE_COMMAND_LINE & settings.keys():
         raise Mistake(f"`settings` in {path} has {name!r}; that one comes from the command line")
+    for name in OF_THE_JOB & settings.keys():
+        raise Mistake(f"`settings` in {path} has {name!r}; define it beside `settings`: {name} = […]")
     context = names.get("context", ())
     if "engine" in names and (isinstance(context, str) or not all(isinstance(n, str) for n in listed(context))):
         raise Mistake(f"`context` in {path} must be a list of the log's columns, got {context!r}")
@@ -109,7 +114,16 @@ def load_job(path: Path) -> Job:
         names.get("bf16", False),
         names.get("engine"),
         tuple(listed(context)) if "engine" in names else (),
+        callbacks_of(names.get("callbacks", []), path),
+        names.get("tune"),
     )
+
+
+def callbacks_of(found: Any, path: Path) -> tuple[Any, ...]:
+    """The `callbacks` of a job."""
+    if not isinstance(found, list | tuple):
+        raise Mistake(f"`callbacks` in {path} must be a list of callbacks, got {type(found).__name__}")
+    return tuple(found)
 
 
 def listed(value: Any) -> list[Any]:

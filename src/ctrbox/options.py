@@ -21,6 +21,8 @@ WORDS = (
     (re.compile(r"\bservers= is for"), "--server is for"),
     (re.compile(r"overwrite=True"), "--overwrite"),
     (re.compile(r"resume=True"), "--resume"),
+    (re.compile(r"\btables='(empty|keep)'"), r"--tables \1"),
+    (re.compile(r"^lr= is"), "--lr is"),
     (re.compile(r"\bout=(?=[,;]|$)"), "--out"),
     (re.compile(r"\bout="), "--out "),
     (re.compile(r"\blook_ahead=(?=\d)"), "--look-ahead "),

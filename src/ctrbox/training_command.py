@@ -38,6 +38,7 @@ Examples:
   ctrbox train job.py --limit 100000                a first try
   ctrbox train job.py --out runs/today --epochs 2
   ctrbox train job.py --valid data/tomorrow         validate on another log
+  ctrbox train job.py --from runs/yesterday         go on from yesterday's run with today's log
   ctrbox train job.py --cluster local --workers 4 --servers 2
 """
 
@@ -55,6 +56,14 @@ def train(
     valid: Annotated[
         str | None,
         typer.Option(metavar="SHARE|DATA", help="Last rows of the log to validate on (0.1), or another log."),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE",
+            help="Learning rate of the tables (FTRL: alpha) in place of the job's; rows and optimizer states stay.",
+            show_default=False,
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Same seed, same weights.")] = None,
     negatives: Annotated[
@@ -87,8 +96,25 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with an unfinished run in the folder.")] = True,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder; a Sparse Table keeps its rows.")
+        bool, typer.Option("--overwrite", help="Replace the run in the folder and begin anew.")
     ] = False,
+    tables: Annotated[
+        str | None,
+        typer.Option(
+            metavar="empty|keep",
+            help="What becomes of rows that a Sparse Table holds already; --overwrite asks for it where there are any.",
+            show_default=False,
+        ),
+    ] = None,
+    earlier: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Begin with the weights, tables and optimizer states of this finished run, which is not changed.",
+            show_default=False,
+        ),
+    ] = None,
     threads: Threads = None,
     cluster: Annotated[
         str | None,
@@ -116,13 +142,26 @@ def train(
     if cluster is None and (workers, servers) != (1, 1):
         raise Mistake("--workers and --servers are of a cluster; add --cluster local, or its address")
     place, going_on = run_place(job, out, resume, overwrite)
+    check_earlier(earlier, place)
     loaded = load_seeded(job, seed or 0)
+    if earlier is not None:
+        for name in {"warm_up", "warm_from"} & loaded.settings.keys():
+            raise Mistake(f"`settings` in {job} has {name!r}, which --from also decides; leave one of them out")
+        asked |= {"warm_up": "continue", "warm_from": str(earlier)}
+    if tables is not None:
+        asked["tables"] = tables
     if going_on:
         tell(f"going on with the unfinished run in {place}")
     elif out is None and place.name != job.stem:
         tell(f"{place.with_name(job.stem)} holds a run; this one goes to {place} (--overwrite replaces the first)")
+    if earlier is not None and not going_on:
+        tell(
+            f"beginning with {earlier}: weights, tables and optimizer states; steps, schedule and metrics count from 0"
+        )
     where = None if cluster is None else (cluster, workers, servers)
-    done = fit(loaded, place, asked, valid=valid, threads=threads, resume=resume, overwrite=overwrite, cluster=where)
+    done = fit(
+        loaded, place, asked, valid=valid, threads=threads, resume=resume, overwrite=overwrite, cluster=where, lr=lr
+    )
     finish(done, as_json)
     hint(f"ctrbox evaluate {shlex.quote(str(place))}")
 
@@ -156,6 +195,17 @@ def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tup
         number += 1
 
 
+def check_earlier(earlier: Path | None, place: Path) -> None:
+    """Refuse a run to begin with that is not finished, or that would be replaced."""
+    if earlier is None:
+        return
+    if not (earlier / "summary.json").exists():
+        near = sorted(str(p.parent) for p in Path("runs").glob("*/summary.json"))[:5]
+        raise Mistake(f"{earlier} holds no finished run" + (f"; finished are: {', '.join(near)}" if near else ""))
+    if place.exists() and place.samefile(earlier):
+        raise Mistake(f"--from {earlier} is the folder that this run would replace; choose another --out")
+
+
 def going_on(place: Path) -> bool:
     """Whether there is a checkpoint to go on from."""
     return any((place / "checkpoints").glob("step-*"))
@@ -181,14 +231,16 @@ def fit(
     overwrite: bool = False,
     best: float | None = None,
     cluster: tuple[str, int, int] | None = None,
+    lr: float | None = None,
 ) -> Done:
     """Train into a folder and write its report; an interrupt says how to go on."""
     model, plan = job.needed_model(), job.plan
     if threads is not None:
         plan.threads = threads
     command = ["ctrbox", "train", str(job.path), "--out", str(place)]
-    for name, value in [*asked.items(), ("valid", valid), ("threads", threads)]:
-        command += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    for name, value in [*asked.items(), ("lr", lr), ("valid", valid), ("threads", threads)]:
+        if value is not None and name != "warm_up":
+            command += ["--from" if name == "warm_from" else f"--{name.replace('_', '-')}", str(value)]
     if cluster is not None:
         address, workers, servers = cluster
         command += ["--cluster", address, "--workers", str(workers), "--servers", str(servers)]
@@ -197,7 +249,7 @@ def fit(
     watch = Watch()
     try:
         with blaming(job.path), in_words_of_options():
-            settings = {**job.settings, **asked}
+            settings = {**job.settings, **asked, "callbacks": job.callbacks}
             if valid is not None:
                 settings["valid"] = validation(plan, valid)
             if best is not None:
@@ -206,9 +258,8 @@ def fit(
                 from ctrbox.cluster.launch import Cluster
 
                 settings["cluster"] = Cluster(address, workers=workers, servers=servers, cores=threads, tell=tell)
-            run = Trainer(model, job.table, optimizer=job.optimizer, threads=threads, bf16=job.bf16).fit(
-                plan, out=place, resume=resume, overwrite=overwrite, progress=watch, **settings
-            )
+            trainer = Trainer(model, job.table, optimizer=job.optimizer, threads=threads, bf16=job.bf16, lr=lr)
+            run = trainer.fit(plan, out=place, resume=resume, overwrite=overwrite, progress=watch, **settings)
     except (KeyboardInterrupt, Stopped):
         if (place / "config.json").exists():
             stopped_with(f"resume: {shlex.join(command)}")

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import ctrbox as cb
 from ctrbox import learning, training_command
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.terminal import Mistake, tell_warning
@@ -194,6 +195,51 @@ def test_a_job_with_a_sparse_table_tells_what_was_asked_of_it(here: Path, call: 
     assert "AUC" in found
     with pytest.raises(PlanError, match="expected a size"):
         call(learning.predict, Path("runs/sparse"), "data/impressions", "x.parquet", ram="lots")
+
+
+def test_overwrite_asks_what_becomes_of_a_sparse_table_and_from_goes_on_from_a_run(here: Path, call: Call) -> None:
+    (here / "days.py").write_text(SPARSE_JOB.replace('"params"', '"days"'))
+    train, job = training_command.train, Path("days.py")
+    call(train, job, batch_size=500)
+    gc.collect()
+    with pytest.raises(Mistake, match=r"--overwrite begins the run anew, and .* --tables empty, or .* --tables keep"):
+        call(train, job, batch_size=500, overwrite=True)
+    gc.collect()
+    _, told = call(train, job, batch_size=500, overwrite=True, tables="empty")
+    gc.collect()
+    assert "already holds" not in told
+    _, told = call(train, job, batch_size=500, earlier=Path("runs/days"), lr=0.01)
+    gc.collect()
+    assert "beginning with runs/days: weights, tables and optimizer states" in told
+    assert "already holds" not in told
+    with cb.SparseTable.load(here / "days", ram="8MB") as table:
+        assert table.optimizer == cb.Adagrad(lr=0.01)
+    page = (here / "runs" / "days-2" / "report.html").read_text(encoding="utf-8")
+    assert "--from runs/days --lr 0.01" in page
+    for options, words in (
+        ({"earlier": Path("runs/nowhere")}, "runs/nowhere holds no finished run; finished are: runs/"),
+        ({"earlier": Path("runs/days"), "out": Path("runs/days"), "overwrite": True}, "choose another --out"),
+    ):
+        with pytest.raises(Mistake, match=words):
+            call(train, job, **options)
+
+
+def test_callbacks_of_a_job_are_called(here: Path, call: Call) -> None:
+    text = """
+class Stop(cb.callbacks.Callback):
+    def on_step(self, event):
+        if event.step == 3:
+            raise cb.callbacks.StopTraining("three are enough")
+
+callbacks = [Stop()]
+"""
+    (here / "stopping.py").write_text(JOB + text)
+    stdout, _ = call(training_command.train, Path("stopping.py"), batch_size=200, as_json=True)
+    found = json.loads(stdout)
+    assert (found["steps"], found["stopped"]) == (3, "three are enough")
+    (here / "stopping.py").write_text(JOB + "callbacks = 3\n")
+    with pytest.raises(Mistake, match=r"`callbacks` in stopping.py must be a list of callbacks, got int"):
+        call(training_command.train, Path("stopping.py"))
 
 
 def test_a_warning_for_a_user_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -28,8 +28,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.optimizers import Adagrad, Optimizer
-from ctrbox.embed.sparse import SparseTable, absolute, described, flocked, made, synced
+from ctrbox.embed.optimizers import Optimizer
+from ctrbox.embed.sparse import SparseTable
+from ctrbox.embed.sparse_folder import absolute, described, flocked, made, synced
 from ctrbox.embed.table import MOST_DIM, checked_bytes, whole
 from ctrbox.engines.aside import remove, written_aside
 from ctrbox.errors import PlanError, SourceError, nearest
@@ -45,6 +46,7 @@ class SparseTables:
     """A `SparseTable` for each of ``dims``, all with the same settings.
 
     ``ram``      of all together; each part gets memory for as many rows, unless ``shares`` says how much of it by dim
+    ``optimizer`` of every part; as for `SparseTable`, the one it has in the folder unless given, which may have other settings
     ``options``  of every part: linear, init, seed, threads, policy, counters, admission, nonfinite
     """
 
@@ -54,7 +56,7 @@ class SparseTables:
         dims: Sequence[int],
         *,
         ram: int | str = "2GB",
-        optimizer: Optimizer = Adagrad(lr=0.05),  # noqa: B008 - frozen
+        optimizer: Optimizer | None = None,
         shares: dict[int, float] | None = None,
         **options: Any,
     ) -> None:

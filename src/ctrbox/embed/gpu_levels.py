@@ -32,7 +32,7 @@ from ctrbox.embed.gpu_batch import References, sent
 from ctrbox.embed.gpu_store import Gradients, NoRoom, Store
 from ctrbox.embed.gpu_table import GpuTable
 from ctrbox.embed.gpu_working import Working
-from ctrbox.embed.optimizers import spec_of
+from ctrbox.embed.optimizers import Optimizer, spec_of
 from ctrbox.embed.sparse import SparseTable
 from ctrbox.embed.table import refused
 from ctrbox.engines.cuda.runtime import Runtime
@@ -96,6 +96,11 @@ class LevelTable(GpuTable):
             self.below.open(row)
             self._forget(row)
             self._opened = True
+
+    def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
+        raise PlanError(
+            "set the optimizer of the Sparse Table before a cb.LevelTable is made over it: below.set_optimizer(…)"
+        )
 
     def prefetch(self, keys: Any) -> None:
         """Bring the rows of these keys to the GPU, where there is room beside the batches under way; else only create them."""

@@ -29,9 +29,10 @@ from ctrbox.embed.embedder import Row
 from ctrbox.embed.gpu_batch import References
 from ctrbox.embed.gpu_store import Gradients, NoRoom, Store
 from ctrbox.embed.life import NO_LIFE
-from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of, spec_of
+from ctrbox.embed.optimizers import Optimizer, optimizer_of, spec_of
 from ctrbox.embed.table import (
     MOST_DIM,
+    USUAL,
     check_factor,
     check_row,
     checked_bytes,
@@ -56,7 +57,7 @@ class GpuTable:
     """Trainable rows in GPU memory.
 
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
-    ``optimizer``  of vectors; ``linear``: of first-order weights, the same one unless given
+    ``optimizer``  of vectors, Adagrad(lr=0.05) unless given; ``linear``: of first-order weights, the same one unless given
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``memory``     the most GPU memory for rows and slots, in bytes or as text ("32GB")
     ``rows``       how many keys to have room for at once; more come as they are met
@@ -67,7 +68,7 @@ class GpuTable:
         self,
         dim: int = 16,
         *,
-        optimizer: Optimizer = Adagrad(lr=0.05),  # noqa: B008 - frozen
+        optimizer: Optimizer | None = None,
         linear: Optimizer | None = None,
         init: float = 0.01,
         seed: int = 0,
@@ -75,7 +76,8 @@ class GpuTable:
         rows: int = 0,
         runtime: Runtime | None = None,
     ) -> None:
-        self.optimizer = checked_optimizer("optimizer", optimizer)
+        self._told = optimizer is not None or linear is not None
+        self.optimizer = USUAL if optimizer is None else checked_optimizer("optimizer", optimizer)
         self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
         self.init = checked_init(init)
         self.seed = whole("seed", seed, 0, 2**64 - 1)
@@ -166,6 +168,8 @@ class GpuTable:
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Become what ``save`` wrote. For a moment both the old and the new rows are in memory."""
         found = describe(path)
+        if not self._told:
+            self.linear, self.optimizer = optimizer_of(found[2]), optimizer_of(found[3])
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
         same_shape(path, found, self._shape(row))
         with reading(path):
@@ -206,6 +210,17 @@ class GpuTable:
     def scale_lr(self, factor: float) -> None:
         """From now on steps use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
         self.factor = check_factor(factor, self.optimizer, self.linear)
+
+    def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
+        """Use other optimizers, while the table is empty; one with rows is saved and restored into a table made with them."""
+        if len(self):
+            raise PlanError(
+                f"this table holds {len(self):,} rows on {self.device}; save it, and restore it into a cb.GpuTable(optimizer=…) "
+                "with the settings that you want"
+            )
+        self.optimizer, self._told = checked_optimizer("optimizer", optimizer), True
+        self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
+        self._made = None
 
     def like(self, row: Row) -> GpuTable:
         """An empty table with the settings of this one, opened for another row; its budget is its own."""

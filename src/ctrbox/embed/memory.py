@@ -20,7 +20,7 @@ import numpy as np
 from ctrbox import _native
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.life import Admission, Counters, admission_of, counters_of
-from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of
+from ctrbox.embed.optimizers import Optimizer, optimizer_of
 from ctrbox.embed.table import (
     Table,
     check_row,
@@ -40,7 +40,7 @@ class MemoryTable(Table):
     """Trainable rows in memory, on all cores.
 
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
-    ``optimizer``  of vectors; ``linear``: of first-order weights, the same one unless given
+    ``optimizer``  of vectors, Adagrad(lr=0.05) unless given; ``linear``: of first-order weights, the same one unless given
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``budget``     the most memory for rows and index, in bytes or as text ("512MB")
     ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
@@ -52,7 +52,7 @@ class MemoryTable(Table):
         self,
         dim: int = 16,
         *,
-        optimizer: Optimizer = Adagrad(lr=0.05),  # noqa: B008 - frozen
+        optimizer: Optimizer | None = None,
         linear: Optimizer | None = None,
         init: float = 0.01,
         seed: int = 0,
@@ -100,8 +100,12 @@ class MemoryTable(Table):
             self._changing.save(str(aside))
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Become what ``save`` wrote. For a moment both the old and the new rows are in memory."""
+        """Become what ``save`` wrote. For a moment both the old and the new rows are in memory.
+
+        Settings of the optimizers stay this table's where they were given to it, and are the file's otherwise.
+        """
         found = describe(path)
+        self._take_optimizers(found)
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
         same_shape(path, found, self._shape(row))
         self._native = self._read(path)
@@ -115,13 +119,19 @@ class MemoryTable(Table):
         budget: int | str = "8GB",
         threads: int | None = None,
         nonfinite: str = "refuse",
+        optimizer: Optimizer | None = None,
+        linear: Optimizer | None = None,
     ) -> MemoryTable:
-        """A table as ``save`` wrote it, with the shape, optimizers and seed of the file."""
-        dim, linear, weight, vector, init, seed, life = describe(path)
+        """A table as ``save`` wrote it, with the shape and seed of the file.
+
+        ``optimizer``, ``linear``: other settings than the file's, such as another learning rate, for optimizers of the same kind.
+        """
+        found = describe(path)
+        dim, first_order, weight, vector, init, seed, life = found
         table = cls(
             dim,
-            optimizer=optimizer_of(vector),
-            linear=optimizer_of(weight),
+            optimizer=optimizer_of(vector) if optimizer is None else optimizer,
+            linear=(optimizer_of(weight) if optimizer is None else optimizer) if linear is None else linear,
             init=init,
             seed=seed,
             budget=budget,
@@ -130,7 +140,8 @@ class MemoryTable(Table):
             admission=admission_of(life),
             nonfinite=nonfinite,
         )
-        table.open(Row(dim, linear))
+        table.open(Row(dim, first_order))
+        same_shape(path, found, table._shape(table._row))
         table._native = table._read(path)
         return table
 
@@ -219,9 +230,25 @@ class MemoryTable(Table):
     def _read(self, path: str | os.PathLike[str]) -> _native.MemoryTable:
         with reading(path):
             try:
-                return _native.MemoryTable.load(os.fspath(path), self.budget, self.threads or 0)
+                found = _native.MemoryTable.load(os.fspath(path), self.budget, self.threads or 0)
             except MemoryError as error:
                 size = Path(path).stat().st_size
                 raise BudgetError(
                     f"{path} ({size:,} bytes) does not fit the budget of {self.budget:,} bytes; raise budget="
                 ) from error
+        dim, first_order, *_ = describe(path)
+        self._set_native(found, Row(dim, first_order))
+        return found
+
+    def clear(self) -> None:
+        """Let go of all rows; shape, optimizers and seed stay."""
+        self._native = self._empty(self._row)
+
+    def _change_optimizers(self, same_kinds: bool) -> None:
+        if self._native is not None and same_kinds:
+            self._set_native(self._native, self._row)
+        else:
+            self._native = self._empty(self._row)
+
+    def _set_native(self, table: _native.MemoryTable, row: Row) -> None:
+        table.set_optimizers(self._shape(row))

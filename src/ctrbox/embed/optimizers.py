@@ -13,7 +13,7 @@ does the work (``native/core/row_optimizers.h``); ``tests/twins/optimizers.py`` 
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
 from ctrbox.errors import PlanError
 
@@ -124,3 +124,8 @@ def optimizer_of(spec: Spec) -> Optimizer:
     """The inverse of ``spec_of``."""
     cls = KINDS[spec[0]]
     return cls(*spec[1][: len(fields(cls))])
+
+
+def with_rate(optimizer: Optimizer, lr: float) -> Optimizer:
+    """The same optimizer with another learning rate; of `FTRL` that is ``alpha``."""
+    return replace(optimizer, alpha=lr) if isinstance(optimizer, FTRL) else replace(optimizer, lr=lr)

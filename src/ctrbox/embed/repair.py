@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from ctrbox import _native
-from ctrbox.embed.sparse import absolute, described, link, locked, segments_of, synced
+from ctrbox.embed.sparse_folder import absolute, described, link, locked, segments_of, synced
 from ctrbox.errors import SourceError
 
 PAGE = 4096

@@ -18,7 +18,8 @@ from ctrbox import _native
 from ctrbox.embed.embedder import Embedder, Floats, Keys
 from ctrbox.embed.memory import MemoryTable
 from ctrbox.embed.model_server import ModelServer
-from ctrbox.embed.sparse import SparseTable, absolute, described
+from ctrbox.embed.sparse import SparseTable
+from ctrbox.embed.sparse_folder import absolute, described
 from ctrbox.embed.table import Table, describe, reading, same_shape, shape_of
 from ctrbox.embed.vector_file import shard_of
 from ctrbox.engines.aside import remove

@@ -13,11 +13,8 @@ file and place). A full disk stops the call, loses nothing, and the call can be 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
-import re
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,14 +27,23 @@ import numpy.typing as npt
 from ctrbox import _native
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.life import NO_LIFE, Admission, Counters, admission_of, counters_of
-from ctrbox.embed.optimizers import Adagrad, Optimizer, optimizer_of
+from ctrbox.embed.optimizers import Optimizer, optimizer_of
+from ctrbox.embed.sparse_folder import (
+    SEGMENTS,
+    absolute,
+    described,
+    link,
+    locked,
+    resident_bytes,
+    saved_part,
+    segments_of,
+)
 from ctrbox.embed.table import (
     Table,
     check_row,
     checked_bytes,
     checked_keys,
     same_shape,
-    shape_from,
     shape_of,
     whole,
     words,
@@ -47,8 +53,6 @@ from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, neares
 
 SHARDS = 64
 SEGMENT_BYTES = 64 << 20
-SEGMENTS = re.compile(r"segments(-\d+)?")
-OWN = re.compile(r"LOCK|MANIFEST(\.aside)?|segments(-\d+)?|\.ahead-.*")  # names in a table's folder
 POLICIES = ("default", "heat", "s3fifo", "clock", "lru", "lfu")
 
 
@@ -58,7 +62,9 @@ class SparseTable(Table):
     ``path``       a folder of its own; made where there is none, opened at its last checkpoint where it holds a table
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
     ``ram``        memory for rows, filters and what belongs to them; the process needs some tens of megabytes beside it
-    ``optimizer``  of vectors; ``linear``: of first-order weights, the same one unless given
+    ``optimizer``  of vectors; unless given that of the table in the folder, Adagrad(lr=0.05) for a new one. Another learning rate
+                   or other settings of the same kind may be given to a table that exists: its rows and states stay
+    ``linear``     of first-order weights; the same as ``optimizer`` unless given
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
     ``policy``     which rows leave memory: "default" ("heat"), "s3fifo", "clock", "lru", or "lfu", the paper's
@@ -73,7 +79,7 @@ class SparseTable(Table):
         dim: int = 16,
         *,
         ram: int | str = "2GB",
-        optimizer: Optimizer = Adagrad(lr=0.05),  # noqa: B008 - frozen
+        optimizer: Optimizer | None = None,
         linear: Optimizer | None = None,
         init: float = 0.01,
         seed: int = 0,
@@ -107,6 +113,7 @@ class SparseTable(Table):
         try:
             if (self.path / "MANIFEST").exists():
                 found = described(self.path)
+                self._take_optimizers(found)
                 self._row = Row(dim, found[1]) if dim else Row(found[0], found[1])
                 same_shape(self.path, found, self._shape(self._row))
                 self._begin(self._row)
@@ -183,11 +190,14 @@ class SparseTable(Table):
                 self._changing.save(os.fspath(aside))
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Become what ``save`` wrote, within this table's own budget; what it held goes once that is in place."""
+        """Become what ``save`` wrote, within this table's own budget; what it held goes once that is in place.
+
+        Settings of the optimizers stay this table's where they were given to it, and are those of the saved table otherwise.
+        """
         self._check_usable()
         if self._native is not None:
             _ = self._changing
-        source, row = self._source(path)
+        source, row = self._source(path, take=True)
         where = segments_of(source, _native.SparseTable.generation(os.fspath(source)))
         mine = _native.SparseTable.generation(os.fspath(self.path)) if (self.path / "MANIFEST").exists() else 0
         there = segments_of(self.path, mine + 1)
@@ -209,12 +219,14 @@ class SparseTable(Table):
         with self._calling():
             self._check_whole(source, row)
 
-    def _source(self, path: str | os.PathLike[str]) -> tuple[Path, Row]:
-        """The folder of a saved table of this shape, and its row."""
+    def _source(self, path: str | os.PathLike[str], take: bool = False) -> tuple[Path, Row]:
+        """The folder of a saved table of this shape, and its row; ``take``: its optimizers, where none were given."""
         source = absolute(path)
         if (source / "TABLES").exists():  # several dims
             source = saved_part(source, self.dim)
         found = described(source)
+        if take:
+            self._take_optimizers(found)
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
         same_shape(source, found, self._shape(row))
         return source, row
@@ -237,15 +249,21 @@ class SparseTable(Table):
         policy: str = "default",
         nonfinite: str = "refuse",
         read_only: bool = False,
+        optimizer: Optimizer | None = None,
+        linear: Optimizer | None = None,
     ) -> Self:
-        """The table that a folder holds, with its shape, optimizers and seed."""
-        dim, linear, weight, vector, init, seed, life = described(absolute(path))
+        """The table that a folder holds, with its shape and seed.
+
+        ``optimizer``, ``linear``: other settings than the folder's, such as another learning rate, for optimizers of the same
+        kind.
+        """
+        dim, first_order, weight, vector, init, seed, life = described(absolute(path))
         table = cls(
             path,
             dim,
             ram=ram,
-            optimizer=optimizer_of(vector),
-            linear=optimizer_of(weight),
+            optimizer=optimizer_of(vector) if optimizer is None else optimizer,
+            linear=(optimizer_of(weight) if optimizer is None else optimizer) if linear is None else linear,
             init=init,
             seed=seed,
             threads=threads,
@@ -255,7 +273,7 @@ class SparseTable(Table):
             nonfinite=nonfinite,
             read_only=read_only,
         )
-        table.open(Row(dim, linear))
+        table.open(Row(dim, first_order))
         return table
 
     def __len__(self) -> int:
@@ -377,7 +395,29 @@ class SparseTable(Table):
     def __repr__(self) -> str:
         return f"SparseTable({str(self.path)!r}, {words(self._row)}, {self.optimizer}, {len(self):,} keys, ram {self.ram:,})"
 
+    def clear(self) -> None:
+        """Let go of all rows, on disk too; shape, optimizers and seed stay. What was saved elsewhere stays as well."""
+        if self._native is None:
+            return
+        _ = self._changing
+        self._native = None  # its thread and its files end before others begin
+        remove(self.path / "MANIFEST")
+        remove(segments_of(self.path, 0))
+        self._begin(self._row)
+
     # ---- inside ----
+
+    def _change_optimizers(self, same_kinds: bool) -> None:
+        """Open the folder anew with other settings: its rows and states are those of a checkpoint that is taken now."""
+        if self._native is None:
+            return
+        if not same_kinds:
+            self.clear()  # which is empty, but for a folder of the other kind
+            return
+        if len(self) or self.version or self._life != NO_LIFE:
+            self.checkpoint()
+        self._native = None
+        self._begin(self._row)
 
     def _shape(self, row: Row) -> tuple[Any, ...]:
         return shape_of(row, self.linear, self.optimizer, self.init, self.seed, self._life)
@@ -470,117 +510,3 @@ class SparseTable(Table):
             with self._idle:
                 self._under_way -= 1
                 self._idle.notify_all()
-
-
-def absolute(path: str | os.PathLike[str]) -> Path:
-    """The same folder whatever the working folder is later."""
-    if not os.fspath(path) or "\0" in str(path):
-        raise PlanError(f"a table needs the path of a folder, got {path!r}")
-    place = Path(path).absolute()
-    try:
-        os.fspath(place).encode()
-    except UnicodeEncodeError:
-        raise SourceError(f"the path {os.fspath(place)!r} is not UTF-8; rename it, or name another") from None
-    return place
-
-
-def locked(path: Path, shared: bool) -> int:
-    """A folder that this process alone has open; ``shared``: with others that only read."""
-    try:
-        if not shared:
-            made(path)
-            if not (path / "MANIFEST").exists():
-                if (path / "TABLES").exists():
-                    raise SourceError(f"{path} {several(path)}")
-                strange = sorted(p.name for p in path.iterdir() if not OWN.fullmatch(p.name))
-                if strange:
-                    raise SourceError(
-                        f"{path} holds {strange[0]!r} and no table; a table needs a folder of its own, which may be new"
-                    )
-        lock = os.open(path / "LOCK", os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
-    except FileNotFoundError as error:
-        if shared and path.is_dir():
-            return -1  # a saved table that nobody has opened to write
-        raise SourceError(f"cannot open the table in {path}: {error.strerror}") from error
-    except OSError as error:
-        raise SourceError(f"cannot keep a table in {path}: {error.strerror or error}") from error
-    return flocked(lock, path, shared)
-
-
-def flocked(lock: int, path: Path, shared: bool = False) -> int:
-    """The open LOCK of a folder, held; refused where somebody else holds it."""
-    try:
-        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise SourceError(
-            f"the table in {path} is open already, in this process or another; close it there first"
-        ) from error
-    return lock
-
-
-def described(path: Path) -> tuple[Any, ...]:
-    """The shape of the table that a folder holds."""
-    if not (path / "MANIFEST").is_file():
-        if (path / "TABLES").exists():
-            raise SourceError(f"{path} {several(path)}")
-        if path.is_file():
-            raise SourceError(f"{path} is a file, expected the folder of a Sparse Table; MemoryTable.load reads files")
-        raise SourceError(f"{path} holds no table: it has no MANIFEST")
-    try:
-        return shape_from(_native.SparseTable.saved_shape(os.fspath(path)))
-    except _native.DamagedFile as error:
-        raise SourceError(f"cannot read {path / 'MANIFEST'}: {error}; take another saved one") from error
-    except OSError as error:
-        raise SourceError(f"cannot read {path / 'MANIFEST'}: {error.strerror or error}") from error
-
-
-def several(path: Path) -> str:
-    parts = ", ".join(str(p) for p in sorted(path.glob("checkpoint-*/dim-*")))
-    return f"holds tables of several dims (cb.SparseTables); as of its last checkpoint they are {parts}"
-
-
-def saved_part(folder: Path, dim: int) -> Path:
-    """The table of one dim in a folder of several, as of its last checkpoint."""
-    from ctrbox.embed.dims import saved_in  # which is made of these tables
-
-    found = saved_in(folder)
-    if dim not in found:
-        raise PlanError(f"{folder} holds tables of dims {', '.join(map(str, found))}, not {dim}")
-    return found[dim]
-
-
-def segments_of(path: Path, generation: int) -> Path:
-    return path / (f"segments-{generation}" if generation else "segments")
-
-
-def made(path: Path) -> None:
-    """A folder whose name, and those of the folders above it, outlive a power cut."""
-    missing = [p for p in (path, *path.parents) if not p.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        synced(made.parent)
-
-
-def synced(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-        synced(target)
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in use."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

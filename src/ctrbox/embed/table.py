@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ctrbox import _native
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.life import Admission, Counters, Life, life_of, number, shown
-from ctrbox.embed.optimizers import FTRL, KINDS, Optimizer, optimizer_of, spec_of
+from ctrbox.embed.optimizers import FTRL, KINDS, Adagrad, Optimizer, optimizer_of, spec_of
 from ctrbox.errors import DataError, PlanError, SourceError, nearest
 from ctrbox.views.view import bytes_within
 
@@ -22,6 +22,7 @@ MOST_DIM = 4096
 MOST_BUDGET = 1 << 50
 MOST_PERIODS = (1 << 24) - 1
 NONFINITE = ("refuse", "skip")
+USUAL = Adagrad(lr=0.05)  # the optimizer of a new table, unless one is given
 
 
 class Table:
@@ -40,7 +41,7 @@ class Table:
     def _settle(
         self,
         dim: int,
-        optimizer: Optimizer,
+        optimizer: Optimizer | None,
         linear: Optimizer | None,
         init: float,
         seed: int,
@@ -49,7 +50,8 @@ class Table:
         admission: Admission | None,
         nonfinite: str,
     ) -> None:
-        self.optimizer = checked_optimizer("optimizer", optimizer)
+        self._told = optimizer is not None or linear is not None  # then they hold for what is restored
+        self.optimizer = USUAL if optimizer is None else checked_optimizer("optimizer", optimizer)
         self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
         self.init = checked_init(init)
         self.seed = whole("seed", seed, 0, 2**64 - 1)
@@ -68,6 +70,9 @@ class Table:
 
     @property
     def _reading(self) -> _native.MemoryTable | _native.SparseTable:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
         raise NotImplementedError
 
     def _calling(self, keys: int = 0) -> contextlib.AbstractContextManager[None]:
@@ -103,6 +108,41 @@ class Table:
     def scale_lr(self, factor: float) -> None:
         """From now on pushes use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
         self._factor = check_factor(factor, self.optimizer, self.linear)
+
+    def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
+        """Use other settings from the next push on, such as another learning rate; rows and their states stay.
+
+        ``linear``: of first-order weights; the same as ``optimizer`` unless given. A table that holds rows keeps the kinds of
+        its optimizers: the states of a row mean something else to another kind.
+        """
+        vector = checked_optimizer("optimizer", optimizer)
+        weight = vector if linear is None else checked_optimizer("linear", linear)
+        parts = [
+            ("optimizer", self.optimizer, vector, bool(self._row.dim)),
+            ("linear", self.linear, weight, self._row.linear),
+        ]
+        for name, mine, other, present in parts:
+            if present and len(self) and type(mine) is not type(other):
+                raise PlanError(
+                    f"this table holds {len(self):,} rows with the states of {mine}, which mean nothing to {other}; give "
+                    f"{name}={type(mine).__name__}(…) other settings, or begin with an empty table"
+                )
+        same = type(self.optimizer) is type(vector) and type(self.linear) is type(weight)
+        self.optimizer, self.linear, self._told = vector, weight, True
+        self._change_optimizers(same)
+
+    def clear(self) -> None:
+        """Let go of all rows; shape, optimizers and seed stay. What was saved elsewhere, in run folders too, stays."""
+        raise NotImplementedError
+
+    def _change_optimizers(self, same_kinds: bool) -> None:
+        """Bring ``optimizer`` and ``linear`` to the native table; without ``same_kinds`` the table is empty."""
+        raise NotImplementedError
+
+    def _take_optimizers(self, found: tuple) -> None:
+        """Use the optimizers of a saved table, where this one was given none of its own."""
+        if not self._told:
+            self.linear, self.optimizer = optimizer_of(found[2]), optimizer_of(found[3])
 
     # ---- how rows come and go ----
 
@@ -276,9 +316,18 @@ def same_shape(path: str | os.PathLike[str], found: tuple, mine: tuple) -> None:
         absent = (name == "linear optimizer" and not found[1]) or (name == "optimizer" and not found[0])
         if theirs == ours or absent:
             continue
+        # Settings such as the learning rate may differ; the states of another kind would mean something else.
+        if name in ("linear optimizer", "optimizer"):
+            if theirs[0] == ours[0]:
+                continue
+            raise DataError(
+                f"{path} was saved with {name} {optimizer_of(theirs)}, this table has {optimizer_of(ours)}; the states of rows "
+                f"mean nothing to another kind of optimizer: give this table {type(optimizer_of(theirs)).__name__}(…), whose "
+                "settings may differ"
+            )
         if name == "counters and admission":
             raise DataError(f"{path} was saved with {shown(theirs)}, this table has {shown(ours)}; {AS_SAVED}")
-        shown_as = [str(optimizer_of(v)) if isinstance(v, tuple) else repr(v) for v in (theirs, ours)]
+        shown_as = [repr(v) for v in (theirs, ours)]
         cure = f"make this one with {name}={shown_as[0]}" if name in ("dim", "init", "seed") else AS_SAVED
         raise DataError(f"{path} was saved with {name} {shown_as[0]}, this table has {shown_as[1]}; {cure}")
 

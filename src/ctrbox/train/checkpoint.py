@@ -2,7 +2,7 @@
 
     state.json            what (sealed), with the size and (of small files) SHA-256 of every other file
     dense.safetensors     the model's state_dict
-    optimizer.safetensors dense optimizer state and torch's random states (checkpoints only)
+    optimizer.safetensors dense optimizer state and torch's random states
     table-K.ctrtable      each embedder, in its own checked format: a file, a folder of the Sparse Table, or one of shards
 
 A folder is written aside, every file synced, and renamed: it is there whole or not at all, and the one before it goes
@@ -91,6 +91,13 @@ def read_weights(
     for k, embedder in enumerate(embedders):
         restore_shard(embedder, place / f"table-{k}.ctrtable")
     model.load_state_dict(tensors)
+    read_optimizer(place, state, model, optimizer)
+
+
+def read_optimizer(
+    place: Path, state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> None:
+    """Put the optimizer state and the random states of a checked folder back, where it has them."""
     kept = _tensors(place / "optimizer.safetensors") if "optimizer.safetensors" in state["files"] else {}
     random, random_gpu = kept.pop("random", None), kept.pop("random_gpu", None)
     if optimizer is not None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ctrbox.embed.dense_optimizer import dense_optimizer
-from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu_batch import facts
 from ctrbox.engines.plan import Plan, Position
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
-from ctrbox.train.checkpoint import read_state, read_weights, write_weights
+from ctrbox.train.callbacks import Callbacks, Checkpoint, End, Evaluation, Step
+from ctrbox.train.checkpoint import checkpoint_path, read_state, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate, fitted_intercept, warn_of_weights, watched
 from ctrbox.train.folder import RunFolder
 from ctrbox.train.handed import Foresight, Handed, keyed
@@ -35,6 +34,7 @@ from ctrbox.train.model_servers import check_found, describe_fields, missing_sha
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
+from ctrbox.train.rows_before import check_rows_told, clear_rows, set_rate, warn_of_rows
 from ctrbox.train.run import Run
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.schedule import check_reaches, factor_at
@@ -73,8 +73,9 @@ class Fit:
         ahead: int,
         watch: Watcher,
         together: Together = ALONE,
+        callbacks: Sequence[Any] = (),
     ) -> None:
-        self.trainer, self.together = trainer, together
+        self.trainer, self.together, self.callbacks = trainer, together, Callbacks(callbacks)
         self.plan, self.split, self.settings, self.overlap, self.ahead = plan, split, settings, overlap, ahead
         assert settings.batch_size is not None
         self.batch_size = settings.batch_size
@@ -96,6 +97,8 @@ class Fit:
             common=trainer.common,
             together=together,
         )
+        if trainer.lr is not None:
+            set_rate(self.learner.embedders, trainer.lr)
         check_reaches(settings.schedule, self.learner.embedders)
         describe_fields(self.learner, plan)
         self.learner.shift += settings.shift
@@ -108,6 +111,7 @@ class Fit:
         self.watch = watch
         self.folder: RunFolder | None = None
         self.aside: tempfile.TemporaryDirectory[str] | None = None
+        self.continues = False  # with everything that an earlier run ended with
         self.ending = False  # asked to end behind the next step; several workers agree on which
         self.metrics: dict[str, float] = {}
         self.evaluated = -1  # the step after which ``metrics`` were taken
@@ -136,10 +140,14 @@ class Fit:
         look: Look | None,
         best_auc: float | None,
         warm: WarmUp,
+        tables: str | None = None,
         cluster: Elsewhere | None = None,
     ) -> Run:
         try:
             warm.check(self.learner)
+            self.continues = warm.kind == "continue"
+            if overwrite and out is not None and (out / "config.json").exists() and warm.kind == "none":
+                check_rows_told(self.learner.embedders, tables)
             kept = out is not None
             if out is None and cluster is not None:
                 self.aside = tempfile.TemporaryDirectory(prefix="ctrbox-cluster-")
@@ -153,7 +161,10 @@ class Fit:
                 self.folder = RunFolder.open(out, mine, self.plan, resume=resume, overwrite=overwrite)
                 self._go_on(self.folder)
             if self.state.step == 0:
-                warn_of_rows(self.learner.embedders)
+                if tables == "empty":
+                    clear_rows(self.learner.embedders)
+                elif tables is None and warm.kind == "none":
+                    warn_of_rows(self.learner.embedders)
                 warm.apply(self.learner)
             self.seconds, self.steps = seconds, steps
             if cluster is None:
@@ -178,9 +189,15 @@ class Fit:
                     summary["held"] = {"start": self.split.start, "stop": self.split.stop}
             if best_auc is not None:
                 summary["metrics"]["best_auc"] = best_auc
+            summary["stopped"] = self.callbacks.stopped
             if self.folder is not None:
                 self.folder.finish(self.learner, summary)
-            return Run(self.plan, self.learner, summary, out if kept else None)
+            run = Run(self.plan, self.learner, summary, out if kept else None)
+            state = self.state
+            self.callbacks.tell(
+                "on_end", End(state.step, state.epoch, state.seen, run.metrics, self.callbacks.stopped, run.folder)
+            )
+            return run
         finally:
             self.watch.end()
             if self.folder is not None:
@@ -195,7 +212,8 @@ class Fit:
         self.began = time.perf_counter() - self.before
         self.passes.begin(self._epochs(0))
         if not self.state.step and not self.state.epoch:
-            torch.manual_seed(self.settings.seed)
+            if not self.continues:
+                torch.manual_seed(self.settings.seed)
             self._checkpoint()
         cluster.train(self)
         resumed, self.watch = self.watch, watcher(False)
@@ -204,7 +222,7 @@ class Fit:
         self.folder.resumed_at = None
 
     def _train(self) -> None:
-        if self.state.step == 0 and self.together.of == 1:
+        if self.state.step == 0 and self.together.of == 1 and not self.continues:
             torch.manual_seed(self.settings.seed)
         self.before = self.state.seconds  # of the processes before this one
         self.began = time.perf_counter() - self.before
@@ -253,13 +271,18 @@ class Fit:
                     state.step += 1
                     state.seen += learned
                     learn.rows += learned
+                    self._tell_step(loss)
                 state.rows, state.position = handed.rows, asdict(handed.position)
                 state.clicks += clicks
                 self._report(handed.position.row)
                 self._end_pass(self._epochs(handed.position.row))
                 if every and learned and state.step % every == 0 and self._evaluate():
                     break
+                if self._stopped():
+                    break
                 self._checkpoint_if_due(asked)
+                if self._stopped():
+                    break
                 if ending:
                     self._checkpoint()
                     raise KeyboardInterrupt
@@ -275,7 +298,20 @@ class Fit:
         self._record_loss()
         if not state.finished and not (every and state.step % every == 0):
             self._evaluate()
+        self._stopped()
         self._checkpoint()
+        self._stopped()
+
+    def _tell_step(self, loss: float) -> None:
+        if self.callbacks.each_step:
+            state, seconds = self.state, time.perf_counter() - self.began
+            self.callbacks.step(Step(state.step, state.epoch, state.seen, loss, seconds))
+
+    def _stopped(self) -> bool:
+        """Whether a callback asked to stop: the training is finished then, also for one that resumes it."""
+        if self.callbacks.stopped is not None:
+            self.state.finished = True
+        return self.callbacks.stopped is not None
 
     def _learn(self, handed: Handed, looked: Looked | None) -> tuple[int, float, int, bool]:
         """A step: rows learned, mean loss and clicks of all workers, and whether one was asked to end."""
@@ -384,14 +420,20 @@ class Fit:
                 self.folder.record("valid", state.step, {**tracked(metrics), "epoch": state.epoch, "rows": state.seen})
             value = watched(metrics, s.monitor)
         value = self.together.sums([value])[0]
-        if value == value and (state.best is None or value < state.best):
+        better = value == value and (state.best is None or value < state.best)
+        if better:
             state.best, state.best_step, state.since_best = value, state.step, 0
             if s.patience is not None and self.leads:
-                write_weights(self._best(), {"step": state.step}, self.learner.model, self.learner.embedders)
+                learner = self.learner
+                write_weights(
+                    self._best(), {"step": state.step}, learner.model, learner.embedders, learner.optimizer, random=True
+                )
         else:
             state.since_best += 1
         state.finished = s.patience is not None and state.since_best >= s.patience
-        return state.finished
+        if self.leads:
+            self.callbacks.tell("on_evaluate", Evaluation(state.step, state.epoch, state.seen, self.metrics, better))
+        return state.finished or self._stopped()
 
     @property
     def leads(self) -> bool:
@@ -412,7 +454,8 @@ class Fit:
             and self.state.best is not None
             and self.state.best_step < self.state.step
         ):
-            read_weights(self._best(), read_state(self._best()), self.learner.model, self.learner.embedders)
+            learner = self.learner
+            read_weights(self._best(), read_state(self._best()), learner.model, learner.embedders, learner.optimizer)
             self.evaluated = -1
 
     # ---- checkpoints
@@ -434,6 +477,8 @@ class Fit:
         self.clocks["checkpoint"].time(self.folder.checkpoint, self.learner, self.state.step, asdict(self.state))
         self.saved = time.perf_counter()
         self.passes.skip(self.saved - began)
+        path = checkpoint_path(self.folder.path / "checkpoints", self.state.step)
+        self.callbacks.tell("on_checkpoint", Checkpoint(self.state.step, self.state.epoch, path))
 
     def _go_on(self, folder: RunFolder) -> None:
         """Become what the newest checkpoint holds, if there is one."""
@@ -452,15 +497,3 @@ class Fit:
         if wrong:
             raise DataError(f"no checkpoint in {folder.path} can be used: {wrong[0]}; overwrite=True begins anew")
         folder.goes_on_after(-1)
-
-
-def warn_of_rows(embedders: list[Embedder]) -> None:
-    """Say it where a table on disk brings rows of an earlier training into one that begins."""
-    for table in embedders:
-        place = getattr(table, "path", None)
-        if place is not None and len(table):
-            warnings.warn(
-                f"the table in {place} already holds {len(table):,} rows, and this training goes on from them; to begin anew, "
-                f"give it a new folder, or remove {place} before",
-                stacklevel=4,  # where fit is called
-            )

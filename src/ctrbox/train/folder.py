@@ -172,7 +172,8 @@ class RunFolder:
 
     def finish(self, learner: Learner, summary: Mapping[str, Any]) -> None:
         """The model, then the summary, then nothing else is needed to go on."""
-        write_weights(self.path / "model", describe(learner, summary), learner.model, learner.embedders)
+        about, model = describe(learner, summary), learner.model
+        write_weights(self.path / "model", about, model, learner.embedders, learner.optimizer, random=True)
         with written_aside(self.path / "summary.json") as aside:
             aside.write_text(sealed(summary), encoding="utf-8")
         self._let_go()
@@ -222,5 +223,6 @@ def describe(learner: Learner, summary: Mapping[str, Any]) -> dict[str, Any]:
         "fingerprint": learner.schema.fingerprint,
         "shift": learner.shift,
         "tables": [list(s.fields) for s in learner.sources],
+        "dense optimizer": None if learner.optimizer is None else type(learner.optimizer).__name__,
         "metrics": tidy(summary.get("metrics", {})),
     }

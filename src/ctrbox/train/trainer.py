@@ -16,6 +16,7 @@ from ctrbox.train.evaluation import Split, with_calibration
 from ctrbox.train.fit import Elsewhere, Fit
 from ctrbox.train.look_ahead import MOST
 from ctrbox.train.progress import Watcher, watcher
+from ctrbox.train.rows_before import check_tables
 from ctrbox.train.run import Run
 from ctrbox.train.settings import DEVICES, Settings, settings_of, with_batch_size
 from ctrbox.train.sources import Embedders
@@ -31,7 +32,8 @@ class Trainer:
     ``optimizer``: of the dense weights, ``cb.Adam(lr=…)``, ``cb.Adagrad``, ``cb.SGD``, or a function from parameters to a torch
     optimizer. ``device``: of the model, "cpu", "cuda" or "auto": where its tables are, or its plan was told to run. ``bf16``:
     products of the dense part in bfloat16, weights and tables stay float32. ``common``: fields of many keys a row that rows of
-    one group share, such as a user's history: looked up and pooled once a user and batch.
+    one group share, such as a user's history: looked up and pooled once a user and batch. ``lr``: learning rate of the tables
+    (`FTRL`: ``alpha``) in place of the one they were made with; their rows and optimizer states stay.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Trainer:
         device: str = "auto",
         bf16: bool = False,
         common: Sequence[str] = (),
+        lr: float | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise PlanError(f"Trainer needs a torch module, got {type(model).__name__}: cb.models.DeepFM(plan.schema)")
@@ -60,6 +63,9 @@ class Trainer:
         if not isinstance(bf16, bool):
             raise PlanError(f"bf16 must be True or False, got {bf16!r}")
         self.device, self.bf16, self.common = device, bf16, common
+        if lr is not None and (isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr < float("inf")):
+            raise PlanError(f"lr must be a number above 0, got {lr!r}")
+        self.lr = lr
 
     def fit(
         self,
@@ -79,6 +85,8 @@ class Trainer:
         explain: bool | None = None,
         best_auc: float | None = None,
         progress: bool | Watcher = False,
+        callbacks: Sequence[Any] = (),
+        tables: str | None = None,
         warm_up: str = "none",
         warm_from: Run | str | Path | None = None,
         cluster: Elsewhere | None = None,
@@ -91,14 +99,18 @@ class Trainer:
         up to 64, that are read ahead and wait on disk, so that tables larger than memory keep the rows that come again;
         0: none, same weights. ``time`` and ``by``:
         expressions by which the evaluation is cut into windows and slices. ``explain``: look for the worst slices and for
-        what each feature is worth; where there is a run folder, unless told. ``warm_up``: begin with the weights of the run
-        ``warm_from``, "full" with all, "partial" without the embeddings of ids. ``cluster``: where to train, such as
+        what each feature is worth; where there is a run folder, unless told. ``callbacks``: called after steps, evaluations
+        and checkpoints and at the end (docs/callbacks.md). ``tables``: what becomes of rows that tables hold already, "empty"
+        removes them, "keep" goes on from them; unless told they are kept with a warning, and with ``overwrite`` the choice must
+        be made. ``warm_up``: begin with the weights of the run ``warm_from``, "full" with all, "partial" without the embeddings
+        of ids, "continue" with optimizer states too, as if that training had not ended. ``cluster``: where to train, such as
         ``cb.Cluster(workers=2, servers=2)``; here unless given. Other settings: see
         ``ctrbox.train.settings.Settings`` (batch_size, epochs, limit, shuffle, negatives, patience, monitor,
         evaluate_every, clip, seed, schedule, calibrate, adaptive_l2). ``calibrate`` puts predictions right after training
         with sample weights: "weights" by log(w0 / w1), where they depend on the label alone; "intercept" by fitting the click
         rate of the validation rows; a number is added to every logit as it is.
         """
+        check_tables(tables)
         check_arguments(out, ahead, look_ahead, checkpoint_seconds, checkpoint_steps, progress)
         if not isinstance(plan, Plan):
             raise PlanError(f"fit needs a plan, as cb.compile gives it, got {type(plan).__name__}")
@@ -115,7 +127,12 @@ class Trainer:
             )
         if look is not None and split.valid is not None:
             look.check(split.valid)
-        fit = Fit(self, plan, split, chosen, overlap, ahead, watcher(progress))
+        if callbacks and cluster is not None:
+            raise PlanError(
+                "callbacks= are called in the process that learns; leave them out with cluster=, whose workers write all "
+                "figures to metrics.jsonl in the run folder"
+            )
+        fit = Fit(self, plan, split, chosen, overlap, ahead, watcher(progress), callbacks=callbacks)
         if look_ahead:
             fit.look_ahead(look_ahead, cluster)
         if cluster is not None:
@@ -129,6 +146,7 @@ class Trainer:
             look=look,
             best_auc=best_auc,
             warm=warm,
+            tables=tables,
             cluster=cluster,
         )
 

@@ -4,28 +4,31 @@
     partial   all but the embeddings of ids: the click model's own weights and the sub-models of Model Servers. Embeddings of ids
               overfit in one pass over the days they saw, sub-models and towers need more than one
     full      the tables, too, with the states of their optimizers
+    continue  everything that the next step depends on: the optimizers of the click model and of sub-models and the random state,
+              too. A second day's training, as if the first had not ended (docs/training.md)
 
-Optimizers of the click model and of sub-models begin anew. Refused: another model, other fields, and a partial warm-up of tables
-that hold rows already.
+With "partial" and "full" the optimizers of the click model and of sub-models begin anew. Refused: another model, other fields,
+another kind of optimizer, and a partial warm-up of tables that hold rows already. The earlier run is read and never changed.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ctrbox.embed.model_server import ModelServer
 from ctrbox.errors import PlanError, SourceError, nearest
-from ctrbox.train.checkpoint import read_dense, read_state, write_weights
+from ctrbox.train.checkpoint import read_dense, read_optimizer, read_state, write_weights
 from ctrbox.train.folder import describe
 from ctrbox.train.learner import Learner
 from ctrbox.train.run import Run
 from ctrbox.train.sources import Source
 
-WARM_UPS = ("none", "partial", "full")
+WARM_UPS = ("none", "partial", "full", "continue")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class WarmUp:
             raise PlanError(
                 f"warm_up={self.kind!r} needs the run to begin from: warm_from='runs/yesterday'"
                 if self.run is None
-                else "warm_from is given and warm_up is 'none'; take 'partial' or 'full'"
+                else "warm_from is given and warm_up is 'none'; take 'partial', 'full' or 'continue'"
             )
         if not isinstance(self.run, Run | str | Path | None):
             raise PlanError(f"warm_from must be a run or its folder, got {type(self.run).__name__}")
@@ -77,7 +80,9 @@ class WarmUp:
         if isinstance(self.run, Run) and self.run.folder is None:
             with tempfile.TemporaryDirectory(prefix="ctrbox-warm-") as aside:
                 place, earlier = Path(aside) / "model", self.run.learner
-                write_weights(place, describe(earlier, {}), earlier.model, earlier.embedders)
+                write_weights(
+                    place, describe(earlier, {}), earlier.model, earlier.embedders, earlier.optimizer, random=True
+                )
                 self._take(place, learner)
             return
         folder = self.run.folder if isinstance(self.run, Run) else Path(self.run)
@@ -92,13 +97,39 @@ class WarmUp:
                 raise PlanError(
                     f"{place.parent} was trained with {what} {theirs!r}, this one has {mine!r}; they must be one"
                 )
+        if self.kind == "continue":
+            _check_continues(place, state, learner)
         files = [(source, _file(place, state.get("tables"), source)) for source in learner.sources]
         for source, file in files:
             if isinstance(source.embedder, ModelServer):
-                source.embedder.restore(file, optimizer=False)
-            elif self.kind == "full":
+                source.embedder.restore(file, optimizer=self.kind == "continue")
+            elif self.kind != "partial":
                 source.embedder.restore(file)
         read_dense(place, learner.model)
+        if self.kind == "continue":
+            read_optimizer(place, state, learner.model, learner.optimizer)
+            learner.begun = True
+
+
+def _check_continues(place: Path, state: Mapping[str, Any], learner: Learner) -> None:
+    if "dense optimizer" not in state or "optimizer.safetensors" not in state["files"]:
+        raise PlanError(
+            f"{place.parent} was trained by a version that kept no optimizer state at the end of a run; begin with its weights "
+            "alone: warm_up='full'"
+        )
+    mine = None if learner.optimizer is None else type(learner.optimizer).__name__
+    if state["dense optimizer"] != mine:
+        raise PlanError(
+            f"{place.parent} was trained with the dense optimizer {state['dense optimizer']}, this training has {mine}, to which "
+            "its state means nothing; take the same kind, or begin with the weights alone: warm_up='full'"
+        )
+    if state.get("fingerprint") != learner.schema.fingerprint:
+        warnings.warn(
+            f"the plan of {place.parent} has another fingerprint than this one: features, cleaning or fitted values (buckets, "
+            "click rates) differ. Fields are matched by name; to keep fitted values, train the earlier plan over the new log: "
+            "cb.Run.load(…).plan.over(data)",
+            stacklevel=2,
+        )
 
 
 def _model(folder: Path) -> Path:

@@ -1,0 +1,146 @@
+"""Callbacks: code of your own that a training calls after steps, evaluations and checkpoints, and at its end.
+
+class Print(cb.callbacks.Callback):
+    def on_evaluate(self, event):
+        print(event.step, event.metrics["auc"])
+        if event.metrics["auc"] > 0.8:
+            raise cb.callbacks.StopTraining("good enough")
+
+cb.Trainer(model, table).fit(plan, callbacks=[Print()])
+
+A callback needs only the methods that it uses; `Callback` has all of them and does nothing. Callbacks are called in the order
+in which they are given, in the thread that called ``fit``, between two steps. What a callback raises ends the training as a
+`TrainError` that names the callback; the checkpoints of before stay. Methods return nothing: to stop, raise `StopTraining`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctrbox.errors import PlanError, TrainError
+
+EVENTS = ("on_step", "on_evaluate", "on_checkpoint", "on_end")
+
+
+class StopTraining(Exception):
+    """Raised by a callback to end the training after this step: it is evaluated, saved and finished as any other.
+
+    The text of the exception is kept as ``run.summary["stopped"]``.
+    """
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step has been learned."""
+
+    step: int  # number of steps learned so far, from 1
+    epoch: int  # number of epochs completed, from 0
+    rows: int  # rows learned so far
+    loss: float  # mean loss of this step's batch; on a GPU that of one or two steps before
+    seconds: float  # since the training began, resumed ones included
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The validation rows have been scored."""
+
+    step: int
+    epoch: int
+    rows: int  # rows learned so far
+    metrics: Mapping[str, float]  # as in run.metrics: auc, gauc, logloss, rig, calibration, …
+    best: bool  # whether ``monitor`` is better than in all evaluations before
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint has been written, from which the training would resume."""
+
+    step: int
+    epoch: int
+    path: Path  # of the folder of the checkpoint; the two newest are kept until the end of the run
+
+
+@dataclass(frozen=True)
+class End:
+    """The training has ended and its run folder, where it has one, is complete."""
+
+    step: int
+    epoch: int
+    rows: int
+    metrics: Mapping[str, float]  # of the validation rows with the final weights; empty without validation rows
+    stopped: str | None  # what a callback said when it stopped the training; None where it ran to its end
+    folder: Path | None  # of the run
+
+
+class Callback:
+    """A callback that does nothing: override what you need."""
+
+    def on_step(self, event: Step) -> None: ...
+
+    def on_evaluate(self, event: Evaluation) -> None: ...
+
+    def on_checkpoint(self, event: Checkpoint) -> None: ...
+
+    def on_end(self, event: End) -> None: ...
+
+
+class Callbacks:
+    """The callbacks of one training, and whether one of them has asked it to stop."""
+
+    def __init__(self, given: Sequence[Any] = ()) -> None:
+        self.given = checked(given)
+        self.stopped: str | None = None
+        self.each_step = [one for one in self.given if hasattr(one, "on_step")]
+
+    def step(self, event: Step) -> None:
+        for one in self.each_step:
+            self._call(one, "on_step", event)
+
+    def tell(self, name: str, event: Evaluation | Checkpoint | End) -> None:
+        for one in self.given:
+            if hasattr(one, name):
+                self._call(one, name, event)
+
+    def _call(self, one: Any, name: str, event: Any) -> None:
+        method: Callable[[Any], Any] = getattr(one, name)
+        where = f"{type(one).__name__}.{name}"
+        try:
+            answer = method(event)
+        except StopTraining as stop:
+            self.stopped = str(stop) or f"stopped by {where}"
+            return
+        except Exception as error:
+            raise TrainError(
+                f"callback {where} failed after step {event.step:,}: {type(error).__name__}: {error}"
+            ) from error
+        if answer is not None:
+            raise TrainError(
+                f"callback {where} returned {answer!r}; a callback returns nothing. To end the training it raises "
+                "cb.callbacks.StopTraining('why')"
+            )
+
+
+def checked(given: Any) -> list[Any]:
+    """Refuse what is no callback, before training."""
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise PlanError(f"callbacks must be a list, such as [cb.callbacks.MLflow()], got {type(given).__name__}")
+    for one in given:
+        if isinstance(one, type):
+            raise PlanError(
+                f"{one.__name__} is a class; callbacks takes an instance of it: callbacks=[{one.__name__}()]"
+            )
+        methods = [name for name in EVENTS if hasattr(one, name)]
+        if not methods:
+            raise PlanError(f"{type(one).__name__} is no callback: it has none of the methods {', '.join(EVENTS)}")
+        for name in dir(one):
+            if name.startswith("on_") and name not in EVENTS and callable(getattr(one, name)):
+                raise PlanError(
+                    f"{type(one).__name__}.{name} would never be called; callbacks have {', '.join(EVENTS)}"
+                )
+        for name in methods:
+            if not callable(getattr(one, name)):
+                raise PlanError(f"{type(one).__name__}.{name} must be a method, got {getattr(one, name)!r}")
+    return list(given)

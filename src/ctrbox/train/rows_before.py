@@ -1,0 +1,69 @@
+"""Tables before a training begins: the rows that they hold already, and another learning rate for them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from ctrbox.embed.embedder import Embedder
+from ctrbox.embed.gpu_table import GpuTable
+from ctrbox.embed.optimizers import with_rate
+from ctrbox.embed.table import Table
+from ctrbox.errors import PlanError, nearest
+
+TABLES = ("keep", "empty")
+
+
+def check_tables(asked: str | None) -> None:
+    if asked is not None and asked not in TABLES:
+        raise PlanError(f"tables must be 'keep' or 'empty', got {asked!r}{nearest(str(asked), TABLES)}")
+
+
+def _holding(embedders: Sequence[Embedder]) -> list[Table]:
+    """Tables with rows; a Model Server has data, not rows of an earlier training."""
+    return [table for table in embedders if isinstance(table, Table) and len(table)]
+
+
+def _named(table: Table) -> str:
+    place = getattr(table, "path", None)
+    return f"the {type(table).__name__}" if place is None else f"the table in {place}"
+
+
+def check_rows_told(embedders: Sequence[Embedder], asked: str | None) -> None:
+    """Ask, where a run is to be replaced and its table keeps the rows of before: beginning anew may mean either."""
+    found = _holding(embedders)
+    if asked is None and found:
+        raise PlanError(
+            f"overwrite=True begins the run anew, and {_named(found[0])} holds {len(found[0]):,} rows of an earlier training; "
+            "remove them with tables='empty', or go on from them with tables='keep'"
+        )
+
+
+def clear_rows(embedders: Sequence[Embedder]) -> None:
+    """Empty the tables; run folders keep their own copies of the rows."""
+    for table in _holding(embedders):
+        table.clear()
+
+
+def warn_of_rows(embedders: Sequence[Embedder]) -> None:
+    """Say it where a table brings rows of an earlier training into one that begins."""
+    for table in _holding(embedders):
+        warnings.warn(
+            f"{_named(table)} already holds {len(table):,} rows, and this training goes on from them; tables='empty' "
+            "(--tables empty) removes them before the first step, tables='keep' says that they are wanted",
+            stacklevel=4,  # where fit is called
+        )
+
+
+def set_rate(embedders: Sequence[Embedder], lr: float) -> None:
+    """Give every table this learning rate, for vectors and first-order weights; sub-models of Model Servers keep theirs."""
+    tables = [table for table in embedders if isinstance(table, Table | GpuTable)]
+    if not tables:
+        kinds = ", ".join(sorted({type(one).__name__ for one in embedders}))
+        raise PlanError(
+            f"lr= is the learning rate of tables, and this model reads {kinds or 'none'} alone; leave it out"
+        )
+    for table in tables:
+        optimizer, linear = with_rate(table.optimizer, lr), with_rate(table.linear, lr)
+        if (optimizer, linear) != (table.optimizer, table.linear):
+            table.set_optimizer(optimizer, linear)

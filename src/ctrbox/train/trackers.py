@@ -1,0 +1,141 @@
+"""Callbacks for experiment trackers and for pruning. Their packages are imported when a callback is made, never before.
+
+MLflow            pip install 'ctrbox[mlflow]'
+WeightsAndBiases  pip install 'ctrbox[wandb]'
+OptunaPruning     pip install 'ctrbox[tune]'
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ctrbox.errors import DeviceError, PlanError
+from ctrbox.train.callbacks import Callback, End, Evaluation, Step, StopTraining
+
+
+def imported(package: str, extra: str, what: str) -> Any:
+    """The package, or an error that says how to install it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise DeviceError(f"{what} needs {package}, which is not installed: pip install 'ctrbox[{extra}]'") from error
+
+
+def _numbers(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics that are numbers: a GAUC without groups is none, and trackers draw no NaN."""
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    return {f"{prefix}/{name}": float(value) for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _steps(every: int) -> int:
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise PlanError(f"every must be a whole number of steps, 1 or more, got {every!r}")
+    return every
+
+
+class MLflow(Callback):
+    """Log losses and metrics to the active MLflow run, or to a new one, which ends with the training.
+
+    ``every``: steps between two training losses, 100 unless given. ``params``: logged once, such as the settings of the job.
+    A run that was active before stays active: whoever began it ends it.
+    """
+
+    def __init__(self, *, every: int = 100, params: Mapping[str, Any] | None = None) -> None:
+        self.mlflow = imported("mlflow", "mlflow", "cb.callbacks.MLflow")
+        self.every, self.params = _steps(every), dict(params or {})
+        self.mine: Any = None
+        self.begun = False
+
+    def _begin(self) -> None:
+        if self.begun:
+            return
+        self.begun = True
+        if self.mlflow.active_run() is None:
+            self.mine = self.mlflow.start_run()
+        if self.params:
+            self.mlflow.log_params(self.params)
+
+    def on_step(self, event: Step) -> None:
+        if event.step % self.every == 0:
+            self._begin()
+            self.mlflow.log_metrics({"train/loss": event.loss, "train/rows": event.rows}, step=event.step)
+
+    def on_evaluate(self, event: Evaluation) -> None:
+        self._begin()
+        self.mlflow.log_metrics(_numbers("valid", event.metrics), step=event.step)
+
+    def on_end(self, event: End) -> None:
+        self._begin()
+        self.mlflow.log_metrics(_numbers("final", event.metrics), step=event.step)
+        if event.folder is not None:
+            self.mlflow.set_tag("ctrbox.run", str(event.folder))
+        if event.stopped is not None:
+            self.mlflow.set_tag("ctrbox.stopped", event.stopped)
+        if self.mine is not None:
+            self.mlflow.end_run()
+
+
+class WeightsAndBiases(Callback):
+    """Log losses and metrics to a Weights & Biases run: the one given, the active one, or a new one.
+
+    ``run``: what ``wandb.init`` gave; unless given the active run, or a new one, made with ``options`` (project, mode, …), which
+    ends with the training. ``every``: steps between two training losses, 100 unless given.
+    """
+
+    def __init__(self, run: Any = None, *, every: int = 100, **options: Any) -> None:
+        self.wandb = imported("wandb", "wandb", "cb.callbacks.WeightsAndBiases")
+        if run is not None and options:
+            raise PlanError(f"{', '.join(options)} would make a new run, and one is given; leave them out")
+        self.every, self.run, self.options = _steps(every), run, options
+        self.mine = False
+
+    def _begun(self) -> Any:
+        if self.run is None:
+            self.run = self.wandb.run
+        if self.run is None:
+            self.run, self.mine = self.wandb.init(**self.options), True
+        return self.run
+
+    def on_step(self, event: Step) -> None:
+        if event.step % self.every == 0:
+            self._begun().log({"train/loss": event.loss, "train/rows": event.rows}, step=event.step)
+
+    def on_evaluate(self, event: Evaluation) -> None:
+        self._begun().log(_numbers("valid", event.metrics), step=event.step)
+
+    def on_end(self, event: End) -> None:
+        run = self._begun()
+        for name, value in _numbers("final", event.metrics).items():
+            run.summary[name] = value
+        if event.stopped is not None:
+            run.summary["stopped"] = event.stopped
+        if self.mine:
+            run.finish()
+
+
+class OptunaPruning(Callback):
+    """Report every evaluation to an Optuna trial, and stop the training where the trial's pruner says so.
+
+    Raise ``optuna.TrialPruned`` behind ``fit`` where ``pruned`` is True; `ctrbox tune` does it. ``metric``: the one that is
+    reported, "logloss" unless given.
+    """
+
+    def __init__(self, trial: Any, metric: str = "logloss") -> None:
+        if not hasattr(trial, "report") or not hasattr(trial, "should_prune"):
+            raise PlanError(f"OptunaPruning needs the trial of an Optuna study, got {type(trial).__name__}")
+        self.trial, self.metric = trial, metric
+        self.pruned = False
+
+    def on_evaluate(self, event: Evaluation) -> None:
+        if self.metric not in event.metrics:
+            raise PlanError(f"there is no metric {self.metric!r}; evaluations have {', '.join(event.metrics)}")
+        value = float(event.metrics[self.metric])
+        if math.isnan(value):
+            return
+        self.trial.report(value, event.step)
+        if self.trial.should_prune():
+            self.pruned = True
+            raise StopTraining(f"pruned at step {event.step:,} with {self.metric} {value:.5f}")

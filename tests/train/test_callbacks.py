@@ -1,0 +1,212 @@
+"""Callbacks: what they are told and when, how they stop a training, what becomes of their errors; trackers, the real ones."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ctrbox as cb
+from ctrbox.callbacks import Callback, StopTraining
+from ctrbox.errors import PlanError, TrainError
+from tests.train.test_second_day import log, planned
+
+FAST: dict[str, Any] = {"batch_size": 100, "checkpoint_seconds": 1e9}
+STEPS = 10  # of an epoch: 1,200 rows, of which the last 200 validate
+VALID = 200 / 1200
+
+
+class Seen(Callback):
+    """Keeps what it was told, and stops or fails at a step."""
+
+    def __init__(self, stop: tuple[str, int] | None = None, fail: tuple[str, int] | None = None) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.stop, self.fail = stop, fail
+
+    def _keep(self, name: str, event: Any) -> None:
+        self.told.append((name, event))
+        if self.stop == (name, event.step):
+            raise StopTraining("enough")
+        if self.fail == (name, event.step):
+            raise ValueError("no disk")
+
+    def on_step(self, event: Any) -> None:
+        self._keep("step", event)
+
+    def on_evaluate(self, event: Any) -> None:
+        self._keep("evaluate", event)
+
+    def on_checkpoint(self, event: Any) -> None:
+        assert (event.path / "state.json").exists()
+        self._keep("checkpoint", event)
+
+    def on_end(self, event: Any) -> None:
+        self._keep("end", event)
+
+    def steps(self, name: str) -> list[int]:
+        return [event.step for kind, event in self.told if kind == name]
+
+
+@pytest.fixture(scope="module")
+def plan() -> cb.Plan:
+    return planned(log())
+
+
+def fit(plan: cb.Plan, *callbacks: Any, **options: Any) -> cb.Run:
+    torch.manual_seed(0)
+    model = cb.models.DeepFM(plan.schema, dim=4, hidden=(8,))
+    trainer = cb.Trainer(model, cb.MemoryTable(4), threads=1)
+    return trainer.fit(plan, callbacks=list(callbacks), **{**FAST, "valid": VALID, **options})
+
+
+def test_callbacks_are_told_of_steps_evaluations_checkpoints_and_the_end(plan: cb.Plan, tmp_path: Path) -> None:
+    one, two = Seen(), Seen()
+    run = fit(plan, one, two, epochs=2, evaluate_every=5, checkpoint_steps=4, out=tmp_path / "run")
+    assert one.told == two.told
+    assert one.steps("step") == list(range(1, 2 * STEPS + 1))
+    assert one.steps("evaluate") == [5, 10, 15, 20]
+    assert one.steps("checkpoint") == [4, 8, 10, 12, 16, 20, 20]
+    kind, end = one.told[-1]
+    assert (kind, end.step, end.epoch, end.rows, end.stopped) == ("end", 20, 2, 2000, None)
+    assert end.folder == tmp_path / "run"
+    assert end.metrics == run.metrics
+    rows = [event.rows for kind, event in one.told if kind == "step"]
+    assert rows == [100 * k for k in range(1, 21)]
+    best = [event.best for kind, event in one.told if kind == "evaluate"]
+    assert best[0]
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_callbacks_change_no_weight(plan: cb.Plan) -> None:
+    runs = [fit(plan), fit(plan, Seen())]
+    first, second = ([v.numpy().tobytes() for v in run.model.state_dict().values()] for run in runs)
+    assert first == second
+
+
+@pytest.mark.parametrize("name", ["step", "evaluate", "checkpoint"])
+def test_a_callback_stops_a_training_which_is_then_a_finished_run(plan: cb.Plan, name: str, tmp_path: Path) -> None:
+    seen = Seen(stop=(name, 5))
+    run = fit(plan, seen, epochs=3, evaluate_every=5, checkpoint_steps=5, out=tmp_path / "run")
+    assert run.summary["steps"] == 5
+    assert run.summary["stopped"] == "enough"
+    assert seen.told[-1][1].stopped == "enough"
+    assert cb.Run.load(tmp_path / "run", views={"memory": log(5)}).summary["stopped"] == "enough"
+
+
+@pytest.mark.parametrize("name", ["step", "evaluate", "checkpoint", "end"])
+def test_an_error_in_a_callback_is_raised_with_its_name(plan: cb.Plan, name: str, tmp_path: Path) -> None:
+    seen = Seen(fail=(name, 10))
+    with pytest.raises(
+        TrainError, match=rf"callback Seen.on_{name} failed after step 10: ValueError: no disk"
+    ) as caught:
+        fit(plan, seen, evaluate_every=5, checkpoint_steps=5, out=tmp_path / "run")
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert (tmp_path / "run" / "summary.json").exists() == (name == "end")  # the run is whole before on_end is told
+
+
+def test_a_resumed_training_tells_of_the_steps_after_its_checkpoint(plan: cb.Plan, tmp_path: Path) -> None:
+    options = {"checkpoint_steps": 4, "out": tmp_path / "run"}
+    with pytest.raises(TrainError):
+        fit(plan, Seen(fail=("step", 7)), **options)
+    seen = Seen()
+    fit(plan, seen, **options)
+    assert seen.steps("step") == [5, 6, 7, 8, 9, 10]
+
+
+def test_an_answer_is_refused_since_it_would_mean_nothing(plan: cb.Plan) -> None:
+    class Answers(Callback):
+        def on_step(self, event: Any) -> Any:
+            return True
+
+    with pytest.raises(TrainError, match=r"Answers.on_step returned True.*raises cb.callbacks.StopTraining"):
+        fit(plan, Answers())
+
+
+class Misspelt:
+    def on_step(self, event: Any) -> None: ...
+
+    def on_evaluation(self, event: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "words"),
+    [
+        (Seen(), "callbacks must be a list"),
+        ([Seen], "Seen is a class; callbacks takes an instance of it"),
+        ([object()], "object is no callback: it has none of the methods on_step"),
+        ([Misspelt()], "Misspelt.on_evaluation would never be called"),
+    ],
+)
+def test_what_is_no_callback_is_refused_before_training(plan: cb.Plan, callbacks: Any, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        cb.Trainer(cb.models.LR(plan.schema)).fit(plan, callbacks=callbacks, **FAST)
+
+
+def test_callbacks_do_not_go_with_a_cluster(plan: cb.Plan) -> None:
+    class Nowhere:
+        def check(self, fit: Any) -> None: ...
+
+        def train(self, fit: Any) -> None: ...
+
+    with pytest.raises(PlanError, match="leave them out with cluster="):
+        cb.Trainer(cb.models.LR(plan.schema)).fit(plan, callbacks=[Seen()], cluster=Nowhere(), **FAST)
+
+
+# ---- trackers, the real packages
+
+
+def test_a_tracker_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "mlflow", None)
+    with pytest.raises(cb.DeviceError, match=r"needs mlflow, which is not installed: pip install 'ctrbox\[mlflow\]'"):
+        cb.callbacks.MLflow()
+
+
+def test_optuna_prunes_a_training(plan: cb.Plan) -> None:
+    optuna = pytest.importorskip("optuna", reason="optuna is not installed: make test-trackers installs it")
+    study = optuna.create_study(direction="minimize", pruner=optuna.pruners.ThresholdPruner(upper=0.0))
+    trial = study.ask()
+    pruning = cb.callbacks.OptunaPruning(trial, "logloss")
+    run = fit(plan, pruning, evaluate_every=2)
+    assert pruning.pruned
+    assert run.summary["steps"] == 2
+    assert run.summary["stopped"].startswith("pruned at step 2 with logloss")
+    patient = cb.callbacks.OptunaPruning(optuna.create_study().ask())
+    assert fit(plan, patient, evaluate_every=2).summary["steps"] == STEPS
+    assert not patient.pruned
+    with pytest.raises(TrainError, match=r"OptunaPruning.on_evaluate failed .* there is no metric 'acu'"):
+        fit(plan, cb.callbacks.OptunaPruning(optuna.create_study().ask(), "acu"))
+
+
+def test_mlflow_gets_losses_metrics_and_the_run_folder(plan: cb.Plan, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: make test-trackers installs it")
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri(f"file://{tmp_path / 'store'}")
+    fit(plan, cb.callbacks.MLflow(every=5, params={"dim": 4}), evaluate_every=5, out=tmp_path / "run")
+    assert mlflow.active_run() is None  # the one that it began has ended
+    (found,) = mlflow.MlflowClient().search_runs(["0"])
+    assert found.data.params == {"dim": "4"}
+    assert found.data.tags["ctrbox.run"] == str(tmp_path / "run")
+    history = mlflow.MlflowClient().get_metric_history(found.info.run_id, "valid/auc")
+    assert [metric.step for metric in history] == [5, 10]
+    assert "train/loss" in found.data.metrics
+    assert "final/logloss" in found.data.metrics
+    with mlflow.start_run() as outer:
+        fit(plan, cb.callbacks.MLflow())
+        assert mlflow.active_run().info.run_id == outer.info.run_id
+
+
+def test_weights_and_biases_gets_losses_and_metrics(plan: cb.Plan, tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed: make test-trackers installs it")
+    run = wandb.init(mode="offline", dir=tmp_path, project="ctrbox")
+    done = fit(plan, cb.callbacks.WeightsAndBiases(run, every=5), evaluate_every=5)
+    assert run.summary["final/auc"] == done.metrics["auc"]
+    assert run.summary["valid/auc"] > 0  # of step 5: those of the newest step are taken in when the run finishes
+    run.finish()
+    with pytest.raises(PlanError, match="project would make a new run, and one is given"):
+        cb.callbacks.WeightsAndBiases(run, project="x")
+    fit(plan, cb.callbacks.WeightsAndBiases(mode="offline", dir=str(tmp_path), project="ctrbox"))
+    assert wandb.run is None
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
