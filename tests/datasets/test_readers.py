@@ -364,3 +364,26 @@ def test_a_log_that_changes_is_refused_and_has_another_fingerprint(tmp_path: Pat
         with pytest.raises(SourceError, match=r"train\.txt.* changed after it was opened"):
             read()
     assert vw(path).fingerprint() != before
+
+
+@pytest.mark.parametrize("count", ["0x1F", " 5", "5 "])
+def test_an_integer_that_is_not_written_in_digits_is_refused(tmp_path: Path, count: str) -> None:
+    """Arrow reads 0x1F as 31 and takes spaces around a number."""
+    fields = ["1", *["5"] * 13, *["abc"] * 26]
+    good = "\t".join(fields)
+    bad = "\t".join(["1", count, *fields[2:]])
+    path = tmp_path / "day.tsv"
+    path.write_text(f"{good}\n{bad}\n")
+    with pytest.raises(DataError, match=rf"day\.tsv line 2: I1 is '{count}'; expected an integer"):
+        list(criteo(path).batches())
+    kept = criteo(path, on_error="skip")
+    assert sum(batch.num_rows for batch in kept.batches()) == 1
+    path.write_text("\t".join([*fields[:-1], "0x 1F"]) + "\n")
+    assert next(iter(criteo(path).batches())).column("C26").to_pylist() == ["0x 1F"]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("\ufeffid,click,hour\n7,0,14102100\n", encoding="utf-8")
+    assert avazu(path).schema.names == ["row", "id", "click", "hour", "ts"]
+    assert next(iter(avazu(path).batches())).column("id").to_pylist() == ["7"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from ctrbox.datasets.lines import OnError, Paths, TextLog, Unparsed, find, head, shown
@@ -36,7 +37,18 @@ class Delimited:
         if not block.strip():
             return pa.RecordBatch.from_pylist([], schema=self._raw)
         table = pacsv.read_csv(pa.py_buffer(block), self._read, self._parse, self._convert)
+        if any(sign in block for sign in (b"0x", b"0X", b" ")):
+            self._check_integers(block)
         return pa.RecordBatch.from_arrays([c.combine_chunks() for c in table.columns], schema=self._raw)
+
+    def _check_integers(self, block: bytes) -> None:
+        """Refuse integers that Arrow reads although they are not decimal digits: 0x1F as 31, and spaces around digits."""
+        names = [field.name for field in self._raw if pa.types.is_integer(field.type)]
+        types = {name: pa.string() for name in names}
+        texts = pacsv.ConvertOptions(column_types=types, include_columns=names)
+        for column in pacsv.read_csv(pa.py_buffer(block), self._read, self._parse, texts).columns:
+            if not pc.all(pc.match_substring_regex(column, "^-?[0-9]*$")).as_py():
+                raise Unparsed("an integer is not written in decimal digits")
 
     def complaint(self, line: bytes) -> str | None:
         try:
@@ -131,7 +143,7 @@ def avazu(path: Paths, *, on_error: OnError = "raise") -> TextLog:
     if not first:
         raise DataError(f"{paths[0]} is empty; expected a header such as 'id,click,hour,C1,...'")
     try:
-        names = first[0].decode("utf-8").rstrip("\r").split(",")
+        names = first[0].decode("utf-8-sig").rstrip("\r").split(",")
     except UnicodeDecodeError as error:
         raise DataError(f"{paths[0]} line 1: not UTF-8; expected a header") from error
     if "hour" not in names:
