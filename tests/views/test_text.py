@@ -371,6 +371,19 @@ def test_json_that_is_not_lines_is_refused(write: Write) -> None:
     refused(write("a.json", '{"v": 1}\r{"v": 2}\r'), "a.json", "one JSON object")
 
 
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [("1", '"x"'), ("1", "1.5"), ("1", "9223372036854775808"), ('"2024-01-01"', '"soon"'), ("true", "1")],
+)
+def test_a_later_json_value_of_another_type_names_row_and_column(
+    write: Write, monkeypatch: pytest.MonkeyPatch, first: str, later: str
+) -> None:
+    monkeypatch.setattr(text, "BLOCK_BYTES", 40)
+    lines = [f'{{"n": 1, "w": {{"v": {first}}}}}'] * 5 + [f'{{"n": 1, "w": {{"v": {later}}}}}']
+    path = write("a.jsonl", "\n".join(lines) + "\n")
+    refused(path, "a.jsonl row 5", "column 'w.v'", "types={'w.v': ")
+
+
 def test_declared_json_columns_exist_before_they_are_met(write: Write) -> None:
     path = write("a.jsonl", '{"v": null}\n{"v": 2}\n')
     assert rows(path, types={"v": "float", "late": "int"}) == [{"v": None, "late": None}, {"v": 2.0, "late": None}]

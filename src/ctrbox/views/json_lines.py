@@ -130,8 +130,10 @@ class Json:
             text = first_line(error)
             found = _ROW.search(text)
             row = int(found[1]) - _led(block.data) if found else _broken_line(block.data, schema)
-            advice = "; declare the type with types={'column': …}" if "onver" in text or "changed" in text else ""
-            raise BlockError(_ROW.sub("", text) + advice, row) from error
+            name = None if schema is None or row is None else _broken_column(block.data, schema, row)
+            told = "" if name is None else f"column {name!r}: "
+            advice = "" if name is None else f"; say types={{{name!r}: …}} where another type was meant"
+            raise BlockError(told + _ROW.sub("", text) + advice, row) from error
         _check_lines(block.data, batch.num_rows)
         return batch
 
@@ -243,6 +245,31 @@ def _broken_line(block: bytes, schema: pa.Schema | None) -> int | None:
         else:
             low = middle + 1
     return low if low < len(lines) else None
+
+
+def _broken_column(block: bytes, schema: pa.Schema, row: int) -> str | None:
+    """Return the first column that cannot be read from a row although the row is JSON."""
+    line = [line for line in block.splitlines() if line.strip()][row]
+    try:
+        json.loads(line)
+    except ValueError:
+        return None
+    for leaf in _leaves(_tree(schema), ()):
+        alone: dict[str, Any] = {}
+        _plant(alone, *leaf)
+        try:
+            parse_json(line, pa.schema(_fields(alone)), exact=False)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return ".".join(leaf[0])
+    return None
+
+
+def _leaves(tree: dict[str, Any], above: Path) -> Iterator[tuple[Path, pa.DataType]]:
+    for name, inner in tree.items():
+        if isinstance(inner, dict):
+            yield from _leaves(inner, (*above, name))
+        else:
+            yield (*above, name), inner
 
 
 # ---- columns inside columns --------------------------------------------------------------------------------
