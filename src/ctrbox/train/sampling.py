@@ -68,9 +68,14 @@ class Labels:
         good = (label == 0) | (label == 1)
         if not good.all():
             at = int(np.flatnonzero(~good)[0])
+            # A comparison with NaN is false, so that "> 0" would make an unknown label a row without a click.
+            advice = (
+                ".filter(~col(…).is_nan()) drops the rows whose label is unknown"
+                if np.isnan(label[at])
+                else "label=(col(…) > 0) turns counts into clicks"
+            )
             raise DataError(
-                f"the label is {label[at]} in row {first + at:,} of the {where} rows; expected 0 or 1: "
-                "label=(col(…) > 0) turns counts into clicks"
+                f"the label is {label[at]} in row {first + at:,} of the {where} rows; expected 0 or 1: {advice}"
             )
         if batch.weight is not None:
             weight = as_array(batch.weight)
