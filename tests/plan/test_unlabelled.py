@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 
 import ctrbox as cb
@@ -88,3 +89,22 @@ def test_a_filter_inside_a_joined_view_does_not_hide_its_missing_keys() -> None:
         cb.compile(joined, cb.FeatureSet(dense={"age": col("age")}))
     inner = log(user=["a", "b", "c", "d"]).join(people.filter(col("age").is_not_null()), on="user", how="inner")
     assert next(cb.compile(inner, cb.FeatureSet(dense={"age": col("age")}), device="cpu").batches(9)).rows == 1
+
+
+def test_a_click_history_does_not_count_rows_whose_label_is_unknown() -> None:
+    days = pa.array([0, 1, 2, 3, 4], pa.int64())
+    at = pa.compute.multiply(days, 86_400_000_000).cast(pa.timestamp("us"))
+    table = pa.table({"click": [1.0, None, float("nan"), 0.0, 1.0], "user": ["a"] * 5, "at": at})
+    past = {"time": "at", "label": col("click")}
+    features = cb.FeatureSet(dense={"shows": cb.shows("user", **past), "clicks": cb.clicks("user", **past)})
+    found = next(cb.compile(cb.View(table, name="log"), features, device="cpu").batches(9)).dense.tolist()
+    assert found == [[0, 0], [1, 1], [1, 1], [1, 1], [2, 1]]
+
+
+def test_a_plan_with_a_click_history_scores_rows_without_a_label() -> None:
+    view = log(at=pa.array([0, 1, 2, 3], pa.timestamp("us")), user=list("abca")).filter(col("click").is_not_null())
+    rate = cb.rate("user", time="at", label=col("click"))
+    plan = cb.compile(view, features(dense={"rate": rate}), device="cpu").fit()
+    assert plan.request_schema().names == ["user", "at", "word"]
+    rows = pa.table({"user": ["a"], "at": pa.array([9], pa.timestamp("us")), "word": ["w"]})
+    assert plan.run(rows).rows == 1

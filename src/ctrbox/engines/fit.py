@@ -245,8 +245,9 @@ class Counts:
 class History:
     """hashes, buckets, shows, clicks: one row for each value and time bucket it was seen in, sorted by both.
 
-    A row without a value or a time is not counted; a label above 0.5 is a click, a null one is none. Partial
-    tables wait until they are as many rows as the whole table, so that each row is merged a few times only.
+    A row without a value, a time or a label is not counted: a label that is null or NaN is not known, which is not the
+    same as no click. A label above 0.5 is a click. Partial tables wait until they are as many rows as the whole table,
+    so that each row is merged a few times only.
     """
 
     WAITING_ROWS = 1 << 20
@@ -261,9 +262,10 @@ class History:
         key, time, label = columns
         hashes, buckets = key.array, time.array // self.every  # NumPy rounds down: times before 1970 too
         clicks = (label.array > 0.5).astype(np.int64)
-        if label.present is not None:
-            clicks[~label.present] = 0
-        keep = [p for p in (key.present, time.present) if p is not None]
+        keep = [p for p in (key.present, time.present, label.present) if p is not None]
+        unknown = np.isnan(label.array)
+        if unknown.any():
+            keep.append(~unknown)
         if keep:
             rows = np.logical_and.reduce(keep)
             hashes, buckets, clicks = hashes[rows], buckets[rows], clicks[rows]

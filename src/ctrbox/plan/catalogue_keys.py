@@ -6,7 +6,7 @@ _NO = "–"
 _NONE = "cannot overflow"
 _BYTES = "by bytes, nothing normalised"
 _MISSING = "a null or missing key meets the null row: nulls, cleaned by the steps of its own view"
-_PAST = "null if a member or the time is, and such a row is not counted; a null label is a show without a click"
+_PAST = "null if a member or the time is; such a row is not counted, nor is one whose label is null or NaN"
 
 ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     # ---- where values come from

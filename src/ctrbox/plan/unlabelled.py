@@ -39,7 +39,8 @@ def without_label_filters(graph: Graph, roles: tuple[str, ...] = LABELS) -> Grap
     log, *others = graph.frames
     asking = [n for n in log.filters if n.op == "not" and n.args[0].op == "is_null"]
     kept = [n for n in log.filters if n not in asking]
-    rest = _columns([*(o.node for o in graph.outputs if o.role not in roles), *kept, *_fitted(graph)])
+    # What is fitted is fitted already, so that the label of a click history is not read again.
+    rest = _columns([*(o.node for o in graph.outputs if o.role not in roles), *kept])
     theirs = _columns([o.node for o in graph.outputs if o.role in roles])
     dropped = {n.id for n in asking if (read := _columns([n])) and read <= theirs and not read & rest}
     if not dropped:
@@ -47,10 +48,6 @@ def without_label_filters(graph: Graph, roles: tuple[str, ...] = LABELS) -> Grap
     part = copy.copy(graph)
     part.frames = [replace(log, filters=[n for n in log.filters if n.id not in dropped]), *others]
     return part
-
-
-def _fitted(graph: Graph) -> list[Node]:
-    return [node for fit in graph.fits for node in fit.inputs] if graph.fits else []
 
 
 def _columns(nodes: list[Node]) -> set[int]:
