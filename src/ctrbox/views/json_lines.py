@@ -130,9 +130,9 @@ class Json:
             text = first_line(error)
             found = _ROW.search(text)
             row = int(found[1]) - _led(block.data) if found else _broken_line(block.data, schema)
-            name = None if schema is None or row is None else _broken_column(block.data, schema, row)
-            told = "" if name is None else f"column {name!r}: "
-            advice = "" if name is None else f"; say types={{{name!r}: …}} where another type was meant"
+            column = None if schema is None or row is None else _broken_column(block.data, schema, row)
+            told = "" if column is None else f"column {column!r}: "
+            advice = "" if column is None else f"; say types={{{column!r}: …}} where another type was meant"
             raise BlockError(told + _ROW.sub("", text) + advice, row) from error
         _check_lines(block.data, batch.num_rows)
         return batch
