@@ -276,6 +276,10 @@ def test_an_output_that_is_not_finite_stops() -> None:
         ({"ffm": float("nan")}, "rate"),
         ({"nn": Rate(0.1, power_t=2)}, "power_t"),
         ({"lr": Rate(0.1, initial=0)}, "accumulator"),
+        ({"lr": "0.1"}, "lr= must be a number, a cb.Rate or None, got '0.1'"),
+        ({"ffm": True}, "ffm= must be a number, a cb.Rate or None, got True"),
+        ({"nn": [0.1]}, r"nn= must be a number, a cb.Rate or None, got \[0.1\]"),
+        ({"nn": "fast"}, "nn= must be a number"),
         ({"ffm_init": float("nan")}, "ffm_init"),
     ],
 )
@@ -295,3 +299,23 @@ def test_names_of_fields_are_checked_and_memory_is_bounded() -> None:
             DeepFFM(fields)
     with pytest.raises(cb.BudgetError, match="bits=36 needs"):
         DeepFFM(("a",), bits=36)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rate": "0.1"}, "rate of a Rate must be a number, got '0.1'"),
+        ({"rate": None}, "rate of a Rate must be a number, got None"),
+        ({"rate": 0.1, "power_t": "0.5"}, "power_t of a Rate must be a number, got '0.5'"),
+        ({"rate": 0.1, "initial": True}, "initial of a Rate must be a number, got True"),
+    ],
+)
+def test_a_rate_of_the_wrong_type_is_refused_where_it_is_made(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(cb.PlanError, match=message):
+        Rate(**given)
+
+
+def test_a_rate_may_be_any_number() -> None:
+    assert repr(DeepFFM(["a"], bits=4, lr=np.float32(0.5), ffm=1, nn=Rate(np.float64(0.1)))).startswith(
+        "DeepFFM(1 fields"
+    )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from ctrbox.online.progress import HEAD, Progress, auc
+from ctrbox.serve.online_status import status
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 60), st.integers(1, 5))
@@ -71,11 +72,11 @@ def test_progress_goes_on_from_its_state() -> None:
         again.add(labels[1_111:], predictions[1_111:], None if weighted is None else weighted[1_111:])
         assert again.examples == whole.examples
         assert [w.examples for w in again.windows] == [w.examples for w in whole.windows]
-        for name in ("loss", "constant", "auc", "calibration"):
+        for name in ("loss", "constant", "auc", "calibration", "weighted_loss", "weighted_auc", "weighted_calibration"):
             np.testing.assert_allclose(getattr(again, name), getattr(whole, name), rtol=1e-12)
         np.testing.assert_allclose(
-            [[w.loss, w.auc, w.predicted, w.clicked] for w in again.windows],
-            [[w.loss, w.auc, w.predicted, w.clicked] for w in whole.windows],
+            [[w.loss, w.auc, w.predicted, w.clicked, w.weighted_auc] for w in again.windows],
+            [[w.loss, w.auc, w.predicted, w.clicked, w.weighted_auc] for w in whole.windows],
             rtol=1e-12,
         )
 
@@ -85,3 +86,28 @@ def test_calibration_is_of_the_last_window() -> None:
     progress.add(np.ones(4, np.float32), np.full(4, 0.9, np.float32))
     progress.add(np.array([1, 0, 0, 0, 1], np.float32), np.full(5, 0.2, np.float32))
     assert progress.calibration == pytest.approx((0.2, 0.25))
+
+
+def test_plain_figures_ignore_weights_and_weighted_ones_are_named() -> None:
+    random = np.random.default_rng(3)
+    labels = (random.random(600) < 0.3).astype(np.float32)
+    predictions = random.random(600).astype(np.float32)
+    weights = np.where(labels > 0, 5, 1).astype(np.float32)
+    plain, weighted = Progress(200), Progress(200)
+    plain.add(labels, predictions)
+    weighted.add(labels, predictions, weights)
+    for name in ("loss", "auc", "constant", "calibration", "clicks"):
+        assert getattr(weighted, name) == getattr(plain, name)
+    assert weighted.clicks == int(labels.sum())
+    assert weighted.weighted_loss == pytest.approx(
+        log_loss(labels, predictions.astype(np.float64), sample_weight=weights)
+    )
+    last = slice(400, 600)
+    expected = roc_auc_score(labels[last], predictions[last], sample_weight=weights[last])
+    assert weighted.weighted_auc == pytest.approx(expected)
+    assert weighted.weighted_calibration[1] == pytest.approx(np.average(labels[last], weights=weights[last]))
+    assert math.isnan(plain.weighted_loss)
+    assert math.isnan(plain.weighted_auc)
+    assert "weighted" not in status(plain)
+    assert status(weighted)["weighted"]["auc"] == weighted.weighted_auc
+    assert status(weighted)["calibration"]["clicked"] == plain.calibration[1]

@@ -13,6 +13,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.online.progress import auc
+from ctrbox.online.search import Found, Results
 from tests.online.test_context import schema_of
 
 FIELDS = ["user", "ad", "hour"]
@@ -83,13 +84,63 @@ def test_batches_and_text_are_searched_over_their_fields(tmp_path: Path) -> None
     assert cb.search(batch, {"a": {"bits": 10}}).examples == 2
 
 
+def results(*models: tuple[str, float, list[float], str], tested: bool) -> Results:
+    engine = cb.DeepFFM(["a"], bits=4)
+    return Results([Found(name, {}, engine, test, failed, aucs) for name, test, aucs, failed in models], 10, 10, tested)
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("models", "tested", "best"),
+    [
+        ((("a", 0.6, [0.9], ""), ("b", 0.7, [0.1], "")), True, "b"),  # a test decides, not the windows
+        ((("a", NAN, [0.9], ""), ("b", 0.7, [0.1], "")), True, "b"),  # no AUC on the test is not an AUC of windows
+        ((("a", 0.9, [0.9], "broke"), ("b", 0.7, [0.1], "")), True, "b"),  # a model that failed is out
+        ((("a", NAN, [0.6, NAN], ""), ("b", NAN, [0.5, 0.5], "")), False, "a"),  # a window without clicks is left out
+        ((("a", NAN, [], ""), ("b", NAN, [0.5], "")), False, "b"),
+        ((("a", NAN, [0.5], ""), ("b", NAN, [0.5], "")), False, "a"),  # of equal ones the first
+    ],
+)
+def test_the_best_is_never_a_model_that_failed_or_has_no_score(models: Any, tested: bool, best: str) -> None:
+    found = results(*models, tested=tested)
+    assert found.best.name == best
+    assert found.json()["best"] == best
+    marked = [line.split()[0] for line in str(found).splitlines() if line.endswith("*")]
+    assert marked == [best]
+
+
+def test_a_search_without_any_score_has_no_best_and_still_tells_what_happened(tmp_path: Path) -> None:
+    found = results(("a", NAN, [NAN], ""), ("b", NAN, [0.7], "not finite at example 3"), tested=True)
+    with pytest.raises(cb.TrainError, match=r"none of 2 models has an AUC.*b: not finite at example 3"):
+        _ = found.best
+    assert "*" not in str(found)
+    told = json.loads(json.dumps(found.json(), allow_nan=False))
+    assert told["best"] is None
+    assert told["models"][0]["windows"] == [None]
+    found.write(tmp_path / "search.html")
+    assert "no model has an AUC" in (tmp_path / "search.html").read_text()
+    with pytest.raises(cb.TrainError, match="the examples need clicks and non-clicks"):
+        _ = results(("a", NAN, [NAN], ""), tested=False).best
+
+
 def test_a_model_that_breaks_is_left_out_and_said(tmp_path: Path) -> None:
-    (tmp_path / "t.vw").write_text("1 |user a:1e30 |ad b:1e30\n" * 3)
+    (tmp_path / "t.vw").write_text("1 |user a:1e20 |ad b:1e20\n" * 3 + text(50, 1))
     rows = cb.ExampleText(tmp_path / "t.vw", fields=FIELDS)
-    found = cb.search(rows, {"wild": {"bits": 10}, "lr": {"bits": 10, "ffm": None, "lr": 1e-6}})
+    found = cb.search(rows, {"wild": {"bits": 10, "ffm": None, "lr": 1e-6}, "calm": {"bits": 10}})
     assert "not finite" in found.found[0].failed
-    assert found.best.name == "lr" or math.isnan(found.found[1].test)
+    assert found.found[1].failed == ""
+    assert found.best.name == "calm"
     assert "wild: the model's output" in str(found)
+
+
+def test_a_model_that_breaks_on_the_test_alone_is_left_out_and_said(caches: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "odd.vw").write_text(text(60, 2) + "1 |user 1:1e38 |ad 2:1e38\n")
+    odd = cb.ExampleText(tmp_path / "odd.vw", fields=FIELDS)
+    found = cb.search(caches[0], {"ffm": {"bits": 10}, "lr": {"bits": 10, "ffm": None, "lr": 1e-6}}, test=odd)
+    assert "test: the model's output" in found.found[0].failed
+    assert found.best.name == "lr"
 
 
 @pytest.mark.parametrize(

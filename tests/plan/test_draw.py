@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,7 +12,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.plan.draw import BOX_H, Box, _boxes, _Page, draw, picture
+from ctrbox.plan.draw import BOX_H, PAGE, Box, _boxes, _Page, draw, picture
 from ctrbox.plan.placement import place
 from tests.plan import world
 
@@ -85,3 +86,24 @@ def test_a_picture_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None
     with pytest.raises(OSError):
         world.plan().show(tmp_path / "dir.svg")
     assert [p.name for p in tmp_path.iterdir()] == ["dir.svg"]
+
+
+def test_a_wide_plan_fits_the_width_of_a_page_and_every_curve_runs_down() -> None:
+    rows = 10
+    names = [f"c{k}" for k in range(60)]
+    log = pa.table(
+        {"id": range(rows), "u": range(rows), "a": range(rows), "s": range(rows), **{n: range(rows) for n in names}}
+    )
+    view = cb.View(log, name="log", key="id")
+    for key in ("u", "a", "s"):
+        joined = pa.table({key: range(rows), **{f"{key}{k}": ["x"] * rows for k in range(5)}})
+        view = view.join(cb.View(joined, name=key, key=key).fill(**{f"{key}{k}": "" for k in range(5)}), on=key)
+    sparse = {n: (col(n) % (k + 2)).fill(0).key() for k, n in enumerate(names)}
+    sparse |= {f"{key}{k}": col(f"{key}{k}").lower().key() for key in "uas" for k in range(5)}
+    drawn = picture(cb.compile(view, cb.FeatureSet(sparse=sparse)).graph, "cpu")
+    width = float(re.search(r'viewBox="0 0 (\d+) ', drawn)[1])  # type: ignore[index]
+    assert width <= PAGE
+    for _, top, bottom in re.findall(r'class="(edge|gather)" stroke="[^"]*" d="M\S+ (\S+)C.* (\S+)"', drawn):
+        assert float(bottom) > float(top)
+    legend = [float(x) for x in re.findall(r'class="note" x="(\d+)"', drawn)]
+    assert max(legend) < width

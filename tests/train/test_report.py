@@ -17,12 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ctrbox as cb
 from ctrbox.errors import CtrboxError, DataError, SourceError, WriteError
 from ctrbox.show import charts
 from ctrbox.show.charts import Dot, Line, Part
+from ctrbox.train.quality_shown import curve, smoothed, thinned
 from ctrbox.train.recorded import Fields, Recorded, read_run
-from ctrbox.train.report import build, curve, reproduce, smoothed, thinned, write_report
+from ctrbox.train.report import build, reproduce, write_report
 from ctrbox.train.sealed import sealed
+from tests.train import worlds
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><title>Plan</title></svg>'
 
@@ -224,7 +227,7 @@ def test_the_page_tells_what_the_folder_holds(tmp_path: Path) -> None:
         "0.7843",
         "best possible 0.7891, gap 0.0048",
         "0.7311",
-        "a constant has 0.4489",
+        "the click rate alone has 0.4489",
         "17.2%",
         "1.013",
         "54,945",
@@ -236,7 +239,7 @@ def test_the_page_tells_what_the_folder_holds(tmp_path: Path) -> None:
         "00:00",
         "too many clicks promised",
         "device = tv",
-        "Nothing is lost without 1 feature: age",
+        "For 1 feature the interval holds 0, so that these rows do not show whether the model gains from it: age",
         "0.04000",
         "9f1c04e2b7aa51d3",
         "ctrbox train 'my job.py' --batch-size 100",
@@ -254,14 +257,17 @@ def cells(page: str, first: str) -> list[str]:
     return next(row for row in rows if row and row[0].startswith(first))
 
 
-def test_stages_are_told_as_the_papers_table_1_and_tables_as_its_figure_7() -> None:
+def test_stages_are_told_by_plain_names_and_tables_by_what_they_were_asked() -> None:
     page = build(recorded())
-    assert cells(page, "extract RE") == ["extract RE", "1.30 s", "65%", "0%", "0%", "30%", "1.5, most 2"]
-    assert cells(page, "lookup ST") == ["lookup ST", "1.60 s", "80%", "10%", "5%", "0%", ""]
-    assert cells(page, "learn EL + JL") == ["learn EL + JL", "1.80 s", "90%", "0%", "0%", "0%", ""]
+    assert cells(page, "extract")[0] == "extract read the log, compute features"
+    assert cells(page, "extract")[1:] == ["1.30 s", "65%", "0%", "0%", "30%", "1.5, most 2"]
+    assert cells(page, "lookup")[1:] == ["1.60 s", "80%", "10%", "5%", "0%", ""]
+    assert cells(page, "learn")[1:] == ["1.80 s", "90%", "0%", "0%", "0%", ""]
+    for word in ("RE", "ST", "EL", "JL", "AIBox"):
+        assert not re.search(rf"\b{word}\b", Page(page).text)
     assert cells(page, "one after the other")[1:3] == ["4.70 s", "235%"]
     assert cells(page, "as a pipeline")[1:3] == ["2.00 s", "100%"]
-    assert "A pass takes 1.11 times its slowest stage" in page
+    assert "A pass takes 1.11 times as long as its slowest stage" in page
     asked = ["table-0", "12,345", "8,000", "2,000", "2,345", "17", "80.0%", "0.163", "7.9 MiB", "4.0 KiB", "1.0 MiB"]
     assert cells(page, "table-0") == asked
     for point in ("asked for: 711 at 2 pass", "pages read from SSD: 31 at 2 pass", "hit rate: 85 at 2 pass"):
@@ -723,3 +729,122 @@ CHARTS: list[Callable[[], str]] = [
 def test_a_chart_of_nothing_is_a_sentence(draw: Callable[[], str]) -> None:
     assert "<svg" not in draw()
     assert 'class="nothing"' in draw()
+
+
+# ---- figures that can be trusted ----------------------------------------------------------------
+
+
+def told(**more: Any) -> str:
+    return Page(build(recorded({**SUMMARY, **more}))).text
+
+
+def test_every_headline_has_its_interval_and_weights_have_a_section_of_their_own() -> None:
+    figures = {
+        "auc_low": 0.77,
+        "auc_high": 0.8,
+        "calibration_low": 1.2,
+        "calibration_high": 1.6,
+        "mean_prediction": 0.5,
+    }
+    metrics = {**SUMMARY["metrics"], **figures, "calibration": 1.4, "weighted_calibration": 0.99}
+    page = told(metrics=metrics)
+    assert "95 %: 0.7700 to 0.8000" in page
+    assert "With and without weights" in page
+    assert "Training with sample weights has left predictions far from the click rate" in page
+    assert "With and without weights" not in told()
+    fitted = told(metrics=metrics, settings={"calibrate": "intercept"}, logit_shift=-0.7)
+    assert "-0.7000 was added to every logit" in fitted
+    assert "their calibration is 1 by construction" in fitted
+
+
+def test_calibration_is_called_off_only_outside_of_its_interval() -> None:
+    def words(ratio: float, low: float, high: float) -> str:
+        figures = {"calibration": ratio, "calibration_low": low, "calibration_high": high}
+        return told(metrics={**SUMMARY["metrics"], **figures})
+
+    assert "agree as far as these rows can tell (calibration 1.300, 95 % interval 0.900 to 1.800)" in words(
+        1.3, 0.9, 1.8
+    )
+    assert "predicts 30.0% more clicks than there were (calibration 1.300" in words(1.3, 1.2, 1.4)
+
+
+def test_a_group_of_rows_without_clicks_is_not_off_by_itself() -> None:
+    few = [{"p": 0.001, "rate": 0.0, "rows": 200}]
+    assert "None of the 1 groups differ by more than chance explains" in told(calibration=few)
+    many = [{"p": 0.1, "rate": 0.0, "rows": 200}]
+    assert "1 of the 1 groups differs by more than chance explains" in told(calibration=many)
+
+
+def test_windows_are_named_only_where_they_differ_by_more_than_chance() -> None:
+    def words(*aucs: float, se: float = 0.01) -> str:
+        found = [{"first_row": k, "rows": 10, "auc": v, "auc_se": se} for k, v in enumerate(aucs)]
+        return told(windows=found, metrics={"auc": 0.78}, rows_without_time=3)
+
+    assert "AUC differs between windows by no more than chance explains." in words(0.77, 0.79, 0.8)
+    assert "One window differs from the AUC of all rows by more than chance explains: row 1 (0.6000)" in words(
+        0.77, 0.6
+    )
+    assert "more than chance explains:" not in words(0.77, 0.6, se=0.2)
+    assert "3 rows have no time and are in no window." in words(0.77, 0.6)
+
+
+def test_a_feature_whose_interval_holds_0_is_no_finding() -> None:
+    features = [
+        {"name": n, "kind": "dense", "importance": 0.01, "importance_low": low, "importance_high": 0.03}
+        for n, low in (("sure", 0.005), ("unsure", -0.005))
+    ]
+    page = told(features=features)
+    assert "For 1 feature the interval holds 0" in page
+    assert "gains from it: unsure." in page
+    assert "0.00500 to 0.03000" in page
+
+
+def test_slices_without_clicks_are_listed_apart() -> None:
+    bare = {"field": "city", "value": "x", "rows": 500, "clicks": 0, "mean_prediction": 0.02, "base_rate_low": 0.0}
+    page = told(slices=[], slices_looked_at=12, slices_without_figures=[{**bare, "base_rate_high": 0.008}])
+    assert "Of 12 slices of the validation rows, none shows a fault that chance does not explain." in page
+    assert "Slices without a figure" in page
+    assert "0.0% to 0.8%" in page
+
+
+def test_the_rows_that_were_tested_on_are_named() -> None:
+    assert "rows of another log" in told()
+    assert "the last rows of the log" in told(held={"start": 900, "stop": 1000})
+    assert "The same rows decided when to stop training" in told(settings={"patience": 2})
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(1, 10**6), st.floats(0, 1), st.floats(0, 1)),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_error_bars_stay_inside_their_plot(dots: list[tuple[float, float, int, float, float]]) -> None:
+    height = 330
+    drawn = charts.calibration_chart([Dot(p, c, n, *sorted((a, b))) for p, c, n, a, b in dots], height=height)
+    bars = re.findall(r'class="mark a spread" d="M([\d.-]+) ([\d.-]+)V([\d.-]+)"', drawn)
+    assert len(bars) == len(dots)
+    for _, top, foot in bars:
+        assert charts.TOP - 0.1 <= float(top) <= float(foot) + 0.1 <= height - charts.BOTTOM + 0.2
+
+
+def test_error_bars_of_lines_are_cut_at_the_plot_and_widen_it() -> None:
+    line = Line("a", [(0.0, 0.5), (1.0, 0.6)], spread=[(0.1, 0.9), (math.nan, 1.0)])
+    drawn = charts.line_chart([line], label="a")
+    bars = re.findall(r'spread" d="M[\d.]+ ([\d.]+)V([\d.]+)" clip-path', drawn)
+    assert len(bars) == 1  # the other has no known ends
+    assert charts.TOP <= float(bars[0][1]) < float(bars[0][0]) <= 250 - charts.BOTTOM
+
+
+def test_a_run_of_few_steps_has_a_learning_curve(tmp_path: Path) -> None:
+    plan = worlds.plan_of(worlds.checkerboard(400))
+    cb.Trainer(cb.models.LR(plan.schema)).fit(plan, out=tmp_path / "run", batch_size=100, limit=300).report()
+    steps = [line["step"] for line in map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+             if line["kind"] == "train"]  # fmt: skip
+    assert steps == [1, 2, 3]
+    page = (tmp_path / "run" / "report.html").read_text()
+    section = page[page.index('id="learning"') : page.index('id="calibration"')]
+    assert len(re.findall(r'<circle class="dot a"', section)) == 3
+    assert "There was one evaluation" in section

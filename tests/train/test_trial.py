@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +19,8 @@ from ctrbox import col
 from ctrbox.columns.batch import Field, Schema
 from ctrbox.plan.expr import Expr
 from ctrbox.plan.written import METHODS, parse_feature, parse_features
-from ctrbox.train.trial import Trial
+from ctrbox.train.interval import Difference
+from ctrbox.train.trial import Candidate, Cost, Trial
 from tests.train import worlds
 
 FAST: dict[str, Any] = {"batch_size": 256}
@@ -73,7 +75,7 @@ def test_costs_are_those_of_the_feature(planted: Trial) -> None:
 def test_a_trial_prints_a_table_and_is_plain_data(planted: Trial) -> None:
     text = str(planted)
     lines = text.splitlines()
-    assert lines[0] == "LR on memory: 2,700 rows learned, 300 judged, 2 seeds"
+    assert lines[0] == "LR on memory: 2,700 rows learned, 300 judged (121 clicks), 2 seeds"
     assert [line.split()[0] for line in lines[3:7]] == ["without", "both", "noise", "number"]
     assert lines[4].endswith("better")
     data = json.loads(json.dumps(planted.to_dict(), allow_nan=False))
@@ -371,3 +373,32 @@ def test_a_misspelt_function_names_the_nearest() -> None:
         parse_feature("a=x.lowr()")
     with pytest.raises(cb.PlanError, match=r"expected \.then"):
         parse_feature("a=when(x).than(3)")
+
+
+def test_several_candidates_widen_each_interval_so_that_all_hold_at_once(log: Any) -> None:
+    plan = worlds.plan_of(log)
+    add = {f"noise{k}": ((col("id") * (7 + k)) % (11 + k)).fill(0) for k in range(4)}
+    found = cb.trial(plan, cb.models.LR(plan.schema), add, seeds=1, **FAST)
+    assert {c.auc.level for c in found.values()} == {1 - 0.05 / 4}
+    assert "4 candidates: each interval is widened" in str(found)
+
+
+def candidate(rows: int, clicks: int) -> Candidate:
+    better = Difference("auc", 0.6, 0.7, 0.1, 0.05, 0.15, 0.02, 0.001, 0.95, rows, 1, clicks)
+    return Candidate("x", {"x": "x"}, better, better, (0.7,), (0.3,), Cost(0.0, 0.0, 0, 0, 0.0))
+
+
+def test_few_clicks_are_too_few_to_tell() -> None:
+    assert candidate(1000, 50).verdict == "better"
+    assert candidate(1000, 9).verdict == "cannot tell"
+    assert candidate(1000, 995).verdict == "cannot tell"
+    assert candidate(1000, 9).rows_needed is None
+
+
+def test_a_trial_with_weights_says_that_its_figures_are_plain() -> None:
+    weighted = worlds.checkerboard(2000)
+    weighted = weighted.append_column("w", pa.array(np.where(weighted.column("clicked").to_numpy() == 1, 3.0, 1.0)))
+    plan = worlds.plan_of(weighted, weight=col("w"))
+    found = cb.trial(plan, cb.models.LR(plan.schema), {"both": BOTH}, seeds=1, **FAST)
+    assert "AUC and log loss here do not: all judged rows count alike" in str(found)
+    assert found.to_dict()["weighted_training"] is True

@@ -47,6 +47,12 @@ class Rate:
     power_t: float = 0.5
     initial: float = 1.0
 
+    def __post_init__(self) -> None:
+        for name in ("rate", "power_t", "initial"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+                raise PlanError(f"{name} of a Rate must be a number, got {value!r}")
+
 
 LR, FFM, NN = Rate(0.02), Rate(0.12), Rate(0.05, initial=0.01)
 
@@ -96,7 +102,7 @@ class DeepFFM:
             given.norm, given.residual, given.ffm_init = bool(norm), bool(residual), float(ffm_init)
             given.lr, given.ffm = lr is not None, ffm is not None
             given.lr_rates, given.ffm_rates, given.nn_rates = (
-                _rates(r, d) for r, d in ((lr, LR), (ffm, FFM), (nn, NN))
+                _rates(n, r, d) for n, r, d in (("lr", lr, LR), ("ffm", ffm, FFM), ("nn", nn, NN))
             )
         except TypeError as error:
             raise PlanError(f"a setting of DeepFFM is of the wrong type or out of range: {error}") from error
@@ -349,9 +355,11 @@ def check_memory(settings: _native.FfmSettings) -> None:
         )
 
 
-def _rates(given: Rate | float | None, usual: Rate) -> _native.BlockRates:
+def _rates(name: str, given: Any, usual: Rate) -> _native.BlockRates:
+    if isinstance(given, bool) or not isinstance(given, Rate | int | float | np.integer | np.floating | None):
+        raise PlanError(f"{name}= must be a number, a cb.Rate or None, got {given!r}")
     rate = given if isinstance(given, Rate) else usual if given is None else replace(usual, rate=float(given))
-    return _native.BlockRates(rate.rate, rate.power_t, rate.initial)
+    return _native.BlockRates(float(rate.rate), float(rate.power_t), float(rate.initial))
 
 
 def _threads(given: int) -> int:

@@ -1,13 +1,14 @@
 """Progressive validation: every example is predicted before it is learned from, so the predictions are a test.
 
-Loss and AUC in windows of 30,000 examples, the best constant's loss beside them. All is weighted where examples are.
+Loss and AUC in windows of 30,000 examples, the best constant's loss beside them. All examples count alike; where
+examples have weights, the same figures by weight are called ``weighted_…`` (NaN where no example has one).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ HEAD = "  average     since      example    window  constant\n     loss      las
 
 @dataclass(frozen=True)
 class Window:
-    """Up to example ``examples``: loss on average, since the window before, AUC of the last ones, loss of the best constant;
-    and the share of clicks in the window, predicted and met."""
+    """Up to example ``examples``: average loss, loss and AUC of this window, loss of the best constant so far; and the share
+    of clicks in the window, predicted and actual. Then the window's figures by weight."""
 
     examples: int
     average: float
@@ -32,9 +33,40 @@ class Window:
     constant: float
     predicted: float = math.nan
     clicked: float = math.nan
+    weighted_loss: float = math.nan
+    weighted_auc: float = math.nan
+    weighted_predicted: float = math.nan
+    weighted_clicked: float = math.nan
 
     def __str__(self) -> str:
         return f"{self.average:9.6f} {self.loss:9.6f} {self.examples:12,} {self.auc:9.6f} {self.constant:9.6f}"
+
+
+@dataclass
+class Sums:
+    """Sums over examples: their number or weight, and their loss, predictions and clicks."""
+
+    rows: float = 0.0
+    loss: float = 0.0
+    predicted: float = 0.0
+    clicked: float = 0.0
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss / self.rows if self.rows else math.nan
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """The share of clicks, predicted and actual."""
+        return (self.predicted / self.rows, self.clicked / self.rows) if self.rows else (math.nan, math.nan)
+
+    @property
+    def constant(self) -> float:
+        return entropy(self.clicked / self.rows) if self.rows else math.nan
+
+    def less(self, before: Sums) -> Sums:
+        """Return what was added since ``before``."""
+        return Sums(*(a - b for a, b in zip(astuple(self), astuple(before), strict=True)))
 
 
 class Progress:
@@ -44,13 +76,9 @@ class Progress:
         self.window, self.show = window, show
         self.windows: list[Window] = []
         self.examples = 0
-        self._weight = self._clicks = self._loss = self._predicted = 0.0
-        self._since: tuple[float, ...] = (
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-        )  # weight, loss, predicted and met clicks up to the last window
+        self._plain, self._weighted = Sums(), Sums()
+        self._since = (Sums(), Sums())  # both as they were at the end of the last window
+        self.has_weights = False
         self._held: list[tuple[Floats, Floats, Floats | None]] = []
         self._rows = 0
         self._shown = False
@@ -58,29 +86,46 @@ class Progress:
     @property
     def loss(self) -> float:
         """Log loss of all predictions so far."""
-        return self._loss / self._weight if self._weight else math.nan
+        return self._plain.mean_loss
+
+    @property
+    def weighted_loss(self) -> float:
+        """Log loss of all predictions so far, by weight."""
+        return self._weighted.mean_loss if self.has_weights else math.nan
 
     @property
     def clicks(self) -> int:
         """Clicks among the examples so far."""
-        return round(self._clicks)
+        return round(self._plain.clicked)
 
     @property
     def constant(self) -> float:
         """The loss of the best constant prediction."""
-        return entropy(self._clicks / self._weight) if self._weight else math.nan
+        return self._plain.constant
 
     @property
     def auc(self) -> float:
         """Of the last whole window, or of all where there is none yet."""
-        return self.windows[-1].auc if self.windows else self._auc()
+        return self.windows[-1].auc if self.windows else self._auc(False)
+
+    @property
+    def weighted_auc(self) -> float:
+        """By weight: of the last whole window, or of all where there is none yet."""
+        return self.windows[-1].weighted_auc if self.windows else self._auc(True)
 
     @property
     def calibration(self) -> tuple[float, float]:
-        """The share of clicks, predicted and met: of the last whole window, or of all where there is none yet."""
+        """The share of clicks, predicted and actual: of the last whole window, or of all where there is none yet."""
         if self.windows:
             return self.windows[-1].predicted, self.windows[-1].clicked
-        return (self._predicted / self._weight, self._clicks / self._weight) if self._weight else (math.nan, math.nan)
+        return self._plain.rates
+
+    @property
+    def weighted_calibration(self) -> tuple[float, float]:
+        """The same shares by weight."""
+        if self.windows:
+            return self.windows[-1].weighted_predicted, self.windows[-1].weighted_clicked
+        return self._weighted.rates if self.has_weights else (math.nan, math.nan)
 
     def add(self, labels: Floats, predictions: Floats, weights: Floats | None = None) -> None:
         if weights is not None and not len(weights):
@@ -103,8 +148,11 @@ class Progress:
         numbers = {
             "window": self.window,
             "examples": self.examples,
-            "sums": [self._weight, self._loss, self._predicted, self._clicks],
-            "since": list(self._since),
+            "sums": list(astuple(self._plain)),
+            "since": list(astuple(self._since[0])),
+            "weighted_sums": list(astuple(self._weighted)),
+            "weighted_since": list(astuple(self._since[1])),
+            "has_weights": self.has_weights,
             "windows": [list(astuple(w)) for w in self.windows[-KEPT:]],
         }
         none = [np.zeros(0, np.float32)]
@@ -115,8 +163,9 @@ class Progress:
     def restore(self, numbers: dict[str, Any], arrays: list[Floats]) -> None:
         """Numbers that are not finite may have become None on the way."""
         self.window, self.examples = int(numbers["window"]), int(numbers["examples"])
-        self._weight, self._loss, self._predicted, self._clicks = numbers["sums"]
-        self._since = tuple(numbers["since"])
+        self._plain, self._weighted = Sums(*numbers["sums"]), Sums(*numbers["weighted_sums"])
+        self._since = (Sums(*numbers["since"]), Sums(*numbers["weighted_since"]))
+        self.has_weights = bool(numbers["has_weights"])
         self.windows = [
             Window(int(n), *(math.nan if v is None else float(v) for v in w)) for n, *w in numbers["windows"]
         ]
@@ -127,30 +176,39 @@ class Progress:
     def _take(self, labels: Floats, predictions: Floats, weights: Floats | None) -> None:
         p = np.clip(predictions.astype(np.float64), CLIP, 1 - CLIP)
         losses = -np.log(np.where(labels > 0.5, p, 1 - p))
-        self._loss += total(losses, weights)
-        self._clicks += total(labels, weights)
-        self._predicted += total(p, weights)
-        self._weight += float(len(labels) if weights is None else weights.sum(dtype=np.float64))
+        self.has_weights |= weights is not None
+        for sums, counted in ((self._plain, None), (self._weighted, weights)):
+            sums.rows += float(len(labels) if counted is None else counted.sum(dtype=np.float64))
+            sums.loss += total(losses, counted)
+            sums.predicted += total(p, counted)
+            sums.clicked += total(labels, counted)
         self._held.append((labels, predictions, weights))
         self._rows += len(labels)
         self.examples += len(labels)
 
-    def _auc(self) -> float:
-        if not self._held:
+    def _auc(self, weighted: bool) -> float:
+        if not self._held or (weighted and not self.has_weights):
             return math.nan
         labels, predictions = (np.concatenate([part[n] for part in self._held]) for n in (0, 1))
-        if all(part[2] is None for part in self._held):
+        if not weighted:
             return auc(labels, predictions)
         weights = [np.ones(len(part[0])) if part[2] is None else part[2] for part in self._held]
         return auc(labels, predictions, np.concatenate(weights))
 
     def _end(self) -> None:
-        now = (self._weight, self._loss, self._predicted, self._clicks)
-        weight, *rest = (a - b for a, b in zip(now, self._since, strict=True))
-        loss, predicted, clicked = (part / weight if weight else math.nan for part in rest)
-        found = Window(self.examples, self.loss, loss, self._auc(), self.constant, predicted, clicked)
+        plain, weighted = self._plain.less(self._since[0]), self._weighted.less(self._since[1])
+        found = Window(self.examples, self.loss, plain.mean_loss, self._auc(False), self.constant, *plain.rates)
+        if self.has_weights:
+            predicted, clicked = weighted.rates
+            found = replace(
+                found,
+                weighted_loss=weighted.mean_loss,
+                weighted_auc=self._auc(True),
+                weighted_predicted=predicted,
+                weighted_clicked=clicked,
+            )
+        self._since = (replace(self._plain), replace(self._weighted))
         self.windows.append(found)
-        self._since = now
         self._held, self._rows = [], 0
         # Like vw: lines come at ever larger distances.
         if self.show and (n := len(self.windows)) & (n - 1) == 0:

@@ -27,7 +27,7 @@ import numpy as np
 from ctrbox import _native
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.aside import written_aside
-from ctrbox.errors import BudgetError, PlanError, SourceError, TrainError, nearest
+from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError, nearest
 from ctrbox.online.deep_ffm import DeepFFM, memory_here
 from ctrbox.online.examples import ExampleCache, ExampleText
 from ctrbox.online.progress import auc
@@ -50,6 +50,13 @@ class Found:
     failed: str = ""
     aucs: list[float] = field(default_factory=list)  # of the windows
 
+    def score(self, tested: bool) -> float:
+        """Return the AUC by which models are compared; NaN where this one failed or has none."""
+        numbers = [v for v in self.aucs if math.isfinite(v)]
+        if self.failed:
+            return math.nan
+        return self.test if tested else statistics.fmean(numbers) if numbers else math.nan
+
     @property
     def row(self) -> tuple[str, ...]:
         numbers = [v for v in self.aucs if math.isfinite(v)]
@@ -69,26 +76,41 @@ class Found:
 
 @dataclass
 class Results:
-    """Models in the order they were asked for; ``best`` by the test's AUC, or by the windows' average without a test."""
+    """Models in the order they were asked for. AUCs are plain: all examples count alike."""
 
     found: list[Found]
     window: int
     examples: int
+    tested: bool = False  # whether there were test examples, by which the best is then chosen
 
     @property
     def best(self) -> Found:
-        def key(f: Found) -> float:
-            score = f.test if math.isfinite(f.test) else statistics.fmean(f.aucs) if f.aucs else math.nan
-            return -math.inf if f.failed or math.isnan(score) else score
+        """The model with the highest AUC on the test's examples; without a test, with the highest mean over its windows.
 
-        return max(self.found, key=key)
+        A model that failed, or that has no AUC, is never the best. TrainError where none is left.
+        """
+        found = self._best()
+        if found is None:
+            why = "; ".join(f"{f.name}: {f.failed}" for f in self.found if f.failed)
+            what = "the test's examples" if self.tested else "the examples"
+            raise TrainError(
+                f"none of {len(self.found):,} models has an AUC to be chosen by"
+                + (f" ({why})" if why else f": {what} need clicks and non-clicks")
+            )
+        return found
+
+    def _best(self) -> Found | None:
+        scored = [(f.score(self.tested), -n, f) for n, f in enumerate(self.found)]
+        known = [one for one in scored if math.isfinite(one[0])]
+        return max(known, key=lambda one: one[:2])[2] if known else None  # of equal ones the first
 
     def __str__(self) -> str:
         rows = [HEAD, *(f.row for f in self.found)]
         widths = [max(len(row[c]) for row in rows) for c in range(len(HEAD))]
         lines = []
+        best = self._best()
         for row in rows:
-            marked = "*" if len(self.found) > 1 and row[0] == self.best.name else " "
+            marked = "*" if len(self.found) > 1 and best is not None and row[0] == best.name else " "
             numbers = (cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))
             lines.append("  ".join([row[0].ljust(widths[0]), *numbers]) + (f" {marked}" if marked == "*" else ""))
         lines += [f"{f.name}: {f.failed}" for f in self.found if f.failed]
@@ -96,14 +118,22 @@ class Results:
 
     def json(self) -> dict[str, Any]:
         models = [
-            {"name": f.name, "options": dict(f.options), "windows": f.aucs, "test": f.test, "failed": f.failed}
+            {
+                "name": f.name,
+                "options": dict(f.options),
+                "windows": [v if math.isfinite(v) else None for v in f.aucs],
+                "test": f.test if math.isfinite(f.test) else None,
+                "failed": f.failed,
+            }
             for f in self.found
         ]
-        return {"window": self.window, "examples": self.examples, "best": self.best.name, "models": models}
+        best = self._best()
+        name = None if best is None else best.name
+        return {"window": self.window, "examples": self.examples, "best": name, "models": models}
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """A page with the table and the traces of all models, the best one in front."""
-        best = self.best
+        best = self._best()
         order = sorted(self.found, key=lambda f: f is best)
         lines = [
             Line(
@@ -122,10 +152,13 @@ class Results:
             for f in self.found
         )
         heads = "".join(f'<th class="n">{h}</th>' if h != "model" else f"<th>{h}</th>" for h in HEAD)
+        front = (
+            "no model has an AUC" if best is None else f"the best, {text(best.name)}, is drawn in front of the others"
+        )
         body = [
             f"<h1>Model search <span>{len(self.found):,} models, {self.examples:,} examples</span></h1>",
             "<section><h2>AUC before learning</h2>"
-            f'<p class="note">In windows of {self.window:,} examples; {text(best.name)} in front, the others behind it.</p>',
+            f'<p class="note">In windows of {self.window:,} examples; {front}.</p>',
             line_chart(lines, label="AUC", across="examples", width=1080, height=380),
             "</section><section><h2>Of the windows, and of the test</h2>"
             f'<div class="wide"><table><tr>{heads}</tr>{cells}</table></div></section>',
@@ -186,8 +219,12 @@ def search(
             f.aucs = [f.model.progress.auc]
     if test is not None:
         for f in found:
-            f.test = f.test if f.failed else test_auc(f.model, test)
-    return Results(found, window, examples)
+            if not f.failed:
+                try:
+                    f.test = test_auc(f.model, test)
+                except DataError as error:  # one model's output is not finite; the others are still compared
+                    f.failed = f"test: {error}"
+    return Results(found, window, examples, test is not None)
 
 
 def learn_all(found: list[Found], source: Any, threads: int, tick: Callable[[int], None]) -> int:

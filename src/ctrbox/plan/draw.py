@@ -1,9 +1,9 @@
 """A plan as a picture: an SVG file that needs nothing else.
 
-A lane is a view, a row of a lane is a layer, a box is an operator. Joined views start higher than the log, so
-that every curve runs down: what is gathered from a view enters the log's lane from the side. Features lie at
-the bottom. In a large plan operators that play the same part are one box, marked ×n; hovering over a box
-names what it stands for.
+A lane is a view, a row of a lane is a layer, a box is an operator. Joined views stand above the log, side by side as
+far as the width of a page allows, so that every curve runs down. A layer with many operators takes several lines.
+Features lie at the bottom. In a large plan operators that play the same part are one box, marked ×n; hovering over a
+box names what it stands for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ MOST_BOXES = (90, 220)
 BOX_W, BOX_H, GAP_X, GAP_Y = 122, 34, 10, 10
 BAND_GAP = 30  # between layers, for the curves
 LANE_LEFT, LANE_RIGHT, LANE_GAP, LANE_HEAD = 58, 16, 28, 46
-LOG_COLUMNS, VIEW_COLUMNS = 12, 4
+LOG_COLUMNS, VIEW_COLUMNS = 7, 3
+PAGE = 1_060  # pixels across: at the width of a page the text of a box stays readable
+LEGEND_H = 22
 CHIP_H, CHIP_GAP, CHARACTER = 20, 6, 6.1
 MOST_LINKED = 90  # features that get a curve each
 MARGIN = 24
@@ -268,49 +270,44 @@ class _Page:
         self.lanes = {lane.frame.id: lane for lane in lanes}
         self.parts: list[str] = []
         self.heads: list[Chip] = []
-        self.head = 96.0
-        self.shift()
-        self.across()
+        self.place()
+        self.legend_lines = self.legend(draw=False)
+        self.head = 96.0 + LEGEND_H * (self.legend_lines - 1)
         self.order()
         self.down()
 
-    def shift(self) -> None:
-        """Rows at which lanes begin: what is gathered lies above what gathers it."""
-        # A view that joins another comes before it in the list, hence until nothing moves.
-        moved = True
-        while moved:
-            moved = False
-            for lane in self.lanes.values():
-                for layer in lane.layers:
-                    for box in layer:
-                        for inner in box.gathered:
-                            need = self.lanes[inner.frame].shift + inner.layer + 1 - box.layer
-                            if need > lane.shift:
-                                lane.shift, moved = need, True
+    def place(self) -> None:
+        """Put lanes on shelves of at most PAGE pixels, what is gathered above what gathers it, the log on the last one."""
+        waiting = [lane for frame, lane in self.lanes.items() if frame]
+        shelves: list[list[Lane]] = []
+        placed: set[int] = set()
+        while waiting:
+            ready = [lane for lane in waiting if self.gathers(lane) <= placed]
+            for lane in ready:
+                # A lane whose views all stand higher may share the shelf of its neighbour.
+                room = (
+                    shelves and sum(other.width + LANE_GAP for other in shelves[-1]) + lane.width <= PAGE - 2 * MARGIN
+                )
+                if room and not self.gathers(lane) & {other.frame.id for other in shelves[-1]}:
+                    shelves[-1].append(lane)
+                else:
+                    shelves.append([lane])
+            placed |= {lane.frame.id for lane in ready}
+            waiting = [lane for lane in waiting if lane.frame.id not in placed]
+        shelves.append([self.lanes[0]])
+        widths = [sum(lane.width + LANE_GAP for lane in shelf) - LANE_GAP for shelf in shelves]
+        self.width = max(max(widths) + 2 * MARGIN, 900.0)
+        row = 0
+        for shelf, width in zip(shelves, widths, strict=True):
+            x = (self.width - width) / 2
+            for lane in shelf:
+                lane.shift, lane.x = row, x
+                x += lane.width + LANE_GAP
+            row += max(len(lane.layers) for lane in shelf)
 
-    def across(self) -> None:
-        """Lanes side by side, the log in the middle, a view that another one joins on its far side."""
-        sides: list[list[Lane]] = [[], []]
-        placed = {0}
-        for chain in self.chains(0, placed):
-            lighter = min(sides, key=lambda side: sum(lane.width for lane in side))
-            lighter += chain
-        x = float(MARGIN)
-        for lane in [*reversed(sides[0]), self.lanes[0], *sides[1]]:
-            lane.x = x
-            x += lane.width + LANE_GAP
-        self.width = max(x - LANE_GAP + MARGIN, 900.0)
-
-    def chains(self, frame: int, placed: set[int]) -> list[list[Lane]]:
-        """For each view that a frame joins, it and all that it joins in turn."""
-        found = []
-        nodes = [node for layer in self.lanes[frame].layers for box in layer for node in box.nodes]
-        for joined in dict.fromkeys(n.param("frame") for n in nodes if n.op == "row"):
-            if joined not in placed:
-                placed.add(joined)
-                below = [lane for chain in self.chains(joined, placed) for lane in chain]
-                found.append([self.lanes[joined], *below])
-        return found
+    def gathers(self, lane: Lane) -> set[int]:
+        """Return the views that a lane takes values from."""
+        return {inner.frame for layer in lane.layers for box in layer for inner in box.gathered}
 
     def order(self) -> None:
         """Boxes of a layer in the order of what they read, then of who reads them: fewer crossings."""
@@ -436,23 +433,31 @@ class _Page:
             f'<text class="note" x="{MARGIN}" y="60">{features} features, {count} operators, '
             f"{len(self.lanes[0].layers)} layers, on {_text(str(device))}</text>"
         )
-        x = float(MARGIN)
+        self.legend()
+
+    def legend(self, draw: bool = True) -> int:
+        """Explain colours and lines below the title; return how many lines that takes."""
+        device = self.placement.device
         present = {box.family for box in self.each()}
-        for family, (fill, stroke) in FAMILIES.items():
-            if family in present:
-                add(_rect(x, 74, 14, 14, 3, fill, stroke))
-                add(f'<text class="note" x="{x + 20:.0f}" y="85">{_text(family)}</text>')
-                x += 20 + len(family) * 6.7 + 18
-        samples = [("gather", FAMILIES["joins"][1], "gathered through a join")]
+        entries = [(14, family, "box", family) for family in FAMILIES if family in present]
+        entries.append((26, "gathered through a join", "gather", FAMILIES["joins"][1]))
         if device.kind == "cuda":
-            samples.append(("copy", COPY, "copied to the GPU"))
-        for kind, colour, meaning in samples:
-            add(f'<path class="{kind}" stroke="{colour}" d="M{x:.0f} 81h26"/>')
-            add(f'<text class="note" x="{x + 32:.0f}" y="85">{meaning}</text>')
-            x += 32 + len(meaning) * 6.7 + 18
-        if device.kind == "cuda":
-            add(_rect(x, 74, 20, 14, 3, "#ffffff", "#555555", "cpu"))
-            add(f'<text class="note" x="{x + 26:.0f}" y="85">on the CPU</text>')
+            entries += [(26, "copied to the GPU", "copy", COPY), (20, "on the CPU", "cpu", "#555555")]
+        x, y, lines = float(MARGIN), 81.0, 1
+        for size, meaning, kind, colour in entries:
+            width = size + 6 + len(meaning) * 6.7
+            if x + width > self.width - MARGIN and x > MARGIN:
+                x, y, lines = float(MARGIN), y + LEGEND_H, lines + 1
+            if draw:
+                if kind == "box":
+                    self.parts.append(_rect(x, y - 7, size, 14, 3, *FAMILIES[colour]))
+                elif kind == "cpu":
+                    self.parts.append(_rect(x, y - 7, size, 14, 3, "#ffffff", colour, "cpu"))
+                else:
+                    self.parts.append(f'<path class="{kind}" stroke="{colour}" d="M{x:.0f} {y:.0f}h{size}"/>')
+                self.parts.append(f'<text class="note" x="{x + size + 6:.0f}" y="{y + 4:.0f}">{_text(meaning)}</text>')
+            x += width + 18
+        return lines
 
     def lane(self, lane: Lane) -> None:
         frame, add = lane.frame, self.parts.append

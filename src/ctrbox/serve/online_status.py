@@ -2,6 +2,9 @@
 
 {"examples", "clicked", "loss", "auc", "constant", "calibration": {"predicted", "clicked"}, "published_at", "version", "lag_s",
  "windows": [[examples, loss, auc, constant], …], "held", "counts": {…}, "updated_at"}
+
+All examples count alike. Where examples have weights, "weighted": {"loss", "auc", "predicted", "clicked"} tells the same by
+weight.
 """
 
 from __future__ import annotations
@@ -54,6 +57,10 @@ class Complaints:
 
 def status(progress: Progress, **beside: Any) -> dict[str, Any]:
     predicted, clicked = progress.calibration
+    weighted = {}
+    if progress.has_weights:
+        shares = dict(zip(("predicted", "clicked"), progress.weighted_calibration, strict=True))
+        weighted = {"weighted": {"loss": progress.weighted_loss, "auc": progress.weighted_auc, **shares}}
     return {
         "examples": progress.examples,
         "loss": progress.loss,
@@ -62,6 +69,7 @@ def status(progress: Progress, **beside: Any) -> dict[str, Any]:
         "clicked": progress.clicks,
         "calibration": {"predicted": predicted, "clicked": clicked},
         "windows": [[w.examples, w.loss, w.auc, w.constant] for w in progress.windows[-WINDOWS:]],
+        **weighted,
         **beside,
         "updated_at": now(),
     }

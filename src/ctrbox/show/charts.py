@@ -125,6 +125,7 @@ class Line:
     tone: str = "a"
     faint: bool = False
     dots: bool = False
+    spread: Sequence[tuple[float, float]] = ()  # low and high end of the bar through each point
 
 
 def line_chart(
@@ -144,12 +145,12 @@ def line_chart(
     With `until` the axis goes from 0 to there, so that charts beside each other share it. `level` says how values are
     written, which then begin at 0 where none is below.
     """
-    lines = [Line(s.name, kept, s.tone, s.faint, s.dots) for s in lines if (kept := _finite_points(s.points))]
+    lines = [kept for s in lines if (kept := _finite_line(s)).points]
     loud = [s for s in lines if not s.faint] or lines
     if not loud:
         return nothing(f"No {label} was recorded.")
     xs = [x for s in lines for x, _ in s.points]
-    ys = [y for s in loud for _, y in s.points]
+    ys = [y for s in loud for _, y in s.points] + [end for s in loud for ends in s.spread for end in ends]
     if rule and math.isfinite(rule[0]):
         ys.append(rule[0])
     if until is not None and 0 < until <= LARGEST:
@@ -177,6 +178,12 @@ def line_chart(
             f'<path class="mark {s.tone}{" faint" if s.faint else ""}" d="M{path}" clip-path="url(#{inside})"/>'
         )
     for s in loud:
+        for (a, _), (low, high) in zip(s.points, s.spread, strict=False):
+            if high > low:
+                body.append(
+                    f'<path class="mark {s.tone} spread" d="M{x(a):.1f} {y(low):.1f}V{y(high):.1f}" clip-path="url(#{inside})"/>'
+                )
+    for s in loud:
         for a, b in s.points:
             where = names[int(a)] if names and 0 <= int(a) < len(names) else f"{a:,.0f} {across}"
             kind = f"dot {s.tone}" if s.dots or len(s.points) == 1 else "touch"
@@ -187,8 +194,12 @@ def line_chart(
     return chart(body, width, height, label) + legend([(s.name, s.tone) for s in loud] if len(loud) > 1 else [])
 
 
-def _finite_points(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    return [(a, b) for a, b in points if finite(a) and finite(b)]
+def _finite_line(line: Line) -> Line:
+    """Leave out points that are not finite; a bar whose ends are not is no bar."""
+    spread = line.spread or [(b, b) for _, b in line.points]
+    kept = [(p, ends) for p, ends in zip(line.points, spread, strict=True) if finite(p[0]) and finite(p[1])]
+    bars = [ends if finite(ends[0]) and finite(ends[1]) else (b, b) for (_, b), ends in kept]
+    return Line(line.name, [p for p, _ in kept], line.tone, line.faint, line.dots, bars if line.spread else ())
 
 
 def _decimals(places: Sequence[float]) -> Callable[[float], str]:
@@ -238,17 +249,20 @@ def _named_axis(x: Scale, names: Sequence[str], height: int) -> str:
 
 @dataclass(frozen=True)
 class Dot:
+    """A group of rows: the mean prediction, the share that was clicked, and the 95 % interval of that share."""
+
     predicted: float
     clicked: float
     rows: int
+    low: float = math.nan
+    high: float = math.nan
 
 
 def calibration_chart(dots: Sequence[Dot], *, width: int = 540, height: int = 330) -> str:
-    """Predicted against clicked: a dot on the diagonal is honest. The bar through a dot is its 95% interval."""
+    """Draw predicted against clicked: a dot on the diagonal is right. The bar through a dot is its 95 % interval."""
     dots = [d for d in dots if 0 <= d.predicted <= 1 and 0 <= d.clicked <= 1 and d.rows > 0]
     if not dots:
         return nothing("No calibration was recorded.")
-    spreads = [1.96 * math.sqrt(d.clicked * (1 - d.clicked) / d.rows) for d in dots]
     values = [v for d in dots for v in (d.predicted, d.clicked)]
     least = min((v for v in values if v > 0), default=0.0)
     # Click rates that differ by more than 30 times are told apart by their ratio.
@@ -274,9 +288,11 @@ def calibration_chart(dots: Sequence[Dot], *, width: int = 540, height: int = 33
         f'<text x="{(LEFT + width - RIGHT) / 2:.0f}" y="{height - 6}" text-anchor="middle">predicted</text>',
         f'<text x="{LEFT + 8}" y="{TOP + 10}">clicked</text>',
     ]
-    for d, spread in zip(dots, spreads, strict=True):
-        top, foot = y(min(d.clicked + spread, high)), y(max(d.clicked - spread, low))
-        body.append(f'<path class="mark a spread" d="M{x(max(d.predicted, low)):.1f} {top:.1f}V{foot:.1f}"/>')
+    for d in dots:
+        if finite(d.low) and finite(d.high):
+            # Cut at the edges of the plot: on an axis of ratios the lower end may be 0, which has no place.
+            top, foot = (y(min(max(end, low), high)) for end in (d.high, d.low))
+            body.append(f'<path class="mark a spread" d="M{x(max(d.predicted, low)):.1f} {top:.1f}V{foot:.1f}"/>')
     most = max(d.rows for d in dots)
     for d in dots:
         radius = 3.5 + 4.5 * math.sqrt(d.rows / most)

@@ -55,9 +55,9 @@ td.why{color:var(--muted);min-width:200px}
 td .chart.cell{display:inline-block;vertical-align:middle;height:14px}
 .pair{display:flex;align-items:center;gap:10px;white-space:nowrap}.pair span{min-width:58px;text-align:right}
 .chip{font-size:11.5px;padding:1px 8px;border-radius:99px;background:var(--well);color:var(--muted)}
-.plan{overflow:auto;border:1px solid var(--line);border-radius:10px;max-height:900px}
-.plan img{display:block;width:100%;height:auto}#full{position:absolute;opacity:0}
-#full:checked~.plan img{width:auto;max-width:none}
+.plan{overflow:auto;border:1px solid var(--line);border-radius:10px;max-height:1100px}
+.plan img{display:block;width:100%;min-width:1000px;height:auto}#full{position:absolute;opacity:0}
+#full:checked~.plan{max-height:none}#full:checked~.plan img{min-width:0}
 label[for=full]{color:var(--a);cursor:pointer;font-size:13px;display:inline-block;margin:0 0 10px}
 #full:focus-visible+label{outline:2px solid var(--a);outline-offset:3px;border-radius:3px}
 #full:checked+label .fit,#full:not(:checked)+label .real{display:inline}.fit,.real{display:none}

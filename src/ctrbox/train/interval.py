@@ -11,7 +11,8 @@ seeds first, and the variance over rows is that of the averages. The spread of t
 the number of seeds, is added. The quantile is Student's, with Welch and Satterthwaite's degrees of freedom: few seeds that
 disagree give a wide interval. With one seed nothing is known of other seeds: the interval speaks of the rows alone.
 
-Rows count as independent; clicks of one user that hang together make the true interval wider. Weights are not read.
+Rows count as independent; clicks of one user that depend on each other make the true interval wider. All rows count
+alike: sample weights are not read.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Difference:
     level: float
     rows: int
     seeds: int
+    clicks: int = 0
 
     @property
     def significant(self) -> bool:
@@ -148,6 +150,7 @@ def _compare(
         level,
         len(labels),
         seeds,
+        int(np.count_nonzero(labels)),
     )
 
 

@@ -1,4 +1,8 @@
-"""The passes of a run in its report: AIBox's Table 1, how long each stage takes, and Figure 7, what each table is asked."""
+"""The passes of a run in its report: how long each stage takes, and what each table is asked.
+
+A pass is a twentieth of an epoch. The two parts answer the questions of Table 1 and Figure 7 of the AIBox paper; the
+report itself uses plain names for the stages.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,11 @@ from ctrbox.show.page import named, section, table
 from ctrbox.train.recorded import Fields
 from ctrbox.train.words import sized, spent
 
-# Our stages and the paper's: Read + Extract, Sparse Table, Embedding Learning + Joint Learning.
-STAGES = {"extract": "RE", "lookup": "ST", "learn": "EL + JL"}
+STAGES = {
+    "extract": "read the log, compute features",
+    "lookup": "find keys and their rows in tables",
+    "learn": "train embeddings and model",
+}
 MOST_TABLES = 12
 
 
@@ -25,7 +32,7 @@ def passes_of(metrics: Sequence[Fields], kind: str) -> list[Fields]:
     return [found[number] for number in sorted(found)]
 
 
-# ---- Table 1 ---------------------------------------------------------------------------------------------------------
+# ---- stages ---------------------------------------------------------------------------------------------------------
 
 
 def stage_times(metrics: Sequence[Fields], s: Fields) -> str:
@@ -56,21 +63,21 @@ def stage_times(metrics: Sequence[Fields], s: Fields) -> str:
         )
     rows.append(["one after the other", spent(sequential), f"{sequential / whole:.0%}", *[""] * 4])
     rows.append(["<b>as a pipeline</b>", f"<b>{spent(whole)}</b>", "<b>100%</b>", *[""] * 4])
-    heads = ["a pass", "of a pass", "std dev", "waits for input", "waits for room", "queue behind"]
-    words = f"As Table 1 of AIBox has it: the average of {len(passes):,} passes, stretches of the log, without evaluations and "
-    words += "checkpoints. "
+    heads = ["per pass", "share of a pass", "std dev", "waits for input", "waits for room", "batches queued behind it"]
+    words = (
+        f"Averages over {len(passes):,} passes. A pass is a twentieth of an epoch, or one batch where there are fewer; "
+    )
+    words += "evaluations and checkpoints are left out. "
     if slowest > 0:
-        words += (
-            f"A pass takes {whole / slowest:.2f} times its slowest stage. One after the other the stages, each as long "
-        )
-        words += f"as it took beside the others, would take {sequential / whole:.2f} times a pass."
+        words += f"A pass takes {whole / slowest:.2f} times as long as its slowest stage; run one after the other, the stages "
+        words += f"would take {sequential / whole:.2f} times as long as a pass does."
     return (
         f'<h3 class="under">Time of a pass by stage</h3><p class="note">{text(words, 600)}</p>'
         f"{table([('stage', 'name'), *((head, 'n') for head in heads)], rows)}"
     )
 
 
-# ---- Figure 7 --------------------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------------------------
 
 
 def tables(metrics: Sequence[Fields], s: Fields) -> str:
@@ -84,9 +91,9 @@ def tables(metrics: Sequence[Fields], s: Fields) -> str:
         reads = ", ".join(map(str, fields[:6])) + ("…" if len(fields) > 6 else "") if isinstance(fields, list) else ""
         title = f"{named(one.text('name'))} <small class='muted'>{text(reads, 200)}</small>"
         drawn.append(f'<h3 class="under">{title}</h3>{_figure(passes_of(metrics, one.text("name")))}')
-    note = "As Figure 7 of AIBox has it. Each pass asks for the unique keys of its batches. Hits are in memory, others are read "
-    note += "from the SSD, page by page, unless no filter of the table knows them: those are new. The hit rate is that of keys "
-    note += "that are not new."
+    note = "Each pass asks a table for the unique keys of its batches. A key is found in memory, or read from the SSD, or new: "
+    note += "filters in memory tell most new keys without a read. The hit rate is the share found in memory of the keys that are "
+    note += "not new."
     return section("tables", "Tables", note, _totals(found[:MOST_TABLES]), *drawn)
 
 
@@ -103,7 +110,7 @@ def _totals(found: Sequence[Fields]) -> str:
                 *(_bytes(one, name) for name in ("bytes_read", "bytes_written", "disk_bytes")),
             ]
         )
-    heads = ["keys asked for", "in memory", "on disk", "new", "filters wrong", "hit rate", "reads a key"]
+    heads = ["keys asked for", "in memory", "on disk", "new", "wrong filter answers", "hit rate", "reads per key"]
     heads += ["read", "written", "on disk now"]
     return table([("table", "name"), *((head, "n") for head in heads)], rows)
 
@@ -118,7 +125,7 @@ def _figure(passes: Sequence[Fields]) -> str:
         ("Hit rate", [line("hit rate", "hit_rate", "c", 100.0)], lambda v: f"{v:.3g}%"),
         (
             "Reads that filters spared",
-            [line("new keys, not read", "new", "a"), line("filters wrong", "false_positives", "b")],
+            [line("new keys, not read", "new", "a"), line("wrong filter answers", "false_positives", "b")],
             short,
         ),
     ]

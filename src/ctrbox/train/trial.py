@@ -114,12 +114,14 @@ def trial(
     extracted = _extraction_cost(union, arms, split.train_stop)
     base = arms[0]
     found = {}
+    # Bonferroni: with a probability of 95 % the intervals of all candidates hold at once.
+    level = 1 - 0.05 / max(1, len(arms) - 1)
     for k, arm in enumerate(arms[1:], 1):
         found[arm.name] = Candidate(
             arm.name,
             {n: repr(e) for n, e in candidates[arm.name].items()},
-            auc_difference(label, scores[0], scores[k]),
-            logloss_difference(label, scores[0], scores[k]),
+            auc_difference(label, scores[0], scores[k], level=level),
+            logloss_difference(label, scores[0], scores[k], level=level),
             tuple(auc_difference(label, a, b).b for a, b in zip(scores[0], scores[k], strict=True)),
             tuple(logloss_difference(label, a, b).b for a, b in zip(scores[0], scores[k], strict=True)),
             Cost(
@@ -138,6 +140,8 @@ def trial(
         seeds=tuple(numbers),
         train_rows=rows,
         valid_rows=len(label),
+        valid_clicks=int(np.count_nonzero(label)),
+        weighted=plan.features.weight is not None,
         aucs=tuple(auc_difference(label, s, s).a for s in scores[0]),
         loglosses=tuple(logloss_difference(label, s, s).a for s in scores[0]),
         extract_us=extracted[0],

@@ -10,7 +10,7 @@ from typing import Any
 from ctrbox.errors import PlanError, nearest
 from ctrbox.train.interval import Difference
 
-MANY = 5  # candidates from which chance is worth a word
+FEW = 10  # clicks, or non-clicks, below which nothing is called better or worse
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,21 @@ class Candidate:
 
     @property
     def verdict(self) -> str:
-        """By AUC: "better", "worse" or "cannot tell"."""
-        if not self.auc.significant:
+        """Judge by AUC: "better", "worse" or "cannot tell", which it is also with fewer than FEW clicks or non-clicks."""
+        if not self.auc.significant or self.too_few:
             return "cannot tell"
         return "better" if self.auc.value > 0 else "worse"
+
+    @property
+    def too_few(self) -> bool:
+        """Whether a class has so few rows that its interval, which is right for many, cannot be trusted."""
+        return min(self.auc.clicks, self.auc.rows - self.auc.clicks) < FEW
 
     @property
     def rows_needed(self) -> int | None:
         """About how many validation rows would settle it if the difference stayed what it is; None where it is settled or 0."""
         reach = (self.auc.high - self.auc.low) / 2
-        if self.auc.significant or not math.isfinite(reach) or abs(self.auc.value) < 1e-12:
+        if self.auc.significant or self.too_few or not math.isfinite(reach) or abs(self.auc.value) < 1e-12:
             return None
         return max(self.auc.rows, math.ceil(self.auc.rows * (reach / self.auc.value) ** 2))
 
@@ -75,6 +80,8 @@ class Trial(Mapping[str, Candidate]):
         seeds: tuple[int, ...],
         train_rows: int,
         valid_rows: int,
+        valid_clicks: int = 0,
+        weighted: bool = False,
         aucs: tuple[float, ...],
         loglosses: tuple[float, ...],
         extract_us: float,
@@ -83,7 +90,8 @@ class Trial(Mapping[str, Candidate]):
     ) -> None:
         self.candidates = dict(candidates)
         self.model, self.data, self.seeds = model, data, seeds
-        self.train_rows, self.valid_rows = train_rows, valid_rows
+        self.train_rows, self.valid_rows, self.valid_clicks = train_rows, valid_rows, valid_clicks
+        self.weighted = weighted  # whether training used sample weights; figures never do
         self.aucs, self.loglosses = aucs, loglosses  # without any candidate, by seed
         self.extract_us, self.learn_us, self.seconds = extract_us, learn_us, seconds
 
@@ -110,7 +118,8 @@ class Trial(Mapping[str, Candidate]):
             "model": self.model,
             "data": self.data,
             "seeds": list(self.seeds),
-            "rows": {"train": self.train_rows, "valid": self.valid_rows},
+            "rows": {"train": self.train_rows, "valid": self.valid_rows, "valid_clicks": self.valid_clicks},
+            "weighted_training": self.weighted,
             "seconds": self.seconds,
             "without": {
                 "auc": _number(_mean(self.aucs)),
@@ -126,7 +135,8 @@ class Trial(Mapping[str, Candidate]):
     def __str__(self) -> str:
         found = [*self.candidates.values()]
         seeds = f"{len(self.seeds)} seed" + ("s" if len(self.seeds) > 1 else "")
-        head = f"{self.model} on {self.data}: {self.train_rows:,} rows learned, {self.valid_rows:,} judged, {seeds}"
+        head = f"{self.model} on {self.data}: {self.train_rows:,} rows learned, {self.valid_rows:,} judged "
+        head += f"({self.valid_clicks:,} clicks), {seeds}"
         gain = [
             ["", "AUC", "difference", "95 % interval", "log loss", "difference", "95 % interval", ""],
             ["without", f"{_mean(self.aucs):.5f}", "", "", f"{_mean(self.loglosses):.5f}", "", "", ""],
@@ -151,13 +161,14 @@ class Trial(Mapping[str, Candidate]):
             )
         lines = [head, "", *_aligned(gain), "", *_aligned(price)]
         if len(self.seeds) == 1:
-            lines += ["", "One seed: the intervals know the rows' chance, not that of another start."]
-        if len(found) >= MANY:
-            by_chance = len(found) * 0.025
+            lines += ["", "One seed: the intervals hold the chance of the rows, not that of another random start."]
+        if len(found) > 1:
             lines += [
                 "",
-                f"{len(found)} candidates: about {by_chance:.1g} would look better by chance were all useless.",
+                f"{len(found)} candidates: each interval is widened so that all of them hold at once with a probability of 95 %.",
             ]
+        if self.weighted:
+            lines += ["", "Training used sample weights. AUC and log loss here do not: all judged rows count alike."]
         return "\n".join(lines)
 
 
@@ -171,6 +182,8 @@ def _shown(d: Difference) -> list[str]:
 
 def _words(c: Candidate) -> str:
     needed = c.rows_needed
+    if c.too_few:
+        return f"{c.verdict}; fewer than {FEW} clicks or non-clicks were judged"
     if needed is None:
         return c.verdict
     if needed > 1000 * c.auc.rows:
