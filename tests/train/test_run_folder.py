@@ -14,6 +14,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
+from ctrbox.train.checkpoint import checkpoints, read_state
 from tests.train.worlds import FAST, Small, checkerboard, fit, on_disk, plan_of, table, weights
 
 
@@ -172,6 +173,18 @@ def test_resume_with_other_rows_of_the_same_size_and_time_is_refused(tmp_path: P
     assert (log.stat().st_size, log.stat().st_mtime_ns) == (facts.st_size, facts.st_mtime_ns)
     with pytest.raises(DataError, match="differs in data"):
         fit(on_disk(tmp_path), out=tmp_path / "run")
+
+
+def test_table_of_another_step_is_not_taken_for_that_of_a_checkpoint(plan: cb.Plan, tmp_path: Path) -> None:
+    """Both tables are sound and of one size, as after a copy that was broken off."""
+    unfinished(plan, tmp_path / "run")
+    older, newer = checkpoints(tmp_path / "run" / "checkpoints")
+    table = "table-0.ctrtable"
+    read_state(newer)
+    assert (older / table).stat().st_size == (newer / table).stat().st_size
+    (newer / table).write_bytes((older / table).read_bytes())
+    with pytest.raises(DataError, match=r"table-0\.ctrtable is not the table that was saved here"):
+        read_state(newer)
 
 
 def test_resume_with_other_code_is_refused(plan: cb.Plan, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
-from ctrbox.errors import BudgetError, PlanError, SourceError
+from ctrbox.errors import BudgetError, DataError, PlanError
 from tests.train.test_run_folder import Stop, StopAt
 from tests.train.worlds import FAST, Small, checkerboard, plan_of, table, weights
 
@@ -128,7 +128,7 @@ def test_a_damaged_table_of_a_run_is_named(tmp_path: Path, plan: cb.Plan) -> Non
     damaged = bytearray(manifest.read_bytes())
     damaged[40] ^= 1
     manifest.write_bytes(bytes(damaged))
-    with pytest.raises(SourceError, match="MANIFEST"):
+    with pytest.raises(DataError, match=r"table-0\.ctrtable is not the table that was saved here: it is damaged"):
         cb.Run.load(tmp_path / "run", model=Small(plan.schema))
 
 

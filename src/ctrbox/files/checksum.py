@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -37,9 +38,7 @@ Attempt = Callable[[FileVersion, Callable[[], str]], str]
 
 def content_checksums(files: Sequence[FileVersion], attempt: Attempt = lambda file, read: read()) -> list[str]:
     """The checksum of each file; `attempt` runs a read and may try it again."""
-    sizes = [file.size for file in files]
-    whole = all(size is not None for size in sizes) and sum(size or 0 for size in sizes) <= WHOLE_BYTES
-    blocks = None if whole else max(LEAST_BLOCKS, BLOCKS // max(1, len(files)))
+    blocks = _blocks([file.size for file in files])
 
     def one(file: FileVersion) -> str:
         return attempt(file, lambda: _checksum(file, blocks))
@@ -53,19 +52,40 @@ def content_checksums(files: Sequence[FileVersion], attempt: Attempt = lambda fi
         pool.shutdown(cancel_futures=True)
 
 
+def checksums_of_own_files(paths: Sequence[Path]) -> list[str]:
+    """The checksum of each local file that this program alone writes; hard links to them may come and go meanwhile."""
+    blocks = _blocks([path.stat().st_size for path in paths])
+    found = []
+    for path in paths:
+        with pa.OSFile(str(path)) as raw:
+            found.append(_digest(raw, blocks, b""))
+    return found
+
+
+def _blocks(sizes: Sequence[int | None]) -> int | None:
+    """How many blocks of each file are read; None for every byte."""
+    if None not in sizes and sum(size or 0 for size in sizes) <= WHOLE_BYTES:
+        return None
+    return max(LEAST_BLOCKS, BLOCKS // max(1, len(sizes)))
+
+
 def _checksum(file: FileVersion, blocks: int | None) -> str:
     with file.reading() as raw:
         if file.etag is not None:
             return f"etag {file.etag}"
-        state = hashlib.blake2b(digest_size=16)
-        if not file.local:
-            state.update(repr(file.facts).encode())  # the modification time of HDFS, which Arrow does not pass on
-        for start, size in _ranges(raw, blocks):
-            raw.seek(start)
-            while size > 0 and (found := raw.read(min(size, 4 << 20))):
-                state.update(found)
-                size -= len(found)
-        return state.hexdigest()
+        # Of HDFS the modification time, which Arrow does not pass on.
+        return _digest(raw, blocks, b"" if file.local else repr(file.facts).encode())
+
+
+def _digest(raw: pa.NativeFile, blocks: int | None, facts: bytes) -> str:
+    state = hashlib.blake2b(facts, digest_size=16)
+    for start, size in _ranges(raw, blocks):
+        raw.seek(start)
+        left = size
+        while left > 0 and (found := raw.read(min(left, 4 << 20))):
+            state.update(found)
+            left -= len(found)
+    return state.hexdigest()
 
 
 def _ranges(raw: pa.NativeFile, blocks: int | None) -> list[tuple[int, int]]:

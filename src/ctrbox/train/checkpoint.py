@@ -1,6 +1,6 @@
 """Weights in folders: checkpoints, from which a run goes on exactly, and the model at its end.
 
-    state.json            what (sealed), with the size and (of small files) SHA-256 of every other file
+    state.json            what (sealed), with the size and SHA-256 of every other file (of a table: of sampled content)
     dense.safetensors     the model's state_dict
     optimizer.safetensors dense optimizer state and torch's random states
     table-K.ctrtable      each embedder, in its own checked format: a file, a folder of the Sparse Table, or one of shards
@@ -29,6 +29,7 @@ from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.sharded import restore_shard
 from ctrbox.engines.aside import remove, written_aside
 from ctrbox.errors import CtrboxError, DataError
+from ctrbox.files.checksum import checksums_of_own_files
 from ctrbox.train.sealed import read_sealed, sealed
 
 STATE = "state.json"
@@ -167,16 +168,29 @@ def _gpu_of(model: nn.Module) -> torch.device | None:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    # A table carries checksums of its own, and may be many gigabytes.
-    whole = path.suffix == ".ctrtable"
-    return {"bytes": _bytes(path), **({} if whole else {"sha256": _digest(path)})}
+    # A table carries checksums of its own, and may be many gigabytes. They do not tell it from the sound table of another
+    # step or run, which often has the same size; a checksum of sampled content does.
+    table = path.suffix == ".ctrtable"
+    return {"bytes": _bytes(path), **({"content": _content(path)} if table else {"sha256": _digest(path)})}
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or all that the folder of a table holds but its lock."""
+    if path.is_file():
+        return [path]
+    return sorted(p for p in path.rglob("*") if p.is_file() and p.name != "LOCK")
 
 
 def _bytes(path: Path) -> int:
-    """Of a file, or of all that the folder of a table holds but its lock."""
-    if path.is_file():
-        return path.stat().st_size
-    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file() and p.name != "LOCK")
+    return sum(p.stat().st_size for p in _files(path))
+
+
+def _content(path: Path) -> str:
+    """A checksum of what a table holds; `files.checksum` says which bytes it covers."""
+    files = _files(path)
+    checksums = checksums_of_own_files(files)
+    names = [str(p.relative_to(path)) for p in files]
+    return hashlib.sha256(repr(list(zip(names, checksums, strict=True))).encode()).hexdigest()
 
 
 def _check(place: Path, name: str, facts: Any) -> None:
@@ -189,6 +203,10 @@ def _check(place: Path, name: str, facts: Any) -> None:
         raise DataError(f"{path} is damaged: {_bytes(path):,} bytes, expected {facts.get('bytes')!r}")
     if "sha256" in facts and _digest(path) != facts["sha256"]:
         raise DataError(f"{path} is damaged: its checksum does not fit")
+    if "content" in facts and _content(path) != facts["content"]:
+        raise DataError(
+            f"{path} is not the table that was saved here: it is damaged, or it holds rows of another step or run"
+        )
 
 
 def _digest(path: Path) -> str:

@@ -71,7 +71,13 @@ class WarmUp:
         if folder is None:
             return [self.kind, "a run in memory"]
         files = read_state(_model(folder))["files"]
-        return [self.kind, *(f"{name} {facts.get('sha256', facts['bytes'])}" for name, facts in sorted(files.items()))]
+        return [
+            self.kind,
+            *(
+                f"{name} {facts.get('sha256', facts.get('content', facts['bytes']))}"
+                for name, facts in sorted(files.items())
+            ),
+        ]
 
     def apply(self, learner: Learner) -> None:
         """Put the earlier weights into a model and its embedders."""
