@@ -25,7 +25,8 @@ from ctrbox.plan.device import Device, device_named, gpu_here
 from ctrbox.plan.features import FeatureSet
 from ctrbox.plan.graph import Graph
 from ctrbox.plan.typing import origin
-from ctrbox.plan.unlabelled import unlabelled, without_label_filters
+from ctrbox.plan.unlabelled import without_label_filters
+from ctrbox.views.recorded import opened
 from ctrbox.views.view import Merge, View
 
 EVALUATE_ROWS = 65_536
@@ -93,7 +94,7 @@ class Plan:
     @property
     def fingerprint(self) -> str:
         """A digest of everything that decides the bits of a batch; models carry it."""
-        from ctrbox.engines.saved import fingerprint
+        from ctrbox.engines.fingerprint import fingerprint
 
         return fingerprint(self)
 
@@ -174,14 +175,16 @@ class Plan:
         *,
         views: dict[str, Any] | None = None,
         allow_operators: bool = False,
+        allow_views: Sequence[str] = (),
         device: str | Device | None = None,
     ) -> Plan:
         """Read a saved plan. ``views``: other data by view name. Runs no code of the file; user operators are imported by
-        their path only with ``allow_operators=True``. ``device``: as of ``cb.compile``; a plan that was not for the CPU alone is
-        loaded for "auto"."""
+        their path only with ``allow_operators=True``. Opens no path of the file either: views are opened when the plan runs, and
+        only below the current folder, beside the plan, or below one of ``allow_views`` (such as ``["/data", "s3://bucket/"]``).
+        ``device``: as of ``cb.compile``; a plan that was not for the CPU alone is loaded for "auto"."""
         from ctrbox.engines.saved import load_plan
 
-        plan = load_plan(path, views=views, allow_operators=allow_operators)
+        plan = load_plan(path, views=views, allow_operators=allow_operators, allow_views=allow_views)
         if device is not None:
             plan.device = checked_device(device)
         return plan
@@ -369,10 +372,11 @@ class Plan:
 
     def over(self, data: Any, *, label: bool = True, views: Mapping[str, Any] | None = None) -> Plan:
         """The same plan, with what was fitted, over another log; ``label=False``: of a log that has no labels yet.
-        ``views``: other data for joined and merged views, by name."""
-        features = self.features if label else replace(self.features, label=None, weight=None)
-        log = (self.log if label else unlabelled(self.log, self.features)).over(data, views)
-        plan = Plan(log, features, device=self.device, threads=self.threads, chunk_rows=self.chunk_rows)
+        ``views``: other data for joined and merged views, by name. Columns must be of the kinds that this plan was made on; a
+        null that this plan has no value for is an error when the rows are read, which names the row."""
+        from ctrbox.engines.over import plan_over
+
+        plan = plan_over(self, data, label, views)
         plan.fitted = self.fit().fitted
         plan.made_over = self.made_over or self.fingerprint
         return plan
@@ -391,9 +395,9 @@ class Plan:
     @property
     def rows(self) -> int:
         """Rows of the log, before filters; a log that does not say is read once to count them."""
-        known = self.log.source.rows
+        source = opened(self.log.source)
+        known = source.rows
         if known is None:
-            source = self.log.source
             known = sum(m.rows.num_rows for m in source.scan(source.schema.names[:1], threads=self.threads))
         return known
 

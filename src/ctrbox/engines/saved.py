@@ -1,4 +1,4 @@
-"""Plans in files, and their fingerprints.
+"""Plans in files.
 
     offset          bytes  what
     0               8      b"CTRBOXPL"
@@ -10,7 +10,7 @@
 
 A file is written aside, synced and renamed. Reading believes nothing before its checksum fits, runs no code
 of the file, and imports a user's operator only when it is allowed to. Paths are kept as they were given,
-secrets in them are not; rows in memory are not kept, only their columns: whoever loads the plan brings them.
+secrets in them are not; no path is opened before the plan runs, and then only where the user allows it (`saved_views`).
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ import os
 import re
 import struct
 import sys
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 import pyarrow as pa
 
-from ctrbox.columns.kind import kind_of_arrow, name_of
-from ctrbox.columns.times import checked_units
 from ctrbox.engines.aside import written_aside
+from ctrbox.engines.fingerprint import fingerprint, plain_array
 from ctrbox.engines.plan import Plan
-from ctrbox.errors import CtrboxError, PlanError, SourceError, nearest
+from ctrbox.engines.saved_views import check_names, read_view, view_entry
+from ctrbox.errors import CtrboxError, PlanError, nearest
 from ctrbox.plan.device import Device
-from ctrbox.plan.graph import Graph
+from ctrbox.plan.gaps import NullsUnfilled
 from ctrbox.plan.serial import (
     Reader,
     Writer,
@@ -54,113 +52,16 @@ from ctrbox.plan.serial import (
 )
 from ctrbox.plan.tables import Dictionary, misfit
 from ctrbox.plan.user import UserOperator
-from ctrbox.views.source import Morsel, Source, like
-from ctrbox.views.text_options import TextOptions
+from ctrbox.views.allowed import Allowed
 from ctrbox.views.view import View
 
 MAGIC = b"CTRBOXPL"
 VERSION = 1
-KEY_FORMAT = 1  # counts changes of an operator's bits: hashes, salts, float bodies
 HEAD = struct.Struct("<8sIQ")
 MOST_HEADER_BYTES = 256 << 20
 DTYPES = frozenset(["|b1", "|u1", "<i4", "<u4", "<i8", "<u8", "<f4", "<f8"])
-SECRETS = {"access_key", "secret_key", "session_token"}
 BROKEN = (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-# ---- the fingerprint ---------------------------------------------------------------------------------------
-
-
-_digests: weakref.WeakKeyDictionary[Dictionary, str] = weakref.WeakKeyDictionary()
-_fingerprints: weakref.WeakKeyDictionary[Plan, tuple[list[np.ndarray], str]] = weakref.WeakKeyDictionary()
-
-
-def fingerprint(plan: Plan) -> str:
-    """A digest of everything that decides the bits of a batch, the same in every process.
-
-    Features, steps of views, the kinds and null facts of the columns that are read, dictionaries, what was
-    fitted, and the names and CUDA bodies of user operators; not paths, names of views, sizes of files or
-    budgets. Computed once for each fitted state of a plan.
-    """
-    learned = [array for _, state in sorted(plan.fitted.items()) for _, array in sorted(state.items())]
-    known = _fingerprints.get(plan)
-    if known is not None and [id(a) for a in known[0]] == [id(a) for a in learned]:
-        return known[1]
-    digest = hashlib.sha256(canonical(_canonical_form(plan)).encode()).hexdigest()
-    _fingerprints[plan] = (learned, digest)
-    return digest
-
-
-def _canonical_form(plan: Plan) -> dict[str, Any]:
-    writer = Writer()
-    log = writer.view(plan.log)
-    read = _columns_read(plan.graph)
-    views = []
-    for view in list(writer.views):
-        # A merge's order and budget change no bit.
-        steps = [s[:2] if s[0] == "merge" else s for s in writer.steps(view)]
-        columns = _columns(view, {*read.get(id(view), ()), *view.key})
-        views.append({"key": list(view.key), "keep": view.keep, "columns": sorted(columns), "steps": steps})
-    features = writer.features(plan.features)
-    return {
-        "format": KEY_FORMAT,
-        "log": log,
-        "views": views,
-        "features": features,
-        "expressions": writer.expressions,
-        "dictionaries": [_dictionary_digest(d) for d in writer.dictionaries],
-        "fitted": {str(k): {n: _array_digest(a) for n, a in s.items()} for k, s in plan.fitted.items()},
-    }
-
-
-def _columns_read(graph: Graph) -> dict[int, set[str]]:
-    """The columns that are read of each view, by the view's id."""
-    read: dict[int, set[str]] = {}
-    for frame in graph.frames:
-        for place, source in enumerate(frame.sources):
-            read.setdefault(id(source.view), set()).update(graph.columns(frame, place))
-    return read
-
-
-def _columns(view: View, wanted: set[str] | None = None) -> list[list[Any]]:
-    """Name, kind ("" where it has none), width of a fixed-size list, and whether nulls may be met."""
-    found = []
-    for f in view.source.schema:
-        if wanted is not None and f.name not in wanted:
-            continue
-        width = f.type.list_size if pa.types.is_fixed_size_list(f.type) else 0
-        kind = kind_of_arrow(f.type)
-        found.append([f.name, kind or "", width, kind is None or view.source.nullable(f.name)])
-    return found
-
-
-def _dictionary_digest(dictionary: Dictionary) -> str:
-    """Of the words and values themselves: equal for slices and copies of equal words."""
-    if dictionary not in _digests:
-        h = hashlib.sha256(f"{dictionary.word_kind} {len(dictionary)} {dictionary.width}".encode())
-        words = dictionary.words
-        if dictionary.word_kind == "s":
-            offsets = np.frombuffer(words.buffers()[1] or b"", np.int64)[words.offset :][: len(words) + 1]
-            if len(offsets):
-                h.update((offsets - offsets[0]).data)
-                h.update(memoryview(words.buffers()[2] or b"")[offsets[0] : offsets[-1]])
-        else:
-            h.update(np.ascontiguousarray(words.to_numpy()).data)
-        h.update(dictionary.ids.data)
-        h.update(dictionary.vectors.data)
-        _digests[dictionary] = h.hexdigest()
-    return _digests[dictionary]
-
-
-def _array_digest(array: np.ndarray) -> str:
-    plain = _plain_array(array)
-    return hashlib.sha256(f"{plain.dtype.str} {plain.shape} ".encode() + plain.tobytes()).hexdigest()
-
-
-def _plain_array(array: np.ndarray) -> np.ndarray:
-    plain = np.ascontiguousarray(array).reshape(np.shape(array))
-    return plain.astype(plain.dtype.newbyteorder("<"), copy=False)
 
 
 # ---- saving ------------------------------------------------------------------------------------------------
@@ -180,7 +81,7 @@ class Blobs:
         return len(self.entries) - 1
 
     def array(self, array: np.ndarray) -> int:
-        plain = _plain_array(array)
+        plain = plain_array(array)
         if plain.dtype.str not in DTYPES:
             raise PlanError(f"an array of {plain.dtype} cannot be saved")
         # An empty array has no buffer to look at.
@@ -199,8 +100,8 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan to a file. PlanError where it holds something that cannot be found again."""
     writer, blobs = Writer(), Blobs()
     log = writer.view(plan.log)
-    _check_names(writer.views)
-    views = [_view_entry(view, writer.steps(view)) for view in list(writer.views)]
+    check_names(writer.views)
+    views = [view_entry(view, writer.steps(view), plan.graph) for view in list(writer.views)]
     features = writer.features(plan.features)
     sizes(writer.expressions)  # what could not be loaded is not saved
     for operator in writer.operators:
@@ -238,57 +139,6 @@ def _write(path: Path, parts: Sequence[Any]) -> None:
         file.write(whole.digest())
 
 
-def _check_names(views: Sequence[View]) -> None:
-    """Rows in memory are found again by the view's name, so two such sources cannot share one."""
-    named: dict[str, Source] = {}
-    for view in views:
-        mine = _opened(view.source)
-        other = named.setdefault(view.name, mine)
-        if other is not mine and None in (_reference(mine), _reference(other)):
-            raise PlanError(
-                f"two views are called {view.name!r} and one holds rows in memory, which a saved plan finds "
-                "by name; name them apart: cb.View(…, name='…')"
-            )
-
-
-def _view_entry(view: View, steps: list[list[Any]]) -> dict[str, Any]:
-    return {
-        "name": view.name,
-        "key": list(view.key),
-        "keep": view.keep,
-        "source": _reference(_opened(view.source)),
-        "columns": _columns(view),
-        "steps": steps,
-        **({"time_units": dict(view.time_units)} if view.time_units else {}),
-    }
-
-
-def _reference(source: Source) -> dict[str, Any] | None:
-    """Where files are found again; None for rows in memory and streams."""
-    files = getattr(source, "_files", None)
-    form = _format_name(getattr(source, "_format", None))
-    if not files or form is None:
-        return None
-    several = re.search(r" and \d+ more$", source.name) or source.name.startswith("dataset of ")
-    paths = [file.shown for file in files] if several else [source.name]
-    text = getattr(source, "text_options", None)
-    said = text.given() if text is not None else {}
-    return {"paths": [_without_secrets(p) for p in paths], "format": form, **({"text": said} if said else {})}
-
-
-def _format_name(form: Any) -> str | None:
-    names = {"Parquet": "parquet", "IpcFile": "arrow"}
-    return names.get(type(form).__name__) or getattr(form, "name", None)
-
-
-def _without_secrets(path: str) -> str:
-    bare, mark, query = path.partition("?")
-    if not mark or "=" not in query or not path.startswith("s3"):
-        return path
-    kept = [(name, value) for name, value in parse_qsl(query) if name not in SECRETS]
-    return f"{bare}?{urlencode(kept)}" if kept else bare
-
-
 def _check_importable(operator: UserOperator) -> None:
     module, _, name = operator.path.partition(":")
     cure = "put it at the top level of a module that can be imported"
@@ -308,21 +158,39 @@ def _check_importable(operator: UserOperator) -> None:
 
 
 def load_plan(
-    path: str | os.PathLike[str], *, views: Mapping[str, Any] | None = None, allow_operators: bool = False
+    path: str | os.PathLike[str],
+    *,
+    views: Mapping[str, Any] | None = None,
+    allow_operators: bool = False,
+    allow_views: Sequence[str] = (),
 ) -> Plan:
-    """Read a plan. ``views``: other data (or the data in memory it was saved with) by view name.
+    """Read a plan and open none of its paths. ``views``: other data (or the data in memory it was saved with) by view name.
+    ``allow_views``: paths that the plan may open when it runs, beyond those below the current folder or beside the plan.
 
     Of a column that could be null when the plan was saved it is still said that it can, whatever the new data
     hold: so a request's rows may lack what the log's rows lacked.
     """
-    header, blobs = _read(Path(path))
+    place = Path(path)
+    header, blobs = _read(place)
+    folder = place.parent.resolve()
+    allowed = Allowed(allow_views, folder.parent if _of_a_folder(place) else folder)
+    given = dict(views or {})
     try:
-        plan = _rebuild(header, blobs, dict(views or {}), allow_operators)
+        try:
+            plan = _rebuild(header, blobs, given, allow_operators, allowed, strict=False)
+        except NullsUnfilled:
+            # The given data may hold nulls that the plan has no value for: it runs until it meets one.
+            plan = _rebuild(header, blobs, given, allow_operators, allowed, strict=True)
     except CtrboxError:
         raise
     except BROKEN as error:
         raise malformed(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
     return plan
+
+
+def _of_a_folder(path: Path) -> bool:
+    """Return whether a plan is part of the folder of a run or of a served model, whose data lies beside that folder."""
+    return any((path.parent / name).is_file() for name in ("config.json", "serve.json"))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:
@@ -369,7 +237,14 @@ def _blobs(header: dict[str, Any], data: memoryview) -> Iterator[memoryview]:
         raise malformed(f"{len(data) - at:,} bytes belong to nothing")
 
 
-def _rebuild(header: dict[str, Any], parts: list[memoryview], given: dict[str, Any], allow_operators: bool) -> Plan:
+def _rebuild(
+    header: dict[str, Any],
+    parts: list[memoryview],
+    given: dict[str, Any],
+    allow_operators: bool,
+    allowed: Allowed,
+    strict: bool,
+) -> Plan:
     entries = a_list(header["blobs"], "blobs")
 
     def blob(place: Any) -> tuple[dict[str, Any], memoryview]:
@@ -388,9 +263,9 @@ def _rebuild(header: dict[str, Any], parts: list[memoryview], given: dict[str, A
         if name not in names:
             raise PlanError(f"the plan has no view {name!r}{nearest(name, names) or '; it has ' + ', '.join(names)}")
     views: list[View] = []
-    opened: dict[str, View] = {}
+    made: dict[str, Any] = {}
     for entry in written:
-        views.append(_view(entry, reader, views, given, opened))
+        views.append(read_view(entry, reader, views, given, allowed, made, strict))
     log = a_number(header.get("log"), "the log", max(1, len(views)))
     features = reader.features(header.get("features"))
     plan = Plan(views[log], features, device=a_text(header.get("device"), "the device"))
@@ -471,110 +346,3 @@ def _operator(written: dict[str, Any], allowed: bool) -> UserOperator:
             )
         return found
     raise PlanError(f"{path!r} is a {type(found).__name__}, expected a function declared with @cb.operator")
-
-
-def _view(
-    entry: dict[str, Any], reader: Reader, views: list[View], given: dict[str, Any], opened: dict[str, View]
-) -> View:
-    name = entry["name"]
-    key = texts(entry.get("key"), "a key")
-    keep = None if entry.get("keep") is None else a_text(entry["keep"], "keep")
-    columns = [a_list(c, "a column", length=4) for c in a_list(entry.get("columns"), "columns")]
-    # Views that came from one source share it again, so that its footers are read once.
-    place = f"given {name}" if name in given else canonical([entry.get("source"), key, keep])
-    if place not in opened:
-        opened[place] = _open(name, key, keep, entry.get("source"), given)
-    view = opened[place]
-    found = {c[0]: c for c in _columns(view)}
-    for column, kind, width, _ in columns:
-        if column in found and (found[column][1] or kind) and found[column][1:3] != [kind, width]:
-            now, then = (name_of(k) if k else "of no simple type" for k in (found[column][1], kind))
-            raise PlanError(f"column {column!r} of view {name!r} is {now}; the plan was saved on {then}")
-    maybe_null = frozenset(a_text(c, "a column") for c, _, _, nullable in columns if nullable)
-    steps = [reader.step(s, views) for s in a_list(entry.get("steps"), "steps")]
-    units = {n: a_text(u, "a unit") for n, u in a_dict(entry.get("time_units", {}), "units of times").items()}
-    fresh = object.__new__(View)
-    object.__setattr__(fresh, "time_units", checked_units(units, view.columns) or view.time_units)
-    source = Remembered(_opened(view.source), maybe_null)
-    for attribute, value in (("source", source), ("key", view.key), ("keep", view.keep), ("name", name)):
-        object.__setattr__(fresh, attribute, value)
-    object.__setattr__(fresh, "steps", (*view.steps, *steps))
-    return fresh
-
-
-def _open(name: str, key: tuple[str, ...], keep: str | None, source: Any, given: dict[str, Any]) -> View:
-    if name in given:
-        data = given[name]
-        # Other files of the same text format are read as those that the plan was saved with.
-        said = {} if source is None else like(*_format_and_text(source), data)
-        return data if isinstance(data, View) else View(data, key, keep=keep, name=name, **said)
-    if source is None:
-        raise PlanError(
-            f"view {name!r} was rows in memory, which are not saved; give them: load(…, views={{{name!r}: …}})"
-        )
-    paths = list(texts(a_dict(source, "a source").get("paths"), "paths"))
-    if not paths:
-        raise malformed("a source without paths")
-    form, said = _format_and_text(source)
-    try:
-        return View(paths[0] if len(paths) == 1 else paths, key, keep=keep, name=name, format=form, **said)
-    except SourceError as error:
-        raise SourceError(f"view {name!r}: {error}; or give other data: load(…, views={{{name!r}: …}})") from error
-
-
-def _format_and_text(source: Any) -> tuple[str, dict[str, Any]]:
-    """Return the format of a saved source and the text options that were given for it."""
-    form = a_text(a_dict(source, "a source").get("format"), "a format")
-    said = a_dict(source.get("text", {}), "text options")
-    unknown = set(said) - {f.name for f in fields(TextOptions)}
-    if unknown:
-        raise malformed(f"a text option {min(unknown)[:20]!r}")
-    return form, said
-
-
-def _opened(source: Source) -> Source:
-    return source.inner if isinstance(source, Remembered) else source
-
-
-class Remembered:
-    """A source of which more columns may be null than its data show: those that could once before."""
-
-    def __init__(self, inner: Source, maybe_null: frozenset[str]) -> None:
-        self.inner = inner
-        self.maybe_null = maybe_null
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.inner.schema
-
-    @property
-    def rows(self) -> int | None:
-        return self.inner.rows
-
-    @property
-    def bytes(self) -> int | None:
-        return self.inner.bytes
-
-    @property
-    def text_options(self) -> TextOptions | None:
-        return getattr(self.inner, "text_options", None)
-
-    @property
-    def format_name(self) -> str | None:
-        return getattr(self.inner, "format_name", None)
-
-    def nullable(self, column: str) -> bool:
-        return column in self.maybe_null or self.inner.nullable(column)
-
-    def ordered(self, column: str) -> bool:
-        return self.inner.ordered(column)
-
-    def fingerprint(self) -> str:
-        return self.inner.fingerprint()
-
-    def scan(self, columns: Sequence[str], **options: Any) -> Iterator[Morsel]:
-        return self.inner.scan(columns, **options)

@@ -13,13 +13,14 @@ from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.errors import PlanError, nearest
 from ctrbox.plan.expr import Expr, Time, col, expression
 from ctrbox.plan.features import FeatureSet, space_of
-from ctrbox.plan.gaps import Gap, present, told
+from ctrbox.plan.gaps import Gap, NullsUnfilled, present, told
 from ctrbox.plan.graph import FitSpec, FrameSpec, Graph, Output, SourceSpec
 from ctrbox.plan.node import Node
 from ctrbox.plan.operators import crossed, hashed, resolve
 from ctrbox.plan.typing import Typed, origin
 from ctrbox.plan.unlabelled import conjuncts, tested
 from ctrbox.plan.user import UserOperator
+from ctrbox.views.recorded import RecordedSource
 from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
 
 NOTHING: dict[str, Any] = {"s": "", "f": 0.0, "i": 0, "b": False, "t": Time(0), "*": ()}  # by the kind's first letter
@@ -266,6 +267,8 @@ def looks_ordered(view: View, key: str) -> bool:
     """Whether statistics say that row groups ascend and the first rows do; the stream checks every row it meets."""
     if not view.source.ordered(key):
         return False
+    if isinstance(view.source, RecordedSource):
+        return True  # the plan that was saved has looked at the first rows
     for morsel in view.source.scan([key], threads=0):
         ids = morsel.rows.column(0).to_numpy(zero_copy_only=False).astype("int64", copy=False)
         return bool(_native.first_descent(np.ascontiguousarray(ids)) < 0)
@@ -297,7 +300,7 @@ def build(log: View, features: FeatureSet) -> Graph:
         node = present(resolve(settled, scope), f"feature {name!r}", gaps)
         outputs.append(Output("sparse", name, node, space=space))
     if gaps:
-        raise PlanError(told(gaps))
+        raise NullsUnfilled(told(gaps))
     return Graph(builder.typed, builder.frames, outputs, builder.fits)
 
 

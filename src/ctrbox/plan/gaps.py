@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ctrbox.errors import PlanError
 from ctrbox.plan.node import Node
 from ctrbox.plan.typing import origin, shown_name
+
+
+class NullsUnfilled(PlanError):
+    """Outputs may be null, and nothing fills them."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Everything is lazy: a view is a source and a tuple of steps. The planner reads t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Any
 
@@ -123,31 +123,52 @@ class View:
 
     def with_steps(self, steps: tuple[Step, ...]) -> View:
         """Return the same rows with these steps in place of the view's own."""
+        return self._changed(steps=steps)
+
+    def _changed(self, **changes: Any) -> View:
+        """This view with other values of some of its attributes; nothing is checked."""
+        return View.of(**{field.name: changes.get(field.name, getattr(self, field.name)) for field in fields(View)})
+
+    @staticmethod
+    def of(**attributes: Any) -> View:
+        """Return a view of these attributes, over a source that is there already; nothing is checked."""
         view = object.__new__(View)
-        for field in ("source", "key", "keep", "name", "time_units"):
-            object.__setattr__(view, field, getattr(self, field))
-        object.__setattr__(view, "steps", steps)
+        for field in fields(View):
+            object.__setattr__(view, field.name, attributes[field.name])
         return view
 
     def over(self, data: Any, views: Mapping[str, Any] | None = None) -> View:
-        """Return the same steps over other rows; ``views``: other data for joined and merged views, by name.
+        """Return the same steps over other rows. ``views``: other data for joined and merged views, by name, also for those
+        that a joined view joins itself.
 
         Where this view and the other data are text files, the text options of this view hold for them as well.
         """
-        known = [step.view.name for step in self.steps if isinstance(step, Join | Merge)]
-        for name in views or {}:
+        given = views or {}
+        known = sorted(view.name for view in self.brought())
+        for name in given:
             if name not in known:
                 raise PlanError(f"view {name!r} is not joined or merged here{nearest(name, known)}; there are: {known}")
-        view = View(data, self.key, keep=self.keep, name=self.name, **as_before(self.source, data))
-        object.__setattr__(view, "time_units", self.time_units)
-        steps = tuple(
-            replace(step, view=step.view.over((views or {})[step.view.name]))
-            if isinstance(step, Join | Merge) and step.view.name in (views or {})
-            else step
+        source = View(data, self.key, keep=self.keep, name=self.name, **as_before(self.source, data)).source
+        return self._changed(source=source, steps=self._steps_over(given))
+
+    def brought(self) -> list[View]:
+        """The views that this one joins or merges, and those that they do."""
+        mine = [step.view for step in self.steps if isinstance(step, Join | Merge)]
+        return [found for view in mine for found in (view, *view.brought())]
+
+    def _steps_over(self, given: Mapping[str, Any]) -> tuple[Step, ...]:
+        return tuple(
+            replace(step, view=step.view._replaced(given)) if isinstance(step, Join | Merge) else step
             for step in self.steps
         )
-        object.__setattr__(view, "steps", steps)
-        return view
+
+    def _replaced(self, given: Mapping[str, Any]) -> View:
+        """This view, over other data where it or a view below it is given."""
+        if self.name in given:
+            return self.over(given[self.name], {n: given[n] for n in given if n in {v.name for v in self.brought()}})
+        if any(view.name in given for view in self.brought()):
+            return self._changed(steps=self._steps_over(given))
+        return self
 
     @property
     def columns(self) -> list[str]:

@@ -18,6 +18,7 @@ from ctrbox.engines.cpu.tables import Tables
 from ctrbox.errors import DataError
 from ctrbox.plan.graph import FrameSpec, Graph
 from ctrbox.plan.node import Node
+from ctrbox.views.recorded import opened
 from ctrbox.views.source import Morsel
 
 LOAD_ROWS = 16_384  # rows of a dimension handled at a time: small enough that one row group keeps several cores busy
@@ -141,8 +142,10 @@ def key_at(frame: FrameSpec, row: int) -> str:
 
 def check_budget(frame: FrameSpec, columns: list[str]) -> None:
     """Refuse a hashed merge whose plain columns alone pass the budget."""
-    source = frame.view.source
-    if frame.budget_bytes is None or source.rows is None:
+    if frame.budget_bytes is None:
+        return
+    source = opened(frame.view.source)
+    if source.rows is None:
         return
     need = source.rows * (32 + 16 * len(columns))  # two index slots at half load, and an entry a column
     if need > frame.budget_bytes:

@@ -1,0 +1,113 @@
+"""The fingerprint of a plan: one digest of everything that decides the bits of a batch."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctrbox.columns.kind import kind_of_arrow
+from ctrbox.engines.plan import Plan
+from ctrbox.plan.graph import Graph
+from ctrbox.plan.serial import Writer, canonical
+from ctrbox.plan.tables import Dictionary
+from ctrbox.views.view import View
+
+KEY_FORMAT = 1  # counts changes of an operator's bits: hashes, salts, float bodies
+
+_digests: weakref.WeakKeyDictionary[Dictionary, str] = weakref.WeakKeyDictionary()
+_fingerprints: weakref.WeakKeyDictionary[Plan, tuple[list[np.ndarray], str]] = weakref.WeakKeyDictionary()
+
+
+def fingerprint(plan: Plan) -> str:
+    """A digest of everything that decides the bits of a batch, the same in every process.
+
+    Features, steps of views, the kinds and null facts of the columns that are read, dictionaries, what was
+    fitted, and the names and CUDA bodies of user operators; not paths, names of views, sizes of files or
+    budgets. Computed once for each fitted state of a plan.
+    """
+    learned = [array for _, state in sorted(plan.fitted.items()) for _, array in sorted(state.items())]
+    known = _fingerprints.get(plan)
+    if known is not None and [id(a) for a in known[0]] == [id(a) for a in learned]:
+        return known[1]
+    digest = hashlib.sha256(canonical(_canonical_form(plan)).encode()).hexdigest()
+    _fingerprints[plan] = (learned, digest)
+    return digest
+
+
+def _canonical_form(plan: Plan) -> dict[str, Any]:
+    writer = Writer()
+    log = writer.view(plan.log)
+    read = columns_read(plan.graph)
+    views = []
+    for view in list(writer.views):
+        # A merge's order and budget change no bit.
+        steps = [s[:2] if s[0] == "merge" else s for s in writer.steps(view)]
+        columns = columns_of(view, {*read.get(id(view), ()), *view.key})
+        views.append({"key": list(view.key), "keep": view.keep, "columns": sorted(columns), "steps": steps})
+    features = writer.features(plan.features)
+    return {
+        "format": KEY_FORMAT,
+        "log": log,
+        "views": views,
+        "features": features,
+        "expressions": writer.expressions,
+        "dictionaries": [_dictionary_digest(d) for d in writer.dictionaries],
+        "fitted": {str(k): {n: _array_digest(a) for n, a in s.items()} for k, s in plan.fitted.items()},
+    }
+
+
+def columns_read(graph: Graph) -> dict[int, set[str]]:
+    """The columns that are read of each view, by the view's id."""
+    read: dict[int, set[str]] = {}
+    for frame in graph.frames:
+        for place, source in enumerate(frame.sources):
+            read.setdefault(id(source.view), set()).update(graph.columns(frame, place))
+    return read
+
+
+def columns_of(view: View, wanted: set[str] | None = None) -> list[list[Any]]:
+    """Name, kind ("" where it has none), width of a fixed-size list, and whether nulls may be met.
+
+    Of data that was given to a saved plan the recorded null facts count, so that the plan keeps its fingerprint.
+    """
+    found = []
+    nullable = getattr(view.source, "nullable_then", view.source.nullable)
+    for f in view.source.schema:
+        if wanted is not None and f.name not in wanted:
+            continue
+        width = f.type.list_size if pa.types.is_fixed_size_list(f.type) else 0
+        kind = kind_of_arrow(f.type)
+        found.append([f.name, kind or "", width, kind is None or nullable(f.name)])
+    return found
+
+
+def _dictionary_digest(dictionary: Dictionary) -> str:
+    """Of the words and values themselves: equal for slices and copies of equal words."""
+    if dictionary not in _digests:
+        h = hashlib.sha256(f"{dictionary.word_kind} {len(dictionary)} {dictionary.width}".encode())
+        words = dictionary.words
+        if dictionary.word_kind == "s":
+            offsets = np.frombuffer(words.buffers()[1] or b"", np.int64)[words.offset :][: len(words) + 1]
+            if len(offsets):
+                h.update((offsets - offsets[0]).data)
+                h.update(memoryview(words.buffers()[2] or b"")[offsets[0] : offsets[-1]])
+        else:
+            h.update(np.ascontiguousarray(words.to_numpy()).data)
+        h.update(dictionary.ids.data)
+        h.update(dictionary.vectors.data)
+        _digests[dictionary] = h.hexdigest()
+    return _digests[dictionary]
+
+
+def _array_digest(array: np.ndarray) -> str:
+    plain = plain_array(array)
+    return hashlib.sha256(f"{plain.dtype.str} {plain.shape} ".encode() + plain.tobytes()).hexdigest()
+
+
+def plain_array(array: np.ndarray) -> np.ndarray:
+    plain = np.ascontiguousarray(array).reshape(np.shape(array))
+    return plain.astype(plain.dtype.newbyteorder("<"), copy=False)

@@ -1,0 +1,61 @@
+"""A plan over other data: the same steps and features, held to the kinds of columns that the plan was made on.
+
+Without this check a file whose user ids are text, where they were numbers, would be read without a word: its keys would be
+others, and every score chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ctrbox.engines.fingerprint import columns_read
+from ctrbox.engines.plan import Plan
+from ctrbox.plan.build import build
+from ctrbox.plan.gaps import NullsUnfilled
+from ctrbox.plan.unlabelled import unlabelled
+from ctrbox.views.recorded import AgreeingSource, Described
+from ctrbox.views.view import Join, Merge, View
+
+
+def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | None) -> Plan:
+    """Return the plan over another log, without what was fitted."""
+    labelled = plan.features.label is not None or plan.features.weight is not None
+    features, then, graph = plan.features, plan.log, plan.graph
+    if not label and labelled:
+        features = replace(plan.features, label=None, weight=None)
+        then = unlabelled(plan.log, plan.features)
+        graph = build(then, features)
+    read = columns_read(graph)
+    log = then.over(data, views)
+    options: dict[str, Any] = {"device": plan.device, "threads": plan.threads, "chunk_rows": plan.chunk_rows}
+    try:
+        return Plan(_agreeing(log, then, read, strict=False), features, **options)
+    except NullsUnfilled:
+        # The data may hold nulls that nothing fills: the plan runs until it meets one.
+        return Plan(_agreeing(log, then, read, strict=True), features, **options)
+
+
+def _agreeing(view: View, then: View, read: dict[int, set[str]], strict: bool) -> View:
+    """Return ``view`` held to the columns that are read of ``then``, which has the same steps."""
+    if view is then:
+        return view
+    steps = [
+        replace(step, view=_agreeing(step.view, other.view, read, strict))
+        if isinstance(step, Join | Merge) and isinstance(other, Join | Merge)
+        else step
+        for step, other in zip(view.steps, then.steps, strict=True)
+    ]
+    if view.source is then.source:
+        return view._changed(steps=tuple(steps))
+    columns = sorted(read.get(id(then), set()) & set(then.source.schema.names))
+    nullable = getattr(then.source, "nullable_then", then.source.nullable)
+    described = Described(
+        then.name,
+        {name: then.source.schema.field(name).type for name in columns},
+        frozenset(name for name in columns if nullable(name)),
+    )
+    source = AgreeingSource(view.source, described, strict=strict)
+    source.check(columns)
+    return view._changed(source=source if source.changed else view.source, steps=tuple(steps))

@@ -1,0 +1,221 @@
+"""Sources whose columns were described before: by a saved plan, or by the log that a plan was compiled on.
+
+`RecordedSource` stands for data that nobody has opened yet. It answers every question of the planner from what was recorded, and
+opens its data at the first scan. `AgreeingSource` holds opened data to a description: columns must be of the recorded kinds,
+whole numbers become floats where floats were recorded (exactly, or it is an error), and a null in a column that had none is an
+error that names its row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.errors import DataError, PlanError, lacking
+from ctrbox.views.morsel import Morsel, Source
+
+EXACT = 1 << 53  # whole numbers up to this one are floats without rounding
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is known about the data of a view. ``types``: by column; ``maybe_null``: the columns that could hold nulls."""
+
+    view: str
+    types: Mapping[str, pa.DataType]
+    maybe_null: frozenset[str]
+    cure: str = "fill or leave out such rows in this data, or train again with .fill({column}=…) on the view"
+    rows: int | None = None
+    bytes: int | None = None
+    ordered: bool = False  # whether rows ascend by the view's key
+    shown: str = ""  # the path, for messages
+    reference: Mapping[str, Any] | None = field(
+        default=None
+    )  # where a saved plan finds the data; None for rows in memory
+
+
+class AgreeingSource:
+    """An opened source that is held to a description.
+
+    ``strict``: columns that had no nulls are taken to have none, and a scan that meets one is an error. Otherwise the planner
+    learns of nulls that the data may hold beyond those described.
+    """
+
+    def __init__(self, inner: Source, described: Described, *, strict: bool) -> None:
+        self.inner = inner
+        self.described = described
+        self.strict = strict
+        self.schema: pa.Schema = pa.schema([self._field(f) for f in inner.schema])
+
+    def _field(self, mine: pa.Field) -> pa.Field:
+        then = self.described.types.get(mine.name)
+        if then is not None and kind_of_arrow(mine.type) == "i" and kind_of_arrow(then) == "f":
+            return pa.field(mine.name, pa.float64(), mine.nullable)
+        return mine
+
+    def check(self, columns: Sequence[str]) -> None:
+        """Raise a PlanError where one of these columns is there and of another kind than described."""
+        for name in columns:
+            then = self.described.types.get(name)
+            place = self.schema.get_field_index(name)
+            if then is None or place < 0:
+                continue
+            now = self.schema.field(place).type
+            if (kind_of_arrow(now) or kind_of_arrow(then)) and _shape(now) != _shape(then):
+                raise PlanError(
+                    f"column {name!r} of view {self.described.view!r} is {_named(now)} in {self.inner.name}; "
+                    f"the plan was saved on {_named(then)}"
+                )
+
+    @property
+    def changed(self) -> bool:
+        """Whether this source hands out anything else than the data itself would."""
+        return self.strict or self.schema != self.inner.schema
+
+    @property
+    def table(self) -> pa.Table | None:
+        """The rows as they lie in memory, of data that is in memory."""
+        return getattr(self.inner, "table", None)
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def rows(self) -> int | None:
+        return self.inner.rows
+
+    @property
+    def bytes(self) -> int | None:
+        return self.inner.bytes
+
+    def nullable(self, column: str) -> bool:
+        if self.nullable_then(column):
+            return True
+        return (not self.strict or column not in self.described.types) and self.inner.nullable(column)
+
+    def nullable_then(self, column: str) -> bool:
+        """Return whether the column could be null in the data that the plan was made on."""
+        if column in self.described.types:
+            return column in self.described.maybe_null
+        return self.inner.nullable(column)
+
+    def ordered(self, column: str) -> bool:
+        return self.inner.ordered(column)
+
+    def fingerprint(self) -> str:
+        return self.inner.fingerprint()
+
+    def scan(self, columns: Sequence[str], **options: Any) -> Iterator[Morsel]:
+        if missing := [name for name in columns if name not in self.schema.names]:
+            raise DataError(
+                f"{self.inner.name} lacks {lacking(missing, self.schema.names)}; the plan reads it of view "
+                f"{self.described.view!r}"
+            )
+        self.check(columns)
+        floats = [n for n in columns if self.schema.field(n).type != self.inner.schema.field(n).type]
+        full = [n for n in columns if self.strict and not self.nullable(n) and self.inner.nullable(n)]
+        return self._agreeing(columns, floats, full, options) if floats or full else self.inner.scan(columns, **options)
+
+    def _agreeing(
+        self, columns: Sequence[str], floats: list[str], full: list[str], options: Mapping[str, Any]
+    ) -> Iterator[Morsel]:
+        for morsel in self.inner.scan(columns, **options):
+            rows = morsel.rows
+            for name in full:
+                column = rows.column(name)
+                if column.null_count:
+                    row = pc.index(column.is_null(), True).as_py()
+                    raise DataError(
+                        f"column {name!r} is null at {morsel.origin.name(row)}; the data that the plan was made on had no nulls "
+                        f"there, so nothing says which value to take: {self.described.cure.format(column=name)}"
+                    )
+            for name in floats:
+                rows = rows.set_column(
+                    rows.schema.get_field_index(name),
+                    self.schema.field(name),
+                    _as_floats(rows.column(name), name, morsel),
+                )
+            yield Morsel(rows, morsel.origin, morsel.start)
+
+
+def _as_floats(column: pa.Array, name: str, morsel: Morsel) -> pa.Array:
+    plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    large = pc.or_kleene(pc.greater(plain, EXACT), pc.less(plain, -EXACT) if _signed(plain.type) else False)
+    if pc.any(large).as_py():
+        row = pc.index(large, True).as_py()
+        raise DataError(
+            f"column {name!r} is {plain[row]} at {morsel.origin.name(row)}; the plan was made on floats, and this whole "
+            "number has no exact one"
+        )
+    return plain.cast(pa.float64())
+
+
+def _signed(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_signed_integer(type_)) and type_.bit_width == 64
+
+
+def _shape(type_: pa.DataType) -> tuple[str | None, int]:
+    return kind_of_arrow(type_), type_.list_size if pa.types.is_fixed_size_list(type_) else 0
+
+
+def _named(type_: pa.DataType) -> str:
+    kind, width = _shape(type_)
+    return f"{name_of(kind)}{f' of {width}' if width else ''}" if kind else f"of no simple type ({type_})"
+
+
+class RecordedSource:
+    """Data that is described and not opened. ``open_data`` opens it, once, when rows are asked for."""
+
+    def __init__(self, described: Described, open_data: Callable[[], Source]) -> None:
+        self.described = described
+        self.schema: pa.Schema = pa.schema(
+            [pa.field(name, type_, name in described.maybe_null) for name, type_ in described.types.items()]
+        )
+        self._open_data = open_data
+        self._lock = threading.Lock()
+        self._opened: AgreeingSource | None = None
+
+    def open(self) -> Source:
+        """Open the data and hold it to the description."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = AgreeingSource(self._open_data(), self.described, strict=True)
+            return self._opened
+
+    @property
+    def name(self) -> str:
+        return self.described.shown or self.described.view
+
+    @property
+    def rows(self) -> int | None:
+        return self.described.rows if self._opened is None else self._opened.rows
+
+    @property
+    def bytes(self) -> int | None:
+        return self.described.bytes if self._opened is None else self._opened.bytes
+
+    def nullable(self, column: str) -> bool:
+        return column in self.described.maybe_null
+
+    nullable_then = nullable
+
+    def ordered(self, column: str) -> bool:
+        return self.described.ordered
+
+    def fingerprint(self) -> str:
+        return self.open().fingerprint()
+
+    def scan(self, columns: Sequence[str], **options: Any) -> Iterator[Morsel]:
+        return self.open().scan(columns, **options)
+
+
+def opened(source: Source) -> Source:
+    """Return the source with its data open, so that its rows and bytes are those of today."""
+    return source.open() if isinstance(source, RecordedSource) else source
