@@ -36,6 +36,7 @@ from ctrbox.demo import demo_job_path, generate
 from ctrbox.job import batches, load_plan
 from ctrbox.options import in_words_of_options
 from ctrbox.output import check_output, no_rows, sink
+from ctrbox.reading_runs import plan_at
 from ctrbox.terminal import Mistake, hint, meter, run, say, say_json, tell, written_aside
 
 EXAMPLES = """\b
@@ -62,6 +63,17 @@ app.add_typer(tables.app, name="table")
 app.add_typer(publishing.app, name="publish")
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.PY", help="Python file that defines `plan`.", show_default=False)]
+JobOrPlan = Annotated[
+    Path,
+    typer.Argument(
+        metavar="JOB.PY|RUN|PLAN",
+        help="Python file that defines `plan`, the folder of a run or of a served model, or a saved plan.",
+        show_default=False,
+    ),
+]
+AllowOperators = Annotated[
+    bool, typer.Option("--allow-operators", help="Import (run) the modules of the plan's own operators.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
@@ -141,17 +153,22 @@ def extract(
 Examples:
   ctrbox explain job.py
   ctrbox explain job.py --device cuda:32GB      placement on a GPU this machine need not have
+  ctrbox explain runs/job                       the plan of a run, of a served model, or of plan.save("click.plan")
 """
 )
 def explain(
-    job: JobFile,
+    job: JobOrPlan,
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="Place for this device: cpu, auto, cuda or cuda:32GB.")
     ] = None,
+    allow_operators: AllowOperators = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say in words what a plan does: layers, placement, reasons, rows and bytes."""
-    plan = load_plan(job)
+    """Say in words what a plan does: layers, placement, reasons, rows and bytes.
+
+    The plan of a run or of a plan file is shown with the rows and bytes that were known when it was saved; no data is opened.
+    """
+    plan = plan_at(job, allow_operators)
     if as_json:
         say_json(**plan.explain(device, json=True))
     else:
@@ -163,20 +180,22 @@ def explain(
     epilog="""\b
 Examples:
   ctrbox show job.py -o plan.svg
+  ctrbox show runs/job -o plan.svg
 """
 )
 def show(
-    job: JobFile,
+    job: JobOrPlan,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The drawing.")] = Path("plan.svg"),
+    allow_operators: AllowOperators = False,
 ) -> None:
     """Draw a plan: operators by layer, hoisted ones below their join."""
     if output.suffix.lower() not in ("", ".svg"):
         raise Mistake(f"{output} is to be a drawing in SVG; expected a name that ends in .svg")
-    plan = load_plan(job)
+    plan = plan_at(job, allow_operators)
     with written_aside(output) as aside:
         plan.show(str(aside))
     tell(f"wrote {output}")
-    hint(f"ctrbox extract {job} --count")
+    hint(f"ctrbox extract {job} --count" if job.suffix == ".py" else f"ctrbox explain {shlex.quote(str(job))}")
 
 
 app.command(epilog=training_command.TRAIN_EXAMPLES)(training_command.train)

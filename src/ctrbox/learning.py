@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import time
 from collections.abc import Iterator
@@ -16,31 +15,16 @@ import typer
 
 from ctrbox.demo import best_auc, demo_job, generate
 from ctrbox.ended import finish
-from ctrbox.errors import CtrboxError, PlanError
-from ctrbox.job import blaming, load_job
-from ctrbox.options import Servers, in_words_of_options, pairs_of, vector_files
+from ctrbox.job import blaming
+from ctrbox.options import Servers
 from ctrbox.output import check_output, sink
+from ctrbox.reading_runs import AllowViews, OtherViews, OwnJob, Ram, RunFolder, load_run, reading, tell_of_servers
 from ctrbox.terminal import Mistake, hint, meter, say, say_json, tell, written_aside
 from ctrbox.training_command import AsJson, JobFile, Threads, Watch, fit, load_seeded
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
-
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
-OwnJob = Annotated[
-    Path | None,
-    typer.Option("--job", metavar="JOB.PY", help="The job, where its model or an operator is code of your own."),
-]
-OtherViews = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=DATA", help="Other data for a joined or merged view; may be given again."),
-]
-Ram = Annotated[
-    str | None,
-    typer.Option(metavar="BYTES", help="Memory for the run's Sparse Tables, such as 500MB; 2GB each unless told."),
-]
-
 
 # ---- evaluate ------------------------------------------------------------------------------------
 
@@ -49,6 +33,8 @@ Examples:
   ctrbox evaluate runs/job                     on the rows that the run held back
   ctrbox evaluate runs/job data/tomorrow       on another log with labels
   ctrbox evaluate runs/job tomorrow/impressions --view basic=tomorrow/basic
+  ctrbox evaluate runs/job --allow-views /data      the run's views lie outside the current folder
+  ctrbox evaluate runs/own --job own.py             a model of your own
   ctrbox evaluate runs/images --server ad_image=images.ctrvec
 """
 
@@ -60,6 +46,7 @@ def evaluate(
         typer.Argument(metavar="[DATA]", help="Another log with labels: a path or glob.", show_default=False),
     ] = None,
     view: OtherViews = None,
+    allow_views: AllowViews = None,
     server: Servers = None,
     job: OwnJob = None,
     threads: Threads = None,
@@ -70,10 +57,11 @@ def evaluate(
     from ctrbox.train.sealed import tidy
     from ctrbox.train.words import figure_table, remarks
 
-    loaded = load_run(run, job, threads, ram, server)
+    options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
+    loaded = load_run(run, job, view=view, **options)
     started = time.perf_counter()
     with meter("evaluating"), blaming(job), reading(data):
-        found = loaded.evaluate(data, views=views_of(view, data))
+        found = loaded.evaluate(data)
     seconds = time.perf_counter() - started
     tell_of_servers(loaded)
     if as_json:
@@ -88,66 +76,6 @@ def evaluate(
         tell("these are the rows that the run held back for validation")
     with_servers = "".join(f" --server {shlex.quote(text)}" for text in server or [])
     hint(f"ctrbox predict {shlex.quote(str(run))} {shlex.quote(data or 'DATA')} -o predictions.parquet{with_servers}")
-
-
-def views_of(asked: list[str] | None, data: str | None) -> dict[str, str]:
-    found = pairs_of("--view", asked, "users=tomorrow/users")
-    if found and data is None:
-        raise Mistake("--view goes with another log; name it: ctrbox evaluate RUN DATA --view NAME=DATA")
-    return found
-
-
-def load_run(
-    folder: Path, job: Path | None, threads: int | None, ram: str | None = None, server: list[str] | None = None
-) -> Any:
-    """A finished run; with a job, the model of the job's class and the job's operators."""
-    if not folder.is_dir():
-        near = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))[:5]
-        raise Mistake(f"there is no run folder {folder}" + (f"; here are: {', '.join(near)}" if near else ""))
-    own = None if job is None else load_job(job)
-    from ctrbox.train.run import Run, other_plan, servers_of, trained_with
-
-    if own is not None and own.plan.fingerprint != trained_with(folder):
-        raise Mistake(f"{job} is not the job of {folder}: {other_plan(trained_with(folder), own.plan.fingerprint)}")
-    files = vector_files(server)
-    model = None if own is None else own.model
-    try:
-        servers = servers_of(folder, files) if files else {}
-        run = Run.load(folder, model=model, allow_operators=own is not None, ram=ram, servers=servers)
-    except PlanError as error:
-        if "servers=" in str(error):
-            with in_words_of_options():
-                raise
-        if own is not None or not ("cb.Run.load" in str(error) or "allow_operators" in str(error)):
-            raise
-        raise Mistake(f"{str(error).split(';')[0]}; name the job that has it: --job JOB.PY") from error
-    if threads is not None:
-        run.plan.threads = run.learner.threads = threads
-    return run
-
-
-def tell_of_servers(run: Any) -> None:
-    """A file of other objects gives zeros, and scores that look like scores."""
-    from ctrbox.embed.model_server import ModelServer
-
-    for source in run.learner.sources:
-        if isinstance(source.embedder, ModelServer):
-            counts = source.embedder.stats()
-            if counts["keys"] and not counts["computed"]:
-                tell(
-                    f"warning: no object of {source.fields[0]!r} has a row in {source.embedder.data.path}: all were zeros"
-                )
-
-
-@contextlib.contextmanager
-def reading(data: str | None) -> Iterator[None]:
-    try:
-        with in_words_of_options():
-            yield
-    except OSError as error:
-        if isinstance(error, CtrboxError):
-            raise
-        raise Mistake(f"cannot read {data or 'the log of the run'}: {error.strerror or error}") from error
 
 
 # ---- predict -------------------------------------------------------------------------------------
@@ -171,6 +99,7 @@ def predict(
         ),
     ],
     view: OtherViews = None,
+    allow_views: AllowViews = None,
     server: Servers = None,
     job: OwnJob = None,
     threads: Threads = None,
@@ -179,12 +108,13 @@ def predict(
 ) -> None:
     """Probabilities of a click for every row of a log that the plan's filters keep."""
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
-    loaded = load_run(run, job, threads, ram, server)
+    options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
+    loaded = load_run(run, job, view=view, **options)
     started = time.perf_counter()
     rows = 0
     with meter("predicting") as tick, sink(output, lambda part: part, lambda: keyed(loaded, None, None)) as write:
         with blaming(job), reading(data):
-            for part in predictions(loaded, data, views_of(view, data)):
+            for part in predictions(loaded, data):
                 write(part)
                 rows += part.num_rows
                 tick(rows)
@@ -197,7 +127,7 @@ def predict(
     hint(f"ctrbox report {shlex.quote(str(run))}")
 
 
-def predictions(run: Any, data: str, views: dict[str, str]) -> Iterator[pa.RecordBatch]:
+def predictions(run: Any, data: str) -> Iterator[pa.RecordBatch]:
     """Key columns and probability, in the order of the log; without a key, the probability alone."""
     import pyarrow as pa
 
@@ -205,13 +135,13 @@ def predictions(run: Any, data: str, views: dict[str, str]) -> Iterator[pa.Recor
 
     names = run.plan.log.key
     if not names:
-        for p in run.predictions(data, views=views):
+        for p in run.predictions(data):
             yield keyed(run, None, p)
         return
-    keys = run.plan.over(data, label=False, views=views).columns({name: col(name) for name in names})
+    keys = run.plan.over(data, label=False).columns({name: col(name) for name in names})
     waiting: pa.Table | None = None
     try:
-        for p in run.predictions(data, views=views):
+        for p in run.predictions(data):
             while waiting is None or waiting.num_rows < len(p):
                 more = next(keys)
                 waiting = more if waiting is None else pa.concat_tables([waiting, more])

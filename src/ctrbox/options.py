@@ -16,6 +16,8 @@ from ctrbox.terminal import Mistake
 # What errors call an argument in Python, and the option that sets it.
 WORDS = (
     (re.compile(r"load\(…, views=\{'([^']*)': …\}\)"), r"--view \1=PATH"),
+    (re.compile(r"load\(…, allow_views=\[('[^']*')\]\)"), r"--allow-views \1"),
+    (re.compile(r"run\.evaluate\(data\)"), "ctrbox evaluate RUN DATA"),
     (re.compile(r"cb\.Run\.load\(…, servers=\{'([^']*)': cb\.ModelServer\(…\)\}\)"), r"--server \1=PATH"),
     (re.compile(r"cb\.Plan\.load\(…, allow_operators=True\)"), "--allow-operators"),
     (re.compile(r"\bservers= is for"), "--server is for"),

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ctrbox.options import Servers, in_words_of_options, vector_files
+from ctrbox.options import Servers, vector_files
+from ctrbox.reading_runs import AllowViews, OtherViews, OwnJob, load_run, reading
 from ctrbox.terminal import Mistake, hint, say, say_json, tell
 
 app = typer.Typer(
@@ -103,16 +104,31 @@ def apply(
     epilog="\b\nExamples:\n"
     "  ctrbox publish create model/ --model model.ffm --job job.py --context user_id,query\n"
     "  ctrbox publish create model/ --job job.py            the job's own engine and context\n"
+    "  ctrbox publish create model/ --model runs/today --context user_id,query\n"
 )
 def create(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="The model's folder, to be made.", show_default=False)
     ],
-    job: Annotated[Path, typer.Option(metavar="JOB.PY", help="Python file that defines `plan`.", show_default=False)],
+    job: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="JOB.PY",
+            help="Python file that defines `plan`; not needed for a run, unless its model is of your own class.",
+            show_default=False,
+        ),
+    ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="MODEL", help="A saved Deep FFM or a weight file; the job's `engine` unless given."),
+        typer.Option(
+            metavar="MODEL",
+            help="The folder of a run, a saved Deep FFM or a weight file; the job's `engine` unless given.",
+            show_default=False,
+        ),
     ] = None,
+    view: OtherViews = None,
+    allow_views: AllowViews = None,
+    server: Servers = None,
     context: Annotated[
         str | None,
         typer.Option(
@@ -122,14 +138,30 @@ def create(
     note: Note = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make the folder that `ctrbox serve` opens: a plan and version 1 of a Deep FFM's weights."""
+    """Make the folder that `ctrbox serve` opens: a plan and version 1 of the weights of a run or of a Deep FFM."""
     from ctrbox.job import blaming, load_job
     from ctrbox.online.deep_ffm import DeepFFM
     from ctrbox.publish import Published
     from ctrbox.serve.model_folder import create as made
 
+    if model is not None and (model / "config.json").is_file():
+        run = load_run(model, job, view=view, allow_views=allow_views, server=server)
+        if context is None:
+            raise Mistake("say which columns of the log come once a request: --context user_id,query")
+        with blaming(job), reading(None):
+            found = made(folder, run.plan, run, context=names_in(context), note=note)
+        if as_json:
+            say_json(folder=str(folder), context=list(found.context), model=type(run.model).__name__)
+        tell(f"made {folder} with version 1 of {type(run.model).__name__} of {model}")
+        own = "" if job is None else f" --job {job}"
+        hint(f"ctrbox serve {folder}{own}")
+        return
+    if view or allow_views or server:
+        raise Mistake("--view, --allow-views and --server are for the folder of a run: --model runs/today")
+    if job is None:
+        raise Mistake("say where the plan is: --job JOB.PY, or --model with the folder of a run")
     loaded = load_job(job)
-    columns = loaded.context if context is None else tuple(c.strip() for c in context.split(",") if c.strip())
+    columns = loaded.context if context is None else names_in(context)
     if not columns and context is None:
         raise Mistake(f"{job} defines no `context`; say which columns come once a request: --context user_id,query")
     with blaming(job):
@@ -144,6 +176,10 @@ def create(
         say_json(folder=str(folder), context=list(found.context), fields=engine.fields, learned=engine.learned)
     tell(f"made {folder} with version 1 of a model that learned from {engine.learned:,} examples")
     hint(f"ctrbox serve {folder}")
+
+
+def names_in(context: str) -> tuple[str, ...]:
+    return tuple(c.strip() for c in context.split(",") if c.strip())
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish verify published\n  ctrbox publish verify update.patch new.fbw\n")
@@ -189,6 +225,7 @@ def push(
     model: ModelFile,
     note: Note = "",
     server: Servers = None,
+    job: OwnJob = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a model as the next version of a folder; a run whole, where it has Model Servers or the folder holds whole runs."""
@@ -197,10 +234,10 @@ def push(
     if other := served(folder):
         raise Mistake(f"{folder} is what a server opens{other}")
     published = publish.Published(folder)
-    told(folder, published.publish(whole(published, model, server or []), note=note), as_json)
+    told(folder, published.publish(whole(published, model, server or [], job), note=note), as_json)
 
 
-def whole(published: Any, model: Path, servers: list[str]) -> Any:
+def whole(published: Any, model: Path, servers: list[str], job: Path | None = None) -> Any:
     """The run of a folder, where all of it is to be published; else the path as it is."""
     from ctrbox.publish.sources import CLICK_MODEL
 
@@ -210,13 +247,14 @@ def whole(published: Any, model: Path, servers: list[str]) -> Any:
         if files:
             met = f"{model} is none" if model.exists() else f"there is no {model}"
             raise Mistake(f"--server is for the folder of a run; {met}")
+        if job is not None:
+            raise Mistake(f"--job is for the folder of a run; {model} is none")
         return model
-    from ctrbox.train.run import Run, server_tables, servers_of
+    from ctrbox.train.run import server_tables
 
-    if not files and (current is None or current.kind != CLICK_MODEL) and not server_tables(model):
+    if not files and job is None and (current is None or current.kind != CLICK_MODEL) and not server_tables(model):
         return model
-    with in_words_of_options():
-        return Run.load(model, servers=servers_of(model, files))
+    return load_run(model, job, server=servers)
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish rollback published 6\n")

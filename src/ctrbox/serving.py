@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ctrbox.options import Servers, in_words_of_options, pairs_of, vector_files
+from ctrbox.reading_runs import AllowViews, OtherViews, OwnJob, asking_for_the_job, own_job, plan_of
 from ctrbox.terminal import Mistake, hint, say_json, tell
 
 MOST_BODY = 256 << 20  # what all bodies together may take
@@ -19,6 +20,7 @@ Examples:
   ctrbox serve model/ --grpc-port 8001             and gRPC for tritonclient
   ctrbox serve model/ --host 0.0.0.0 --token-file token.txt
   ctrbox serve runs/today --view users=data/users  a trained run, with a view from another place
+  ctrbox serve runs/own --job own.py               a model of your own, whose class is in own.py
 """
 
 
@@ -115,10 +117,9 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    view: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=PATH", help="Other data for a view of the plan.", show_default=False),
-    ] = None,
+    view: OtherViews = None,
+    allow_views: AllowViews = None,
+    job: OwnJob = None,
     servers: Servers = None,
     allow_operators: Annotated[
         bool, typer.Option("--allow-operators", help="Import (run) the modules of the plan's own operators.")
@@ -139,6 +140,7 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="ctrbox: %(message)s")
     if other := no_folder(model):
         raise Mistake(other)
+    own = own_job(job)
     limits = Limits(
         body_bytes=bytes_within("--max-body", max_body, 1, MOST_BODY),
         candidates=max_candidates,
@@ -157,15 +159,18 @@ def serve(
         name=name,
         threads=threads,
         limits=limits,
-        views=pairs_of("--view", view, "users=tomorrow/users"),
+        views=(views := pairs_of("--view", view, "users=tomorrow/users")),
         servers=vector_files(servers),
-        allow_operators=allow_operators,
+        allow_operators=allow_operators or own is not None,
+        allow_views=allow_views or (),
+        own_plan=plan_of(own, views),
+        own_model=None if own is None else own.model,
         tls_cert=tls_cert,
         tls_key=tls_key,
         allow_hosts=tuple(allow_host or ()),
     )
     try:
-        with in_words_of_options():
+        with in_words_of_options(), asking_for_the_job(own):
             server = Server.open(model, settings)
         url = f"{'https' if tls_cert else 'http'}://{bracketed(host)}:{port}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,17 @@ from ctrbox.serve.refused import Refused
 from ctrbox.serve.served import open_served
 from ctrbox.serve.service import Limits, Service
 from ctrbox.terminal import Mistake
+from ctrbox.views.allowed import VARIABLE
 from tests.serve.image_worlds import WIDTH, ImageWorld, make_world
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> ImageWorld:
-    return make_world(tmp_path_factory.mktemp("images"))
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageWorld]:
+    folder = tmp_path_factory.mktemp("images")
+    world = make_world(folder)
+    os.environ[VARIABLE] = str(folder)  # the runs of these tests lie elsewhere
+    yield world
+    del os.environ[VARIABLE]
 
 
 @pytest.fixture(scope="module")

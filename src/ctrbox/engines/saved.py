@@ -172,8 +172,7 @@ def load_plan(
     """
     place = Path(path)
     header, blobs = _read(place)
-    folder = place.parent.resolve()
-    allowed = Allowed(allow_views, folder.parent if _of_a_folder(place) else folder)
+    allowed = Allowed(allow_views, _beside(place))
     given = dict(views or {})
     try:
         try:
@@ -188,9 +187,15 @@ def load_plan(
     return plan
 
 
-def _of_a_folder(path: Path) -> bool:
-    """Return whether a plan is part of the folder of a run or of a served model, whose data lies beside that folder."""
-    return any((path.parent / name).is_file() for name in ("config.json", "serve.json"))
+def _beside(path: Path) -> Path:
+    """Return the folder whose data a plan may open: the plan's own, or the one that holds the folder of its run or model.
+
+    Of runs/job, where `ctrbox train` puts a run, it is the folder in which it was trained.
+    """
+    folder = path.parent.resolve()
+    if not any((folder / name).is_file() for name in ("config.json", "serve.json")):
+        return folder
+    return folder.parent.parent if folder.parent.name == "runs" else folder.parent
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:

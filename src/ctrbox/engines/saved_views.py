@@ -191,7 +191,7 @@ def _described(name: str, entry: dict[str, Any]) -> Described:
         shown="memory" if source is None else shown,
         reference=source,
         text_options=text,
-        format_name=None if text is None else source["format"],
+        format_name=None if source is None else source["format"],
     )
 
 

@@ -76,20 +76,31 @@ class ModelFolder:
         """Where whoever learns beside the server says how it goes."""
         return self.folder / ONLINE
 
-    def plan(self, views: Mapping[str, Any] | None = None, *, allow_operators: bool = False) -> Plan:
-        """The plan, for the CPU. ``views``: other data for its views, by name."""
+    def plan(
+        self,
+        views: Mapping[str, Any] | None = None,
+        *,
+        allow_operators: bool = False,
+        allow_views: Sequence[str] = (),
+    ) -> Plan:
+        """The plan, for the CPU. ``views``: other data for its views, by name; ``allow_operators``, ``allow_views``: as for
+        ``cb.Plan.load``."""
         if self.kind == RUN:
             raise PlanError(f"{self.folder} is the folder of a run: cb.Run.load opens it with its plan")
         given = dict(views or {})
         path = self.folder / LOG
         if path.exists():
             try:
-                with pa.OSFile(str(path)) as file:  # not mapped: a file that is cut off later would give SIGBUS
-                    log = feather.read_table(file)
+                # The columns alone: a file that holds rows, and claims that they are many, is not read. Not mapped: a file
+                # that is cut off later would give SIGBUS.
+                with pa.OSFile(str(path)) as file:
+                    log = pa.ipc.open_file(file).schema.empty_table()
             except (pa.ArrowException, OSError, ValueError) as error:
                 raise SourceError(f"cannot read {path}: {error}") from error
             given.setdefault((log.schema.metadata or {}).get(b"view", b"log").decode(errors="replace"), log)
-        plan = Plan.load(self.folder / PLAN, views=given, allow_operators=allow_operators, device="cpu")
+        plan = Plan.load(
+            self.folder / PLAN, views=given, allow_operators=allow_operators, allow_views=allow_views, device="cpu"
+        )
         if plan.fingerprint != self.fingerprint:
             raise DataError(
                 f"{self.folder / PLAN} has fingerprint {plan.fingerprint[:16]}…, the model was made with "
@@ -115,9 +126,10 @@ def create(
 ) -> ModelFolder:
     """Write a model's folder with version 1 published, whole or not at all.
 
-    ``engine``: a Deep FFM, or a run whose model is one of ``cb.models``; vectors of all objects of its Model Servers are computed
-    now. ``context``: the columns of the log that come once a request; every other one that the plan reads comes with each
-    candidate. ``quantise``: weights as 16-bit codes.
+    ``engine``: a Deep FFM, or a run; vectors of all objects of its Model Servers are computed now. Of a model of your own class
+    only the weights are kept: whoever serves them brings the class (``ctrbox serve model/ --job job.py``). ``context``: the
+    columns of the log that come once a request; every other one that the plan reads comes with each candidate. ``quantise``:
+    weights as 16-bit codes.
     """
     place = Path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):

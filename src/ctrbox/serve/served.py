@@ -7,7 +7,7 @@ one version from its beginning to its end. The plan, its views and the readers a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -230,26 +230,42 @@ def open_served(
     views: Mapping[str, Any] | None = None,
     servers: Mapping[str, str] | None = None,
     allow_operators: bool = False,
+    allow_views: Sequence[str] = (),
+    own_plan: Plan | None = None,
+    own_model: Any = None,
     cache_bytes: int = 256 << 20,
     most_candidates: int = 1000,
 ) -> ServedFfm | ServedModel | ServedRun:
-    """The model of a folder, ready to score. ``servers``: vector files of a run's Model Servers, by field."""
+    """The model of a folder, ready to score. ``servers``: vector files of a run's Model Servers, by field.
+
+    ``views``, ``allow_operators``, ``allow_views``: as for ``cb.Plan.load``. ``own_plan`` and ``own_model``: of the user's job,
+    where the model is of a class of their own.
+    """
     if folder.kind == RUN:
         from ctrbox.train.run import Run, servers_of
 
         data = servers_of(folder.folder, servers or {})
-        run = Run.load(folder.folder, views=dict(views or {}), servers=data, allow_operators=allow_operators)
+        run = Run.load(
+            folder.folder,
+            model=own_model,
+            plan=own_plan,
+            views=dict(views or {}),
+            servers=data,
+            allow_operators=allow_operators,
+            allow_views=allow_views,
+        )
         return ServedRun(run, most_candidates=most_candidates)
     if servers:
         raise PlanError(
             f"servers= is for the folder of a run; {folder.folder} was published with its vectors, leave it out"
         )
-    plan = folder.plan(views, allow_operators=allow_operators)
+    plan = folder.plan(views, allow_operators=allow_operators, allow_views=allow_views)
     version = folder.published.current
     if folder.kind == CLICK_MODEL:
         from ctrbox.serve.served_model import ServedModel
 
         sizes = {"cache_bytes": cache_bytes, "most_candidates": most_candidates}
-        return ServedModel(plan, folder.context, folder.published.file(), version.number if version else 0, **sizes)
+        number = version.number if version else 0
+        return ServedModel(plan, folder.context, folder.published.file(), number, own=own_model, **sizes)
     live = Live(folder.engine(), version.number if version else 0)
     return ServedFfm(plan, folder.context, live, cache_bytes=cache_bytes, most_candidates=most_candidates)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from torch import nn
 
 from ctrbox.columns.batch import Schema
 from ctrbox.engines.plan import Plan
@@ -53,7 +54,9 @@ class ServedModel:
         *,
         cache_bytes: int,
         most_candidates: int,
+        own: nn.Module | None = None,
     ) -> None:
+        self.own = own  # a model of the user's own class, into copies of which versions are read
         self.split = Split(plan, context)
         self.schema: Schema = plan.schema
         self.keys = ObjectKeys(plan)
@@ -71,7 +74,7 @@ class ServedModel:
         return self.live.version
 
     def read(self, weights: str | os.PathLike[str], version: int) -> LiveModel:
-        learner = learner_of(read_weights(weights), self.schema, str(weights))
+        learner = learner_of(read_weights(weights), self.schema, str(weights), self.own)
         return LiveModel(learner, version, ModelScorer(learner, self.split, self.keys))
 
     def take(self, weights: str | os.PathLike[str], version: int) -> None:

@@ -16,7 +16,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -62,6 +62,9 @@ class Settings:
     tls_cert: Path | None = None  # PEM; with the key in it unless tls_key has it
     tls_key: Path | None = None
     allow_hosts: tuple[str, ...] = ()  # more names that a server without a token answers to
+    allow_views: Sequence[str] = ()  # paths that the plan may open, as for cb.Plan.load
+    own_plan: Any = None  # plan and model of the user's job, for a model of their own class
+    own_model: Any = None
 
 
 def loopback(host: str) -> bool:
@@ -128,6 +131,9 @@ class Server:
             views=settings.views,
             servers=settings.servers,
             allow_operators=settings.allow_operators,
+            allow_views=settings.allow_views,
+            own_plan=settings.own_plan,
+            own_model=settings.own_model,
             cache_bytes=limits.cache_bytes,
             most_candidates=limits.candidates,
         )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import nn
 
@@ -33,6 +33,9 @@ from ctrbox.files.checksum import checksums_of_own_files
 from ctrbox.train.sealed import read_sealed, sealed
 
 STATE = "state.json"
+# As safetensors names them.
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL"}
+DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"}
 NAME = re.compile(r"step-(\d{10})")
 
 
@@ -115,19 +118,35 @@ def read_dense(place: Path, model: nn.Module) -> None:
     model.load_state_dict(_dense(place, model))
 
 
-def _dense(place: Path, model: nn.Module) -> dict[str, torch.Tensor]:
-    tensors = _tensors(place / "dense.safetensors")
+def same_weights(place: Path, model: nn.Module) -> None:
+    """Raise a DataError where the weights of a folder have other names, shapes or types than a model's.
+
+    Only the header of the file is read, whose sizes safetensors holds against the file's own; ``model`` may be on the meta
+    device, so that nothing is allocated for a size that a file merely claims.
+    """
+    path = place / "dense.safetensors"
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            shapes = {name: (tuple(part.get_shape()), str(part.get_dtype())) for name, part in found.items()}
+    except SafetensorError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
     mine = model.state_dict()
-    if set(tensors) != set(mine):
-        odd = sorted(set(tensors) ^ set(mine))[0]
+    if set(shapes) != set(mine):
+        odd = sorted(set(shapes) ^ set(mine))[0]
         raise DataError(f"{place} holds another model: weight {odd!r} is on one side only")
-    for name, tensor in tensors.items():
-        if tensor.shape != mine[name].shape or tensor.dtype != mine[name].dtype:
+    for name, (shape, dtype) in shapes.items():
+        expected = tuple(mine[name].shape), DTYPES.get(mine[name].dtype, "")
+        if (shape, dtype) != expected:
             raise DataError(
-                f"{place} holds another model: weight {name!r} has shape {tuple(tensor.shape)}, expected "
-                f"{tuple(mine[name].shape)}"
+                f"{place} holds another model: weight {name!r} has shape {shape} of {dtype}, expected {expected[0]} of "
+                f"{expected[1]}"
             )
-    return tensors
+
+
+def _dense(place: Path, model: nn.Module) -> dict[str, torch.Tensor]:
+    same_weights(place, model)
+    return _tensors(place / "dense.safetensors")
 
 
 # ---- checkpoints of a run

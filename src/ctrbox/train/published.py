@@ -13,6 +13,7 @@ compares every shape before it takes any.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,11 +32,9 @@ from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.publish.sources import CLICK_MODEL, table_parts
 from ctrbox.publish.weights import Part, Weights
 from ctrbox.train.calibration import MOST_SHIFT
+from ctrbox.train.checkpoint import DTYPES
 from ctrbox.train.learner import Learner
 
-# As safetensors names them.
-DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL"}
-DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"}
 OF_DTYPE = {name: dtype for dtype, name in DTYPES.items()}
 
 
@@ -43,10 +42,7 @@ def weights_of_run(learner: Learner) -> Weights:
     """The sub-models of its Model Servers are run over every object they have."""
     model = learner.model
     name, config = type(model).__name__, getattr(model, "config", None)
-    if models.MODELS.get(name) is not type(model) or config is None:
-        raise PlanError(
-            f"{name} is none of cb.models, so whoever serves it could not build it; expected one of {', '.join(models.MODELS)}"
-        )
+    own = models.MODELS.get(name) is not type(model) or config is None
     parts = list(_tensor_parts("dense.", model))
     tables: list[dict[str, Any]] = []
     for k, source in enumerate(learner.sources):
@@ -67,12 +63,17 @@ def weights_of_run(learner: Learner) -> Weights:
         linear = int(embedder.row.linear)
         parts += table_parts(f"table.{k}.", keys, rows[:, 0] if linear else None, rows[:, linear:])
         tables.append(about)
-    facts = {"model": name, "config": config, "fingerprint": learner.schema.fingerprint, "shift": learner.shift}
-    return Weights(CLICK_MODEL, {**facts, "tables": tables}, parts)
+    # Of a class of the user's own only the name is kept: whoever serves it brings the class.
+    facts: dict[str, Any] = {"model": name, "config": None if own else config}
+    facts |= {"fingerprint": learner.schema.fingerprint, "shift": learner.shift}
+    return Weights(CLICK_MODEL, {**facts, **({"own": True} if own else {}), "tables": tables}, parts)
 
 
-def learner_of(weights: Weights, schema: Schema, where: str) -> Learner:
-    """The model of a published version with its tables; ``schema``: of its plan. It predicts, and cannot learn."""
+def learner_of(weights: Weights, schema: Schema, where: str, own: nn.Module | None = None) -> Learner:
+    """The model of a published version with its tables; ``schema``: of its plan. It predicts, and cannot learn.
+
+    ``own``: a model of the user's own class, with any weights, for a version of such a model; it is copied.
+    """
     if weights.kind != CLICK_MODEL:
         raise DataError(f"{where} holds weights of kind {weights.kind!r}; expected {CLICK_MODEL!r}")
     about = weights.about
@@ -85,12 +86,16 @@ def learner_of(weights: Weights, schema: Schema, where: str) -> Learner:
         shift = float(about["shift"])
         if not abs(shift) < MOST_SHIFT:
             raise ValueError(f"shift {shift}")
-        with torch.device("meta"):
-            shapes = models.build(about["model"], schema, about["config"])
-        tensors = _tensors(shapes, weights, "dense.", where)
-        # Only now with memory, which the file's own size bounds: buffers that are no weights need their values, too.
-        with torch.random.fork_rng(devices=[]):
-            model = models.build(about["model"], schema, about["config"])
+        if about.get("own") is True:
+            model = _own(own, str(about["model"]), where)
+            tensors = _tensors(model, weights, "dense.", where)
+        else:
+            with torch.device("meta"):
+                shapes = models.build(about["model"], schema, about["config"])
+            tensors = _tensors(shapes, weights, "dense.", where)
+            # Only now with memory, which the file's own size bounds: buffers that are no weights need their values, too.
+            with torch.random.fork_rng(devices=[]):
+                model = models.build(about["model"], schema, about["config"])
         model.load_state_dict(tensors, assign=True)
         embedders: dict[str, Embedder] = {}
         for k, table in enumerate(about["tables"]):
@@ -103,6 +108,18 @@ def learner_of(weights: Weights, schema: Schema, where: str) -> Learner:
     learner.shift = shift
     learner.model.eval().requires_grad_(False)
     return learner
+
+
+def _own(own: nn.Module | None, name: str, where: str) -> nn.Module:
+    """Return a copy of the user's model for a version of one; a name in a file imports nothing."""
+    if own is None:
+        raise PlanError(
+            f"it holds the weights of {name[:100]!r}, a model of your own, and a file's name imports no code; give the model: "
+            "open(…, model=…)"
+        )
+    if type(own).__name__ != name:
+        raise PlanError(f"it holds the weights of {name[:100]!r}; the model that was given is a {type(own).__name__}")
+    return copy.deepcopy(own).cpu()
 
 
 def _table(weights: Weights, k: int, about: dict[str, Any], where: str) -> PublishedTable:

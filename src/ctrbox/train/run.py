@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch import nn
 
 from ctrbox import models
-from ctrbox.columns.batch import Batch
+from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.records import is_dicts
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.memory import MemoryTable
@@ -23,13 +25,15 @@ from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, nearest
 from ctrbox.publish.weights import Weights
 from ctrbox.train.calibration import MOST_SHIFT
-from ctrbox.train.checkpoint import read_dense, read_state
+from ctrbox.train.checkpoint import read_dense, read_state, same_weights
 from ctrbox.train.evaluation import score_plan, scored
 from ctrbox.train.learner import Learner
 from ctrbox.train.sealed import read_sealed
+from ctrbox.views.recorded import RecordedSource
 from ctrbox.views.view import parse_bytes
 
 ROWS = 16_384
+MOST_CONFIG = 1 << 20  # bytes of a model's arguments as JSON; ours take a few hundred
 BUDGET = 8 << 30  # of a loaded table at least; it holds what it held, and may go on learning
 
 
@@ -113,6 +117,7 @@ class Run:
             held = self.summary.get("held")
             if not isinstance(held, Mapping):
                 raise PlanError("this run held no rows of its log back; name a log with labels to evaluate on")
+            self._need_log()
             return score_plan(self.learner, self.plan, batch_size, int(held["start"]), int(held["stop"])).result()
         if isinstance(data, Plan):
             if self.learner.schema.fingerprint not in (data.fingerprint, data.made_over):
@@ -121,6 +126,15 @@ class Run:
         else:
             plan = self.plan.over(data, views=views)
         return score_plan(self.learner, plan, batch_size).result()
+
+    def _need_log(self) -> None:
+        """Raise a PlanError where the rows that this run held back are not to be found."""
+        log = self.plan.log
+        if isinstance(log.source, RecordedSource) and log.source.described.reference is None:
+            raise PlanError(
+                f"this run was trained on rows in memory, which are not saved; give a log with labels: run.evaluate(data), or, "
+                f"for the rows that it held back, those rows: load(…, views={{{log.name!r}: …}})"
+            )
 
     def published(self) -> Weights:
         """Everything that decides its predictions, for `cb.publish`: the vectors of all objects of its Model Servers are
@@ -144,13 +158,16 @@ class Run:
         model: nn.Module | None = None,
         views: dict[str, Any] | None = None,
         allow_operators: bool = False,
+        allow_views: Sequence[str] = (),
+        plan: Plan | None = None,
         ram: int | str | None = None,
         servers: Mapping[str, ModelServer] | None = None,
     ) -> Run:
         """Bring a finished run back. ``model``: an untrained one of your own class; those of ``cb.models`` are built.
-        ``views`` and ``allow_operators``: as for ``cb.Plan.load``. ``ram``: memory for all its Sparse Tables, which are opened
-        to read only; 2 GB each unless given. ``servers``: its Model Servers by field, whose weights come from the folder and
-        whose data does not."""
+        ``views``, ``allow_operators`` and ``allow_views``: as for ``cb.Plan.load``. ``plan``: the plan of the job that trained
+        it, whose views and operators are then used in place of the saved ones; what was fitted comes from the folder. ``ram``:
+        memory for all its Sparse Tables, which are opened to read only; 2 GB each unless given. ``servers``: its Model Servers
+        by field, whose weights come from the folder and whose data does not."""
         place = Path(folder)
         if not place.is_dir():
             raise SourceError(f"there is no run folder {place}")
@@ -160,30 +177,48 @@ class Run:
                 f"{place} holds an unfinished run: its model is missing; train again with the same out= to go on"
             )
         state = read_state(place / "model")
-        plan = Plan.load(place / "plan.ctrplan", views=views, allow_operators=allow_operators)
-        schema = plan.schema
+        saved = Plan.load(
+            place / "plan.ctrplan",
+            views=views,
+            allow_operators=allow_operators or plan is not None,
+            allow_views=allow_views,
+        )
+        if plan is not None:
+            if len(plan.graph.fits) == len(saved.graph.fits):
+                plan.fitted = saved.fitted
+            saved = plan
+        schema = saved.schema
         if schema.fingerprint != state.get("fingerprint"):
             raise DataError(f"{place}: " + other_plan(str(state.get("fingerprint")), schema.fingerprint))
         if model is None:
-            name, config = state.get("model"), state.get("config")
-            if not isinstance(name, str) or name not in models.MODELS or not isinstance(config, dict):
-                raise PlanError(
-                    f"{place} was trained with {name!r}, which is none of cb.models; build it and give it: "
-                    f"cb.Run.load(…, model={name}(plan.schema))"
-                )
-            try:
-                model = models.build(name, schema, config)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise DataError(
-                    f"{place / 'model'} is damaged: {name} cannot be built from its config: {error}"
-                ) from None
-        learner = Learner(model, schema, _tables(place, state, ram, servers or {}), threads=plan.threads)
+            model = _built(place, state, schema)
+        learner = Learner(model, schema, _tables(place, state, ram, servers or {}), threads=saved.threads)
         read_dense(place / "model", model)
         shift = state.get("shift")
         if not isinstance(shift, int | float) or not abs(shift) < MOST_SHIFT:
             raise DataError(f"{place / 'model'} is damaged: its shift is {shift!r}")
         learner.shift = float(shift)
-        return Run(plan, learner, read_sealed(place / "summary.json", "finished run"), place)
+        return Run(saved, learner, read_sealed(place / "summary.json", "finished run"), place)
+
+
+def _built(place: Path, state: Mapping[str, Any], schema: Schema) -> nn.Module:
+    """Return the model that a run names. Its shapes are compared with the weights before it takes memory for any."""
+    name, config = state.get("model"), state.get("config")
+    if not isinstance(name, str) or name not in models.MODELS or not isinstance(config, dict):
+        raise PlanError(
+            f"{place} was trained with {name!r}, which is none of cb.models; build it and give it: "
+            f"cb.Run.load(…, model={name}(plan.schema))"
+        )
+    if len(json.dumps(config)) > MOST_CONFIG:
+        raise DataError(f"{place / 'model'} is damaged: the config of {name} takes more than {MOST_CONFIG:,} bytes")
+    try:
+        with torch.device("meta"):
+            shapes = models.build(name, schema, config)
+        same_weights(place / "model", shapes)
+        with torch.random.fork_rng(devices=[]):
+            return models.build(name, schema, config)
+    except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
+        raise DataError(f"{place / 'model'} is damaged: {name} cannot be built from its config: {error}") from None
 
 
 def _tables(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.errors import DataError, PlanError, lacking
 from ctrbox.views.morsel import Morsel, Source
+from ctrbox.views.text_options import TextOptions
 
 EXACT = 1 << 53  # whole numbers up to this one are floats without rounding
 
@@ -35,9 +36,9 @@ class Described:
     bytes: int | None = None
     ordered: bool = False  # whether rows ascend by the view's key
     shown: str = ""  # the path, for messages
-    reference: Mapping[str, Any] | None = field(
-        default=None
-    )  # where a saved plan finds the data; None for rows in memory
+    reference: Mapping[str, Any] | None = None  # where a saved plan finds the data; None for rows in memory
+    text_options: TextOptions | None = None  # how text files are read
+    format_name: str | None = None
 
 
 class AgreeingSource:
@@ -86,6 +87,14 @@ class AgreeingSource:
     @property
     def name(self) -> str:
         return self.inner.name
+
+    @property
+    def text_options(self) -> TextOptions | None:
+        return getattr(self.inner, "text_options", None)
+
+    @property
+    def format_name(self) -> str | None:
+        return getattr(self.inner, "format_name", None)
 
     @property
     def rows(self) -> int | None:
@@ -192,6 +201,14 @@ class RecordedSource:
     @property
     def name(self) -> str:
         return self.described.shown or self.described.view
+
+    @property
+    def text_options(self) -> TextOptions | None:
+        return self.described.text_options
+
+    @property
+    def format_name(self) -> str | None:
+        return self.described.format_name
 
     @property
     def rows(self) -> int | None:

@@ -1,0 +1,172 @@
+"""What the commands that read a run or a saved plan share: their options, and how the run is opened.
+
+A run names paths and classes. A path is opened when it lies below the current folder or beside the run, or when the user names it
+(--view, --allow-views); code is imported only from the job that the user names (--job).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctrbox.errors import CtrboxError, PlanError
+from ctrbox.job import Job, load_job, load_plan
+from ctrbox.options import in_words_of_options, pairs_of, vector_files
+from ctrbox.terminal import Mistake, tell
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
+OwnJob = Annotated[
+    Path | None,
+    typer.Option(
+        "--job",
+        metavar="JOB.PY",
+        help="The job that trained the run, where its model or an operator is code of your own. The file is run.",
+        show_default=False,
+    ),
+]
+OtherViews = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--view",
+        metavar="NAME=PATH",
+        help="Other data for a view of the plan, by its name; may be given again.",
+        show_default=False,
+    ),
+]
+AllowViews = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-views",
+        metavar="PATH",
+        help="Open views below this path, such as /data or s3://bucket/, where the run names them; may be given again. "
+        "Views below the current folder or beside the run are opened anyway, others are not. Also: CTRBOX_ALLOW_VIEWS.",
+        show_default=False,
+    ),
+]
+Ram = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Memory for the run's Sparse Tables, such as 500MB; 2GB each unless told."),
+]
+
+
+def load_run(
+    folder: Path,
+    job: Path | None = None,
+    *,
+    view: list[str] | None = None,
+    allow_views: list[str] | None = None,
+    threads: int | None = None,
+    ram: str | None = None,
+    server: list[str] | None = None,
+) -> Any:
+    """Return a finished run; with a job, the model of the job's class and the job's views and operators."""
+    if not folder.is_dir():
+        near = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))[:5]
+        raise Mistake(f"there is no run folder {folder}" + (f"; here are: {', '.join(near)}" if near else ""))
+    own = own_job(job)
+    from ctrbox.train.run import Run, servers_of
+
+    files = vector_files(server)
+    views = pairs_of("--view", view, "users=tomorrow/users")
+    with in_words_of_options(), asking_for_the_job(own):
+        servers = servers_of(folder, files) if files else {}
+        run = Run.load(
+            folder,
+            model=None if own is None else own.model,
+            plan=plan_of(own, views),
+            views=views,
+            allow_operators=own is not None,
+            allow_views=allow_views or (),
+            ram=ram,
+            servers=servers,
+        )
+    if threads is not None:
+        run.plan.threads = run.learner.threads = threads
+    return run
+
+
+def plan_at(path: Path, allow_operators: bool = False) -> Any:
+    """Return the plan of a job, of the folder of a run or of a served model, or of a plan's file; opens none of its data."""
+    file = path
+    if path.is_dir():
+        places = [path / "plan.ctrplan", path / "plan.ctr"]
+        found = [place for place in places if place.is_file()]
+        if not found:
+            raise Mistake(
+                f"{path} is a folder; expected a job file, such as job.py, the folder of a run or of a served model, or a "
+                "saved plan"
+            )
+        file = found[0]
+    elif not is_plan(path):
+        return load_plan(path)
+    from ctrbox.engines.plan import Plan
+
+    with in_words_of_options():
+        return Plan.load(file, allow_operators=allow_operators)
+
+
+def is_plan(path: Path) -> bool:
+    """Return whether a file begins as saved plans do."""
+    try:
+        with path.open("rb") as file:
+            return file.read(8) == b"CTRBOXPL"
+    except OSError:
+        return False
+
+
+def own_job(job: Path | None) -> Job | None:
+    return None if job is None else load_job(job)
+
+
+def plan_of(own: Job | None, views: dict[str, str]) -> Any:
+    """Return the plan of a job, whose views are the user's own; None where --view replaces one of them."""
+    return None if own is None or views else own.plan
+
+
+@contextlib.contextmanager
+def asking_for_the_job(own: Job | None) -> Iterator[None]:
+    """What a model or an operator of the user's own needs is the job that has it."""
+    try:
+        yield
+    except PlanError as error:
+        told = str(error)
+        if own is not None or not any(
+            word in told for word in ("cb.Run.load(…, model=", "allow_operators", "open(…, model=")
+        ):
+            raise
+        raise Mistake(f"{told.split(';')[0]}; name the job that has it: --job JOB.PY") from error
+    except CtrboxError as error:
+        if own is None and "open(…, model=" in str(error):
+            raise Mistake(f"{str(error).split(';')[0]}; name the job that has it: --job JOB.PY") from error
+        if own is not None and "fingerprint" in str(error):
+            raise Mistake(f"{own.path} is not the job of this run: {error}") from error
+        raise
+
+
+def tell_of_servers(run: Any) -> None:
+    """Warn of a file of other objects: it gives zeros, and scores that look like scores."""
+    from ctrbox.embed.model_server import ModelServer
+
+    for source in run.learner.sources:
+        if isinstance(source.embedder, ModelServer):
+            counts = source.embedder.stats()
+            if counts["keys"] and not counts["computed"]:
+                tell(
+                    f"warning: no object of {source.fields[0]!r} has a row in {source.embedder.data.path}: all were zeros"
+                )
+
+
+@contextlib.contextmanager
+def reading(data: str | None) -> Iterator[None]:
+    """Tell errors of the data in the words of the command line."""
+    try:
+        with in_words_of_options():
+            yield
+    except OSError as error:
+        if isinstance(error, CtrboxError):
+            raise
+        raise Mistake(f"cannot read {data or 'the log of the run'}: {error.strerror or error}") from error
