@@ -98,6 +98,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CTRBOX_ALLOW_VIEWS", raising=False)
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "argv", ["ctrbox"])
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -25,6 +25,11 @@ USERS = pa.table({"user": [1, 2, 3], "age": [20, 30, 40]})
 LOG = pa.table({"user": [1, 2, 3], "price": [1.0, 2.5, 3.0], "clicked": [0, 1, 0]})
 
 
+@pytest.fixture(autouse=True)
+def _nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
 def features() -> cb.FeatureSet:
     return cb.FeatureSet(
         label=col("clicked"), sparse={"user": col("user").key()}, dense={"age": col("age"), "p": col("price")}

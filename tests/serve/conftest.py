@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
+from ctrbox.views.allowed import VARIABLE
 from tests.serve.running import Running, running
 from tests.serve.worlds import World, make_world
 
@@ -18,3 +20,14 @@ def server(world: World) -> Iterator[Running]:
     """One that tests of routes share; those that change its model start their own."""
     with running(world.folder, "--name", "ads", "--max-body", "200KB", "--max-candidates", "500") as found:
         yield found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _views_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Allow the views below the tests' own folders: models and their data lie in several of them."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(tmp_path_factory.getbasetemp())
+    yield
+    del os.environ[VARIABLE]
+    if before is not None:
+        os.environ[VARIABLE] = before

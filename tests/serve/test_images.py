@@ -551,14 +551,19 @@ def test_rows_keep_their_places_from_version_to_version(world: ImageWorld, tmp_p
     learner_of(read_weights(tmp_path / "2.fbw"), world.plan.schema, "2")
 
 
-def test_models_of_ones_own_and_other_plans_are_refused(world: ImageWorld, tmp_path: Path) -> None:
+def test_a_model_of_ones_own_is_served_by_whoever_brings_it_and_other_plans_are_refused(
+    world: ImageWorld, tmp_path: Path
+) -> None:
     class Mine(cb.models.LR):
         pass
 
     run = cb.Trainer(Mine(world.plan.schema), threads=1).fit(world.plan, batch_size=500, epochs=1, limit=500)
-    with pytest.raises(PlanError, match=r"none of cb\.models"):
-        create(tmp_path / "model", world.plan, run, context=CONTEXT)
-    assert not (tmp_path / "model").exists()
+    made = create(tmp_path / "own", world.plan, run, context=CONTEXT)
+    with pytest.raises(DataError, match="'Mine', a model of your own"):
+        open_served(made)
+    with pytest.raises(DataError, match="the model that was given is a LR"):
+        open_served(made, own_model=cb.models.LR(world.plan.schema))
+    assert open_served(made, own_model=Mine(world.plan.schema)).version == 1
     features = cb.FeatureSet(label=cb.col("clicked"), sparse={"user": cb.col("user_id")})
     other = cb.compile(cb.View(f"{world.place}/data/impressions", key="instance_id"), features, device="cpu")
     with pytest.raises(PlanError, match="fingerprint"):
