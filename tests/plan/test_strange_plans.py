@@ -165,7 +165,8 @@ def test_links_and_dots_do_not_lead_out_of_an_allowed_folder(tmp_path: Path, mon
     pq.write_table(USERS, secret / "users.parquet")
     home = tmp_path / "home"
     plan = job(home / "data")
-    monkeypatch.chdir(home)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     (home / "link").symlink_to(secret)
     (home / "inside").mkdir()
     (home / "inside" / "a.parquet").symlink_to(secret / "users.parquet")
@@ -179,12 +180,19 @@ def test_links_and_dots_do_not_lead_out_of_an_allowed_folder(tmp_path: Path, mon
         "inside/*",
     ):
         plan.save(home / "p.plan")
-        renamed(home / "p.plan", {"users": path})
+        renamed(home / "p.plan", {"users": f"{home}/{path}"})
         with pytest.raises(PlanError, match="allow_views"):
             next(cb.Plan.load(home / "p.plan").batches(8))
     plan.save(home / "p.plan")
-    renamed(home / "p.plan", {"users": "data/users/*"})
+    renamed(home / "p.plan", {"users": f"{home}/data/users/*"})
     assert next(cb.Plan.load(home / "p.plan").batches(8)).rows == 3
+    # A link of the current folder is the user's own; one that is left by dots is not.
+    (tmp_path / "here" / "mine").symlink_to(secret)
+    renamed(home / "p.plan", {"users": "mine"})
+    assert next(cb.Plan.load(home / "p.plan").batches(8)).rows == 3
+    renamed(home / "p.plan", {"users": "mine/../secret"})
+    with pytest.raises(PlanError, match="allow_views"):
+        next(cb.Plan.load(home / "p.plan").batches(8))
 
 
 def test_a_remote_path_is_allowed_by_its_host_its_folder_and_its_options() -> None:

@@ -2,7 +2,8 @@
 
 A saved plan names the paths of its views. Reading it opens none of them; running it opens a path only where the user allows it:
 
-- a local path below the current folder, or below the folder that holds the plan's own folder, links followed;
+- a local path below the current folder; a link there is the user's own and may lead elsewhere;
+- a local path below the folder beside the plan, which may be as strange as the plan: its links must stay inside;
 - a path below one that the user named: ``allow_views=["/data/logs", "s3://bucket/"]``, or the environment variable
   ``CTRBOX_ALLOW_VIEWS``, with commas between the paths. ``"*"`` allows every path.
 
@@ -37,8 +38,9 @@ class Allowed:
         self.named = [os.fspath(path) for path in named]
         self.named += [path.strip() for path in os.environ.get(VARIABLE, "").split(",") if path.strip()]
         # A program that runs in "/", as services do, would allow every file of the machine.
-        here = [os.path.realpath("."), *([] if beside is None else [os.path.realpath(beside)])]
-        self.roots = [folder for folder in dict.fromkeys(here) if folder != "/"]
+        self.here = str(Path.cwd()).rstrip("/")
+        self.roots = [] if beside is None or os.path.realpath(beside) == "/" else [os.path.realpath(beside)]
+        self.roots += [self.here] if self.here else []
         self.roots += [os.path.realpath(local) for path in self.named if (local := _local(path)) is not None]
 
     def refused(self, paths: Iterable[str]) -> str | None:
@@ -56,8 +58,13 @@ class Allowed:
             if ".." in local[wild.start() :].split("/"):
                 return False
             local = local[: wild.start()].rpartition("/")[0] or ("/" if local.startswith("/") else ".")
-        found = os.path.realpath(local)
-        return any(found == root or found.startswith(root.rstrip("/") + "/") for root in self.roots)
+        if self.here and ".." not in local.split("/") and _inside(str(Path(local).absolute()), self.here):
+            return True
+        return any(_inside(os.path.realpath(local), root) for root in self.roots)
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _local(path: str) -> str | None:
