@@ -179,7 +179,7 @@ def _described(name: str, entry: dict[str, Any]) -> Described:
         unknown = set(said) - {f.name for f in fields(TextOptions)}
         if unknown:
             raise malformed(f"a text option {min(unknown)[:20]!r}")
-        text = checked_options(**said) if said else None
+        text = checked_options(**said) if said or source["format"] in ("csv", "tsv", "json") else None
         shown = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
     return Described(
         name,
