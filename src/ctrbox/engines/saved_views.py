@@ -25,7 +25,7 @@ from ctrbox.plan.serial import Reader, a_dict, a_list, a_number, a_text, canonic
 from ctrbox.views.allowed import Allowed
 from ctrbox.views.filesystems import find_files
 from ctrbox.views.recorded import AgreeingSource, Described, RecordedSource
-from ctrbox.views.source import Source
+from ctrbox.views.source import Source, like
 from ctrbox.views.text_options import TextOptions, checked_options
 from ctrbox.views.view import View
 
@@ -135,7 +135,10 @@ def read_view(
     if name in given:
         data, place = given[name], f"given {name}"
         if place not in made:
-            made[place] = data if isinstance(data, View) else View(data, key, keep=keep, name=name)
+            # Other files of the same text format are read as those that the plan was saved with.
+            text, form = described.text_options, described.format_name
+            said = {} if text is None or form is None else like(form, text.given(), data)
+            made[place] = data if isinstance(data, View) else View(data, key, keep=keep, name=name, **said)
         view = made[place]
         agreeing = AgreeingSource(_data(view.source), described, strict=strict)
         agreeing.check(list(described.types))
