@@ -124,13 +124,7 @@ def same_weights(place: Path, model: nn.Module) -> None:
     Only the header of the file is read, whose sizes safetensors holds against the file's own; ``model`` may be on the meta
     device, so that nothing is allocated for a size that a file merely claims.
     """
-    path = place / "dense.safetensors"
-    try:
-        with safe_open(path, "pt") as file:
-            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            shapes = {name: (tuple(part.get_shape()), str(part.get_dtype())) for name, part in found.items()}
-    except SafetensorError as error:
-        raise DataError(f"{path} is damaged: {error}") from error
+    shapes = shapes_in(place)
     mine = model.state_dict()
     if set(shapes) != set(mine):
         odd = sorted(set(shapes) ^ set(mine))[0]
@@ -142,6 +136,17 @@ def same_weights(place: Path, model: nn.Module) -> None:
                 f"{place} holds another model: weight {name!r} has shape {shape} of {dtype}, expected {expected[0]} of "
                 f"{expected[1]}"
             )
+
+
+def shapes_in(place: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and type of every weight of a folder, from the header of its file."""
+    path = place / "dense.safetensors"
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            return {name: (tuple(part.get_shape()), str(part.get_dtype())) for name, part in found.items()}
+    except SafetensorError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
 
 
 def _dense(place: Path, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -216,6 +221,8 @@ def _check(place: Path, name: str, facts: Any) -> None:
     if not re.fullmatch(r"[\w-]+\.[a-z]+", name) or not isinstance(facts, dict):
         raise DataError(f"{place / STATE} names a file {name!r}; expected a plain name")
     path = place / name
+    if path.is_symlink():
+        raise DataError(f"{path} is a link; expected a file of the folder itself")
     if not path.is_file() and not (path.is_dir() and path.suffix == ".ctrtable"):
         raise DataError(f"{place} is damaged: {name} is missing")
     if _bytes(path) != facts.get("bytes"):

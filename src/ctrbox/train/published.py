@@ -34,6 +34,7 @@ from ctrbox.publish.weights import Part, Weights
 from ctrbox.train.calibration import MOST_SHIFT
 from ctrbox.train.checkpoint import DTYPES
 from ctrbox.train.learner import Learner
+from ctrbox.train.untrained import untrained
 
 OF_DTYPE = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -88,14 +89,16 @@ def learner_of(weights: Weights, schema: Schema, where: str, own: nn.Module | No
             raise ValueError(f"shift {shift}")
         if about.get("own") is True:
             model = _own(own, str(about["model"]), where)
-            tensors = _tensors(model, weights, "dense.", where)
+            tensors: dict[str, torch.Tensor] = _tensors(model, weights, "dense.", where)
         else:
-            with torch.device("meta"):
-                shapes = models.build(about["model"], schema, about["config"])
-            tensors = _tensors(shapes, weights, "dense.", where)
-            # Only now with memory, which the file's own size bounds: buffers that are no weights need their values, too.
-            with torch.random.fork_rng(devices=[]):
-                model = models.build(about["model"], schema, about["config"])
+            tensors = {}
+            model = untrained(
+                about["model"],
+                schema,
+                about["config"],
+                len(weights.parts),
+                lambda shapes: tensors.update(_tensors(shapes, weights, "dense.", where)),
+            )
         model.load_state_dict(tensors, assign=True)
         embedders: dict[str, Embedder] = {}
         for k, table in enumerate(about["tables"]):

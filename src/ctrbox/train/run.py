@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from torch import nn
 
 from ctrbox import models
@@ -25,15 +23,15 @@ from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, nearest
 from ctrbox.publish.weights import Weights
 from ctrbox.train.calibration import MOST_SHIFT
-from ctrbox.train.checkpoint import read_dense, read_state, same_weights
+from ctrbox.train.checkpoint import read_dense, read_state, same_weights, shapes_in
 from ctrbox.train.evaluation import score_plan, scored
 from ctrbox.train.learner import Learner
 from ctrbox.train.sealed import read_sealed
+from ctrbox.train.untrained import untrained
 from ctrbox.views.recorded import RecordedSource
 from ctrbox.views.view import parse_bytes
 
 ROWS = 16_384
-MOST_CONFIG = 1 << 20  # bytes of a model's arguments as JSON; ours take a few hundred
 BUDGET = 8 << 30  # of a loaded table at least; it holds what it held, and may go on learning
 
 
@@ -209,14 +207,9 @@ def _built(place: Path, state: Mapping[str, Any], schema: Schema) -> nn.Module:
             f"{place} was trained with {name!r}, which is none of cb.models; build it and give it: "
             f"cb.Run.load(…, model={name}(plan.schema))"
         )
-    if len(json.dumps(config)) > MOST_CONFIG:
-        raise DataError(f"{place / 'model'} is damaged: the config of {name} takes more than {MOST_CONFIG:,} bytes")
     try:
-        with torch.device("meta"):
-            shapes = models.build(name, schema, config)
-        same_weights(place / "model", shapes)
-        with torch.random.fork_rng(devices=[]):
-            return models.build(name, schema, config)
+        held = len(shapes_in(place / "model"))
+        return untrained(name, schema, config, held, lambda shapes: same_weights(place / "model", shapes))
     except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
         raise DataError(f"{place / 'model'} is damaged: {name} cannot be built from its config: {error}") from None
 
@@ -230,7 +223,7 @@ def _tables(
         raise PlanError(f"ram is for Sparse Tables, and {place} has none: its tables are in memory; leave it out")
     share: dict[str, Any] = {} if ram is None else {"ram": parse_bytes(ram) // folders}
     try:
-        for k, fields in enumerate(state["tables"]):
+        for k, fields in enumerate(_fields_of_tables(place / "model", state)):
             file = place / "model" / f"table-{k}.ctrtable"
             table: Embedder
             given = {id(servers[name]): servers[name] for name in fields if name in servers}
@@ -252,6 +245,20 @@ def _tables(
     except (KeyError, TypeError):
         raise DataError(f"{place / 'model'} is damaged: it does not describe its tables") from None
     return by_field
+
+
+def _fields_of_tables(model: Path, state: Mapping[str, Any]) -> list[list[str]]:
+    """Return the fields of each table of a run; there is a file for each, and no field is in two of them."""
+    tables = state.get("tables")
+    held = [name for name in state["files"] if name.startswith("table-")]
+    if not isinstance(tables, list) or not all(isinstance(fields, list) and fields for fields in tables):
+        raise DataError(f"{model} is damaged: it does not describe its tables")
+    if sorted(held) != sorted(f"table-{k}.ctrtable" for k in range(len(tables))):
+        raise DataError(f"{model} is damaged: it describes {len(tables):,} tables and holds {len(held):,}")
+    named = [name for fields in tables for name in fields]
+    if not all(isinstance(name, str) for name in named) or len(set(named)) != len(named):
+        raise DataError(f"{model} is damaged: the fields of its tables are no names, or come twice")
+    return tables
 
 
 def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str, ModelServer]:
@@ -287,9 +294,7 @@ def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str,
 def server_tables(folder: str | Path) -> dict[Path, list[str]]:
     """Files of a run's Model Servers, and the fields of each."""
     model = Path(folder) / "model"
-    tables = read_state(model).get("tables")
-    if not isinstance(tables, list) or not all(isinstance(fields, list) for fields in tables):
-        raise DataError(f"{model} is damaged: it does not describe its tables")
+    tables = _fields_of_tables(model, read_state(model))
     files = {model / f"table-{k}.ctrtable": fields for k, fields in enumerate(tables)}
     return {file: fields for file, fields in files.items() if is_server(file)}
 

@@ -1,0 +1,62 @@
+"""Models that a file names, built so that the file cannot take more memory than its weights justify.
+
+A model's arguments come from a file. A hidden layer of a million units, or a million layers, would be allocated before anybody
+compared them with the weights. So the model is built first without memory for weights, and in no more parts than the number of
+its weights allows; then its shapes are compared with those that the file holds; only then it is built for use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from ctrbox import models
+from ctrbox.columns.batch import Schema
+from ctrbox.errors import DataError
+
+MOST_CONFIG = 256 << 10  # bytes of a model's arguments as JSON; ours take a few hundred
+PARTS_OF_A_WEIGHT, MORE_PARTS = 8, 1000  # modules and weights of a model, for each weight and in all
+
+
+def untrained(name: str, schema: Schema, config: Any, weights: int, compare: Callable[[nn.Module], None]) -> nn.Module:
+    """Return a model of ``cb.models`` with new weights. ``weights``: how many tensors the file holds for it. ``compare`` gets
+    the model first without memory, and may refuse it."""
+    if len(json.dumps(config)) > MOST_CONFIG:
+        raise DataError(f"the arguments of {name} take more than {MOST_CONFIG:,} bytes")
+    with torch.device("meta"), _few_parts(name, PARTS_OF_A_WEIGHT * weights + MORE_PARTS):
+        shapes = models.build(name, schema, config)
+    compare(shapes)
+    # With memory, which the size of the file bounds by now: buffers that are no weights need their values, too.
+    with torch.random.fork_rng(devices=[]):
+        return models.build(name, schema, config)
+
+
+@contextlib.contextmanager
+def _few_parts(name: str, most: int) -> Iterator[None]:
+    """Refuse a model of too many parts while it is built, on this thread alone."""
+    mine, parts = threading.get_ident(), 0
+
+    def count(module: nn.Module, part_name: str, part: Any) -> None:
+        nonlocal parts
+        if threading.get_ident() != mine:
+            return
+        parts += 1
+        if parts > most:
+            raise DataError(f"{name} would have more than {most:,} parts with the arguments that the file gives")
+
+    hooks = [register_module_module_registration_hook(count), register_module_parameter_registration_hook(count)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
