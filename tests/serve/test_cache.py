@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from ctrbox.serve.cache import ContextCache
 from ctrbox.serve.metrics import resident
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.served import open_served
+from tests.serve.locks import waits_for
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import World
 
@@ -59,26 +59,19 @@ def test_contexts_of_mixed_size_take_the_memory_that_the_cache_was_given(world: 
     assert found["grown"] <= 1.25 * BUDGET + SCRATCH
 
 
-def test_many_threads_keep_the_count(world: World) -> None:
-    """Without the lock an entry is counted twice or not at all."""
+def test_the_cache_is_read_and_changed_under_its_lock() -> None:
+    """Without it an entry is counted twice, or evicted while another thread has moved it."""
     cache = ContextCache(200_000)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
+    for work in (lambda: cache.put("a", 1, 100), lambda: cache.get("a"), cache.clear):
+        assert waits_for(cache._lock, work)
+    assert (cache.bytes, len(cache), cache.counts.hits) == (0, 0, 1)
 
-    def work(seed: int) -> None:
-        drawn = random.Random(seed)
-        for _ in range(4000):
-            key = drawn.randrange(60)
-            if cache.get(key) is None:
-                cache.put(key, key, drawn.randrange(5000))
 
-    try:
-        workers = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join()
-    finally:
-        sys.setswitchinterval(before)
+def test_what_is_evicted_gives_its_bytes_back() -> None:
+    cache, drawn = ContextCache(60_000), random.Random(0)
+    for _ in range(2000):
+        key = drawn.randrange(60)
+        if cache.get(key) is None:
+            cache.put(key, key, drawn.randrange(5000))
     assert cache.bytes == sum(size for _, size in cache._held.values()) <= cache.budget
-    assert cache.counts.hits + cache.counts.misses == 16_000
+    assert cache.counts.evictions > 100

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from ctrbox.serve.metrics import Metrics
+from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.server import Server, Settings
+from tests.serve.locks import waits_for
 from tests.serve.running import free_ports
 from tests.serve.worlds import World
 
@@ -43,36 +45,27 @@ def test_no_count_is_lost_between_threads() -> None:
     assert metrics.requests["score", 200] == metrics.candidates / 3 == sum(metrics.buckets) == 200
 
 
-def test_reading_waits_for_those_who_add() -> None:
-    """A text that is written while the lock is held elsewhere would show half of a change."""
+def test_everything_that_reads_or_changes_counts_takes_the_lock() -> None:
+    """A text that is written while another thread adds would show half of a change."""
     metrics = Metrics()
-    for read in (lambda: metrics.text({}, {}), metrics.live, lambda: metrics.stale(1, "x"), metrics.fresh):
-        done = threading.Event()
-
-        def work(read: Any = read, done: threading.Event = done) -> None:
-            read()
-            done.set()
-
-        with metrics._lock:
-            reader = threading.Thread(target=work)
-            reader.start()
-            assert not done.wait(0.05)
-        assert done.wait(10)
-        reader.join()
-
-
-def test_reloads_are_counted_under_the_lock() -> None:
-    metrics = Metrics()
-    for change in (lambda: metrics.reloaded(2, 0.1, "patch"), lambda: metrics.not_reloaded("x")):
-        with metrics._lock:
-            changer = threading.Thread(target=change)
-            changer.start()
-            changer.join(0.05)
-            assert (metrics.applied, metrics.refused) in ((0, 0), (1, 0))
-            before = (metrics.applied, metrics.refused)
-        changer.join(10)
-        assert (metrics.applied, metrics.refused) != before
+    for work in (
+        lambda: metrics.add("score", 200, 0.001, 3),
+        lambda: metrics.text({}, {}),
+        metrics.live,
+        lambda: metrics.reloaded(2, 0.1, "patch"),
+        lambda: metrics.not_reloaded("x"),
+        lambda: metrics.stale(1, "x"),
+        metrics.fresh,
+    ):
+        assert waits_for(metrics._lock, work)
     assert (metrics.applied, metrics.refused) == (1, 1)
+
+
+def test_places_in_the_queue_are_counted_under_its_lock() -> None:
+    queue = ScoringQueue(0, 4, 1.0)
+    for work in (lambda: queue.admit("a"), lambda: queue.leave("a"), queue.close, lambda: queue.drain(1.0)):
+        assert waits_for(queue._lock, work)
+    assert (queue.pending, queue.closed) == (0, True)
 
 
 def test_a_server_that_ended_leaves_nothing_behind(world: World) -> None:

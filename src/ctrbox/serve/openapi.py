@@ -74,7 +74,7 @@ def openapi(service: Service) -> dict[str, Any]:
         "/v1/live": "The same for the page at /.",
         "/v2": "Open Inference Protocol: the server.",
         "/v2/health/live": "Liveness; asks for no token.",
-        "/v2/health/ready": "Readiness: 503 while shutting down.",
+        "/v2/health/ready": "Readiness: 503 while shutting down; says whether the model is stale, and why.",
         v2: "The model's raw columns as tensors.",
         f"{v2}/config": "The same as Triton's configuration.",
         f"{v2}/ready": "Readiness of the model.",
@@ -131,7 +131,8 @@ def responses(schema: dict[str, Any]) -> dict[str, Any]:
     refused = {
         "400": "A field is missing, unknown or of another type.",
         "401": "The token is missing or another.",
-        "408": "The body did not come in time.",
+        "403": "The server has no token, and Host or Origin does not name its machine.",
+        "408": "The request did not come in time.",
         "413": "Too many candidates, or too many bytes.",
         "503": "Overloaded, or shutting down: ask again after Retry-After.",
     }
