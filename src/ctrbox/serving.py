@@ -113,7 +113,7 @@ def serve(
         typer.Option(
             min=0,
             max=256,
-            help="That score; 0: the event loop itself. Unless given 1 for the folder of a run, else 0.",
+            help="Threads that score requests; with 0 the event loop does. Default: 1 for the folder of a run, else 0.",
             show_default=False,
         ),
     ] = None,
