@@ -341,6 +341,15 @@ def test_windows_of_hostile_times_hold_every_row(times: list[int]) -> None:
     assert all(w["start"].endswith("Z") and w["end"].endswith("Z") for w in found)
 
 
+def test_few_rows_are_cut_into_few_windows() -> None:
+    time = np.datetime64("2024-02-29T00:00", "m") + np.arange(60).astype("timedelta64[m]") * 24
+    found = windows(np.arange(60) % 2, np.full(60, 0.5), time=time)
+    assert len(found) <= 3
+    assert sum(w["rows"] for w in found) == 60
+    assert len(windows([0, 1], [0.5, 0.5], time=np.array([-5, 5]))) == 2  # no usual window holds both
+    assert len(windows(np.arange(60) % 2, np.full(60, 0.5), time=time, span="1h")) == 24  # as asked
+
+
 def test_a_day_of_log_is_cut_into_half_hours_and_dates_are_read() -> None:
     time = np.datetime64("2024-02-29T00:00", "m") + np.arange(24 * 60).astype("timedelta64[m]")
     found = windows(np.arange(1440) % 2, np.full(1440, 0.5), time=time)

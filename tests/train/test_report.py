@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -848,3 +850,34 @@ def test_a_run_of_few_steps_has_a_learning_curve(tmp_path: Path) -> None:
     section = page[page.index('id="learning"') : page.index('id="calibration"')]
     assert len(re.findall(r'<circle class="dot a"', section)) == 3
     assert "There was one evaluation" in section
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert len(summary["windows"]) == len(summary["calibration"]) == 1  # thirty rows tell nothing in twenty parts
+
+
+def test_rows_without_a_time_are_counted_and_are_not_rows_of_1970(tmp_path: Path) -> None:
+    log = worlds.checkerboard(1000)
+    times = [None if k % 4 == 0 else t for k, t in enumerate(log.column("ts").to_pylist())]
+    log = log.set_column(1, "ts", pa.array([t and t.replace(year=2024) for t in times], pa.timestamp("us")))
+    plan = worlds.plan_of(log)
+    run = cb.Trainer(cb.models.LR(plan.schema)).fit(
+        plan, out=tmp_path / "run", batch_size=100, valid=0.4, time=cb.col("ts")
+    )
+    windows = run.summary["windows"]
+    assert run.summary["rows_without_time"] == 100
+    assert sum(w["rows"] for w in windows) == 300
+    assert {w["start"][:4] for w in windows} == {"2024"}
+    assert run.metrics["rows"] == 400
+
+
+def test_figures_of_a_weighted_run_are_plain_in_its_report(tmp_path: Path) -> None:
+    log = worlds.checkerboard(1500)
+    log = log.append_column("w", pa.array(np.where(log.column("clicked").to_numpy() == 1, 9.0, 1.0)))
+    plan = worlds.plan_of(log, weight=cb.col("w"))
+    with pytest.warns(UserWarning, match="far from the click rate"):
+        run = cb.Trainer(cb.models.LR(plan.schema)).fit(plan, out=tmp_path / "run", batch_size=20, valid=0.3, epochs=2)
+    page = Page(run.report().read_text()).text
+    assert f"calibration {run.metrics['calibration']:.3f}" in page
+    assert "the two losses cannot be compared" in page
+    rate = sum(d["rate"] * d["rows"] for d in run.summary["calibration"]) / 450
+    assert rate == pytest.approx(run.metrics["base_rate"])
+    assert all(w["calibration"] > 1.1 for w in run.summary["windows"])

@@ -173,3 +173,19 @@ def test_every_recorded_evaluation_has_both_figures_by_name(tmp_path: Path) -> N
     assert len(valid) == 2
     assert all(line["calibration"] > 1.2 > line["weighted_calibration"] for line in valid)
     assert all("auc_se" in line and "auc_low" not in line for line in valid)
+
+
+def test_a_classifier_can_be_corrected_for_its_sample_weights() -> None:
+    random = np.random.default_rng(1)
+    city = random.integers(0, 5, 1500)
+    clicked = random.random(1500) < 0.1 + 0.05 * city
+    weight = np.where(clicked, 8.0, 1.0)
+    found = {}
+    for calibrate in (None, "weights"):
+        model = cb.Classifier("LR", epochs=4, lr=0.05, table_lr=0.5, calibrate=calibrate, categorical=["city"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(pa.table({"city": city}), clicked, sample_weight=weight)
+        found[calibrate] = model.predict_proba(pa.table({"city": city}))[:, 1].mean() / clicked.mean()
+    assert found[None] > 1.3
+    assert found["weights"] == pytest.approx(1, abs=0.2)

@@ -85,6 +85,8 @@ class Classifier:
 
     ``model``: a name of ``cb.models`` (``options``: its other arguments) or a function from a schema to a module. ``lr``: of
     the dense weights; ``table_lr``: of the vectors. ``valid=0`` trains all epochs on all rows.
+    ``calibrate`` ("weights", "intercept" or a number added to every logit; None adds nothing) corrects probabilities after
+    training with ``sample_weight``, as ``Trainer.fit`` does.
     Afterwards: ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``columns_`` (what each column was taken for),
     ``feature_importances_`` and ``run_``, the ``cb.Run``.
     """
@@ -106,6 +108,7 @@ class Classifier:
         shuffle: bool = True,
         categorical: Sequence[str] | None = None,
         numeric: Sequence[str] | None = None,
+        calibrate: str | float | None = None,
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
@@ -122,6 +125,7 @@ class Classifier:
         self.shuffle = shuffle
         self.categorical = categorical
         self.numeric = numeric
+        self.calibrate = calibrate
         self.seed = seed
         self.threads = threads
 
@@ -204,6 +208,7 @@ class Classifier:
                 batch_size=batch,
                 shuffle=min(-(-rows // batch), max(1, WINDOW // batch)) * batch if self.shuffle else 0,
                 patience=self.patience if held else None,
+                calibrate=self.calibrate,
                 seed=self.seed,
                 by={},
             )

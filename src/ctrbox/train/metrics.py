@@ -197,9 +197,13 @@ LENGTHS = (
 )
 
 
-def window_length(first: int, last: int) -> int:
-    """Microseconds of the shortest usual span that cuts first … last into at most 50 windows."""
-    return next(length for length in LENGTHS if last // length - first // length < 50)
+MOST_WINDOWS = 50
+ROWS_OF_WINDOW = 20  # about, at least: figures of fewer rows tell nothing
+
+
+def window_length(first: int, last: int, most: int = MOST_WINDOWS) -> int:
+    """Return the microseconds of the shortest usual span that cuts first … last into at most ``most`` windows."""
+    return next((length for length in LENGTHS if last // length - first // length < most), LENGTHS[-1])
 
 
 def windows(
@@ -232,7 +236,8 @@ def _windows(rows: Rows, span: str | None, count: int) -> list[dict[str, Any]]:
         ids = np.repeat(np.arange(count), np.diff([*starts, number]))
         marks = [{"first_row": start} for start in starts]
     else:
-        length = length or window_length(int(rows.time.min()), int(rows.time.max()))
+        most = min(MOST_WINDOWS, max(1, number // ROWS_OF_WINDOW))
+        length = length or window_length(int(rows.time.min()), int(rows.time.max()), most)
         found, ids = np.unique(rows.time // length, return_inverse=True)
         marks = [{"start": _iso(int(w) * length), "end": _iso((int(w) + 1) * length)} for w in found]
     measured = {name: array.tolist() for name, array in measure(rows, ids, len(marks)).items()}
@@ -343,7 +348,8 @@ class Scores:
         """The metrics of each window of time that has rows, oldest first, with its ``start`` and ``end`` in ISO 8601 UTC.
 
         ``span`` is a length such as '1h' or '1d', counted from 1970-01-01 00:00 UTC; without it, a usual length that
-        gives 5 to 50 windows. Where times are not known: ``count`` windows of equally many rows, in the order in which
+        gives at most 50 windows, and fewer where they would have less than about 20 rows.
+        Where times are not known: ``count`` windows of equally many rows, in the order in which
         they came, with ``first_row`` in place of start and end.
         """
         return _windows(self._rows(), span, count)

@@ -113,6 +113,8 @@ def learning(metrics: Sequence[Fields], s: Fields) -> str:
         "The training loss is that of each batch before it is learned from, averaged over about 20 steps. Validation is on "
         "rows that are not learned from; bars show 95 % intervals."
     )
+    if s.fields("metrics").number("weighted_logloss") is not None:
+        note += " Rows are learned from by weight, so that the two losses cannot be compared."
     if len(auc) == 1:
         note += " There was one evaluation; <code>evaluate_every=</code> (steps) gives more points."
     return section(
@@ -264,7 +266,7 @@ def windows(s: Fields) -> str:
     kind = "of time" if any(w.text("start") for w in found) else "in the order of the log"
     note = f"Validation rows in {len(found)} windows {kind}"
     each = f"{min(counts):,}" + (f" to {max(counts):,}" if min(counts) < max(counts) else "") if counts else ""
-    note += f", {each} rows each; bars show 95 % intervals. " if counts else ". "
+    note += f", {each} row{'s' * (max(counts) > 1)} each; bars show 95 % intervals. " if counts else ". "
     note += text(odd_windows(found, names, s.fields("metrics").number("auc")), 600)
     untimed = s.count("rows_without_time")
     note += f" {untimed:,} rows have no time and are in no window." if untimed else ""

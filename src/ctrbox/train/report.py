@@ -73,8 +73,21 @@ def write_report(run_folder: Path) -> Path:
 
 def build(run: Recorded) -> str:
     """The page of a run."""
-    links = ["learning", "calibration", "time", "stages", "tables", "plan", "features", "slices", "configuration"]
-    links = [link for link in links if link != "tables" or run.summary.each("tables")]
+    links = [
+        "weights",
+        "learning",
+        "calibration",
+        "time",
+        "stages",
+        "tables",
+        "plan",
+        "features",
+        "slices",
+        "configuration",
+    ]
+    weighted = run.summary.fields("metrics").number("weighted_logloss") is not None
+    there = {"tables": bool(run.summary.each("tables")), "weights": weighted}
+    links = [link for link in links if there.get(link, True)]
     nav = "".join(f'<a href="#{link}">{link}</a>' for link in links)
     s = run.summary
     body = [

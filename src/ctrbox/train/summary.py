@@ -27,6 +27,7 @@ from ctrbox.train.slices import Slice, slices, without_figures, worst
 
 MOST_VALUES = 200  # distinct values of a field that is cut into slices unasked
 WORST = 12
+MOST_PARTS, ROWS_OF_PART = 20, 50  # groups of like predictions, and windows where there are no times
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,12 @@ def judge(
         weight = None if weights[0] is None else np.concatenate(weights)
         cuts = {name.removeprefix("by "): column for name, column in columns.items()}
         found = slices(cuts, np.concatenate(labels), np.concatenate(guesses), weight)
+    parts = min(MOST_PARTS, max(1, len(scores) // ROWS_OF_PART))
+    bins = scores.curve(bins=parts)["bins"]
     return {
         "metrics": scores.result(),
-        "calibration": [{"p": b["mean_p"], "rate": b["click_rate"], "rows": b["rows"]} for b in scores.curve()["bins"]],
-        "windows": timed.windows(),
+        "calibration": [{"p": b["mean_p"], "rate": b["click_rate"], "rows": b["rows"]} for b in bins],
+        "windows": timed.windows(count=parts),
         "rows_without_time": 0 if known is None else int(len(known) - np.count_nonzero(known)),
         "slices": [{"field": one.column, **one.as_dict()} for one in worst(found, WORST)],
         "slices_looked_at": len(found),
