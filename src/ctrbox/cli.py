@@ -31,7 +31,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ctrbox import learning, publishing, searching, serving, streaming, tables, training_command
+from ctrbox import learning, publishing, searching, serving, streaming, tables, training_command, tuning_command
 from ctrbox.demo import demo_job_path, generate
 from ctrbox.job import batches, load_plan
 from ctrbox.options import in_words_of_options
@@ -199,6 +199,7 @@ def show(
 
 
 app.command(epilog=training_command.TRAIN_EXAMPLES)(training_command.train)
+app.command(epilog=tuning_command.TUNE_EXAMPLES)(tuning_command.tune)
 app.command(epilog=learning.EVALUATE_EXAMPLES)(learning.evaluate)
 app.command(epilog=learning.PREDICT_EXAMPLES)(learning.predict)
 app.command(epilog=learning.TRIAL_EXAMPLES)(learning.trial)

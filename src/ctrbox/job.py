@@ -37,6 +37,7 @@ class Job:
     engine: Any = None
     context: tuple[str, ...] = ()
     callbacks: tuple[Any, ...] = ()  # of its training
+    tuned: Path | None = None  # folder of the study whose best trial this is
     tune: Any = None  # a function from a trial of Optuna to what that trial trains, for `ctrbox tune`
 
     def needed_engine(self) -> Any:
@@ -114,8 +115,8 @@ def load_job(path: Path) -> Job:
         names.get("bf16", False),
         names.get("engine"),
         tuple(listed(context)) if "engine" in names else (),
-        callbacks_of(names.get("callbacks", []), path),
-        names.get("tune"),
+        callbacks=callbacks_of(names.get("callbacks", []), path),
+        tune=names.get("tune"),
     )
 
 

@@ -11,6 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,6 +116,12 @@ def train(
             show_default=False,
         ),
     ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Train the best trial of this study, which `ctrbox tune` made.", show_default=False
+        ),
+    ] = None,
     threads: Threads = None,
     cluster: Annotated[
         str | None,
@@ -150,6 +157,8 @@ def train(
         asked |= {"warm_up": "continue", "warm_from": str(earlier)}
     if tables is not None:
         asked["tables"] = tables
+    if tuned is not None:
+        loaded, asked = with_tuned(loaded, tuned, asked)
     if going_on:
         tell(f"going on with the unfinished run in {place}")
     elif out is None and place.name != job.stem:
@@ -193,6 +202,15 @@ def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tup
         if not finished and resume:
             return place, going_on(place)
         number += 1
+
+
+def with_tuned(job: Job, folder: Path, asked: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
+    """The job with the best parameters of a study; options of the command line come before them."""
+    from ctrbox.train.tuning import best_of, space_of
+
+    with blaming(job.path):
+        parts, arguments = best_of(folder, space_of(job.tune, job.path))
+    return replace(job, **parts, settings={**job.settings, **arguments}, tuned=folder), asked
 
 
 def check_earlier(earlier: Path | None, place: Path) -> None:
@@ -241,6 +259,8 @@ def fit(
     for name, value in [*asked.items(), ("lr", lr), ("valid", valid), ("threads", threads)]:
         if value is not None and name != "warm_up":
             command += ["--from" if name == "warm_from" else f"--{name.replace('_', '-')}", str(value)]
+    if job.tuned is not None:
+        command += ["--tuned", str(job.tuned)]
     if cluster is not None:
         address, workers, servers = cluster
         command += ["--cluster", address, "--workers", str(workers), "--servers", str(servers)]
@@ -289,12 +309,12 @@ def remember(place: Path, command: list[str]) -> None:
 
 
 class Watch:
-    """Progress on stderr: one moving line on a terminal, a line now and then in a log."""
+    """Progress on stderr: one moving line on a terminal, a line now and then in a log; ``quiet``: no evaluations."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         from ctrbox.train.progress import Line
 
-        self.line = Line() if sys.stderr.isatty() else None
+        self.line, self.quiet = Line() if sys.stderr.isatty() else None, quiet
         self.told = time.monotonic()
 
     def see(self, progress: Progress) -> None:
@@ -309,6 +329,8 @@ class Watch:
             )
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
+        if self.quiet:
+            return
         if self.line is not None:
             self.line.evaluated(metrics)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import sys
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -25,6 +26,17 @@ class Progress:
     epoch: int
     stages: Mapping[str, float]  # name → share of the last seconds that it was busy
     queues: Mapping[str, float] = field(default_factory=dict)  # name → batches that waited behind it
+
+    def __str__(self) -> str:
+        left = "" if self.seconds_left is None else f", {self.seconds_left:,.0f} s left"
+        return (
+            f"{self.share:.0%}: step {self.step:,}, {self.rows:,} rows, {self.rows_per_second:,.0f} rows/s, loss {self.loss:.4f}"
+            f", {self.shown}{left}"
+        )
+
+    def _repr_html_(self) -> str:
+        """A bar and the same line, for notebooks."""
+        return f'<progress value="{self.share:.4f}" max="1"></progress> {html.escape(str(self))}'
 
     @property
     def bottleneck(self) -> str:
@@ -99,7 +111,8 @@ class Line:
             TextColumn("{task.fields[stages]}"),
             TextColumn("{task.fields[loss]}"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            # Rich finds out itself that it writes into a notebook, and shows one cell output that it replaces.
+            console=Console() if in_notebook() else Console(stderr=True),
             transient=True,
         )
         self.task: Any = None
@@ -127,8 +140,14 @@ class Line:
             self.task = None
 
 
+def in_notebook() -> bool:
+    """Whether this process runs the cells of a Jupyter notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
 def watcher(asked: bool | Watcher) -> Watcher:
-    """The one given; for True a line on a terminal."""
+    """The one given; for True a line on a terminal or in a notebook, and nothing elsewhere."""
     if isinstance(asked, bool):
-        return Line() if asked and sys.stderr.isatty() else Silent()
+        return Line() if asked and (sys.stderr.isatty() or in_notebook()) else Silent()
     return asked

@@ -1,0 +1,226 @@
+"""Tuning with Optuna: what a job's search space is, and one study over it. `ctrbox tune` is in tuning_command.py.
+
+A job declares its space as a function from a trial to what that trial trains:
+
+def tune(trial):
+    dim = trial.suggest_categorical("dim", [8, 16, 32])
+    return {
+        "model": cb.models.DeepFM(plan.schema, dim=dim),
+        "table": cb.MemoryTable(dim, optimizer=cb.Adagrad(lr=trial.suggest_float("lr", 0.005, 0.5, log=True))),
+        "negatives": trial.suggest_float("negatives", 0.1, 1.0),
+    }
+
+The dict may have "model", "table", "optimizer" and every argument of ``Trainer.fit``; what it leaves out is the job's own. Every
+trial begins with fresh weights and empty tables. The study is a file (an Optuna journal, JSON lines), so that it can be resumed.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ctrbox.embed.memory import MemoryTable
+from ctrbox.embed.table import Table
+from ctrbox.engines.plan import Plan
+from ctrbox.errors import CtrboxError, PlanError, TrainError, nearest
+from ctrbox.train.progress import Watcher
+from ctrbox.train.settings import Settings
+from ctrbox.train.trackers import OptunaPruning, imported
+from ctrbox.train.trainer import Trainer
+
+# Metrics by which trials are compared, and whether less of them is better.
+METRICS = {"logloss": "minimize", "auc": "maximize", "gauc": "maximize", "rig": "maximize"}
+PARTS = ("model", "table", "optimizer")
+NOT_HERE = ("out", "resume", "overwrite", "progress", "callbacks", "cluster", "plan")
+STUDY = "study.journal"
+
+
+def space_of(tune: Any, path: Path | str) -> Callable[[Any], Mapping[str, Any]]:
+    """The function ``tune`` of a job; refused where there is none."""
+    if tune is None:
+        raise PlanError(
+            f"{path} declares no search space; define a function from a trial to what it trains: def tune(trial): return "
+            '{"model": cb.models.DeepFM(plan.schema, dim=trial.suggest_categorical("dim", [8, 16]))}'
+        )
+    if not callable(tune):
+        raise PlanError(f"`tune` in {path} must be a function of a trial, got {type(tune).__name__}")
+    wanted = [p for p in inspect.signature(tune).parameters.values() if p.default is p.empty]
+    if len(wanted) != 1:
+        raise PlanError(f"`tune` in {path} must take one argument, the trial; it takes {len(wanted)}")
+    found: Callable[[Any], Mapping[str, Any]] = tune
+    return found
+
+
+def chosen(tune: Callable[[Any], Mapping[str, Any]], trial: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a trial trains: model, table and optimizer, and arguments of ``Trainer.fit``."""
+    found = tune(trial)
+    if not isinstance(found, Mapping):
+        raise PlanError(
+            f"`tune` gave a {type(found).__name__}; expected a dict with 'model', 'table' or settings of Trainer.fit"
+        )
+    arguments = [n for n in inspect.signature(Trainer.fit).parameters if n not in ("self", "settings", *NOT_HERE)]
+    known = [*PARTS, *arguments, *(n for n in Settings.__dataclass_fields__ if n not in arguments)]
+    for name in found:
+        if name not in known:
+            near = nearest(str(name), known)
+            raise PlanError(f"`tune` gave {name!r}, which is no part of a trial{near}; it may give {', '.join(known)}")
+    return {n: v for n, v in found.items() if n in PARTS}, {n: v for n, v in found.items() if n not in PARTS}
+
+
+def fresh_table(table: Any) -> Any:
+    """An empty table with the settings of the job's own, so that no trial begins with what another one learned."""
+    if table is None:
+        return None
+    if isinstance(table, Mapping):
+        made: dict[int, Any] = {}
+        return {name: made.setdefault(id(one), fresh_table(one)) for name, one in table.items()}
+    if isinstance(table, MemoryTable):
+        if len(table):
+            raise PlanError(f"the job's table already holds {len(table):,} rows; trials begin with empty ones")
+        return table.like(table.row)
+    raise PlanError(
+        f"a {type(table).__name__} of the job would carry rows from one trial to the next; let `tune` make one for each trial, "
+        'such as {"table": cb.MemoryTable(8)}'
+    )
+
+
+class Study:
+    """An Optuna study over a job, kept in a folder."""
+
+    def __init__(self, folder: Path, metric: str, seed: int = 0) -> None:
+        if metric not in METRICS:
+            raise PlanError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}{nearest(metric, METRICS)}")
+        self.optuna = imported("optuna", "tune", "tuning")
+        self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
+        self.metric, self.folder = metric, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        backend = self.optuna.storages.journal.JournalFileBackend(str(folder / STUDY))
+        known = self.optuna.get_all_study_names(self.optuna.storages.JournalStorage(backend))
+        if known and known != [metric]:
+            raise PlanError(f"{folder} holds a study of {known[0]!r}, not of {metric!r}; choose another folder")
+        self.study = self.optuna.create_study(
+            study_name=metric,
+            storage=self.optuna.storages.JournalStorage(backend),
+            direction=METRICS[metric],
+            # Trials that were made before count as numbers drawn, so that a resumed study does not repeat them.
+            sampler=self.optuna.samplers.TPESampler(seed=seed + (1 if known else 0)),
+            pruner=self.optuna.pruners.MedianPruner(n_startup_trials=4),
+            load_if_exists=True,
+        )
+        self._end_broken()
+
+    def _end_broken(self) -> None:
+        """Trials that a process left unfinished have failed: nobody goes on with them."""
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.state == self.optuna.trial.TrialState.RUNNING:
+                self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
+
+    def run(
+        self,
+        tune: Callable[[Any], Mapping[str, Any]],
+        plan: Plan,
+        *,
+        model: nn.Module | None,
+        table: Any = None,
+        optimizer: Any = None,
+        settings: Mapping[str, Any],
+        trials: int,
+        threads: int | None = None,
+        watch: Callable[[], Watcher] | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Train ``trials`` more trials. One that fails is recorded with its reason, and the next one begins."""
+        states = self.optuna.trial.TrialState
+        for _ in range(trials):
+            trial = self.study.ask()
+            try:
+                value, pruned = self._train(trial, tune, plan, model, table, optimizer, settings, threads, watch)
+            except CtrboxError as error:
+                trial.set_user_attr("failed", str(error))
+                self.study.tell(trial, state=states.FAIL)
+                tell(f"trial {trial.number} failed: {error}")
+                continue
+            except BaseException:
+                self.study.tell(trial, state=states.FAIL)
+                raise
+            if pruned:
+                self.study.tell(trial, state=states.PRUNED)
+            elif math.isfinite(value):
+                self.study.tell(trial, value)
+            else:
+                trial.set_user_attr("failed", f"{self.metric} is {value}")
+                self.study.tell(trial, state=states.FAIL)
+            tell(self.line(trial.number))
+
+    def _train(
+        self,
+        trial: Any,
+        tune: Callable[[Any], Mapping[str, Any]],
+        plan: Plan,
+        model: nn.Module | None,
+        table: Any,
+        optimizer: Any,
+        settings: Mapping[str, Any],
+        threads: int | None,
+        watch: Callable[[], Watcher] | None,
+    ) -> tuple[float, bool]:
+        """The metric of a trial, and whether it was pruned."""
+        parts, asked = chosen(tune, trial)
+        mine = parts.get("model", None if model is None else copy.deepcopy(model))
+        if mine is None:
+            raise PlanError("neither the job nor `tune` gives a model")
+        own = parts["table"] if "table" in parts else fresh_table(table)
+        for one in own.values() if isinstance(own, Mapping) else [own]:
+            if isinstance(one, Table) and len(one):
+                raise PlanError(
+                    f"the table of trial {trial.number} already holds {len(one):,} rows of another; give each trial its own, "
+                    'such as cb.SparseTable(f"params/{trial.number}") or cb.MemoryTable(8)'
+                )
+        pruning = OptunaPruning(trial, self.metric)
+        progress = False if watch is None else watch()
+        fitted = Trainer(mine, own, optimizer=parts.get("optimizer", optimizer), threads=threads).fit(
+            plan, callbacks=[pruning], progress=progress, **{**settings, **asked}
+        )
+        if not fitted.metrics:
+            raise TrainError("trials are compared on validation rows, and there are none; give valid= a share")
+        return float(fitted.metrics.get(self.metric, math.nan)), pruning.pruned
+
+    # ---- what was found
+
+    @property
+    def done(self) -> Sequence[Any]:
+        """Trials that ran to their end, best first."""
+        found = [t for t in self.study.get_trials(deepcopy=False) if t.state == self.optuna.trial.TrialState.COMPLETE]
+        sign = 1 if METRICS[self.metric] == "minimize" else -1
+        return sorted(found, key=lambda t: sign * t.value)
+
+    def line(self, number: int) -> str:
+        """One trial in a line: how it ended, its metric and its parameters."""
+        trial = self.study.get_trials(deepcopy=False)[number]
+        values = trial.intermediate_values
+        last = trial.value if trial.value is not None else values[max(values)] if values else None
+        shown = "" if last is None else f"{self.metric} {last:.5f}"
+        parameters = ", ".join(f"{n}={v:.4g}" if isinstance(v, float) else f"{n}={v}" for n, v in trial.params.items())
+        why = trial.user_attrs.get("failed", "")
+        return f"trial {number:<4} {trial.state.name.lower():<9} {shown:<18} {parameters}" + (
+            f"  ({why})" if why else ""
+        )
+
+
+def best_of(folder: Path, tune: Callable[[Any], Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the best trial of a study trained, made anew: parts and arguments, as ``chosen`` gives them."""
+    optuna = imported("optuna", "tune", "a tuned training")
+    if not (folder / STUDY).exists():
+        raise PlanError(f"{folder} holds no study; ctrbox tune makes one")
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / STUDY)))
+    (metric,) = optuna.get_all_study_names(storage)
+    best = Study(folder, metric).done
+    if not best:
+        raise PlanError(f"no trial of {folder} ran to its end; look at them with: ctrbox tune")
+    return chosen(tune, optuna.trial.FixedTrial(best[0].params, number=best[0].number))

@@ -1,0 +1,100 @@
+"""``ctrbox tune``: try settings of a job with Optuna, stop bad trials early, and say which were best."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctrbox.job import blaming
+from ctrbox.options import in_words_of_options
+from ctrbox.terminal import Mistake, hint, say, say_json, tell, utf8
+from ctrbox.training_command import AsJson, JobFile, Threads, Watch, load_seeded
+
+TUNE_EXAMPLES = """\b
+Examples:
+  ctrbox tune job.py --trials 20 --limit 100000
+  ctrbox tune job.py --trials 20                    20 more of the same study
+  ctrbox train job.py --tuned tune/job              train with the best parameters
+"""
+
+
+def tune(
+    job: JobFile,
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials to add to the study.")] = 20,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the study; tune/<job> unless told.", show_default=False),
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="Compare trials by logloss, auc, gauc or rig of the validation rows.")
+    ] = "logloss",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs of each trial.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "--rows", min=1, help="Use only the first rows of the log.")
+    ] = None,
+    evaluate_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="STEPS",
+            help="Steps between two evaluations, at which bad trials are stopped; an epoch unless told.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the search and of the weights.")] = 0,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search the settings that a job declares in `def tune(trial)` with Optuna."""
+    loaded = load_seeded(job, seed)
+    folder = Path("tune") / job.stem if out is None else utf8(out)
+    from ctrbox.train.tuning import Study, space_of
+
+    space = space_of(loaded.tune, job)
+    asked: dict[str, Any] = {"epochs": epochs, "limit": limit, "evaluate_every": evaluate_every}
+    settings = {**loaded.settings, "seed": seed, **{name: value for name, value in asked.items() if value is not None}}
+    study = Study(folder, metric, seed)
+    before = len(study.study.get_trials(deepcopy=False))
+    if before:
+        tell(f"{folder} holds {before:,} trials; {trials:,} are added")
+    if settings.get("evaluate_every") is None and settings.get("epochs", 1) == 1:
+        tell("trials of one epoch are evaluated once and cannot be stopped early; --evaluate-every STEPS lets them")
+    watch = Watch(quiet=True)
+    try:
+        with blaming(job), in_words_of_options():
+            study.run(
+                space,
+                loaded.plan,
+                model=loaded.model,
+                table=loaded.table,
+                optimizer=loaded.optimizer,
+                settings=settings,
+                trials=trials,
+                threads=threads,
+                watch=lambda: watch,
+                tell=tell,
+            )
+    finally:
+        watch.end()
+    shown = study.study.get_trials(deepcopy=False)
+    done = study.done
+    if not done:
+        first = next((t.user_attrs["failed"] for t in shown if "failed" in t.user_attrs), "all were stopped early")
+        raise Mistake(f"none of the {len(shown):,} trials of {folder} ran to its end: {first}")
+    best = done[0]
+    if as_json:
+        found = [
+            {"number": t.number, "state": t.state.name.lower(), "value": t.value, "params": t.params} for t in shown
+        ]
+        say_json(study=str(folder), metric=metric, best=best.params, value=best.value, trials=found)
+    else:
+        for trial in [*done, *(t for t in shown if t.value is None or t not in done)]:
+            say(study.line(trial.number))
+    tell(
+        f"best: trial {best.number}, {metric} {best.value:.5f}, of {len(done):,} that ran to their end ({len(shown):,} in all)"
+    )
+    for name, value in best.params.items():
+        tell(f"  {name} = {value!r}")
+    hint(f"ctrbox train {shlex.quote(str(job))} --tuned {shlex.quote(str(folder))}")
