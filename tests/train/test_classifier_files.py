@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pytest
 from torch import nn
 
@@ -99,7 +100,7 @@ def test_joblib_writes_what_another_process_reads(fitted: cb.Classifier, tmp_pat
         clf = joblib.load({str(tmp_path / "clf.joblib")!r})
         np.save({str(tmp_path / "p.npy")!r}, clf.predict_proba(feather.read_table({str(tmp_path / "x.arrow")!r})))
     """
-    pa.feather.write_feather(X, str(tmp_path / "x.arrow"))
+    feather.write_feather(X, str(tmp_path / "x.arrow"))
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
     assert np.array_equal(np.load(tmp_path / "p.npy"), fitted.predict_proba(X))
 
