@@ -12,7 +12,8 @@ import pytest
 from ctrbox import training_command, tuning_command
 from ctrbox.errors import CtrboxError, DeviceError
 from ctrbox.terminal import Mistake
-from ctrbox.train.progress import Progress
+from ctrbox.train.progress import Progress, Silent, watcher
+from ctrbox.train.tuning import Study
 
 pytest.importorskip("optuna", reason="optuna is not installed: pip install 'ctrbox[tune]'")
 
@@ -71,9 +72,8 @@ def test_a_study_tries_prunes_resumes_and_trains_its_best(tune: Any, capfd: pyte
     assert "next: ctrbox train job.py --tuned tune/job" in told
     training_command.train(Path("job.py"), tuned=Path("tune/job"), as_json=True)
     trained = json.loads(capfd.readouterr().out)
-    assert (
-        trained["settings"]["clip"] in {t["params"]["clip"] for t in found["trials"]} or trained["settings"]["clip"] > 0
-    )
+    best = Study(Path("tune/job"), "logloss").done[0]
+    assert trained["settings"]["clip"] == best.params["clip"]
     assert "--tuned tune/job" in Path("runs/job/report.html").read_text(encoding="utf-8")
 
 
@@ -138,3 +138,11 @@ def test_a_progress_prints_itself() -> None:
     progress = Progress(1000, 0.5, 0.25, 100.0, 10.0, 7, 0, {"extract": 0.5, "learn": 0.9}, {"extract": 1.5})
     assert str(progress) == "50%: step 7, 1,000 rows, 100 rows/s, loss 0.2500, extract 50% →1.5→ learn 90%, 10 s left"
     assert progress._repr_html_().startswith('<progress value="0.5000" max="1"></progress> 50%: step 7')
+
+
+def test_progress_off_a_terminal_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    shown = watcher(True)
+    assert isinstance(shown, Silent)
+    shown.see(Progress(1000, 0.5, 0.25, 100.0, 10.0, 7, 0, {}))
+    shown.end()
+    assert capfd.readouterr() == ("", "")
