@@ -166,24 +166,30 @@ struct Picked {
 };
 
 // Calls f(position, row) for present rows and null(position) for the others; returns the first null position or -1.
+// What is wrong with a row becomes a BadEntry that tells its position.
 template <class F, class N>
 int64_t each_row(const FrameColumn& c, const Picked& index, uint32_t rows, F f, N null) {
   int64_t first = -1;
-  if (c.whole() && !index.missing) {
-    if (index.rows)
-      for (uint32_t r = 0; r < rows; ++r) f(r, index.rows[r]);
-    else
-      for (uint32_t r = 0; r < rows; ++r) f(r, index.base + r);
-    return first;
-  }
-  for (uint32_t r = 0; r < rows; ++r) {
-    int64_t row = index.rows ? index.rows[r] : index.base + r;
-    if (row >= 0 && c.has(row)) {
-      f(r, row);
-    } else {
-      if (first < 0) first = r;
-      null(r);
+  uint32_t r = 0;
+  try {
+    if (c.whole() && !index.missing) {
+      if (index.rows)
+        for (; r < rows; ++r) f(r, index.rows[r]);
+      else
+        for (; r < rows; ++r) f(r, index.base + r);
+      return first;
     }
+    for (; r < rows; ++r) {
+      int64_t row = index.rows ? index.rows[r] : index.base + r;
+      if (row >= 0 && c.has(row)) {
+        f(r, row);
+      } else {
+        if (first < 0) first = r;
+        null(r);
+      }
+    }
+  } catch (const std::logic_error& e) {  // out_of_range, length_error, invalid_argument: damaged or oversized
+    throw BadEntry(r, first, e.what());
   }
   return first;
 }

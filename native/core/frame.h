@@ -50,6 +50,14 @@ struct RowError : std::runtime_error {
   int64_t position;
 };
 
+// An entry of a column that cannot be loaded. position: its place among the rows given to load_column; null: the first
+// null before it, or -1.
+struct BadEntry : std::logic_error {
+  BadEntry(int64_t position_, int64_t null_, const std::string& what)
+      : std::logic_error(what), position(position_), null(null_) {}
+  int64_t position, null;
+};
+
 enum class Storage : uint8_t {
   Bool,
   I8,
@@ -130,7 +138,8 @@ class Frame {
 
 // Fills `column` (entries and validity, allocated by the caller for `rows` rows) from rows of a frame column. `index`
 // gives the frame row of each position, with `missing` perhaps -1 (no such row: null); without it rows run from `base`.
-// Returns the first position that is null, or -1. Zero-copy: may replace column.data by a pointer into the frame.
+// Returns the first position that is null, or -1; throws BadEntry for one that cannot be loaded. Zero-copy: may replace
+// column.data by a pointer into the frame.
 int64_t load_column(const FrameColumn& from, const int32_t* index, bool missing, int64_t base, uint32_t rows,
                     Column& column, Bump& pool);
 

@@ -308,9 +308,10 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
             null = load_column(source.frame->columns()[static_cast<size_t>(k.fields[1])],
                                source.index ? source.index + begin : nullptr, source.missing, source.base + begin, rows,
                                c, w.pool);
-          } catch (const std::logic_error& e) {  // out_of_range, length_error, invalid_argument: damaged or oversized
-            throw RowError(piece_number, begin,
-                           "column '" + k.name + "' within " + std::to_string(rows) + " rows has " + e.what());
+          } catch (const BadEntry& e) {
+            null = e.null;
+            if (null < 0 || c.valid)
+              throw RowError(piece_number, begin + e.position, "column '" + k.name + "' has " + e.what());
           }
         } else {  // a source that this run has no rows of
           std::memset(c.data, 0, entry_width(registers_[r].kind) * rows);

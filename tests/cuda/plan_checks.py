@@ -507,6 +507,40 @@ def test_a_bad_row_behind_the_limit_is_no_error(runtime: Runtime, filtered: bool
         assert_same(list(made.batches(50, 0, limit)), list(cpu.batches(50, 0, limit)))
 
 
+@pytest.mark.parametrize("filtered", [False, True])
+def test_rows_behind_the_limit_are_in_no_warning(runtime: Runtime, filtered: bool) -> None:
+    table = pa.table({"id": range(900), "doc": ["{" if k % 3 else "{}" for k in range(900)], "n": range(900)})
+    view = cb.View(table, key="id")
+    broken = col("doc").json("$.a", "int").fill(7)
+    plan = cb.compile(view.filter(col("n") % 5 != 1) if filtered else view, cb.FeatureSet(dense={"a": broken}))
+    kept = [k for k in range(900) if not filtered or k % 5 != 1]
+    for limit in (1, 7, 250, 256, 511, len(kept), None):
+        made = on_device(plan, runtime, capacity=256)
+        assert_same(list(made.batches(50, 0, limit)), list(on_cpu(plan).batches(50, 0, limit)))
+        warned = sum(count for program in made.device_programs for count in program.native.counts)
+        assert warned == sum(k % 3 != 0 for k in kept[:limit]), limit
+
+
+def vectors(rows: int, *, null: int = -1, holes: tuple[int, ...] = ()) -> cb.View:
+    """Vectors of two numbers; row ``null`` is null, those in ``holes`` have a null inside."""
+    values = [None if k == null else [1.0, None if k in holes else 2.0] for k in range(rows)]
+    return cb.View(pa.table({"id": range(rows), "v": pa.array(values, pa.list_(pa.float64(), 2))}), key="id")
+
+
+def test_a_null_inside_a_vector_names_the_same_row_on_both_engines(runtime: Runtime) -> None:
+    plan = cb.compile(vectors(600, holes=(444, 460)), cb.FeatureSet(dense={"v": col("v")}))
+    assert failures(plan, runtime, 100) == (
+        "column 'v' has a null inside a list of fixed size; a vector needs all its elements (at memory row 444)"
+    )
+    # Of two faults in one chunk the first row's is told.
+    for null, said in ((443, "'v' is null, but"), (445, "'v' has a null inside a list")):
+        plan = cb.compile(vectors(9), cb.FeatureSet(dense={"v": col("v")}))
+        plan.graph.frames[0].sources[0].view = vectors(600, null=null, holes=(444,))
+        told = failures(plan, runtime, 600)
+        assert said in told
+        assert told.endswith(f"(at memory row {min(null, 444)})")
+
+
 def test_a_row_that_the_filter_drops_is_no_error(runtime: Runtime) -> None:
     table = pa.table({"id": [1, 2, 3], "doc": ["{}", "{", "{}"], "n": [1, 0, 1]})
     wanted = cb.FeatureSet(dense={"a": col("doc").json("$.a", "int", strict=True).fill(7)})

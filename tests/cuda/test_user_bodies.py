@@ -166,3 +166,10 @@ def test_the_source_is_readable_and_calls_no_body_for_a_null_row(runtime: Scalar
     )  # declared, defined: one body
     assert len(re.findall(r"if \(ok\) x = user_0_weighed\(", text)) == 1
     assert len(re.findall(r"= user_0_weighed\(", text)) == 2
+
+
+def test_nvrtc_sees_no_macro_of_another_body(tmp_path: Path) -> None:
+    one = body("#define n 3.0\n#define DOUBLED(v) ((v) + (v))\nreturn DOUBLED(x) * n;", "one")
+    two = body("#ifdef DOUBLED\n#error leaked\n#endif\nint64_t m = n; return x + m;", "two")
+    plan = cb.compile(cb.View(log()), features(a=one("x", "n"), b=two("x", "n")))
+    on_device(plan, NvrtcRuntime(tmp_path))  # a macro that leaked would not compile

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -322,3 +323,22 @@ def test_an_infinity_and_a_nan_come_out_as_they_should(runtime: Runtime) -> None
     bits = [struct.unpack("<Q", struct.pack("<d", v))[0] for v in (3.0, 0.0, math.inf, -math.inf)]
     assert found["w"][:4] == bits
     assert pa.array(found["b"], pa.uint64()).view(pa.float64()).is_nan().to_pylist() == [False] * 3 + [True] * 2
+
+
+def test_a_macro_of_one_body_does_not_reach_the_others(runtime: Runtime) -> None:
+    @cb.operator(
+        args=["float"], result="float", cuda="#define n 3.0\n#define TWICE(v) \\\n  ((v) + (v))\nreturn TWICE(x) * n;"
+    )
+    def first(x: Any) -> Any:
+        return pc.multiply(pc.add(x, x), 3.0)
+
+    @cb.operator(args=["int"], result="int", cuda="#ifdef TWICE\nreturn -1;\n#else\nreturn n + 1;\n#endif")
+    def second_body(n: Any) -> Any:
+        return pc.add(n, 1)
+
+    @cb.operator(args=["int"], result="int", cuda="#/* as before */define TWICE(v) (v)\n#undef n\nreturn TWICE(n);")
+    def third(n: Any) -> Any:
+        return n
+
+    features = cb.FeatureSet(dense={"a": first("x"), "b": second_body("n"), "c": third("n"), "d": first("x") + 1.0})
+    agree(cb.compile(cb.View(log()), features), runtime)

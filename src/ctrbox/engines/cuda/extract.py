@@ -268,8 +268,32 @@ class CudaExtractor(Extractor):
             if self.cuda:
                 slot.done = self.computing.record_event()
 
-    def finish(self, chunk: Chunk) -> Outcome:
-        """Wait for a chunk's kernels; run them again where memory was too small; DataError for a bad row of the filter."""
+    def finish(self, chunk: Chunk, left: int | None = None) -> Outcome:
+        """Wait for a chunk's kernels; run them again where memory was too small; DataError for a bad row of the filter.
+
+        A chunk that gives more than ``left`` rows runs again without the others: rows behind a limit are in no warning.
+        """
+        outcome = self.heard(chunk, chunk.rows)
+        if left is not None and left < outcome.rows:
+            rows = int(chunk.slot.picked[left - 1]) + 1 if self.layout.filtered else left
+            self.shorten(chunk.slot, rows)
+            outcome = self.heard(chunk, rows)
+        for program in self.device_programs:
+            for k, entry in enumerate(program.native.entries):
+                program.native.counts[k] += outcome.warnings.get(id(entry), 0)
+        return outcome
+
+    def shorten(self, slot: Slot, rows: int) -> None:
+        """Run a chunk again, over its first ``rows`` rows."""
+        with self.on("copying"):
+            slot.heading.view(torch.int64)[0] = rows  # the header's first word (upload.py)
+            slot.header[: len(slot.heading)].copy_(slot.heading, non_blocking=True)
+            if self.cuda:
+                slot.copied = self.copying.record_event()
+        self.run_slot(slot)
+
+    def heard(self, chunk: Chunk, rows: int) -> Outcome:
+        """Wait for the kernels of a chunk of ``rows`` rows and tell what came of them."""
         slot = chunk.slot
         while True:
             self.wait(slot)
@@ -278,10 +302,7 @@ class CudaExtractor(Extractor):
             if not small:
                 break
             self.run_slot(slot)
-        outcome = self.device.heard(slot, chunk.rows)
-        for program in self.device_programs:
-            for k, entry in enumerate(program.native.entries):
-                program.native.counts[k] += outcome.warnings.get(id(entry), 0)
+        outcome = self.device.heard(slot, rows)
         if any(phase == 0 for _, _, _, phase in outcome.bad):
             raise self.bad_row(chunk, outcome)
         return outcome
@@ -369,7 +390,7 @@ class CudaExtractor(Extractor):
                 if not running:
                     break
                 chunk = running.popleft()
-                outcome = self.finish(chunk)
+                outcome = self.finish(chunk, cutter.left)
                 began = time.perf_counter()
                 made = cutter.take(chunk, outcome)
                 self.stats.add("extract", outcome.rows, time.perf_counter() - began)

@@ -55,11 +55,19 @@ def plain_names(op: UserOperator) -> list[str]:
     return [f"a{k}" for k in range(len(op.args))]
 
 
+def macros_of(body: str) -> list[str]:
+    """Return the names of the macros that a body defines. They are undefined behind it: the bodies of other operators stand
+    in the same source. (NVRTC does not know ``#pragma push_macro``.)"""
+    plain = re.sub(r"/\*.*?\*/", " ", re.sub(r"\\[ \t]*\r?\n", "", body), flags=re.S)
+    return list(dict.fromkeys(re.findall(r"(?:#|%:)\s*define\s+([^\W\d]\w*)", plain)))
+
+
 def user_body(name: str, op: UserOperator) -> str:
     """Its definition: the user's own lines, counted from 1, or a call of what numba compiled, linked by that name."""
     if op.cuda:
         label = re.sub(r'[\\"\s]+', " ", op.name)
-        return f'{MUST_RETURN}\n{user_head(name, op)} {{\n#line 1 "operator {label}"\n{op.cuda}\n}}\n'
+        undone = "".join(f"#undef {macro}\n" for macro in macros_of(op.cuda))
+        return f'{MUST_RETURN}\n{user_head(name, op)} {{\n#line 1 "operator {label}"\n{op.cuda}\n}}\n{undone}'
     gives = "double" if op.result == "f" else "int64_t"
     takes = ", ".join(type_of(kind) for kind in op.args)
     call = f"{name}_scalar({', '.join(plain_names(op))})"
