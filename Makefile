@@ -6,6 +6,7 @@
 #   GPU_JOBS=…              processes of make test-gpu: most of its time is NVRTC's
 #   PY=python3 SETUP=       test-gpu and bench-gpu with an interpreter that has ctrbox installed; no .venv is made
 #   QUICK=1                 bench-gpu at its quick sizes
+#   ORACLE_FLAGS=…          of test-oracle: other sizes or another seed, such as "--files 500 --seed 8"
 #   RUNS=… ONLY=text,json   of fuzz: runs of each target, and which; FUZZ_CXX=clang++ another clang
 #   MUTANTS=… SEED=…        number of changes of test-mutants and the seed of their sample
 #   JOBS=…                  compilers, tests and fuzz targets at a time: as many as there are cores unless given
@@ -20,6 +21,7 @@ PYTHON ?= python3
 VENV_FLAGS ?=
 PYTEST_FLAGS ?=
 GPU_JOBS ?= 6
+ORACLE_FLAGS ?=
 SANITIZERS ?= address,undefined thread
 DEMO_ROWS ?= 2000000
 RUNS ?= 1000000
@@ -46,7 +48,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := $(shell find native -name '*.h' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 PYTHON_PATHS := $(wildcard src tests benchmarks examples tools)
 
-.PHONY: help setup native demo test test-fast test-sanitize fuzz capi test-gpu test-exhaustive test-mutants test-hdfs test-trackers bodies bench bench-gpu lint format clean
+.PHONY: help setup native demo test test-fast test-sanitize fuzz capi test-gpu test-exhaustive test-mutants test-oracle test-hdfs test-trackers bodies bench bench-gpu lint format clean
 
 help:  ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -146,6 +148,9 @@ test-exhaustive: setup  ## what repeats a check in another shape: every plan wit
 
 test-mutants: setup  ## random changes to the product's code: how many do the tests catch? MUTANTS= how many, SEED= which
 	$(PY) -m tools.mutants --count $(MUTANTS) --seed $(SEED) --jobs $(JOBS)
+
+test-oracle: setup  ## 10,000 random files, 1,000,000 JSON values and every cast against plain Python
+	$(PY) -m tests.oracle_suite $(ORACLE_FLAGS)
 
 test-hdfs: setup  ## the same job from a real HDFS
 	$(PY) -m pytest -m hdfs $(PYTEST_FLAGS) || [ $$? -eq 5 ]

@@ -81,6 +81,7 @@ class Parquet:
         dictionary: Sequence[str],
     ) -> list[pa.RecordBatch]:
         """By pyarrow, which knows all of Parquet and has the last word on what is damaged."""
+        dictionary = [name for name in dictionary if not _delta_encoded(footer, groups, name)]
         with self._open(file, raw, footer, dictionary) as opened:
             table = opened.read_row_groups(
                 list(groups), columns=[".".join(leaf.path) for leaf in leaves], use_threads=False
@@ -140,6 +141,16 @@ class Parquet:
             if isinstance(error, OSError):
                 raise SourceError(f"{file.shown} cannot be read: {first_line(error)}") from error
             return None  # An expression that cannot be asked of this file's statistics prunes nothing.
+
+
+def _delta_encoded(footer: Footer, groups: Sequence[int], name: str) -> bool:
+    """Whether strings are stored as differences, which pyarrow cannot read into a dictionary."""
+    place = footer.places.get(name)
+    return place is not None and any(
+        encoding.startswith("DELTA_")
+        for group in groups
+        for encoding in footer.detail.row_group(group).column(place).encodings
+    )
 
 
 def _chunks(footer: Footer, leaf: Leaf) -> list[Any] | None:

@@ -266,7 +266,11 @@ def _simple_list(array: pa.Array) -> pa.Array:
         size = type.list_size
         values = array.values.slice(array.offset * size, len(array) * size)
         mask = array.is_null() if array.null_count else None
-        return pa.FixedSizeListArray.from_arrays(conform(_simple(values), target.value_type), size, mask=mask)
+        elements = conform(_simple(values), target.value_type)
+        if not size:  # from_arrays cannot tell how many lists without an element there are
+            valid = array.is_valid().buffers()[1] if array.null_count else None
+            return pa.Array.from_buffers(target, len(array), [valid], children=[elements])
+        return pa.FixedSizeListArray.from_arrays(elements, size, mask=mask)
     # pyarrow 26 casts list views to lists with a short offsets buffer, so offsets are rebuilt from lengths.
     values = conform(_simple(array.flatten()), target.value_type)
     width = pa.int64() if pt.is_large_list(target) else pa.int32()
