@@ -26,6 +26,7 @@ class Column:
     array: pa.Array
     plain: list[Any]
     refused: str = ""  # a part of the error's message where the column must be refused
+    holes: tuple[int, ...] = ()  # rows whose list of fixed size holds a null
 
 
 Maker = Callable[[random.Random, int], Column]
@@ -257,10 +258,11 @@ def lists(rng: random.Random, rows: int) -> Column:
     name = rng.choice([n for n in SCALARS if n not in ("null", "uuid", "json")])
     inner = SCALARS[name](rng, (0 if layout == "fixed" else skip) + sum(lengths))
     at = 0 if layout == "fixed" else skip
-    offsets, plain, holed = [at], [], False
-    for here, n in zip(there, lengths, strict=True):
+    offsets, plain, holes = [at], [], []
+    for row, (here, n) in enumerate(zip(there, lengths, strict=True)):
         items = inner.plain[at : at + n]
-        holed = holed or (here and layout == "fixed" and None in items)
+        if here and layout == "fixed" and None in items:
+            holes.append(row)
         plain.append([v for v in items if v is not None] if here else None)
         at += n
         offsets.append(at)
@@ -270,7 +272,7 @@ def lists(rng: random.Random, rows: int) -> Column:
         array = pa.FixedSizeListArray.from_arrays(inner.array, type=pa.list_(inner.array.type, size), mask=mask)
         if not size:  # from_arrays cannot tell how many lists of no element there are
             array = pa.array([[] if here else None for here in there], pa.list_(inner.array.type, 0))
-        return Column(array, plain, "a null inside a list of fixed size" if holed else large)
+        return Column(array, plain, "a null inside a list of fixed size" if holes else large, tuple(holes))
     if layout in ("list", "large"):
         kind = pa.ListArray if layout == "list" else pa.LargeListArray
         width = pa.int32() if layout == "list" else pa.int64()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -184,3 +185,52 @@ def test_casts_of_text_refuse_white_space_around_a_value_until_it_is_stripped(sp
         plain, stripped = made["x"].cast(pa.int64() if kind == "time" else made["x"].type), made["stripped"]
         assert plain.to_pylist() == [value, None, None]
         assert stripped.cast(plain.type).to_pylist() == [value] * 3
+
+
+def test_a_function_of_ones_own_may_return_decimals() -> None:
+    @cb.operator(args=["int"], result="float")
+    def price(n: Any) -> Any:
+        return pa.array([Decimal("19.99"), Decimal("0.07"), Decimal("1.13")])
+
+    @cb.operator(args=["int"], result="list[float]")
+    def prices(n: Any) -> Any:
+        return pa.array([[Decimal("19.99"), Decimal("1.13")], [], [Decimal("0.07")]])
+
+    view = cb.View(pa.table({"n": [1, 2, 3]}), name="rows")
+    made = cb.evaluate({"one": price(col("n")), "all": prices(col("n"))}, view)
+    assert made["one"].to_pylist() == [19.99, 0.07, 1.13]
+    assert made["all"].to_pylist() == [[19.99, 1.13], [], [0.07]]
+
+
+def test_a_constant_of_numpy_keeps_its_unit() -> None:
+    view = cb.View(pa.table({"t": pa.array([-1, 0, 1], pa.timestamp("us"))}), name="times")
+    for constant, row in (
+        (np.datetime64(1_000, "ns"), 2),
+        (np.datetime64(1, "us"), 2),
+        (np.datetime64(0, "s"), 1),
+        (np.datetime64(-1, "ns"), 0),
+    ):
+        found = cb.evaluate({"same": col("t") == constant}, view)["same"].to_pylist()
+        assert found == [k == row for k in range(3)], constant
+    with pytest.raises(cb.PlanError, match="constant"):
+        cb.evaluate({"same": col("t") == np.timedelta64(1, "ns")}, view)
+    with pytest.raises(cb.PlanError, match="outside the microseconds of 64 bits"):
+        cb.evaluate({"same": col("t") == np.datetime64(400_000, "Y")}, view)
+
+
+def test_what_float32_cannot_hold_follows_the_documented_rule() -> None:
+    table = pa.table({"x": [1e39, -1e39, 1e-60, 16_777_217.0, 0.1], "n": [2**53 + 1, 16_777_217, 0, -1, 5]})
+    plan = cb.compile(cb.View(table, name="rows"), cb.FeatureSet(dense={"x": col("x"), "n": col("n")}, label=col("x")))
+    batch = next(plan.batches(9))
+    with np.errstate(over="ignore"):
+        expected = np.array(table["x"].to_pylist()).astype(np.float32)
+    assert batch.dense[:, 0].tolist() == expected.tolist() == batch.label.tolist()
+    assert batch.dense[:, 0].tolist()[:2] == [math.inf, -math.inf]
+    assert batch.dense[:, 1].tolist() == [float(np.float32(v)) for v in table["n"].to_pylist()]
+
+
+def test_a_parquet_file_whose_pages_lack_rows_is_refused(tmp_path: Path) -> None:
+    lists = pa.array([[], [], []], pa.list_(pa.int64(), 0))
+    pq.write_table(pa.table({"x": lists}), tmp_path / "lists.parquet")
+    with pytest.raises(cb.SourceError, match=r"lists\.parquet.*cannot be read"):
+        cb.evaluate({"x": col("x")}, cb.View(str(tmp_path / "lists.parquet"), name="lists"))

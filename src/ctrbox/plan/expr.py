@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import numpy as np
+
 from ctrbox.errors import PlanError
 from ctrbox.plan import checks
 
@@ -321,6 +323,14 @@ def plain(value: Any) -> Any:
         return Time((moment - EPOCH) // timedelta(microseconds=1))
     if isinstance(value, date):
         return Time((datetime(value.year, value.month, value.day, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1))
+    if isinstance(value, np.datetime64) and not np.isnat(value):
+        if not -290_000 < int(value.astype("datetime64[Y]").astype(np.int64)) < 290_000:
+            raise PlanError(
+                f"the constant {value!r} is outside the microseconds of 64 bits; expected years up to 290,000"
+            )
+        return Time(int(value.astype("datetime64[us]").astype(np.int64)))  # a finer unit is rounded down
+    if isinstance(value, np.timedelta64):
+        return value  # its number alone would say nothing about its unit
     if hasattr(value, "item") and not isinstance(value, (str, bytes)):
         try:
             return value.item()  # NumPy scalars

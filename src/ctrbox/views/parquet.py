@@ -86,6 +86,9 @@ class Parquet:
             table = opened.read_row_groups(
                 list(groups), columns=[".".join(leaf.path) for leaf in leaves], use_threads=False
             )
+        told = sum(footer.rows[group] for group in groups)
+        if table.num_rows != told:  # pyarrow writes such files where lists have a fixed size of 0
+            raise pa.ArrowInvalid(f"its pages hold {table.num_rows:,} rows, but its footer says {told:,}")
         batches: list[pa.RecordBatch] = table.to_batches()
         return batches
 

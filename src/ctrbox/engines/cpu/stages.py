@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox import _native
+from ctrbox.columns.exact import decimals_to_float64
 from ctrbox.columns.kind import arrow_type, name_of
 from ctrbox.engines.cpu.arrow import column_of, frame_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler
@@ -207,6 +208,10 @@ def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Arra
         array = result if isinstance(result, pa.Array) else pa.array(result, from_pandas=False)
         if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
             array = pa.array(array.to_pylist(), wanted)  # casting a list view can give offsets that are too short
+        if op.result == "f" and pa.types.is_decimal(array.type):
+            array = decimals_to_float64(array)  # the nearest float, as in a view
+        elif op.result == "*f" and "decimal" in str(array.type):
+            array = pa.array([row and [v if v is None else float(v) for v in row] for row in array.to_pylist()], wanted)
         if array.type != wanted:
             array = array.cast(wanted)
         array.validate()
