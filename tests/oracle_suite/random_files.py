@@ -34,7 +34,17 @@ ENCODINGS = {
     "BYTE_ARRAY": ("DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"),
     "FIXED_LEN_BYTE_ARRAY": ("BYTE_STREAM_SPLIT", "DELTA_BYTE_ARRAY"),
 }
-IN_PARQUET_ONLY_WITH_A_SCHEMA = ("duration", "dictionary", "timestamp", "large", "view", "binary", "null", "time")
+IN_PARQUET_ONLY_WITH_A_SCHEMA = (
+    "duration",
+    "dictionary",
+    "timestamp",
+    "large",
+    "view",
+    "binary",
+    "null",
+    "time",
+    "fixed",
+)
 
 
 class Difference(AssertionError):
