@@ -93,7 +93,7 @@ def test_file_that_is_replaced_on_hdfs_during_a_pass_is_refused(
 
     def put(version: int) -> None:
         sink = pa.BufferOutputStream()
-        rows = pa.table({"version": pa.array([version] * 6000, pa.int64())})
+        rows = pa.table({"version": pa.array([version] * 6000, pa.int64()), "row": pa.array(range(6000), pa.int64())})
         if kind == "csv":
             pacsv.write_csv(rows, sink)
         else:
