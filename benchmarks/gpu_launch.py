@@ -348,22 +348,21 @@ def main() -> None:
     single, fused = small["single"], small["fused"]
     best = min(fused, key=lambda g: fused[g]["graph"])
     times = {
-        "launched, against launched": single["wall"] / min(f["wall"] for f in fused.values()),
-        "launched, against the engine's graph": single["wall"] / fused[best]["graph"],
         "both in a graph": single["graph"] / fused[best]["graph"],
+        "both launched from Python": single["wall"] / min(f["wall"] for f in fused.values()),
+        "single launches against the engine's graph": single["wall"] / fused[best]["graph"],
     }
     print(f"\nfused is faster by: {', '.join(f'{name} {t:.1f} ×' for name, t in times.items())}")
     share = max(shares.values())
     goals = {
-        f"a layer of {CROSSES} crosses {GOAL_TIMES:g} × faster": times["launched, against the engine's graph"]
-        >= GOAL_TIMES,
+        f"a layer of {CROSSES} crosses {GOAL_TIMES:g} × faster": times["both in a graph"] >= GOAL_TIMES,
         f"{GOAL_SHARE:.0%} of the copy bandwidth": share >= GOAL_SHARE,
     }
     gpu.finish(
         NAME,
         goals,
         fused[best]["graph"],
-        {"one launch an operator": single["wall"], "the same in a graph": single["graph"]},
+        {"one launch an operator, in a graph": single["graph"], "one launch an operator, from Python": single["wall"]},
         "ms, a layer of 40 crosses of 4,096 rows",
         more_is_better=False,
         quick=given.quick,
