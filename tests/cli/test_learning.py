@@ -463,7 +463,7 @@ def test_what_cannot_be_loaded_is_one_line(here: Path, trained: Any, tmp_path: P
     own: dict[str, Any] = {"job": OWN}
     for verb, arguments, options, message in (
         (learning.evaluate, [RUN], {}, "name the job that has it: --job JOB.PY"),
-        (learning.evaluate, [Path("runs/jop")], {}, "there is no run folder runs/jop; here are: runs/job"),
+        (learning.evaluate, [Path("runs/jop")], {}, "there is no run folder runs/jop; here are: runs/"),
         (learning.evaluate, [broken], own, "broken"),
         (learning.evaluate, [Path("data")], own, "data is no run folder"),
         (learning.evaluate, [RUN, "data/users"], own, "data/users"),
