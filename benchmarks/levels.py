@@ -154,10 +154,10 @@ def show(sides: dict[str, Side], facts: dict[str, Any], rows: int) -> None:
 
 
 def timed(call: Callable[..., Any], spent: dict[str, float], name: str) -> Callable[..., Any]:
-    def wrapped(*given: Any) -> Any:
+    def wrapped(*given: Any, **named: Any) -> Any:
         began = time.perf_counter()
         try:
-            return call(*given)
+            return call(*given, **named)
         finally:
             spent[name] += time.perf_counter() - began
 

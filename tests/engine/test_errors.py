@@ -360,6 +360,11 @@ def test_an_empty_request(plan: cb.Plan) -> None:
 
 def test_a_request_that_is_no_table(plan: cb.Plan) -> None:
     with pytest.raises(cb.SourceError, match="speaks Arrow"):
+        plan.run(5)
+
+
+def test_a_request_of_rows_that_lack_columns_names_them(plan: cb.Plan) -> None:
+    with pytest.raises(cb.DataError, match="lacks column 'score'; also 'user_id'"):
         plan.run([{"query": "a"}])
 
 
