@@ -72,7 +72,11 @@ JobOrPlan = Annotated[
     ),
 ]
 AllowOperators = Annotated[
-    bool, typer.Option("--allow-operators", help="Import (run) the modules of the plan's own operators.")
+    bool,
+    typer.Option(
+        "--allow-operators",
+        help="Import the Python modules of user-defined operators that the plan names; this runs their code.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
@@ -112,7 +116,7 @@ def extract(
     count: Annotated[bool, typer.Option("--count", help="Extract, keep nothing, print the number of rows.")] = False,
     limit: Annotated[int | None, typer.Option(min=0, metavar="ROWS", help="Stop after this many rows.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, metavar="ROWS", help="Rows of a batch.")] = 65_536,
-    threads: Annotated[int | None, typer.Option(min=1, help="Worker threads; all cores unless told.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Number of worker threads. Default: all cores.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a job: raw rows in, features out."""

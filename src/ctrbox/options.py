@@ -39,7 +39,7 @@ Servers = Annotated[
     typer.Option(
         "--server",
         metavar="FIELD=PATH",
-        help="Vector file of a run's Model Server; may be given again.",
+        help="Vector file for the Model Server of FIELD; may be repeated.",
         show_default=False,
     ),
 ]

@@ -114,7 +114,7 @@ def create(
         Path | None,
         typer.Option(
             metavar="JOB.PY",
-            help="Python file that defines `plan`; not needed for a run, unless its model is of your own class.",
+            help="Python file that defines `plan`. For a run folder it is needed only if the model is of your own class.",
             show_default=False,
         ),
     ] = None,
@@ -122,7 +122,7 @@ def create(
         Path | None,
         typer.Option(
             metavar="MODEL",
-            help="The folder of a run, a saved Deep FFM or a weight file; the job's `engine` unless given.",
+            help="Run folder, saved Deep FFM or weight file. Default: the job's `engine`.",
             show_default=False,
         ),
     ] = None,
@@ -132,7 +132,9 @@ def create(
     context: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMNS", help="The log's columns that come once a request; the job's `context` unless given."
+            metavar="COLUMNS",
+            help="Log columns that are sent once per request, separated by commas. Default: the job's `context`; required for a "
+            "run folder.",
         ),
     ] = None,
     note: Note = "",
@@ -147,7 +149,7 @@ def create(
     if model is not None and (model / "config.json").is_file():
         run = load_run(model, job, view=view, allow_views=allow_views, server=server)
         if context is None:
-            raise Mistake("say which columns of the log come once a request: --context user_id,query")
+            raise Mistake("list the log columns that are sent once per request: --context user_id,query")
         with blaming(job), reading(None):
             found = made(folder, run.plan, run, context=names_in(context), note=note)
         if as_json:

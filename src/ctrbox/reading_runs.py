@@ -24,7 +24,7 @@ OwnJob = Annotated[
     typer.Option(
         "--job",
         metavar="JOB.PY",
-        help="The job that trained the run, where its model or an operator is code of your own. The file is run.",
+        help="Job file that trained the run; needed if its model or an operator is your own code. The file is executed.",
         show_default=False,
     ),
 ]
@@ -33,7 +33,7 @@ OtherViews = Annotated[
     typer.Option(
         "--view",
         metavar="NAME=PATH",
-        help="Other data for a view of the plan, by its name; may be given again.",
+        help="Read the view NAME of the plan from PATH instead of the saved path; may be repeated.",
         show_default=False,
     ),
 ]
@@ -42,14 +42,17 @@ AllowViews = Annotated[
     typer.Option(
         "--allow-views",
         metavar="PATH",
-        help="Open views below this path, such as /data or s3://bucket/, where the run names them; may be given again. "
-        "Views below the current folder or beside the run are opened anyway, others are not. Also: CTRBOX_ALLOW_VIEWS.",
+        help="Allow the run or plan to open its views below this path, such as /data or s3://bucket/; may be repeated. Views "
+        "below the current folder or beside the run are always allowed. The environment variable CTRBOX_ALLOW_VIEWS "
+        "(comma-separated paths) does the same.",
         show_default=False,
     ),
 ]
 Ram = Annotated[
     str | None,
-    typer.Option(metavar="BYTES", help="Memory for the run's Sparse Tables, such as 500MB; 2GB each unless told."),
+    typer.Option(
+        metavar="BYTES", help="Memory for all Sparse Tables of the run together, such as 500MB. Default: 2GB per table."
+    ),
 ]
 
 

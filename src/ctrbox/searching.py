@@ -35,7 +35,8 @@ def search(
     ],
     test: Annotated[Path | None, typer.Option(metavar="FILE", help="Examples to test on, of the same kind.")] = None,
     models: Annotated[
-        Path | None, typer.Option(metavar="FILE.YAML", help="What to try; six models unless told.")
+        Path | None,
+        typer.Option(metavar="FILE.YAML", help="File that lists the models to try. Default: six built-in models."),
     ] = None,
     format: Annotated[str, typer.Option(metavar="vw|libffm", help="What kind of text.")] = "vw",
     window: Annotated[int, typer.Option(min=2, help="Examples of a window.")] = 30_000,
@@ -43,7 +44,9 @@ def search(
         Path | None, typer.Option("-o", "--output", metavar="PAGE.html", help="Table and traces.")
     ] = None,
     save: Annotated[Path | None, typer.Option(metavar="MODEL.ffm", help="Where to save the best model.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Models at once; as many as cores unless told.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Number of models trained at the same time. Default: one per core.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
 ) -> None:
     """Learn many Deep FFMs in one pass over the same examples, and compare them."""

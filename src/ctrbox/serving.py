@@ -32,35 +32,50 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP server.")] = 8000,
     grpc_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65_535, help="Port of the gRPC server; none unless given.", show_default=False),
+        typer.Option(min=1, max=65_535, help="Port of the gRPC server. Default: no gRPC server.", show_default=False),
     ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Holds the token that requests must carry; or CTRBOX_TOKEN does. Needed beyond loopback.",
+            help="File with the token that requests must carry. Default: the environment variable CTRBOX_TOKEN. A token is "
+            "required if --host is not a loopback address.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="Of the model, for the v2 protocol; its folder's unless given.", show_default=False
+            metavar="NAME",
+            help="Name of the model in the v2 protocol. Default: the name of its folder.",
+            show_default=False,
         ),
     ] = "",
     max_candidates: Annotated[
-        int, typer.Option(min=1, max=1_000_000, metavar="N", help="Most candidates in a request.")
+        int, typer.Option(min=1, max=1_000_000, metavar="N", help="Maximum number of candidates per request.")
     ] = 1000,
-    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Most bytes in the body of a request.")] = "1MB",
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Maximum size of a request body, up to 256MB.")] = "1MB",
     queue: Annotated[
-        int, typer.Option(min=0, max=1_000_000, metavar="N", help="Most requests that may wait; others get 503.")
+        int,
+        typer.Option(
+            min=0,
+            max=1_000_000,
+            metavar="N",
+            help="Maximum number of waiting requests; further requests get 503.",
+        ),
     ] = 64,
     deadline_ms: Annotated[
         int,
-        typer.Option(min=1, max=600_000, metavar="MS", help="Milliseconds that a request may wait before it gets 503."),
+        typer.Option(
+            min=1,
+            max=600_000,
+            metavar="MS",
+            help="Maximum time in milliseconds that a request may wait before it gets 503.",
+        ),
     ] = 200,
     body_timeout: Annotated[
-        float, typer.Option(min=0.1, max=600, metavar="S", help="Seconds within which a request must be complete.")
+        float,
+        typer.Option(min=0.1, max=600, metavar="S", help="Maximum time in seconds for a complete request to arrive."),
     ] = 10.0,
     max_connections: Annotated[
         int,
@@ -68,7 +83,8 @@ def serve(
             min=16,
             max=1_000_000,
             metavar="N",
-            help="Most connections open at a time, HTTP and gRPC together; fewer where the limit of open files is lower.",
+            help="Maximum number of open connections, HTTP and gRPC together. The server uses fewer if the process's open-file "
+            "limit is too low.",
         ),
     ] = 8192,
     client_share: Annotated[
@@ -77,15 +93,16 @@ def serve(
             min=1,
             max=100,
             metavar="PERCENT",
-            help="Part of the connections, of the memory for requests and of the queue that one client address may hold. "
-            "100 where all requests come through one proxy.",
+            help="Maximum share, in percent, of the connections, the request memory and the queue that one client address may "
+            "hold. Set it to 100 if all requests come through one proxy.",
         ),
     ] = 50,
     tls_cert: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Certificate chain as PEM: HTTP and gRPC over TLS 1.2 or newer. Read again when it changes.",
+            help="PEM file with the certificate chain; enables TLS 1.2 or newer for HTTP and gRPC. The server reloads the file "
+            "when it changes. Default: no TLS.",
             show_default=False,
         ),
     ] = None,
@@ -93,7 +110,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Private key of the certificate as PEM, without a password; unless given, the file of --tls-cert has it.",
+            help="PEM file with the unencrypted private key. Default: the key is read from the --tls-cert file.",
             show_default=False,
         ),
     ] = None,
@@ -101,19 +118,20 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another name that a server without a token answers to, beside loopback names and --host; may be repeated.",
+            help="Additional host name that a server without a token accepts in the Host and Origin headers, besides loopback "
+            "names and --host; may be repeated.",
             show_default=False,
         ),
     ] = None,
     cache: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for contexts that were met before; 0 keeps none.")
+        str, typer.Option(metavar="SIZE", help="Memory for cached contexts, such as 256MB; 0 disables the cache.")
     ] = "256MB",
     threads: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=256,
-            help="Threads that score requests; with 0 the event loop does. Default: 1 for the folder of a run, else 0.",
+            help="Number of threads that score requests; 0 scores on the event loop. Default: 1 for a run folder, otherwise 0.",
             show_default=False,
         ),
     ] = None,
@@ -122,7 +140,11 @@ def serve(
     job: OwnJob = None,
     servers: Servers = None,
     allow_operators: Annotated[
-        bool, typer.Option("--allow-operators", help="Import (run) the modules of the plan's own operators.")
+        bool,
+        typer.Option(
+            "--allow-operators",
+            help="Import the Python modules of user-defined operators that the plan names; this runs their code.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout when it is ready.")] = False,
 ) -> None:

@@ -52,19 +52,20 @@ def online(
     window: Annotated[str, typer.Option(metavar="SPAN", help="A click counts within this time.")] = "10m",
     lateness: Annotated[str, typer.Option(metavar="SPAN", help="Events may come so much out of order.")] = "1m",
     warm_up: Annotated[
-        list[str] | None, typer.Option(metavar="DATA", help="Past rows with labels; may be given again.")
+        list[str] | None, typer.Option(metavar="DATA", help="Past rows with labels; may be repeated.")
     ] = None,
     checkpoint: Annotated[str, typer.Option(metavar="SPAN", help="Least time between two checkpoints.")] = "30s",
     held: Annotated[str, typer.Option(metavar="BYTES", help="Memory for events that wait.")] = "2GB",
     ahead: Annotated[str, typer.Option(metavar="SPAN", help="Leave out events further in the future.")] = "1h",
     id_column: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="Id of an impression; the log's key unless told.")
+        str | None,
+        typer.Option("--id", metavar="COLUMN", help="Column of the impression id. Default: the key of the log."),
     ] = None,
     time_column: Annotated[str, typer.Option("--time", metavar="COLUMN", help="Time of an event.")] = "ts",
     event_column: Annotated[str, typer.Option("--event", metavar="COLUMN", help="'impression' or 'click'.")] = "event",
     once: Annotated[bool, typer.Option("--once", help="End when nothing more is there.")] = False,
     publish_at_end: Annotated[
-        bool | None, typer.Option(help="Publish once more at the end; with --once unless told.", show_default=False)
+        bool | None, typer.Option(help="Publish once more at the end. Default: only with --once.", show_default=False)
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Remove chunks that both checkpoints hold.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first malformed row or chunk.")] = False,
@@ -147,10 +148,14 @@ def told(found: dict[str, Any]) -> None:
 def datasets_events(
     data: Annotated[Path, typer.Option(metavar="DIR", help="An ad log, as `datasets adlog` writes it.")] = Path("data"),
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets the chunks.")] = Path("events"),
-    rows: Annotated[int | None, typer.Option(min=1, help="Impressions; all of the log unless told.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Number of impressions. Default: all rows of the log.")
+    ] = None,
     chunk_rows: Annotated[int, typer.Option(min=1, help="Events of a chunk.")] = 10_000,
     format: Annotated[str, typer.Option(help="parquet, arrow or jsonl.")] = "parquet",
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Events a second; at once unless told.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Events per second. Default: write them as fast as possible.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same stream.")] = 0,
     as_json: AsJson = False,
 ) -> None:

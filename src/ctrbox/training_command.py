@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 JobFile = Annotated[
     Path, typer.Argument(metavar="JOB.PY", help="Python file that defines `plan` and `model`.", show_default=False)
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="Worker threads; all cores unless told.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Number of worker threads. Default: all cores.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 # Rows a second on a terminal move by themselves; in a log a line now and then is enough.
@@ -39,7 +39,7 @@ Examples:
   ctrbox train job.py --limit 100000                a first try
   ctrbox train job.py --out runs/today --epochs 2
   ctrbox train job.py --valid data/tomorrow         validate on another log
-  ctrbox train job.py --from runs/yesterday         go on from yesterday's run with today's log
+  ctrbox train job.py --from runs/yesterday         continue from yesterday's run with today's log
   ctrbox train job.py --cluster local --workers 4 --servers 2
 """
 
@@ -47,9 +47,11 @@ Examples:
 def train(
     job: JobFile,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run folder; runs/<job> unless told.", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Run folder. Default: runs/<job>.", show_default=False)
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the log.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Number of epochs. Default: the job's setting, otherwise 1.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, metavar="ROWS", help="Rows of a step.")] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "--rows", min=1, help="Only the first rows of the log.")
@@ -62,7 +64,8 @@ def train(
         float | None,
         typer.Option(
             metavar="RATE",
-            help="Learning rate of the tables (FTRL: alpha) in place of the job's; rows and optimizer states stay.",
+            help="Learning rate of the embedding tables, above 0 (for FTRL: alpha); replaces the job's. Rows and optimizer "
+            "states are kept. Default: the job's setting.",
             show_default=False,
         ),
     ] = None,
@@ -74,9 +77,9 @@ def train(
         str | None,
         typer.Option(
             metavar="weights|intercept|NUMBER",
-            help="Correct predictions after training with sample weights: 'weights' by the ratio of the weights of the two "
-            "labels, 'intercept' by fitting the click rate of the validation rows; a number is added to every logit. "
-            "Without it, nothing is added.",
+            help="How to correct predictions after training with sample weights: 'weights' adds log(w0 / w1), which requires "
+            "weights that depend only on the label; 'intercept' fits the click rate of the validation rows; a number between "
+            "-50 and 50 is added to every logit. Default: no correction for weights.",
             show_default=False,
         ),
     ] = None,
@@ -84,7 +87,12 @@ def train(
         int | None, typer.Option(min=1, help="Stop after so many evaluations without improvement.")
     ] = None,
     evaluate_every: Annotated[
-        int | None, typer.Option(min=1, metavar="STEPS", help="Evaluate every so many steps; each epoch unless told.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="STEPS",
+            help="Number of steps between evaluations. Default: the job's setting, otherwise once per epoch.",
+        ),
     ] = None,
     look_ahead: Annotated[
         int | None,
@@ -95,15 +103,16 @@ def train(
             help="Let so many wait on disk, so that a Sparse Table larger than memory keeps what comes again; 64 sees most.",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with an unfinished run in the folder.")] = True,
+    resume: Annotated[bool, typer.Option(help="Continue an unfinished run in the folder.")] = True,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder and begin anew.")
+        bool, typer.Option("--overwrite", help="Replace the run in the folder and start from step 0; see --tables.")
     ] = False,
     tables: Annotated[
         str | None,
         typer.Option(
             metavar="empty|keep",
-            help="What becomes of rows that a Sparse Table holds already; --overwrite asks for it where there are any.",
+            help="What to do with rows that a table already holds: 'empty' removes them before the first step, 'keep' continues "
+            "from them. Default: keep, with a warning; required with --overwrite if a table holds rows.",
             show_default=False,
         ),
     ] = None,
@@ -112,14 +121,17 @@ def train(
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Begin with the weights, tables and optimizer states of this finished run, which is not changed.",
+            help="Continue from this finished run: start with its weights, tables and optimizer states. The run itself is not "
+            "changed.",
             show_default=False,
         ),
     ] = None,
     tuned: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Train the best trial of this study, which `ctrbox tune` made.", show_default=False
+            metavar="DIR",
+            help="Folder of a `ctrbox tune` study, such as tune/job; train with the parameters of its best trial.",
+            show_default=False,
         ),
     ] = None,
     threads: Threads = None,

@@ -26,21 +26,31 @@ def tune(
     trials: Annotated[int, typer.Option(min=1, help="Number of trials to add to the study.")] = 20,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the study; tune/<job> unless told.", show_default=False),
+        typer.Option(metavar="DIR", help="Folder of the study. Default: tune/<job>.", show_default=False),
     ] = None,
     metric: Annotated[
-        str, typer.Option(metavar="NAME", help="Compare trials by logloss, auc, gauc or rig of the validation rows.")
+        str,
+        typer.Option(metavar="NAME", help="Validation metric by which trials are compared: logloss, auc, gauc or rig."),
     ] = "logloss",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs of each trial.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Number of epochs per trial. Default: the job's setting, otherwise 1.")
+    ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "--rows", min=1, help="Use only the first rows of the log.")
+        int | None,
+        typer.Option(
+            "--limit",
+            "--rows",
+            min=1,
+            help="Number of rows to use from the beginning of the log. Default: the job's setting, otherwise all rows.",
+        ),
     ] = None,
     evaluate_every: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="STEPS",
-            help="Steps between two evaluations, at which bad trials are stopped; an epoch unless told.",
+            help="Number of steps between evaluations; a bad trial can be stopped at each evaluation. Default: the job's "
+            "setting, otherwise once per epoch.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the search and of the weights.")] = 0,
@@ -60,7 +70,10 @@ def tune(
     if before:
         tell(f"{folder} holds {before:,} trials; {trials:,} are added")
     if settings.get("evaluate_every") is None and settings.get("epochs", 1) == 1:
-        tell("trials of one epoch are evaluated once and cannot be stopped early; --evaluate-every STEPS lets them")
+        tell(
+            "a trial of one epoch is evaluated only once, so it cannot be stopped early; add --evaluate-every STEPS to evaluate "
+            "more often"
+        )
     watch = Watch(quiet=True)
     try:
         with blaming(job), in_words_of_options():
@@ -82,7 +95,7 @@ def tune(
     done = study.done
     if not done:
         first = next((t.user_attrs["failed"] for t in shown if "failed" in t.user_attrs), "all were stopped early")
-        raise Mistake(f"none of the {len(shown):,} trials of {folder} ran to its end: {first}")
+        raise Mistake(f"none of the {len(shown):,} trials in {folder} ran to completion: {first}")
     best = done[0]
     if as_json:
         found = [
@@ -93,7 +106,7 @@ def tune(
         for trial in [*done, *(t for t in shown if t.value is None or t not in done)]:
             say(study.line(trial.number))
     tell(
-        f"best: trial {best.number}, {metric} {best.value:.5f}, of {len(done):,} that ran to their end ({len(shown):,} in all)"
+        f"best: trial {best.number}, {metric} {best.value:.5f}, of {len(done):,} completed trials ({len(shown):,} in all)"
     )
     for name, value in best.params.items():
         tell(f"  {name} = {value!r}")

@@ -124,7 +124,10 @@ NUMBERS = {
     "is_in": one('col("s").is_in(["ios", "android"])', ".is_in", "is_in"),
     "fill": one('col("s").fill("none")', ".fill", "fill"),
     "is_null": Written(
-        ('col("s").is_null()', 'col("s").is_not_null()'), (".is_null", ".is_not_null"), ("is_null", "not")
+        ('col("s").is_null()', 'col("s").is_not_null()'),
+        (".is_null", ".is_not_null"),
+        ("is_null", "not"),
+        kinds="T → bool; list[T] → bool",
     ),
     "select": one('when(col("ok")).then(1).otherwise(col("n"))', "when", "select"),
     **{f"cast_{to[0]}": one(f'col("s").cast("{to}")', ".cast", f"cast_{to[0]}") for to in ("int", "float", "time")},

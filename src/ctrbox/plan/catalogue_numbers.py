@@ -98,7 +98,14 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         _NO,
         _NONE,
     ),
-    ("is_null", "is it null, or not null; every kind", "true or false, never null", "not null", _NO, "NaN is not null"),
+    (
+        "is_null",
+        "whether the value is null, or is not null; accepts every type",
+        "true or false, never null",
+        "not null",
+        _NO,
+        "NaN is not null",
+    ),
     (
         "select",
         "when(c).then(a).otherwise(b); every kind",
