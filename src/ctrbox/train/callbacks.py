@@ -8,9 +8,10 @@ class Print(cb.callbacks.Callback):
 
 cb.Trainer(model, table).fit(plan, callbacks=[Print()])
 
-A callback needs only the methods that it uses; `Callback` has all of them and does nothing. Callbacks are called in the order
-in which they are given, in the thread that called ``fit``, between two steps. What a callback raises ends the training as a
-`TrainError` that names the callback; the checkpoints of before stay. Methods return nothing: to stop, raise `StopTraining`.
+A callback is any object that has at least one of the four methods; `Callback` defines all four as no-ops. Callbacks are called in
+the order in which they are given, in the thread that called ``fit``, between two steps. Any exception other than `StopTraining`
+ends the training with a `TrainError` that names the callback; earlier checkpoints are kept. A callback must return None: to stop
+the training, raise `StopTraining`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ EVENTS = ("on_step", "on_evaluate", "on_checkpoint", "on_end")
 
 
 class StopTraining(Exception):
-    """Raised by a callback to end the training after this step: it is evaluated, saved and finished as any other.
+    """Raised by a callback to end the training after this step; the training is then evaluated and saved like any other.
 
     The text of the exception is kept as ``run.summary["stopped"]``.
     """
