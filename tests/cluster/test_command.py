@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ctrbox import datasets, learning
+from ctrbox import datasets, training_command
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_train_on_a_cluster_tells_who_is_where(
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(here)
-    learning.train(Path("job.py"), cluster="local", workers=2, servers=1, batch_size=200)
+    training_command.train(Path("job.py"), cluster="local", workers=2, servers=1, batch_size=200)
     found = capfd.readouterr()
     check(found.err, 1, 64 << 20)
     assert found.out == "runs/job\n"
