@@ -1,0 +1,48 @@
+"""The README's map names every folder, docs/index.md lists every page, and links lead to pages and headings that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings: letters, digits, underscores, and hyphens for blanks."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text)}
+
+
+def test_the_map_of_the_readme_names_every_folder_of_the_package() -> None:
+    shown = set(re.findall(r"`src/ctrbox/(\w+)/`", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert shown == {path.parent.name for path in (ROOT / "src" / "ctrbox").glob("*/__init__.py")}
+
+
+def test_the_map_of_the_readme_names_files_that_exist() -> None:
+    line = next(
+        text for text in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if "ctrbox/cli.py" in text
+    )
+    named = re.findall(r"(\w+\.py)`", line)
+    assert len(named) > 9
+    assert [name for name in named if not (ROOT / "src" / "ctrbox" / name).exists()] == []
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8")))
+    assert listed == {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
+    for path, anchor in LINK.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
