@@ -202,7 +202,7 @@ def test_overwrite_asks_what_becomes_of_a_sparse_table_and_from_goes_on_from_a_r
     train, job = training_command.train, Path("days.py")
     call(train, job, batch_size=500)
     gc.collect()
-    with pytest.raises(Mistake, match=r"--overwrite begins the run anew, and .* --tables empty, or .* --tables keep"):
+    with pytest.raises(Mistake, match=r"--overwrite starts the run over, but .* --tables empty, or .* --tables keep"):
         call(train, job, batch_size=500, overwrite=True)
     gc.collect()
     _, told = call(train, job, batch_size=500, overwrite=True, tables="empty")

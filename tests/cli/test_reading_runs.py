@@ -148,7 +148,7 @@ def test_a_model_of_ones_own_is_published_whole_and_served_with_its_job(
     assert "next: ctrbox serve model --job own.py" in capsys.readouterr().err
     ctrbox("publish", "push", "model/weights", "runs/own", "--job", "own.py")
     assert [v.kind for v in ModelFolder.open("model").published.log()] == ["click_model"] * 2
-    with pytest.raises(Mistake, match=r"'Mine', a model of your own.*--job JOB\.PY"):
+    with pytest.raises(Mistake, match=r"your own model class 'Mine'.*--job JOB\.PY"):
         ctrbox("serve", "model")
 
     rows = LOG.select(["user", "ad", "price"]).slice(5, 1).to_pylist()
@@ -223,7 +223,7 @@ def test_a_run_of_a_frame_without_joins_needs_no_view_to_be_served(home: Path) -
 def test_data_of_other_types_is_refused_and_nulls_are_told_with_advice_for_the_data(home: Path) -> None:
     pq.write_table(LOG.set_column(1, "user", LOG["user"].cast(pa.string())), "texts.parquet")
     with pytest.raises(
-        PlanError, match=r"column 'user' of view 'log' is str in texts\.parquet; the plan was saved on int"
+        PlanError, match=r"column 'user' of view 'log' is str in texts\.parquet; the plan was built on int"
     ):
         ctrbox("predict", "runs/plain", "texts.parquet", "-o", "x.parquet")
     holes = LOG.set_column(3, "price", pa.array([None if k == 7 else 1.5 for k in range(N)]))

@@ -119,7 +119,7 @@ def test_a_job_without_a_space_is_told_how_to_declare_one(tune: Any, text: str, 
         (
             "own = cb.MemoryTable(0)\nown.open(cb.models.LR(plan.schema).reads.row('user'))\nown.pull(np.arange(1, 3))\n"
             "def tune(trial): return {'table': own}",
-            "already holds 2 rows of another",
+            "already holds 2 rows from another trial",
         ),
     ],
 )

@@ -90,7 +90,7 @@ def test_one_behind_a_thousand_others_is_told_of(tmp_path: Path, monkeypatch: py
     assert len(position["done"]) <= 10
     put(tmp_path, "1.jsonl", 1)
     assert reader.ids() == []
-    assert reader.told == ["1.jsonl came behind more than 5 others with later names; it is left out"]
+    assert reader.told == ["1.jsonl came after more than 5 others with later names; it is left out"]
     assert Reader(tmp_path, position).ids() == []  # and none of the others again
 
 
@@ -111,7 +111,7 @@ def test_a_chunk_that_went_away_half_read_is_told_of(tmp_path: Path) -> None:
     put(tmp_path, "b.jsonl", 7)
     reader = Reader(tmp_path, {"floor": "", "done": [], "chunk": "a.jsonl", "rows": 3})
     assert reader.ids() == [7]
-    assert reader.told == [f"a.jsonl is gone from {tmp_path} behind row 3; its other rows are not learned from"]
+    assert reader.told == [f"a.jsonl is gone from {tmp_path} after row 3; its other rows are not learned from"]
 
 
 def test_a_chunk_that_changed_while_the_learner_was_stopped_is_refused(
@@ -136,7 +136,7 @@ def test_a_chunk_that_changes_after_it_was_read_is_told_of_once(tmp_path: Path) 
     put(tmp_path, "a.jsonl", 1, 2)
     assert reader.ids() == []
     assert reader.ids() == []
-    assert [line.partition(":")[0] for line in reader.told] == ["a.jsonl changed after it was read"]
+    assert [line.partition(";")[0] for line in reader.told] == ["a.jsonl changed after it was read"]
 
 
 def test_a_chunk_that_changes_before_its_turn_is_read_as_it_is_then(tmp_path: Path) -> None:

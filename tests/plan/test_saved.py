@@ -147,7 +147,7 @@ def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
     world.plan(on_disk(tmp_path)).save(tmp_path / "p.plan")
     log = world.tables()["log"]
     texts = log.set_column(1, "user_id", log["user_id"].cast(pa.string()))
-    with pytest.raises(PlanError, match="column 'user_id' of view 'log' is str in memory; the plan was saved on int"):
+    with pytest.raises(PlanError, match="column 'user_id' of view 'log' is str in memory; the plan was built on int"):
         cb.Plan.load(tmp_path / "p.plan", views={"log": texts})
 
 

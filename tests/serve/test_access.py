@@ -97,10 +97,10 @@ def test_grpc_asks_for_the_token_before_it_reads_the_message(world: World, rpc: 
     with over_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
         assert client.is_server_live()
         for tensors in (asked, larger):  # the message beyond the limit is not read
-            with pytest.raises(InferenceServerException, match="asks for a token") as told:
+            with pytest.raises(InferenceServerException, match="requires a token") as told:
                 client.infer("ads", tensors)
             assert "UNAUTHENTICATED" in str(told.value.status())
-        with pytest.raises(InferenceServerException, match="asks for a token"):
+        with pytest.raises(InferenceServerException, match="requires a token"):
             client.get_server_metadata(headers={"authorization": "Bearer wrong"})
         headers = {"authorization": "Bearer secret"}
         assert len(client.infer("ads", asked, headers=headers).as_numpy("score")) == 5
@@ -172,7 +172,7 @@ def test_http_and_grpc_speak_tls_and_take_up_a_new_certificate(world: World, key
         ) as client:
             assert client.is_server_live()
         old = name_shown(server.port)
-        shutil.copy(keys / "two.pem", keys / "one.pem")  # of another key: the old certificate goes on
+        shutil.copy(keys / "two.pem", keys / "one.pem")  # of another key: the old certificate is kept
         time.sleep(1.2)
         assert name_shown(server.port) == old
         shutil.copy(keys / "two.key", keys / "one.key")
@@ -200,7 +200,7 @@ def test_tls_older_than_1_2_is_refused() -> None:
         ("none.pem", "one.key", r"cannot read .*none\.pem: No such file"),
         ("one.pem", "none.key", r"cannot read .*none\.key: No such file"),
         ("one.pem", "two.key", r"two\.key does not belong to the certificate .*one\.pem"),
-        ("one.pem", "locked.key", r"locked\.key is encrypted; a server needs one without a password"),
+        ("one.pem", "locked.key", r"locked\.key is encrypted; remove its password first"),
         ("one.pem", None, "expected PEM files"),
         ("one.key", "one.key", "expected PEM files"),
         ("README.md", "one.key", "expected PEM files"),

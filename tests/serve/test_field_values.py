@@ -208,11 +208,11 @@ def test_a_value_is_read_exactly_or_refused(way: str, kind: str, text: str, expe
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ('{"candidates": [{"x": 1, "x": 2}]}', "the name 'x' comes twice"),
-        ('{"candidates": [{"x": 1}], "candidates": [{"x": 2}]}', "the name 'candidates' comes twice"),
-        ('{"context": {"y": 1, "y": 1}, "candidates": [{"x": 1}]}', "the name 'y' comes twice"),
-        ('{"candidates": [{"x": 1}, {"x": 1, "x": 1}]}', "the name 'x' comes twice"),
-        ('{"context": {"y": 1}, "candidates": [{"\\u0078": 1, "x": 2}]}', "the name 'x' comes twice"),
+        ('{"candidates": [{"x": 1, "x": 2}]}', "the name 'x' occurs twice"),
+        ('{"candidates": [{"x": 1}], "candidates": [{"x": 2}]}', "the name 'candidates' occurs twice"),
+        ('{"context": {"y": 1, "y": 1}, "candidates": [{"x": 1}]}', "the name 'y' occurs twice"),
+        ('{"candidates": [{"x": 1}, {"x": 1, "x": 1}]}', "the name 'x' occurs twice"),
+        ('{"context": {"y": 1}, "candidates": [{"\\u0078": 1, "x": 2}]}', "the name 'x' occurs twice"),
         ('{"context": {"y": 1}, "candidates": [{"X": 1}]}', "no column 'X'; nearest: 'x'"),
         ('{"context": {"y": 1}, "candidates": [{}]}', "candidates lack column 'x'"),
         ('{"context": {}, "candidates": [{"x": 1}]}', "context lacks column 'y'"),
@@ -240,7 +240,7 @@ def test_names_twice_are_found_in_objects_that_are_nested_deeply_and_beside_quot
     body = f'{{"candidates": [{{"x": "a", "unread": {deep}}}]}}'
     assert reader.from_json(body.encode()).candidates["x"].to_pylist() == ["a"]
     for text in ('"\\""', '"\\u0022"', '"\\\\"', '"\\\\\\""'):
-        with pytest.raises(DataError, match="'x' comes twice"):
+        with pytest.raises(DataError, match="'x' occurs twice"):
             reader.from_json(f'{{"candidates": [{{"x": {text}, "x": {text}}}]}}'.encode())
         assert reader.from_json(f'{{"candidates": [{{"x": {text}}}]}}'.encode()).candidates["x"][
             0

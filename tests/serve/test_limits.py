@@ -134,7 +134,7 @@ def test_unfinished_bodies_do_not_fill_the_memory(world: World, body: bytes) -> 
     ("first", "seconds", "words"),
     [
         (b"GET / HT", 5.5, b"the head of the request was not complete within 5 s"),
-        (HEAD + b"Content-Length: 100000\r\n\r\n{", 4.5, b"slower than 16,384 bytes/s"),
+        (HEAD + b"Content-Length: 100000\r\n\r\n{", 4.5, b"less than 16,384 bytes/s"),
         (HEAD + b"Content-Length: 1010000\r\n\r\n" + b" " * 1_000_000, 60.5, b"not complete within 60 s"),
         (b"", 75.5, b""),
     ],
@@ -271,11 +271,11 @@ def test_one_address_may_fill_its_share_of_the_queue() -> None:
     queue = ScoringQueue(0, 9, 30.0, share=0.5)
     for _ in range(5):
         queue.admit("a")
-    with pytest.raises(Refused, match="5 requests of your address are waiting"):
+    with pytest.raises(Refused, match="5 requests from your address are already waiting"):
         queue.admit("a")
     for _ in range(5):
         queue.admit("b")
-    with pytest.raises(Refused, match="10 requests are waiting"):
+    with pytest.raises(Refused, match="10 requests are already waiting"):
         queue.admit("c")
     for client in "aaaaabbbbb":
         queue.leave(client)
@@ -294,7 +294,7 @@ def test_too_low_a_limit_of_files_is_said_at_the_start() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("ctrbox.serve.files.raise_limit", lambda: 80)
-        with pytest.raises(PlanError, match=r"limit of open files is 80, .*ulimit -n"):
+        with pytest.raises(PlanError, match=r"open-file limit of 80 leaves room for only \d+ connections .*ulimit -n"):
             connections_allowed(100)
 
 

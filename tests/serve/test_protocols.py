@@ -262,7 +262,7 @@ def test_a_full_queue_answers_503_at_once_and_the_rest_is_answered(world: World)
     assert codes.count(200) >= 5
     refused = next(r for r in found if r.status_code == 503)
     assert refused.headers["retry-after"] == "1"
-    assert "are waiting already" in refused.json()["error"]
+    assert "are already waiting" in refused.json()["error"]
     assert service.queue.pending == 0
 
 

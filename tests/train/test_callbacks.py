@@ -151,7 +151,7 @@ def test_callbacks_do_not_go_with_a_cluster(plan: cb.Plan) -> None:
 
         def train(self, fit: Any) -> None: ...
 
-    with pytest.raises(PlanError, match="leave them out with cluster="):
+    with pytest.raises(PlanError, match="callbacks= cannot be used with cluster="):
         cb.Trainer(cb.models.LR(plan.schema)).fit(plan, callbacks=[Seen()], cluster=Nowhere(), **FAST)
 
 
@@ -205,7 +205,7 @@ def test_weights_and_biases_gets_losses_and_metrics(plan: cb.Plan, tmp_path: Pat
     assert run.summary["final/auc"] == done.metrics["auc"]
     assert run.summary["valid/auc"] > 0  # of step 5: those of the newest step are taken in when the run finishes
     run.finish()
-    with pytest.raises(PlanError, match="project would make a new run, and one is given"):
+    with pytest.raises(PlanError, match="project configure a new run, but run= is already given"):
         cb.callbacks.WeightsAndBiases(run, project="x")
     fit(plan, cb.callbacks.WeightsAndBiases(mode="offline", dir=str(tmp_path), project="ctrbox"))
     assert wandb.run is None

@@ -145,7 +145,7 @@ def test_links_in_the_place_of_weights_are_refused(run: Path, tmp_path: Path) ->
     weights = place / "model" / "dense.safetensors"
     weights.rename(tmp_path / "elsewhere")
     weights.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=r"dense\.safetensors is a link"):
+    with pytest.raises(DataError, match=r"dense\.safetensors is a symbolic link"):
         cb.Run.load(place)
 
 

@@ -42,7 +42,7 @@ def test_a_file_written_with_text_ids_is_refused_by_a_field_of_numbers(plan: cb.
 
 def test_keys_that_were_not_hashed_are_named_as_such(plan: cb.Plan, tmp_path: Path) -> None:
     file = file_of(tmp_path / "plain.ctrvec", np.arange(1, ITEMS + 1), "ad")
-    with pytest.raises(DataError, match="small numbers, which were not hashed"):
+    with pytest.raises(DataError, match="small plain numbers; they were not hashed"):
         trained(plan, server(file))
 
 
@@ -100,7 +100,7 @@ def test_a_schedule_reaches_an_embedder_of_ones_own_or_is_refused(plan: cb.Plan)
         cb.Trainer(cb.models.DeepFM(plan.schema, dim=4), embedder).fit(plan, **{**FAST, **options})
         return embedder
 
-    with pytest.raises(PlanError, match=r"Own has no way to be told; give Own a method scale_lr"):
+    with pytest.raises(PlanError, match=r"Own cannot follow it; add a method scale_lr"):
         fit(Own(), schedule=cb.Warmup(20))
     fit(Own())  # without a schedule nothing is missing
     mine, theirs = fit(Following(), schedule=cb.Warmup(20)), fit(cb.MemoryTable(4), schedule=cb.Warmup(20))
@@ -118,8 +118,8 @@ def test_a_schedule_that_gives_no_factor_is_refused_with_the_step(plan: cb.Plan,
     [
         ({"patience": 2, "valid": 0.0}, "patience=2 needs validation rows"),
         ({"evaluate_every": 5, "valid": 0.0}, "evaluate_every=5 needs validation rows"),
-        ({"by": {"user": col("user")}}, "needs explain=True, or a run folder"),
-        ({"by": {"user": col("user")}, "explain": True, "valid": 0.0}, "needs validation rows"),
+        ({"by": {"user": col("user")}}, "requires explain=True, or a run folder"),
+        ({"by": {"user": col("user")}, "explain": True, "valid": 0.0}, "requires validation rows"),
         ({"checkpoint_steps": 5}, "checkpoint_steps= needs a run folder"),
         ({"look_ahead": 8}, "look_ahead= is for cb.SparseTable"),
     ],

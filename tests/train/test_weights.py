@@ -126,7 +126,7 @@ def test_correcting_for_weights_that_are_not_there_is_refused() -> None:
 
 def test_the_shift_is_derived_from_the_odds() -> None:
     assert label_shift({0: (1.0, 1.0), 1: (4.0, 4.0)}) == pytest.approx(-math.log(4))
-    with pytest.raises(cb.TrainError, match="label 1 only"):
+    with pytest.raises(cb.TrainError, match="all rows have label 1"):
         label_shift({1: (1.0, 1.0)})
     with pytest.raises(cb.PlanError, match="above 0 for both labels"):
         label_shift({0: (0.0, 0.0), 1: (1.0, 1.0)})
@@ -138,7 +138,7 @@ def test_an_intercept_makes_predicted_and_met_clicks_equal() -> None:
     label = random.random(5000) < 0.03
     shift = intercept(label, logit)
     assert (1 / (1 + np.exp(-(logit + shift)))).sum() == pytest.approx(label.sum(), abs=1e-6)
-    with pytest.raises(cb.TrainError, match="0 of these 3 rows are clicks"):
+    with pytest.raises(cb.TrainError, match="0 of the 3 validation rows are clicks"):
         intercept(np.zeros(3), np.zeros(3))
 
 

@@ -162,7 +162,7 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_place(
 def test_an_encoding_that_does_not_fit_names_the_byte(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "BLOCK_BYTES", 5)
     path = write("a.csv", "a,b\n1,é\n2,x\n")
-    refused(path, "a.csv byte 6 is not ascii", encoding="ascii")
+    refused(path, "byte 6 of ", "a.csv is not valid ascii", encoding="ascii")
     refused(path, "encoding must be one", "'klingon'", kind=cb.PlanError, encoding="klingon")
     refused(path, "encoding must be one", kind=cb.PlanError, encoding="base64")
 

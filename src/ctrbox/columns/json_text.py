@@ -23,7 +23,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise DataError(f"the name {name[:100]!r} comes twice in one JSON object; expected each name once")
+            raise DataError(f"the name {name[:100]!r} occurs twice in one JSON object; each name may occur once")
         found[name] = value
     return found
 

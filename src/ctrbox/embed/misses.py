@@ -54,14 +54,14 @@ class Misses:
             examples += f", while a key of the file is {int(known[0])}"
         plain = len(known) and int(np.abs(known).max()) < PLAIN
         cause = (
-            "The keys of the file are small numbers, which were not hashed"
+            "The keys in the file are small plain numbers; they were not hashed"
             if plain
-            else "Keys are hashes of a value with its type and its space: the number 7 and the text '7' have different keys, and "
-            "so have two spaces"
+            else "A key is the hash of a value together with its type and its key space, so the number 7 and the text '7' have "
+            "different keys, and so does one value in two spaces"
         )
         raise DataError(
             f"none of the {self.asked:,} keys in the first {self.batches:,} batches has a row in {data.path}, which holds "
-            f"{len(known):,} keys; {examples}. {self.reads}{cause}. Write the file with the expression that the plan uses, over "
-            "ids of the same type: cb.write_vectors(…, key=col('ad_id').cast('str').key(space='image')), or cast the plan's "
-            "column to the type of the file's ids"
+            f"{len(known):,} keys; {examples}. {self.reads}{cause}. Write the file with the same key expression and id "
+            "type as the plan, for example cb.write_vectors(…, key=col('ad_id').cast('str').key(space='image')), or cast the "
+            "plan's column to the type of the ids in the file"
         )

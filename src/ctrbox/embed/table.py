@@ -124,8 +124,8 @@ class Table:
         for name, mine, other, present in parts:
             if present and len(self) and type(mine) is not type(other):
                 raise PlanError(
-                    f"this table holds {len(self):,} rows with the states of {mine}, which mean nothing to {other}; give "
-                    f"{name}={type(mine).__name__}(…) other settings, or begin with an empty table"
+                    f"this table holds {len(self):,} rows with optimizer states of {mine}, which {other} cannot use; pass "
+                    f"{name}={type(mine).__name__}(…) with other settings, or start with an empty table"
                 )
         same = type(self.optimizer) is type(vector) and type(self.linear) is type(weight)
         self.optimizer, self.linear, self._told = vector, weight, True
@@ -321,9 +321,9 @@ def same_shape(path: str | os.PathLike[str], found: tuple, mine: tuple) -> None:
             if theirs[0] == ours[0]:
                 continue
             raise DataError(
-                f"{path} was saved with {name} {optimizer_of(theirs)}, this table has {optimizer_of(ours)}; the states of rows "
-                f"mean nothing to another kind of optimizer: give this table {type(optimizer_of(theirs)).__name__}(…), whose "
-                "settings may differ"
+                f"{path} was saved with {name} {optimizer_of(theirs)}, but this table uses {optimizer_of(ours)}, which cannot "
+                f"use those optimizer states; create this table with {type(optimizer_of(theirs)).__name__}(…), whose settings "
+                "may differ"
             )
         if name == "counters and admission":
             raise DataError(f"{path} was saved with {shown(theirs)}, this table has {shown(ours)}; {AS_SAVED}")

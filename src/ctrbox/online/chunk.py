@@ -220,7 +220,9 @@ def row_of_line(line: bytes, layout: Layout) -> pa.RecordBatch:
         value: Any = given
         for name in field.name.split("."):
             if value is not None and not isinstance(value, dict):
-                raise DataError(f"column {field.name!r} lies within {brief(value)}, expected an object")
+                raise DataError(
+                    f"column {field.name!r} is a nested field, but its parent is {brief(value)}; expected an object"
+                )
             value = None if value is None else value.get(name)
         try:
             arrays.append(layout.column(field.name).array([value]))

@@ -170,7 +170,10 @@ class ChunkFolder:
             raise Unreachable(str(error)) from error
         checksum = hashlib.blake2b(payload, digest_size=16).hexdigest()
         if start and self.checksum and checksum != self.checksum:
-            why = f"it changed after {start:,} of its rows were learned from; put new rows into a chunk of another name"
+            why = (
+                f"it changed after {start:,} of its rows were learned from, so the rest is not learned from; write new rows to a "
+                "chunk with another name"
+            )
             yield Piece(name, start, start, None, True, refused=why)
             return
         self._checksums[name] = checksum
@@ -193,7 +196,7 @@ class ChunkFolder:
         }
         if self.chunk and self.chunk not in names:
             self.tell(
-                f"{self.chunk} is gone from {self.name} behind row {self.rows:,}; its other rows are not learned from"
+                f"{self.chunk} is gone from {self.name} after row {self.rows:,}; its other rows are not learned from"
             )
             self.took(Piece(self.chunk, self.rows, self.rows, None, True))
         self._tell_passed_over(set(names))
@@ -211,8 +214,8 @@ class ChunkFolder:
             if (info.size, info.mtime_ns or 0) != self._read_as[name]:
                 del self._read_as[name]
                 self.tell(
-                    f"{name} changed after it was read: what it holds now is not learned from; write a chunk under a name "
-                    "that ends in .tmp, rename it when it is complete, and put new rows into a chunk of another name"
+                    f"{name} changed after it was read; its new contents are ignored. Write each chunk under a name that ends in "
+                    ".tmp, rename it when it is complete, and put new rows into a new chunk"
                 )
 
     def _tell_passed_over(self, names: set[str]) -> None:
@@ -221,7 +224,7 @@ class ChunkFolder:
             for name in sorted(names - self._seen - self._passed_over):
                 if natural(name) <= behind and name not in self.done:
                     self._passed_over.add(name)
-                    self.tell(f"{name} came behind more than {REMEMBERED:,} others with later names; it is left out")
+                    self.tell(f"{name} came after more than {REMEMBERED:,} others with later names; it is left out")
         self._seen = names
 
 

@@ -71,12 +71,12 @@ class Layout:
         units, clock = dict(time_units or {}), _plain(log.field(time).type)
         if pt.is_integer(clock) and time not in units:
             raise PlanError(
-                f"column {time!r}, the time of an event, is {clock} in the log, which does not say what it counts; declare the "
-                f"unit in the job: cb.View(…, time_units={{{time!r}: 's'}}), one of {', '.join(UNITS)}"
+                f"column {time!r}, the event time, is {clock} in the log, and its unit is unknown; declare the unit in the job: "
+                f"cb.View(…, time_units={{{time!r}: 's'}}), one of {', '.join(UNITS)}"
             )
         if not (pt.is_timestamp(clock) or pt.is_integer(clock) or is_text(clock)):
             raise PlanError(
-                f"column {time!r}, the time of an event, is {clock} in the log; expected timestamps, ISO 8601 text, or whole "
+                f"column {time!r}, the event time, is {clock} in the log; expected timestamps, ISO 8601 text, or whole "
                 "numbers with a declared unit"
             )
         return Layout(pa.schema(kept), id, time, event, _plain(log.field(id).type), clock, units)

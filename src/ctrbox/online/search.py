@@ -94,7 +94,7 @@ class Results:
             why = "; ".join(f"{f.name}: {f.failed}" for f in self.found if f.failed)
             what = "the test's examples" if self.tested else "the examples"
             raise TrainError(
-                f"none of {len(self.found):,} models has an AUC to be chosen by"
+                f"no model can be chosen: none of {len(self.found):,} models has an AUC"
                 + (f" ({why})" if why else f": {what} need clicks and non-clicks")
             )
         return found

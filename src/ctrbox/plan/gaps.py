@@ -62,15 +62,15 @@ def _drop(begin: Node, raw: Node, what: str) -> tuple[str, str]:
     """
     if begin.op == "column":
         cause = f"column {raw.name!r} may be null ({begin.why})"
-        cure = f'.filter(col("{raw.name}").is_not_null()) to the log'
+        cure = f'.filter(col("{raw.name}").is_not_null()) to the log, which drops the rows whose {what} is unknown'
     else:
         cause = begin.why or f"{shown_name(begin.op)} on {raw.name!r} may be null"
         name = f"{what}_known"
         cure = (
-            f'.with_columns({name}=…).filter(col("{name}").is_not_null()) to the log, with the expression of the '
-            f'{what}, and {what}=col("{name}")'
+            f'.with_columns({name}=…).filter(col("{name}").is_not_null()) to the log, where … is the expression of the {what}, '
+            f'which drops the rows whose {what} is unknown; then use {what}=col("{name}") in the FeatureSet'
         )
-    return cause, f"{cure}, which drops the rows whose {what} is unknown"
+    return cause, cure
 
 
 def null_origins(node: Node) -> list[Node]:

@@ -107,7 +107,7 @@ class Door:
         if connection is None:
             return False
         self.dropped += 1
-        connection.dropped("this server needs the connection for others; ask again in a moment")
+        connection.dropped("the server closed this connection to make room for other connections; retry shortly")
         return True
 
     def _largest_first(self) -> Iterator[Client]:
@@ -123,15 +123,18 @@ class Door:
         if more <= 0:
             return ""
         if client.held > self.client_bytes:
-            return f"requests of your address already take {self.client_bytes:,} bytes of this server's memory"
+            return (
+                f"requests from your address may use at most {self.client_bytes:,} bytes of this server's memory; retry when "
+                "earlier ones are answered"
+            )
         while self.held > self.most_bytes:
             reading = [c for c in self.clients.values() if c.reading]
             largest = max(reading, key=lambda c: c.held, default=client)
             if largest is client:
-                return f"requests that are being read already take {self.most_bytes:,} bytes of this server's memory"
+                return f"incoming requests already use all {self.most_bytes:,} bytes reserved for them; retry shortly"
             connection = next(iter(largest.reading))
             self.dropped += 1
-            connection.dropped("this server needs the memory of the request for others; ask again in a moment")
+            connection.dropped("the server dropped this request to free memory for other clients; retry shortly")
         return ""
 
 

@@ -36,7 +36,7 @@ def connections_allowed(wanted: int) -> int:
     left = limit - open_files() - RESERVE
     if left < FEWEST:
         raise PlanError(
-            f"the limit of open files is {limit}, which leaves room for {max(left, 0)} connections beside the {RESERVE} "
-            f"files that are kept for the model; expected {FEWEST} or more. Raise it: ulimit -n 4096"
+            f"the open-file limit of {limit} leaves room for only {max(left, 0)} connections besides the open files and the "
+            f"{RESERVE} files reserved for the model; at least {FEWEST} are needed. Raise the limit: ulimit -n 4096"
         )
     return min(wanted, left)

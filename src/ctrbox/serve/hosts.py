@@ -34,12 +34,16 @@ class AllowedHosts:
         host = headers.get(b"host", b"").decode("latin-1")
         if host and not self.allows(host):
             raise Refused(
-                403, f"the Host header names {host[:100]!r}, which is not this machine; allow it by --allow-host NAME"
+                403,
+                f"the Host header names {host[:100]!r}, which is not a name of this machine; to allow it, start the server with "
+                "--allow-host NAME",
             )
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and not self.allows(origin.partition("://")[2]):
             raise Refused(
-                403, f"a page of {origin[:100]!r} may not ask this server; allow its name by --allow-host NAME"
+                403,
+                f"web pages from {origin[:100]!r} are not allowed to call this server; to allow them, start it with "
+                "--allow-host NAME",
             )
 
 

@@ -200,8 +200,8 @@ class OnlineLoop:
         checksum = content_of(start[0]) if start[0] else ""
         if start[0] and self.warm.get("checksum", checksum) != checksum:
             raise DataError(
-                f"{start[0]} changed after {start[1]:,} of its rows were learned from: the rows behind them are other rows now. "
-                f"Put the old file back, or begin anew in another folder than {self.out}"
+                f"{start[0]} changed after {start[1]:,} of its rows were learned from, so learning cannot continue at that "
+                f"position. Restore the old file, or start over with another output folder than {self.out}"
             )
         rows = ahead(self.past, columns=columns, in_flight=self.in_flight, start=start)
         before, began = self.engine.learned, time.perf_counter()

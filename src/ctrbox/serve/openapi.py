@@ -132,9 +132,9 @@ def responses(schema: dict[str, Any]) -> dict[str, Any]:
         "400": "A field is missing, unknown or of another type.",
         "401": "The token is missing or another.",
         "403": "The server has no token, and Host or Origin does not name its machine.",
-        "408": "The request did not come in time.",
+        "408": "The request did not arrive completely within the time limit.",
         "413": "Too many candidates, or too many bytes.",
-        "503": "Overloaded, or shutting down: ask again after Retry-After.",
+        "503": "Overloaded, or shutting down: retry after the time in Retry-After.",
     }
     good = {"200": {"description": "OK", "content": {"application/json": {"schema": schema}}}}
     return good | {code: {"description": words} for code, words in refused.items()}

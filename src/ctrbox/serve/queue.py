@@ -62,12 +62,10 @@ class ScoringQueue:
                 raise overloaded("this server is shutting down")
             if self.pending >= self.most or self.pending * self.pace > self.deadline:
                 self.refusals += 1
-                raise overloaded(f"{self.pending} requests are waiting already; ask again in a moment")
+                raise overloaded(f"{self.pending} requests are already waiting; retry shortly")
             if client and self.places[client] >= self.most_of_client:
                 self.refusals += 1
-                raise overloaded(
-                    f"{self.most_of_client} requests of your address are waiting already; ask again in a moment"
-                )
+                raise overloaded(f"{self.most_of_client} requests from your address are already waiting; retry shortly")
             self.pending += 1
             if client:
                 self.places[client] += 1

@@ -119,10 +119,10 @@ class Reloader:
         """Say and count what went wrong, once for each reason; plan the next try where it may go right by itself."""
         what = f"version {version.number}" if version else "the published folder"
         reason = f"{what}: {str(error) or type(error).__name__}"
-        then = "it is not tried again"
+        then = "it will not be retried"
         if passing(error):
             self._retry_at = time.monotonic() + self._wait
-            then = f"the next try is in {self._wait:g} s"
+            then = f"next retry in {self._wait:g} s"
             self._wait = min(2 * self._wait, LONGEST_WAIT)
         elif version is not None:
             self.refused.add(version.number)
@@ -130,7 +130,7 @@ class Reloader:
         if reason != self._told:
             self._told = reason
             self.metrics.not_reloaded(reason)
-            log.warning("%s could not be taken up, version %d goes on; %s: %s", what, self.served.version, then, error)
+            log.warning("could not load %s, still serving version %d; %s: %s", what, self.served.version, then, error)
 
 
 def passing(error: BaseException) -> bool:

@@ -210,7 +210,8 @@ class TokenFirst(grpc.ServerInterceptor):  # type: ignore[misc]
 
         def refuse(requests: Any, context: Any) -> Any:
             context.abort(
-                grpc.StatusCode.UNAUTHENTICATED, "this server asks for a token: metadata authorization: Bearer TOKEN"
+                grpc.StatusCode.UNAUTHENTICATED,
+                "this server requires a token; send it as gRPC metadata: authorization: Bearer TOKEN",
             )
 
         # A handler of streams, which is called before anything of the message was received.

@@ -20,7 +20,7 @@ class Certificate:
         self.context, self.texts = self._read()
 
     def refresh(self) -> bool:
-        """Take up files that changed; whether it did. Files that do not fit are logged, and the old certificate goes on."""
+        """Reload files that changed; return whether it did. Files that do not fit are logged, and the old certificate is kept."""
         try:
             facts = self._facts()
             if facts == self._seen:
@@ -28,9 +28,9 @@ class Certificate:
             self._seen = facts
             self.context, self.texts = self._read()
         except (SourceError, PlanError) as error:
-            log.warning("the old certificate goes on: %s", error)
+            log.warning("could not reload the certificate, keeping the old one: %s", error)
             return False
-        log.info("read the certificate %s again", self.certificate)
+        log.info("reloaded the certificate %s", self.certificate)
         return True
 
     def _facts(self) -> tuple[tuple[int, int, int], ...]:
@@ -42,7 +42,9 @@ class Certificate:
         context.set_alpn_protocols(["http/1.1"])
 
         def password() -> str:
-            raise PlanError(f"the key {self.key} is encrypted; a server needs one without a password")
+            raise PlanError(
+                f"the private key {self.key} is encrypted; remove its password first (openssl pkey -in KEY -out PLAIN)"
+            )
 
         try:
             texts = self.key.read_bytes(), self.certificate.read_bytes()

@@ -215,14 +215,18 @@ class Connection(asyncio.Protocol):
                 if len(inbox) < 2:
                     return None
                 if inbox[:2] != b"\r\n":
-                    raise Refused(400, "a chunk of the body is longer than its size")
+                    raise Refused(400, "a chunk of the body is not followed by CR LF at its declared size")
                 del inbox[:2]
                 self.chunk = 0
                 continue
             size = CHUNK.match(inbox)
             if size is None:
                 if len(inbox) >= CHUNK_LINE or b"\n" in inbox:
-                    raise Refused(400, "a chunk begins with its size in hexadecimal digits and CR LF, nothing else")
+                    raise Refused(
+                        400,
+                        "a chunk must begin with its size in hexadecimal digits followed by CR LF; chunk extensions are not "
+                        "accepted",
+                    )
                 return None
             length = int(size[1], 16)
             if not length:
@@ -241,7 +245,7 @@ class Connection(asyncio.Protocol):
         if len(inbox) < end + 2:
             return None
         if inbox[end : end + 2] != b"\r\n":
-            raise Refused(400, "this server takes no trailer fields behind the last chunk")
+            raise Refused(400, "trailer fields after the last chunk are not accepted")
         del inbox[: end + 2]
         whole, self.body, self.chunks = bytes(self.body), bytearray(), 0
         return whole
@@ -348,7 +352,8 @@ class Connection(asyncio.Protocol):
             if passed > limit:
                 self.refuse(Refused(408, f"the request was not complete within {limit:g} s"))
             elif passed > PACE_AFTER and received < LEAST_PACE * (passed - PACE_AFTER):
-                self.refuse(Refused(408, f"the body came slower than {LEAST_PACE:,} bytes/s after {PACE_AFTER:g} s"))
+                slow = f"the body arrived at less than {LEAST_PACE:,} bytes/s on average"
+                self.refuse(Refused(408, f"{slow} (measured after the first {PACE_AFTER:g} s)"))
         elif self.inbox:
             most = min(limit, HEAD_SECONDS)
             if passed > most:

@@ -69,8 +69,8 @@ def intercept(label: npt.NDArray[Any], logit: npt.NDArray[Any]) -> float:
     clicks, rows = int(np.count_nonzero(label)), len(label)
     if clicks in (0, rows):
         raise TrainError(
-            f"calibrate='intercept' fits the click rate of the validation rows, and {clicks:,} of these {rows:,} rows are "
-            "clicks; give it rows with clicks and without"
+            f"calibrate='intercept' needs validation rows with and without clicks, but {clicks:,} of the {rows:,} validation "
+            "rows are clicks"
         )
     z = logit.astype(np.float64)
     low, high = -MOST_SHIFT, MOST_SHIFT
@@ -95,7 +95,7 @@ def label_shift(weights: Mapping[int, tuple[float, float]]) -> float:
             )
     if set(weights) != {0, 1}:
         raise TrainError(
-            f"calibrate='weights' met rows with label {next(iter(weights), None)} only; expected both labels"
+            f"calibrate='weights' needs training rows of both labels, but all rows have label {next(iter(weights), None)}"
         )
     without, clicked = weights[0][0], weights[1][0]
     if not (without > 0 and clicked > 0):
@@ -112,7 +112,7 @@ def weights_advice(metrics: Mapping[str, float], corrected: bool = False) -> str
     if "weighted_calibration" not in metrics or not (low > 1 + FAR or high < 1 - FAR):
         return ""
     remedy = (
-        "calibrate='intercept' fits the level to the validation rows"
+        "calibrate='intercept' fits the mean prediction to the click rate of the validation rows"
         if corrected
         else "calibrate='weights' (weights that depend on the label alone) or calibrate='intercept' (any weights) corrects them"
     )

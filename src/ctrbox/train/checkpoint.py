@@ -133,8 +133,8 @@ def same_weights(place: Path, model: nn.Module) -> None:
         expected = tuple(mine[name].shape), DTYPES.get(mine[name].dtype, "")
         if (shape, dtype) != expected:
             raise DataError(
-                f"{place} holds another model: weight {name!r} has shape {shape} of {dtype}, expected {expected[0]} of "
-                f"{expected[1]}"
+                f"{place} holds another model: weight {name!r} is {dtype} of shape {shape}, expected {expected[1]} of shape "
+                f"{expected[0]}"
             )
 
 
@@ -222,7 +222,7 @@ def _check(place: Path, name: str, facts: Any) -> None:
         raise DataError(f"{place / STATE} names a file {name!r}; expected a plain name")
     path = place / name
     if path.is_symlink():
-        raise DataError(f"{path} is a link; expected a file of the folder itself")
+        raise DataError(f"{path} is a symbolic link; expected a regular file inside the folder")
     if not path.is_file() and not (path.is_dir() and path.suffix == ".ctrtable"):
         raise DataError(f"{place} is damaged: {name} is missing")
     if _bytes(path) != facts.get("bytes"):

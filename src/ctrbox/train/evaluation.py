@@ -116,7 +116,10 @@ def watched(metrics: Mapping[str, float], monitor: str | None) -> float:
 def with_calibration(settings: Settings, plan: Plan, split: Split) -> Settings:
     """Replace calibrate='weights' by the number that the training rows' weights give; refuse what cannot be fitted."""
     if settings.calibrate == "intercept" and split.valid is None:
-        raise PlanError("calibrate='intercept' is fitted to validation rows, and valid=0 holds none back; give some")
+        raise PlanError(
+            "calibrate='intercept' is fitted to validation rows, but valid=0 holds none back; set valid= to a share of the log, "
+            "such as 0.1"
+        )
     if settings.calibrate != "weights":
         return settings
     return replace(settings, calibrate=label_shift(weights_by_label(plan, split.train_stop)))

@@ -117,8 +117,8 @@ def _own(own: nn.Module | None, name: str, where: str) -> nn.Module:
     """Return a copy of the user's model for a version of one; a name in a file imports nothing."""
     if own is None:
         raise PlanError(
-            f"it holds the weights of {name[:100]!r}, a model of your own, and a file's name imports no code; give the model: "
-            "open(…, model=…)"
+            f"it holds weights of your own model class {name[:100]!r}, and CTRBox never imports code that a file names; pass the "
+            "model: open(…, model=…)"
         )
     if type(own).__name__ != name:
         raise PlanError(f"it holds the weights of {name[:100]!r}; the model that was given is a {type(own).__name__}")

@@ -34,8 +34,8 @@ def check_rows_told(embedders: Sequence[Embedder], asked: str | None) -> None:
     found = _holding(embedders)
     if asked is None and found:
         raise PlanError(
-            f"overwrite=True begins the run anew, and {_named(found[0])} holds {len(found[0]):,} rows of an earlier training; "
-            "remove them with tables='empty', or go on from them with tables='keep'"
+            f"overwrite=True starts the run over, but {_named(found[0])} still holds {len(found[0]):,} rows from an earlier "
+            "training; remove them with tables='empty', or continue from them with tables='keep'"
         )
 
 
@@ -49,8 +49,8 @@ def warn_of_rows(embedders: Sequence[Embedder]) -> None:
     """Say it where a table brings rows of an earlier training into one that begins."""
     for table in _holding(embedders):
         warnings.warn(
-            f"{_named(table)} already holds {len(table):,} rows, and this training goes on from them; tables='empty' "
-            "(--tables empty) removes them before the first step, tables='keep' says that they are wanted",
+            f"{_named(table)} already holds {len(table):,} rows, and this training continues from them. Use tables='empty' "
+            "(--tables empty) to remove them before the first step, or tables='keep' to silence this warning",
             stacklevel=4,  # where fit is called
         )
 
@@ -61,7 +61,7 @@ def set_rate(embedders: Sequence[Embedder], lr: float) -> None:
     if not tables:
         kinds = ", ".join(sorted({type(one).__name__ for one in embedders}))
         raise PlanError(
-            f"lr= is the learning rate of tables, and this model reads {kinds or 'none'} alone; leave it out"
+            f"lr= is the learning rate of embedding tables, but this model has none (it reads {kinds or 'nothing'}); remove it"
         )
     for table in tables:
         optimizer, linear = with_rate(table.optimizer, lr), with_rate(table.linear, lr)

@@ -130,8 +130,9 @@ class Run:
         log = self.plan.log
         if isinstance(log.source, RecordedSource) and log.source.described.reference is None:
             raise PlanError(
-                f"this run was trained on rows in memory, which are not saved; give a log with labels: run.evaluate(data), or, "
-                f"for the rows that it held back, those rows: load(…, views={{{log.name!r}: …}})"
+                "this run was trained on rows in memory, which are not saved. To evaluate it on other labelled data, use "
+                "run.evaluate(data); to evaluate it on its own validation rows, pass the original log again: "
+                f"load(…, views={{{log.name!r}: …}})"
             )
 
     def published(self) -> Weights:
@@ -257,7 +258,7 @@ def _fields_of_tables(model: Path, state: Mapping[str, Any]) -> list[list[str]]:
         raise DataError(f"{model} is damaged: it describes {len(tables):,} tables and holds {len(held):,}")
     named = [name for fields in tables for name in fields]
     if not all(isinstance(name, str) for name in named) or len(set(named)) != len(named):
-        raise DataError(f"{model} is damaged: the fields of its tables are no names, or come twice")
+        raise DataError(f"{model} is damaged: a table field is not a string, or one field belongs to two tables")
     return tables
 
 

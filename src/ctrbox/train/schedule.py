@@ -75,16 +75,15 @@ class Decay:
 
 
 def check_reaches(schedule: Schedule, embedders: Sequence[Embedder]) -> None:
-    """Refuse a schedule that an embedder of one's own would not follow."""
+    """Refuse a schedule that a user-defined embedder would not follow."""
     if schedule == Constant():
         return
     for one in embedders:
         if not callable(getattr(one, "scale_lr", None)):
             name = type(one).__name__
             raise PlanError(
-                f"schedule= changes the learning rate at every step, and {name} has no way to be told; give {name} a method "
-                "scale_lr(self, factor: float) -> None, after which push uses its learning rate times factor, or leave "
-                "schedule= out"
+                f"schedule= changes the learning rate at every step, but {name} cannot follow it; add a method "
+                "scale_lr(self, factor: float) -> None that makes push multiply its learning rate by factor, or remove schedule="
             )
 
 

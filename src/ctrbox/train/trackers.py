@@ -88,7 +88,7 @@ class WeightsAndBiases(Callback):
     def __init__(self, run: Any = None, *, every: int = 100, **options: Any) -> None:
         self.wandb = imported("wandb", "wandb", "cb.callbacks.WeightsAndBiases")
         if run is not None and options:
-            raise PlanError(f"{', '.join(options)} would make a new run, and one is given; leave them out")
+            raise PlanError(f"{', '.join(options)} configure a new run, but run= is already given; remove them")
         self.every, self.run, self.options = _steps(every), run, options
         self.mine = False
 

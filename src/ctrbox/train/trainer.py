@@ -123,14 +123,14 @@ class Trainer:
         check_have_effect(chosen, plan, split, looked=look is not None, time=time, by=by)
         if checkpoint_steps is not None and out is None and cluster is None:
             raise PlanError(
-                "checkpoint_steps= needs a run folder to write checkpoints into; add out='runs/…', or leave it out"
+                "checkpoint_steps= needs a run folder to write checkpoints into; add out='runs/…', or remove it"
             )
         if look is not None and split.valid is not None:
             look.check(split.valid)
         if callbacks and cluster is not None:
             raise PlanError(
-                "callbacks= are called in the process that learns; leave them out with cluster=, whose workers write all "
-                "figures to metrics.jsonl in the run folder"
+                "callbacks= cannot be used with cluster=, because the steps run in other processes; remove callbacks= and read "
+                "the metrics from metrics.jsonl in the run folder"
             )
         fit = Fit(self, plan, split, chosen, overlap, ahead, watcher(progress), callbacks=callbacks)
         if look_ahead:
@@ -159,7 +159,8 @@ def check_have_effect(
         for name, asked in (("patience", chosen.patience), ("evaluate_every", chosen.evaluate_every)):
             if asked is not None:
                 raise PlanError(
-                    f"{name}={asked} needs validation rows, and there are none; give valid= a share, or leave it out"
+                    f"{name}={asked} needs validation rows, but there are none; set valid= to a share of the log, such as 0.1, "
+                    f"or remove {name}="
                 )
     if chosen.monitor is not None and chosen.monitor.startswith("weighted_") and not plan.schema.weight:
         raise PlanError(
@@ -173,7 +174,8 @@ def check_have_effect(
     if (time is not None or by) and (not looked or split.valid is None):
         lacking = "validation rows (valid=)" if looked else "explain=True, or a run folder (out=)"
         raise PlanError(
-            f"time= and by= cut the evaluation at the end, which needs {lacking}; add it, or leave them out"
+            f"time= and by= split the final evaluation into windows and slices, which requires {lacking}; add that, or remove "
+            "time= and by="
         )
 
 

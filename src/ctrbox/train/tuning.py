@@ -82,11 +82,13 @@ def fresh_table(table: Any) -> Any:
         return {name: made.setdefault(id(one), fresh_table(one)) for name, one in table.items()}
     if isinstance(table, MemoryTable):
         if len(table):
-            raise PlanError(f"the job's table already holds {len(table):,} rows; trials begin with empty ones")
+            raise PlanError(
+                f"the job's table already holds {len(table):,} rows, but every trial must start with an empty table"
+            )
         return table.like(table.row)
     raise PlanError(
-        f"a {type(table).__name__} of the job would carry rows from one trial to the next; let `tune` make one for each trial, "
-        'such as {"table": cb.MemoryTable(8)}'
+        f"a {type(table).__name__} defined in the job would carry rows from one trial to the next; create a table inside `tune` "
+        'for each trial, such as {"table": cb.MemoryTable(8)}'
     )
 
 
@@ -179,8 +181,8 @@ class Study:
         for one in own.values() if isinstance(own, Mapping) else [own]:
             if isinstance(one, Table) and len(one):
                 raise PlanError(
-                    f"the table of trial {trial.number} already holds {len(one):,} rows of another; give each trial its own, "
-                    'such as cb.SparseTable(f"params/{trial.number}") or cb.MemoryTable(8)'
+                    f"the table of trial {trial.number} already holds {len(one):,} rows from another trial; create a new table "
+                    'for each trial, such as cb.SparseTable(f"params/{trial.number}") or cb.MemoryTable(8)'
                 )
         pruning = OptunaPruning(trial, self.metric)
         progress = False if watch is None else watch()
@@ -188,7 +190,9 @@ class Study:
             plan, callbacks=[pruning], progress=progress, **{**settings, **asked}
         )
         if not fitted.metrics:
-            raise TrainError("trials are compared on validation rows, and there are none; give valid= a share")
+            raise TrainError(
+                "trials are compared on validation rows, but this job has none; set valid= to a share of the log, such as 0.1"
+            )
         return float(fitted.metrics.get(self.metric, math.nan)), pruning.pruned
 
     # ---- what was found
@@ -222,5 +226,8 @@ def best_of(folder: Path, tune: Callable[[Any], Mapping[str, Any]]) -> tuple[dic
     (metric,) = optuna.get_all_study_names(storage)
     best = Study(folder, metric).done
     if not best:
-        raise PlanError(f"no trial of {folder} ran to its end; look at them with: ctrbox tune")
+        raise PlanError(
+            f"no trial in {folder} ran to completion; add more trials with `ctrbox tune JOB.PY --out {folder} --metric "
+            f"{metric}`, which also prints why trials failed"
+        )
     return chosen(tune, optuna.trial.FixedTrial(best[0].params, number=best[0].number))

@@ -32,7 +32,7 @@ def untrained(name: str, schema: Schema, config: Any, weights: int, compare: Cal
     """Return a model of ``cb.models`` with new weights. ``weights``: how many tensors the file holds for it. ``compare`` gets
     the model first without memory, and may refuse it."""
     if len(json.dumps(config)) > MOST_CONFIG:
-        raise DataError(f"the arguments of {name} take more than {MOST_CONFIG:,} bytes")
+        raise DataError(f"the constructor arguments of {name} in the file take more than {MOST_CONFIG:,} bytes of JSON")
     with torch.device("meta"), _few_parts(name, PARTS_OF_A_WEIGHT * weights + MORE_PARTS):
         shapes = models.build(name, schema, config)
     compare(shapes)
@@ -52,7 +52,10 @@ def _few_parts(name: str, most: int) -> Iterator[None]:
             return
         parts += 1
         if parts > most:
-            raise DataError(f"{name} would have more than {most:,} parts with the arguments that the file gives")
+            raise DataError(
+                f"the file describes a {name} with more than {most:,} modules and parameters, far more than its number of "
+                "weights justifies"
+            )
 
     hooks = [register_module_module_registration_hook(count), register_module_parameter_registration_hook(count)]
     try:

@@ -120,14 +120,14 @@ class WarmUp:
 def _check_continues(place: Path, state: Mapping[str, Any], learner: Learner) -> None:
     if "dense optimizer" not in state or "optimizer.safetensors" not in state["files"]:
         raise PlanError(
-            f"{place.parent} was trained by a version that kept no optimizer state at the end of a run; begin with its weights "
-            "alone: warm_up='full'"
+            f"{place.parent} was trained by a version that kept no optimizer state at the end of a run; start from its weights "
+            "only: warm_up='full'"
         )
     mine = None if learner.optimizer is None else type(learner.optimizer).__name__
     if state["dense optimizer"] != mine:
         raise PlanError(
-            f"{place.parent} was trained with the dense optimizer {state['dense optimizer']}, this training has {mine}, to which "
-            "its state means nothing; take the same kind, or begin with the weights alone: warm_up='full'"
+            f"{place.parent} was trained with the dense optimizer {state['dense optimizer']}, but this training uses {mine}, "
+            "which cannot use its state; use the same optimizer, or start from the weights only: warm_up='full'"
         )
     if state.get("fingerprint") != learner.schema.fingerprint:
         warnings.warn(

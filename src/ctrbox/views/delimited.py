@@ -106,24 +106,24 @@ class Csv:
         if len(names) == 1 and options.delimiter is None and options.names is None:
             text = self.delimiter.join(first) + "\n" + (block.data[: 1 << 16].decode(errors="replace") if block else "")
             other = evident_delimiter(text, self.delimiter)
-            evident = f"Its delimiter seems to be {other!r}: say delimiter={other!r}. " if other else ""
-            advice = "" if other else ", or name its delimiter with delimiter="
+            evident = f"Its delimiter seems to be {other!r}: pass delimiter={other!r}. " if other else ""
+            advice = "" if other else ", or pass its delimiter as delimiter="
             raise SourceError(
                 f"{file.shown} has one column, {names[0][:60]!r}, when it is split at {self.delimiter!r}. {evident}"
-                f"If it has one column indeed, say so with delimiter={self.delimiter!r}{advice}"
+                f"If the file really has one column, confirm it with delimiter={self.delimiter!r}{advice}"
             )
         if options.header is not None:
             return
         shown = ", ".join(map(repr, first[:4])) + (", …" if len(first) > 4 else "")
         if options.names is None and is_a_row(first, columns):
             raise SourceError(
-                f"the first line of {file.shown} ({shown}) looks like a row, expected the names of the columns; say "
+                f"the first line of {file.shown} ({shown}) looks like a row, expected the names of the columns; pass "
                 "header=False, names=[…] if it is a row, or header=True if these are names"
             )
         if options.names is not None and is_a_header(first, names, [column[1:] for column in columns]):
             raise SourceError(
-                f"the first line of {file.shown} ({shown}) looks like a header although names= are given; say "
-                "header=True if they take its place, or header=False if it is a row"
+                f"the first line of {file.shown} ({shown}) looks like a header although names= are given; pass "
+                "header=True to replace this header with names=, or header=False if the line is a row"
             )
 
     # ---- any file ------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class Csv:
         names = list(options.names) if options.names is not None else fields
         twice = [name for name in names if names.count(name) > 1]
         if twice:
-            advice = "" if options.header else "; if the first line is a row, say header=False, names=[…]"
+            advice = "" if options.header else "; if the first line is a row, pass header=False, names=[…]"
             raise SourceError(f"{file.shown} has two columns called {twice[0]!r}; expected each name once{advice}")
         return names, fields, remaining()
 
@@ -197,9 +197,9 @@ class Csv:
             except Misfit as error:
                 kind = name_of_type(type)
                 told = (
-                    f"as types= says; say types={{{name!r}: 'str'}} to read the column as text"
+                    f"as types= says; pass types={{{name!r}: 'str'}} to read the column as text"
                     if name in dict(self.options.types or ())
-                    else f"as in the first rows; say types={{{name!r}: 'str'}} to read the column as text"
+                    else f"as in the first rows; pass types={{{name!r}: 'str'}} to read the column as text"
                     + (f", or types={{{name!r}: 'float'}}" if kind == "int" else "")
                 )
                 raise BlockError(f"column {name!r}: {error}, expected {kind} {told}", error.row) from None
@@ -280,7 +280,7 @@ class Csv:
             told = f"text follows a closing quote ({quote}), expected the delimiter or the end of the line"
         else:
             told = f"a quote ({quote}) opens in this row and never closes, expected it before the end of the file"
-        raise BlockError(f"{told}; if quotes are letters in this file, say quote=False", row)
+        raise BlockError(f"{told}; if quotes are ordinary characters in this file, pass quote=False", row)
 
     def _rows_before(self, data: bytes, at: int, names: list[str] | None) -> int | None:
         """Return how many rows end before a byte of a block, or None where they cannot be counted."""

@@ -55,7 +55,7 @@ def _by_name(file: File) -> str:
     if name is None:
         raise SourceError(
             f"the name of {file.shown} does not tell its format, accepted: {_ACCEPTED}; "
-            "text may end in .gz, .zst, .bz2 or .lz4; or say format='parquet' (csv, tsv, json, arrow, arrows)"
+            "text may end in .gz, .zst, .bz2 or .lz4; or pass format='parquet' (csv, tsv, json, arrow, arrows)"
         )
     if compressed and name in ("parquet", "arrow"):
         raise SourceError(f"{file.shown} is a compressed {name} file, expected it plain: it compresses inside")

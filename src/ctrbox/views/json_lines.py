@@ -124,7 +124,7 @@ class Json:
             raise BlockError(str(error), _lines_before(block.data, error.at)) from None
         except Rounded as error:
             name = ".".join(error.path)
-            advice = f"write such numbers as strings, or say types={{{name!r}: 'str'}} if all are whole numbers"
+            advice = f"write such numbers as strings, or pass types={{{name!r}: 'str'}} if all are whole numbers"
             raise BlockError(f"{error}; {advice}", error.row) from error
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             text = first_line(error)
@@ -132,7 +132,7 @@ class Json:
             row = int(found[1]) - _led(block.data) if found else _broken_line(block.data, schema)
             column = None if schema is None or row is None else _broken_column(block.data, schema, row)
             told = "" if column is None else f"column {column!r}: "
-            advice = "" if column is None else f"; say types={{{column!r}: …}} where another type was meant"
+            advice = "" if column is None else f"; pass types={{{column!r}: …}} if another type was meant"
             raise BlockError(told + _ROW.sub("", text) + advice, row) from error
         _check_lines(block.data, batch.num_rows)
         return batch

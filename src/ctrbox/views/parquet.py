@@ -36,7 +36,7 @@ class Parquet:
                 if not b"PAR1".startswith(first):
                     raise SourceError(
                         f"{file.shown} is not a Parquet file: it begins with {first!r}, expected b'PAR1'; "
-                        "where it holds text or Arrow, say so: View(…, format='csv')"
+                        "if it holds text or Arrow, pass its format: View(…, format='csv')"
                     ) from error
                 raise SourceError(
                     f"{file.shown} is not a complete Parquet file: footer missing "

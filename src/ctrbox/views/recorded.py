@@ -71,7 +71,7 @@ class AgreeingSource:
             if (kind_of_arrow(now) or kind_of_arrow(then)) and _shape(now) != _shape(then):
                 raise PlanError(
                     f"column {name!r} of view {self.described.view!r} is {_named(now)} in {self.inner.name}; "
-                    f"the plan was saved on {_named(then)}"
+                    f"the plan was built on {_named(then)}"
                 )
 
     @property
@@ -124,7 +124,7 @@ class AgreeingSource:
     def scan(self, columns: Sequence[str], **options: Any) -> Iterator[Morsel]:
         if missing := [name for name in columns if name not in self.schema.names]:
             raise DataError(
-                f"{self.inner.name} lacks {lacking(missing, self.schema.names)}; the plan reads it of view "
+                f"{self.inner.name} lacks {lacking(missing, self.schema.names)}; the plan reads it from view "
                 f"{self.described.view!r}"
             )
         self.check(columns)
@@ -142,8 +142,8 @@ class AgreeingSource:
                 if column.null_count:
                     row = pc.index(column.is_null(), True).as_py()
                     raise DataError(
-                        f"column {name!r} is null at {morsel.origin.name(row)}; the data that the plan was made on had no nulls "
-                        f"there, so nothing says which value to take: {self.described.cure.format(column=name)}"
+                        f"column {name!r} is null at {morsel.origin.name(row)}; the plan was built on data without nulls "
+                        f"in this column and has no fill value for it: {self.described.cure.format(column=name)}"
                     )
             for name in floats:
                 rows = rows.set_column(
@@ -160,8 +160,8 @@ def _as_floats(column: pa.Array, name: str, morsel: Morsel) -> pa.Array:
     if pc.any(large).as_py():
         row = pc.index(large, True).as_py()
         raise DataError(
-            f"column {name!r} is {plain[row]} at {morsel.origin.name(row)}; the plan was made on floats, and this whole "
-            "number has no exact one"
+            f"column {name!r} is {plain[row]} at {morsel.origin.name(row)}; the plan was built on floats, and this "
+            "integer cannot be represented exactly as a float64"
         )
     return plain.cast(pa.float64())
 

@@ -102,7 +102,7 @@ def _refuse_text(text: TextOptions | None, allowed: Sequence[str], what: str) ->
     for name in text.given() if text is not None else ():
         if name not in allowed:
             kind = "text files" if name in FOR_JSON else "delimited text (csv, tsv)"
-            raise SourceError(f"{name}= is for {kind}, but this view reads {what}; leave it out, or say format='csv'")
+            raise SourceError(f"{name}= is for {kind}, but this view reads {what}; remove it, or pass format='csv'")
 
 
 def _open_files(

@@ -25,14 +25,14 @@ LINE_BYTES = 256 << 20  # A longer line is taken for a mistake: a wrong format, 
 
 MARK = codecs.BOM_UTF8
 _SIGNS = (
-    (codecs.BOM_UTF16_LE, "it is UTF-16; say encoding='utf-16'"),
-    (codecs.BOM_UTF16_BE, "it is UTF-16; say encoding='utf-16'"),
+    (codecs.BOM_UTF16_LE, "it is UTF-16; pass encoding='utf-16'"),
+    (codecs.BOM_UTF16_BE, "it is UTF-16; pass encoding='utf-16'"),
     (b"\x1f\x8b", "it is compressed by gzip; let its name end in .gz"),
     (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; let its name end in .zst"),
     (b"BZh", "it is compressed by bzip2; let its name end in .bz2"),
     (b"PK\x03\x04", "it is a zip archive or a spreadsheet; save it as text"),
-    (b"PAR1", "it is Parquet; say format='parquet'"),
-    (b"ARROW1", "it is Arrow; say format='arrow'"),
+    (b"PAR1", "it is Parquet; pass format='parquet'"),
+    (b"ARROW1", "it is Arrow; pass format='arrow'"),
 )
 
 
@@ -65,8 +65,8 @@ def text_blocks(file: File, options: TextOptions, find_end: Callable[[bytes], in
             elif len(rest) > LINE_BYTES:
                 limit = f"{LINE_BYTES >> 20} MiB"
                 raise SourceError(
-                    f"{file.shown} has a line longer than {limit} from byte {at} on; expected rows as lines. "
-                    "Perhaps a quote opens there and never closes: quote=False reads quotes as letters"
+                    f"{file.shown} has a line longer than {limit}, starting at byte {at}. A quote may open there and never "
+                    "close; quote=False treats quotes as ordinary characters"
                 )
         if rest and not rest.isspace():
             yield Block(rest, at, True)
@@ -94,8 +94,8 @@ def _decoded(file: File, stream: Any, encoding: str | None) -> Callable[[int], b
             except UnicodeDecodeError as error:
                 where = at - held + error.start
                 raise SourceError(
-                    f"{file.shown} byte {where} is not {encoding}: {error.reason}; expected the encoding that "
-                    "encoding= names"
+                    f"byte {where} of {file.shown} is not valid {encoding}: {error.reason}; pass the file's real encoding as "
+                    "encoding="
                 ) from error
             at += len(chunk)
             if not chunk:
@@ -130,10 +130,10 @@ def check_text(block: Block, options: TextOptions) -> None:
             data.decode()
         except UnicodeDecodeError as error:
             told = f"byte {block.at + error.start} ({data[error.start]:#04x}) is not UTF-8"
-            advice = "say which encoding the file has, such as encoding='latin-1' or encoding='cp1252'"
+            advice = "pass the file's encoding, such as encoding='latin-1' or encoding='cp1252'"
             raise NotText(f"{told}; {advice}", error.start) from None
     if options.encoding is None and (at := data.find(b"\0")) >= 0:
-        advice = "if the file is UTF-16, say encoding='utf-16'; if NUL belongs to the text, say encoding='utf-8'"
+        advice = "if the file is UTF-16, pass encoding='utf-16'; if NUL belongs to the text, pass encoding='utf-8'"
         raise NotText(f"byte {block.at + at} is NUL, which text does not hold; {advice}", at)
 
 
