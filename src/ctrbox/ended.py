@@ -90,7 +90,7 @@ def told_of(table: Mapping[str, Any]) -> str:
 def tell_metrics(m: Mapping[str, float]) -> None:
     """Print the figures of the validation rows, plain and by weight."""
     if not m:
-        tell("no validation rows, no metrics; give some: --valid 0.1")
+        tell("no metrics, because there are no validation rows; add --valid 0.1")
         return
     from ctrbox.train.words import figure_table, remarks
 
@@ -98,6 +98,6 @@ def tell_metrics(m: Mapping[str, float]) -> None:
         tell(line)
     best = m.get("best_auc")
     if best is not None:
-        tell(f"the best possible AUC is {best:.4f}, {best - m['auc']:.4f} above this one")
+        tell(f"best possible AUC {best:.4f}; this model is {best - m['auc']:.4f} below it")
     for remark in remarks(m):
         tell(remark)

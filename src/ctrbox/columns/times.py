@@ -4,7 +4,9 @@ Text is ISO 8601, with the grammar of ``col(…).cast("time")``:
 
     2026-11-18                                 midnight UTC
     2026-11-18T09:30   2026-11-18 09:30:15     without a zone UTC is meant
-    2026-11-18T09:30:15.123456789+01:00        "Z", "+hh:mm" or "-hh:mm"; digits beyond the sixth are cut off
+    2026-11-18T09:30:15.123456789+01:00        "Z", "+hh:mm" or "-hh:mm"
+
+Up to nine fractional digits are accepted; the seventh to ninth are cut off. Ten or more are refused.
 
 A number says nothing about its unit, so it is a time only where the view declares the unit: ``View(…, time_units={"ts": "s"})``.
 It must be a whole number. Every time becomes microseconds since 1970 UTC; finer ones are rounded down, before 1970 too. What

@@ -46,7 +46,7 @@ class SparseTables:
     """A `SparseTable` for each of ``dims``, all with the same settings.
 
     ``ram``      of all together; each part gets memory for as many rows, unless ``shares`` says how much of it by dim
-    ``optimizer`` of every part; as for `SparseTable`, the one it has in the folder unless given, which may have other settings
+    ``optimizer`` of every part; default, as for `SparseTable`: the one in the folder. A given one may have other settings
     ``options``  of every part: linear, init, seed, threads, policy, counters, admission, nonfinite
     """
 

@@ -57,7 +57,7 @@ class GpuTable:
     """Trainable rows in GPU memory.
 
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
-    ``optimizer``  of vectors, Adagrad(lr=0.05) unless given; ``linear``: of first-order weights, the same one unless given
+    ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.05). ``linear``: of the first-order weights; default: the same
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``memory``     the most GPU memory for rows and slots, in bytes or as text ("32GB")
     ``rows``       how many keys to have room for at once; more come as they are met
@@ -212,11 +212,12 @@ class GpuTable:
         self.factor = check_factor(factor, self.optimizer, self.linear)
 
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
-        """Use other optimizers, while the table is empty; one with rows is saved and restored into a table made with them."""
+        """Change the optimizers of an empty table. To change them for a table with rows, save it and restore it into a new
+        GpuTable."""
         if len(self):
             raise PlanError(
-                f"this table holds {len(self):,} rows on {self.device}; save it, and restore it into a cb.GpuTable(optimizer=…) "
-                "with the settings that you want"
+                f"this table holds {len(self):,} rows on {self.device}; save it, and restore it into a new "
+                "cb.GpuTable(optimizer=…) with the settings that you want"
             )
         self.optimizer, self._told = checked_optimizer("optimizer", optimizer), True
         self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)

@@ -40,11 +40,11 @@ class MemoryTable(Table):
     """Trainable rows in memory, on all cores.
 
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
-    ``optimizer``  of vectors, Adagrad(lr=0.05) unless given; ``linear``: of first-order weights, the same one unless given
+    ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.05). ``linear``: of the first-order weights; default: the same
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``budget``     the most memory for rows and index, in bytes or as text ("512MB")
     ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
-    ``counters``   ``admission``: how rows come and go (`Counters`, `Admission`); every key has a row unless given
+    ``counters``   ``admission``: how rows come and go (`Counters`, `Admission`); default: every key has a row
     ``nonfinite``  gradients that are not finite: "refuse" the push, or "skip" their keys and count them
     """
 
@@ -100,9 +100,9 @@ class MemoryTable(Table):
             self._changing.save(str(aside))
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Become what ``save`` wrote. For a moment both the old and the new rows are in memory.
+        """Replace the contents with those that ``save`` wrote. For a moment both the old and the new rows are in memory.
 
-        Settings of the optimizers stay this table's where they were given to it, and are the file's otherwise.
+        Optimizer settings given to this table are kept; otherwise those of the saved table apply.
         """
         found = describe(path)
         self._take_optimizers(found)
@@ -241,7 +241,7 @@ class MemoryTable(Table):
         return found
 
     def clear(self) -> None:
-        """Let go of all rows; shape, optimizers and seed stay."""
+        """Remove all rows; keep the shape, optimizers and seed. Saved copies, for example in run folders, are not affected."""
         self._native = self._empty(self._row)
 
     def _change_optimizers(self, same_kinds: bool) -> None:

@@ -62,13 +62,13 @@ class SparseTable(Table):
     ``path``       a folder of its own; made where there is none, opened at its last checkpoint where it holds a table
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
     ``ram``        memory for rows, filters and what belongs to them; the process needs some tens of megabytes beside it
-    ``optimizer``  of vectors; unless given that of the table in the folder, Adagrad(lr=0.05) for a new one. Another learning rate
-                   or other settings of the same kind may be given to a table that exists: its rows and states stay
-    ``linear``     of first-order weights; the same as ``optimizer`` unless given
+    ``optimizer``  optimizer of the vectors; default: the optimizer of the existing table, or Adagrad(lr=0.05) for a new one. An
+                   existing table accepts another learning rate or other settings of the same kind: rows and states are kept
+    ``linear``     optimizer of the first-order weights; default: same as ``optimizer``
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
     ``policy``     which rows leave memory: "default" ("heat"), "s3fifo", "clock", "lru", or "lfu", the paper's
-    ``counters``   ``admission``: how rows come and go (`Counters`, `Admission`); every key has a row unless given
+    ``counters``   ``admission``: how rows come and go (`Counters`, `Admission`); default: every key has a row
     ``nonfinite``  gradients that are not finite: "refuse" the push, or "skip" their keys and count them
     ``read_only``  only pull(create=False), scan and verify; any number of processes may have it open so
     """
@@ -190,9 +190,10 @@ class SparseTable(Table):
                 self._changing.save(os.fspath(aside))
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Become what ``save`` wrote, within this table's own budget; what it held goes once that is in place.
+        """Replace the contents with those that ``save`` wrote, within this table's own budget; the old rows are removed once
+        the new ones are in place.
 
-        Settings of the optimizers stay this table's where they were given to it, and are those of the saved table otherwise.
+        Optimizer settings given to this table are kept; otherwise those of the saved table apply.
         """
         self._check_usable()
         if self._native is not None:
@@ -396,7 +397,8 @@ class SparseTable(Table):
         return f"SparseTable({str(self.path)!r}, {words(self._row)}, {self.optimizer}, {len(self):,} keys, ram {self.ram:,})"
 
     def clear(self) -> None:
-        """Let go of all rows, on disk too; shape, optimizers and seed stay. What was saved elsewhere stays as well."""
+        """Remove all rows, on disk too; keep the shape, optimizers and seed. Saved copies, for example in run folders, are not
+        affected."""
         if self._native is None:
             return
         _ = self._changing

@@ -110,10 +110,10 @@ class Table:
         self._factor = check_factor(factor, self.optimizer, self.linear)
 
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
-        """Use other settings from the next push on, such as another learning rate; rows and their states stay.
+        """Change the optimizer settings, such as the learning rate, from the next push on; rows and optimizer states are kept.
 
-        ``linear``: of first-order weights; the same as ``optimizer`` unless given. A table that holds rows keeps the kinds of
-        its optimizers: the states of a row mean something else to another kind.
+        ``linear``: optimizer of the first-order weights; default: same as ``optimizer``. A table that holds rows keeps the kinds
+        of its optimizers, because another kind cannot use the optimizer states of its rows.
         """
         vector = checked_optimizer("optimizer", optimizer)
         weight = vector if linear is None else checked_optimizer("linear", linear)
@@ -132,7 +132,7 @@ class Table:
         self._change_optimizers(same)
 
     def clear(self) -> None:
-        """Let go of all rows; shape, optimizers and seed stay. What was saved elsewhere, in run folders too, stays."""
+        """Remove all rows; keep the shape, optimizers and seed. Saved copies, for example in run folders, are not affected."""
         raise NotImplementedError
 
     def _change_optimizers(self, same_kinds: bool) -> None:

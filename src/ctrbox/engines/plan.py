@@ -101,7 +101,8 @@ class Plan:
     def data_fingerprints(self) -> list[list[str]]:
         """Return the name of each view with a digest of its data: names, sizes, times and content of its files.
 
-        `files.checksum` says which bytes are covered. Who goes on at a position in another process compares these first.
+        `files.checksum` says which bytes are covered. Compare these digests before resuming at a saved position in another
+        process.
         """
         views = {id(source.view): source.view for frame in self.graph.frames for source in frame.sources}
         return [[view.name, view.source.fingerprint()] for view in views.values()]
@@ -371,9 +372,9 @@ class Plan:
             frames.close()
 
     def over(self, data: Any, *, label: bool = True, views: Mapping[str, Any] | None = None) -> Plan:
-        """The same plan, with what was fitted, over another log; ``label=False``: of a log that has no labels yet.
-        ``views``: other data for joined and merged views, by name. Columns must be of the kinds that this plan was made on; a
-        null that this plan has no value for is an error when the rows are read, which names the row."""
+        """Return this plan, with its fitted values, over another log. ``label=False``: the log has no labels. ``views``: other
+        data for joined and merged views, by name. Columns must have the types that this plan was built on. A null for which
+        the plan has no fill value raises an error that names the row when it is read."""
         from ctrbox.engines.over import plan_over
 
         plan = plan_over(self, data, label, views)
@@ -402,11 +403,11 @@ class Plan:
         return known
 
     def run(self, rows: Any) -> Batch:
-        """A handful of raw rows of the log (a request) through the very same operators.
+        """Run a few raw rows of the log (a request) through the same operators.
 
-        ``rows``: anything that speaks Arrow, a dict, or a list of dicts; dicts are checked by the rules of requests.
-        A request without the label's columns gets a batch without labels. Filters apply; ``batch.index`` then says which rows
-        of the request are in it.
+        ``rows``: any object with the Arrow PyCapsule interface, a dict, or a list of dicts; dicts are checked by the rules of
+        requests. A request without the label's columns gets a batch without labels. Filters apply; ``batch.index`` then says
+        which rows of the request are in it.
         """
         rows = self.table_of_dicts(rows) if is_dicts(rows) else single(rows)
         full, unlabelled = self._requests or (None, None)

@@ -1,4 +1,4 @@
-"""Contexts that were met before: bounded by bytes, the least recently used goes first.
+"""Cached contexts: bounded by bytes, the least recently used goes first.
 
 A context holds exactly the bytes that it is counted with (`ContextPart`). What contexts of other sizes leave behind when they are
 evicted are holes in the allocator's memory; after so many evicted bytes its free pages are given back to the system, so that the

@@ -34,7 +34,7 @@ class Stale:
     """Why the version that serves is not the current one."""
 
     since: float  # seconds since 1970
-    version: int  # that could not be taken up; 0 where the folder could not be read
+    version: int  # that could not be loaded; 0 where the folder could not be read
     reason: str
 
 
@@ -47,7 +47,7 @@ class Metrics:
         self.candidates = 0
         self.buckets = [0] * 64
         self.seconds = 0.0
-        self.applied = 0  # versions taken up while serving
+        self.applied = 0  # versions loaded while serving
         self.refused = 0  # versions that could not be
         self.last_reload: dict[str, Any] = {}
         self.last_refusal = ""
@@ -89,7 +89,7 @@ class Metrics:
             self.last_refusal = reason
 
     def stale(self, version: int, reason: str) -> None:
-        """A newer version is published than the one that serves, and could not be taken up."""
+        """A newer version is published than the one that serves, and could not be loaded."""
         with self._lock:
             since = self.staleness.since if self.staleness is not None else time.time()
             self.staleness = Stale(since, version, reason)

@@ -73,7 +73,7 @@ class Reloader:
                 self._failed(None, error)
 
     def look(self) -> bool:
-        """Take up the current version where it is another one; whether it was taken up."""
+        """Load the current version if it is another one; return whether it was loaded."""
         again = time.monotonic() >= self._retry_at
         version = None
         began = time.perf_counter()

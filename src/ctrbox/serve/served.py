@@ -68,7 +68,7 @@ class Live:
 
     engine: DeepFFM
     version: int
-    scorer: Scorer | None = None  # made when it is taken up
+    scorer: Scorer | None = None  # made when the version is loaded
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Rows are sorted by prediction. Of n rows, one with k smaller predictions belongs
 equally many rows as far as equal predictions allow, which stay together, so the curve does not depend on the order of
 rows. A bin without rows is left out, and so are rows of weight 0.
 
-A model that was trained on thinned-out or weighted rows predicts the click rate of those. Adding one number to its logits
+A model that was trained on downsampled or weighted rows predicts the click rate of those. Adding one number to its logits
 puts that right: `label_shift` derives the number from the weights, `intercept` fits it to rows that were held back.
 """
 

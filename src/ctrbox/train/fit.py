@@ -125,7 +125,7 @@ class Fit:
             raise PlanError("look_ahead= is for a training in this process; leave it out with cluster=")
         if self.settings.patience is not None:
             raise PlanError(
-                "look_ahead= brings rows into memory before it is known that training goes on; leave it, or patience=, out"
+                "look_ahead= reads rows into memory before it is known if training continues; remove look_ahead= or patience="
             )
         self.foresight = Foresight(self.learner, batches)
 
@@ -326,7 +326,7 @@ class Fit:
         return rows, loss, int(clicks), ending > 0
 
     def _walk(self, epoch: int) -> Generator[Handed, None, None]:
-        """Batches of an epoch from where the state stands, rows without clicks thinned out."""
+        """Yield the batches of an epoch from the current position, with downsampled negatives."""
         s, state = self.settings, self.state
         start = Position(**state.position) if state.position else None
         part, of = self.together.part, self.together.of

@@ -25,7 +25,7 @@ class Handed:
     batch: Batch
     position: Position
     rows: int  # handed out so far, of all workers
-    clicks: int  # of this batch, before it was thinned out
+    clicks: int  # of this batch, before its negatives were downsampled
     number: int
     next_use: Sequence[NextUse] = ()  # of each table on disk, where batches are read far ahead
 

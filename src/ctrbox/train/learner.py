@@ -105,7 +105,7 @@ class Learner:
         self.carrier = Carrier(device) if device.type == "cuda" or any(s.fused for s in self.sources) else None
         self.unsettled: Looked | None = None  # the batch of the last step, whose gradients were not heard of yet
         self.untold: deque[tuple[Looked, Sequence[Pulled], Told]] = deque()  # the last steps, whose losses were not
-        # Batches that were thinned out differ in size: no shape is usual.
+        # Batches with downsampled negatives differ in size: no shape is usual.
         self.usual = rows if device.type == "cuda" and keep >= 1.0 else None
         self.graphed: Graphed | None = None
         self.last: float | None = None  # loss heard of
@@ -122,7 +122,7 @@ class Learner:
         self.common = check_common(read, common, schema.group)
         if self.common and (self.carrier is not None or any(getattr(e, "takes_shows", False) for e in self.embedders)):
             raise PlanError("common features are shared on the CPU, with tables that count no shows; leave common= out")
-        self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not thinned out
+        self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not downsampled
 
     @property
     def embedders(self) -> list[Embedder]:
@@ -325,7 +325,7 @@ class Learner:
         self._heard()
 
     def score(self, looked: Looked) -> Floats:
-        """Logits (rows,) float32 with the shift of thinned negatives; creates no rows."""
+        """Return logits (rows,) float32 with the shift for downsampled negatives; creates no rows."""
         self.model.eval()
         with torch.inference_mode(), self._fitting(looked):
             logits = self._logits(looked, self._pull(looked, train=False)).cpu().numpy()

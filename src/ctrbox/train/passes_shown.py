@@ -63,9 +63,10 @@ def stage_times(metrics: Sequence[Fields], s: Fields) -> str:
         )
     rows.append(["one after the other", spent(sequential), f"{sequential / whole:.0%}", *[""] * 4])
     rows.append(["<b>as a pipeline</b>", f"<b>{spent(whole)}</b>", "<b>100%</b>", *[""] * 4])
-    heads = ["per pass", "share of a pass", "std dev", "waits for input", "waits for room", "batches queued behind it"]
+    heads = ["per pass", "share of a pass", "std dev", "waits for input", "waits for room", "batches queued after it"]
     words = (
-        f"Averages over {len(passes):,} passes. A pass is a twentieth of an epoch, or one batch where there are fewer; "
+        f"Averages over {len(passes):,} passes. A pass is a twentieth of an epoch, or one batch if an epoch has fewer than 20 "
+        "batches; "
     )
     words += "evaluations and checkpoints are left out. "
     if slowest > 0:
@@ -92,8 +93,8 @@ def tables(metrics: Sequence[Fields], s: Fields) -> str:
         title = f"{named(one.text('name'))} <small class='muted'>{text(reads, 200)}</small>"
         drawn.append(f'<h3 class="under">{title}</h3>{_figure(passes_of(metrics, one.text("name")))}')
     note = "Each pass asks a table for the unique keys of its batches. A key is found in memory, or read from the SSD, or new: "
-    note += "filters in memory tell most new keys without a read. The hit rate is the share found in memory of the keys that are "
-    note += "not new."
+    note += "in-memory filters recognize most new keys without a disk read. The hit rate is the share of known keys that were "
+    note += "found in memory."
     return section("tables", "Tables", note, _totals(found[:MOST_TABLES]), *drawn)
 
 
@@ -110,7 +111,15 @@ def _totals(found: Sequence[Fields]) -> str:
                 *(_bytes(one, name) for name in ("bytes_read", "bytes_written", "disk_bytes")),
             ]
         )
-    heads = ["keys asked for", "in memory", "on disk", "new", "wrong filter answers", "hit rate", "reads per key"]
+    heads = [
+        "keys asked for",
+        "in memory",
+        "on disk",
+        "new",
+        "false positives of the filters",
+        "hit rate",
+        "reads per key",
+    ]
     heads += ["read", "written", "on disk now"]
     return table([("table", "name"), *((head, "n") for head in heads)], rows)
 
@@ -125,7 +134,7 @@ def _figure(passes: Sequence[Fields]) -> str:
         ("Hit rate", [line("hit rate", "hit_rate", "c", 100.0)], lambda v: f"{v:.3g}%"),
         (
             "Reads that filters spared",
-            [line("new keys, not read", "new", "a"), line("wrong filter answers", "false_positives", "b")],
+            [line("new keys, not read", "new", "a"), line("false positives of the filters", "false_positives", "b")],
             short,
         ),
     ]

@@ -63,9 +63,12 @@ def weights(s: Fields) -> str:
     numbers = {name: v for name in m.values if (v := m.number(name)) is not None}
     advice = weights_advice(numbers, corrected=calibrate is not None) if _has(numbers) else ""
     shift = s.number("logit_shift")
-    words = "The rows have sample weights. Everywhere else in this report all rows count alike; here both are shown. "
+    words = (
+        "The rows have sample weights. The rest of this report counts all rows equally; this table shows both the unweighted and "
+        "the weighted figures. "
+    )
     if shift:
-        words += f"{shift:+.4f} was added to every logit, to correct for weights or for rows that were left out. "
+        words += f"{shift:+.4f} was added to every logit to correct for sample weights or downsampled negatives. "
     if calibrate == "intercept":
         words += "The correction was fitted to these same rows, so that their calibration is 1 by construction. "
     said = f'<p class="say">{text(advice[:1].upper() + advice[1:], 900)}.</p>' if advice else ""
@@ -114,7 +117,7 @@ def learning(metrics: Sequence[Fields], s: Fields) -> str:
         "rows that are not learned from; bars show 95 % intervals."
     )
     if s.fields("metrics").number("weighted_logloss") is not None:
-        note += " Rows are learned from by weight, so that the two losses cannot be compared."
+        note += " The training loss is weighted and the validation loss is not, so the two cannot be compared."
     if len(auc) == 1:
         note += " There was one evaluation; <code>evaluate_every=</code> (steps) gives more points."
     return section(
@@ -341,13 +344,13 @@ def features(s: Fields) -> str:
     heads = [("feature", "name"), ("kind", ""), ("coverage", ""), ("keys per row", "n"), ("distinct keys", "n")]
     heads += [("importance", ""), ("interval", "n")]
     words = "Importance is the AUC that is lost when the values of a feature are shuffled among up to 20,000 validation rows."
-    words += " With a probability of 95 % all of the intervals hold at once."
+    words += " The intervals are simultaneous: with 95 % probability all of them contain the true value."
     idle = [f.text("name") for f in ranked if f.number("importance") is not None and useless(f)]
     if idle:
         many = "1 feature" if len(idle) == 1 else f"{len(idle)} features"
         names = ", ".join(idle[:6]) + ("…" if len(idle) > 6 else "")
-        words += f" For {many} the interval holds 0, so that these rows do not show whether the model gains from it: {names}."
-    words += " Two features that say the same each look dispensable."
+        words += f" For {many} the interval includes 0, so these rows do not show that the model benefits: {names}."
+    words += " If two features carry the same information, both look unimportant."
     if len(ranked) > MOST_FEATURES:
         words += f" The first {MOST_FEATURES} of {len(ranked):,} are shown."
     return section("features", "Features", text(words, 900), table(heads, rows))
@@ -371,11 +374,11 @@ def slices(s: Fields) -> str:
     of = f"Of {looked:,} slices of the validation rows, " if looked else "Of the slices of the validation rows, "
     if found:
         note = (
-            of + "these show faults that chance does not explain, the clearest first. Small figures are 95 % intervals."
+            of + "these show errors larger than chance explains, the clearest first. Small figures are 95 % intervals."
         )
         body = table([*heads, ("what is wrong", "why")], [_slice(f) for f in found[:MOST_SLICES]])
     else:
-        note, body = of + "none shows a fault that chance does not explain.", ""
+        note, body = of + "none shows errors larger than chance explains.", ""
     if without:
         body += (
             '<h3 class="under">Slices without a figure</h3><p class="note">All of their rows are clicks, or none is: AUC and '

@@ -128,7 +128,7 @@ def heading(s: Fields) -> str:
     else:
         words += "; no rows were held back to test it on."
     if auc is not None:
-        words += f" It gives a click a higher score than a non-click in {auc:.1%} of the cases"
+        words += f" It gives a click a higher score than a non-click in {auc:.1%} of all click/non-click pairs"
         words += f" (95 % interval {span})." if (span := between(m, "auc", percent=True)) else "."
         words += f" The best possible model would reach {best:.1%} on this data." if best is not None else ""
     if valid and s.fields("settings").number("patience") is not None:
@@ -163,12 +163,15 @@ def headline(s: Fields) -> str:
         card(
             "Log loss",
             fixed(loss),
-            note("logloss", f"the click rate alone has {constant:.4f}" if constant is not None else "nats per row"),
+            note(
+                "logloss",
+                f"always predicting the click rate gives {constant:.4f}" if constant is not None else "nats per row",
+            ),
         ),
         card(
             "Information gain",
             f"{rig:.1%}" if rig is not None else "–",
-            note("rig", "of the log loss of the click rate alone is saved (RIG)", percent=True),
+            note("rig", "lower log loss than always predicting the click rate (RIG)", percent=True),
         ),
         card(
             "Calibration",

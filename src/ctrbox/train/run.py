@@ -162,11 +162,11 @@ class Run:
         ram: int | str | None = None,
         servers: Mapping[str, ModelServer] | None = None,
     ) -> Run:
-        """Bring a finished run back. ``model``: an untrained one of your own class; those of ``cb.models`` are built.
-        ``views``, ``allow_operators`` and ``allow_views``: as for ``cb.Plan.load``. ``plan``: the plan of the job that trained
-        it, whose views and operators are then used in place of the saved ones; what was fitted comes from the folder. ``ram``:
-        memory for all its Sparse Tables, which are opened to read only; 2 GB each unless given. ``servers``: its Model Servers
-        by field, whose weights come from the folder and whose data does not."""
+        """Load a finished run. ``model``: an untrained instance of your own model class; models of ``cb.models`` are built
+        automatically. ``views``, ``allow_operators`` and ``allow_views``: as for ``cb.Plan.load``. ``plan``: the plan of the job
+        that trained it, whose views and operators are then used instead of the saved ones; fitted values come from the folder.
+        ``ram``: memory for all its Sparse Tables together, which are opened read-only; default: 2 GB per table. ``servers``:
+        Model Servers by field; their weights are read from the folder, their data is not."""
         place = Path(folder)
         if not place.is_dir():
             raise SourceError(f"there is no run folder {place}")

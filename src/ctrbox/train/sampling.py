@@ -1,7 +1,7 @@
-"""Which rows are learned from and with which weight: thinned-out negatives, checked labels, weights by label.
+"""Which rows are learned from and with which weight: downsampled negatives, checked labels, weights by label.
 
 Thinning keeps the same rows in every run: a row stays by a hash of seed, epoch and its number. All metrics are taken on
-validation rows, which are never thinned out.
+validation rows, which are never downsampled.
 """
 
 from __future__ import annotations

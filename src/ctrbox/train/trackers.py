@@ -39,8 +39,8 @@ def _steps(every: int) -> int:
 class MLflow(Callback):
     """Log losses and metrics to the active MLflow run, or to a new one, which ends with the training.
 
-    ``every``: steps between two training losses, 100 unless given. ``params``: logged once, such as the settings of the job.
-    A run that was active before stays active: whoever began it ends it.
+    ``every``: number of steps between two logged training losses; default 100. ``params``: parameters that are logged once, such
+    as the settings of the job. A run that was active before stays active: the code that started it must end it.
     """
 
     def __init__(self, *, every: int = 100, params: Mapping[str, Any] | None = None) -> None:
@@ -81,8 +81,8 @@ class MLflow(Callback):
 class WeightsAndBiases(Callback):
     """Log losses and metrics to a Weights & Biases run: the one given, the active one, or a new one.
 
-    ``run``: what ``wandb.init`` gave; unless given the active run, or a new one, made with ``options`` (project, mode, …), which
-    ends with the training. ``every``: steps between two training losses, 100 unless given.
+    ``run``: the run that ``wandb.init`` returned; default: the active run, otherwise a new one, which is created with ``options``
+    (project, mode, …) and ends with the training. ``every``: number of steps between two logged training losses; default 100.
     """
 
     def __init__(self, run: Any = None, *, every: int = 100, **options: Any) -> None:
@@ -119,8 +119,8 @@ class WeightsAndBiases(Callback):
 class OptunaPruning(Callback):
     """Report every evaluation to an Optuna trial, and stop the training where the trial's pruner says so.
 
-    Raise ``optuna.TrialPruned`` behind ``fit`` where ``pruned`` is True; `ctrbox tune` does it. ``metric``: the one that is
-    reported, "logloss" unless given.
+    In your own objective, raise ``optuna.TrialPruned`` after ``fit`` returns if ``pruned`` is True; `ctrbox tune` records the
+    state itself. ``metric``: name of the metric to report; default "logloss".
     """
 
     def __init__(self, trial: Any, metric: str = "logloss") -> None:

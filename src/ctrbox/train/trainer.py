@@ -94,21 +94,21 @@ class Trainer:
     ) -> Run:
         """Train, evaluate, and keep everything in the run folder ``out``.
 
-        ``valid``: share of the log, its newest rows, or another plan of the same features. ``resume``: go on where an
+        ``valid``: share of the log, its newest rows, or another plan of the same features. ``resume``: continue where an
         unfinished run in ``out`` stopped. ``overlap=False``: one stage after the other, same weights. ``look_ahead``: batches,
         up to 64, that are read ahead and wait on disk, so that tables larger than memory keep the rows that come again;
         0: none, same weights. ``time`` and ``by``:
-        expressions by which the evaluation is cut into windows and slices. ``explain``: look for the worst slices and for
-        what each feature is worth; where there is a run folder, unless told. ``callbacks``: called after steps, evaluations
-        and checkpoints and at the end (docs/callbacks.md). ``tables``: what becomes of rows that tables hold already, "empty"
-        removes them, "keep" goes on from them; unless told they are kept with a warning, and with ``overwrite`` the choice must
-        be made. ``warm_up``: begin with the weights of the run ``warm_from``, "full" with all, "partial" without the embeddings
-        of ids, "continue" with optimizer states too, as if that training had not ended. ``cluster``: where to train, such as
-        ``cb.Cluster(workers=2, servers=2)``; here unless given. Other settings: see
+        expressions that split the final evaluation into windows and slices. ``explain``: search for the worst slices and
+        compute feature importance; default: True if ``out`` is given. ``callbacks``: called after steps, evaluations
+        and checkpoints and at the end (docs/callbacks.md). ``tables``: what to do with rows that tables already hold: "empty"
+        removes them, "keep" continues from them; default: keep with a warning, and an error with ``overwrite``. ``warm_up``:
+        start with the weights of the run ``warm_from``: "full" with all, "partial" without the embeddings of ids, "continue"
+        with optimizer states too, as if that training had not ended. ``cluster``: where to train, such as
+        ``cb.Cluster(workers=2, servers=2)``; default: train in this process. Other settings: see
         ``ctrbox.train.settings.Settings`` (batch_size, epochs, limit, shuffle, negatives, patience, monitor,
-        evaluate_every, clip, seed, schedule, calibrate, adaptive_l2). ``calibrate`` puts predictions right after training
-        with sample weights: "weights" by log(w0 / w1), where they depend on the label alone; "intercept" by fitting the click
-        rate of the validation rows; a number is added to every logit as it is.
+        evaluate_every, clip, seed, schedule, calibrate, adaptive_l2). ``calibrate`` corrects predictions after training
+        with sample weights: "weights" adds log(w0 / w1), which requires weights that depend only on the label; "intercept" fits
+        the click rate of the validation rows; a number (between -50 and 50) is added to every logit.
         """
         check_tables(tables)
         check_arguments(out, ahead, look_ahead, checkpoint_seconds, checkpoint_steps, progress)

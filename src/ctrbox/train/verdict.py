@@ -161,11 +161,15 @@ class Trial(Mapping[str, Candidate]):
             )
         lines = [head, "", *_aligned(gain), "", *_aligned(price)]
         if len(self.seeds) == 1:
-            lines += ["", "One seed: the intervals hold the chance of the rows, not that of another random start."]
+            lines += [
+                "",
+                "One seed: the intervals cover the sampling error of the rows, but not the variation between random "
+                "initializations.",
+            ]
         if len(found) > 1:
             lines += [
                 "",
-                f"{len(found)} candidates: each interval is widened so that all of them hold at once with a probability of 95 %.",
+                f"{len(found)} candidates: each interval is widened; with 95 % probability all of them contain the true value.",
             ]
         if self.weighted:
             lines += ["", "Training used sample weights. AUC and log loss here do not: all judged rows count alike."]

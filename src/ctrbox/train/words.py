@@ -71,13 +71,13 @@ def remarks(metrics: Mapping[str, float]) -> list[str]:
     found = []
     rows, clicks = metrics.get("rows", 0.0), metrics.get("clicks", 0.0)
     if rows and clicks in (0, rows):
-        what = "a click" if clicks else "not a click"
-        found.append(f"every one of the {rows:,.0f} rows is {what}: there is no AUC, GAUC or RIG of one class alone")
+        what = "clicks" if clicks else "non-clicks"
+        found.append(f"all {rows:,.0f} rows are {what}, so AUC, GAUC and RIG are undefined")
     left = metrics.get("gauc_left_out_groups", 0.0)
     if left:
         found.append(
             f"GAUC is over {metrics['gauc_groups']:,.0f} groups; {left:,.0f} groups ({metrics['gauc_left_out_rows']:,.0f} rows) "
-            "have only clicks or none and are left out"
+            "have only one class and are excluded"
         )
     if metrics.get("share", 1.0) < 1:
         found.append(
