@@ -116,7 +116,7 @@ def test_what_cannot_be_begun_from_is_refused(
 
     refused("nearest: 'partial'", warm_up="partail", warm_from=earlier[0])
     refused(r"warm_up='full' needs the run to begin from", warm_up="full")
-    refused("take 'partial' or 'full'", warm_from=earlier[0])
+    refused("take 'partial', 'full' or 'continue'", warm_from=earlier[0])
     refused("must be a run or its folder, got int", warm_up="full", warm_from=3)
     refused("holds no finished run", SourceError, warm_up="full", warm_from=tmp_path)
     other = cb.models.DICM(plan.schema, DIM, behaviour="seen", query="user", ad_image="image", image_dim=DIM)
