@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -251,6 +252,33 @@ def test_join_keys_of_different_types_are_refused_with_a_cure() -> None:
     message = refused(view().join(other, on="ad_id"), a=col("x"))
     assert "join on 'ad_id': int in view 'log', str in view 'texts'" in message
     assert ".cast(ad_id='str')" in message
+
+
+def test_text_is_never_cast_to_a_number_to_fit_a_join_key(tmp_path: Path) -> None:
+    other = cb.View(pa.table({"query": [1], "x": [1]}), key="query", name="numbers").fill(x=0)
+    message = refused(view().join(other, on="query"), a=col("x"))
+    assert "join on 'query': str in view 'log', int in view 'numbers'" in message
+    assert "convert column 'query' in the data of view 'numbers' to text" in message
+    assert ".cast(" not in message
+    path = tmp_path / "numbers.csv"
+    path.write_text("query,x\n1,1\n")
+    message = refused(view().join(cb.View(path, key="query").fill(x=0), on="query"), a=col("x"))
+    assert "View(…, types={'query': 'str'}) for view 'numbers'" in message
+    graph(view().join(cb.View(path, key="query", types={"query": "str"}).fill(x=0), on="query"), a=col("x"))
+
+
+@pytest.mark.parametrize("campaigns", [["a", "b"], [1, 2]])
+def test_a_join_whose_columns_have_another_order_than_the_key_is_refused(campaigns: list[Any]) -> None:
+    log = cb.View(pa.table({"campaign": campaigns, "item": [1, 2]}), name="log")
+    items = cb.View(
+        pa.table({"item": [1, 2], "campaign": campaigns, "x": [3, 4]}), key=["item", "campaign"], name="items"
+    )
+    with pytest.raises(
+        PlanError, match=r"the order of on= differs from the key of view 'items': use on=\['item', 'campaign'\]"
+    ):
+        log.join(items, on=["campaign", "item"])
+    joined = log.join(items, on=["item", "campaign"])
+    assert cb.evaluate({"x": col("x")}, joined)["x"].to_pylist() == [3, 4]
 
 
 def test_names_that_collide_are_refused_with_a_cure() -> None:

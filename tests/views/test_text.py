@@ -59,6 +59,19 @@ def test_a_file_with_another_delimiter_is_refused_with_its_name_and_read_with_it
     assert found == [{"user": 1, "movie": 1193, "title": "One Flew"}, {"user": 2, "movie": 661, "title": "James"}]
 
 
+def test_a_file_with_decimal_commas_is_refused_with_the_name_of_its_delimiter(write: Write) -> None:
+    path = write("a.csv", "price;clicks\n1,5;2\n2,25;3\n")
+    refused(path, "a.csv has one column, 'price;clicks'", "seems to be ';': pass delimiter=';'")
+    view = cb.View(path, delimiter=";")
+    prices = cb.evaluate({"price": cb.col("price").replace(",", ".").cast("float")}, view)
+    assert prices["price"].to_pylist() == [1.5, 2.25]
+
+
+def test_rows_with_more_fields_than_the_header_are_still_refused_by_their_number(write: Write) -> None:
+    refused(write("a.csv", "a,b\n1,2\n1,2,3\n"), "row 1", "Expected 2 columns, got 3")
+    refused(write("b.csv", "a\n1\n1,5\n"), "Expected 1 columns, got 2", delimiter=",")
+
+
 def test_commas_in_a_file_called_tsv_are_refused_with_advice(write: Write) -> None:
     path = write("a.tsv", "a,b\n1,2\n")
     refused(path, "a.tsv has one column", "delimiter=','")

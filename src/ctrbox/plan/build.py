@@ -188,7 +188,7 @@ class Builder:
                 raise PlanError(
                     f"join on {name!r}: {name_of(mine.kind)} in view {scope.frame.name!r}, "
                     f"{name_of(other_kind) if other_kind else other.type} in view {step.view.name!r} ({theirs!r}); "
-                    f"cast one side: .cast({name}='{name_of(other_kind) if other_kind else 'str'}')"
+                    f"{key_advice(name, mine.kind, theirs, other_kind, step.view)}"
                 )
             members.append(mine)
         row = self.row(scope, inner.frame, tuple(members))
@@ -261,6 +261,21 @@ class Builder:
                     f"column {name!r} is in both {frame.name!r} and {view.name!r}; leave it out with .select(…)"
                 )
             scope.columns[name] = node
+
+
+def key_advice(name: str, mine: str, theirs: str, other: str | None, view: View) -> str:
+    """Return what to do about a join key that has another type in the joined view.
+
+    Numbers become text, never text numbers: text that is no number would become null, and a null finds no row.
+    """
+    if mine != "s" or other not in ("i", "b"):
+        return f"cast it before the join: .cast({name}='{name_of(other) if other else 'str'}')"
+    if getattr(view.source, "text_options", None) is not None:
+        return f"read the key as text: View(…, types={{{theirs!r}: 'str'}}) for view {view.name!r}"
+    return (
+        f"convert column {theirs!r} in the data of view {view.name!r} to text, so that both are text (the steps of a joined "
+        "view do not change its key)"
+    )
 
 
 def looks_ordered(view: View, key: str) -> bool:

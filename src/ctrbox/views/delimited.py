@@ -81,6 +81,10 @@ class Csv:
             try:
                 columns = self._texts(block, names, names).columns
             except BlockError as error:
+                if "columns, got" in str(
+                    error
+                ):  # Another delimiter may be why the rows have more fields than the header.
+                    self._check_delimiter(file, names, first, block)
                 where = "" if error.row is None else f" row {error.row}"
                 raise SourceError(f"{file.shown}{where}: {error}") from error
         self._check_looks(file, names, first, columns, block)
@@ -102,16 +106,8 @@ class Csv:
         self, file: File, names: Sequence[str], first: list[str], columns: Sequence[pa.Array], block: Block | None
     ) -> None:
         """Refuse a file that seems to have another delimiter, no header, or a header that was not expected."""
+        self._check_delimiter(file, names, first, block)
         options = self.options
-        if len(names) == 1 and options.delimiter is None and options.names is None:
-            text = self.delimiter.join(first) + "\n" + (block.data[: 1 << 16].decode(errors="replace") if block else "")
-            other = evident_delimiter(text, self.delimiter)
-            evident = f"Its delimiter seems to be {other!r}: pass delimiter={other!r}. " if other else ""
-            advice = "" if other else ", or pass its delimiter as delimiter="
-            raise SourceError(
-                f"{file.shown} has one column, {names[0][:60]!r}, when it is split at {self.delimiter!r}. {evident}"
-                f"If the file really has one column, confirm it with delimiter={self.delimiter!r}{advice}"
-            )
         if options.header is not None:
             return
         shown = ", ".join(map(repr, first[:4])) + (", …" if len(first) > 4 else "")
@@ -125,6 +121,19 @@ class Csv:
                 f"the first line of {file.shown} ({shown}) looks like a header although names= are given; pass "
                 "header=True to replace this header with names=, or header=False if the line is a row"
             )
+
+    def _check_delimiter(self, file: File, names: Sequence[str], first: list[str], block: Block | None) -> None:
+        """Refuse a file whose first line holds one field, unless the view says that this is so."""
+        if len(names) != 1 or self.options.delimiter is not None or self.options.names is not None:
+            return
+        text = self.delimiter.join(first) + "\n" + (block.data[: 1 << 16].decode(errors="replace") if block else "")
+        other = evident_delimiter(text, self.delimiter)
+        evident = f"Its delimiter seems to be {other!r}: pass delimiter={other!r}. " if other else ""
+        advice = "" if other else ", or pass its delimiter as delimiter="
+        raise SourceError(
+            f"{file.shown} has one column, {names[0][:60]!r}, when it is split at {self.delimiter!r}. {evident}"
+            f"If the file really has one column, confirm it with delimiter={self.delimiter!r}{advice}"
+        )
 
     # ---- any file ------------------------------------------------------------------------------------------
 

@@ -216,6 +216,7 @@ class View:
     def join(self, view: View, on: str | Sequence[str], how: str = "left", *, prefix: str = "") -> View:
         """Look up each row's ``on`` among the keys of ``view`` and take its columns along, named with ``prefix``.
 
+        Several columns of ``on`` are paired with the columns of the key by their position.
         "left" keeps rows whose key is missing, with nulls that fills clean; "inner" drops them.
         """
         keys = _names(on, "on")
@@ -227,6 +228,12 @@ class View:
             raise PlanError(f"view {view.name!r} has no key to join on; make it with View(…, key={keys[0]!r})")
         if len(keys) != len(view.key):
             raise PlanError(f"join on {keys} needs as many columns as the key {view.key} of view {view.name!r}")
+        if keys != view.key and sorted(keys) == sorted(view.key):
+            # Keys are paired by position, so the same names in another order would look up values of other columns.
+            raise PlanError(
+                f"the order of on= differs from the key of view {view.name!r}: use on={list(view.key)} instead of "
+                f"on={list(keys)}"
+            )
         return self._with(Join(view, keys, how, prefix))
 
     def merge(self, view: View, *, ordered: bool | None = None, budget: str | int = "4GB") -> View:
