@@ -10,7 +10,8 @@ import pytest
 
 from ctrbox.train.figures import FIGURES, interval, wilson
 from ctrbox.train.metrics import Rows, Scores, measure, tracked
-from ctrbox.train.ranking import gauc_by
+from ctrbox.train.ranking import LEAST_GROUPS, gauc_by
+from ctrbox.train.words import figure_table, remarks
 
 
 def world(rows: int, seed: int, *, weighted: bool = False, groups: int = 0) -> Rows:
@@ -68,6 +69,29 @@ def test_the_error_of_gauc_is_that_of_resampled_groups_not_of_resampled_rows() -
     ours = measured(rows)
     assert ours["gauc_se"] == pytest.approx(np.std(by_group, ddof=1), rel=0.15)
     assert np.std(by_row, ddof=1) < 0.8 * ours["gauc_se"]
+
+
+@pytest.mark.parametrize("groups", [1, 2, LEAST_GROUPS - 1, LEAST_GROUPS])
+def test_gauc_over_few_groups_has_no_error_and_no_interval_and_says_so(groups: int) -> None:
+    ours = measured(world(200 * groups, 8, weighted=True, groups=groups))
+    assert ours["gauc_groups"] == groups
+    known = groups >= LEAST_GROUPS
+    for prefix in ("", "weighted_"):
+        assert math.isfinite(ours[f"{prefix}gauc"])
+        for end in ("se", "low", "high"):
+            assert math.isfinite(ours[f"{prefix}gauc_{end}"]) == known, f"{prefix}gauc_{end}"
+    line = next(line for line in figure_table(ours) if line.startswith("GAUC"))
+    assert (" to " in line) == known
+    assert any("below 20 groups it has no interval" in remark for remark in remarks(ours)) == (not known)
+
+
+def test_a_window_with_few_groups_has_no_interval_of_gauc_beside_one_with_many() -> None:
+    many, few = world(6_000, 9, groups=30), world(400, 10, groups=2)
+    ids = np.repeat([0, 1], [len(many), len(few)])
+    found = measure(Rows.concat([many, few]), ids, 2)
+    assert np.isfinite(found["gauc"]).all()
+    for end in ("se", "low", "high"):
+        assert np.isfinite(found[f"gauc_{end}"]).tolist() == [True, False]
 
 
 def test_intervals_hold_the_truth_about_nineteen_times_in_twenty() -> None:
@@ -131,7 +155,7 @@ def test_weights_do_not_hide_miscalibration_behind_a_plain_name() -> None:
 
 
 def test_every_figure_has_an_error_and_an_interval_and_curves_keep_the_errors() -> None:
-    ours = measured(world(500, 7, weighted=True, groups=20))
+    ours = measured(world(1_500, 7, weighted=True, groups=25))
     for prefix in ("", "weighted_"):
         for name in FIGURES:
             low, value, high = (ours[f"{prefix}{name}{end}"] for end in ("_low", "", "_high"))

@@ -27,6 +27,7 @@ from ctrbox.train.quality_shown import curve, smoothed, thinned
 from ctrbox.train.recorded import Fields, Recorded, read_run
 from ctrbox.train.report import build, reproduce, write_report
 from ctrbox.train.sealed import sealed
+from ctrbox.train.words import remarks
 from tests.train import worlds
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><title>Plan</title></svg>'
@@ -757,6 +758,32 @@ def test_every_headline_has_its_interval_and_weights_have_a_section_of_their_own
     fitted = told(metrics=metrics, settings={"calibrate": "intercept"}, logit_shift=-0.7)
     assert "-0.7000 was added to every logit" in fitted
     assert "their calibration is 1 by construction" in fitted
+
+
+def test_gauc_over_few_groups_is_shown_without_an_interval_even_if_an_older_run_recorded_one() -> None:
+    ends = {"gauc_low": 0.7256, "gauc_high": 0.7366}
+    few = told(metrics={**SUMMARY["metrics"], **ends, "gauc_groups": 2})
+    assert "over 2 groups with clicks and non-clicks; fewer than 20 groups give no interval" in few
+    assert "0.7256" not in few
+    assert "95 %: 0.7256 to 0.7366" in told(metrics={**SUMMARY["metrics"], **ends, "gauc_groups": 20})
+
+
+def test_a_run_over_few_groups_trains_saves_and_loads_without_an_interval_of_gauc(tmp_path: Path) -> None:
+    log = worlds.checkerboard(1_200)
+    log = log.set_column(log.column_names.index("user"), "user", pa.compute.less(log.column("user"), 20).cast("int64"))
+    plan = worlds.plan_of(log)
+    trainer = cb.Trainer(cb.models.LR(plan.schema), threads=1)
+    run = trainer.fit(
+        plan, batch_size=100, monitor="gauc", patience=9, evaluate_every=5, seed=1, out=tmp_path / "run", progress=False
+    )
+    assert run.metrics["gauc_groups"] == 2
+    saved = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["metrics"]
+    assert 0 <= saved["gauc"] <= 1
+    assert [saved[f"gauc_{end}"] for end in ("se", "low", "high")] == [None] * 3
+    again = cb.Run.load(tmp_path / "run", views={"memory": log})
+    assert again.metrics["gauc"] == run.metrics["gauc"]
+    assert any("below 20 groups" in remark for remark in remarks(again.evaluate(log)))
+    assert "fewer than 20 groups give no interval" in write_report(tmp_path / "run").read_text(encoding="utf-8")
 
 
 def test_calibration_is_called_off_only_outside_of_its_interval() -> None:

@@ -318,7 +318,8 @@ class Scores:
         ``best_constant_logloss``         log loss of predicting ``base_rate`` for every row
         ``share``                         of the groups or rows that GAUC was computed from
 
-        Each of auc, gauc, logloss, rig, calibration and base_rate has NAME_se, NAME_low and NAME_high. Where rows have
+        Each of auc, gauc, logloss, rig, calibration and base_rate has NAME_se, NAME_low and NAME_high; those of gauc are NaN
+        below 20 groups. Where rows have
         weights, all of them but the counts follow once more as weighted_NAME.
         """
         rows = self._rows()

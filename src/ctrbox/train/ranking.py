@@ -9,7 +9,8 @@ of clicks above it, and
 With weights each row counts by its weight, in the shares as well as in the variances.
 
 GAUC is the AUC inside each group, averaged by the number (or weight) of the group's rows. Its standard error treats
-the groups as the independent units: it is what resampling whole groups gives.
+the groups as the independent units: it is what resampling whole groups gives. Below `LEAST_GROUPS` groups there is no
+standard error: the spread of so few groups says little about the next ones, and would look far more certain than it is.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow as pa
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
+LEAST_GROUPS = 20  # GAUC over fewer groups has no standard error and no interval
 CELL_BITS = 10  # low bits of a float32 that the histogram does not see
 CELLS = (0x3F800000 >> CELL_BITS) + 1  # 0x3F800000 is 1.0f, the largest probability
 
@@ -172,7 +174,9 @@ def gauc_by(
     # The average is a ratio of two sums over groups; this is the variance of its linear approximation.
     off = mass * (np.nan_to_num(area) - np.nan_to_num(average)[of])
     taken = np.bincount(of, used, minlength=count).astype(np.int64)
-    spread = ratio(total(off * off), shown * shown) * np.where(taken > 1, taken / np.maximum(taken - 1, 1), np.nan)
+    spread = ratio(total(off * off), shown * shown) * np.where(
+        taken >= LEAST_GROUPS, taken / np.maximum(taken - 1, 1), np.nan
+    )
     rows = total(numbers).astype(np.int64)
     every = np.bincount(of, minlength=count)
     return Grouped(

@@ -20,8 +20,9 @@ from ctrbox.show.charts import Part, short, text
 from ctrbox.show.page import card, named, page, section, table
 from ctrbox.train.passes_shown import stage_times, tables
 from ctrbox.train.quality_shown import between, calibration, features, learning, slices, weights, windows
+from ctrbox.train.ranking import LEAST_GROUPS
 from ctrbox.train.recorded import Fields, Recorded, read_run
-from ctrbox.train.words import duration, fixed, sized
+from ctrbox.train.words import duration, few_groups, fixed, sized
 
 MOST_SETTINGS = 400
 IDLE = 0.6  # below this share no stage holds the others up
@@ -157,9 +158,14 @@ def headline(s: Fields) -> str:
     kept = f"{keys:,} keys" + (f" in {sized(held)}" if held is not None else "") if keys is not None else ""
     groups = m.count("gauc_groups")
     of = f" over {groups:,} groups with clicks and non-clicks" if groups is not None else ""
+    within = f"AUC within a group{of}"
+    if few_groups(gauc, groups):
+        within += f"; fewer than {LEAST_GROUPS} groups give no interval"
+    else:
+        within = note("gauc", within)
     cards = [
         card("AUC", fixed(auc), note("auc", gap or "how often a click outranks a non-click"), kind="first"),
-        card("GAUC", fixed(gauc), note("gauc", f"AUC within a group{of}")) if gauc is not None else "",
+        card("GAUC", fixed(gauc), within) if gauc is not None else "",
         card(
             "Log loss",
             fixed(loss),

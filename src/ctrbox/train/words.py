@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ctrbox.train.ranking import LEAST_GROUPS
+
 TITLES = {
     "auc": "AUC",
     "gauc": "GAUC",
@@ -79,8 +81,20 @@ def remarks(metrics: Mapping[str, float]) -> list[str]:
             f"GAUC is over {metrics['gauc_groups']:,.0f} groups; {left:,.0f} groups ({metrics['gauc_left_out_rows']:,.0f} rows) "
             "have only one class and are excluded"
         )
+    if few := few_groups(metrics.get("gauc"), metrics.get("gauc_groups")):
+        found.append(few)
     if metrics.get("share", 1.0) < 1:
         found.append(
             f"GAUC is from a sample of the groups, {metrics['share']:.3g} of them; the other figures are of all rows"
         )
     return found
+
+
+def few_groups(gauc: float | None, groups: float | None) -> str:
+    """Say why a GAUC has no interval where it is over fewer than `LEAST_GROUPS` groups; otherwise return nothing."""
+    if gauc is None or not math.isfinite(gauc) or not groups or groups >= LEAST_GROUPS:
+        return ""
+    return (
+        f"GAUC is over {groups:,.0f} group{'s' * (groups != 1)} with clicks and non-clicks; below {LEAST_GROUPS} groups it has "
+        "no interval, because so few groups do not show how much it varies"
+    )
