@@ -51,7 +51,8 @@ AllowViews = Annotated[
 Ram = Annotated[
     str | None,
     typer.Option(
-        metavar="BYTES", help="Memory for all Sparse Tables of the run together, such as 500MB. Default: 2GB per table."
+        metavar="SIZE",
+        help="Memory for all Sparse Tables of the run together, such as 500MB; units are powers of 1024. Default: 2GB per table.",
     ),
 ]
 

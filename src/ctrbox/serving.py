@@ -54,7 +54,12 @@ def serve(
     max_candidates: Annotated[
         int, typer.Option(min=1, max=1_000_000, metavar="N", help="Maximum number of candidates per request.")
     ] = 1000,
-    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Maximum size of a request body, up to 256MB.")] = "1MB",
+    max_body: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="Maximum size of a request body, up to 256MB. Units are powers of 1024: 1MB is 1024KB."
+        ),
+    ] = "1MB",
     queue: Annotated[
         int,
         typer.Option(
@@ -124,7 +129,11 @@ def serve(
         ),
     ] = None,
     cache: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for cached contexts, such as 256MB; 0 disables the cache.")
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for cached contexts, such as 256MB (units are powers of 1024); 0 disables the cache.",
+        ),
     ] = "256MB",
     threads: Annotated[
         int | None,

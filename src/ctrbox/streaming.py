@@ -55,7 +55,9 @@ def online(
         list[str] | None, typer.Option(metavar="DATA", help="Past rows with labels; may be repeated.")
     ] = None,
     checkpoint: Annotated[str, typer.Option(metavar="SPAN", help="Least time between two checkpoints.")] = "30s",
-    held: Annotated[str, typer.Option(metavar="BYTES", help="Memory for events that wait.")] = "2GB",
+    held: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory for events that wait, such as 500MB; units are powers of 1024.")
+    ] = "2GB",
     ahead: Annotated[str, typer.Option(metavar="SPAN", help="Leave out events further in the future.")] = "1h",
     id_column: Annotated[
         str | None,

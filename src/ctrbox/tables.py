@@ -15,7 +15,7 @@ app = typer.Typer(help="Look after the folder of a Sparse Table.", no_args_is_he
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a table.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
-Ram = Annotated[str, typer.Option(metavar="BYTES", help="Memory to work with.")]
+Ram = Annotated[str, typer.Option(metavar="SIZE", help="Memory to work with, such as 500MB; units are powers of 1024.")]
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox table stat params\n")

@@ -109,6 +109,10 @@ def test_a_full_disk_ends_once_with_an_error(place: Path) -> None:
             "held must be from 1 to 1,125,899,906,842,624 bytes, got '-1MB'",
         ),
         (
+            ("job.py", "--stream", "data", "--out", "new", "--held", "5"),
+            "held 5 has no unit; expected a size such as '512MB'",
+        ),
+        (
             ("job.py", "--stream", "data", "--out", "new", "--time", "tss"),
             "no column 'tss' for the time of an event; nearest: 'ts'",
         ),

@@ -17,6 +17,7 @@ from ctrbox.errors import CtrboxError
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.server import read_token
 from ctrbox.terminal import Mistake
+from ctrbox.views.view import bytes_within
 
 JOB = """\
 import ctrbox as cb
@@ -84,7 +85,10 @@ def test_serving_from_elsewhere_names_the_option(place: Path, tmp_path: Path, mo
     ("option", "value", "said"),
     [
         ("--max-body", "-1MB", "--max-body must be from 1 to 268,435,456 bytes, got '-1MB'"),
-        ("--max-body", "0", "--max-body must be from 1 to 268,435,456 bytes, got '0'"),
+        ("--max-body", "0B", "--max-body must be from 1 to 268,435,456 bytes, got '0B'"),
+        ("--max-body", "0", "--max-body 0 has no unit; expected a size such as '512MB'"),
+        ("--max-body", "5", "--max-body 5 has no unit; expected a size such as '512MB'"),
+        ("--cache", "5", "--cache 5 has no unit; expected a size such as '512MB'"),
         ("--max-body", "10GB", "--max-body must be from 1 to 268,435,456 bytes, got '10GB'"),
         ("--max-body", "much", "--max-body must be a size such as '512MB' or '2GB', got 'much'"),
         ("--cache", "-5KB", "--cache must be from 0 to"),
@@ -108,3 +112,11 @@ def test_a_token_file_is_a_small_regular_file(tmp_path: Path) -> None:
             read_token(tmp_path / name)
     (tmp_path / "fine").write_text(" secret\n")
     assert read_token(tmp_path / "fine") == "secret"
+
+
+@pytest.mark.parametrize(
+    ("size", "found"),
+    [("0", 0), (" 00 ", 0), ("5B", 5), ("500M", 500 << 20), ("1.5kb", 1536), ("2GiB", 2 << 30), (7, 7)],
+)
+def test_sizes_have_units_of_1024_and_0_needs_none(size: str | int, found: int) -> None:
+    assert bytes_within("--cache", size, 0, 1 << 50) == found

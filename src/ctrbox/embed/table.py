@@ -247,8 +247,6 @@ def checked_init(init: float) -> float:
 
 def checked_bytes(name: str, budget: int | str) -> int:
     """A budget of memory."""
-    if isinstance(budget, str) and budget.strip().isdecimal():
-        raise PlanError(f"{name}={budget!r} has no unit; expected a size such as '512MB' or '2GB'")
     return bytes_within(f"{name}=", budget, 1, MOST_BUDGET)
 
 

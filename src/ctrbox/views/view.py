@@ -277,7 +277,7 @@ UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 
 
 def parse_bytes(size: str | int) -> int:
-    """'2GB' → 2147483648."""
+    """Read a size: '2GB' → 2147483648. Units are powers of 1024: '2G', '2GB' and '2GiB' are the same."""
     if isinstance(size, int) and not isinstance(size, bool):
         return size
     if not isinstance(size, str):
@@ -294,10 +294,16 @@ def parse_bytes(size: str | int) -> int:
 
 
 def bytes_within(name: str, size: str | int, least: int, most: int) -> int:
-    """A size that must lie within bounds; ``name`` is the setting's, for the message. A bare number is bytes."""
-    asked = f"{size.strip()}B" if isinstance(size, str) and size.strip().isdecimal() else size
+    """Return a size in bytes that must lie within bounds; ``name`` is that of the setting, for the message.
+
+    Text needs a unit: "5" was nearly always meant as megabytes. "0" needs none, where 0 is within the bounds.
+    """
+    bare = size.strip() if isinstance(size, str) else ""
+    if bare.isdecimal() and (least > 0 or bare.strip("0")):
+        said = f"{name}{size!r}" if name.endswith("=") else f"{name} {bare}"
+        raise PlanError(f"{said} has no unit; expected a size such as '512MB' or '2GB'")
     try:
-        found = parse_bytes(asked)
+        found = 0 if bare and not bare.strip("0") else parse_bytes(size)
     except PlanError as error:
         raise PlanError(f"{name} must be a size such as '512MB' or '2GB', got {size!r}") from error
     if not least <= found <= most:
