@@ -304,6 +304,26 @@ def test_an_empty_field_is_null_and_a_quoted_one_is_empty_text(write: Write) -> 
     assert column(write("b.csv", 'n,s\n"",1\n2,1\n'), "n") == ["", "2"]
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"], ids=["no line end", "LF", "CR LF"])
+@pytest.mark.parametrize("options", [{}, {"encoding": "utf-16"}, {"delimiter": "::"}], ids=str)
+def test_the_last_empty_field_is_null_with_and_without_a_final_line_end(
+    write: Write, options: dict[str, Any], end: str
+) -> None:
+    content = ('id,tag,n\n"a","x",1\n"b",,2\n"c","",' + end).replace(",", options.get("delimiter", ","))
+    path = write("a.csv", content, options.get("encoding", "utf-8"))
+    assert column(path, "tag", **options) == ["x", None, ""]
+    assert column(path, "n", **options) == [1, 2, None]
+    content = 'id,tag\n"a","x"\n"b",'.replace(",", options.get("delimiter", ",")) + end
+    assert column(write("b.csv", content, options.get("encoding", "utf-8")), "tag", **options) == ["x", None]
+
+
+@pytest.mark.parametrize("header", ["id,tag", '"id","tag"', "id,tag\r", '"id",tag\n'])
+def test_a_file_of_a_header_alone_has_no_rows(write: Write, header: str) -> None:
+    path = write("a.csv", header)
+    assert cb.View(path).source.schema.names == ["id", "tag"]
+    assert rows(path) == []
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(

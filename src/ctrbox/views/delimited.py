@@ -239,6 +239,8 @@ class Csv:
 
     def _split(self, data: bytes) -> tuple[bytes, pacsv.ParseOptions]:
         """Return the text as Arrow can split it, and how."""
+        if not data.endswith(b"\n"):
+            data += b"\n"  # At the end of its input, Arrow takes an empty field behind a quoted one for a quoted field.
         separator = self._separator
         if not self._single:
             separator = next((byte for byte in _SPARE if byte not in data and byte != self._quote), b"")
