@@ -146,7 +146,7 @@ def test_a_training_that_begins_with_rows_of_another_says_so(tmp_path: Path, pla
         fitted(plan, table())
         many = len(mine)
     with sparse(tmp_path / "t") as mine:
-        with pytest.warns(UserWarning, match=rf"{tmp_path}/t already holds {many:,} rows, .* --tables empty") as met:
+        with pytest.warns(UserWarning, match=rf"{tmp_path}/t already holds {many:,} rows, .*--tables empty") as met:
             fitted(plan, mine)
         assert met[0].filename == __file__
 

@@ -127,19 +127,28 @@ class Reloader:
         elif version is not None:
             self.refused.add(version.number)
         self.metrics.stale(version.number if version else 0, reason)
-        if reason != self._told:
-            self._told = reason
+        told = f"{what}: {type(error).__name__} {_errno(error)}"  # a message may hold numbers that change, such as free bytes
+        if told != self._told:
+            self._told = told
             self.metrics.not_reloaded(reason)
             log.warning("could not load %s, still serving version %d; %s: %s", what, self.served.version, then, error)
 
 
 def passing(error: BaseException) -> bool:
     """Whether a fault is of the machine, not of what was published: the same try may go right later."""
+    number = _errno(error)
+    if number is not None:
+        return number not in (errno.ENOENT, errno.ENOTDIR)  # a file that was removed does not come back
+    return not isinstance(error, CtrboxError)
+
+
+def _errno(error: BaseException) -> int | None:
+    """Return the system's error number behind an error; ENOMEM for a MemoryError."""
     met: BaseException | None = error
     while met is not None:
         if isinstance(met, MemoryError):
-            return True
+            return errno.ENOMEM
         if isinstance(met, OSError) and met.errno is not None:
-            return met.errno not in (errno.ENOENT, errno.ENOTDIR)  # a file that was removed does not come back
+            return met.errno
         met = met.__cause__ or met.__context__
-    return not isinstance(error, CtrboxError)
+    return None
