@@ -1,7 +1,8 @@
 """What the commands that read a run or a saved plan share: their options, and how the run is opened.
 
 A run names paths and classes. A path is opened when it lies below the current folder or beside the run, or when the user names it
-(--view, --allow-views); code is imported only from the job that the user names (--job).
+(--view, --allow-views); code is imported only by the job that the user names (--job), and
+of the operators that a run names only those are used that the plan of this job uses too.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def load_run(
             model=None if own is None else own.model,
             plan=plan_of(own, views),
             views=views,
-            allow_operators=own is not None,
+            allow_operators=operators_in(own),
             allow_views=allow_views or (),
             ram=ram,
             servers=servers,
@@ -131,6 +132,15 @@ def plan_of(own: Job | None, views: dict[str, str]) -> Any:
     return None if own is None or views else own.plan
 
 
+def operators_in(own: Job | None) -> Any:
+    """Return the operators that the plan of a job uses, which the job has imported itself; False without a job."""
+    if own is None:
+        return False
+    from ctrbox.engines.saved import operators_of
+
+    return operators_of(own.plan)
+
+
 @contextlib.contextmanager
 def asking_for_the_job(own: Job | None) -> Iterator[None]:
     """What a model or an operator of the user's own needs is the job that has it."""
@@ -138,6 +148,10 @@ def asking_for_the_job(own: Job | None) -> Iterator[None]:
         yield
     except PlanError as error:
         told = str(error)
+        if own is not None and "allow_operators" in told:
+            raise Mistake(
+                f"{own.path} is not the job of this run: {told.split(', and loading')[0]}, which the job lacks"
+            ) from error
         if own is not None or not any(
             word in told for word in ("cb.Run.load(…, model=", "allow_operators", "open(…, model=")
         ):

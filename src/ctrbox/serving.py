@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ctrbox.options import Servers, in_words_of_options, pairs_of, vector_files
-from ctrbox.reading_runs import AllowViews, OtherViews, OwnJob, asking_for_the_job, own_job, plan_of
+from ctrbox.reading_runs import AllowViews, OtherViews, OwnJob, asking_for_the_job, operators_in, own_job, plan_of
 from ctrbox.terminal import Mistake, hint, say_json, tell
 
 MOST_BODY = 256 << 20  # what all bodies together may take
@@ -192,7 +192,7 @@ def serve(
         limits=limits,
         views=(views := pairs_of("--view", view, "users=tomorrow/users")),
         servers=vector_files(servers),
-        allow_operators=allow_operators or own is not None,
+        allow_operators=allow_operators or operators_in(own),
         allow_views=allow_views or (),
         own_plan=plan_of(own, views),
         own_model=None if own is None else own.model,

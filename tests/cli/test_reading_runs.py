@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +139,84 @@ def test_another_job_than_that_of_the_run_is_refused(home: Path) -> None:
     (home / "other.py").write_text(OWN.replace('"ad": col("ad").key()', '"ad": col("ad").key("x")'))
     with pytest.raises(Mistake, match=r"other\.py is not the job of this run"):
         ctrbox("evaluate", "runs/own", "--job", "other.py")
+
+
+# ---- operators that a run names
+
+MARKING = """\
+from pathlib import Path
+
+import ctrbox as cb
+
+Path("imported").touch()
+
+
+@cb.operator(args=["int"], result="int", arrays="numpy")
+def same(x):
+    return x
+"""
+
+
+@pytest.fixture
+def strange(home: Path) -> Iterator[Path]:
+    """A run with an operator of the module `marking`, which leaves the file `imported` when it is imported."""
+    (home / "marking.py").write_text(MARKING)
+    sys.path.insert(0, str(home))
+    importlib.invalidate_caches()
+    same = importlib.import_module("marking").same
+    features = cb.FeatureSet(label=col("clicked"), sparse={"user": same(col("user")).key()})
+    plan = cb.compile(cb.View("data/log.parquet", key="id", name="log"), features, device="cpu")
+    shutil.rmtree("strange", ignore_errors=True)
+    cb.Trainer(cb.models.LR(plan.schema)).fit(plan, batch_size=100, valid=0.25, out="strange")
+    del sys.modules["marking"]
+    (home / "imported").unlink()
+    yield home / "strange"
+    sys.modules.pop("marking", None)
+    (home / "imported").unlink(missing_ok=True)
+
+
+def test_an_operator_that_only_the_run_names_is_not_imported_with_a_job(strange: Path, home: Path) -> None:
+    log = ("--view", "log=data/log.parquet")
+    for words in (
+        ("evaluate", "strange"),
+        ("evaluate", "strange", *log),
+        ("predict", "strange", "data/log.parquet", "-o", "p.parquet"),
+        ("serve", "strange"),
+        ("serve", "strange", *log),
+        ("publish", "create", "made", "--model", "strange", "--context", "user"),
+        ("publish", "push", "pushed", "strange"),
+    ):
+        with pytest.raises(
+            Mistake, match=r"own\.py is not the job of this run: .*'marking:same', which the job lacks$"
+        ):
+            ctrbox(*words, "--job", "own.py")
+        assert not (home / "imported").exists()
+    plan = cb.compile(
+        cb.View("data/log.parquet", name="log"),
+        cb.FeatureSet(label=col("clicked"), sparse={"user": col("user").key()}),
+        device="cpu",
+    )
+    with pytest.raises(PlanError, match=r"'marking:same', and loading would import"):
+        cb.Run.load("strange", plan=plan)
+    assert not (home / "imported").exists()
+    cb.Run.load("strange", allow_operators=True)
+    assert (home / "imported").exists()
+
+
+def test_the_operators_of_the_job_serve_its_own_run(
+    strange: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "theirs.py").write_text(
+        "import ctrbox as cb\nfrom ctrbox import col\nfrom marking import same\n"
+        'features = cb.FeatureSet(label=col("clicked"), sparse={"user": same(col("user")).key()})\n'
+        'plan = cb.compile(cb.View("data/log.parquet", key="id", name="log"), features, device="cpu")\n'
+    )
+    for more in ((), ("--view", "log=data/log.parquet")):
+        ctrbox("evaluate", "strange", "--job", "theirs.py", "--json", *more)
+        assert json.loads(capsys.readouterr().out)["rows"] == 100
+
+
+# ---- a model of one's own, published
 
 
 def test_a_model_of_ones_own_is_published_whole_and_served_with_its_job(

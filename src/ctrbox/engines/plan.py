@@ -26,6 +26,7 @@ from ctrbox.plan.features import FeatureSet
 from ctrbox.plan.graph import Graph
 from ctrbox.plan.typing import origin
 from ctrbox.plan.unlabelled import without_label_filters
+from ctrbox.plan.user import UserOperator
 from ctrbox.views.recorded import opened
 from ctrbox.views.view import Merge, View
 
@@ -175,13 +176,14 @@ class Plan:
         path: str | os.PathLike[str],
         *,
         views: dict[str, Any] | None = None,
-        allow_operators: bool = False,
+        allow_operators: bool | Sequence[UserOperator] = False,
         allow_views: Sequence[str] = (),
         device: str | Device | None = None,
     ) -> Plan:
         """Read a saved plan. ``views``: other data by view name. Runs no code of the file; user operators are imported by
-        their path only with ``allow_operators=True``. Opens no path of the file either: views are opened when the plan runs, and
-        only below the current folder, beside the plan, or below one of ``allow_views`` (such as ``["/data", "s3://bucket/"]``).
+        their path only with ``allow_operators=True``; a list of operators allows these and imports nothing. Opens no path of
+        the file either: views are opened when the plan runs, and only below the current folder, beside the plan, or below one
+        of ``allow_views`` (such as ``["/data", "s3://bucket/"]``).
         ``device``: as of ``cb.compile``; a plan that was not for the CPU alone is loaded for "auto"."""
         from ctrbox.engines.saved import load_plan
 

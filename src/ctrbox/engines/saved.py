@@ -9,7 +9,8 @@
     size - 32       32     SHA-256 of everything before
 
 A file is written aside, synced and renamed. Reading believes nothing before its checksum fits, runs no code
-of the file, and imports a user's operator only when it is allowed to. Paths are kept as they were given,
+of the file, and imports a user's operator only when it is allowed to. Operators that the
+caller hands over are used as they are. Paths are kept as they were given,
 secrets in them are not; no path is opened before the plan runs, and then only where the user allows it (`saved_views`).
 """
 
@@ -161,10 +162,11 @@ def load_plan(
     path: str | os.PathLike[str],
     *,
     views: Mapping[str, Any] | None = None,
-    allow_operators: bool = False,
+    allow_operators: bool | Sequence[UserOperator] = False,
     allow_views: Sequence[str] = (),
 ) -> Plan:
     """Read a plan and open none of its paths. ``views``: other data (or the data in memory it was saved with) by view name.
+    ``allow_operators``: True imports the operators that the plan names; a list allows these operators alone and imports nothing.
     ``allow_views``: paths that the plan may open when it runs, beyond those below the current folder or beside the plan.
 
     Of a column that could be null when the plan was saved it is still said that it can, whatever the new data
@@ -246,7 +248,7 @@ def _rebuild(
     header: dict[str, Any],
     parts: list[memoryview],
     given: dict[str, Any],
-    allow_operators: bool,
+    allow_operators: bool | Sequence[UserOperator],
     allowed: Allowed,
     strict: bool,
 ) -> Plan:
@@ -310,8 +312,21 @@ def _array(entry: dict[str, Any], data: memoryview) -> np.ndarray:
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
-def _operator(written: dict[str, Any], allowed: bool) -> UserOperator:
-    """A user's operator by its import path, if its declaration is still the one that was saved."""
+def operators_of(plan: Plan) -> list[UserOperator]:
+    """Return the user's operators that a plan uses, in its views and in its features."""
+    writer = Writer()
+    writer.view(plan.log)
+    for view in list(writer.views):
+        writer.steps(view)
+    writer.features(plan.features)
+    return writer.operators
+
+
+def _operator(written: dict[str, Any], allowed: bool | Sequence[UserOperator]) -> UserOperator:
+    """Return a user's operator by its import path, if its declaration is still the one that was saved.
+
+    A list of allowed operators is searched by path; a path that is not in it is never imported.
+    """
     path = a_text(written.get("path"), "an operator's path")
     module, _, name = path.partition(":")
     if not DOTTED.fullmatch(module) or not DOTTED.fullmatch(name):
@@ -325,17 +340,22 @@ def _operator(written: dict[str, Any], allowed: bool) -> UserOperator:
         a_text(written.get("cuda", ""), "a CUDA body"),
         a_flag(written.get("scalar", False), "scalar"),
     )
-    if not allowed:
+    known = {} if isinstance(allowed, bool) else {operator.path: operator for operator in allowed}
+    found: Any
+    if path in known:
+        found = known[path]
+    elif allowed is not True:
         raise PlanError(
             f"the plan uses the operator {path!r}, and loading would import (run) that module; "
             "if you trust it: cb.Plan.load(…, allow_operators=True)"
         )
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # whatever the module's own code raises
-        raise PlanError(f"operator {path!r} cannot be imported: {type(error).__name__}: {error}") from error
+    else:
+        try:
+            found = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except Exception as error:  # whatever the module's own code raises
+            raise PlanError(f"operator {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if isinstance(found, UserOperator):
         same = (found.args, found.result, found.nullable, found.arrays) == (
             declared.args,

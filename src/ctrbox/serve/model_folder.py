@@ -26,6 +26,7 @@ from ctrbox.engines.aside import written_aside
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError, nearest
 from ctrbox.online.deep_ffm import DeepFFM
+from ctrbox.plan.user import UserOperator
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.publish.versions import Published
 from ctrbox.train.sealed import read_sealed, sealed
@@ -80,7 +81,7 @@ class ModelFolder:
         self,
         views: Mapping[str, Any] | None = None,
         *,
-        allow_operators: bool = False,
+        allow_operators: bool | Sequence[UserOperator] = False,
         allow_views: Sequence[str] = (),
     ) -> Plan:
         """The plan, for the CPU. ``views``: other data for its views, by name; ``allow_operators``, ``allow_views``: as for

@@ -21,6 +21,7 @@ from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.online.deep_ffm import DeepFFM
+from ctrbox.plan.user import UserOperator
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.cache import ContextCache
 from ctrbox.serve.model_folder import RUN, ModelFolder
@@ -229,7 +230,7 @@ def open_served(
     *,
     views: Mapping[str, Any] | None = None,
     servers: Mapping[str, str] | None = None,
-    allow_operators: bool = False,
+    allow_operators: bool | Sequence[UserOperator] = False,
     allow_views: Sequence[str] = (),
     own_plan: Plan | None = None,
     own_model: Any = None,

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.errors import PlanError, SourceError
+from ctrbox.plan.user import UserOperator
 from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.serve.files import connections_allowed
 from ctrbox.serve.hosts import AllowedHosts
@@ -58,7 +59,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     views: Mapping[str, Any] = field(default_factory=dict)
     servers: Mapping[str, str] = field(default_factory=dict)  # vector files of a run's Model Servers, by field
-    allow_operators: bool = False
+    allow_operators: bool | Sequence[UserOperator] = False
     tls_cert: Path | None = None  # PEM; with the key in it unless tls_key has it
     tls_key: Path | None = None
     allow_hosts: tuple[str, ...] = ()  # more names that a server without a token answers to

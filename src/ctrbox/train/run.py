@@ -20,7 +20,9 @@ from ctrbox.embed.server_file import is_server, read_server
 from ctrbox.embed.sparse import SparseTable
 from ctrbox.embed.submodels import OTHER, kind_of_shapes, unfilled
 from ctrbox.engines.plan import Plan
+from ctrbox.engines.saved import operators_of
 from ctrbox.errors import DataError, PlanError, SourceError, nearest
+from ctrbox.plan.user import UserOperator
 from ctrbox.publish.weights import Weights
 from ctrbox.train.calibration import MOST_SHIFT
 from ctrbox.train.checkpoint import read_dense, read_state, same_weights, shapes_in
@@ -156,7 +158,7 @@ class Run:
         *,
         model: nn.Module | None = None,
         views: dict[str, Any] | None = None,
-        allow_operators: bool = False,
+        allow_operators: bool | Sequence[UserOperator] = False,
         allow_views: Sequence[str] = (),
         plan: Plan | None = None,
         ram: int | str | None = None,
@@ -164,7 +166,8 @@ class Run:
     ) -> Run:
         """Load a finished run. ``model``: an untrained instance of your own model class; models of ``cb.models`` are built
         automatically. ``views``, ``allow_operators`` and ``allow_views``: as for ``cb.Plan.load``. ``plan``: the plan of the job
-        that trained it, whose views and operators are then used instead of the saved ones; fitted values come from the folder.
+        that trained it, whose views and operators are then used instead of the saved ones; fitted values come from the folder. An
+        operator that the run names and this plan lacks is refused, unless ``allow_operators`` allows it.
         ``ram``: memory for all its Sparse Tables together, which are opened read-only; default: 2 GB per table. ``servers``:
         Model Servers by field; their weights are read from the folder, their data is not."""
         place = Path(folder)
@@ -179,7 +182,7 @@ class Run:
         saved = Plan.load(
             place / "plan.ctrplan",
             views=views,
-            allow_operators=allow_operators or plan is not None,
+            allow_operators=allow_operators if plan is None else _and_those_of(plan, allow_operators),
             allow_views=allow_views,
         )
         if plan is not None:
@@ -198,6 +201,13 @@ class Run:
             raise DataError(f"{place / 'model'} is damaged: its shift is {shift!r}")
         learner.shift = float(shift)
         return Run(saved, learner, read_sealed(place / "summary.json", "finished run"), place)
+
+
+def _and_those_of(plan: Plan, allowed: bool | Sequence[UserOperator]) -> bool | Sequence[UserOperator]:
+    """Return what is allowed, and with it the operators of a plan, which its owner has imported already."""
+    if allowed is True:
+        return True
+    return [*operators_of(plan), *(allowed or ())]
 
 
 def _built(place: Path, state: Mapping[str, Any], schema: Schema) -> nn.Module:
