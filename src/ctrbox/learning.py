@@ -18,7 +18,17 @@ from ctrbox.ended import finish
 from ctrbox.job import blaming
 from ctrbox.options import Servers
 from ctrbox.output import check_output, sink
-from ctrbox.reading_runs import AllowViews, OtherViews, OwnJob, Ram, RunFolder, load_run, reading, tell_of_servers
+from ctrbox.reading_runs import (
+    AllowViews,
+    OtherViews,
+    OwnJob,
+    Ram,
+    RunFolder,
+    evaluate_command,
+    load_run,
+    reading,
+    tell_of_servers,
+)
 from ctrbox.terminal import Mistake, hint, meter, say, say_json, tell, written_aside
 from ctrbox.training_command import AsJson, JobFile, Threads, Watch, fit, load_seeded
 
@@ -74,8 +84,11 @@ def evaluate(
     tell(f"scored {found['rows']:,.0f} rows in {seconds:.1f} s ({found['rows'] / max(seconds, 1e-9):,.0f} rows/s)")
     if data is None:
         tell("these are the rows that the run held back for validation")
-    with_servers = "".join(f" --server {shlex.quote(text)}" for text in server or [])
-    hint(f"ctrbox predict {shlex.quote(str(run))} {shlex.quote(data or 'DATA')} -o predictions.parquet{with_servers}")
+    words = ["ctrbox", "predict", str(run), data or "DATA", "-o", "predictions.parquet"]
+    words += ["--job", str(job)] if job is not None else []
+    for option, given in (("--view", view), ("--allow-views", allow_views), ("--server", server)):
+        words += [word for text in given or [] for word in (option, text)]
+    hint(shlex.join(words))
 
 
 # ---- predict -------------------------------------------------------------------------------------
@@ -242,7 +255,7 @@ def report(run: RunFolder, as_json: AsJson = False) -> None:
         say_json(report=str(place))
     else:
         say(place)
-    hint(f"ctrbox evaluate {shlex.quote(str(run))}")
+    hint(evaluate_command(run))
 
 
 # ---- demo ----------------------------------------------------------------------------------------

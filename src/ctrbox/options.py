@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +13,15 @@ import typer
 from ctrbox.errors import CtrboxError
 from ctrbox.terminal import Mistake
 
+
+def _allowing(paths: str) -> str:
+    return " ".join(f"--allow-views {path}" for path in paths.split(", "))
+
+
 # What errors call an argument in Python, and the option that sets it.
-WORDS = (
+WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"load\(…, views=\{'([^']*)': …\}\)"), r"--view \1=PATH"),
-    (re.compile(r"load\(…, allow_views=\[('[^']*')\]\)"), r"--allow-views \1"),
+    (re.compile(r"load\(…, allow_views=\[('[^']*'(?:, '[^']*')*)\]\)"), lambda met: _allowing(met[1])),
     (re.compile(r"run\.evaluate\(data\)"), "ctrbox evaluate RUN DATA"),
     (re.compile(r"cb\.Run\.load\(…, servers=\{'([^']*)': cb\.ModelServer\(…\)\}\)"), r"--server \1=PATH"),
     (re.compile(r"cb\.Plan\.load\(…, allow_operators=True\)"), "--allow-operators"),

@@ -8,7 +8,8 @@ of the operators that a run names only those are used that the plan of this job 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -176,6 +177,28 @@ def tell_of_servers(run: Any) -> None:
                 tell(
                     f"warning: no object of {source.fields[0]!r} has a row in {source.embedder.data.path}: all were zeros"
                 )
+
+
+def evaluate_command(folder: Path, job: Path | None = None) -> str:
+    """Return the command that evaluates a finished run, with what the run needs: a log with labels, its job, its paths.
+
+    ``job``: the job file that trained the run, if it is known.
+    """
+    from ctrbox.engines.saved import paths_to_allow
+    from ctrbox.models import MODELS
+    from ctrbox.train.sealed import read_sealed
+
+    summary = read_sealed(folder / "summary.json", "finished run")
+    held = isinstance(summary.get("held"), Mapping)
+    words = ["ctrbox", "evaluate", str(folder), *([] if held else ["DATA"])]
+    paths = paths_to_allow(folder / "plan.ctrplan", log=held)
+    if paths is None or summary.get("model") not in MODELS:
+        words += ["--job", "JOB.PY" if job is None else str(job)]  # it has the model, the operators and the views
+    else:
+        words += [word for path in paths for word in ("--allow-views", path)]
+    for server in summary.get("servers", []):
+        words += ["--server", f"{server['fields'][0]}={server['data']}"]
+    return shlex.join(words)
 
 
 @contextlib.contextmanager

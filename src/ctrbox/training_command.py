@@ -20,6 +20,7 @@ import typer
 from ctrbox.ended import Done, finish
 from ctrbox.job import Job, blaming, load_job
 from ctrbox.options import in_words_of_options
+from ctrbox.reading_runs import evaluate_command
 from ctrbox.terminal import Mistake, Stopped, hint, stopped_with, tell, utf8, written_aside
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def train(
         loaded, place, asked, valid=valid, threads=threads, resume=resume, overwrite=overwrite, cluster=where, lr=lr
     )
     finish(done, as_json)
-    hint(f"ctrbox evaluate {shlex.quote(str(place))}")
+    hint(evaluate_command(place, job))
 
 
 def calibration(given: str | None) -> str | float | None:

@@ -146,7 +146,7 @@ def test_train_ends_with_metrics_stages_report_and_the_next_command(here: Path, 
         "lookup",
     ):
         assert words in trained.stderr
-    assert "report: runs/job/report.html\nnext: ctrbox evaluate runs/job\n" in trained.stderr
+    assert "report: runs/job/report.html\nnext: ctrbox evaluate runs/job --job job.py\n" in trained.stderr
     page = (here / "runs" / "job" / "report.html").read_text(encoding="utf-8")
     assert "ctrbox train job.py --out runs/job --batch-size 500 --seed 3" in page
 
@@ -394,7 +394,7 @@ def test_evaluate_measures_the_rows_of_a_log(here: Path, trained: Any, call: Cal
     told = json.loads((here / RUN / "summary.json").read_text(encoding="utf-8"))["metrics"]
     assert (held["rows"], held["auc"], held["logloss"]) == (told["rows"], told["auc"], told["logloss"])
     assert "the rows that the run held back" in stderr
-    assert "next: ctrbox predict runs/job DATA" in stderr
+    assert "next: ctrbox predict runs/job DATA -o predictions.parquet --job job.py" in stderr
     part = sorted((here / "data" / "impressions").glob("*.parquet"))[0]
     stdout, _ = call(learning.evaluate, RUN, str(part), job=OWN, as_json=True)
     whole = json.loads(stdout)

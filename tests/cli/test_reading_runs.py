@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -337,6 +338,73 @@ def test_views_outside_are_opened_where_the_command_line_allows_them(
     ctrbox("predict", "runs/outside", "data/log.parquet", "-o", "outside.parquet")  # opens no view of the run
     monkeypatch.setenv("CTRBOX_ALLOW_VIEWS", str(elsewhere))
     ctrbox("evaluate", "runs/outside")
+
+
+def job_over(folder: Path) -> str:
+    """A job whose log and joined view lie in a folder."""
+    return f"""\
+import ctrbox as cb
+from ctrbox import col
+
+users = cb.View("{folder}/us*.parquet", key="user", name="users").fill(age=0)
+log = cb.View("{folder}/log.parquet", key="id", name="log").join(users, on="user")
+features = cb.FeatureSet(label=col("clicked"), sparse={{"user": col("user").key()}}, dense={{"age": col("age")}})
+plan = cb.compile(log, features, device="cpu")
+model = cb.models.LR(plan.schema)
+settings = {{"batch_size": 100, "valid": 0.25}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [
+        ("inside", ()),
+        ("inside", ("--valid", "0")),
+        ("inside", ("--valid", "data/log.parquet")),
+        ("outside", ()),
+        ("outside", ("--valid", "0")),
+    ],
+)
+def test_the_command_that_follows_a_training_runs(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str, options: tuple[str, ...]
+) -> None:
+    if where == "outside":
+        shutil.copytree(home / "data", tmp_path / "data")
+    (tmp_path / "job.py").write_text(job_over(tmp_path / "data" if where == "outside" else home / "data"))
+    run = f"hints/{where}{'-'.join(options).replace('/', '-')}"
+    ctrbox("train", tmp_path / "job.py", "--out", run, *options)
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"next: ctrbox evaluate {run}")
+    assert ("--allow-views" in told) == (where == "outside")
+    words = shlex.split(told.removeprefix("next: ctrbox "))
+    assert ("DATA" in words) == bool(options)
+    ctrbox(*(str(home / "data" / "log.parquet") if word == "DATA" else word for word in words))
+    again = capsys.readouterr().err.splitlines()[-1]
+    words = shlex.split(again.removeprefix("next: ctrbox "))
+    ctrbox(*(str(home / "data" / "log.parquet") if word == "DATA" else word for word in words))
+    ctrbox("report", run)
+    assert told in capsys.readouterr().err
+
+
+def test_every_view_that_is_refused_is_named_at_once(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "data", tmp_path / "data")
+    (tmp_path / "job.py").write_text(job_over(tmp_path / "data"))
+    ctrbox("train", tmp_path / "job.py", "--out", "hints/refused")
+    with pytest.raises(Mistake, match="refused too") as met:
+        ctrbox("evaluate", "hints/refused")
+    said = str(met.value)
+    assert f"--allow-views '{tmp_path}/data/log.parquet'" in said
+    assert f"--allow-views '{tmp_path}/data'" in said  # of the wildcard: naming us*.parquet would allow nothing
+    assert "--view log=PATH" in said
+    assert "--view users=PATH" in said
+    ctrbox(
+        "evaluate",
+        "hints/refused",
+        "--allow-views",
+        f"{tmp_path}/data/log.parquet",
+        "--allow-views",
+        f"{tmp_path}/data",
+    )
 
 
 def test_a_run_in_its_usual_place_finds_its_data_from_any_folder(

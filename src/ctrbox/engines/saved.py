@@ -53,7 +53,7 @@ from ctrbox.plan.serial import (
 )
 from ctrbox.plan.tables import Dictionary, misfit
 from ctrbox.plan.user import UserOperator
-from ctrbox.views.allowed import Allowed
+from ctrbox.views.allowed import Allowed, to_allow
 from ctrbox.views.view import View
 
 MAGIC = b"CTRBOXPL"
@@ -187,6 +187,26 @@ def load_plan(
     except BROKEN as error:
         raise malformed(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
     return plan
+
+
+def paths_to_allow(path: Path, *, log: bool = True) -> list[str] | None:
+    """Return the paths that a user must allow before a saved plan can read its views; ``log=False`` leaves out its log.
+
+    None means that allowing paths is not enough: a view held rows in memory, or the plan has operators of the user's own.
+    """
+    try:
+        load_plan(path)
+    except PlanError:
+        return None
+    header, _ = _read(path)
+    allowed = Allowed((), _beside(path))
+    for number, entry in enumerate(a_list(header.get("views"), "views")):
+        if number == header.get("log") and not log:
+            continue
+        if entry.get("source") is None:
+            return None
+        allowed.asked[str(number)] = list(entry["source"]["paths"])
+    return list(dict.fromkeys(to_allow(refused) for refused in allowed.refused_views().values()))
 
 
 def _beside(path: Path) -> Path:

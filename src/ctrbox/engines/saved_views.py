@@ -22,7 +22,7 @@ from ctrbox.engines.fingerprint import columns_of
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.plan.graph import Graph
 from ctrbox.plan.serial import Reader, a_dict, a_list, a_number, a_text, canonical, malformed, texts
-from ctrbox.views.allowed import Allowed
+from ctrbox.views.allowed import Allowed, to_allow
 from ctrbox.views.filesystems import find_files
 from ctrbox.views.recorded import AgreeingSource, Described, RecordedSource
 from ctrbox.views.source import Source, like
@@ -149,6 +149,8 @@ def read_view(
             if column not in described.types:
                 raise malformed(f"key {column[:60]!r} is not among the columns of view {name[:60]!r}")
         place = canonical([name, entry.get("source"), key, keep, sorted(described.maybe_null)])
+        if described.reference is not None:
+            allowed.asked[name] = list(described.reference["paths"])
         if place not in made:
             made[place] = RecordedSource(described, lambda: open_view(described, key, keep, allowed))
         source = made[place]
@@ -243,8 +245,15 @@ def open_view(described: Described, key: Sequence[str], keep: str | None, allowe
 
 def _check_allowed(name: str, paths: Sequence[str], allowed: Allowed, instead: str) -> None:
     refused = allowed.refused(paths)
-    if refused is not None:
-        raise PlanError(
-            f"the plan's file says that view {name!r} reads {refused!r}, which is neither below the current folder nor beside "
-            f"the plan; if you trust it: load(…, allow_views=[{refused!r}]), or give other data: {instead}"
-        )
+    if refused is None:
+        return
+    # All at once: whoever names one path after the other meets this error once for each view.
+    others = {view: path for view, path in allowed.refused_views().items() if view != name}
+    also = "".join(f"; view {view!r}, which reads {path!r}, is refused too" for view, path in others.items())
+    named = list(dict.fromkeys(to_allow(path) for path in (refused, *others.values())))
+    instead = " and ".join([instead, *(f"load(…, views={{{view!r}: …}})" for view in others)])
+    raise PlanError(
+        f"the plan's file says that view {name!r} reads {refused!r}, which is neither below the current folder nor beside "
+        f"the plan{also}; if you trust {'them' if others else 'it'}: load(…, allow_views={named!r}), or give other data: "
+        f"{instead}"
+    )

@@ -42,6 +42,12 @@ class Allowed:
         self.roots = [] if beside is None or os.path.realpath(beside) == "/" else [os.path.realpath(beside)]
         self.roots += [self.here] if self.here else []
         self.roots += [os.path.realpath(local) for path in self.named if (local := _local(path)) is not None]
+        self.asked: dict[str, list[str]] = {}  # the paths that the file names, by view
+
+    def refused_views(self) -> dict[str, str]:
+        """Return every view that the user does not allow, with the first path of it that is refused."""
+        found = {view: self.refused(paths) for view, paths in self.asked.items()}
+        return {view: path for view, path in found.items() if path is not None}
 
     def refused(self, paths: Iterable[str]) -> str | None:
         """Return the first path that the user does not allow, or None where all of them are."""
@@ -61,6 +67,14 @@ class Allowed:
         if self.here and ".." not in local.split("/") and _inside(str(Path(local).absolute()), self.here):
             return True
         return any(_inside(os.path.realpath(local), root) for root in self.roots)
+
+
+def to_allow(path: str) -> str:
+    """Return what a user names to allow a path: the path itself, or the folder in which its wildcards begin."""
+    wild = _WILD.search(path)
+    if _local(path) is None or wild is None:
+        return path
+    return path[: wild.start()].rpartition("/")[0] or ("/" if path.startswith("/") else ".")
 
 
 def _inside(path: str, folder: str) -> bool:
