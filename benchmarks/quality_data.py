@@ -174,7 +174,7 @@ def past(*by: Any, order: str, label: str, prior: float, every: str) -> cb.Expr:
 
 
 def second(order: str) -> cb.Expr:
-    return (col(order) * 1_000_000).cast("time").fill(0)
+    return col(order).cast("time", unit="s").fill(0)
 
 
 def criteo(log: cb.View, *, least: int = 4, rates: bool = False) -> cb.Plan:

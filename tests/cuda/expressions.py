@@ -151,7 +151,9 @@ def numbers() -> dict[str, Any]:
 
 def times() -> dict[str, Any]:
     found: dict[str, Any] = {
-        "t.i": col("n").cast("time"),
+        "t.i": col("n").cast("time", unit="us"),
+        "t.i.s": col("n").cast("time", unit="s"),
+        "t.i.ns": col("n").cast("time", unit="ns"),
         "t.s": col("iso").cast("time"),
         "t.text": col("s").cast("time"),
     }

@@ -312,7 +312,11 @@ def test_of_a_joined_view_they_run_once_a_row_of_it(runtime: Runtime) -> None:
 
 
 def test_many_rows_and_chunks(runtime: Runtime) -> None:
-    dense = {"w": weighed("x", "n"), "s": second(col("n").cast("time")).cast("int"), "m": mixed("n", "k")}
+    dense = {
+        "w": weighed("x", "n"),
+        "s": second(col("n").cast("time", unit="us").fill(0)).cast("int"),
+        "m": mixed("n", "k"),
+    }
     agree(cb.compile(cb.View(log(5_000)), cb.FeatureSet(dense=dense)), runtime)
 
 

@@ -340,7 +340,8 @@ def typed(draw: st.DrawFn, kind: str, columns: Columns, depth: int) -> Any:
             lambda: of("*s").join(one("", ", ")),
         ],
         "t": [
-            lambda: of(one("s", "i")).cast("time"),
+            lambda: of("s").cast("time"),
+            lambda: of("i").cast("time", unit=one("s", "ms", "us", "ns")),
             lambda: one(cb.min_, cb.max_)(of("t"), of("t")),
         ],
         "*s": [
@@ -375,7 +376,7 @@ def typed(draw: st.DrawFn, kind: str, columns: Columns, depth: int) -> Any:
 
 
 EMPTY: dict[str, Any] = {
-    "t": lambda: cb.lit(1_000_000).cast("time"),
+    "t": lambda: cb.lit(1_000_000).cast("time", unit="us"),
     "*s": lambda: cb.lit("x y x").split(" "),
     "*i": lambda: cb.lit("1 2 x").split(" ").cast("int"),
     "*f": lambda: cb.lit("1.5 nan").split(" ").cast("float"),

@@ -170,7 +170,6 @@ def test_one_float_equals_its_twin(expr: cb.Expr, slow: Callable[..., Any]) -> N
         (A.cast("float"), float),
         (A.cast("bool"), bool),
         (A.cast("str"), lambda a: str(a).encode()),
-        (A.cast("time"), lambda a: a),
     ],
     ids=lambda v: repr(v) if isinstance(v, cb.Expr) else "",
 )

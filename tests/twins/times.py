@@ -36,6 +36,17 @@ def age(now: int, then: int, unit: float) -> float:
     return float(wrap(now - then)) / unit
 
 
+def of_number(n: int, unit: str) -> int | None:
+    """Microseconds since 1970 of a whole number of a unit, or None outside the years that a datetime has."""
+    each = {"s": timedelta(seconds=1), "ms": timedelta(milliseconds=1), "us": timedelta(microseconds=1)}
+    if unit == "ns":
+        return n // 1000
+    try:
+        return (EPOCH + n * each[unit] - EPOCH) // timedelta(microseconds=1)
+    except OverflowError:
+        return None
+
+
 ISO = re.compile(
     rb"([0-9]{4}-[0-9]{2}-[0-9]{2})"
     rb"(?:[ T]([0-9]{2}:[0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?"

@@ -495,3 +495,25 @@ def test_values_in_paths_keep_what_they_say(tmp_path: Path, values: list[str], r
     paths = [str(tmp_path / f"shop={value}" / "a.csv") for value in values]
     source = cb.View(paths).source
     assert [value for morsel in source.scan(["shop"]) for value in morsel.rows.column(0).to_pylist()] == read
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column"),
+    [
+        ("a.jsonl", '{"timestamp": 1574953200}\n{"timestamp": 1574953201}\n', "timestamp"),
+        ("a.jsonl", '{"timestamp": 1574953200.5}\n', "timestamp"),
+        ("a.jsonl", '{"at": {"s": 1574953200}}\n', "at.s"),
+        ("a.csv", "timestamp,a\n1574953200,1\n", "timestamp"),
+    ],
+)
+def test_numbers_in_a_column_declared_a_time_are_told_how_to_become_one(
+    write: Write, name: str, content: str, column: str
+) -> None:
+    path = write(name, content)
+    with pytest.raises(cb.SourceError) as caught:
+        rows(path, types={column: "time"})
+    told = str(caught.value)
+    assert f"{name} row 0: column {column!r}: " in told
+    assert f"a number is not a time; read the column as int, types={{{column!r}: 'int'}}" in told
+    assert f"col({column!r}).cast('time', unit='s')" in told
+    assert "one JSON object a line" not in told

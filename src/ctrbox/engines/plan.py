@@ -559,13 +559,16 @@ def compile(
         raise PlanError(
             f"compile needs a FeatureSet, got {type(features).__name__}: cb.FeatureSet(label=…, sparse={{…}})"
         )
-    return Plan(log, features, device=device, threads=threads, chunk_rows=chunk_rows)
+    plan = Plan(log, features, device=device, threads=threads, chunk_rows=chunk_rows)
+    plan.graph.check_units()
+    return plan
 
 
 def evaluate(columns: dict[str, Any], rows: Any, *, chunk_rows: int = CHUNK_ROWS) -> pa.Table:
     """Expressions over rows of a view or of anything that speaks Arrow, as a table: nulls kept, filters applied."""
     view = rows if isinstance(rows, View) else View(rows)
     graph = build_columns(view, columns)
+    graph.check_units()
     if graph.fits:
         raise PlanError(
             "evaluate cannot run operators that are fitted (bucketize(quantiles=…), standardise, shows, clicks, rate); "

@@ -130,7 +130,8 @@ NUMBERS = {
         kinds="T → bool; list[T] → bool",
     ),
     "select": one('when(col("ok")).then(1).otherwise(col("n"))', "when", "select"),
-    **{f"cast_{to[0]}": one(f'col("s").cast("{to}")', ".cast", f"cast_{to[0]}") for to in ("int", "float", "time")},
+    **{f"cast_{to[0]}": one(f'col("s").cast("{to}")', ".cast", f"cast_{to[0]}") for to in ("int", "float")},
+    "cast_t": Written(('col("s").cast("time")', 'col("n").cast("time", unit="s")'), (".cast",), ("cast_t",)),
     "cast_s": one('col("n").cast("str")', ".cast", "cast_s"),
     "cast_b": one('col("n").cast("bool")', ".cast", "cast_b"),
     **{

@@ -135,11 +135,12 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ("cast_b", "to bool: not zero", _NULL, _NO, _NO, "NaN is true"),
     (
         "cast_t",
-        "to time: int as microseconds since 1970, str as YYYY-MM-DD[ T]hh:mm[:ss[.f]][Z|±hh:mm] or a date",
+        'to time: int counts "s", "ms", "us" or "ns" since 1970, as unit= says; '
+        "str as YYYY-MM-DD[ T]hh:mm[:ss[.f]][Z|±hh:mm] or a date",
         "null in, null out; what does not parse or is no date",
         "null",
         _ASCII,
-        "years 0001 to 9999; digits past microseconds are cut off",
+        "years 0001 to 9999, an int outside them is null; digits past microseconds are cut off, nanoseconds are rounded down",
     ),
     # ---- times
     ("hour", "0 to 23, at an offset from UTC in minutes", _NULL, _NO, _NO, _OFFSET),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ctrbox.columns.times import checked_unit
 from ctrbox.errors import PlanError
 from ctrbox.plan import checks
 
@@ -54,9 +55,18 @@ class Expr:
         """Whether there is a value: ``.filter(col("click").is_not_null())`` drops the rows without one."""
         return ~self.is_null()
 
-    def cast(self, to: str) -> Expr:
-        """To "int", "float", "str", "bool" or "time"; what does not parse becomes null."""
-        return self._call("cast", to=to)
+    def cast(self, to: str, *, unit: str | None = None) -> Expr:
+        """Convert to "int", "float", "str", "bool" or "time"; what does not parse becomes null.
+
+        A whole number becomes a time only with ``unit``, which says what the number counts since 1970 UTC: "s" (seconds),
+        "ms" (milliseconds), "us" (microseconds) or "ns" (nanoseconds, rounded down to microseconds). A number outside the
+        years 0001 to 9999 becomes null. Text takes no unit.
+        """
+        if unit is None:
+            return self._call("cast", to=to)
+        if to != "time":
+            raise PlanError(f"cast to {checks.shown(to)} takes no unit=; only .cast('time', unit='s') does")
+        return self._call("cast", to=to, unit=checked_unit(unit))
 
     # ---- arithmetic
     def __add__(self, other: Any) -> Expr:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctrbox.columns.batch import Field, Schema
+from ctrbox.errors import PlanError
 from ctrbox.plan.layers import layers
 from ctrbox.plan.node import LITERAL, Node, closure
 from ctrbox.plan.typing import Typed
@@ -70,6 +71,11 @@ class Graph:
 
     def __post_init__(self) -> None:
         self.asked: list[list[Node]] = self._ask()
+
+    def check_units(self) -> None:
+        """Raise PlanError where a whole number is cast to a time without a unit. A plan that is loaded is not checked."""
+        if self.typed.units_unsaid:
+            raise PlanError(self.typed.units_unsaid[0])
 
     def _ask(self) -> list[list[Node]]:
         """What each frame has to compute for others: outputs of the log, gathered nodes of dimensions."""

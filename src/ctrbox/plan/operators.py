@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 from ctrbox import _native
 from ctrbox.columns.kind import kind_named, name_of
+from ctrbox.columns.times import FIRST, LAST, MICROSECONDS, checked_unit
 from ctrbox.errors import PlanError
 from ctrbox.plan import checks
 from ctrbox.plan.checks import encoded
 from ctrbox.plan.expr import Expr, Time, plain
 from ctrbox.plan.node import Node
 from ctrbox.plan.tables import Dictionary, TableSpec
-from ctrbox.plan.typing import Typed, origin
+from ctrbox.plan.typing import UNIT_ADVICE, Typed, origin
 from ctrbox.plan.user import UserOperator
 
 
@@ -196,9 +197,47 @@ def cast(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
         raise PlanError(
             f"cast of {origin(value).name!r} ({name_of(value.kind)}) to a list: use .split(…) or .json(…) first"
         )
+    if params.get("unit") is not None:
+        return time_of_number(names, value, str(params["unit"]))
     if value.kind == wanted:
         return value
+    if (value.kind, wanted) == ("i", "t"):
+        # Not refused here: plans that were saved before a unit could be said have counted microseconds.
+        names.typed.units_unsaid.append(
+            f"cast to time of {origin(value).name or 'a number'!r}, which is int, needs the unit that it counts since 1970: "
+            ".cast('time', unit='s'), or 'ms', 'us' or 'ns'; in a view .with_columns(…) takes this cast"
+        )
     return names.typed.call(f"cast_{wanted[-1]}", (value,), shown=f"cast to {params['to']}")
+
+
+def time_of_number(names: Names, value: Node, unit: str) -> Node:
+    """Convert a whole number that counts ``unit`` since 1970 to a time; null outside the years 0001 to 9999."""
+    typed, each = names.typed, MICROSECONDS.get(checked_unit(unit), 1)
+    if value.kind != "i":
+        cure = {
+            "f": "; make it a whole number of microseconds first, here of seconds: "
+            "(col(…) * 1000000).round().cast('int').cast('time', unit='us')",
+            "s": "; text is cast without unit=, or made a number first: .cast('int').cast('time', unit='s')",
+            "t": "; it needs no cast",
+        }.get(value.kind, "")
+        raise PlanError(
+            f"cast to time with unit={unit!r} takes whole numbers, {origin(value).name!r} is {name_of(value.kind)}{cure}"
+        )
+    first, last = FIRST // each, LAST // each
+    if value.op == "literal":
+        number = value.param("value")
+        if unit != "ns" and not first <= number <= last:
+            raise PlanError(f"cast to time with unit={unit!r} of {number} lies outside the years 0001 to 9999")
+        return typed.literal(Time(number // 1000 if unit == "ns" else number * each), "t")
+    if unit == "ns":  # 64 bits of nanoseconds are the years 1677 to 2262
+        kept = typed.call("floordiv", (value, typed.literal(1000)))
+    else:
+        # The product wraps where it leaves 64 bits; that lies outside the years, and dividing by 0 makes it null.
+        inside = typed.call("eq", (typed.call("clip", (value,), ints=(first, last)), value))
+        scaled = typed.call("mul", (value, typed.literal(each))) if each > 1 else value
+        kept = typed.call("floordiv", (scaled, typed.call("cast_i", (inside,))))
+    why = f"cast to time with unit={unit!r} has no value outside the years 0001 to 9999"
+    return typed.call("cast_t", (kept,), why=why)
 
 
 def select(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
@@ -419,7 +458,8 @@ def history(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Nod
     if not members:
         raise PlanError(f"{params['what']} needs the column or columns to count by")
     if time.kind != "t":
-        raise PlanError(f"{params['what']} needs a time column, {origin(time).name!r} is {name_of(time.kind)}")
+        advice = {"i": f"; {UNIT_ADVICE}", "s": "; make it a time with .cast('time')"}.get(time.kind, "")
+        raise PlanError(f"{params['what']} needs a time column, {origin(time).name!r} is {name_of(time.kind)}{advice}")
     value = crossed(names, tuple(members), 1) if len(members) > 1 else hashed(names, members[0], params["what"])
     if value.kind != "k":
         raise PlanError(f"{params['what']} counts single values, not lists ({origin(value).name!r})")

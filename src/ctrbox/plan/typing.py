@@ -14,6 +14,7 @@ from ctrbox.errors import PlanError
 from ctrbox.plan import checks
 from ctrbox.plan.node import LITERAL, Node, Nodes
 
+UNIT_ADVICE = "make it a time with .cast('time', unit='s'); the unit is 's', 'ms', 'us' or 'ns'"
 WIDER = {"b": "i", "i": "f", "*b": "*i", "*i": "*f"}
 
 
@@ -31,20 +32,29 @@ class Typed:
 
     def __init__(self) -> None:
         self.nodes = Nodes()
+        self.units_unsaid: list[str] = []  # what is wrong with each cast of a whole number to a time without a unit
 
     def literal(self, value: Any, kind: str | None = None) -> Node:
         kind = kind or literal_kind(value)
         return self.nodes.intern("literal", (), (("value", value),), kind, False, LITERAL)
 
     def call(
-        self, op: str, args: tuple[Node, ...], *, shown: str = "", nullable: bool | None = None, **params: Any
+        self,
+        op: str,
+        args: tuple[Node, ...],
+        *,
+        shown: str = "",
+        nullable: bool | None = None,
+        why: str = "",
+        **params: Any,
     ) -> Node:
-        """A node of operator ``op``. ``params``: ints, floats, texts (tuples), table (a description), strict."""
+        """A node of operator ``op``. ``params``: ints, floats, texts (tuples), table (a description), strict. ``why``: why
+        its arguments may be null, where a message should name this node instead of them."""
         kinds, result, makes_nulls = self.match(op, args)
         args = tuple(self.widen(a, k) for a, k in zip(args, kinds, strict=True))
         if nullable is None:
             nullable = makes_nulls or any(a.nullable for a in args)
-        why = f"{shown or op} has no value for some rows" if makes_nulls else ""
+        why = why or (f"{shown or op} has no value for some rows" if makes_nulls else "")
         return self.node(op, args, tuple(sorted(params.items())), result, nullable, why)
 
     def node(
@@ -118,8 +128,9 @@ def cast_hint(args: tuple[Node, ...], known: list[tuple[str, ...]]) -> str:
             and len(args[0].kind) == 1
             and (args[0].kind,) in kernels().get(f"cast_{wanted[0]}", {})
         ):
-            unit = ", of microseconds since 1970" if (args[0].kind, *wanted) == ("i", "t") else ""
-            return f"; .cast({name_of(wanted[0])!r}) first{unit}"
+            if (args[0].kind, *wanted) == ("i", "t"):
+                return f"; {UNIT_ADVICE}"
+            return f"; .cast({name_of(wanted[0])!r}) first"
     return ""
 
 
@@ -139,7 +150,7 @@ HINTS = {
     "cast_b": "; compare instead: col('x') == 'true'",
     "hash": "; a float cannot be a key: .bucketize([…]) or .round().cast('int').fill(0) first",
     "dictionary_vector": "; take one word of a list with .get(n)",
-    "age": "; write a datetime, or cast a string: .cast('time')",
+    "age": "; write a datetime, cast a string with .cast('time') or a whole number with .cast('time', unit='s')",
 }
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from ctrbox.errors import SourceError, nearest
-from ctrbox.views.fields import DECLARED, Misfit, convert, infer, infer_time, name_of_type
+from ctrbox.views.fields import DECLARED, Misfit, convert, infer, infer_time, name_of_type, number_as_time
 from ctrbox.views.filesystems import File, first_line
 from ctrbox.views.looks import evident_delimiter, is_a_header, is_a_row
 from ctrbox.views.simple import Leaf
@@ -205,9 +205,12 @@ class Csv:
                 arrays.append(convert(texts.column(name), type))
             except Misfit as error:
                 kind = name_of_type(type)
+                declared = name in dict(self.options.types or ())
+                if declared and kind == "time" and error.value.lstrip("-").isdecimal():
+                    raise BlockError(f"column {name!r}: {error}; {number_as_time(name)}", error.row) from None
                 told = (
                     f"as types= says; pass types={{{name!r}: 'str'}} to read the column as text"
-                    if name in dict(self.options.types or ())
+                    if declared
                     else f"as in the first rows; pass types={{{name!r}: 'str'}} to read the column as text"
                     + (f", or types={{{name!r}: 'float'}}" if kind == "int" else "")
                 )

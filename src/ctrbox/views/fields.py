@@ -41,6 +41,15 @@ class Misfit(Exception):
         shown = value if len(value) <= 60 else value[:57] + "..."
         super().__init__(f"{shown!r} is not {expected(type)}")
         self.row = row
+        self.value = value
+
+
+def number_as_time(name: str) -> str:
+    """Say how to read a column of numbers that ``types=`` declares a time."""
+    return (
+        f"a number is not a time; read the column as int, types={{{name!r}: 'int'}}, and convert it: "
+        f"col({name!r}).cast('time', unit='s'), where the unit is 's', 'ms', 'us' or 'ns'"
+    )
 
 
 def expected(type: pa.DataType) -> str:

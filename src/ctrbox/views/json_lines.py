@@ -20,7 +20,7 @@ import pyarrow.json as pajson
 from pyarrow import types as pt
 
 from ctrbox.errors import SourceError
-from ctrbox.views.fields import DECLARED, EXACT, exact_whole
+from ctrbox.views.fields import DECLARED, EXACT, exact_whole, number_as_time
 from ctrbox.views.filesystems import File, first_line
 from ctrbox.views.simple import Leaf
 from ctrbox.views.streamed import BlockError, Parse
@@ -90,7 +90,9 @@ class Json:
             except BlockError as error:
                 rounded = error.__cause__
                 if not isinstance(rounded, Rounded) or rounded.path in declared or rounded.path in self._texts:
-                    raise reason or error from error
+                    if reason is None:
+                        raise
+                    raise reason from error
                 reason = error
                 self._texts |= {rounded.path}
                 _plant(wanted, rounded.path, pa.utf8())
@@ -131,11 +133,22 @@ class Json:
             found = _ROW.search(text)
             row = int(found[1]) - _led(block.data) if found else _broken_line(block.data, schema)
             column = None if schema is None or row is None else _broken_column(block.data, schema, row)
+            if column is not None and row is not None and self._number_as_time(block.data, column, row):
+                raise BlockError(f"column {column!r}: {number_as_time(column)}", row) from None
             told = "" if column is None else f"column {column!r}: "
             advice = "" if column is None else f"; pass types={{{column!r}: …}} if another type was meant"
             raise BlockError(told + _ROW.sub("", text) + advice, row) from error
         _check_lines(block.data, batch.num_rows)
         return batch
+
+    def _number_as_time(self, data: bytes, column: str, row: int) -> bool:
+        """Tell whether a row holds a number in a column that ``types=`` declares a time."""
+        if dict(self.options.types or ()).get(column) != "time":
+            return False
+        value: Any = json.loads([line for line in data.splitlines() if line.strip()][row])
+        for name in (column,) if column in value else column.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _all_numbers(data: bytes, path: Path) -> bool:
