@@ -24,6 +24,7 @@ from ctrbox.plan.build import build, build_columns
 from ctrbox.plan.device import Device, device_named, gpu_here
 from ctrbox.plan.features import FeatureSet
 from ctrbox.plan.graph import Graph
+from ctrbox.plan.label_leak import label_leak
 from ctrbox.plan.typing import origin
 from ctrbox.plan.unlabelled import without_label_filters
 from ctrbox.plan.user import UserOperator
@@ -552,7 +553,8 @@ def compile(
     threads: int | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Plan:
-    """The plan of a job. ``device``: "cpu", "cuda", "cuda:32GB", a ``cb.Device``, or "auto": a GPU where one can be used."""
+    """The plan of a job. ``device``: "cpu", "cuda", "cuda:32GB", a ``cb.Device``, or "auto": a GPU where one can be used.
+    Warns about features that read a column that the label reads."""
     if not isinstance(log, View):
         raise PlanError(f"compile needs a View, got {type(log).__name__}; wrap it: cb.View(data, key=…)")
     if not isinstance(features, FeatureSet):
@@ -561,6 +563,8 @@ def compile(
         )
     plan = Plan(log, features, device=device, threads=threads, chunk_rows=chunk_rows)
     plan.graph.check_units()
+    if leak := label_leak(plan.graph):
+        warnings.warn(leak, stacklevel=2)  # where compile is called
     return plan
 
 
