@@ -131,7 +131,13 @@ def told(found: dict[str, Any]) -> None:
         f"version {found['version']}"
     )
     if found["examples"]:
-        tell(f"loss {found['loss']:.6f}, AUC {found['auc']:.6f}, the best constant {found['constant']:.6f}")
+        whole = (
+            f"of the last whole window ({found['auc_examples']:,} examples)" if found["windows"] else "of all examples"
+        )
+        tell(
+            f"loss {found['loss']:.6f} over all examples (the best constant {found['constant']:.6f}), AUC {whole} "
+            f"{found['auc']:.6f}"
+        )
     for name in (
         "duplicates",
         "late_impressions",

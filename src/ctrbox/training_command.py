@@ -64,6 +64,8 @@ def train(
     lr: Annotated[
         float | None,
         typer.Option(
+            "--lr",
+            "--learning-rate",
             metavar="RATE",
             help="Learning rate of the embedding tables, above 0 (for FTRL: alpha); replaces the job's. Rows and optimizer "
             "states are kept. Default: the job's setting.",

@@ -59,6 +59,8 @@ def test_a_stream_is_made_learned_from_and_gone_on_with(place: Path) -> None:
     assert found["learned"] + found["held"] == 600
     assert "version 2: 200 examples, a patch of" in first.stderr
     assert "next: ctrbox serve model" in first.stderr
+    assert f"over all examples (the best constant {found['constant']:.6f}), AUC of all examples" in first.stderr
+    assert found["auc_examples"] == found["examples"]
     again = ctrbox(place, *words)
     assert json.loads(again.stdout)["learned"] == found["learned"]
     assert "going on from checkpoint" in again.stderr
@@ -114,7 +116,11 @@ def test_a_full_disk_ends_once_with_an_error(place: Path) -> None:
         ),
         (
             ("job.py", "--stream", "data", "--out", "new", "--time", "tss"),
-            "no column 'tss' for the time of an event; nearest: 'ts'",
+            "no column 'tss' for the time of an event; nearest: 'ts'; name it with time=, or on the command line with --time",
+        ),
+        (
+            ("job.py", "--stream", "data", "--out", "new", "--time", "moment"),
+            "no column 'moment' for the time of an event; nearest: 'ts'; name it with",
         ),
         (("job.py", "--stream", "nats://localhost", "--out", "new"), "expected nats://host:4222/STREAM"),
     ],

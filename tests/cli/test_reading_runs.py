@@ -438,3 +438,8 @@ def test_explain_and_show_take_a_run_a_served_model_and_a_saved_plan(
         ctrbox("explain", "data")
     with pytest.raises(Mistake, match="there is no job file"):
         ctrbox("explain", "nothing.plan")
+
+
+def test_the_learning_rate_may_be_written_out(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises((Mistake, CtrboxError), match=r"lr"):
+        ctrbox("train", "own.py", "--learning-rate", "-1", "--out", "hints/rate")

@@ -11,6 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from ctrbox.online.progress import HEAD, Progress, auc
 from ctrbox.serve.online_status import status
+from ctrbox.streaming import told
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 60), st.integers(1, 5))
@@ -111,3 +112,20 @@ def test_plain_figures_ignore_weights_and_weighted_ones_are_named() -> None:
     assert "weighted" not in status(plain)
     assert status(weighted)["weighted"]["auc"] == weighted.weighted_auc
     assert status(weighted)["calibration"]["clicked"] == plain.calibration[1]
+
+
+def test_the_last_line_says_of_which_examples_its_auc_is(capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(0)
+    predictions = random.random(250).astype(np.float32)
+    labels = (random.random(250) < predictions).astype(np.float32)
+    progress = Progress(window=100)
+    names = ["duplicates", "late_impressions", "late_clicks", "lone_clicks", "outside_clicks", "future"]
+    counts = dict.fromkeys([*names, "dropped_by_filters", "left_out", "refused_chunks"], 0)
+    for upto, examples, said in ((60, 60, "of all examples"), (250, 100, "of the last whole window (100 examples)")):
+        progress.add(labels[progress.examples : upto], predictions[progress.examples : upto])
+        found = status(progress, counts=counts, learned=upto, held=0, version=1)
+        assert (found["examples"], found["auc_examples"]) == (upto, examples)
+        told(found)
+        line = capsys.readouterr().err.splitlines()[1]
+        assert line.endswith(f"AUC {said} {progress.auc:.6f}")
+        assert line.startswith(f"loss {log_loss(labels[:upto], predictions[:upto]):.6f} over all examples")

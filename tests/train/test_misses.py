@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ctrbox.embed import misses
 from ctrbox.embed.dense_optimizer import dense_optimizer
 from ctrbox.errors import DataError, PlanError, TrainError
 from ctrbox.train.report import write_report
+from ctrbox.train.settings import OF_THE_TRAINER
 from tests.train.test_model_server_training import FAST, ITEMS, WIDTH, rows, server, trained
 from tests.train.test_model_server_training import plan as plan
 
@@ -154,3 +156,7 @@ def test_adaptive_l2_without_tables_is_refused(tmp_path: Path) -> None:
     model = cb.models.EmbeddingMLP(plan.schema, dim=4)
     with pytest.raises(PlanError, match="adaptive_l2 regularises the rows of tables, and this model reads none"):
         cb.Trainer(model, one).fit(plan, adaptive_l2=0.1, **FAST)
+
+
+def test_every_argument_of_the_trainer_is_told_apart_from_a_setting() -> None:
+    assert list(inspect.signature(cb.Trainer).parameters)[1:] == list(OF_THE_TRAINER)

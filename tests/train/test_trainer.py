@@ -267,6 +267,9 @@ def test_early_stop_ends_with_the_same_table_pipelined_or_not(plan: cb.Plan) -> 
         ({"explain": True, "time": col("price")}, "time must be a moment"),
         ({"explain": True, "by": ["device"]}, "by must be a dict"),
         ({"explain": True, "by": {"z": col("zz")}}, "column 'zz' is not in view"),
+        ({"lr": 0.1}, r"lr is an argument of the trainer, not of a training: cb\.Trainer\(…, lr=0\.1\)"),
+        ({"learning_rate": 0.1}, r"argument of the trainer, not of a training: cb\.Trainer\(…, lr=0\.1\)"),
+        ({"threads": 2}, r"threads is an argument of the trainer.* cb\.Trainer\(…, threads=2\)"),
         ({"batch": 3}, "there is no setting 'batch'; nearest: 'batch_size'"),
     ],
 )

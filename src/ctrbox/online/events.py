@@ -64,9 +64,15 @@ class Layout:
         if event in columns.names:
             raise PlanError(f"column {event!r} is a feature's; name another that says what an event is")
         if time not in log.names:
-            raise PlanError(f"the log has no column {time!r} for the time of an event{nearest(time, log.names)}")
+            raise PlanError(
+                f"the log has no column {time!r} for the time of an event{_nearest_time(time, log)}; name it with time=, or on "
+                "the command line with --time COLUMN"
+            )
         if id not in log.names:
-            raise PlanError(f"the log has no column {id!r} for the id of an impression{nearest(id, log.names)}")
+            raise PlanError(
+                f"the log has no column {id!r} for the id of an impression{nearest(id, log.names)}; name it with id=, or on the "
+                "command line with --id COLUMN"
+            )
         kept = [f.with_type(_plain(f.type)).with_nullable(True).remove_metadata() for f in columns]
         units, clock = dict(time_units or {}), _plain(log.field(time).type)
         if pt.is_integer(clock) and time not in units:
@@ -331,3 +337,12 @@ def _hashable(ids: pa.Array) -> list[Hashable]:
         ids = ids.cast(pa.large_binary())
     found: list[Hashable] = ids.to_pylist()
     return found
+
+
+def _nearest_time(name: str, log: pa.Schema) -> str:
+    """Return the column that is most likely meant as the time of an event, in words; nothing where none is likely."""
+    if found := nearest(name, log.names):
+        return found
+    times = [f.name for f in log if pt.is_timestamp(f.type)]
+    times += [f.name for f in log if f.name not in times and any(part in f.name.lower() for part in ("time", "date"))]
+    return f"; nearest: {times[0]!r}" if times else ""

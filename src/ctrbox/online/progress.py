@@ -109,6 +109,11 @@ class Progress:
         return self.windows[-1].auc if self.windows else self._auc(False)
 
     @property
+    def auc_examples(self) -> int:
+        """Number of examples that ``auc`` is of: those of the last whole window, or all where there is none yet."""
+        return self.window if self.windows else self._rows
+
+    @property
     def weighted_auc(self) -> float:
         """By weight: of the last whole window, or of all where there is none yet."""
         return self.windows[-1].weighted_auc if self.windows else self._auc(True)

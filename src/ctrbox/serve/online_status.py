@@ -1,7 +1,7 @@
 """How learning goes, for people: `online.json` beside the model for the server's page, and bad rows by name.
 
-{"examples", "clicked", "loss", "auc", "constant", "calibration": {"predicted", "clicked"}, "published_at", "version", "lag_s",
- "windows": [[examples, loss, auc, constant], …], "held", "counts": {…}, "updated_at"}
+{"examples", "clicked", "loss", "auc", "auc_examples", "constant", "calibration": {"predicted", "clicked"}, "published_at",
+ "version", "lag_s", "windows": [[examples, loss, auc, constant], …], "held", "counts": {…}, "updated_at"}
 
 All examples count alike. Where examples have weights, "weighted": {"loss", "auc", "predicted", "clicked"} tells the same by
 weight.
@@ -65,6 +65,7 @@ def status(progress: Progress, **beside: Any) -> dict[str, Any]:
         "examples": progress.examples,
         "loss": progress.loss,
         "auc": progress.auc,
+        "auc_examples": progress.auc_examples,
         "constant": progress.constant,
         "clicked": progress.clicks,
         "calibration": {"predicted": predicted, "clicked": clicked},

@@ -26,6 +26,7 @@ from ctrbox.train.schedule import Constant, Schedule
 DEVICES = ("auto", "cpu", "cuda")
 MONITORS = ("logloss", "auc", "gauc", "weighted_logloss", "weighted_auc", "weighted_gauc")
 CALIBRATIONS = ("weights", "intercept")
+OF_THE_TRAINER = ("embedder", "optimizer", "threads", "device", "bf16", "common", "lr")  # arguments of cb.Trainer
 STEPS = 250  # of an epoch: with fewer a model of fresh weights has hardly moved
 LEAST_BATCH, MOST_BATCH = 64, 16_384
 
@@ -101,6 +102,12 @@ def with_batch_size(settings: Settings, rows: int) -> Settings:
 def settings_of(given: dict[str, Any]) -> Settings:
     known = [f.name for f in fields(Settings)]
     for name in given:
+        if name in OF_THE_TRAINER or name == "learning_rate":
+            right = "lr" if name == "learning_rate" else name
+            raise PlanError(
+                f"{name} is an argument of the trainer, not of a training: cb.Trainer(…, {right}={_short(given[name])})"
+                + ("; on the command line: ctrbox train --lr" if right == "lr" else "")
+            )
         if name not in known:
             raise PlanError(f"there is no setting {name!r}{nearest(name, known)}; expected one of {', '.join(known)}")
     return Settings(**given)
