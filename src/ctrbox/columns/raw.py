@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox.columns.kind import kind_of_arrow, name_of
-from ctrbox.columns.times import accepted, times_of, times_of_numbers
+from ctrbox.columns.times import accepted, outside_years, times_of, times_of_numbers
 from ctrbox.errors import DataError
 
 TYPES: dict[str, frozenset[type]] = {
@@ -118,7 +118,8 @@ class RawColumn:
                     self._scalars([value], self.type)
             except WRONG:
                 shown = JSON_NAMES.get(type(value), type(value).__name__)
-                return f"row {row}: column {self.name!r} is {shown} ({brief(value)}), expected {self.expected}"
+                told = f"row {row}: column {self.name!r} is {shown} ({brief(value)}), expected {self.expected}"
+                return told + self.far(value)
         return f"column {self.name!r} cannot be read, expected {self.expected}"
 
     @property
@@ -128,6 +129,14 @@ class RawColumn:
             return f"{'a list of times' if self.is_list else 'a time'}: {accepted(self.unit)}"
         exact = f" ({self.type})" if self.letter in "if" else ""
         return f"{name_of(self.kind)}{exact}"
+
+    def far(self, value: Any) -> str:
+        """Say of a time, or of the first of a list, that it lies outside the years 0001 to 9999; empty where none does."""
+        if self.letter != "t":
+            return ""
+        found = (outside_years(v, self.unit) for v in (value if isinstance(value, list) else [value]))
+        told = next(filter(None, found), "")
+        return f"; {told}" if told else ""
 
     def from_tensor(self, values: np.ndarray) -> pa.Array:
         """Convert a tensor, one value a row; of a column of lists a matrix. DataError where type, shape or a value is wrong."""

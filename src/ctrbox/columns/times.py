@@ -9,13 +9,14 @@ Text is ISO 8601, with the grammar of ``col(…).cast("time")``:
 Up to nine fractional digits are accepted; the seventh to ninth are cut off. Ten or more are refused.
 
 A number says nothing about its unit, so it is a time only where the view declares the unit: ``View(…, time_units={"ts": "s"})``.
-It must be a whole number. Every time becomes microseconds since 1970 UTC; finer ones are rounded down, before 1970 too. What
-leaves 64 bits is refused.
+It must be a whole number. Every time becomes microseconds since 1970 UTC; finer ones are rounded down, before 1970 too. A number
+outside the years 0001 to 9999 is refused: milliseconds where seconds are declared lie there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -60,6 +61,32 @@ def checked_units(units: Mapping[str, str] | None, columns: Sequence[str]) -> di
             listed = ", ".join(f"{short!r} ({long})" for short, long in UNITS.items())
             raise PlanError(f"time_units= gives {unit!r} as the unit of column {name!r}; expected one of {listed}")
     return found
+
+
+def outside_years(value: Any, unit: str | None) -> str:
+    """Say in which year a number of a unit lies and which unit it may count; empty where it lies in the years 0001 to 9999."""
+    if type(value) is not int or unit is None or FIRST <= _microseconds(value, unit) <= LAST:
+        return ""
+    # The calendar repeats after 400 years of 146,097 days.
+    eras, days = divmod(_microseconds(value, unit) // 86_400_000_000, 146_097)
+    year = (date(1970, 1, 1) + timedelta(days=days)).year + 400 * eras
+    shown = f"{year:,}" if abs(year) < 10**9 else "beyond a thousand million"
+    finer = list(UNITS)[list(UNITS).index(unit) + 1 :]
+    fits = [u for u in finer if FIRST <= _microseconds(value, u) <= LAST]
+    asked = f"; is it {UNITS[fits[0]]}?" if fits else ""
+    return (
+        f"{brief_number(value)} {UNITS[unit]} since 1970 lie in the year {shown}, outside the years 0001 to 9999{asked}"
+    )
+
+
+def _microseconds(value: int, unit: str) -> int:
+    return value // 1000 if unit == "ns" else value * MICROSECONDS[unit]
+
+
+def brief_number(value: int) -> str:
+    """Show a whole number of a stranger in at most 41 characters."""
+    text = str(value) if value.bit_length() <= 128 else f"a number of {value.bit_length():,} bits"
+    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def accepted(unit: str | None) -> str:
@@ -111,5 +138,8 @@ def times_of_numbers(numbers: pa.Array, unit: str | None) -> pa.Array:
         raise ValueError("a time is a whole number")
     if unit == "ns":
         return times_to_microseconds(numbers.cast(pa.int64()).view(pa.timestamp("ns")))
-    scaled = pc.multiply_checked(numbers.cast(pa.int64()), MICROSECONDS[unit])
-    return scaled.view(TIME)
+    numbers = numbers.cast(pa.int64())
+    for bound in pc.min_max(numbers).as_py().values():
+        if told := outside_years(bound, unit):
+            raise ValueError(told)
+    return pc.multiply_checked(numbers, MICROSECONDS[unit]).view(TIME)

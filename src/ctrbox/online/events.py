@@ -24,7 +24,7 @@ from pyarrow import types as pt
 
 from ctrbox.columns.kind import kind_of_arrow
 from ctrbox.columns.raw import WRONG, RawColumn, brief, narrowed
-from ctrbox.columns.times import TIME, UNITS, accepted, times_of_numbers, times_of_text
+from ctrbox.columns.times import FIRST, LAST, TIME, UNITS, accepted, outside_years, times_of_numbers, times_of_text
 from ctrbox.errors import DataError, PlanError, nearest
 from ctrbox.views.filesystems import first_line
 from ctrbox.views.memory import MemorySource
@@ -32,7 +32,6 @@ from ctrbox.views.simple import castable, conform, is_text
 
 IMPRESSION, CLICK = b"impression", b"click"
 TEXT = pa.utf8()
-FURTHEST = 1 << 58  # microseconds, some 9,000 years
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,9 @@ def _each(array: pa.Array, convert: Callable[[pa.Array], pa.Array], column: RawC
                 half(first, (first + last) // 2)
                 half((first + last) // 2, last)
                 return
-            bad.setdefault(first, f"{column.name!r} is {brief(array[first].as_py())}, expected {column.expected}")
+            value = array[first].as_py()
+            told = f"{column.name!r} is {brief(value)}, expected {column.expected}{column.far(value)}"
+            bad.setdefault(first, told)
             parts.append(pa.nulls(1, column.type))
 
     half(0, len(array))
@@ -326,8 +327,8 @@ def _microseconds(
     times = array if pt.is_timestamp(array.type) else _column(array, asked, wrong)
     valid = np.asarray(times.is_valid().to_numpy(zero_copy_only=False), bool)
     values = np.asarray(pc.fill_null(times.view(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)
-    for row in np.flatnonzero(valid & ((values >= FURTHEST) | (values <= -FURTHEST))).tolist():
-        wrong.setdefault(row, f"{clock.name!r} lies more than 9,000 years from 1970")
+    for row in np.flatnonzero(valid & ((values > LAST) | (values < FIRST))).tolist():
+        wrong.setdefault(row, f"{clock.name!r} is out of range: {outside_years(int(values[row]), 'us')}")
         valid[row] = False
     return values, valid
 
