@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import CtrboxError, DataError
+from ctrbox.train.report import write_report
 from ctrbox.train.sealed import read_sealed, sealed
 from tests.train.worlds import checkerboard
 
@@ -146,6 +149,79 @@ def test_links_in_the_place_of_weights_are_refused(run: Path, tmp_path: Path) ->
     weights.rename(tmp_path / "elsewhere")
     weights.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"dense\.safetensors is a symbolic link"):
+        cb.Run.load(place)
+
+
+# What a load reads from a run folder or a model folder besides weights.
+SMALL = ("config.json", "summary.json", "model/state.json", "plan.ctrplan")
+
+
+def copied(source: Path, place: Path, name: str) -> Path:
+    """Return a copy of a folder that lacks one file, for something else to take its place."""
+    shutil.copytree(source, place)
+    (place / name).unlink()
+    return place
+
+
+def test_links_to_endless_files_are_refused_without_memory(run: Path, tmp_path: Path) -> None:
+    folders = []
+    for k, name in enumerate(SMALL):
+        folders.append(copied(run, tmp_path / str(k), name))
+        (folders[-1] / name).symlink_to("/dev/zero")
+    found = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(run), *map(str, folders)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    for name, line in zip(SMALL, found.stdout.splitlines(), strict=True):
+        assert re.search(rf"{name} .*(a symbolic link|a device); expected a regular file", line), line
+
+
+def test_fifos_are_refused_and_do_not_wait(run: Path, tmp_path: Path) -> None:
+    folders = []
+    for k, name in enumerate(SMALL):
+        folders.append(copied(run, tmp_path / str(k), name))
+        os.mkfifo(folders[-1] / name)
+    found = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(run), *map(str, folders)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    for name, line in zip(SMALL, found.stdout.splitlines(), strict=True):
+        assert re.search(rf"{name} .*is a FIFO; expected a regular file", line), line
+
+
+def test_a_link_to_a_whole_run_folder_is_followed(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "today").symlink_to(run)
+    assert cb.Run.load(tmp_path / "today").metrics["rows"] == 100
+
+
+def test_a_report_refuses_what_is_no_regular_file(run: Path, tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "plan.svg"):
+        place = copied(run, tmp_path / name, name)
+        os.mkfifo(place / name)
+        with pytest.raises(DataError, match=rf"{name} is a FIFO; expected a regular file"):
+            write_report(place)
+
+
+def test_a_table_folder_holds_regular_files_only(tmp_path: Path) -> None:
+    plan = cb.compile(
+        cb.View(checkerboard(400), name="log"),
+        cb.FeatureSet(label=col("clicked"), sparse={"user": col("user").key()}),
+        device="cpu",
+    )
+    place = tmp_path / "run"
+    with cb.SparseTable(tmp_path / "table", 4) as table:
+        cb.Trainer(cb.models.FM(plan.schema, 4), table).fit(plan, batch_size=100, out=place)
+    manifest = place / "model" / "table-0.ctrtable" / "MANIFEST"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    with pytest.raises(DataError, match=r"MANIFEST is a FIFO"):
         cb.Run.load(place)
 
 

@@ -34,6 +34,7 @@ from ctrbox.embed.sparse_folder import absolute, described, flocked, made, synce
 from ctrbox.embed.table import MOST_DIM, checked_bytes, whole
 from ctrbox.engines.aside import remove, written_aside
 from ctrbox.errors import PlanError, SourceError, nearest
+from ctrbox.files.regular import read_regular
 
 HEAD = "CTRTABLES 1"
 NAMED = re.compile(r"CTRTABLES 1\n(\d{1,18}) (\d{1,4}(?: \d{1,4})*)\n([0-9a-f]{8})\n")
@@ -224,7 +225,7 @@ class SparseTables:
 def named_in(folder: Path) -> tuple[int, tuple[int, ...]] | None:
     """The last checkpoint and the dims of a folder of tables; None where it is none."""
     try:
-        text = (folder / "TABLES").read_text(encoding="ascii")[:4096]
+        text = read_regular(folder / "TABLES", 4096).decode("ascii")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

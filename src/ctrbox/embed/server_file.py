@@ -25,6 +25,7 @@ from safetensors.torch import load, save
 
 from ctrbox.engines.aside import written_aside
 from ctrbox.errors import DataError, SourceError
+from ctrbox.files.regular import open_regular
 
 MAGIC = b"CTRSERV\n"
 VERSION = 1
@@ -43,15 +44,15 @@ def write_server(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping
 def is_server(path: Path) -> bool:
     """Whether a file says that it is a Model Server's."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:
             return file.read(len(MAGIC)) == MAGIC
-    except OSError:
+    except (OSError, DataError):
         return False
 
 
 def read_server(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:
             head = file.read(HEAD.size)
             if head[: len(MAGIC)] != MAGIC or len(head) < HEAD.size:
                 raise SourceError(

@@ -35,7 +35,8 @@ from ctrbox.engines.aside import written_aside
 from ctrbox.engines.fingerprint import fingerprint, plain_array
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.saved_views import check_names, read_view, view_entry
-from ctrbox.errors import CtrboxError, PlanError, nearest
+from ctrbox.errors import CtrboxError, DataError, PlanError, nearest
+from ctrbox.files.regular import open_regular
 from ctrbox.plan.device import Device
 from ctrbox.plan.gaps import NullsUnfilled
 from ctrbox.plan.serial import (
@@ -223,14 +224,14 @@ def _beside(path: Path) -> Path:
 def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:
     """Header and blobs of a file, every checksum compared."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:
             size = os.fstat(file.fileno()).st_size
             # Read, not mapped: a mapped file that is cut off later would end the process with SIGBUS.
             data = memoryview(file.read(size))
             size = len(data)
     except FileNotFoundError:
         raise PlanError(f"there is no plan at {path}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DataError) as error:
         raise PlanError(f"the plan at {path} cannot be read: {error}") from error
     if bytes(data[:8]) != MAGIC:
         raise PlanError(f"{path} is not a saved plan: it does not begin with {MAGIC.decode()}")

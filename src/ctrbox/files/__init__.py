@@ -1,1 +1,2 @@
-"""Files as readers see them: which version of a file is read, and a checksum of what it holds."""
+"""Files as readers see them: which version of a file is read, a checksum of what it holds, and small files that a stranger
+may have made."""

@@ -23,6 +23,7 @@ import safetensors
 from ctrbox import _native
 from ctrbox.engines.aside import written_aside
 from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.files.regular import open_regular
 from ctrbox.publish.weights import MAGIC, SIZES, Directory, Part, Weights, read_weights, write_weights
 
 DEEP_FFM, TENSORS, TABLE, CLICK_MODEL = "deep_ffm", "tensors", "table", "click_model"
@@ -93,7 +94,7 @@ def weights_of(model: Model) -> Weights:
     if path.is_dir():
         path = path / "model" / "dense.safetensors" if (path / "model").is_dir() else path / "dense.safetensors"
     try:
-        with path.open("rb") as file:
+        with open_regular(path, follow=True) as file:
             magic = file.read(8)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error

@@ -28,11 +28,13 @@ from typing import Any
 
 from ctrbox.engines.aside import failure, locked, remove, written_aside
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError, nearest
+from ctrbox.files.regular import open_regular, read_regular
 from ctrbox.publish.patch import apply, diff, read_facts
 from ctrbox.publish.sources import DEEP_FFM, Model, pack
 from ctrbox.publish.weights import read_directory, read_weights
 
 MOST_LOG = 1 << 30
+MOST_SMALL = 64 << 20  # bytes of CURRENT and of FEATURES
 FEATURES = "FEATURES"
 
 
@@ -76,7 +78,7 @@ class Published:
         """The weight file of a version, the current one unless told."""
         version = self._version(number)
         path = self.folder / "versions" / f"{version.name}.fbw"
-        if not path.exists():
+        if not path.is_file():
             kept = sorted(int(p.stem) for p in (self.folder / "versions").glob("*.fbw"))
             raise DataError(f"version {version.number} of {self.folder} is no longer kept; kept: {_listed(kept)}")
         return path
@@ -181,7 +183,7 @@ class Published:
     def _features(self) -> list[str] | None:
         path = self.folder / FEATURES
         try:
-            found = _opened("", path.read_bytes(), path)[0].get("features")
+            found = _opened("", read_regular(path, MOST_SMALL), path)[0].get("features")
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -255,8 +257,8 @@ class Published:
         """Versions, the last seal, and bytes of the log that count."""
         pointer = self.folder / "CURRENT"
         try:
-            facts = _opened("", pointer.read_bytes(), pointer)[0]
-            with (self.folder / "log.jsonl").open("rb") as file:
+            facts = _opened("", read_regular(pointer, MOST_SMALL), pointer)[0]
+            with open_regular(self.folder / "log.jsonl") as file:
                 size = os.fstat(file.fileno()).st_size
                 if set(facts) != {"version", "log_bytes", "log_seal"} or not isinstance(facts["log_bytes"], int):
                     raise DataError(f"{pointer} is no pointer of a published folder")
@@ -308,13 +310,15 @@ def _copied(source: Path, place: Path) -> None:
 
 
 def _facts(path: Path) -> tuple[int, str]:
-    with path.open("rb") as file:
+    with open_regular(path, follow=True) as file:
         return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _wrong(path: Path, size: int, sha256: str) -> list[str]:
     try:
         met = _facts(path)
+    except DataError as error:
+        return [str(error)]
     except OSError as error:
         return [f"cannot read {path}: {error.strerror or error}"]
     return (

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from ctrbox import _native
 from ctrbox.engines.aside import written_aside
 from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.files.regular import open_regular
 from ctrbox.publish.buckets import Buckets, buckets, range_of
 
 MAGIC = b"CTRWGHTS"
@@ -157,7 +158,7 @@ def read_directory(path: str | os.PathLike[str]) -> Directory:
 
 
 def is_weights(path: str | os.PathLike[str]) -> bool:
-    with contextlib.suppress(OSError), Path(path).open("rb") as file:
+    with contextlib.suppress(OSError, DataError), open_regular(Path(path), follow=True) as file:
         return file.read(len(MAGIC)) == MAGIC
     return False
 
@@ -189,7 +190,7 @@ def _plain(e: Entry) -> dict[str, Any]:
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, Directory]]:
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(Path(path), follow=True) as file:
             yield file, _read_directory(path, file)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error

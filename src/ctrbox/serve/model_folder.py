@@ -25,6 +25,7 @@ import pyarrow.feather as feather
 from ctrbox.engines.aside import written_aside
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError, nearest
+from ctrbox.files.regular import open_regular
 from ctrbox.online.deep_ffm import DeepFFM
 from ctrbox.plan.user import UserOperator
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
@@ -94,7 +95,7 @@ class ModelFolder:
             try:
                 # The columns alone: a file that holds rows, and claims that they are many, is not read. Not mapped: a file
                 # that is cut off later would give SIGBUS.
-                with pa.OSFile(str(path)) as file:
+                with open_regular(path) as file:
                     log = pa.ipc.open_file(file).schema.empty_table()
             except (pa.ArrowException, OSError, ValueError) as error:
                 raise SourceError(f"cannot read {path}: {error}") from error

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ctrbox import __version__
-from ctrbox.errors import CtrboxError, SourceError
+from ctrbox.errors import CtrboxError, DataError, SourceError
+from ctrbox.files.regular import read_regular
 from ctrbox.serve.door import Door
 from ctrbox.serve.hosts import AllowedHosts
 from ctrbox.serve.metrics import Metrics
@@ -182,10 +183,8 @@ class Service:
         if self.online is None:
             return None
         try:
-            if self.online.stat().st_size > ONLINE_BYTES:
-                return None
-            found = json.loads(self.online.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            found = json.loads(read_regular(self.online, ONLINE_BYTES))
+        except (OSError, DataError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
 

@@ -30,6 +30,7 @@ from ctrbox.embed.sharded import restore_shard
 from ctrbox.engines.aside import remove, written_aside
 from ctrbox.errors import CtrboxError, DataError
 from ctrbox.files.checksum import checksums_of_own_files
+from ctrbox.files.regular import kind_of
 from ctrbox.train.sealed import read_sealed, sealed
 
 STATE = "state.json"
@@ -202,7 +203,11 @@ def _files(path: Path) -> list[Path]:
     """A file, or all that the folder of a table holds but its lock."""
     if path.is_file():
         return [path]
-    return sorted(p for p in path.rglob("*") if p.is_file() and p.name != "LOCK")
+    found = sorted(path.rglob("*"))
+    for p in found:
+        if p.is_symlink() or not (p.is_file() or p.is_dir()):
+            raise DataError(f"{p} is {kind_of(p.lstat().st_mode)}; a table holds regular files and folders only")
+    return [p for p in found if p.is_file() and p.name != "LOCK"]
 
 
 def _bytes(path: Path) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 from ctrbox.engines.aside import remove, written_aside
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, DataError, WriteError
+from ctrbox.files.regular import read_regular
 from ctrbox.train.checkpoint import checkpoint_path, remove_older, whole, write_weights
 from ctrbox.train.events import Events
 from ctrbox.train.learner import Learner
@@ -36,6 +37,7 @@ OURS = (
     "checkpoints",
 )
 KEEP_CHECKPOINTS = 2
+MOST_LINES = 1 << 30  # bytes of metrics.jsonl
 
 
 class RunFolder:
@@ -163,7 +165,7 @@ class RunFolder:
         if not path.exists():
             return
         kept = []
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in read_regular(path, MOST_LINES).decode("utf-8", "replace").splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 if json.loads(line)["step"] <= step:
                     kept.append(line)

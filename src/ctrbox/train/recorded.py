@@ -16,7 +16,11 @@ from typing import Any, NoReturn
 from xml.etree import ElementTree
 
 from ctrbox.errors import DataError, SourceError
+from ctrbox.files.regular import read_regular
 from ctrbox.train.sealed import read_sealed
+
+MOST_LINES = 1 << 30  # bytes of metrics.jsonl
+MOST_PICTURE = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def read_lines(file: Path) -> Iterator[Fields]:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_bytes().decode("utf-8")
+        return read_regular(file, MOST_LINES).decode("utf-8")
     except FileNotFoundError as error:
         raise SourceError(f"there is no {file}: this run folder is not whole") from error
     except OSError as error:
@@ -147,7 +151,7 @@ def _parse(source: str, file: Path, where: str) -> Fields:
 def _picture(file: Path) -> bytes | None:
     """plan.svg, if it is one. A run may have none: not every plan can be drawn."""
     try:
-        found = file.read_bytes()
+        found = read_regular(file, MOST_PICTURE)
     except FileNotFoundError:
         return None
     except OSError as error:

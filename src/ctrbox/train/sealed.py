@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.errors import DataError, SourceError
+from ctrbox.files.regular import read_regular
 
 FORMAT = 1
 MOST_BYTES = 64 << 20
@@ -27,9 +28,7 @@ def sealed(value: Mapping[str, Any]) -> str:
 def read_sealed(path: Path, what: str) -> dict[str, Any]:
     """The object in a sealed file, or one sentence about what is wrong with it. ``what``: the folder, for a missing file."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise DataError(f"{path} has {path.stat().st_size:,} bytes; expected at most {MOST_BYTES:,}")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(path, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError:
         raise SourceError(f"{path.parent} is no {what}: {path.name} is missing") from None
     except OSError as error:
