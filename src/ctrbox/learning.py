@@ -135,6 +135,12 @@ def predict(
     tell_of_servers(loaded)
     if as_json:
         say_json(rows=rows, seconds=seconds, rows_per_second=rows / seconds, output=output, run=str(run), data=data)
+    if not loaded.plan.log.key:
+        tell(
+            f"warning: view {loaded.plan.log.name!r} has no key, so only the column probability is written, in the order of the "
+            "log. The plan's filters leave rows out, so predictions of a filtered log cannot be matched with its rows. "
+            'Train with a key to get it beside each probability: cb.View(…, key="id")'
+        )
     where = "" if output == "-" else f" to {output}"
     tell(f"predicted {rows:,} rows in {seconds:.2f} s ({rows / max(seconds, 1e-9):,.0f} rows/s){where}")
     hint(f"ctrbox report {shlex.quote(str(run))}")

@@ -386,6 +386,16 @@ def test_the_command_that_follows_a_training_runs(
     assert told in capsys.readouterr().err
 
 
+def test_predictions_without_a_key_say_that_they_cannot_be_matched(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ctrbox("predict", "runs/plain", "data/log.parquet", "-o", "keyless.parquet")
+    assert pq.read_table("keyless.parquet").column_names == ["probability"]
+    assert "warning: view 'log' has no key, so only the column probability is written" in capsys.readouterr().err
+    ctrbox("predict", "runs/own", "data/log.parquet", "-o", "keyed.parquet", "--job", "own.py")
+    assert "has no key" not in capsys.readouterr().err
+
+
 def test_every_view_that_is_refused_is_named_at_once(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "data", tmp_path / "data")
     (tmp_path / "job.py").write_text(job_over(tmp_path / "data"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from ctrbox.embed.dense_optimizer import dense_optimizer
 from ctrbox.errors import DataError, PlanError, TrainError
 from ctrbox.train.report import write_report
 from ctrbox.train.settings import OF_THE_TRAINER
+from tests.train import worlds
 from tests.train.test_model_server_training import FAST, ITEMS, WIDTH, rows, server, trained
 from tests.train.test_model_server_training import plan as plan
 
@@ -160,3 +162,20 @@ def test_adaptive_l2_without_tables_is_refused(tmp_path: Path) -> None:
 
 def test_every_argument_of_the_trainer_is_told_apart_from_a_setting() -> None:
     assert list(inspect.signature(cb.Trainer).parameters)[1:] == list(OF_THE_TRAINER)
+
+
+def test_rows_that_a_filter_drops_are_counted_in_a_warning_of_predict() -> None:
+    rows = worlds.checkerboard(400)
+    log = cb.View(rows, key="id").fill(tags=[]).filter(col("device") == "ios")
+    plan = cb.compile(log, worlds.features(), threads=1)
+    run = cb.Trainer(cb.models.LR(plan.schema), threads=1).fit(plan, batch_size=100)
+    few = rows.slice(0, 20)
+    dropped = sum(device != "ios" for device in few.column("device").to_pylist())
+    assert 0 < dropped < 20
+    with pytest.warns(UserWarning, match=rf"filters drop {dropped} of 20 rows; their predictions are NaN"):
+        p = run.predict(few)
+    assert int(np.isnan(p).sum()) == dropped
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.predict(few, warn=False)
+        run.predict(few.filter(pc.equal(few.column("device"), "ios")))

@@ -222,7 +222,7 @@ class ServedRun:
         zeros = pa.array(np.zeros(request.rows, np.int32))
         columns = {n: context.column(n).take(zeros) for n in context.schema.names}
         columns |= {n: candidates.column(n) for n in candidates.schema.names}
-        return np.asarray(self.run.predict(pa.table(columns)), np.float32), self.version
+        return np.asarray(self.run.predict(pa.table(columns), warn=False), np.float32), self.version
 
 
 def open_served(

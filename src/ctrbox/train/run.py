@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,11 @@ class Run:
             raise PlanError(other_plan(self.learner.schema.fingerprint, batch.schema.fingerprint))
         return self.learner.predict(batch)
 
-    def predict(self, rows: Any) -> np.ndarray:
-        """Probabilities of a click for raw rows, one a row; NaN where a filter drops the row.
+    def predict(self, rows: Any, *, warn: bool = True) -> np.ndarray:
+        """Return probabilities of a click for raw rows, one a row; NaN, with a warning, where a filter drops the row.
 
         ``rows``: anything that speaks Arrow, a dict or a list of dicts. Columns that the plan merges from another view must
-        be among them.
+        be among them. ``warn=False``: say nothing about rows that a filter drops.
         """
         table = self._table(rows)
         merged = self.plan.extractor()
@@ -87,6 +88,12 @@ class Run:
             return p
         whole = np.full(table.num_rows, np.nan, np.float32)
         whole[batch.index] = p
+        dropped = table.num_rows - len(p)
+        if dropped and warn:
+            warnings.warn(
+                f"the plan's filters drop {dropped:,} of {table.num_rows:,} rows; their predictions are NaN",
+                stacklevel=2,
+            )
         return whole
 
     def _table(self, rows: Any) -> pa.Table:
