@@ -14,7 +14,7 @@ from ctrbox.engines.plan import Plan
 from ctrbox.plan.graph import Graph
 from ctrbox.plan.serial import Writer, canonical
 from ctrbox.plan.tables import Dictionary
-from ctrbox.views.view import View
+from ctrbox.views.view import Filter, View
 
 KEY_FORMAT = 1  # counts changes of an operator's bits: hashes, salts, float bodies
 
@@ -58,6 +58,35 @@ def _canonical_form(plan: Plan) -> dict[str, Any]:
         "dictionaries": [_dictionary_digest(d) for d in writer.dictionaries],
         "fitted": {str(k): {n: _array_digest(a) for n, a in s.items()} for k, s in plan.fitted.items()},
     }
+
+
+def difference(plan: Plan, other: Plan) -> str:
+    """Return how a plan for evaluation differs from the plan that a model is trained with, and what to do."""
+    if not only_filters_differ(plan, other):
+        return "other features than the one for training; make it by plan.over(data)"
+    theirs, mine = (_filters(p.log) or "no filter" for p in (other, plan))
+    return (
+        f"another filter than the one for training ({theirs}; for training {mine}). Its other steps and its features are the "
+        "same: divide the data before cb.View, compile one plan over the training rows, and use plan.over(validation_rows)"
+    )
+
+
+def only_filters_differ(plan: Plan, other: Plan) -> bool:
+    """Tell whether two plans differ in the filters of their logs and in no other step, nor in a feature."""
+    return _filters(plan.log) != _filters(other.log) and _unfiltered_form(plan) == _unfiltered_form(other)
+
+
+def _filters(log: View) -> str:
+    return "".join(f".filter({step.condition!r})" for step in log.steps if isinstance(step, Filter))
+
+
+def _unfiltered_form(plan: Plan) -> str:
+    writer = Writer()
+    writer.view(plan.log.with_steps(tuple(step for step in plan.log.steps if not isinstance(step, Filter))))
+    views = [[list(view.key), view.keep, writer.steps(view)] for view in list(writer.views)]
+    features = writer.features(plan.features)
+    dictionaries = [_dictionary_digest(d) for d in writer.dictionaries]
+    return canonical([views, features, writer.expressions, dictionaries])
 
 
 def columns_read(graph: Graph) -> dict[int, set[str]]:

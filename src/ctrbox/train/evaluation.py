@@ -11,13 +11,14 @@ import numpy as np
 
 from ctrbox.columns.batch import Batch
 from ctrbox.embed.gpu_batch import facts
+from ctrbox.engines.fingerprint import difference
 from ctrbox.engines.plan import Plan, Position
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.train.calibration import intercept, label_shift, weights_advice
 from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.metrics import Scores
 from ctrbox.train.pipeline import Clock, Stage, run_stages
-from ctrbox.train.sampling import Labels, weights_by_label
+from ctrbox.train.sampling import Labels, no_rows, weights_by_label
 from ctrbox.train.settings import Settings
 
 
@@ -37,9 +38,7 @@ class Split:
         total = plan.rows if settings.limit is None else min(plan.rows, settings.limit)
         if other is not None:
             if plan.fingerprint not in (other.fingerprint, other.made_over):
-                raise PlanError(
-                    "the plan for validation has other features than the one for training; make it by plan.over(data)"
-                )
+                raise PlanError(f"the plan for validation has {difference(plan, other)}")
             if total == 0:
                 raise TrainError(f"there are no training rows: {plan.log.name!r} is empty")
             return Split(total, total, other, 0, None, other)
@@ -99,7 +98,7 @@ def score_plan(
         labels.add(batch, labels.rows, "validation")
         scores.add(batch.label, p, weight=batch.weight, group=batch.group)
     if labels.rows == 0:
-        raise TrainError("there are no validation rows: every row was filtered out, or the split leaves none")
+        raise TrainError(no_rows("validation", plan, start, stop))
     return scores
 
 
@@ -134,7 +133,7 @@ def fitted_intercept(learner: Learner, split: Split, batch_size: int, overlap: b
         labels.append(np.asarray(batch.label))
         logits.append(logit)
     if not labels:
-        raise TrainError("there are no validation rows: every row was filtered out, or the split leaves none")
+        raise TrainError(no_rows("validation", split.valid, split.start, split.stop))
     return intercept(np.concatenate(labels), np.concatenate(logits))
 
 

@@ -289,7 +289,7 @@ class Fit:
         finally:
             stages.close()
         if not state.finished:
-            Labels(state.rows, state.clicks).check("training")
+            Labels(state.rows, state.clicks).check("training", self.plan, 0, self.split.train_stop)
         self._end_pass(epoch + 1)
         if epoch == 0:
             check_found(self.learner)

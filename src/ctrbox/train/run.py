@@ -20,6 +20,7 @@ from ctrbox.embed.model_server import ModelServer
 from ctrbox.embed.server_file import is_server, read_server
 from ctrbox.embed.sparse import SparseTable
 from ctrbox.embed.submodels import OTHER, kind_of_shapes, unfilled
+from ctrbox.engines.fingerprint import difference, only_filters_differ
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.saved import operators_of
 from ctrbox.errors import DataError, PlanError, SourceError, nearest
@@ -128,6 +129,8 @@ class Run:
             return score_plan(self.learner, self.plan, batch_size, int(held["start"]), int(held["stop"])).result()
         if isinstance(data, Plan):
             if self.learner.schema.fingerprint not in (data.fingerprint, data.made_over):
+                if only_filters_differ(self.plan, data):
+                    raise PlanError(f"this plan has {difference(self.plan, data)}")
                 raise PlanError(other_plan(self.learner.schema.fingerprint, data.fingerprint))
             plan = data
         else:

@@ -11,6 +11,7 @@ import numpy as np
 from ctrbox.columns.batch import Batch, as_array
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, TrainError
+from ctrbox.views.view import Filter, Join, Step
 
 
 def thin(batch: Batch, first: int, share: float, seed: int, epoch: int) -> Batch:
@@ -88,11 +89,35 @@ class Labels:
         self.rows += batch.rows
         self.clicks += int(label.sum())
 
-    def check(self, where: str) -> None:
+    def check(self, where: str, plan: Plan, start: int = 0, stop: int | None = None) -> None:
+        """Refuse no rows and a constant label. They were rows ``start`` to ``stop`` of the plan's log."""
         if self.rows == 0:
-            raise TrainError(f"there are no {where} rows: every row was filtered out, or the split leaves none")
+            raise TrainError(no_rows(where, plan, start, stop))
         if self.clicks in (0, self.rows):
             raise TrainError(
                 f"the label is {int(self.clicks > 0)} in all {self.rows:,} {where} rows; nothing can be learned from a "
                 "constant label"
             )
+
+
+def no_rows(where: str, plan: Plan, start: int = 0, stop: int | None = None) -> str:
+    """Return the error for rows ``start`` to ``stop`` of a plan's log, of which none is left."""
+    rows = max(0, (plan.rows if stop is None else min(stop, plan.rows)) - start)
+    if not rows:
+        return f"there are no {where} rows: the log {plan.log.name!r} has none from row {start:,} on"
+    steps = [_dropping(step) for step in plan.log.steps]
+    dropped = " and ".join(step for step in steps if step) or "the plan"
+    told = f"there are no {where} rows: {dropped} dropped all {rows:,} rows of {plan.log.name!r}"
+    if not any(isinstance(step, Filter) for step in plan.log.steps):
+        return told
+    return (
+        f"{told}. A plan keeps its filters when it runs over other data; to train and validate on values of a column such as "
+        "'split', divide the data before cb.View (docs/training.md, 'Data with a split column')"
+    )
+
+
+def _dropping(step: Step) -> str:
+    """Return how a step that drops rows is written, or an empty text for another step."""
+    if isinstance(step, Filter):
+        return f".filter({step.condition!r})"
+    return f"the inner join with view {step.view.name!r}" if isinstance(step, Join) and step.how == "inner" else ""

@@ -366,7 +366,7 @@ def _learn(plan: Plan, arms: list[_Arm], settings: Settings, split: Split, overl
                         )
             finally:
                 stages.close()
-            labels.check("training")
+            labels.check("training", plan, 0, split.train_stop)
     finally:
         watch.end()
     return seen
@@ -412,7 +412,7 @@ def _score(
                 parts.append(probability(logits).astype(np.float32))
     finally:
         stages.close()
-    labels.check("validation")
+    labels.check("validation", plan, split.start, split.stop)
     return np.concatenate(seen), [np.concatenate(parts, axis=1) for parts in guesses]
 
 

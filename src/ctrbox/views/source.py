@@ -70,7 +70,8 @@ def open_source(
 
 
 def _remedy(data: object) -> str:
-    return "; call .collect() first" if type(data).__name__ == "LazyFrame" else ""
+    remedies = {"LazyFrame": "; call .collect() first", "View": "; it is a View already: use it as it is"}
+    return remedies.get(type(data).__name__, "")
 
 
 def as_before(source: Source, data: object) -> dict[str, Any]:

@@ -138,8 +138,8 @@ class View:
         return view
 
     def over(self, data: Any, views: Mapping[str, Any] | None = None) -> View:
-        """Return the same steps over other rows. ``views``: other data for joined and merged views, by name, also for those
-        that a joined view joins itself.
+        """Return the same steps over other rows: what ``View`` takes, or a view without steps. ``views``: other data for joined
+        and merged views, by name, also for those that a joined view joins itself.
 
         Where this view and the other data are text files, the text options of this view hold for them as well.
         """
@@ -148,7 +148,19 @@ class View:
         for name in given:
             if name not in known:
                 raise PlanError(f"view {name!r} is not joined or merged here{nearest(name, known)}; there are: {known}")
-        source = View(data, self.key, keep=self.keep, name=self.name, **as_before(self.source, data)).source
+        if isinstance(data, View):
+            if data.steps:
+                steps = ", ".join(dict.fromkeys(_called(step) for step in data.steps))
+                raise PlanError(
+                    f"the steps of view {self.name!r} are applied to the other rows, so these must have none of their own, but "
+                    f"view {data.name!r} has {steps}; pass its data, or a View without steps"
+                )
+            source = data.source
+            for k in self.key:
+                if k not in source.schema.names:
+                    raise PlanError(f"key {k!r} is not a column of {source.name}{nearest(k, source.schema.names)}")
+        else:
+            source = View(data, self.key, keep=self.keep, name=self.name, **as_before(self.source, data)).source
         return self._changed(source=source, steps=self._steps_over(given))
 
     def brought(self) -> list[View]:
@@ -249,6 +261,11 @@ class View:
                 "merge aligns rows by instance id: give both views one key column, View(…, key='instance_id')"
             )
         return self._with(Merge(view, ordered, parse_bytes(budget)))
+
+
+def _called(step: Step) -> str:
+    """Return the method of ``View`` that adds such a step."""
+    return "with_columns" if isinstance(step, WithColumns) else type(step).__name__.lower()
 
 
 def _preview() -> Any:
