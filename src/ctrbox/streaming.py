@@ -64,6 +64,14 @@ def online(
         typer.Option("--id", metavar="COLUMN", help="Column of the impression id. Default: the key of the log."),
     ] = None,
     time_column: Annotated[str, typer.Option("--time", metavar="COLUMN", help="Time of an event.")] = "ts",
+    time_unit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="UNIT",
+            help="What an event time counts since 1970 where it is a whole number: s, ms, us or ns. Default: the unit that "
+            "the log's view declares.",
+        ),
+    ] = None,
     event_column: Annotated[str, typer.Option("--event", metavar="COLUMN", help="'impression' or 'click'.")] = "event",
     once: Annotated[bool, typer.Option("--once", help="End when nothing more is there.")] = False,
     publish_at_end: Annotated[
@@ -91,6 +99,7 @@ def online(
         "held": held,
         "ahead": ahead,
         "time": time_column,
+        "time_unit": time_unit,
         "event": event_column,
     }
     with blaming(job):

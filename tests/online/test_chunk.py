@@ -163,7 +163,7 @@ def test_a_number_without_a_declared_unit_is_refused(format: str, value: float) 
 
 def test_a_log_whose_times_are_numbers_must_declare_their_unit() -> None:
     log = LOG.set(1, pa.field("ts", pa.int64()))
-    with pytest.raises(PlanError, match=r"declare the unit in the job: cb.View"):
+    with pytest.raises(PlanError, match=r"pass the unit: ctrbox online --time-unit s"):
         Layout.of(LAYOUT.columns, log, id="id", time="ts")
     layout = Layout.of(LAYOUT.columns, log, id="id", time="ts", time_units={"ts": "s"})
     assert all_of(text({**ROW, "ts": -5}), layout=layout)[0][0][1] == -5_000_000

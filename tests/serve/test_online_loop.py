@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -345,6 +346,27 @@ def test_a_row_that_no_engine_can_take_is_left_out(world: Path, tmp_path: Path) 
     assert found["counts"]["left_out"] == 1
     assert found["learned"] > 0
     assert any(line.startswith("left out: a.jsonl line 1: ") and "is inf" in line for line in told)
+
+
+def test_whole_numbers_of_the_log_are_event_times_with_their_unit(tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 2], "ts_s": [1574953200, 1574953300], "user": [1, 2], "clicked": [0, 1]})
+    hour = col("ts_s").cast("time", unit="s").fill(0).hour()
+    features = cb.FeatureSet(label=col("clicked"), sparse={"user": col("user").key(), "hour": hour.key()})
+    plan = cb.compile(cb.View(table, key="id"), features, device="cpu", threads=1)
+    stream = tmp_path / "stream"
+    stream.mkdir()
+    rows = [{"event": "impression", "id": k, "ts_s": 1574953200 + 100 * k, "user": k} for k in range(50)]
+    (stream / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options: dict[str, Any] = {"window": "10s", "lateness": "0s", "once": True, "time": "ts_s", "tell": lambda _: None}
+    engine = cb.DeepFFM(plan.schema, bits=12)
+    with pytest.raises(cb.PlanError, match=r"its unit is unknown; pass the unit: ctrbox online --time-unit s"):
+        OnlineLoop(plan, engine, str(stream), tmp_path / "model", **options)
+    with pytest.raises(cb.PlanError, match=r"unit='m' is not a unit of time"):
+        OnlineLoop(plan, engine, str(stream), tmp_path / "model", time_unit="m", **options)
+    found = OnlineLoop(plan, engine, str(stream), tmp_path / "model", time_unit="s", **options).run()
+    with pytest.raises(cb.PlanError, match=r"is learned with time_unit s, asked for is time_unit ms"):
+        OnlineLoop(plan, engine, str(stream), tmp_path / "model", time_unit="ms", **options).run()
+    assert found["learned"] == 49  # the window of the last one has not passed: 100 seconds lie between two
 
 
 def test_another_plan_another_engine_and_another_version_are_refused(

@@ -357,6 +357,24 @@ def test_a_unit_is_declared_for_a_column_that_exists_and_is_one_of_four() -> Non
         plan_with({"ts": "seconds"})
 
 
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        (
+            pa.array([1574953200]),
+            r"'x', which is int, not a time; make it a time with col\('x'\)\.cast\('time', unit='s'\)",
+        ),
+        (pa.array(["2026-01-01"]), r"'x', which is str, not a time; make it a time with col\('x'\)\.cast\('time'\)"),
+        (pa.array([0.5]), r"'x', which is float, not a time; a unit is declared for times only"),
+        (pa.array([{}], pa.map_(pa.int64(), pa.int64())), r"'x', which is map<int64, int64.*>, not a time"),
+    ],
+)
+def test_a_unit_for_a_column_that_is_not_a_time_is_refused(column: pa.Array, says: str) -> None:
+    with pytest.raises(PlanError, match=f"time_units= names {says}"):
+        cb.View(pa.table({"x": column}), time_units={"x": "s"})
+    cb.View(pa.table({"x": pa.array([[0]], pa.list_(pa.timestamp("us")))}), time_units={"x": "s"})
+
+
 def test_a_saved_plan_keeps_its_units_and_the_fingerprint_of_one_without(tmp_path: Path) -> None:
     plan = PLANS["ms"]
     plan.save(tmp_path / "plan.ctr")

@@ -265,6 +265,8 @@ def test_early_stop_ends_with_the_same_table_pipelined_or_not(plan: cb.Plan) -> 
         ({"progress": "x"}, "progress must be True, False or a Watcher"),
         ({"out": 3}, "out must be a path"),
         ({"explain": True, "time": col("price")}, "time must be a moment"),
+        ({"explain": True, "time": col("user")}, r"got int; make it a time with .cast\('time', unit='s'\)"),
+        ({"explain": True, "time": col("user").cast("time")}, "which is int, needs the unit"),
         ({"explain": True, "by": ["device"]}, "by must be a dict"),
         ({"explain": True, "by": {"z": col("zz")}}, "column 'zz' is not in view"),
         ({"lr": 0.1}, r"lr is an argument of the trainer, not of a training: cb\.Trainer\(…, lr=0\.1\)"),

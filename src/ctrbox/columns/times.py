@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox.columns.exact import times_to_microseconds
+from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.errors import PlanError, nearest
 
 TIME = pa.timestamp("us")
@@ -61,6 +62,21 @@ def checked_units(units: Mapping[str, str] | None, columns: Sequence[str]) -> di
             listed = ", ".join(f"{short!r} ({long})" for short, long in UNITS.items())
             raise PlanError(f"time_units= gives {unit!r} as the unit of column {name!r}; expected one of {listed}")
     return found
+
+
+def check_are_times(units: Mapping[str, str], schema: pa.Schema) -> None:
+    """Raise PlanError where a unit is declared for a column that is not a time, for which it would do nothing."""
+    for name, unit in units.items():
+        kind = kind_of_arrow(schema.field(name).type)
+        if kind in ("t", "*t"):
+            continue
+        advice = {
+            "i": f"make it a time with col({name!r}).cast('time', unit={unit!r}); where it is the event time of ctrbox online, "
+            f"pass --time-unit {unit}",
+            "s": f"make it a time with col({name!r}).cast('time')",
+        }.get(kind or "", "a unit is declared for times only")
+        shown = name_of(kind) if kind else schema.field(name).type
+        raise PlanError(f"time_units= names {name!r}, which is {shown}, not a time; {advice}")
 
 
 def outside_years(value: Any, unit: str | None) -> str:

@@ -76,8 +76,8 @@ class Layout:
         units, clock = dict(time_units or {}), _plain(log.field(time).type)
         if pt.is_integer(clock) and time not in units:
             raise PlanError(
-                f"column {time!r}, the event time, is {clock} in the log, and its unit is unknown; declare the unit in the job: "
-                f"cb.View(…, time_units={{{time!r}: 's'}}), one of {', '.join(UNITS)}"
+                f"column {time!r}, the event time, is {clock} in the log, and its unit is unknown; pass the unit: "
+                f"ctrbox online --time-unit s, or OnlineLoop(…, time_unit='s'), one of {', '.join(UNITS)}"
             )
         if not (pt.is_timestamp(clock) or pt.is_integer(clock) or is_text(clock)):
             raise PlanError(
@@ -116,6 +116,11 @@ class Layout:
                     raise PlanError(f"column {f.name!r} lies within another; expected one of the two")
             inner[path[-1]] = _written(f.type, pa.int64() if f.name in numbers else TEXT)
         return pa.schema(_fields(tree))
+
+    @property
+    def clock_unit(self) -> str:
+        """The unit of the event time where the log has it as a whole number, otherwise empty."""
+        return self.time_units[self.time] if pt.is_integer(self.time_type) else ""
 
     def column(self, name: str) -> RawColumn:
         """How raw values of a column are checked and converted."""

@@ -328,7 +328,10 @@ def build_columns(log: View, columns: dict[str, Any]) -> Graph:
     """The graph of plain expressions, nulls and all; outputs have role "column"."""
     builder = Builder()
     scope = builder.open(log, "log")
+    steps = len(builder.typed.units_unsaid)  # those of a saved view are not asked for
     outputs = [Output("column", name, resolve(expression(e), scope)) for name, e in columns.items()]
+    if told := builder.typed.units_unsaid[steps:]:
+        raise PlanError(told[0])
     return Graph(builder.typed, builder.frames, outputs, builder.fits)
 
 

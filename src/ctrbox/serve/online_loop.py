@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ctrbox.columns.times import checked_unit
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.online.deep_ffm import DeepFFM
@@ -74,6 +75,7 @@ class OnlineLoop:
         in_flight: int = 4,
         id: str | None = None,
         time: str = "ts",
+        time_unit: str | None = None,
         event: str = "event",
         once: bool = False,
         delete: bool = False,
@@ -98,7 +100,8 @@ class OnlineLoop:
         self.publish_at_end = once if publish_at_end is None else publish_at_end
         key = plan.log.key[0] if plan.log.key else "id"
         columns, log = plan.request_schema(), plan.log.source.schema
-        self.layout = Layout.of(columns, log, id=id or key, time=time, event=event, time_units=plan.time_units)
+        units = plan.time_units | ({} if time_unit is None else {time: checked_unit(time_unit)})
+        self.layout = Layout.of(columns, log, id=id or key, time=time, event=event, time_units=units)
         self.checkpoints = Checkpoints(self.out / "online")
         self.warm: dict[str, Any] = {"file": "", "rows": 0, "done": not self.past}
         self.checkpoint_took_s = 0.0
@@ -319,6 +322,8 @@ class OnlineLoop:
             "id": self.layout.id,
             "time": self.layout.time,
             "event": self.layout.event,
+            # Where the log has timestamps, a unit says only how a number may be written.
+            **({"time_unit": self.layout.clock_unit} if self.layout.clock_unit else {}),
         }
 
     def _check(self, found: Checkpoint) -> None:

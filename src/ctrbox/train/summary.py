@@ -16,6 +16,7 @@ from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
 from ctrbox.plan.build import build_columns
 from ctrbox.plan.expr import Expr, col
+from ctrbox.plan.typing import UNIT_ADVICE
 from ctrbox.train.evaluation import columns_of, scored
 from ctrbox.train.importance import features, sample
 from ctrbox.train.learner import Learner
@@ -46,7 +47,8 @@ class Look:
         if self.time is not None:
             kind = build_columns(plan.log, {"time": self.time}).outputs[0].node.kind
             if kind != "t":
-                raise PlanError(f"time must be a moment, such as col('ts'), got {name_of(kind)}")
+                advice = f"; {UNIT_ADVICE}" if kind == "i" else ""
+                raise PlanError(f"time must be a moment, such as col('ts'), got {name_of(kind)}{advice}")
 
 
 def summarize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ctrbox.columns.times import checked_units
+from ctrbox.columns.times import check_are_times, checked_units
 from ctrbox.errors import PlanError, nearest
 from ctrbox.views.source import Source, as_before, open_source
 from ctrbox.views.text_options import checked_options
@@ -115,7 +115,9 @@ class View:
         object.__setattr__(self, "key", keys)
         object.__setattr__(self, "keep", keep)
         object.__setattr__(self, "name", name or short_name(source.name))
-        object.__setattr__(self, "time_units", checked_units(time_units, source.schema.names))
+        units = checked_units(time_units, source.schema.names)
+        check_are_times(units, source.schema)
+        object.__setattr__(self, "time_units", units)
         object.__setattr__(self, "steps", ())
 
     def _with(self, step: Step) -> View:
@@ -218,7 +220,10 @@ class View:
         return self._with(Fill(tuple(values.items())))
 
     def cast(self, **types: str) -> View:
-        """Columns to "int", "float", "str", "bool" or "time"; what does not parse becomes null."""
+        """Convert columns to "int", "float", "str", "bool" or "time"; what does not parse becomes null.
+
+        A whole number becomes a time only with its unit: ``.with_columns(ts=col("ts").cast("time", unit="s"))``.
+        """
         return self._with(Cast(tuple(types.items())))
 
     def filter(self, condition: Any) -> View:
