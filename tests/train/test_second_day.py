@@ -88,6 +88,15 @@ def test_two_days_are_one_training_bit_for_bit(days: Any, kind: str, tmp_path: P
     assert cb.Run.load(tmp_path / "one", views={"memory": log(10)}).predict(log(10)).shape == (10,)
 
 
+def test_two_days_are_one_training_when_the_first_run_is_in_memory(days: Any) -> None:
+    first, second, both = days
+    whole = trainer(both, cb.MemoryTable(4)).fit(both, **FAST)
+    run = trainer(first, cb.MemoryTable(4)).fit(first, **FAST)
+    torch.rand(5)  # whatever happens in between
+    again = trainer(second, cb.MemoryTable(4)).fit(second, warm_up="continue", warm_from=run, **FAST)
+    assert weights(again) == weights(whole)
+
+
 def test_a_full_warm_up_begins_with_a_fresh_optimizer_and_differs(days: Any, tmp_path: Path) -> None:
     first, second, both = days
     whole = trainer(both, cb.MemoryTable(4)).fit(both, **FAST)

@@ -107,6 +107,31 @@ def test_early_stop_gives_the_best_weights_back(log: pa.Table) -> None:
     assert run.metrics["logloss"] == min(seen)
 
 
+@pytest.mark.parametrize("missing", ["clicks", "weights"])
+def test_an_evaluation_without_a_figure_does_not_count_for_patience(log: pa.Table, missing: str) -> None:
+    late = np.arange(len(log)) >= 5400  # the validation rows
+    if missing == "clicks":
+        clicked = pa.array(np.where(late, 0, log["clicked"].to_numpy()))
+        plan = plan_of(log.set_column(log.schema.get_field_index("clicked"), "clicked", clicked))
+    else:
+        plan = plan_of(log.append_column("w", pa.array(np.where(late, 0.0, 1.0))), weight=col("w"))
+    name = "auc" if missing == "clicks" else "weighted_logloss"
+    with pytest.warns(UserWarning, match=rf"{name} of the validation rows is not a number .* does not count") as told:
+        run = fit(plan, epochs=3, patience=1, monitor=name)
+    assert sum("does not count" in str(one.message) for one in told) == 1
+    assert run.summary["rows"]["train"] == 3 * 5400
+    assert run.summary["stopped"] is None
+
+
+def test_a_run_that_patience_stopped_says_so(plan: cb.Plan) -> None:
+    run = fit(plan, epochs=30, patience=2)
+    assert run.summary["rows"]["train"] < 30 * 5400
+    step = run.summary["best_step"]
+    assert run.summary["stopped"] == (
+        f"patience: logloss of the validation rows was best after step {step:,}, 2 evaluations ago"
+    )
+
+
 def test_schedules_scale_dense_weights_and_tables(plan: cb.Plan) -> None:
     still = fit(plan, schedule=lambda step: 1e-12, limit=600)
     fresh = Small(plan.schema)

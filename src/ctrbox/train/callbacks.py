@@ -72,7 +72,7 @@ class End:
     epoch: int
     rows: int
     metrics: Mapping[str, float]  # of the validation rows with the final weights; empty without validation rows
-    stopped: str | None  # what a callback said when it stopped the training; None where it ran to its end
+    stopped: str | None  # why a callback or patience= stopped the training; None where it ran to its end
     folder: Path | None  # of the run
 
 

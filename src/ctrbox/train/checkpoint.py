@@ -46,9 +46,10 @@ def write_weights(
     model: nn.Module,
     embedders: Sequence[Embedder],
     optimizer: torch.optim.Optimizer | None = None,
-    random: bool = False,
+    random: bool | Mapping[str, torch.Tensor] = False,
 ) -> None:
-    """Write a folder of weights at ``place``, whole or not at all."""
+    """Write a folder of weights at ``place``, whole or not at all. ``random``: with torch's random states as they are now, or
+    with those that ``random_states`` gave earlier."""
     with written_aside(place, folder=True) as aside:
         aside.mkdir()
         # Not save_file: its errors do not say that a disk is full.
@@ -57,10 +58,7 @@ def write_weights(
         )
         kept, plain = optimizer_state(optimizer)
         if random:
-            kept["random"] = torch.get_rng_state()
-            gpu = _gpu_of(model)
-            if gpu is not None:
-                kept["random_gpu"] = torch.cuda.get_rng_state(gpu)
+            kept |= random_states(model) if isinstance(random, bool) else random
         if kept:
             (aside / "optimizer.safetensors").write_bytes(save(kept))
         for k, embedder in enumerate(embedders):
@@ -69,6 +67,15 @@ def write_weights(
         (aside / STATE).write_text(sealed({**state, "optimizer": plain, "files": files}), encoding="utf-8")
         for path in [*aside.iterdir(), *aside.glob("*.ctrtable/*.ctrtable"), aside]:
             _sync(path)
+
+
+def random_states(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return torch's random state, and that of the model's GPU where it is on one; dropout draws from them."""
+    found = {"random": torch.get_rng_state()}
+    gpu = _gpu_of(model)
+    if gpu is not None:
+        found["random_gpu"] = torch.cuda.get_rng_state(gpu)
+    return found
 
 
 def read_state(place: Path) -> dict[str, Any]:

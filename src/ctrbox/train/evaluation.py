@@ -102,9 +102,14 @@ def score_plan(
     return scores
 
 
+def watched_name(metrics: Mapping[str, float], monitor: str | None) -> str:
+    """Return the name of the figure by which the best weights are chosen."""
+    return monitor or ("weighted_logloss" if "weighted_logloss" in metrics else "logloss")
+
+
 def watched(metrics: Mapping[str, float], monitor: str | None) -> float:
     """Return the figure by which the best weights are chosen, so that less is better."""
-    name = monitor or ("weighted_logloss" if "weighted_logloss" in metrics else "logloss")
+    name = watched_name(metrics, monitor)
     if name not in metrics:
         raise PlanError(
             f"monitor={name!r} needs sample weights, and the plan has none; take {name.partition('_')[2]!r}"

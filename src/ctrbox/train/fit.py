@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+import warnings
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,8 +24,8 @@ from ctrbox.embed.gpu_batch import facts
 from ctrbox.engines.plan import Plan, Position
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
 from ctrbox.train.callbacks import Callbacks, Checkpoint, End, Evaluation, Step
-from ctrbox.train.checkpoint import checkpoint_path, read_state, read_weights, write_weights
-from ctrbox.train.evaluation import Split, evaluate, fitted_intercept, warn_of_weights, watched
+from ctrbox.train.checkpoint import checkpoint_path, random_states, read_state, read_weights, write_weights
+from ctrbox.train.evaluation import Split, evaluate, fitted_intercept, warn_of_weights, watched, watched_name
 from ctrbox.train.folder import RunFolder
 from ctrbox.train.handed import Foresight, Handed, keyed
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
@@ -114,6 +115,7 @@ class Fit:
         self.continues = False  # with everything that an earlier run ended with
         self.ending = False  # asked to end behind the next step; several workers agree on which
         self.metrics: dict[str, float] = {}
+        self.warned = False  # of an evaluation whose figure is NaN
         self.evaluated = -1  # the step after which ``metrics`` were taken
         self.told = self.saved = 0.0
         self.reported = 0  # the step whose loss was recorded last
@@ -189,13 +191,14 @@ class Fit:
                     summary["held"] = {"start": self.split.start, "stop": self.split.stop}
             if best_auc is not None:
                 summary["metrics"]["best_auc"] = best_auc
-            summary["stopped"] = self.callbacks.stopped
+            summary["stopped"] = self.callbacks.stopped or self._out_of_patience(summary.get("metrics", {}))
+            self.learner.random_states = random_states(self.learner.model)
             if self.folder is not None:
                 self.folder.finish(self.learner, summary)
             run = Run(self.plan, self.learner, summary, out if kept else None)
             state = self.state
             self.callbacks.tell(
-                "on_end", End(state.step, state.epoch, state.seen, run.metrics, self.callbacks.stopped, run.folder)
+                "on_end", End(state.step, state.epoch, state.seen, run.metrics, summary["stopped"], run.folder)
             )
             return run
         finally:
@@ -420,8 +423,11 @@ class Fit:
                 self.folder.record("valid", state.step, {**tracked(metrics), "epoch": state.epoch, "rows": state.seen})
             value = watched(metrics, s.monitor)
         value = self.together.sums([value])[0]
-        better = value == value and (state.best is None or value < state.best)
-        if better:
+        unknown = value != value
+        better = not unknown and (state.best is None or value < state.best)
+        if unknown:
+            self._warn_of_unknown()
+        elif better:
             state.best, state.best_step, state.since_best = value, state.step, 0
             if s.patience is not None and self.leads:
                 learner = self.learner
@@ -434,6 +440,27 @@ class Fit:
         if self.leads:
             self.callbacks.tell("on_evaluate", Evaluation(state.step, state.epoch, state.seen, self.metrics, better))
         return state.finished or self._stopped()
+
+    def _warn_of_unknown(self) -> None:
+        """Say once that an evaluation without a value counts neither as better nor as worse."""
+        if self.settings.patience is None or not self.leads or self.warned:
+            return
+        self.warned = True
+        name = watched_name(self.metrics, self.settings.monitor)
+        warnings.warn(
+            f"{name} of the validation rows is not a number (NaN) after step {self.state.step:,}, so patience= cannot tell if "
+            "training improves; this evaluation does not count. AUC needs rows with and without clicks, and a weighted figure "
+            "needs weights above 0: choose other validation rows with valid=, or another figure with monitor=, such as 'logloss'",
+            stacklevel=2,
+        )
+
+    def _out_of_patience(self, metrics: Mapping[str, float]) -> str | None:
+        """Return why training stopped before its last epoch, where patience= stopped it."""
+        patience, state = self.settings.patience, self.state
+        if patience is None or state.since_best < patience:
+            return None
+        name = watched_name(metrics, self.settings.monitor)
+        return f"patience: {name} of the validation rows was best after step {state.best_step:,}, {patience:,} evaluations ago"
 
     @property
     def leads(self) -> bool:

@@ -115,6 +115,7 @@ class Learner:
         self.threads = threads
         self.clip = clip
         self.begun = False
+        self.random_states: dict[str, torch.Tensor] = {}  # of torch, at the end of the training; empty before
         self.adaptive_l2 = adaptive_l2
         if adaptive_l2:
             check_counting(self.embedders)

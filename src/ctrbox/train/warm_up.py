@@ -87,7 +87,12 @@ class WarmUp:
             with tempfile.TemporaryDirectory(prefix="ctrbox-warm-") as aside:
                 place, earlier = Path(aside) / "model", self.run.learner
                 write_weights(
-                    place, describe(earlier, {}), earlier.model, earlier.embedders, earlier.optimizer, random=True
+                    place,
+                    describe(earlier, {}),
+                    earlier.model,
+                    earlier.embedders,
+                    earlier.optimizer,
+                    random=earlier.random_states or True,
                 )
                 self._take(place, learner)
             return
