@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 
 from ctrbox import _native
 from ctrbox.errors import SourceError
+from ctrbox.views.footers import read_footer
 from ctrbox.views.indexed import Footer
 from ctrbox.views.pages import decode_columns
 from ctrbox.views.simple import leaves
@@ -56,8 +57,9 @@ def decoded(file: bytes, group: int = 0) -> tuple[dict[str, pa.Array], pa.Table]
     with pq.ParquetFile(io.BytesIO(file), page_checksum_verification=True) as opened:
         meta = opened.metadata
         rows = tuple(meta.row_group(k).num_rows for k in range(meta.num_row_groups))
-        footer = Footer(opened.schema_arrow, rows, meta)
-        found = decode_columns(pa.BufferReader(file), footer, group, list(leaves(opened.schema_arrow, "test").values()))
+        raw = pa.BufferReader(file)
+        footer = Footer(opened.schema_arrow, rows, meta, written=read_footer(raw, meta))
+        found = decode_columns(raw, footer, group, list(leaves(opened.schema_arrow, "test").values()))
         return found, opened.read_row_group(group)
 
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from ctrbox.errors import CtrboxError, SourceError
 from ctrbox.views.columns import Columns, cut, digest
 from ctrbox.views.filesystems import File, first_line
+from ctrbox.views.footers import sound_columns
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.readahead import readahead
@@ -36,10 +37,16 @@ class Footer:
     rows: tuple[int, ...]
     detail: Any = None
     leaves: dict[str, Leaf] = field(default_factory=dict)
+    written: bytes = b""  # Parquet: the bytes of the footer
+
+    @cached_property
+    def sound(self) -> list[bool]:
+        """Parquet: for each stored column, whether pyarrow can be asked about its chunks without harm."""
+        return sound_columns(self.detail, self.written)
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Parquet: from a top-level column or a struct's leaf to its place among the stored columns."""
+        """Parquet: from a top-level column or a struct's leaf to its place among the stored columns, if it is sound."""
         found: dict[str, int] = {}
         shared: set[str] = set()
         for place in range(self.detail.num_columns):
@@ -50,7 +57,7 @@ class Footer:
                 if prefix in found:
                     shared.add(prefix)
                 found[prefix] = place
-        return {prefix: place for prefix, place in found.items() if prefix not in shared}
+        return {prefix: place for prefix, place in found.items() if prefix not in shared and self.sound[place]}
 
 
 class Indexed(Protocol):

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from ctrbox.errors import SourceError
 from ctrbox.views.filesystems import File, first_line
+from ctrbox.views.footers import read_footer
 from ctrbox.views.indexed import Footer
 from ctrbox.views.pages import decode_columns
 from ctrbox.views.simple import Leaf
@@ -27,7 +28,8 @@ class Parquet:
             with file.version.reading() as raw, self._open(file, raw) as opened:
                 meta = opened.metadata
                 rows = tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))
-                return Footer(opened.schema_arrow, rows, meta)
+                _check_counts(file, rows, meta.num_rows)
+                return Footer(opened.schema_arrow, rows, meta, written=read_footer(raw, meta))
         except pa.ArrowInvalid as error:
             text = str(error)
             if "magic bytes" in text or "file size is" in text:
@@ -131,6 +133,8 @@ class Parquet:
         fields: list[pa.Field],
     ) -> set[int] | None:
         """The row groups that may hold a row for which `prune` is true; None: all of them."""
+        if not all(footer.sound):
+            return None  # pyarrow cannot be asked; what it reads is filtered later in any case
         try:
             schema = footer.schema
             for field in fields:
@@ -144,6 +148,21 @@ class Parquet:
             if isinstance(error, OSError):
                 raise SourceError(f"{file.shown} cannot be read: {first_line(error)}") from error
             return None  # An expression that cannot be asked of this file's statistics prunes nothing.
+
+
+def _check_counts(file: File, rows: Sequence[int], told: int) -> None:
+    """Refuse a footer whose row groups do not add up to the rows of the file."""
+    for group, count in enumerate(rows):
+        if count < 0:
+            raise SourceError(
+                f"{file.shown} has a damaged footer: row group {group} would hold {count:,} rows, expected 0 or more; "
+                "write the file again"
+            )
+    if sum(rows) != told:
+        raise SourceError(
+            f"{file.shown} has a damaged footer: its row groups hold {sum(rows):,} rows, but the file is said to hold "
+            f"{told:,}; write the file again"
+        )
 
 
 def _delta_encoded(footer: Footer, groups: Sequence[int], name: str) -> bool:
