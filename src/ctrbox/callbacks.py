@@ -1,5 +1,8 @@
 """``cb.callbacks``: what a training calls, and callbacks for experiment trackers and pruning (docs/callbacks.md)."""
 
+from typing import TYPE_CHECKING, Any
+
+from ctrbox.errors import no_attribute
 from ctrbox.train.callbacks import Callback, Checkpoint, End, Evaluation, Step, StopTraining
 from ctrbox.train.trackers import MLflow, OptunaPruning, WeightsAndBiases
 
@@ -14,3 +17,8 @@ __all__ = [
     "StopTraining",
     "WeightsAndBiases",
 ]
+
+if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
+
+    def __getattr__(name: str) -> Any:
+        raise no_attribute("module 'ctrbox.callbacks'", name, __all__)

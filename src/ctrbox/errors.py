@@ -54,3 +54,17 @@ def lacking(missing: Sequence[str], names: Iterable[str]) -> str:
     first, *others = missing
     shown = ", ".join(map(repr, others[:10])) + (f" and {len(others) - 10:,} more" if len(others) > 10 else "")
     return f"column {first!r}{nearest(first, names)}" + (f"; also {shown}" if others else "")
+
+
+def no_attribute(owner: str, name: str, names: Iterable[str]) -> AttributeError:
+    """Return the error for an attribute that ``owner`` lacks, with the name most like it among ``names``."""
+    # Python and libraries ask for names such as __deepcopy__ all the time; those need no advice.
+    advice = "" if name.startswith("_") else nearest(name, (known for known in names if not known.startswith("_")))
+    return AttributeError(f"{owner} has no attribute {name!r}{advice}", name=name)
+
+
+def no_argument(owner: str, given: Iterable[str], names: Iterable[str]) -> PlanError:
+    """Return the error for keyword arguments that ``owner`` does not take, with the name most like the first."""
+    first = next(iter(given))
+    known = [name for name in names if name != "self"]
+    return PlanError(f"{owner} has no argument {first!r}{nearest(first, known)}; it has {', '.join(known)}")

@@ -4,6 +4,8 @@ This folder knows no view: a reader is anything that speaks Arrow, so `cb.View(c
 key="row")` needs nothing from here, and a path of an `AdLog` is a folder of Parquet files like any other.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ctrbox.datasets.bundled import ClickSet, criteo_attribution, criteo_sample, frappe, open_bandit
 from ctrbox.datasets.delimited import avazu, criteo
 from ctrbox.datasets.events import adlog_events
@@ -11,6 +13,7 @@ from ctrbox.datasets.lines import TextLog
 from ctrbox.datasets.movielens import MovieLens, movielens
 from ctrbox.datasets.synthetic import AdLog, adlog
 from ctrbox.datasets.tokens import libffm, vw
+from ctrbox.errors import no_attribute
 
 __all__ = [
     "AdLog",
@@ -29,3 +32,8 @@ __all__ = [
     "open_bandit",
     "vw",
 ]
+
+if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
+
+    def __getattr__(name: str) -> Any:
+        raise no_attribute("module 'ctrbox.datasets'", name, __all__)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError, nearest, no_attribute
 from ctrbox.models.aggregators import (
     AttentivePooling,
     Concatenation,
@@ -111,3 +111,8 @@ __all__ = [
     "YouTubeDNN",
     "build",
 ]
+
+if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
+
+    def __getattr__(name: str) -> Any:
+        raise no_attribute("module 'ctrbox.models'", name, __all__)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ctrbox.columns.times import checked_unit
-from ctrbox.errors import PlanError
+from ctrbox.errors import PlanError, no_attribute
 from ctrbox.plan import checks
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,6 +42,11 @@ class Expr:
         )
 
     __hash__ = object.__hash__
+
+    if not TYPE_CHECKING:  # so that type checkers still refuse unknown methods
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute("an expression", name, dir(type(self)))
 
     # ---- nulls and types
     def fill(self, value: Any) -> Expr:

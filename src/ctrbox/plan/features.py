@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
 
-from ctrbox.errors import PlanError
+from ctrbox.errors import PlanError, no_argument
 from ctrbox.plan import checks
 from ctrbox.plan.expr import Expr, column
 
@@ -31,7 +31,10 @@ class FeatureSet:
         weight: Any = None,
         sparse: Mapping[str, Any] | None = None,
         dense: Mapping[str, Any] | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise no_argument("FeatureSet", unknown, list(FeatureSet.__init__.__annotations__)[:-2])
         for role, given in (("sparse", sparse), ("dense", dense)):
             if given is not None and not isinstance(given, Mapping):
                 raise PlanError(f"{role} features come as a dict, name → expression, got {type(given).__name__}")

@@ -288,7 +288,7 @@ class Reader:
                 raise malformed(f"two {role} features of one name")
         if sum(used) > MOST_CALLS:
             raise malformed(f"features of {sum(used):,} calls; the most is {MOST_CALLS:,}")
-        return FeatureSet(**roles, **many)
+        return FeatureSet(**roles, sparse=many["sparse"], dense=many["dense"])
 
     def step(self, written: Any, views: Sequence[View]) -> Step:
         """A step of a view; `views`: those made so far."""

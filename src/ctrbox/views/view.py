@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, Never
 
 import pyarrow as pa
 
 from ctrbox.columns.times import check_are_times, checked_units
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError, nearest, no_argument, no_attribute
 from ctrbox.views.source import Source, as_before, open_source
 from ctrbox.views.text_options import checked_options
 
@@ -100,7 +100,10 @@ class View:
         encoding: str | None = None,
         quote: str | bool | None = None,
         types: Mapping[str, str] | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise no_argument("View", unknown, list(View.__init__.__annotations__)[:-2])
         text = checked_options(
             delimiter=delimiter, header=header, names=names, encoding=encoding, quote=quote, types=types
         )
@@ -119,6 +122,11 @@ class View:
         check_are_times(units, source.schema)
         object.__setattr__(self, "time_units", units)
         object.__setattr__(self, "steps", ())
+
+    if not TYPE_CHECKING:  # so that type checkers still refuse unknown methods
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute("a View", name, dir(type(self)))
 
     def _with(self, step: Step) -> View:
         return self.with_steps((*self.steps, step))
