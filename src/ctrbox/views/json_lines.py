@@ -28,6 +28,8 @@ from ctrbox.views.text import Block, NotText, check_text, no_null_type, one_batc
 from ctrbox.views.text_options import TextOptions
 
 _ROW = re.compile(r" in row (\d+)$")
+_UNPLAIN = re.compile(rb"[0-9][.eE]|-0")  # perhaps a number that is not a plain whole number
+_PLAIN = re.compile(r"(?:0|-?[1-9][0-9]*)\Z")
 _NULL_FIRST = re.compile(rb"\s*null")
 WHOLE = pa.decimal128(38, 0)  # how whole numbers that become text are parsed
 Path = tuple[str, ...]
@@ -114,6 +116,7 @@ class Json:
         if not written:
             return self._checked(block, schema)
         for path in written:
+            _check_plain(block.data, path)
             _plant(tree, path, WHOLE)
         return self._checked(block, pa.schema(_fields(tree))).cast(schema)
 
@@ -160,6 +163,26 @@ def _all_numbers(data: bytes, path: Path) -> bool:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
     return True
+
+
+def _check_plain(data: bytes, path: Path) -> None:
+    """Refuse numbers of a column of text that are not written as plain whole numbers: their text would be another."""
+    if not _UNPLAIN.search(data):
+        return
+    for row, line in enumerate(line for line in data.split(b"\n") if line.strip()):
+        try:
+            value: Any = json.loads(line, parse_int=_Digits, parse_float=_Digits)
+        except ValueError:
+            return  # Arrow refuses the line.
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, _Digits) and not _PLAIN.match(value):
+            name = ".".join(path)
+            raise BlockError(
+                f"column {name!r} is read as text and holds the number {value[:60]}, expected strings, or whole numbers "
+                f"without a fraction or an exponent; write such numbers as strings, or pass types={{{name!r}: 'float'}}",
+                row,
+            )
 
 
 def _lines_before(data: bytes, at: int) -> int:
@@ -224,7 +247,7 @@ def _check_exact(block: bytes, column: pa.Array, path: Path, rows: np.ndarray) -
 
 
 class _Digits(str):
-    """A whole number as it is written."""
+    """A number as it is written."""
 
 
 def _rounded(line: bytes, path: Path) -> str | None:
