@@ -269,6 +269,8 @@ TEXT = [
     ["NA", "1"],
     ["null", "1"],
     ["nan", "NaN"],
+    ["nan(x)", "1.5"],
+    ["NAN()", "-1"],
     ["2024-01-01", "soon"],
     ["2024-01-01 10:00:00Z", "2024-01-01 10:00:00"],
     ["2024-02-30", "2024-01-01"],
@@ -315,6 +317,15 @@ def test_the_last_empty_field_is_null_with_and_without_a_final_line_end(
     assert column(path, "n", **options) == [1, 2, None]
     content = 'id,tag\n"a","x"\n"b",'.replace(",", options.get("delimiter", ",")) + end
     assert column(write("b.csv", content, options.get("encoding", "utf-8")), "tag", **options) == ["x", None]
+
+
+@pytest.mark.parametrize("header", ["id,tag", '"id","tag"', "id,tag\r", '"id",tag\n'])
+def test_a_first_file_of_a_header_alone_says_nothing_about_types(write: Write, header: str) -> None:
+    first, second = write("a.csv", header), write("b.csv", "id,tag\n1,x\n")
+    assert cb.View([first, second]).source.schema.types == [pa.int64(), pa.utf8()]
+    assert rows([first, second, first]) == [{"id": 1, "tag": "x"}]  # type: ignore[arg-type]
+    other = write("c.csv", "id,label\n1,x\n")
+    refused([first, other], "a.csv has no column 'label'")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("header", ["id,tag", '"id","tag"', "id,tag\r", '"id",tag\n'])
@@ -389,6 +400,16 @@ def test_whole_json_numbers_that_do_not_fit_are_text_or_refused(
     path = write("f.jsonl", '{"v": 1}\n{"v": "007"}\n')
     monkeypatch.undo()
     refused(path, "f.jsonl row 1", types={"v": "str"})
+
+
+@pytest.mark.parametrize("number", ["1.0", "1e3", "-0", "5E0", "12.50"])
+def test_json_numbers_that_are_not_plain_are_no_text(write: Write, number: str) -> None:
+    path = write("a.jsonl", f'{{"v": 7, "n": 0.5}}\n\n{{"v": {number}}}\n')
+    refused(path, "a.jsonl row 1", "column 'v'", f"number {number},", types={"v": "str"})
+    assert column(path) == [7.0, float(number)]
+    inner = write("b.jsonl", f'{{"a": {{"v": {number}}}}}\n')
+    refused(inner, "b.jsonl row 0", "column 'a.v'", f"number {number},", types={"a.v": "str"})
+    refused(write("c.jsonl", f'{{"v": 98765432109876543210}}\n{{"v": {number}}}\n'), "column 'v'")
 
 
 def test_json_numbers_beyond_2_53_next_to_fractions_are_refused(write: Write) -> None:

@@ -19,7 +19,7 @@ from ctrbox.views.fields import DECLARED, Misfit, convert, infer, infer_time, na
 from ctrbox.views.filesystems import File, first_line
 from ctrbox.views.looks import evident_delimiter, is_a_header, is_a_row
 from ctrbox.views.simple import Leaf
-from ctrbox.views.streamed import BlockError, Parse
+from ctrbox.views.streamed import BlockError, NoRows, Parse
 from ctrbox.views.text import Block, NotText, check_text, one_batch, text_blocks
 from ctrbox.views.text_options import TextOptions
 
@@ -93,7 +93,8 @@ class Csv:
             if name not in names:
                 raise SourceError(f"types names the column {name!r}, which {file.shown} lacks{nearest(name, names)}")
         types = [self._type(name, column, declared) for name, column in zip(names, columns, strict=False)]
-        types = types or [DECLARED[declared.get(name, "str")] for name in names]
+        if block is None:
+            raise NoRows(pa.schema([(name, DECLARED[declared.get(name, "str")]) for name in names]))
         return pa.schema(list(zip(names, types, strict=True)))
 
     def _type(self, name: str, column: pa.Array, declared: dict[str, str]) -> pa.DataType:

@@ -30,6 +30,7 @@ DECLARED = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "time"
 
 _TRUE = pa.array(["true", "True", "TRUE"])
 _FALSE = pa.array(["false", "False", "FALSE"])
+_LAST = np.frombuffer(b".nNfFyY", np.uint8)  # the last letters of "1.", "nan", "inf" and "infinity"
 _WHOLE = re.compile(r"-?[0-9]+\Z")
 _INFINITE = re.compile(r"-?inf(inity)?\Z", re.IGNORECASE)
 
@@ -159,7 +160,8 @@ def _plain(texts: pa.Array, type: pa.DataType) -> np.ndarray:
         plain = _digit(first) & _digit(last) & (~zero | ((left == 1) & ~negative))
     else:
         padded = (first == ord("0")) & (left > 1) & _digit(second)
-        plain = (first > ord(" ")) & (first != ord("+")) & (last > ord(" ")) & ~padded
+        ends_plainly = _digit(last) | np.isin(last, _LAST)  # not so "nan(x)", which Arrow reads as NaN
+        plain = (first > ord(" ")) & (first != ord("+")) & ends_plainly & ~padded
     return absent | (plain & (left > 0))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -35,6 +36,14 @@ class BlockError(Exception):
         self.row = row
 
 
+class NoRows(Exception):
+    """A file names its columns but has no rows to infer types from; `schema` has text where no type is declared."""
+
+    def __init__(self, schema: pa.Schema):
+        super().__init__("no rows")
+        self.schema = schema
+
+
 class Streamed(Protocol):
     """A format read from front to back."""
 
@@ -47,7 +56,7 @@ class Streamed(Protocol):
         """How text is to be read, as the view says it; None for other formats."""
 
     def schema(self, file: File) -> pa.Schema:
-        """The stored schema; for text, inferred from the first block."""
+        """The stored schema; for text, inferred from the first block. Text without rows raises `NoRows`."""
 
     def blocks(self, file: File, leaves: Sequence[Leaf]) -> Iterator[Parse]:
         """One callable for each block, to be called by any thread; it may raise `BlockError`."""
@@ -63,10 +72,8 @@ class StreamedFiles:
         self.bytes: int | None = sum(file.size for file in files)
         self._files = files
         self._format = format
-        first = next((file for file in files if file.size), None)
-        if first is None:
-            raise SourceError(f"{files[0].shown} is empty, expected rows to take the columns and types from")
-        self._columns = Columns(_named(first, lambda: format.schema(first)), first.shown, partitions)
+        first, schema = _first_schema(files, format)
+        self._columns = Columns(schema, first.shown, partitions)
 
     @property
     def schema(self) -> pa.Schema:
@@ -139,6 +146,21 @@ class StreamedFiles:
                 yield _task(place, file, parse)
 
 
+def _first_schema(files: Sequence[File], format: Streamed) -> tuple[File, pa.Schema]:
+    """Return the first file that has rows, and its schema; where no file has rows, the first that names columns."""
+    named: tuple[File, pa.Schema] | None = None
+    for file in files:
+        if not file.size:
+            continue
+        try:
+            return file, _named(file, partial(format.schema, file))
+        except NoRows as error:
+            named = named or (file, error.schema)
+    if named is None:
+        raise SourceError(f"{files[0].shown} is empty, expected rows to take the columns and types from")
+    return named
+
+
 def _check_empty(file: File) -> None:
     """Raise `SourceError` when a file that was empty has got rows since."""
     file.store.attempt(file.shown, lambda: file.version.open().close())
@@ -158,7 +180,7 @@ def _named(file: File, action: Callable[[], Any]) -> Any:
     """Run `action`; whatever pyarrow raises becomes a `SourceError` that names the file."""
     try:
         return action()
-    except (CtrboxError, BlockError):
+    except (CtrboxError, BlockError, NoRows):
         raise
     except Exception as error:
         raise SourceError(f"{file.shown} cannot be read: {first_line(error)}") from error
