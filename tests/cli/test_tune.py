@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,24 @@ def tune(trial):
     assert "trial 0 failed: clip must be a number above 0" in told
     with pytest.raises(Mistake, match="none of the 3 trials in other ran to completion: gauc is nan"):
         tune(JOB + SPACE, trials=3, metric="gauc", out=Path("other"))
+
+
+def test_an_exception_in_tune_fails_that_trial_alone(tune: Any) -> None:
+    space = """
+def tune(trial):
+    trial.suggest_float("lr", 0.01, 1.0)
+    if trial.number == 0:
+        raise RuntimeError("no such model")
+    if trial.number == 1:
+        import optuna
+        raise optuna.TrialPruned
+    return {}
+"""
+    stdout, told = tune(JOB + space, trials=3, as_json=True)
+    assert [t["state"] for t in json.loads(stdout)["trials"]] == ["fail", "pruned", "complete"]
+    assert re.search(r"trial 0 failed: `tune` raised RuntimeError at job\.py:\d+: no such model", told)
+    with pytest.raises(KeyboardInterrupt):
+        tune(JOB + space.replace('RuntimeError("no such model")', "KeyboardInterrupt"), out=Path("ended"))
 
 
 @pytest.mark.parametrize(

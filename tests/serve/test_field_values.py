@@ -343,6 +343,7 @@ def test_sizes_and_shapes_that_disagree_are_refused(entry: dict[str, Any], paylo
 
 OTHER_DATA: list[tuple[str, list[Any]]] = [("INT64", [v]) for v in (1.0, True, "1", None, 2**63)]
 OTHER_DATA += [("INT8", [128]), ("UINT8", [-1]), ("UINT64", [2**64]), ("BOOL", [1]), ("BYTES", [1])]
+OTHER_DATA += [("FP16", [1e10]), ("FP16", [70_000]), ("FP32", [1e300])]
 OTHER_DATA += [("FP32", ["1"]), ("FP32", [True]), ("FP64", [None]), ("INT64", []), ("INT64", [1, 2])]
 
 

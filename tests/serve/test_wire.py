@@ -108,6 +108,11 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
 @pytest.mark.parametrize(
     "data",
     [
+        b"\r\n\r\n" + GET + HOST + b"\r\n",  # two empty lines before a request
+        b"\n" + GET + HOST + b"\r\n",
+        b"\r" + GET + HOST + b"\r\n",
+        b"\r\r\n" + GET + HOST + b"\r\n",
+        b"\r\n " + GET + HOST + b"\r\n",
         GET + HOST + HOST + b"\r\n",
         GET + HOST + b"Host: other\r\n\r\n",
         GET + b"\r\n",
@@ -150,6 +155,19 @@ def test_what_two_servers_could_read_in_two_ways_is_refused_and_the_connection_c
     server: Running, data: bytes
 ) -> None:
     assert codes(server.raw(data + GET + HOST + b"\r\n")) == [400]
+
+
+def test_one_empty_line_before_a_request_is_ignored(server: Running, body: bytes) -> None:
+    get = GET + HOST + b"\r\n"
+    assert codes(server.raw(b"\r\n" + get)) == [200]
+    assert codes(server.raw(b"\r\n" + post(body) + b"\r\n" + get + get)) == [200, 200, 200]
+    assert codes(server.raw(post(body) + b"\r\n")) == [200]  # what some old clients send behind a body
+    assert codes(server.raw(b"\r\n")) == []
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        for _ in range(3):
+            for byte in b"\r\n" + get:
+                s.sendall(bytes([byte]))
+            assert codes(s.recv(65_536)) == [200]
 
 
 def test_head_answers_like_get_without_a_body(server: Running) -> None:

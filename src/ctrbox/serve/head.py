@@ -5,7 +5,8 @@
     Content-Length: 52 CRLF
     CRLF
 
-Lines end with CR LF. A field is a name, a colon and one line of printable text; a folded line, a bare LF, a space before the
+Lines end with CR LF. One empty line before the request line is ignored (RFC 9112, section 2.2; `wire` does it), a second one is
+an error. A field is a name, a colon and one line of printable text; a folded line, a bare LF, a space before the
 colon or a control character is an error. The fields that decide where a request goes or ends may come once. So a proxy before
 this server and the server itself always agree on where one request ends and the next one begins (RFC 9112, sections 6 and 11).
 """

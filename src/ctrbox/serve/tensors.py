@@ -189,8 +189,9 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> np.n
     if not met <= JSON_TYPES[dtype.kind]:
         raise wrong(f"input {name!r} holds values that are no {datatype}")
     try:
-        return np.array(flat, dtype).reshape(shape)
-    except (OverflowError, ValueError):
+        with np.errstate(over="raise"):
+            return np.array(flat, dtype).reshape(shape)
+    except (OverflowError, ValueError, FloatingPointError):
         raise wrong(f"input {name!r} holds a number beyond {datatype}") from None
 
 

@@ -57,6 +57,7 @@ class Connection(asyncio.Protocol):
         client.idle[self] = None
         self.inbox = bytearray()  # what was read and belongs to no complete request
         self.scanned = 0  # bytes of the inbox in which no head ends
+        self.skipped = False  # an empty line came before the head that is being read
         self.head: Head | None = None
         self.body = bytearray()  # of chunks that have come
         self.chunk = 0  # bytes that the chunk being read still lacks, its CR LF included; 0: a size comes next
@@ -158,6 +159,12 @@ class Connection(asyncio.Protocol):
             self.refuse(error)
             return
         if body is None:
+            if not self.inbox and self.head is None:  # only an empty line came: there is no request yet
+                if self.ended:
+                    self.close()
+                else:
+                    self.count()
+                return
             if self.ended:
                 self.refuse(self.unfinished())
                 return
@@ -178,6 +185,12 @@ class Connection(asyncio.Protocol):
         """Read the head as soon as it is there, then the body; the body, or None as long as something lacks."""
         inbox = self.inbox
         if self.head is None:
+            if not self.skipped and inbox.startswith(b"\r"):
+                if len(inbox) < 2:
+                    return None
+                if inbox.startswith(b"\r\n"):  # one empty line before a request line is ignored (RFC 9112, section 2.2)
+                    del inbox[:2]
+                    self.skipped = True
             end = inbox.find(END, max(0, self.scanned - 3))
             if end < 0:
                 if inbox:
@@ -189,7 +202,7 @@ class Connection(asyncio.Protocol):
             self.scanned = 0
             head = read_head(text)
             self.front.routes.head(head.method, head.path, head.headers)
-            self.head = head
+            self.head, self.skipped = head, False
             if head.headers.get(b"expect", b"").lower() == b"100-continue" and not inbox:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self.head.chunked:

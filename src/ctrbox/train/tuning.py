@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,14 @@ def fresh_table(table: Any) -> Any:
         f"a {type(table).__name__} defined in the job would carry rows from one trial to the next; create a table inside `tune` "
         'for each trial, such as {"table": cb.MemoryTable(8)}'
     )
+
+
+def _told(error: Exception, tune: Callable[..., Any]) -> str:
+    """Return the kind and the message of an error of a job, with the line of the job where it arose."""
+    file = getattr(getattr(tune, "__code__", None), "co_filename", None)
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    where = f" at {Path(str(file)).name}:{lines[-1]}" if lines else ""
+    return f"{type(error).__name__}{where}: {' '.join(str(error).split())}"
 
 
 class Study:
@@ -173,7 +182,14 @@ class Study:
         watch: Callable[[], Watcher] | None,
     ) -> tuple[float, bool]:
         """The metric of a trial, and whether it was pruned."""
-        parts, asked = chosen(tune, trial)
+        try:
+            parts, asked = chosen(tune, trial)
+        except CtrboxError:
+            raise
+        except self.optuna.TrialPruned:
+            return math.nan, True
+        except Exception as error:  # whatever the job's own code raises is the end of this trial alone
+            raise TrainError(f"`tune` raised {_told(error, tune)}") from error
         mine = parts.get("model", None if model is None else copy.deepcopy(model))
         if mine is None:
             raise PlanError("neither the job nor `tune` gives a model")
