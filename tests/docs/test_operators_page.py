@@ -25,7 +25,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "operators.md"
 FITTED = ("standardise", "quantiles=", "cb.shows", "cb.clicks", "cb.rate")
 # Methods of Expr that are no operator: what makes it a Python object.
-NO_OPERATOR = {"__init__", "__repr__", "__bool__", "__hash__", "__setattr__", "__delattr__", "__replace__"}
+NO_OPERATOR = {
+    "__init__",
+    "__repr__",
+    "__bool__",
+    "__getattr__",
+    "__hash__",
+    "__setattr__",
+    "__delattr__",
+    "__replace__",
+}
 
 TEXT = pa.array(["sale 7", None, ""])
 VALUES = {
