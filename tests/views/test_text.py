@@ -412,6 +412,13 @@ def test_json_numbers_that_are_not_plain_are_no_text(write: Write, number: str) 
     refused(write("c.jsonl", f'{{"v": 98765432109876543210}}\n{{"v": {number}}}\n'), "column 'v'")
 
 
+def test_json_times_with_fractions_of_a_second_are_text_until_they_are_declared(write: Write) -> None:
+    path = write("a.jsonl", '{"v": "2024-01-31T10:30:00"}\n{"v": "2024-01-31T10:30:00.25"}\n')
+    assert column(path) == ["2024-01-31T10:30:00", "2024-01-31T10:30:00.25"]
+    found = column(path, types={"v": "time"})
+    assert [value.isoformat() for value in found] == ["2024-01-31T10:30:00", "2024-01-31T10:30:00.250000"]
+
+
 def test_json_numbers_beyond_2_53_next_to_fractions_are_refused(write: Write) -> None:
     path = write("a.jsonl", '{"v": 1.5}\n\n{"v": 9007199254740993}\n')
     refused(path, "a.jsonl row 1", "column 'v' holds 9007199254740993", "round")

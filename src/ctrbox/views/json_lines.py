@@ -3,7 +3,8 @@ unless `types=` declares them.
 
 Whole numbers are int while all of them fit 64 bits and no fraction is met; with fractions the column is float. A whole
 number that a double would round is never rounded: a column of whole numbers becomes text, and next to fractions it is
-refused. Strings that are all ISO 8601 dates or times become times, the other strings are text.
+refused. Strings that are all ISO 8601 dates or times of whole seconds in the first block become times, the other strings
+are text; times with fractions of a second are declared (`types=`).
 """
 
 from __future__ import annotations
