@@ -98,3 +98,9 @@ def test_columns_of_every_type_in_a_good_file_are_sound(tmp_path: Path) -> None:
         assert sound(tmp_path / "a.parquet")
     pq.write_table(table.select(["int", "time"]), tmp_path / "b.parquet", use_deprecated_int96_timestamps=True)
     assert sound(tmp_path / "b.parquet")
+
+
+def test_days_beyond_the_dates_of_python_have_no_known_range(tmp_path: Path) -> None:
+    days = pa.array([2932897, 5000000], pa.int32()).cast(pa.date32())
+    pq.write_table(pa.table({"day": days}), tmp_path / "a.parquet")
+    assert not cb.View(tmp_path / "a.parquet").source.ordered("day")

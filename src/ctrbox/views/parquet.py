@@ -121,8 +121,8 @@ class Parquet:
             return None
         try:
             return [(stats.min, stats.max) for stats in found]
-        except (UnicodeDecodeError, pa.ArrowException):
-            return None
+        except (ValueError, OverflowError, pa.ArrowException):
+            return None  # text that is not UTF-8, or a day that Python's dates do not reach
 
     def survivors(
         self,
