@@ -537,7 +537,13 @@ def test_a_signal_leaves_a_checkpoint_and_says_how_to_go_on(
     root = Path(__file__).parents[2]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     ) as child:
         until = time.monotonic() + 60
         while not (model / "online.json").exists() and time.monotonic() < until:
