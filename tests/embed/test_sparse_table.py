@@ -255,7 +255,7 @@ def test_another_shape_is_refused_by_name(tmp_path: Path) -> None:
         trained([table], 2)
     for options, said in (
         ({"dim": 8}, "saved with dim 4, this table has 8"),
-        ({"dim": 4, "optimizer": cb.Adam()}, r"saved with .*optimizer Adagrad.* this table has Adam"),
+        ({"dim": 4, "optimizer": cb.Adam()}, r"saved with .*optimizer Adagrad.* this table uses Adam"),
         ({"dim": 4, "seed": 3}, "saved with seed 0, this table has 3"),
     ):
         with pytest.raises(DataError, match=said):
