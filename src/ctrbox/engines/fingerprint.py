@@ -115,7 +115,7 @@ def columns_of(view: View, wanted: set[str] | None = None) -> list[list[Any]]:
 
 
 def _dictionary_digest(dictionary: Dictionary) -> str:
-    """Of the words and values themselves: equal for slices and copies of equal words."""
+    """Return a digest of the words and values themselves, equal for slices and copies of equal words."""
     if dictionary not in _digests:
         h = hashlib.sha256(f"{dictionary.word_kind} {len(dictionary)} {dictionary.width}".encode())
         words = dictionary.words

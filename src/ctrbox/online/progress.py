@@ -115,7 +115,7 @@ class Progress:
 
     @property
     def weighted_auc(self) -> float:
-        """By weight: of the last whole window, or of all where there is none yet."""
+        """Weighted AUC of the last whole window, or of all examples before the first whole window."""
         return self.windows[-1].weighted_auc if self.windows else self._auc(True)
 
     @property

@@ -27,7 +27,7 @@ class State:
 
     @property
     def loss(self) -> float:
-        """Of about the last 20 steps."""
+        """Mean loss of about the last 20 steps."""
         return self.losses[0] / self.losses[1] if self.losses[1] else 0.0
 
 
