@@ -23,7 +23,7 @@ from ctrbox.columns.kind import arrow_type
 from ctrbox.plan.expr import Expr, Time, col, expression
 from ctrbox.plan.features import FeatureSet
 from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
-from tests.twins import lists, strings
+from tests.twins import lists, strings, times
 from tests.twins.times import part
 
 Row = dict[str, Any]
@@ -330,7 +330,10 @@ def parse_time(s: bytes) -> Moment | None:
     return Moment(micros)
 
 
-def cast(value: Any, to: str) -> Any:
+def cast(value: Any, to: str, unit: str | None = None) -> Any:
+    if unit is not None:
+        moment = times.of_number(value, unit)
+        return None if moment is None else Moment(moment)
     if isinstance(value, list):
         return [x for x in (cast(v, to.removeprefix("list[").removesuffix("]")) for v in value) if x is not None]
     if to == "int":
