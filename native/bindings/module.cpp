@@ -1,5 +1,10 @@
 // The native core of CTRBox: a table of contents.
+#include <nanobind/stl/string.h>
+
+#include <sstream>
+
 #include "bindings/bindings.h"
+#include "core/cores.h"
 
 NB_MODULE(_native, m) {
   m.doc() = "Native core of CTRBox: operators, programs, indexes, batches.";
@@ -17,4 +22,15 @@ NB_MODULE(_native, m) {
   bind_publish(m);               // weights as 16-bit codes, patches
   bind_requests(m);              // candidates of a request from its JSON
   bind_parquet(m);               // columns of a row group from their bytes
+
+  m.def("usable_cores", &cb::usable_cores,
+        "Count the cores that this process may use: by affinity and by limits of CPU time.");
+  m.def(
+      "cgroup_cores",
+      [](const std::string& memberships, const std::string& root) {
+        std::istringstream lines(memberships);
+        return cb::cgroup_cores(lines, root);
+      },
+      nb::arg("memberships"), nb::arg("root"),
+      "Return the limit of cores of the cgroups in a text like /proc/self/cgroup, mounted at a folder; 0.0: no limit.");
 }

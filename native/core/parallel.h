@@ -5,7 +5,6 @@
 // threads at once and from within a task (the caller of a call always finishes it, with or without help). Idle threads
 // sleep. Of tasks that throw, the one with the lowest number decides what the caller sees; later ones may have run.
 #pragma once
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,17 +16,9 @@
 #include <mutex>
 #include <thread>
 
-namespace cb {
+#include "core/cores.h"
 
-// Cores this process may use.
-inline size_t usable_cores() {
-#if defined(__linux__)
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return static_cast<size_t>(CPU_COUNT(&set));
-#endif
-  return std::max<size_t>(1, std::thread::hardware_concurrency());
-}
+namespace cb {
 
 class WorkerPool {
  public:

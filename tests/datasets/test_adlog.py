@@ -204,7 +204,7 @@ def test_same_arguments_give_the_same_values(tmp_path: Path) -> None:
 def test_values_do_not_depend_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctrbox.datasets.synthetic.BLOCK", 700)
     many = adlog(3_000, 5, tmp_path / "many")
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("ctrbox._native.usable_cores", lambda: 1)
     one = adlog(3_000, 5, tmp_path / "one")
     assert len(list(one.impressions.iterdir())) == 5
     for view in ("impressions", "users", "ads", "basic", "truth"):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ctrbox import _native
 from ctrbox.embed.model_server import ModelServer
 from ctrbox.engines.plan import whole
 from ctrbox.errors import DeviceError, PlanError
@@ -96,7 +97,7 @@ class Cluster:
             self._join()
         crew = None
         try:
-            cores = self.cores or max(1, (os.cpu_count() or 1) // self.workers if self.address == "local" else 1)
+            cores = self.cores or max(1, _native.usable_cores() // self.workers if self.address == "local" else 1)
             threads = torch.get_num_threads() if self.workers == 1 and self.cores is None else cores
             self._check_room(cores if self.address != "local" else 0)
             order = Order.of(fit, self.servers, threads)

@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ctrbox import _native
 from ctrbox.datasets import text, visual_views
 from ctrbox.datasets.words import CATEGORIES, COUNTRIES, TOPICS, vocabulary
 from ctrbox.datasets.world import DEVICES, Draw, Mask, World, ad_id, stream, user_id
@@ -311,7 +312,7 @@ def _write(
     done = 0
     parts: list[_Score] = []
     # A block in flight takes about 0.2 GB, so the number of threads bounds the memory.
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(4, _native.usable_cores())) as pool:
         dimensions = [pool.submit(_write_users, folder, world), pool.submit(_write_ads, folder, world)]
         if world.visual is not None:
             shown = (folder / "images", world, world.visual, _save)

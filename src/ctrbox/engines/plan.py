@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import pyarrow as pa
 
+from ctrbox import _native
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.kind import arrow_type
 from ctrbox.columns.records import is_dicts, table_of_dicts
@@ -71,7 +72,7 @@ class Plan:
         self.log = log
         self.features = features
         self.device = checked_device(device)
-        self.threads = os.cpu_count() or 1 if threads is None else whole("threads", threads, 1, 1024)
+        self.threads = _native.usable_cores() if threads is None else whole("threads", threads, 1, 1024)
         whole("chunk_rows", chunk_rows, 1, 65_536)
         self.chunk_rows = chunk_rows
         self.graph: Graph = build(log, features)

@@ -212,7 +212,7 @@ def search(
     found = [Found(name, options, made(name, over, options)) for name, options in models.items()]
     for f in found:
         f.model.progress.window = window
-    examples = learn_all(found, source, threads or os.cpu_count() or 1, tick)
+    examples = learn_all(found, source, threads or _native.usable_cores(), tick)
     for f in found:
         f.aucs = [w.auc for w in f.model.progress.windows]
         if not f.aucs and f.model.progress.examples:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import threading
 import weakref
 from bisect import bisect_right
@@ -27,6 +26,7 @@ from types import TracebackType
 import pyarrow as pa
 import torch
 
+from ctrbox import _native
 from ctrbox.engines.cuda.upload import STRAIGHT_BYTES, Piece, Upload
 from ctrbox.errors import DeviceError
 
@@ -88,7 +88,7 @@ class Staging:
     """Page-locked memory of one slot, as large as its largest chunk so far. One `fill` at a time."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
+        self.threads = threads or min(MOST_THREADS, _native.usable_cores())
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._pool: ThreadPoolExecutor | None = None
 
