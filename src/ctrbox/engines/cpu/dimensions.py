@@ -88,7 +88,9 @@ def load_dimension(
     parts: list[Prepared] = []
     hashes: list[np.ndarray] = []
     with ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-join") as pool:
-        for part in in_order(load, frame.view.source.scan(columns, rows=LOAD_ROWS), pool, threads + 1, stop):
+        for part in in_order(
+            load, frame.view.source.scan(columns, rows=LOAD_ROWS, threads=threads), pool, threads + 1, stop
+        ):
             records.append(part.records)
             parts.append(part.rows)
             hashes.append(part.hashes)

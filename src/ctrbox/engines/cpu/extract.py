@@ -247,7 +247,7 @@ class Extractor:
                     if not cursors:
                         first = int(ids[0]) if len(ids) else None
                         cursors = [
-                            MergeCursor(s.view, s.on, self.columns[k], first, self.morsel_rows)
+                            MergeCursor(s.view, s.on, self.columns[k], first, self.morsel_rows, self.threads)
                             for k, s in enumerate(self.log.sources)
                             if s.on is not None
                         ]

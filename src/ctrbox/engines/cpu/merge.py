@@ -45,14 +45,17 @@ def ascends(view: View, column: str) -> bool:
 class MergeCursor:
     """Walks the basic view beside the log. ``align`` must be called with ascending, non-overlapping ids."""
 
-    def __init__(self, view: View, on: str, columns: list[str], first_id: int | None, rows: int = MORSEL_ROWS) -> None:
+    def __init__(
+        self, view: View, on: str, columns: list[str], first_id: int | None, rows: int = MORSEL_ROWS, threads: int = 2
+    ) -> None:
+        """``threads`` threads decode the view's rows ahead of the log."""
         self.name = view.name
         self.on = columns.index(on)
         self.ascend = ascends(view, on)
         # Slices of what is in memory cost nothing: taken whole, rows never have to be put together from two of them.
         rows = 2**30 if isinstance(view.source, MemorySource) else rows
         prune = None if first_id is None else pc.field(on) >= pc.scalar(first_id)
-        self.stream: Iterator[Morsel] = view.source.scan(columns, prune=prune, rows=rows)
+        self.stream: Iterator[Morsel] = view.source.scan(columns, prune=prune, rows=rows, threads=threads)
         self.held: list[tuple[pa.RecordBatch, np.ndarray]] = []
         self.ended = False
         self.last: int | None = None
