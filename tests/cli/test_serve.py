@@ -104,6 +104,12 @@ def test_settings_out_of_range_are_refused(option: str, value: str, said: str) -
         ctrbox("serve", "data", option, value)
 
 
+def test_there_is_one_http_server() -> None:
+    """Other servers behind ``--http`` did not keep the time limits that docs/serving.md promises."""
+    with pytest.raises(Exception, match=r"No such option: --http\b"):
+        ctrbox("serve", "data", "--http", "uvicorn")
+
+
 def test_a_token_file_is_a_small_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "long").write_bytes(b"a" * 10_000)
