@@ -72,14 +72,14 @@ void instruction_sets_agree() {
     DeepFfm twin(s);
     twin.use(*ffm_kernels_named("scalar"));
     std::vector<float> expected(examples.rows()), met(examples.rows());
-    CHECK(!twin.learn(examples, expected.data(), 1, false));
+    CHECK(!twin.learn(examples, expected.data(), false));
     for (const char* name : {"scalar", "neon", "avx2", "avx512"}) {
       const FfmKernels* kernels = ffm_kernels_named(name);
       if (!kernels) continue;
       for (bool sparse : {false, true}) {
         DeepFfm fast(s);
         fast.use(*kernels);
-        CHECK(!fast.learn(examples, met.data(), 1, sparse));
+        CHECK(!fast.learn(examples, met.data(), sparse));
         CHECK(same(expected.data(), met.data(), met.size()));
         check_same(twin, fast);
         CHECK(!fast.predict(examples, met.data(), 1));
@@ -114,7 +114,7 @@ void a_shared_context_changes_no_bit() {
     const Examples examples = made(random, s.fields, 40, round % 4 == 0);
     DeepFfm model(s);
     std::vector<float> expected(40), met(40);
-    CHECK(!model.learn(examples, expected.data(), 1, true));
+    CHECK(!model.learn(examples, expected.data(), true));
     const uint16_t cut = static_cast<uint16_t>(s.context), all = static_cast<uint16_t>(s.fields);
     Examples shared, candidates, whole;
     add_part(shared, examples, 0, 0, cut);
@@ -194,10 +194,10 @@ void a_gradient_is_the_slope_of_the_loss() {
   one.weights[0] = 1.5f;
   DeepFfm model(s), moved(s);
   std::vector<float> p(300);
-  model.learn(warm, p.data(), 1, true);
-  moved.learn(warm, p.data(), 1, true);
+  model.learn(warm, p.data(), true);
+  moved.learn(warm, p.data(), true);
   CHECK(moved.layout().dense == model.layout().dense);
-  moved.learn(one, p.data(), 1, true);
+  moved.learn(one, p.data(), true);
   auto loss = [&] {
     float q;
     model.changed();  // weights are moved from outside
@@ -236,80 +236,106 @@ void a_gradient_is_the_slope_of_the_loss() {
   CHECK(seen > 5);
 }
 
-void hot_keys_are_the_frequent_ones() {
+// Every feature of a block is alone or in one sum of its slice, and the sums of a row are its parts, slice after slice.
+void a_plan_finds_what_is_shared() {
   std::mt19937_64 random(7);
   FfmSettings s;
   s.fields = 3;
-  s.bits = 14;
-  const FfmLayout l(s);
-  for (size_t rows : {0, 1, 5, 3000}) {
-    Examples examples;
-    std::map<uint64_t, size_t> count;
-    for (size_t e = 0; e < rows; ++e) {
-      for (uint16_t f = 0; f < 3; ++f) {
-        const uint64_t key = finish(random() % (f == 0 ? 4 : f == 1 ? 64 : 5000) * 10 + f);
-        examples.keys.push_back(key);
-        examples.fields.push_back(f);
-        if (e < HotKeys::kSample) ++count[key];
+  for (uint32_t bits : {7u, 14u}) {
+    s.bits = bits;
+    const FfmLayout l(s);
+    BlockPlan plan;
+    for (size_t rows : {1, 5, 16, 200}) {
+      const Examples examples = made(random, s.fields, rows + 7, rows % 2 == 0);
+      plan.make(examples, 7, 7 + rows, s, l);
+      CHECK(plan.slice(0) == 7 && plan.slice(BlockPlan::kSlices) == 7 + rows);
+      std::map<uint64_t, std::vector<uint32_t>> features;  // by row
+      for (uint32_t i = examples.offsets[7]; i < examples.offsets[7 + rows]; ++i)
+        features[l.row_of(examples.keys[i])].push_back(i - plan.features);
+      std::map<uint64_t, BlockPlan::SharedRow> shared;
+      for (size_t k = 0; k < BlockPlan::kShards; ++k)
+        for (size_t r = plan.rows_of[k]; r < plan.rows_of[k + 1]; ++r) shared[plan.rows[r].row] = plan.rows[r];
+      CHECK(shared.size() == plan.rows.size());
+      for (const auto& [row, met] : features) {
+        CHECK(met.size() > 1 || plan.sums[met[0]] == BlockPlan::kAlone);
+        if (met.size() == 1) continue;
+        std::vector<std::pair<uint32_t, uint32_t>> expected;
+        for (uint32_t i : met) {
+          size_t slice = 0;
+          while (examples.offsets[plan.slice(slice + 1)] - plan.features <= i) ++slice;
+          const bool first = expected.empty() || expected.back().first != slice;
+          const uint32_t sum = plan.sums[i] & ~BlockPlan::kFirst;
+          CHECK(((plan.sums[i] & BlockPlan::kFirst) != 0) == first && sum < plan.count[slice]);
+          if (first) expected.emplace_back(static_cast<uint32_t>(slice), sum);
+          CHECK(expected.back().second == sum);
+        }
+        const auto& found = shared.at(row);
+        CHECK(found.parts == expected.size());
+        for (size_t p = 0; p < expected.size(); ++p) {
+          const auto& part = plan.parts[found.first_part + p];
+          CHECK(part.slice == expected[p].first && part.sum == expected[p].second);
+        }
+        features[row].clear();
       }
-      examples.offsets.push_back(static_cast<uint32_t>(examples.keys.size()));
-      examples.labels.push_back(0.0f);
+      std::vector<uint32_t> order = plan.first_order;
+      std::sort(order.begin(), order.end());
+      for (uint32_t i = 0; i < order.size(); ++i) CHECK(order[i] == i);
+      CHECK(order.size() == examples.offsets[7 + rows] - plan.features);
     }
-    const HotKeys hot(examples, l);
-    size_t frequent = 0;
-    std::map<uint64_t, size_t> of_row;
-    for (const auto& [key, n] : count) of_row[l.row_of(key)] += n;
-    for (const auto& [key, n] : count) {
-      const bool often = n * HotKeys::kOneIn >= std::min(rows, HotKeys::kSample) && n * 8 >= of_row[l.row_of(key)] * 7;
-      frequent += often;
-      const uint16_t found = hot.find(key);
-      CHECK(found == HotKeys::kNone || (often && hot.keys()[found] == key));
-    }
-    CHECK(hot.keys().size() <= frequent);
-    CHECK(hot.keys().size() + 5 >= frequent);  // a slot has one
-    CHECK(hot.find(finish(99999999)) == HotKeys::kNone);
-    s.bits = 4;  // one row for all keys
-    CHECK(HotKeys(examples, FfmLayout(s)).keys().size() <= (rows == 0 ? 0 : 1));
-    s.bits = 14;
   }
 }
 
-void what_threads_learn_on_copies_adds_up() {
+void threads_and_instruction_sets_change_no_bit_of_blocks() {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 30; ++round) {
+    const FfmSettings s = some_settings(random);
+    const Examples examples = made(random, s.fields, 150 + random() % 100, round % 4 == 0);
+    const size_t block = 2 + random() % 100;
+    const uint64_t before = random() % 8000;
+    DeepFfm twin(s);
+    twin.use(*ffm_kernels_named("scalar"));
+    std::vector<float> expected(examples.rows()), met(examples.rows());
+    CHECK(!twin.learn_blocks(examples, expected.data(), 1, false, block, before));
+    for (const char* name : {"scalar", "neon", "avx2", "avx512"}) {
+      const FfmKernels* kernels = ffm_kernels_named(name);
+      if (!kernels) continue;
+      for (size_t threads : {1, 3, 16}) {
+        DeepFfm fast(s);
+        fast.use(*kernels);
+        CHECK(!fast.learn_blocks(examples, met.data(), threads, threads != 3, block, before));
+        CHECK(same(expected.data(), met.data(), met.size()));
+        check_same(twin, fast);
+      }
+    }
+  }
+}
+
+// A block of features that nobody shares, without a network: first-order weights and rows as one after the other.
+void a_block_without_shared_rows_is_as_one_by_one() {
   FfmSettings s;
-  s.fields = 2;
-  s.bits = 10;
-  s.hidden = {3};
-  const FfmLayout l(s);
+  s.fields = 3;
+  s.bits = 20;
+  s.ffm_init = 1.0f;
   Examples examples;
-  for (uint64_t key : {finish(1), finish(2)}) examples.keys.push_back(key);
-  examples.fields = {0, 1};
-  examples.offsets.push_back(2);
-  examples.labels.push_back(1.0f);
-  const HotKeys hot(examples, l);
-  CHECK(hot.keys().size() == 2);
-  std::vector<float> lr(l.lr_size * 2, 1.0f), ffm(l.rows * l.row_step, 2.0f), dense(l.dense, 3.0f);
-  OwnWeights one(hot, s, l, lr.data(), ffm.data(), dense.data()), two(hot, s, l, lr.data(), ffm.data(), dense.data());
-  CHECK(reinterpret_cast<uintptr_t>(one.dense()) % 64 == 0 && reinterpret_cast<uintptr_t>(one.hot().rows) % 64 == 0);
-  const size_t row = hot.find(finish(2));
-  one.hot().rows[row * l.row_step + 3] += 0.5f;
-  two.hot().rows[row * l.row_step + 3] += 0.25f;
-  two.hot().lr[row * l.lr_step] -= 1.0f;
-  one.dense()[l.dense - 1] += 1.0f;
-  one.exchange(false);
-  CHECK(dense[l.dense - 1] == 4.0f);
-  const size_t at = l.row_step * l.row_of(finish(2)) + 3;
-  CHECK(ffm[at] == 2.0f);
-  one.exchange(true);
-  two.exchange(true);
-  CHECK(ffm[at] == 2.75f && two.hot().rows[row * l.row_step + 3] == 2.75f);
-  CHECK(lr[2 * l.lr_of(finish(2), s.bits)] == 0.0f && two.dense()[l.dense - 1] == 4.0f);
-  one.exchange(true);
-  CHECK(one.hot().rows[row * l.row_step + 3] == 2.75f);
-  CHECK(std::count(ffm.begin(), ffm.end(), 2.0f) == static_cast<ptrdiff_t>(ffm.size()) - 1);
+  for (uint64_t e = 0; e < 12; ++e) {
+    for (uint16_t f = 0; f < 3; ++f) {
+      examples.keys.push_back(finish(e * 3 + f + 1));
+      examples.fields.push_back(f);
+    }
+    examples.offsets.push_back(static_cast<uint32_t>(examples.keys.size()));
+    examples.labels.push_back(static_cast<float>(e % 2));
+  }
+  examples.weights.assign(12, 0.0f);
+  examples.weights[0] = 1.0f;  // the bias, which all share, moves once
+  DeepFfm one(s), together(s);
+  std::vector<float> p(12);
+  one.learn(examples, p.data(), true);
+  together.learn_blocks(examples, p.data(), 2, true, 12, 0);
+  check_same(one, together);
+  CHECK(one.dense()[0] != 0.0f);
 }
 
 void threads_learn_together() {
-#if !defined(__SANITIZE_THREAD__)  // hogwild is a race by design
   std::mt19937_64 random(5);
   FfmSettings s;
   s.fields = 6;
@@ -327,11 +353,10 @@ void threads_learn_together() {
   }
   DeepFfm model(s);
   std::vector<float> p(examples.rows());
-  CHECK(!model.learn(examples, p.data(), 3, true));
+  CHECK(!model.learn_blocks(examples, p.data(), 3, true, 512, 0));
   size_t right = 0;
   for (size_t e = 15000; e < p.size(); ++e) right += (p[e] > 0.5f) == (examples.labels[e] > 0.5f);
   CHECK(right > 4500);
-#endif
 }
 
 void what_is_not_finite_is_noticed() {
@@ -348,10 +373,15 @@ void what_is_not_finite_is_noticed() {
   }
   DeepFfm model(s), before(s);
   float p[3];
-  const auto met = model.learn(e, p, 1, true);
+  const auto met = model.learn(e, p, true);
   CHECK(met && *met == 1);
-  before.learn(e, p, 1, true);
+  before.learn(e, p, true);
   check_same(model, before);
+  for (size_t threads : {1, 3}) {
+    DeepFfm blocks(s);
+    const auto found = blocks.learn_blocks(e, p, threads, true, 512, 0);
+    CHECK(found && *found == 1);
+  }
 }
 
 }  // namespace
@@ -362,8 +392,9 @@ int main() {
   attention_has_the_bits_of_its_twin();
   inverse_powers_are_near();
   a_gradient_is_the_slope_of_the_loss();
-  hot_keys_are_the_frequent_ones();
-  what_threads_learn_on_copies_adds_up();
+  a_plan_finds_what_is_shared();
+  threads_and_instruction_sets_change_no_bit_of_blocks();
+  a_block_without_shared_rows_is_as_one_by_one();
   threads_learn_together();
   what_is_not_finite_is_noticed();
   return 0;

@@ -136,6 +136,7 @@ def checkerboard(rows: int, seed: int = 0) -> str:
 BOARD = ("user", "ad", "x")
 
 
+@pytest.mark.filterwarnings("ignore:threads=")
 @pytest.mark.parametrize("hidden", [(), (8,)])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_learns_which_pairs_click(hidden: tuple[int, ...], threads: int) -> None:

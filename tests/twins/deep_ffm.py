@@ -7,12 +7,14 @@ so does the choice of places (`layout.h`), which is written out here again.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 F = np.float32
 LANES = 16
+SLICES = 16  # of a block
 MASK = 2**64 - 1
 
 
@@ -85,12 +87,28 @@ def adagrad(w: np.ndarray, a: np.ndarray, g: np.ndarray, rates: Any, fuse: bool 
     w[:] = fused(-step, rate, w) if fuse else w - step * rate
 
 
+@dataclass
+class Gradient:
+    """vector · factor, of the weights w with accumulators a; added up by slices ("fused" or "plain") or not at all."""
+
+    w: np.ndarray
+    a: np.ndarray
+    vector: np.ndarray
+    factor: Any
+    rates: Any
+    summed: str
+
+    def place(self) -> tuple[int, ...]:
+        return (self.w.__array_interface__["data"][0],)
+
+
 class Twin:
     """The model behind `native`, with copies of its weights."""
 
     def __init__(self, native: Any) -> None:
         s = self.s = native.settings
         self.lr, self.ffm, self.dense = native.lr(), native.ffm(), native.dense()
+        self._gradients: list[Gradient] | None = None  # of an example in a block
         self.latent = padded(s.k, 4)
         self.inputs = self.of_field(s.fields)
         self.layers = []
@@ -107,6 +125,47 @@ class Twin:
 
     def learn(self, examples: Any) -> np.ndarray:
         return np.array([self._one(e) for e in rows_of(examples)], F)
+
+    def learn_blocks(self, examples: Any, block: int, learned: int) -> np.ndarray:
+        """Blocks, as block_learner.h has them: every gradient is one of the weights as the block found them."""
+        rows, predictions, begin = rows_of(examples), [], 0
+        while begin < len(rows):
+            end = min(len(rows), begin + min(block, max((learned + begin) // 64 // SLICES, 1) * SLICES))
+            cuts = [begin + (end - begin) * s // SLICES for s in range(SLICES + 1)]
+            one_by_one: list[Gradient] = []
+            sums: dict[tuple[int, ...], list[tuple[int, np.ndarray, Gradient]]] = {}
+            for s in range(SLICES):
+                for e in range(cuts[s], cuts[s + 1]):
+                    self._gradients = []
+                    predictions.append(self._one(rows[e]))
+                    for g in self._gradients:
+                        if not g.summed:
+                            one_by_one.append(g)
+                            continue
+                        parts = sums.setdefault(g.place(), [])
+                        if not parts or parts[-1][0] != s:
+                            parts.append((s, g.vector * g.factor, g))
+                        elif g.summed == "fused":
+                            parts[-1] = (s, fused(g.vector, g.factor, parts[-1][1]), g)
+                        else:
+                            parts[-1] = (s, parts[-1][1] + g.vector * g.factor, g)
+            self._gradients = None
+            for g in one_by_one:
+                adagrad(g.w, g.a, g.vector * g.factor, g.rates)
+            for parts in sums.values():
+                total = parts[0][1]
+                for _, part, _ in parts[1:]:
+                    total = total + part
+                adagrad(parts[0][2].w, parts[0][2].a, total, parts[0][2].rates, fuse=True)
+            begin = end
+        return np.array(predictions, F)
+
+    def _step(self, w: np.ndarray, a: np.ndarray, vector: Any, factor: Any, rates: Any, summed: str = "") -> None:
+        """A step now, or a gradient to be kept until the end of its block."""
+        if self._gradients is None:
+            adagrad(w, a, vector * factor, rates, fuse=bool(summed))
+        else:
+            self._gradients.append(Gradient(w, a, np.array(vector), factor, rates, summed))
 
     def of_field(self, g: int) -> int:
         return (g * (g + 1) // 2 if self.s.ffm else 0) + (g if self.s.lr else 0)
@@ -169,7 +228,7 @@ class Twin:
         slope = F((p - float(label)) * float(weight))
 
         # backward; everything reads what forward saw, but for features of one place, which are stepped in order
-        adagrad(self.dense[0:1], self.dense[1:2], np.array([slope]), s.lr_rates)
+        self._step(self.dense[0:1], self.dense[1:2], np.array([slope]), F(1), s.lr_rates)
         dx = np.zeros_like(x)
         if s.hidden:
             upper = np.array([slope])
@@ -181,10 +240,10 @@ class Twin:
                 delta[:neurons] = upper if last else np.where(acts[n + 1] > 0, upper, F(0))[:neurons]
                 for i in range(before + 1 if by_input else 0):
                     dx[i] = lane_dot(w[i], delta)
-                    adagrad(w[i], a[i], delta * acts[n][i], s.nn_rates, fuse=True)
+                    self._step(w[i], a[i], delta, acts[n][i], s.nn_rates, "fused")
                 for j in range(0 if by_input else neurons):
                     dx = fused(w[j], delta[j], dx)
-                    adagrad(w[j], a[j], acts[n] * delta[j], s.nn_rates, fuse=True)
+                    self._step(w[j], a[j], acts[n], delta[j], s.nn_rates, "fused")
                 upper = dx
             dx[self.inputs] = F(0)
             if s.norm:
@@ -196,7 +255,8 @@ class Twin:
             for key, value in group:
                 if s.lr:
                     place = self.lr[self.lr_of(key)]
-                    adagrad(place[0:1], place[1:2], np.array([(dx[self.first_order(f)] + direct) * value]), s.lr_rates)
+                    slope_of_sum = np.array([dx[self.first_order(f)] + direct])
+                    self._step(place[0:1], place[1:2], slope_of_sum, value, s.lr_rates)
                 if s.ffm:
                     w, a = self.ffm[self.row_of(key)]
                     g = np.zeros_like(w)
@@ -208,7 +268,7 @@ class Twin:
                                 other = np.zeros_like(other)
                         slope_of_pair = dx[self.pair(min(f, h), max(f, h))] + direct
                         self.vector(g, h)[:] = other * (slope_of_pair * value)
-                    adagrad(w, a, g, s.ffm_rates, fuse=True)
+                    self._step(w, a, g, F(1), s.ffm_rates, "plain")
         return F(p)
 
     def row_of(self, key: int) -> int:

@@ -14,7 +14,7 @@ namespace cb {
 namespace {
 
 constexpr uint64_t kNobody = std::numeric_limits<uint64_t>::max();
-constexpr size_t kPredicted = 1024;  // examples a thread takes at once
+constexpr size_t kPredicted = 256;  // examples a thread takes at once
 
 // Uniform in ± bound, decided by seed, block and place. Never -0: a step of 0 would make it 0, and a skipped one not.
 float uniform(uint64_t seed, uint64_t block, uint64_t place, float bound) {
@@ -83,6 +83,7 @@ void DeepFfm::changed() {
 void DeepFfm::use(const FfmKernels& kernels) {
   std::lock_guard<std::mutex> hold(lending_);
   idle_.clear();
+  blocks_.reset();
   kernels_ = &kernels;
 }
 
@@ -140,59 +141,42 @@ void DeepFfm::initialise() {
   }
 }
 
-std::optional<size_t> DeepFfm::learn(const Examples& examples, float* predictions, size_t threads, bool sparse) {
+std::optional<size_t> DeepFfm::learn(const Examples& examples, float* predictions, bool sparse) {
   std::lock_guard<std::mutex> alone(learning_);
   changed();
   std::atomic<uint64_t> broken{kNobody};
-  const size_t rows = examples.rows();
-  auto learn_from = [&](FfmPass& pass, size_t begin, size_t end, const FfmWeights& weights) {
-    walk(pass, examples, begin, end, weights, true, [&](size_t e) {
-      const float logit = pass.forward(examples, e, weights, sparse);
-      const double p = sigmoid(logit);
-      predictions[e] = static_cast<float>(p);
-      if (!std::isfinite(logit)) {
-        note(broken, e);
-        return false;
-      }
-      const double slope = (p - static_cast<double>(examples.labels[e])) * static_cast<double>(examples.weight(e));
-      pass.backward(examples, e, weights, static_cast<float>(slope), sparse);
-      return true;
-    });
-  };
-  // A ReLU makes 0 of NaN, so an output may be finite where a weight is not; and who predicted meanwhile saw half of
-  // it.
-  auto ended = [&] {
-    const bool finite =
-        std::all_of(weights_.dense, weights_.dense + layout_.dense, [](float w) { return std::isfinite(w); });
-    if (!finite && rows > 0) note(broken, rows - 1);
-    changed();
-    return noted(broken);
-  };
-  if (threads <= 1) {
-    FfmPass pass(settings_, layout_, *kernels_);
-    learn_from(pass, 0, rows, weights_);
-    return ended();
-  }
-  const HotKeys hot(examples, layout_);
-  std::atomic<size_t> next{0};
-  std::mutex lock;
-  parallel_for(threads, threads, [&](size_t) {
-    FfmPass pass(settings_, layout_, *kernels_);
-    std::optional<OwnWeights> own;
-    {
-      std::lock_guard<std::mutex> hold(lock);
-      own.emplace(hot, settings_, layout_, weights_.lr, weights_.ffm, weights_.dense);
+  FfmPass pass(settings_, layout_, *kernels_);
+  walk(pass, examples, 0, examples.rows(), weights_, true, [&](size_t e) {
+    const float logit = pass.forward(examples, e, weights_, sparse);
+    const double p = sigmoid(logit);
+    predictions[e] = static_cast<float>(p);
+    if (!std::isfinite(logit)) {
+      note(broken, e);
+      return false;
     }
-    const FfmWeights weights{weights_.lr, weights_.ffm, own->dense(), nullptr, &own->hot()};
-    for (size_t begin, done = 0; (begin = next.fetch_add(kTogether)) < rows && broken.load() == kNobody;) {
-      learn_from(pass, begin, std::min(rows, begin + kTogether), weights);
-      std::lock_guard<std::mutex> hold(lock);
-      own->exchange(++done % 2 == 0);
-    }
-    std::lock_guard<std::mutex> hold(lock);
-    own->exchange(true);
+    const double slope = (p - static_cast<double>(examples.labels[e])) * static_cast<double>(examples.weight(e));
+    pass.backward(examples, e, weights_, static_cast<float>(slope), sparse);
+    return true;
   });
-  return ended();
+  return learned(examples, broken);
+}
+
+std::optional<size_t> DeepFfm::learn_blocks(const Examples& examples, float* predictions, size_t threads, bool sparse,
+                                            size_t block, uint64_t before) {
+  std::lock_guard<std::mutex> alone(learning_);
+  changed();
+  if (!blocks_) blocks_ = std::make_unique<BlockLearner>(settings_, layout_, *kernels_, weights_);
+  return learned(examples, blocks_->learn(examples, predictions, threads, sparse, block, before));
+}
+
+// A ReLU makes 0 of NaN, so an output may be finite where a weight is not. Who predicted meanwhile saw half of the
+// changes, so the state is a new one again.
+std::optional<size_t> DeepFfm::learned(const Examples& examples, uint64_t broken) {
+  const bool finite =
+      std::all_of(weights_.dense, weights_.dense + layout_.dense, [](float w) { return std::isfinite(w); });
+  if (!finite && examples.rows() > 0) broken = std::min<uint64_t>(broken, examples.rows() - 1);
+  changed();
+  return noted(broken);
 }
 
 std::optional<size_t> DeepFfm::predict(const Examples& examples, float* predictions, size_t threads) const {

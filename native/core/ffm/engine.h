@@ -1,11 +1,8 @@
 // Deep FFM: dffm = ffnn(MergeNorm(lr, DiagMask(ffm))) + lr + ffm, learned one example at a time.
 //
-// One call at a time learns, with one thread or several (hogwild). Within a call of several threads lr and ffm are
-// shared without locks: an update may be lost when two threads meet at one feature. The dense block, which every
-// example touches, is a thread's own for kTogether examples, the weights of frequent keys for twice as many; what
-// it learned is then added to the others' under a lock (own_weights.h). With one thread the result depends on nothing
-// but settings and examples. predict, context and score only read: any number of threads may call them at once, but not
-// while another call learns.
+// One call at a time learns: one example after the other on one thread, or blocks of examples on any number of threads
+// (block_learner.h). Both depend on nothing but settings and examples, blocks also on where a call ends. predict,
+// context and score only read: any number of threads may call them at once, but not while another call learns.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -13,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/ffm/block_learner.h"
 #include "core/ffm/examples.h"
 #include "core/ffm/layout.h"
 #include "core/ffm/pass.h"
@@ -31,8 +29,12 @@ class DeepFfm {
   void use(const FfmKernels& kernels);
 
   // Predictions are made before an example is learned from. Gives the first example whose logit was not finite:
-  // nothing is learned from it, and with one thread from none after it.
-  std::optional<size_t> learn(const Examples& examples, float* predictions, size_t threads, bool sparse);
+  // nothing is learned from it and none behind it.
+  std::optional<size_t> learn(const Examples& examples, float* predictions, bool sparse);
+  // The same in blocks of up to `block` examples, at least two, on so many threads; the model has learned from
+  // `learned` examples before. Of the block with such an example some were learned, and none behind it.
+  std::optional<size_t> learn_blocks(const Examples& examples, float* predictions, size_t threads, bool sparse,
+                                     size_t block, uint64_t learned);
   std::optional<size_t> predict(const Examples& examples, float* predictions, size_t threads) const;
 
   // The context of a request (context.h), in the one example given, and its candidates: as predict of whole examples.
@@ -47,16 +49,16 @@ class DeepFfm {
   float* dense() const { return weights_.dense; }
   uint64_t bytes() const { return lr_.size() + ffm_.size() + dense_.size(); }
 
-  static constexpr size_t kTogether = 64;
-
  private:
   void initialise();
+  std::optional<size_t> learned(const Examples& examples, uint64_t broken);
   // Weights to predict with; `held` keeps alive what they point at.
   FfmWeights turned(std::shared_ptr<const FfmTurned>& held) const;
   std::unique_ptr<FfmPass> borrow() const;
   void give_back(std::unique_ptr<FfmPass> pass) const;
 
-  std::mutex learning_;  // a second call of learn waits
+  std::mutex learning_;                   // a second call of learn waits
+  std::unique_ptr<BlockLearner> blocks_;  // made by the first call that needs it
   mutable std::mutex lending_;
   mutable std::vector<std::unique_ptr<FfmPass>> idle_;  // their scratch memory costs more than some candidates
   mutable std::shared_ptr<const FfmTurned> turned_;     // of the weights as they were at

@@ -86,6 +86,17 @@ struct FfmKernels {
   // s += x · w
   void (*add_scaled)(float* s, const float* w, float x, size_t n);
 
+  // y = the sum of times[r] · row r for `count` rows, the row at rows + index[r] · step; with `go_on` it is added to
+  // what y holds. Each product is added by a fused multiply-add, in the order of the list.
+  void (*add_rows)(float* y, bool go_on, const float* rows, size_t step, const uint32_t* index, const float* times,
+                   size_t count, size_t n);
+
+  // The gradient of a row of latent vectors, as ffm_step has it: s = t · (d[c] · x), or with `go_on` s + that.
+  void (*ffm_gradient)(float* s, bool go_on, const float* t, const float* d, float x, size_t n);
+
+  // A step with the gradient parts[0] + parts[1] + …, added in this order; there is at least one part.
+  void (*sum_step)(float* w, float* a, const float* const* parts, size_t count, size_t n, AdagradRates rates);
+
   // One row of latent vectors: the gradient of chunk c is (x · d[c]) · t.
   void (*ffm_step)(float* w, float* a, const float* t, const float* d, float x, size_t n, AdagradRates rates);
 

@@ -46,8 +46,8 @@ static void matmul(const float* rows, size_t count, size_t n, const float* x, fl
 
 // Four rows, or fewer, onto a lane's sums, which begin with them or go on: the sums are stored once for four rows.
 template <size_t kRows>
-CB_INLINE void add_rows(float* sums, bool go_on, const float* rows, size_t step, const uint32_t* inputs,
-                        const float* x) {
+CB_INLINE void lane_rows(float* sums, bool go_on, const float* rows, size_t step, const uint32_t* inputs,
+                         const float* x) {
   const float* row[kRows];
   float times[kRows];
   for (size_t r = 0; r < kRows; ++r) {
@@ -72,11 +72,11 @@ static void from_inputs(const float* rows, size_t step, const uint32_t* inputs, 
   for (size_t l = 0, begin = 0; l < 16; begin = ends[l], ++l) {
     float* sums = room + l * step;
     size_t n = begin;
-    for (; n + 4 <= ends[l]; n += 4) add_rows<4>(sums, n > begin, rows, step, inputs + n, x);
+    for (; n + 4 <= ends[l]; n += 4) lane_rows<4>(sums, n > begin, rows, step, inputs + n, x);
     const size_t left = ends[l] - n;
-    if (left == 3) add_rows<3>(sums, n > begin, rows, step, inputs + n, x);
-    if (left == 2) add_rows<2>(sums, n > begin, rows, step, inputs + n, x);
-    if (left == 1) add_rows<1>(sums, n > begin, rows, step, inputs + n, x);
+    if (left == 3) lane_rows<3>(sums, n > begin, rows, step, inputs + n, x);
+    if (left == 2) lane_rows<2>(sums, n > begin, rows, step, inputs + n, x);
+    if (left == 1) lane_rows<1>(sums, n > begin, rows, step, inputs + n, x);
     if (ends[l] == begin) __builtin_memset(sums, 0, step * sizeof(float));
   }
   for (size_t k = 0; k < step; k += 16) {
@@ -298,6 +298,61 @@ static void ffm_step(float* w, float* a, const float* t, const float* d, float x
     ffm_row(w, a, t, d, x, n, rates.rate, Power{-rates.power_t});
 }
 
+static void ffm_gradient(float* s, bool go_on, const float* t, const float* d, float x, size_t n) {
+  for (size_t k = 0; k < n; k += 16) {
+    const F16 g = times_chunks(load(t + k), d + k / 4, x);
+    store(s + k, go_on ? load(s + k) + g : g);
+  }
+}
+
+// Four registers of sums stay where they are while the rows pass by: a row is loaded once and nothing is stored.
+static void add_rows(float* y, bool go_on, const float* rows, size_t step, const uint32_t* index, const float* times,
+                     size_t count, size_t n) {
+  size_t k = 0;
+  for (; k + 64 <= n; k += 64) {
+    F16 s0 = splat(0.0f), s1 = s0, s2 = s0, s3 = s0;
+    if (go_on) {
+      s0 = load(y + k);
+      s1 = load(y + k + 16);
+      s2 = load(y + k + 32);
+      s3 = load(y + k + 48);
+    }
+    for (size_t r = 0; r < count; ++r) {
+      const float* row = rows + index[r] * step + k;
+      const F16 x = splat(times[r]);
+      s0 = fused(load(row), x, s0);
+      s1 = fused(load(row + 16), x, s1);
+      s2 = fused(load(row + 32), x, s2);
+      s3 = fused(load(row + 48), x, s3);
+    }
+    store(y + k, s0);
+    store(y + k + 16, s1);
+    store(y + k + 32, s2);
+    store(y + k + 48, s3);
+  }
+  for (; k < n; k += 16) {
+    F16 s = go_on ? load(y + k) : splat(0.0f);
+    for (size_t r = 0; r < count; ++r) s = fused(load(rows + index[r] * step + k), splat(times[r]), s);
+    store(y + k, s);
+  }
+}
+
+template <class Inverse>
+CB_INLINE void summed(float* w, float* a, const float* const* parts, size_t count, size_t n, float rate, Inverse f) {
+  for (size_t k = 0; k < n; k += 16) {
+    F16 g = load(parts[0] + k);
+    for (size_t p = 1; p < count; ++p) g = g + load(parts[p] + k);
+    adagrad(w + k, a + k, load(w + k), g, rate, f);
+  }
+}
+
+static void sum_step(float* w, float* a, const float* const* parts, size_t count, size_t n, AdagradRates rates) {
+  if (rates.power_t == 0.5f)
+    summed(w, a, parts, count, n, rates.rate, Root{});
+  else
+    summed(w, a, parts, count, n, rates.rate, Power{-rates.power_t});
+}
+
 template <class Inverse>
 CB_INLINE void neuron(float* w, float* a, const float* x, float* dx, float delta, size_t n, float rate, Inverse f) {
   for (size_t k = 0; k < n; k += 16) {
@@ -360,6 +415,9 @@ static void norm_back(const float* y, float* dy, float inverse, size_t used, siz
    CB_LANES::pairs,          \
    CB_LANES::attend,         \
    CB_LANES::add_scaled,     \
+   CB_LANES::add_rows,       \
+   CB_LANES::ffm_gradient,   \
+   CB_LANES::sum_step,       \
    CB_LANES::ffm_step,       \
    CB_LANES::neuron_step,    \
    CB_LANES::input_step,     \

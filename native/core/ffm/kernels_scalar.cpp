@@ -133,6 +133,30 @@ void ffm_step(float* w, float* a, const float* t, const float* d, float x, size_
   for (size_t k = 0; k < n; ++k) fused_step(w[k], a[k], t[k] * (d[k / kChunk] * x), rates);
 }
 
+void add_rows(float* y, bool go_on, const float* rows, size_t step, const uint32_t* index, const float* times,
+              size_t count, size_t n) {
+  for (size_t k = 0; k < n; ++k) {
+    float s = go_on ? y[k] : 0.0f;
+    for (size_t r = 0; r < count; ++r) s = std::fma(rows[index[r] * step + k], times[r], s);
+    y[k] = s;
+  }
+}
+
+void ffm_gradient(float* s, bool go_on, const float* t, const float* d, float x, size_t n) {
+  for (size_t k = 0; k < n; ++k) {
+    const float g = t[k] * (d[k / kChunk] * x);
+    s[k] = go_on ? s[k] + g : g;
+  }
+}
+
+void sum_step(float* w, float* a, const float* const* parts, size_t count, size_t n, AdagradRates rates) {
+  for (size_t k = 0; k < n; ++k) {
+    float g = parts[0][k];
+    for (size_t p = 1; p < count; ++p) g += parts[p][k];
+    fused_step(w[k], a[k], g, rates);
+  }
+}
+
 void neuron_step(float* w, float* a, const float* x, float* dx, float delta, size_t n, AdagradRates rates) {
   for (size_t k = 0; k < n; ++k) {
     dx[k] = std::fma(w[k], delta, dx[k]);
@@ -164,8 +188,8 @@ void norm_back(const float* y, float* dy, float inverse, size_t used, size_t n) 
 }  // namespace
 
 extern const FfmKernels kScalarKernels;
-const FfmKernels kScalarKernels = {"scalar", sum,          dot,        matmul, from_inputs,
-                                   across,   across_lanes, pairs,      attend, add_scaled,
-                                   ffm_step, neuron_step,  input_step, norm,   norm_back};
+const FfmKernels kScalarKernels = {"scalar",     sum,      dot,         matmul,     from_inputs, across,
+                                   across_lanes, pairs,    attend,      add_scaled, add_rows,    ffm_gradient,
+                                   sum_step,     ffm_step, neuron_step, input_step, norm,        norm_back};
 
 }  // namespace cb

@@ -32,11 +32,11 @@ size_t widest(const FfmLayout& l) {
   return most;
 }
 
-size_t scratch_floats(const FfmLayout& l) {
+size_t scratch_floats(const FfmLayout& l, size_t slots) {
   size_t floats = l.stride * (1 + 2 * l.fields);  // zeros, sums, turned
-  floats += 2 * FfmPass::kBatch * padded(l.inputs + 1 + kLanes, kLanes) + 2 * padded(l.fields, kLanes);
+  floats += 2 * slots * padded(l.inputs + 1 + kLanes, kLanes) + 2 * padded(l.fields, kLanes);
   floats += padded(l.fields * (l.stride / kChunk), kLanes);
-  for (const auto& layer : l.layers) floats += (FfmPass::kBatch + 1) * layer.width;
+  for (const auto& layer : l.layers) floats += 2 * slots * layer.width;
   floats += kLanes * widest(l);
   return floats + 3 * l.latent;  // that the kernel of pairs may read
 }
@@ -54,37 +54,45 @@ float* zeroed(size_t floats) {
 FfmTurned::FfmTurned(const FfmLayout& layout, const float* dense) {
   for (size_t n = 0; n + 1 < layout.layers.size(); ++n) {
     const auto& layer = layout.layers[n];
-    const size_t w = width(layer);
-    auto& to = layers.emplace_back(layer.width * w);
-    for (size_t j = 0; j < layer.neurons; ++j)
-      for (size_t i = 0; i <= layer.inputs; ++i)
-        to[(i % kLanes * (layer.width / kLanes) + i / kLanes) * w + j] = dense[layer.place(j, i)];
+    layers.emplace_back(layer.width * width(layer));
+    copy(layout, dense, n, 0, layer.neurons, 0, layer.inputs + 1);
   }
 }
 
-FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const FfmKernels& kernels)
+void FfmTurned::copy(const FfmLayout& layout, const float* dense, size_t n, size_t j, size_t j_end, size_t i,
+                     size_t i_end) {
+  const auto& layer = layout.layers[n];
+  for (; i < i_end; ++i) {
+    float* to = layers[n].data() + (i % kLanes * (layer.width / kLanes) + i / kLanes) * width(layer);
+    for (size_t m = j; m < j_end; ++m) to[m] = dense[layer.place(m, i)];
+  }
+}
+
+FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const FfmKernels& kernels, bool for_blocks)
     : s_(settings),
       l_(layout),
       k_(kernels),
-      memory_(zeroed(scratch_floats(layout))),
-      places_(ahead() + 1),
-      source_(layout.fields + kLatePairs) {
+      slots_(for_blocks ? kBlockBatch : kBatch),
+      memory_(zeroed(scratch_floats(layout, slots_))),
+      places_(ahead() + (for_blocks ? slots_ : 1)),
+      source_(layout.fields + kLatePairs),
+      inverse_(slots_, 1.0f) {
   zeros_ = aligned(l_.stride);
   std::fill(source_.begin(), source_.end(), zeros_);
   sums_ = aligned(l_.stride * l_.fields);
   turned_ = aligned(l_.stride * l_.fields);
   input_step_ = padded(l_.inputs + 1 + kLanes, kLanes);  // the kernel of pairs writes up to 3 floats behind
-  inputs_ = aligned(kBatch * input_step_);
-  normed_ = aligned(kBatch * input_step_);
+  inputs_ = aligned(slots_ * input_step_);
+  normed_ = aligned(slots_ * input_step_);
   first_order_ = aligned(l_.fields);
   within_ = aligned(l_.fields);
   spread_ = aligned(l_.fields * (l_.stride / kChunk));
   for (size_t n = 0; n < l_.layers.size(); ++n) {
     const auto& layer = l_.layers[n];
     steps_.push_back(n == 0 ? input_step_ : layer.width);
-    activations_.push_back(n == 0 ? (s_.norm ? normed_ : inputs_) : aligned(kBatch * layer.width));
-    deltas_.push_back(aligned(layer.width));
-    for (size_t b = 0; b < kBatch; ++b) activations_.back()[b * steps_.back() + layer.inputs] = 1.0f;
+    activations_.push_back(n == 0 ? (s_.norm ? normed_ : inputs_) : aligned(slots_ * layer.width));
+    deltas_.push_back(aligned((for_blocks ? slots_ : 1) * layer.width));
+    for (size_t b = 0; b < slots_; ++b) activations_.back()[b * steps_.back() + layer.inputs] = 1.0f;
     auto& inputs = listed_.emplace_back();
     if (layer.by_input) inputs = {std::vector<uint32_t>(layer.width), std::vector<uint32_t>(kLanes)};
   }
@@ -112,14 +120,9 @@ void FfmPass::fetch(const Examples& examples, size_t e, const FfmWeights& weight
   if (s_.ffm)
     for (size_t i = 0; i < count; ++i) {
       places[i].row = weights.ffm + l_.row_step * l_.row_of(keys[i]);
-      if (weights.hot && weights.hot->keys->find(keys[i]) != HotKeys::kNone) continue;
       const char* p = reinterpret_cast<const char*>(places[i].row);
       for (size_t b = 0; b < bytes; b += kLine) __builtin_prefetch(p + b);
     }
-  if (weights.hot)
-    for (size_t i = 0; i < count; ++i)
-      if (const uint16_t n = weights.hot->keys->find(keys[i]); n != HotKeys::kNone)
-        places[i] = {weights.hot->rows + n * l_.row_step, weights.hot->lr + n * l_.lr_step};
 }
 
 void FfmPass::merge(const Examples& examples, size_t e, size_t slot) {
@@ -134,7 +137,7 @@ void FfmPass::merge(const Examples& examples, size_t e, size_t slot) {
 
 void FfmPass::logits(const FfmWeights& weights, size_t count, float* out, bool sparse) {
   const bool deep = !l_.layers.empty();
-  float direct[kBatch];
+  float direct[kBlockBatch];
   const size_t from = context_ ? context_->whole() : 0, n = padded(l_.inputs + 1, kLanes) - from;
   const float* sums = from ? context_->sums.data() : nullptr;
   for (size_t b = 0; b < count; ++b) {
@@ -147,12 +150,7 @@ void FfmPass::logits(const FfmWeights& weights, size_t count, float* out, bool s
 
 float FfmPass::forward(const Examples& examples, size_t e, const FfmWeights& weights, bool sparse) {
   merge(examples, e, 0);
-  if (s_.ffm && l_.latent == 4)
-    transpose<4>();
-  else if (s_.ffm && l_.latent == 8)
-    transpose<8>();
-  else if (s_.ffm)
-    transpose<0>();
+  transpose_rows();
   float logit = 0.0f;
   logits(weights, 1, &logit, sparse);
   return logit;
@@ -212,6 +210,15 @@ void FfmPass::transpose() {
   }
 }
 
+void FfmPass::transpose_rows() {
+  if (s_.ffm && l_.latent == 4)
+    transpose<4>();
+  else if (s_.ffm && l_.latent == 8)
+    transpose<8>();
+  else if (s_.ffm)
+    transpose<0>();
+}
+
 void FfmPass::multiply_pairs(float* inputs) {
   const size_t known = context_ ? context_->fields : 0;
   k_.pairs({source_.data(), known, l_.fields, l_.chunks(), context_ ? context_->turned.data() : nullptr,
@@ -236,7 +243,7 @@ void FfmPass::list_inputs(size_t n, bool sparse) {
 void FfmPass::run_layers(const FfmWeights& weights, size_t count, float* out, bool sparse) {
   for (size_t b = 0; b < count; ++b) {
     float* into = activations_[0] + b * steps_[0];
-    if (s_.norm) inverse_ = k_.norm(input(b), into, l_.inputs, l_.layers[0].width);
+    if (s_.norm) inverse_[b] = k_.norm(input(b), into, l_.inputs, l_.layers[0].width);
     into[l_.inputs] = 1.0f;
   }
   for (size_t n = 0; n < l_.layers.size(); ++n) {
@@ -313,7 +320,7 @@ const float* FfmPass::back_through_layers(const FfmWeights& weights, float g, bo
   }
   const auto& first = l_.layers[0];
   deltas_[0][l_.inputs] = 0.0f;  // the constant input has no gradient
-  if (s_.norm) k_.norm_back(normed_, deltas_[0], inverse_, l_.inputs, first.width);
+  if (s_.norm) k_.norm_back(normed_, deltas_[0], inverse_[0], l_.inputs, first.width);
   return deltas_[0];
 }
 
@@ -339,7 +346,8 @@ void FfmPass::spread_gradients(const float* dx, float g) {
   }
 }
 
-void FfmPass::step_rows(const Examples& examples, size_t e, const float* dx, float g) {
+// Steps the weights of the features, or with `to` adds their gradients to its sums where a row is shared.
+void FfmPass::step_rows(const Examples& examples, size_t e, const float* dx, float g, const SliceGradients* to) {
   const auto& places = places_[e % places_.size()];
   const uint32_t begin = examples.offsets[e];
   const AdagradRates ffm{s_.ffm_rates.rate, s_.ffm_rates.power_t}, lr{s_.lr_rates.rate, s_.lr_rates.power_t};
@@ -354,13 +362,20 @@ void FfmPass::step_rows(const Examples& examples, size_t e, const float* dx, flo
     for (uint32_t i = group.begin; i < group.end; ++i) {
       const Place& place = places[i - begin];
       const float x = examples.value(i);
-      if (s_.lr) {
+      if (s_.lr && to)
+        to->first_order[i - to->plan->features] = by_field * x;
+      else if (s_.lr)
         adagrad_step(place.lr[0], place.lr[1], by_field * x, lr);
-      }
       if (!s_.ffm) continue;
       if (!alone) {  // the other features of its field
         const float *sum = sums_ + f * l_.stride + f * latent, *mine = place.row + f * latent;
         for (size_t d = 0; d < latent; ++d) own[d] = sum[d] - mine[d] * x;
+      }
+      if (const uint32_t sum = to ? to->plan->sums[i - to->plan->features] : BlockPlan::kAlone;
+          sum != BlockPlan::kAlone) {
+        float* s = to->rows + (sum & ~BlockPlan::kFirst) * l_.stride;
+        k_.ffm_gradient(s, !(sum & BlockPlan::kFirst), turned, spread_ + f * line, x, l_.stride);
+        continue;
       }
       k_.ffm_step(place.row, place.row + l_.stride, turned, spread_ + f * line, x, l_.stride, ffm);
     }

@@ -14,32 +14,43 @@
 #include <span>
 #include <vector>
 
+#include "core/ffm/block_plan.h"
 #include "core/ffm/context.h"
 #include "core/ffm/examples.h"
 #include "core/ffm/layout.h"
-#include "core/ffm/own_weights.h"
 
 namespace cb {
 
 // The hidden layers turned round, for predictions: neurons side by side (kernels.h, across).
 struct FfmTurned {
   FfmTurned(const FfmLayout& layout, const float* dense);
+  // Copies the weights of neurons j to j_end for inputs i to i_end of hidden layer n.
+  void copy(const FfmLayout& layout, const float* dense, size_t n, size_t j, size_t j_end, size_t i, size_t i_end);
   std::vector<std::vector<float>> layers;
   static size_t width(const FfmLayout::Layer& layer) { return padded(layer.neurons, kBeside); }
 };
 
-// Where the weights are; several threads share lr and ffm without locks, `dense` and hot keys' may be a thread's own.
+// Where the weights are.
 struct FfmWeights {
   float* lr = nullptr;
   float* ffm = nullptr;
   float* dense = nullptr;
   const FfmTurned* turned = nullptr;  // of `dense`, where somebody made it
-  const HotWeights* hot = nullptr;
+};
+
+// Where the gradients of one slice of a block go (block_plan.h).
+struct SliceGradients {
+  const BlockPlan* plan;
+  float* dense;        // sums, each in the place of its weight
+  float* rows;         // the slice's sums of shared rows, `stride` floats each
+  float* first_order;  // one for each feature of the block
+  bool go_on = false;  // `dense` holds sums already
 };
 
 class FfmPass {
  public:
-  FfmPass(const FfmSettings& settings, const FfmLayout& layout, const FfmKernels& kernels);
+  // One for blocks has room for kBlockBatch examples at once and the gradients of all of them.
+  FfmPass(const FfmSettings& settings, const FfmLayout& layout, const FfmKernels& kernels, bool for_blocks = false);
 
   // Start to load what example e of `examples` needs; up to ahead() examples may be on their way. Rows of two examples
   // fit into the first cache beside the network; first-order weights alone are small, and want more of them.
@@ -52,7 +63,7 @@ class FfmPass {
 
   // The same for a batch, whose weights of the network are read once: merge(0), merge(1), … in the order they were
   // fetched, then logits of the first `count`.
-  static constexpr size_t kBatch = 8;
+  static constexpr size_t kBatch = 8, kBlockBatch = 16;
   void merge(const Examples& examples, size_t e, size_t slot);
   void logits(const FfmWeights& weights, size_t count, float* out, bool sparse = true);
 
@@ -64,6 +75,13 @@ class FfmPass {
 
   // One step with the loss' gradient g by the logit; after forward of the same example.
   void backward(const Examples& examples, size_t e, const FfmWeights& weights, float g, bool sparse);
+
+  // The gradients of `count` examples from `first` on, after their logits, with the loss' gradients by these; the rows
+  // that one feature of the block has alone are stepped (block_pass.cpp).
+  void add_gradients(const Examples& examples, size_t first, size_t count, const FfmWeights& weights,
+                     const float* slopes, SliceGradients& to, bool sparse);
+  // Start to load the accumulators of those rows of example e, which was fetched.
+  void fetch_alone(const Examples& examples, size_t e, const BlockPlan& plan) const;
 
  private:
   struct Place {
@@ -87,17 +105,25 @@ class FfmPass {
   void back_by_input(const FfmWeights& weights, size_t n);
   const float* back_through_layers(const FfmWeights& weights, float g, bool sparse);
   void spread_gradients(const float* dx, float g);
-  void step_rows(const Examples& examples, size_t e, const float* dx, float g);
+  void step_rows(const Examples& examples, size_t e, const float* dx, float g, const SliceGradients* to = nullptr);
+  void transpose_rows();
+  void back_by_neuron(const FfmWeights& weights, size_t n, size_t count, const float* upper, size_t upper_step,
+                      const SliceGradients& to, bool sparse);
+  void back_by_input(const FfmWeights& weights, size_t n, size_t count, const SliceGradients& to, bool sparse);
+  void back_through_layers(const FfmWeights& weights, size_t count, const float* slopes, const SliceGradients& to,
+                           bool sparse);
+  void leave_out(const Examples& examples, size_t e, const SliceGradients& to) const;
 
   const FfmSettings& s_;
   const FfmLayout& l_;
   const FfmKernels& k_;
+  const size_t slots_;  // examples at once
   struct Free {
     void operator()(float* p) const { std::free(p); }
   };
   std::unique_ptr<float, Free> memory_;
   size_t used_ = 0;
-  std::vector<std::vector<Place>> places_;  // a ring of ahead() + 1 examples
+  std::vector<std::vector<Place>> places_;  // a ring of examples: those ahead, and the one or those in work
   std::vector<Group> groups_;
   std::vector<const float*> source_;          // S[f]: a row in place, one of sums_, or zeros_
   std::vector<float*> activations_, deltas_;  // of layer l: its input, and the gradient by it
@@ -109,7 +135,9 @@ class FfmPass {
   size_t input_step_;
   const FfmContext* context_ = nullptr;
   float *zeros_, *sums_, *turned_, *inputs_, *first_order_, *within_, *spread_, *normed_, *room_;
-  float inverse_ = 1.0f;
+  std::vector<float> inverse_;    // of the norm of each example
+  std::vector<uint32_t> active_;  // what is not 0 in a list of factors, and these factors
+  std::vector<float> factors_;
 };
 
 }  // namespace cb
