@@ -100,3 +100,10 @@ def test_importing_the_lower_half_does_not_import(heavy: str) -> None:
         f"sys.exit({heavy!r} in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_test_that_hangs_is_a_failure(pytestconfig: pytest.Config) -> None:
+    """A limit of time holds for each test, and ends one that hangs in native code too."""
+    assert pytestconfig.pluginmanager.hasplugin("timeout")
+    assert 0 < float(pytestconfig.getini("timeout")) <= 600
+    assert pytestconfig.getini("timeout_method") == "thread"

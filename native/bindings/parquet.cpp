@@ -1,7 +1,10 @@
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
 #include "core/parquet/column_chunk.h"
+#include "core/parquet/footer.h"
 
 using namespace cb;
 using namespace cb::parquet;
@@ -34,6 +37,18 @@ nb::object decode_column(Bytes chunk, int codec, uint32_t width, bool nullable, 
                         column->nulls);
 }
 
+std::vector<bool> sound_columns(nb::bytes footer,
+                                const std::vector<std::tuple<int32_t, int64_t, int64_t, int64_t>>& columns) {
+  std::vector<StoredColumn> stored;
+  for (const auto& [kind, width, repetition, definition] : columns)
+    stored.push_back({kind, width, repetition, definition});
+  std::vector<uint8_t> sound;
+  const auto* bytes = static_cast<const uint8_t*>(footer.data());
+  FooterReader reader(bytes, footer.size(), stored);
+  if (!reader.read(sound) || reader.at() != bytes + footer.size()) sound.assign(columns.size(), 0);
+  return {sound.begin(), sound.end()};
+}
+
 }  // namespace
 
 void bind_parquet(nb::module_& m) {
@@ -46,4 +61,8 @@ void bind_parquet(nb::module_& m) {
             " -> tuple[NDArray[numpy.uint8], NDArray[numpy.int32] | None, NDArray[numpy.uint8] | None, int] | None"),
         "A column chunk's bytes as (values, offsets of strings, bits of rows that are there, nulls), or None: pyarrow "
         "has to read it. codec: 0 none, 1 LZ4_RAW, 2 Snappy; width: bytes of a value, 0 for strings.");
+  m.def(
+      "sound_parquet_columns", &sound_columns, nb::arg("footer"), nb::arg("columns"),
+      "Tell for each stored column, given as (physical type, bytes of a value or -1, highest repetition level, highest "
+      "definition level), whether the footer describes all its chunks in a way that pyarrow's accessors can take.");
 }

@@ -248,11 +248,12 @@ void headers_of_any_bytes_are_read_or_refused() {
     for (uint8_t& b : bytes) b = static_cast<uint8_t>(below(4) ? below(256) : below(2) * 0x1c);
     PageHeader header;
     Compact reader(bytes.data(), bytes.data() + bytes.size());
-    if (reader.header(header)) CHECK(reader.at() <= bytes.data() + bytes.size());
+    if (read_page_header(reader, header)) CHECK(reader.at() <= bytes.data() + bytes.size());
   }
   const Bytes deep(100000, 0x1c);  // structs within structs
   PageHeader header;
-  CHECK(!Compact(deep.data(), deep.data() + deep.size()).header(header));
+  Compact reader(deep.data(), deep.data() + deep.size());
+  CHECK(!read_page_header(reader, header));
 }
 
 }  // namespace

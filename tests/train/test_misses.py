@@ -20,7 +20,7 @@ from ctrbox.errors import DataError, PlanError, TrainError
 from ctrbox.train.report import write_report
 from ctrbox.train.settings import OF_THE_TRAINER
 from tests.train import worlds
-from tests.train.test_model_server_training import FAST, ITEMS, WIDTH, rows, server, trained
+from tests.train.test_model_server_training import FAST, ITEMS, WIDTH, Visual, rows, server, trained
 from tests.train.test_model_server_training import plan as plan
 
 
@@ -179,3 +179,51 @@ def test_rows_that_a_filter_drops_are_counted_in_a_warning_of_predict() -> None:
         warnings.simplefilter("error")
         run.predict(few, warn=False)
         run.predict(few.filter(pc.equal(few.column("device"), "ios")))
+
+
+def test_a_run_whose_vector_file_has_none_of_its_keys_is_refused_after_training(plan: cb.Plan, tmp_path: Path) -> None:
+    right = file_of(tmp_path / "right.ctrvec", np.arange(ITEMS), col("ad").key(space="image"))
+    run = trained(plan, server(right), out=tmp_path / "run")
+    texts = np.array([str(k) for k in range(ITEMS)], object)
+    other = file_of(tmp_path / "text.ctrvec", texts, col("ad").key(space="image"))
+    loaded = cb.Run.load(tmp_path / "run", model=Visual(plan.schema), plan=plan, servers={"image": server(other)})
+    for use in (lambda: loaded.evaluate(rows()[0]), lambda: list(loaded.predictions(rows()[0]))):
+        with pytest.raises(
+            DataError, match=f"keys of field 'image' has a row in {other.path}, which holds {ITEMS} keys"
+        ):
+            use()
+    assert run.evaluate(rows()[0])["rows"] == rows()[0].num_rows
+    plain = file_of(tmp_path / "plain.ctrvec", np.arange(1, ITEMS + 1), "ad")
+    with pytest.raises(DataError, match=r"small plain numbers; they were not hashed\. The first is 1"):
+        cb.Run.load(tmp_path / "run", model=Visual(plan.schema), plan=plan, servers={"image": server(plain)})
+
+
+def test_predictions_warn_of_a_field_of_which_no_key_was_learned() -> None:
+    table = worlds.checkerboard(600)
+    plan = worlds.plan_of(table)
+    run = cb.Trainer(cb.models.LR(plan.schema), threads=1).fit(plan, batch_size=100)
+    moved = table.set_column(table.column_names.index("ad"), "ad", pc.add(table.column("ad"), 1000))
+    words = "keys of field 'ad' was learned by this model"
+    with pytest.warns(UserWarning, match=words):
+        list(run.predictions(moved))
+    with pytest.warns(UserWarning, match=words):
+        run.evaluate(moved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.evaluate(table)
+        list(run.predictions(table, batch_size=20))
+
+
+def test_a_pre_rank_whose_candidates_are_all_unknown_says_so_once(tmp_path: Path) -> None:
+    file = file_of(tmp_path / "ads.ctrvec", np.arange(1, ITEMS + 1), col("ad").key(space="ad"))
+    rank, user = cb.PreRank(file), np.ones(file.width, np.float32)
+    rank.top(user, np.arange(1, 1000))
+    with pytest.warns(
+        UserWarning, match="none of the first 1,998 candidates has a vector in .*; a candidate is 1, a key"
+    ):
+        rank.top(user, np.arange(1, 1000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rank.top(user, np.arange(1, 1000))
+        rank.top(user, file.keys)
+    assert (rank.found, rank.missing) == (len(file), 3 * 999)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ctrbox as cb
-from ctrbox.views.footers import read_footer, sound_columns
+from ctrbox import _native
+from ctrbox.views.footers import _shape, read_footer, sound_columns
+from tests.twins import footers as twin
 
 # In a process of its own: without its checks, a damaged footer ends the process (SIGABRT).
 ATTACK = """
 import sys
+from functools import lru_cache
 from pathlib import Path
 import pyarrow.compute as pc
 from ctrbox.errors import CtrboxError
@@ -78,8 +84,8 @@ def sound(path: Path) -> bool:
         return all(sound_columns(meta, read_footer(raw, meta)))
 
 
-def test_columns_of_every_type_in_a_good_file_are_sound(tmp_path: Path) -> None:
-    table = pa.table(
+def table_of_every_type() -> pa.Table:
+    return pa.table(
         {
             "int": [1, None],
             "text": ["a", ""],
@@ -93,6 +99,49 @@ def test_columns_of_every_type_in_a_good_file_are_sound(tmp_path: Path) -> None:
             "nothing": pa.nulls(2),
         }
     )
+
+
+@lru_cache
+def footer_of_every_type() -> tuple[bytes, list[twin.Shape]]:
+    file = pa.BufferOutputStream()
+    pq.write_table(table_of_every_type(), file, row_group_size=1)
+    raw = pa.BufferReader(file.getvalue())
+    meta = pq.read_metadata(raw)
+    return read_footer(raw, meta), [_shape(meta.schema.column(place)) for place in range(meta.num_columns)]
+
+
+def same(written: bytes, shapes: list[twin.Shape]) -> list[bool]:
+    found = _native.sound_parquet_columns(written, shapes)
+    assert found == twin.sound_columns(written, shapes)
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=3), st.data())
+def test_damaged_footers_are_judged_as_by_plain_python(changes: list[tuple[int, int]], data: st.DataObject) -> None:
+    good, shapes = footer_of_every_type()
+    assert same(good, shapes) == [True] * len(shapes)
+    written = bytearray(good)
+    for place, value in changes:
+        written[place % len(written)] = value
+    same(bytes(written), shapes)
+    end = data.draw(st.integers(0, len(good)))
+    same(good[:end], shapes)
+    same(good[:end] + data.draw(st.binary(max_size=20)) + good[end:], shapes)
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_footer_have_no_sound_column(written: bytes) -> None:
+    same(written, [(1, 4, 0, 1)])
+
+
+@pytest.mark.parametrize("nested", [b"\x1c" * 100_000, b"\x19" + b"\x19" * 100_000, b"\x19\xfc\xff\xff\xff\xff\x0f"])
+def test_a_footer_nested_without_end_or_with_a_huge_list_is_refused_at_once(nested: bytes) -> None:
+    assert same(nested, [(1, 4, 0, 1)]) == [False]
+
+
+def test_columns_of_every_type_in_a_good_file_are_sound(tmp_path: Path) -> None:
+    table = table_of_every_type()
     for version in ("1.0", "2.6"):
         pq.write_table(table, tmp_path / "a.parquet", version=version)
         assert sound(tmp_path / "a.parquet")

@@ -42,7 +42,7 @@ std::optional<std::vector<Page>> pages_of(const uint8_t* chunk, size_t bytes, co
     Page page;
     PageHeader& h = page.header;
     Compact reader(at, end);
-    if (!reader.header(h) || h.stored_size < 0 || h.raw_size < 0 || h.values < 0 || h.described != h.kind)
+    if (!read_page_header(reader, h) || h.stored_size < 0 || h.raw_size < 0 || h.values < 0 || h.described != h.kind)
       return std::nullopt;
     page.stored = reader.at();
     const size_t stored = static_cast<size_t>(h.stored_size), raw = static_cast<size_t>(h.raw_size);

@@ -19,6 +19,12 @@ WARNED_SHARE = 0.5  # of the keys asked for, above which a training says that th
 PLAIN = 1 << 40  # hashed keys use all 64 bits: a file whose keys all lie below this was written with plain numbers
 
 
+def plain(data: VectorFile) -> bool:
+    """Whether the keys of a file are small whole numbers, which no hash gives: two of them prove it to 1 in 10^13."""
+    known = data.keys
+    return len(known) > 1 and int(np.abs(known).max()) < PLAIN
+
+
 class Misses:
     """How many of the keys that a training asked for have no row. Key 0, the null slot, is not counted."""
 
@@ -52,10 +58,9 @@ class Misses:
         examples = f"one of them is {self.example}"
         if len(known):
             examples += f", while a key of the file is {int(known[0])}"
-        plain = len(known) and int(np.abs(known).max()) < PLAIN
         cause = (
             "The keys in the file are small plain numbers; they were not hashed"
-            if plain
+            if plain(data)
             else "A key is the hash of a value together with its type and its key space, so the number 7 and the text '7' have "
             "different keys, and so does one value in two spaces"
         )

@@ -50,11 +50,14 @@ class PublishedTable:
         return self._rows.find(keys)
 
     def pull(self, keys: Keys, *, create: bool = False) -> Floats:
-        wanted = checked_keys(keys)
-        rows, lost = self.found(wanted)
+        return self.pull_told(checked_keys(keys))[0]
+
+    def pull_told(self, keys: Keys) -> tuple[Floats, npt.NDArray[np.int64]]:
+        """Return the rows of keys, and the places of the keys that were never learned: theirs are the initial rows."""
+        rows, lost = self.found(keys)
         if len(lost):
-            rows[lost] = self._absent(wanted[lost])
-        return rows
+            rows[lost] = self._absent(keys[lost])
+        return rows, lost
 
     def _absent(self, keys: Keys) -> Floats:
         with self._alone:

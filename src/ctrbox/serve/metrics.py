@@ -11,6 +11,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,8 +127,11 @@ class Metrics:
             },
         }
 
-    def text(self, gauges: dict[str, float], counters: dict[str, float]) -> str:
-        """Everything in Prometheus' text form, with more gauges and counters by name."""
+    def text(
+        self, gauges: dict[str, float], counters: dict[str, float], keys: Mapping[str, Mapping[str, int]] | None = None
+    ) -> str:
+        """Return everything in Prometheus' text form, with more gauges and counters by name, and ``keys``: counts of known and
+        unknown keys by field."""
         with self._lock:
             requests, buckets = dict(self.requests), list(self.buckets)
             seconds = self.seconds
@@ -152,6 +156,17 @@ class Metrics:
             f"{name}_sum {seconds:.9g}",
             f"{name}_count {sum(buckets)}",
         ]
+        if keys:
+            name = "ctrbox_keys_total"
+            lines += [
+                f"# HELP {name} Keys looked up, by field and whether the model learned them.",
+                f"# TYPE {name} counter",
+            ]
+            lines += [
+                f'{name}{{field="{escaped(field)}",learned="{learned}"}} {counts[which]}'
+                for field, counts in keys.items()
+                for which, learned in (("known", "yes"), ("unknown", "no"))
+            ]
         for kind, values in (("counter", counters), ("gauge", gauges)):
             for what, value in sorted(values.items()):
                 name = f"ctrbox_{what}_total" if kind == "counter" else f"ctrbox_{what}"
@@ -159,6 +174,11 @@ class Metrics:
         lines += ["# TYPE process_resident_memory_bytes gauge", f"process_resident_memory_bytes {resident()}"]
         lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {self.started:.3f}"]
         return "\n".join(lines) + "\n"
+
+
+def escaped(label: str) -> str:
+    """Return the value of a label as Prometheus reads it."""
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 SCORING = frozenset(["score", "infer", "grpc"])

@@ -21,6 +21,7 @@ import torch
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.raw import brief
 from ctrbox.embed.embedder import Floats, Keys, Row
+from ctrbox.embed.known_keys import Asked, asked_of_lookup, asked_of_rows
 from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.pooling import pool, sequence
 from ctrbox.embed.published_table import PublishedVectors
@@ -82,6 +83,7 @@ class Found:
     sequences: dict[str, tuple[torch.Tensor, torch.Tensor]]
     without: frozenset[tuple[int, int]]  # number of the source, key: those that have a vector nowhere
     asked: tuple[tuple[PublishedVectors, int], ...] = ()  # where keys were not published, and the state that was met
+    counted: tuple[Asked, ...] = ()  # keys looked up and unknown ones, by field
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)  # what the model worked out of it (`Inputs.once`)
 
     @property
@@ -148,24 +150,25 @@ class ModelScorer:
         with torch.inference_mode():
             return self._found(batch, self.context_sides, own)
 
-    def score(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int]:
-        """Probabilities, and how many distinct keys of the request had no vector anywhere."""
+    def score(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int, tuple[Asked, ...]]:
+        """Return probabilities, how many distinct keys of the request had no vector anywhere, and counts of the candidates'
+        keys by field."""
         with torch.inference_mode():
-            logits, missing = self._logits(context, found, candidates, own)
+            theirs = self._found(candidates, self.candidate_sides, own)
+            logits = self._logits(context, found, candidates, theirs)
         if self.learner.shift:
             logits = logits + np.float32(self.learner.shift)
         if not np.isfinite(logits).all():
             row = int(np.flatnonzero(~np.isfinite(logits))[0])
             raise DataError(f"the model's output for candidate {row:,} is not finite: is a value too large?")
         with np.errstate(over="ignore"):  # a logit below -709 is a probability of 0
-            return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32), missing
+            scores = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+        return scores, len(found.without | theirs.without), theirs.counted
 
-    def _logits(self, context: Batch, found: Found, candidates: Batch, own: Own) -> tuple[Floats, int]:
+    def _logits(self, context: Batch, found: Found, candidates: Batch, theirs: Found) -> Floats:
         rows = candidates.rows
-        theirs = self._found(candidates, self.candidate_sides, own)
-        missing = len(found.without | theirs.without)
         if not rows:
-            return np.zeros(0, np.float32), missing
+            return np.zeros(0, np.float32)
         pools = [*(expanded(p, rows) for p in found.pools), *theirs.pools]
         sequences = {n: (i.expand(rows, -1, -1), w.expand(rows)) for n, (i, w) in found.sequences.items()}
         dense = self._dense(context, candidates)
@@ -173,25 +176,29 @@ class ModelScorer:
             self.learner.reads, rows, dense, tuple(pools), {**sequences, **theirs.sequences}, None, found.kept
         )
         logits: Floats = self.learner.model(inputs).numpy()
-        return logits, missing
+        return logits
 
     def _found(self, batch: Batch, sides: list[Side], own: Own) -> Found:
         pools: list[Pooled] = []
         sequences: dict[str, Any] = {}
         without: list[tuple[int, int]] = []
         asked: list[tuple[PublishedVectors, int]] = []
+        counted: list[Asked] = []
         for side in sides:
             table, row = side.table, side.row
             lookup = None if side.single else Lookup.of(batch, side.fields)
             keys = single_keys(batch, side.pooled) if lookup is None else lookup.keys
             if isinstance(table, PublishedVectors):
                 state = table.changes
-                vectors, lost, unpublished = table.look_up(keys, own.get(side.number))
+                vectors, lacking, unpublished = table.look_up(keys, own.get(side.number))
+                lost = lacking
                 if len(unpublished):
-                    without += [(side.number, key) for key in lost.tolist()]
+                    without += [(side.number, key) for key in lacking.tolist()]
                     asked.append((table, state))
+                    lost = np.flatnonzero(np.isin(keys, lacking))
             else:
-                vectors = table.pull(keys, create=False)
+                vectors, lost = table.pull_told(keys)
+            counted += asked_of_rows(side.fields, keys, lost) if lookup is None else asked_of_lookup(lookup, lost)
             if lookup is None:
                 block = torch.from_numpy(vectors)
                 several = len(side.pooled) > 1
@@ -205,7 +212,7 @@ class ModelScorer:
                 pools.append(Pooled(side.pooled, linear, pooled))
             for name in side.sequences:
                 sequences[name] = sequence(found, lookup, row, name, LONGEST)
-        return Found(pools, sequences, frozenset(without), tuple(asked))
+        return Found(pools, sequences, frozenset(without), tuple(asked), tuple(counted))
 
     def _dense(self, context: Batch, candidates: Batch) -> torch.Tensor:
         whole = np.empty((candidates.rows, self.split.schema.dense_width), np.float32)

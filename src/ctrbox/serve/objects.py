@@ -22,7 +22,7 @@ from ctrbox.engines.plan import Plan, compile
 from ctrbox.errors import DataError, nearest
 from ctrbox.plan.expr import col
 from ctrbox.plan.features import FeatureSet
-from ctrbox.plan.node import Node
+from ctrbox.plan.hashed_kind import hashed_kind
 from ctrbox.views.view import View
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ObjectKeys:
         # Of a field its space, and what is hashed there, "s" or "i"; "": numbers are keys as they are.
         self.plain: dict[str, tuple[str, str]] = {}
         for output in plan.graph.outputs:
-            kind = hashed(output.node) if output.role == "sparse" else None
+            kind = hashed_kind(output.node) if output.role == "sparse" else None
             if kind is not None:
                 self.plain[output.name] = output.space, kind
 
@@ -111,19 +111,6 @@ class ObjectKeys:
             plan = compile(View(pa.table({"id": ids[:0]})), features, device="cpu", threads=1)
             self.hashing[space, str(ids.type)] = plan
         return np.array(plan.run(pa.table({"id": ids})).sparse["key"].values)
-
-
-def hashed(node: Node) -> str | None:
-    """The kind of value that a field hashes, "" where it takes whole numbers as keys; None where a key is of several."""
-    while node.op not in ("key", "as_key"):
-        inner = node.inner if node.op == "gather" else next(iter(node.args), None)
-        if inner is None or not inner.kind.endswith("k"):
-            return None
-        node = inner
-    if node.op == "as_key":
-        return ""
-    value = node.args[0].args[0] if node.args[0].op == "hash" else None
-    return value.kind[-1] if value is not None and value.kind[-1] in "si" else None
 
 
 def matrix(field: str, objects: Objects, table: PublishedVectors) -> Any:

@@ -98,6 +98,8 @@ function show(s) {
   } else { put('auc', '–', 'nothing learns here'); put('calibration', '–', ''); }
   const span = seconds => ago(seconds).replace(' ago', '');
   const refusal = s.stale ? 'stale for ' + span(s.stale.seconds) + ': ' + s.stale.reason
+    : s.fields_without_known_keys.length
+      ? 'the model learned none of the keys that the last requests had in: ' + s.fields_without_known_keys.join(', ')
     : s.patches.last_refusal && 'last refused version: ' + s.patches.last_refusal;
   $('state').className = refusal ? 'bad' : '';
   $('state').textContent = refusal || 'up ' + span(s.uptime);

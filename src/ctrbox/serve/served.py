@@ -24,6 +24,7 @@ from ctrbox.online.deep_ffm import DeepFFM
 from ctrbox.plan.user import UserOperator
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.cache import ContextCache
+from ctrbox.serve.known_keys import KnownKeys
 from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.request import Request, RequestReader
 
@@ -41,6 +42,7 @@ class Served(Protocol):
     kind: str
     reader: RequestReader
     cache: ContextCache
+    known: KnownKeys  # counts of keys by field; without fields where the model knows no keys
 
     @property
     def version(self) -> int: ...
@@ -87,6 +89,7 @@ class ServedFfm:
         self.split = Split(plan, context)
         self.live = self.checked(live)
         self.cache = ContextCache(cache_bytes)
+        self.known = KnownKeys()
         fields = [*self.split.context_schema, *self.split.candidate_schema]
         names = plan.log.source.schema.names
         self.reader = RequestReader(pa.schema(fields), names, context, most_candidates, plan.time_units)
@@ -196,6 +199,10 @@ class ServedRun:
     def __init__(self, run: Any, *, most_candidates: int) -> None:
         self.run = run
         self.cache = ContextCache(0)
+        from ctrbox.train.unlearned import tell_of_keys
+
+        self.known = KnownKeys(name for source in run.learner.sources for name in source.fields)
+        tell_of_keys(run.learner, lambda _, asked: self.known.add(asked))
         plan: Plan = run.plan
         log = plan.log.source.schema
         everything = Split(plan, ()).candidate_schema

@@ -11,11 +11,13 @@ import pyarrow as pa
 from torch import nn
 
 from ctrbox.columns.batch import Schema
+from ctrbox.embed.known_keys import Asked
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.publish.sources import CLICK_MODEL
 from ctrbox.publish.weights import read_weights
 from ctrbox.serve.cache import ContextCache
+from ctrbox.serve.known_keys import KnownKeys
 from ctrbox.serve.model_scorer import Found, ModelScorer
 from ctrbox.serve.objects import ObjectKeys
 from ctrbox.serve.request import Request, RequestReader
@@ -62,6 +64,7 @@ class ServedModel:
         self.keys = ObjectKeys(plan)
         self.live = self.read(weights, version)
         self.cache = ContextCache(cache_bytes)
+        self.known = KnownKeys(name for source in self.live.learner.sources for name in source.fields)
         self.missing = self.embedded = 0
         self._counting = threading.Lock()
         fields = [*self.split.context_schema, *self.split.candidate_schema]
@@ -80,6 +83,7 @@ class ServedModel:
     def take(self, weights: str | os.PathLike[str], version: int) -> None:
         """Serve another version from the next request on."""
         self.live = self.read(weights, version)
+        self.known.restart()
         self.cache.clear()
 
     def score(self, request: Request) -> tuple[Scores, int]:
@@ -88,11 +92,14 @@ class ServedModel:
         own, ran = scorer.embed(request.objects) if request.objects else (NOTHING, 0)
         key = (live.version, request.key)
         met: CachedContext | None = self.cache.get(key)
+        counted: tuple[Asked, ...] = ()
         if met is None or own or not met.found.fresh:
             part = self.split.context(request.context()) if met is None else met.part
             met = CachedContext(part, scorer.context(part.batch, own))
+            counted = met.found.counted
         batch = self.split.candidates(met.part, request.candidates)
-        scores, missing = scorer.score(met.part.batch, met.found, batch, own)
+        scores, missing, theirs = scorer.score(met.part.batch, met.found, batch, own)
+        self.known.add((*counted, *theirs))
         if not own and met.counted != len(met.found.kept) and self.live is live:
             met.counted = len(met.found.kept)
             self.cache.put(key, met, len(request.key) + OBJECTS + met.part.bytes + met.found.bytes)

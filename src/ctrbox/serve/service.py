@@ -157,6 +157,8 @@ class Service:
             },
             "stale": self.stale(),
             "objects": self.served.objects(),
+            "keys": self.served.known.counted(),
+            "fields_without_known_keys": self.served.known.never_found(),
             "uptime": time.time() - m.started,
             "online": self.learning(),
         }
@@ -174,9 +176,14 @@ class Service:
         }
 
     def readiness(self) -> dict[str, Any]:
-        """Return what readiness tells: a stale model still serves, so it is ready and says so."""
+        """Return what readiness tells: a stale model, or one that knows no key of a field, still serves; it is ready and
+        says so."""
         told: dict[str, Any] = {"ready": self.ready, "version": self.served.version}
-        return told | {"stale": stale} if (stale := self.stale()) is not None else told
+        if (stale := self.stale()) is not None:
+            told["stale"] = stale
+        if unknown := self.served.known.never_found():
+            told["fields_without_known_keys"] = unknown
+        return told
 
     def learning(self) -> dict[str, Any] | None:
         """What a learner wrote beside the weights; None where there is none, or none that can be read."""
@@ -213,4 +220,5 @@ class Service:
             "clients": len(self.door.clients),
         }
         gauges |= {f"objects_{what}": held[what] for what in ("vectors", "remembered") if what in held}
-        return self.metrics.text(dict(gauges), dict(counters))
+        gauges["fields_without_known_keys"] = len(self.served.known.never_found())
+        return self.metrics.text(dict(gauges), dict(counters), self.served.known.counted())

@@ -31,7 +31,7 @@ from ctrbox.train.handed import Foresight, Handed, keyed
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.metrics import tracked
-from ctrbox.train.model_servers import check_found, describe_fields, missing_shares, warn_of_misses
+from ctrbox.train.model_servers import check_found, check_key_kinds, describe_fields, missing_shares, warn_of_misses
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
@@ -102,6 +102,7 @@ class Fit:
             set_rate(self.learner.embedders, trainer.lr)
         check_reaches(settings.schedule, self.learner.embedders)
         describe_fields(self.learner, plan)
+        check_key_kinds(self.learner, plan)
         self.learner.shift += settings.shift
         self.report_every = max(1, -(-split.train_rows // self.batch_size) * settings.epochs // POINTS)
         self.optimizer = described(trainer.optimizer)

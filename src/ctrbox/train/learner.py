@@ -115,6 +115,7 @@ class Learner:
         self.threads = threads
         self.clip = clip
         self.begun = False
+        self.noticed: Callable[[Source, Lookup, torch.Tensor], None] | None = None  # told of rows that predictions read
         self.random_states: dict[str, torch.Tensor] = {}  # of torch, at the end of the training; empty before
         self.adaptive_l2 = adaptive_l2
         if adaptive_l2:
@@ -388,6 +389,8 @@ class Learner:
                 pulled.append(Reading(s.embedder, lookup, *how, longest=LONGEST, train=train, into=into))
             else:
                 rows = torch.from_numpy(s.embedder.pull(lookup.keys, create=train)).to(self.device)
+                if self.noticed is not None and not train:
+                    self.noticed(s, lookup, rows)
                 pulled.append(rows.requires_grad_() if train else rows)
         return pulled
 

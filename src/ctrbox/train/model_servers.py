@@ -6,12 +6,29 @@ import warnings
 from typing import Any
 
 from ctrbox.columns.kind import name_of
-from ctrbox.embed.misses import WARNED_SHARE
+from ctrbox.embed.misses import WARNED_SHARE, plain
 from ctrbox.embed.model_server import ModelServer
 from ctrbox.engines.plan import Plan
-from ctrbox.errors import PlanError
+from ctrbox.errors import DataError, PlanError
 from ctrbox.plan.build import build_columns
+from ctrbox.plan.hashed_kind import hashed_kind
 from ctrbox.train.learner import Learner
+
+
+def check_key_kinds(learner: Learner, plan: Plan) -> None:
+    """Refuse a vector file of plain numbers for a field whose keys are hashed: no key of the field can be in it."""
+    hashes = {o.name for o in plan.graph.outputs if o.role == "sparse" and hashed_kind(o.node) in ("s", "i")}
+    for source in learner.sources:
+        server = source.embedder
+        if not isinstance(server, ModelServer) or not plain(server.data):
+            continue
+        for name in source.fields:
+            if name in hashes:
+                raise DataError(
+                    f"field {name!r} hashes its values to keys, so none of them can be in {server.data.path}: the keys in this "
+                    f"file are small plain numbers; they were not hashed. The first is {int(server.data.keys[0])}. Write the "
+                    "file with the plan's key expression, for example cb.write_vectors(…, key=col('ad_id').key(space='image'))"
+                )
 
 
 def describe_fields(learner: Learner, plan: Plan) -> None:

@@ -30,7 +30,9 @@ from ctrbox.train.calibration import MOST_SHIFT
 from ctrbox.train.checkpoint import read_dense, read_state, same_weights, shapes_in
 from ctrbox.train.evaluation import score_plan, scored
 from ctrbox.train.learner import Learner
+from ctrbox.train.model_servers import check_key_kinds
 from ctrbox.train.sealed import read_sealed
+from ctrbox.train.unlearned import refusing_unknown
 from ctrbox.train.untrained import untrained
 from ctrbox.views.recorded import RecordedSource
 from ctrbox.views.view import parse_bytes
@@ -114,8 +116,9 @@ class Run:
 
         ``views``: other data for joined and merged views, by name.
         """
-        for _, p in scored(self.learner, self.plan.over(data, label=False, views=views), batch_size):
-            yield p
+        with refusing_unknown(self.learner):
+            for _, p in scored(self.learner, self.plan.over(data, label=False, views=views), batch_size):
+                yield p
 
     def evaluate(
         self, data: Any = None, batch_size: int = ROWS, views: Mapping[str, Any] | None = None
@@ -135,7 +138,8 @@ class Run:
             plan = data
         else:
             plan = self.plan.over(data, views=views)
-        return score_plan(self.learner, plan, batch_size).result()
+        with refusing_unknown(self.learner):
+            return score_plan(self.learner, plan, batch_size).result()
 
     def _need_log(self) -> None:
         """Raise a PlanError where the rows that this run held back are not to be found."""
@@ -205,6 +209,7 @@ class Run:
         if model is None:
             model = _built(place, state, schema)
         learner = Learner(model, schema, _tables(place, state, ram, servers or {}), threads=saved.threads)
+        check_key_kinds(learner, saved)
         read_dense(place / "model", model)
         shift = state.get("shift")
         if not isinstance(shift, int | float) or not abs(shift) < MOST_SHIFT:

@@ -1,0 +1,54 @@
+"""docs/not_yet.md is found from the README and the index, and what it says is refused is refused with the advice it gives."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ctrbox as cb
+from ctrbox.errors import SourceError
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "not_yet.md"
+
+
+def rows() -> dict[str, str]:
+    """Return what the page says today of each thing that people look for."""
+    found = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name: today for name, today in found if name != "you may look for"}
+
+
+def test_the_page_is_linked_where_people_look_first() -> None:
+    assert PAGE.read_text(encoding="utf-8").startswith("# What CTRBox does not do (yet)\n")
+    assert "](docs/not_yet.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "](not_yet.md)" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+def test_every_row_says_how_it_is_today() -> None:
+    table = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    wanted = [line for line in table if not line.startswith(("| you may", "|---"))]
+    assert len(wanted) == len(rows()) > 15
+    for line in wanted:
+        assert re.fullmatch(r"\| [^|]+ \| [^|]+\. \| (?:[^|]+\.|–) \|", line), line
+
+
+def test_a_table_of_delta_lake_is_refused_with_the_advice_of_the_page(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "_delta_log" / "00000000000000000000.json").write_text("{}")
+    assert rows()["Delta Lake, Iceberg and Hudi tables"].startswith("Refused")
+    with pytest.raises(SourceError, match=r"deltalake\.DeltaTable\(.*\)\.to_pyarrow_dataset\(\)"):
+        cb.View(str(tmp_path))
+    assert "deltalake.DeltaTable(path).to_pyarrow_dataset()" in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("ending", ["orc", "avro", "pb"])
+def test_files_of_other_formats_are_not_read(tmp_path: Path, ending: str) -> None:
+    (tmp_path / f"log.{ending}").write_bytes(b"ORC or Obj or bytes")
+    assert rows()["ORC, Avro and Protobuf files"] == "Not read."
+    with pytest.raises(SourceError, match=rf"log\.{ending}"):
+        cb.View(str(tmp_path / f"log.{ending}"))
