@@ -1,188 +1,136 @@
 """make test-mutants: apply random changes to copies of the tree, one at a time, and run the tests against each.
 
-    python -m tools.mutants --count 100 --seed 1 [--jobs 2] [--native 0.25] [--fast-only]
+    python -m tools.mutants --record [--jobs 2]
+    python -m tools.mutants --count 100 --seed 1 [--jobs 2] [--native 0.25] [--fast-only] [--only 7,31]
 
-A change is caught when a test fails, hangs (a limit of time per test) or crashes. Tests that lie nearest to the changed file run
-first, then the other fast ones; a change that survives them meets the slow ones too, and a C++ change the native tests as well.
-``--fast-only`` leaves out that last step. The seed decides which places of `sites.py` are drawn, so a run can be repeated.
-The command prints one line for each change, the survivors, and a last line of JSON. It exits with 1 where fewer than --least
-percent (fast tests) or --least-all percent were caught.
+The first command runs all tests once and records which test executes which line (`recorded.py`); the second does so where no
+record exists. The second command draws changes with a seed, so that a run can be repeated, and makes them in copies of the
+committed tree. A Python change meets the fast tests that execute the changed statement; a C++ change meets all fast tests,
+those of its folder first. A change that survives the fast tests meets the type checker (Python) or the native tests (C++),
+which `make test` runs too, and then the slow tests, chosen in the same way.
+
+A change is caught when a test fails, crashes or exceeds its time limit, does so again when it is run alone, and passes in the
+unchanged tree: a test that fails by chance catches nothing. Tests beyond --budget seconds per change are left out, and a
+change that only they would catch counts as a survivor; the line of such a survivor says so. The printed percentages are
+therefore lower bounds.
+
+The command prints a line for each change, the survivors, and a last line of JSON. It exits with 1 where fewer than --least
+percent (fast tests) or --least-all percent (all of `make test`) were caught.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import queue
 import random
-import shutil
-import subprocess
+import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.mutants.recorded import Recorded, git, record
 from tools.mutants.sites import Site, native_sites, python_sites
+from tools.mutants.tree import ROOT, Tree
 
-ROOT = Path(__file__).resolve().parents[2]
-FAST = "not slow and not s3 and not gpu and not hdfs and not exhaustive"
-SLOW = "(slow or s3) and not gpu and not hdfs and not exhaustive"
-# Folders of tests for folders of native code; Python's tests mirror its folders.
-NATIVE_TESTS = {
-    "native/core/sparse": ["sparse", "embed"],
-    "native/core/ffm": ["online", "capi"],
-    "native/core/parquet": ["views", "engine"],
-    "native/core/publish": ["publish", "capi"],
-    "native/core/request": ["serve", "engines"],
-    "native/core/memory_table": ["embed"],
-    "native/core/pooling": ["embed"],
-    "native/operators": ["operators", "engine", "cuda"],
-    "native/capi": ["capi"],
-    "native/core": ["engine", "operators", "engines", "embed"],
-    "native/bindings": ["engine", "embed", "online", "serve"],
-}
-PYTHON_TESTS = {"learning": ["cli", "train"], "training_command": ["cli", "train"], "streaming": ["cli", "online"]}
+STEPS = ("fast tests", "slow tests", "types", "native tests")
 
 
 @dataclass
 class Outcome:
+    number: int  # place of the change in the sample of its seed
     site: Site
-    caught: str  # by what; empty for a survivor, "stillborn" where it does not compile
+    step: str  # one of STEPS, "stillborn" where the change does not compile, or empty for a survivor
+    by: str  # the test that caught it; for a survivor, how much was left out
     seconds: float
 
-
-def tests_for(site: Site, root: Path) -> list[str]:
-    """Folders of tests, the nearest first; all of tests/ comes behind them."""
-    if site.path.startswith("native/"):
-        near = next((found for head, found in NATIVE_TESTS.items() if site.path.startswith(head)), [])
-    else:
-        parts = Path(site.path).parts[2:]
-        folder = parts[0] if len(parts) > 1 else Path(parts[0]).stem
-        near = PYTHON_TESTS.get(folder, [folder if len(parts) > 1 else "cli"])
-        named = sorted(
-            str(p.relative_to(root))
-            for p in (root / "tests").rglob("test_*.py")
-            if Path(site.path).stem in p.read_text(encoding="utf-8")
-        )
-        return [*named[:12], *(f"tests/{name}" for name in near if (root / "tests" / name).is_dir())]
-    return [f"tests/{name}" for name in near if (root / "tests" / name).is_dir()]
+    def __str__(self) -> str:
+        return f"{self.number:4} {self.step or 'SURVIVED':12} {self.seconds:5.0f} s  {self.site}  {self.by}".rstrip()
 
 
-class Tree:
-    """A copy of the committed tree with an environment that imports the package from it."""
+class Trial:
+    """One change in one copy of the tree."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
-        subprocess.run(["tar", "-x"], cwd=place, input=archive, check=True)
-        for name in ("_native.pyi", *(p.name for p in (ROOT / "src/ctrbox").glob("_native*.so"))):
-            shutil.copy2(ROOT / "src/ctrbox" / name, place / "src/ctrbox" / name)
-        shared = ROOT.parent / "shared"
-        if shared.exists():
-            (place.parent / "shared").unlink(missing_ok=True)
-            (place.parent / "shared").symlink_to(shared)
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / ".venv"], check=True)
-        (site_packages,) = (place / ".venv/lib").glob("python3*/site-packages")
-        borrowed = [p for p in sys.path if p.endswith("site-packages")]
-        (site_packages / "borrowed.pth").write_text("\n".join([str(place / "src"), *borrowed]) + "\n")
-        for tool in Path(sys.executable).parent.iterdir():  # servers of tests lie beside the interpreter
-            if not (place / ".venv/bin" / tool.name).exists():
-                (place / ".venv/bin" / tool.name).symlink_to(tool)
-        self.python = place / ".venv/bin/python"
-        self.built = False
+    def __init__(
+        self, trees: tuple[Tree, Tree], recorded: Recorded, site: Site, broken: set[str], budget: float
+    ) -> None:
+        self.tree, self.unchanged = trees
+        self.recorded, self.site, self.broken, self.budget = recorded, site, broken, budget
+        self.left_out = 0.0  # seconds of tests
 
-    def build(self) -> bool:
-        """The extension from this tree's native/; False where it does not compile."""
-        folder = self.place / "build/mutants"
-        tools = Path(sys.executable).parent
-        if not (folder / "build.ninja").exists():
-            command = [tools / "cmake", "-S", self.place, "-B", folder, "-G", "Ninja", "-DSKBUILD_STATE=editable"]
-            command += [f"-DPython_EXECUTABLE={self.python}", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
-            if shutil.which("ccache"):
-                command.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
-            subprocess.run(command, check=True, capture_output=True)
-        return self._ran([tools / "cmake", "--build", folder, "-j", "1"], 3600) == 0
-
-    def native_tests(self) -> bool:
-        """Whether all pass."""
-        folder, tools = self.place / "build/native-tests", Path(sys.executable).parent
-        if not (folder / "build.ninja").exists():
-            command = [tools / "cmake", "-S", self.place, "-B", folder, "-G", "Ninja", "-DCTRBOX_TESTS=ON"]
-            command += [f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
-            if shutil.which("ccache"):
-                command.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
-            subprocess.run(command, check=True, capture_output=True)
-        if self._ran([tools / "cmake", "--build", folder, "-j", "1"], 3600) != 0:
-            return False
-        return self._ran([tools / "ctest", "--test-dir", folder, "--timeout", "300", "--stop-on-failure"], 3600) == 0
-
-    def passes(self, marks: str, paths: list[str], limit: float) -> bool:
-        """Whether pytest ends well; no tests is well."""
-        command = [self.python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        command += ["--timeout", "120", "-m", marks, *paths]
-        return self._ran(command, limit) in (0, 5)
-
-    def _ran(self, command: list[object], limit: float) -> int:
-        environment = {
-            **os.environ,
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HYPOTHESIS_STORAGE_DIRECTORY": str(self.place / ".h"),
-        }
-        process = subprocess.Popen(
-            [str(part) for part in command],
-            cwd=self.place,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(limit)
-        except subprocess.TimeoutExpired:
-            return 124
-        finally:
-            with_children = process.pid
-            for signal in (15, 9):
-                try:
-                    os.killpg(with_children, signal)
-                except ProcessLookupError:
-                    break
-                time.sleep(0.2)
-            process.wait()
-
-    def outcome(self, site: Site, slow: bool, limit: float) -> Outcome:
-        began = time.monotonic()
-        path = self.place / site.path
+    def outcome(self, slow: bool) -> tuple[str, str]:
+        """Make the change, run the tests, take the change back; return the step and the test that caught it."""
+        path = self.tree.place / self.site.path
         original = path.read_text(encoding="utf-8")
-        native = site.path.startswith("native/")
+        native = self.site.path.startswith("native/")
         try:
-            path.write_text(site.applied(original), encoding="utf-8")
-            caught = self._caught(site, native, slow, limit)
+            path.write_text(self.site.applied(original), encoding="utf-8")
+            step, by = self._caught(native, slow)
         finally:
             path.write_text(original, encoding="utf-8")
             if native:
-                self.build()
-        return Outcome(site, caught, time.monotonic() - began)
+                self.tree.build()
+        if not step and self.left_out:
+            by = f"({self.left_out:.0f} s of tests beyond the budget were not run)"
+        return step, by
 
-    def _caught(self, site: Site, native: bool, slow: bool, limit: float) -> str:
-        if native and not self.build():
-            return "stillborn"
-        near = tests_for(site, self.place)
-        if near and not self.passes(FAST, near, limit):
-            return "fast tests"
-        if not self.passes(FAST, ["tests"], limit):
-            return "fast tests"
-        if slow and native and not self.native_tests():
-            return "native tests"
-        if slow and not self.passes(SLOW, near, limit):
-            return "slow tests"
-        if slow and not self.passes(SLOW, ["tests"], limit):
-            return "slow tests"
+    def _caught(self, native: bool, slow: bool) -> tuple[str, str]:
+        if native and not self.tree.build():
+            return "stillborn", ""
+        if by := self._failing(slow=False):
+            return "fast tests", by
+        if not slow:
+            return "", ""
+        if native and not self.tree.native_tests_pass():
+            return "native tests", ""
+        if not native and self.tree.ran([self.tree.python, "-m", "mypy"], 600) != 0:
+            return "types", ""
+        if by := self._failing(slow=True):
+            return "slow tests", by
+        return "", ""
+
+    def _failing(self, slow: bool) -> str:
+        """Run the tests that can notice; return the name of one that fails, or nothing."""
+        for tests in self._portions(slow):
+            while tests and (failed := self._first_failure(self.tree, tests)):
+                alone = [(failed, 0.0)] if failed != "collection" else tests[:1]
+                if self._first_failure(self.tree, alone) and not self._first_failure(self.unchanged, alone):
+                    return failed
+                names = [name for name, _ in tests]  # it failed by chance: go on behind it
+                tests = tests[names.index(failed) + 1 :] if failed in names else []
         return ""
+
+    def _portions(self, slow: bool) -> Iterator[list[tuple[str, float]]]:
+        """A first portion of some 20 seconds, which catches most, then the rest within the budget."""
+        portion: list[tuple[str, float]] = []
+        spent, first = 0.0, True
+        for name, seconds in self.recorded.chosen(self.site, slow):
+            if name in self.broken:
+                continue
+            if spent + seconds > self.budget:
+                self.left_out += seconds
+                continue
+            spent += seconds
+            portion.append((name, seconds))
+            if first and spent > 20:
+                yield portion
+                portion, first = [], False
+        yield portion
+
+    def _first_failure(self, tree: Tree, tests: list[tuple[str, float]]) -> str:
+        """The test at which pytest failed; "collection" where it came to none."""
+        names = [name for name, _ in tests]
+        files = list(dict.fromkeys(name.split("::")[0] for name in names))
+        longest = max([self.recorded.tests.get(name, {}).get("seconds", 20) for name in names])
+        limit = max(30.0, 6 * longest)
+        arguments: list[object] = ["-x", "-p", "no:xdist", "--timeout", limit, *files]
+        status, entries = tree.pytest(arguments, 60 + 4 * limit + 6 * sum(s for _, s in tests), chosen=names)
+        if status in (0, 5):
+            return ""
+        return next((e["test"] for e in reversed(entries) if e.get("failed") or e.get("started")), "collection")
 
 
 def drawn(seed: int, native: float) -> list[Site]:
@@ -197,43 +145,76 @@ def drawn(seed: int, native: float) -> list[Site]:
     return order
 
 
+def broken_tests(recorded: Recorded, place: Path) -> set[str]:
+    """Find the tests that fail on the unchanged tree and so can catch nothing, among those that failed under coverage.py."""
+    again = [name for name, test in recorded.tests.items() if test["failed"]]
+    if not again:
+        return set()
+    files = list(dict.fromkeys(name.split("::")[0] for name in again))
+    _, entries = Tree(place / "unchanged").pytest(["-p", "no:xdist", *files], 3600, chosen=again)
+    passed = set(again) & {e["test"] for e in entries} - {e["test"] for e in entries if e.get("failed")}
+    return set(again) - passed
+
+
+def _numbers(text: str) -> set[int]:
+    return {int(part) for part in text.split(",")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true", help="record anew which test executes which line, and end")
     parser.add_argument("--count", type=int, default=100, help="number of changes (default: 100)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the sample (default: 1)")
+    parser.add_argument("--only", type=_numbers, help="numbers of changes in the sample, such as 7,31: try these alone")
     parser.add_argument("--jobs", type=int, default=2, help="changes tried at a time (default: 2)")
     parser.add_argument("--native", type=float, default=0.25, help="share of C++ changes, 0 to 1 (default: 0.25)")
-    parser.add_argument("--fast-only", action="store_true", help="run the fast tests alone")
-    parser.add_argument("--limit", type=float, default=1800, help="seconds for one run of pytest (default: 1800)")
+    parser.add_argument("--fast-only", action="store_true", help="leave out what follows the fast tests")
+    parser.add_argument("--budget", type=float, default=600, help="seconds of tests per change and step (default: 600)")
     parser.add_argument("--least", type=float, default=90, help="percent that fast tests must catch (default: 90)")
     parser.add_argument("--least-all", type=float, default=95, help="percent that all tests must catch (default: 95)")
     parser.add_argument("--minutes", type=float, default=0, help="stop drawing after this time; 0: never (default)")
-    parser.add_argument("--place", type=Path, default=ROOT / "build/mutants", help="where copies of the tree are made")
+    parser.add_argument(
+        "--place", type=Path, default=ROOT / "build/mutants", help="folder of records and copies of the tree"
+    )
     asked = parser.parse_args()
+    # A shell has commands in the background ignore Ctrl-C, and their children inherit that; some tests send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    place = asked.place.resolve()
     began = time.monotonic()
-
-    waiting: queue.SimpleQueue[Site] = queue.SimpleQueue()
-    for site in drawn(asked.seed, asked.native):
-        waiting.put(site)
+    if asked.record or not Recorded.exists(place):
+        print("recording which test executes which line: all tests run once", flush=True)
+        record(place, asked.jobs)
+    if asked.record:
+        return
+    recorded = Recorded(place)
+    print(f"commit {git('rev-parse', 'HEAD').strip()}, tests recorded at {recorded.commit}", flush=True)
+    broken = broken_tests(recorded, place)
+    print(f"left out, because they fail on the unchanged tree: {sorted(broken) or 'none'}", flush=True)
+    waiting: queue.SimpleQueue[tuple[int, Site]] = queue.SimpleQueue()
+    for numbered in enumerate(drawn(asked.seed, asked.native)):
+        if asked.only is None or numbered[0] in asked.only:
+            waiting.put(numbered)
     outcomes: list[Outcome] = []
     lock, reserved = threading.Lock(), [0]
 
     def work(number: int) -> None:
-        tree = Tree(asked.place / f"job-{number}")
+        trees = Tree(place / f"job-{number}"), Tree(place / f"unchanged-{number}")
         while True:
             with lock:
                 late = asked.minutes and time.monotonic() - began > 60 * asked.minutes
-                if reserved[0] >= asked.count or late:
+                if reserved[0] >= asked.count or late or waiting.empty():
                     return
                 reserved[0] += 1
-                site = waiting.get()
-            outcome = tree.outcome(site, not asked.fast_only, asked.limit)
+                number, site = waiting.get()
+            started = time.monotonic()
+            step, by = Trial(trees, recorded, site, broken, asked.budget).outcome(not asked.fast_only)
+            outcome = Outcome(number, site, step, by, time.monotonic() - started)
             with lock:
-                if outcome.caught == "stillborn":
+                if outcome.step == "stillborn":
                     reserved[0] -= 1
                 else:
                     outcomes.append(outcome)
-                print(f"{outcome.caught or 'SURVIVED':12} {outcome.seconds:6.0f} s  {site}", flush=True)
+                print(outcome, flush=True)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(asked.jobs)]
     for thread in threads:
@@ -242,13 +223,12 @@ def main() -> None:
         thread.join()
 
     total = len(outcomes)
-    fast = sum(o.caught == "fast tests" for o in outcomes)
-    caught = sum(bool(o.caught) for o in outcomes)
-    print(f"\n{total} changes with seed {asked.seed}: {fast} caught by fast tests, {caught} by all tests. Survivors:")
+    counts = {step: sum(o.step == step for o in outcomes) for step in STEPS}
+    print(f"\n{total} changes with seed {asked.seed}, caught by: {counts}. Survivors:")
     for outcome in outcomes:
-        if not outcome.caught:
-            print(f"  {outcome.site}")
-    share = {"fast": 100 * fast / max(1, total), "all": 100 * caught / max(1, total)}
+        if not outcome.step:
+            print(f"  {outcome.number:4} {outcome.site}  {outcome.by}")
+    share = {"fast": 100 * counts["fast tests"] / max(1, total), "all": 100 * sum(counts.values()) / max(1, total)}
     print(json.dumps({"changes": total, "seed": asked.seed, "percent_caught": share, "unit": "percent of changes"}))
     sys.exit(share["fast"] < asked.least or (not asked.fast_only and share["all"] < asked.least_all))
 
