@@ -166,3 +166,8 @@ def test_every_figure_has_an_error_and_an_interval_and_curves_keep_the_errors() 
 def test_predictions_of_exactly_0_and_1_cost_a_bounded_loss() -> None:
     ours = measured(Rows.checked([1, 0], [0.0, 1.0]))
     assert ours["logloss"] == pytest.approx(-math.log(1e-7))
+
+
+def test_an_interval_of_more_rows_than_a_float_can_hold_is_a_point() -> None:
+    for rows in (10**308, 10**400):
+        assert wilson(0.25, rows) == pytest.approx((0.25, 0.25))

@@ -129,6 +129,7 @@ def wilson(share: float, rows: float, z: float = Z) -> tuple[float, float]:
     """Return Wilson's interval of a share that was seen in so many independent rows."""
     if not rows > 0 or not math.isfinite(share):
         return math.nan, math.nan
+    rows = float(min(rows, 1e300))  # a whole number from a file may be too large for a float
     middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     reach = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / (1 + z * z / rows)
     return max(0.0, min(share, middle - reach)), min(1.0, max(share, middle + reach))
