@@ -1,7 +1,9 @@
 // The C interface: hostile calls give a status and a sentence; scores have the bits of predict; threads share a model.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <limits>
@@ -11,6 +13,7 @@
 
 #include "capi/ctrbox.h"
 #include "capi/sha256.h"
+#include "capi/whole_file.h"
 #include "core/ffm/model_file.h"
 #include "tests/check.h"
 
@@ -201,6 +204,31 @@ void patches_are_checked() {
   CHECK(refused(ctrbox_apply_patch(kPath.c_str(), "/dev/null", "b", 0), CTRBOX_CANNOT_READ));
 }
 
+// A limit on the size of files stands for a full disk.
+void a_write_that_fails_is_told_and_leaves_nothing() {
+  const std::vector<uint8_t> bytes(100'000, 7);
+  const std::string path = kPath + "-large";
+  rlimit before;
+  CHECK(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  rlimit small = before;
+  small.rlim_cur = 4096;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  CHECK(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  bool told = false;
+  try {
+    write_aside(path, bytes.data(), bytes.size());
+  } catch (const CannotWrite&) {
+    told = true;
+  }
+  CHECK(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  std::signal(SIGXFSZ, handler);
+  CHECK(told);
+  CHECK(::access(path.c_str(), F_OK) != 0);
+  write_aside(path, bytes.data(), bytes.size());
+  CHECK(::access(path.c_str(), F_OK) == 0);
+  ::unlink(path.c_str());
+}
+
 void digests_are_those_of_the_standard() {
   const auto hex = [](const std::string& text) {
     std::string out;
@@ -226,6 +254,7 @@ int main() {
   a_context_has_the_bits_of_whole_examples();
   null_and_wrong_sizes_are_refused();
   patches_are_checked();
+  a_write_that_fails_is_told_and_leaves_nothing();
   std::remove(kPath.c_str());
   return 0;
 }

@@ -142,6 +142,11 @@ def test_position_is_plain_data() -> None:
     assert plan.position == cb.Position(10)
 
 
+def test_a_position_inside_a_shuffle_window_needs_the_shuffle() -> None:
+    with pytest.raises(cb.PlanError, match="this position lies inside a shuffle window"):
+        next(plan_of("plain").batches(10, start=cb.Position(0, 3)))
+
+
 # ---- shuffling ---------------------------------------------------------------------------------------------
 
 

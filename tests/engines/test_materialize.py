@@ -156,6 +156,14 @@ def test_ids_may_be_strings(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "b.parquet")["instance_id"].to_pylist() == ["x", "é", ""]
 
 
+def test_the_key_need_not_be_the_first_column(tmp_path: Path) -> None:
+    table = pa.table({"other": [9, 8, 7], "bid": [0.5, 1.5, 2.5], "instance_id": [3, 1, 2]})
+    job = cb.compile(cb.View(table, key="instance_id"), cb.FeatureSet(dense={"b": col("bid"), "o": col("other")}))
+    job.materialize(tmp_path / "b.parquet")
+    found = pq.read_table(tmp_path / "b.parquet")
+    assert found.to_pydict() == {"instance_id": [3, 1, 2], "b": [0.5, 1.5, 2.5], "o": [9, 8, 7]}
+
+
 def test_ids_that_are_not_text_are_named(tmp_path: Path) -> None:
     with pytest.raises(cb.DataError, match="'instance_id' of view 'impressions' is not UTF-8"):
         plan(log(3, instance_id=[b"\xff", b"a", b""])).materialize(tmp_path / "b.parquet")

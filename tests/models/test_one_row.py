@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -96,3 +97,22 @@ def test_where_nothing_is_worked_out_ahead() -> None:
     assert one_behaviour(aggregator("attentive", 4, [4]).eval(), items) is None  # gradients
     with pytest.raises(ValueError, match="a unit is None"):
         _native.attend([None], [items.numpy()])  # type: ignore[list-item]
+
+
+def test_targets_that_native_code_cannot_read_are_refused() -> None:
+    parts = [np.zeros(shape, np.float32) for shape in ((3, 4, 2), (3, 2), (2,), (2,), (3, 4))]
+    unit = _native.HistoryAttention(*parts, 0.0)
+    wide = np.zeros((5, 8), np.float32)
+    assert _native.attend([unit], [wide[:, :4]]).shape == (5, 4)
+    with pytest.raises(ValueError, match="targets must lie number by number in memory"):
+        _native.attend([unit], [wide[:, ::2]])
+    with pytest.raises(ValueError, match=r"targets are \(5, 8\); expected \(5, 4\)"):
+        _native.attend([unit], [wide])
+    for index, shape in ((1, (2, 2)), (1, (3, 1)), (2, (1,)), (3, (1,)), (4, (2, 4)), (4, (3, 3))):
+        other = [*parts]
+        other[index] = np.zeros(shape, np.float32)
+        with pytest.raises(ValueError, match="the other parts do not fit them"):
+            _native.HistoryAttention(*other, 0.0)
+    for shape in ((3, 0, 2), (3, 4, 0)):
+        with pytest.raises(ValueError, match="a dim and a width of at least 1"):
+            _native.HistoryAttention(np.zeros(shape, np.float32), *parts[1:], 0.0)

@@ -241,3 +241,11 @@ def test_ids_may_be_text_that_is_not_utf8() -> None:
 def test_a_layout_names_columns_that_are_there(names: dict[str, str], why: str) -> None:
     with pytest.raises(PlanError, match=why):
         Layout.of(LAYOUT.columns, LOG, **names)
+
+
+def test_without_a_timestamp_a_column_whose_name_speaks_of_time_is_suggested() -> None:
+    log = pa.schema([("id", pa.int64()), ("user", pa.int64()), ("click_Date", pa.int64())])
+    with pytest.raises(PlanError, match="no column 'moment' for the time of an event; nearest: 'click_Date'"):
+        Layout.of(LAYOUT.columns, log, id="id", time="moment")
+    with pytest.raises(PlanError, match="no column 'moment' for the time of an event; name it"):
+        Layout.of(LAYOUT.columns, log.remove(2), id="id", time="moment")

@@ -72,6 +72,15 @@ def test_the_table_has_the_numbers_of_the_windows(caches: tuple[Path, Path], tmp
     assert json.loads(json.dumps(found.json()))["best"] == found.best.name
 
 
+def test_a_window_holds_at_least_two_examples(tmp_path: Path) -> None:
+    (tmp_path / "t.vw").write_text(text(10, 3))
+    rows = cb.ExampleText(tmp_path / "t.vw", fields=FIELDS)
+    assert len(cb.search(rows, {"a": {"bits": 10}}, window=2).best.aucs) == 5
+    for window in (1, 0, True, 2.0):
+        with pytest.raises(cb.PlanError, match="window= must be a whole number of at least 2"):
+            cb.search(rows, {"a": {"bits": 10}}, window=window)  # type: ignore[arg-type]
+
+
 def test_batches_and_text_are_searched_over_their_fields(tmp_path: Path) -> None:
     rows = cb.ExampleText(tmp_path / "t.vw", fields=FIELDS)
     (tmp_path / "t.vw").write_text(text(100, 3))

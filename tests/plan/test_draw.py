@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -64,6 +65,22 @@ def test_every_operator_is_in_a_box_and_no_two_boxes_overlap() -> None:
 
 def runs_down(above: Box, below: Box) -> bool:
     return above.y + BOX_H <= below.y
+
+
+def test_features_are_as_wide_as_their_names_and_do_not_overlap() -> None:
+    table = pa.table({"a": ["x"], "b": [1.0]})
+    long = {name * 30: col("b") for name in "xyz"}
+    plan = cb.compile(cb.View(table), cb.FeatureSet(dense={**long, "short": col("b")}, sparse={"a": col("a")}))
+    found: dict[float, list[tuple[float, float]]] = {}
+    for group in ElementTree.fromstring(picture(plan.graph, "cpu")).iter(f"{SVG}g"):
+        box, text = group.find(f"{SVG}rect"), group.find(f"{SVG}text")
+        if box is not None and text is not None and text.get("class") == "chip":
+            left, width = float(box.attrib["x"]), float(box.attrib["width"])
+            assert width >= 6 * len(text.text or "")
+            found.setdefault(float(box.attrib["y"]), []).append((left, left + width))
+    assert sum(len(row) for row in found.values()) == 5
+    for row in found.values():
+        assert all(right < left for (_, right), (left, _) in pairwise(sorted(row)))
 
 
 def test_names_that_xml_could_choke_on_are_escaped(tmp_path: Path) -> None:

@@ -139,6 +139,14 @@ def test_a_table_in_memory_and_its_empty_beginning(tmp_path: Path) -> None:
     assert (tmp_path / "again.fbw").read_bytes() == (tmp_path / "new.fbw").read_bytes()
 
 
+def test_a_table_that_lost_all_its_keys_is_packed_empty_over_its_base(tmp_path: Path) -> None:
+    table = cb.MemoryTable(3)
+    table.push(np.array([5, 2]), np.ones((2, table.row.width), np.float32))
+    publish.pack(table, tmp_path / "old.fbw")
+    publish.pack(cb.MemoryTable(3), tmp_path / "new.fbw", base=tmp_path / "old.fbw")
+    assert publish.read_weights(tmp_path / "new.fbw").part("key").data.size == 0
+
+
 def test_a_table_with_a_key_twice_or_without_vectors_is_refused(tmp_path: Path) -> None:
     export(tmp_path / "t.parquet", np.array([1, 2, 1]))
     with pytest.raises(DataError, match="has key 1 twice"):

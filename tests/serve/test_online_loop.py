@@ -386,6 +386,22 @@ def test_another_plan_another_engine_and_another_version_are_refused(
         loop(world / "data", world / "parquet", model, once=True).run()
 
 
+def test_a_model_or_a_checkpoint_of_another_plan_is_refused(
+    world: Path, unbroken: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    plan, _ = made(world / "data")
+    other = cb.compile(plan.log, replace(plan.features, sparse={"user": col("user_id").key()}), device="cpu", threads=1)
+    engine = cb.DeepFFM(other.schema, k=4, hidden=(4,), bits=12)
+    options: dict[str, Any] = {"context": ["user_id"], "once": True}
+    shutil.copytree(unbroken[0], tmp_path / "whole")
+    with pytest.raises(cb.PlanError, match="holds the model of another plan; choose another folder"):
+        OnlineLoop(other, engine, str(world / "parquet"), tmp_path / "whole", **options).run()
+    cb.serve.create(tmp_path / "mixed", other, engine, context=["user_id"])
+    shutil.copytree(unbroken[0] / "online", tmp_path / "mixed" / "online")
+    with pytest.raises(cb.PlanError, match=r"was learned through another plan .*choose another folder"):
+        OnlineLoop(other, engine, str(world / "parquet"), tmp_path / "mixed", **options).run()
+
+
 def test_a_second_loop_is_refused_while_one_learns(
     world: Path, unbroken: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -48,6 +48,11 @@ def test_a_run_scores_as_it_predicts_whatever_is_in_the_context(served: ServedRu
         assert np.array_equal(scores, again)
 
 
+def test_a_run_has_no_engine(folder: Path) -> None:
+    with pytest.raises(PlanError, match="serves a model of kind 'run'; only a Deep FFM has an engine"):
+        ModelFolder.open(folder).engine()
+
+
 def test_tensors_of_one_row_are_the_context(served: ServedRun) -> None:
     n = 6
     tensors = {

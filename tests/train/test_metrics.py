@@ -452,6 +452,14 @@ def test_a_model_against_itself_differs_by_nothing() -> None:
         assert not ours.significant
 
 
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 95, float("nan")])
+def test_a_level_outside_0_and_1_is_refused(level: float) -> None:
+    label, p = [0, 1, 0, 1, 1], [0.1, 0.4, 0.5, 0.5, 0.9]
+    for difference in (auc_difference, logloss_difference):
+        with pytest.raises(PlanError, match="level must be between 0 and 1"):
+            difference(label, p, p, level=level)
+
+
 def simulated(random: np.random.Generator, rows: int) -> tuple[Any, Any, Any, Any]:
     """Labels and scores of three models: two of equal worth that share half their noise, one that knows more."""
     label = (random.random(rows) < 0.3).astype(np.uint8)

@@ -447,6 +447,18 @@ def test_no_statistics_prove_nothing(tmp_path: Path) -> None:
     assert not source.ordered("id")
 
 
+def test_a_column_in_memory_with_nulls_or_lists_is_not_ordered() -> None:
+    table = pa.table({"id": [1, 2, 3], "gap": [1, None, 3], "list": [[1], [2], [3]], "down": [3, 2, 1]})
+    source = open_source(table)
+    assert [source.ordered(name) for name in table.column_names] == [True, False, False, False]
+
+
+def test_an_address_without_a_bucket_is_refused() -> None:
+    for path in ("s3://", "s3:///log.parquet"):
+        with pytest.raises(SourceError, match="names no bucket, expected s3://bucket/path"):
+            open_source(path, storage_options={"region": "none", "endpoint_override": "localhost:1"})
+
+
 def test_prune_skips_row_groups_and_keeps_positions(tmp_path: Path) -> None:
     pq.write_table(log(), tmp_path / "a.parquet", row_group_size=100)
     source = open_source(tmp_path / "a.parquet")
