@@ -158,6 +158,9 @@ void bind_examples(nb::module_& m) {
           "close", [](ExampleWriter& w, uint64_t lines, uint64_t bad) { with_file("", [&] { w.close(lines, bad); }); },
           nb::arg("lines"), nb::arg("bad"));
 
+  nb::class_<PackedExamples>(m, "PackedExamples", "A block of a file of examples, to be unpacked by any thread.")
+      .def("unpack", [](const PackedExamples& packed) { return with_file("", [&] { return packed.unpack(); }); });
+
   nb::class_<ExampleReader>(m, "ExampleReader")
       .def(
           "__init__",
@@ -169,14 +172,14 @@ void bind_examples(nb::module_& m) {
           },
           nb::arg("path"))
       .def(
-          "next",
-          [](ExampleReader& r) -> std::unique_ptr<Examples> {
-            return with_file("", [&]() -> std::unique_ptr<Examples> {
-              auto found = r.next();
-              return found ? std::make_unique<Examples>(std::move(*found)) : nullptr;
+          "read",
+          [](ExampleReader& r) -> std::unique_ptr<PackedExamples> {
+            return with_file("", [&]() -> std::unique_ptr<PackedExamples> {
+              auto found = r.read();
+              return found ? std::make_unique<PackedExamples>(std::move(*found)) : nullptr;
             });
           },
-          nb::sig("def next(self) -> Examples | None"))
+          nb::sig("def read(self) -> PackedExamples | None"))
       .def_prop_ro("fields", &ExampleReader::fields)
       .def_prop_ro("totals", [](const ExampleReader& r) {
         const auto& t = r.totals();

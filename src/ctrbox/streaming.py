@@ -79,7 +79,14 @@ def online(
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Remove chunks that both checkpoints hold.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first malformed row or chunk.")] = False,
-    threads: Annotated[int, typer.Option(min=1, max=256, help="Several are faster, and never the same bits.")] = 1,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Number of threads that learn. 1 learns one example after the other; more learn blocks of up to 512.",
+        ),
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Learn online: join impressions and clicks of a stream, learn, publish a patch every few minutes."""

@@ -181,6 +181,30 @@ def test_text_that_changes_between_epochs_or_within_one_is_refused(
             list(other)
 
 
+@pytest.mark.parametrize("cores", [1, 2, 9])
+def test_blocks_of_a_cache_come_in_order_on_any_number_of_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    lines = [f"{n % 2} |a x{n} |b y{n % 7}:0.5 z\n" for n in range(3_000)]
+    lines[2_000:2_000] = [f"1 |a x |late w{n}\n" for n in range(40)]  # a field that later blocks bring
+    (tmp_path / "t.vw").write_text("".join(lines))
+    monkeypatch.setattr("ctrbox.online.examples.READ", 1000)
+    monkeypatch.setattr("ctrbox.online.examples.BLOCK_ROWS", 10)
+    monkeypatch.setattr("ctrbox._native.usable_cores", lambda: cores)
+    cache = ExampleCache.parse(tmp_path / "t.vw", tmp_path / "c.ctrx")
+    blocks = list(cache.blocks())
+    whole = _native.ExampleParser(False, ["a", "b", "late"], [])
+    whole.feed("".join(lines).encode())
+    expected = whole.take()
+    assert len(blocks) > 20
+    assert np.concatenate([b.keys for b, _ in blocks]).tobytes() == expected.keys.tobytes()
+    assert np.concatenate([b.labels for b, _ in blocks]).tobytes() == expected.labels.tobytes()
+    assert blocks[0][1] == ["a", "b"]
+    assert blocks[-1][1] == ["a", "b", "late"]
+    first = next(iter(cache))  # the others are not waited for
+    assert first.keys.tobytes() == blocks[0][0].keys.tobytes()
+
+
 def test_cache_that_is_replaced_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.vw").write_bytes(GOOD * 500)
     path = tmp_path / "c.ctrx"

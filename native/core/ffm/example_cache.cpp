@@ -96,7 +96,7 @@ ExampleReader::ExampleReader(const std::string& path) : file_(path) {
   file_.check_seal("its head");
 }
 
-std::optional<Examples> ExampleReader::next() {
+std::optional<PackedExamples> ExampleReader::read() {
   if (done_) return std::nullopt;
   const uint32_t kind = file_.get<uint32_t>();
   if (kind == kEnd) {
@@ -115,54 +115,65 @@ std::optional<Examples> ExampleReader::next() {
     const std::vector<char> name = get_all<char>(file_, file_.get<uint16_t>());
     fields_.emplace_back(name.begin(), name.end());
   }
-  const std::vector<uint16_t> counts = get_all<uint16_t>(file_, rows);
-  const std::vector<uint8_t> labels = get_all<uint8_t>(file_, rows);
-  Examples out;
+  PackedExamples out;
+  out.counts = get_all<uint16_t>(file_, rows);
+  out.labels = get_all<uint8_t>(file_, rows);
   if (flags & kWeights) out.weights = get_all<float>(file_, rows);
-  if (flags & kWide) {
-    out.fields = get_all<uint16_t>(file_, features);
-  } else {
-    const std::vector<uint8_t> narrow = get_all<uint8_t>(file_, features);
-    out.fields.assign(narrow.begin(), narrow.end());
-  }
+  if (flags & kWide)
+    out.wide = get_all<uint16_t>(file_, features);
+  else
+    out.narrow = get_all<uint8_t>(file_, features);
   if (uint64_t{features} * kKeyBytes > file_.left()) throw DamagedFile("a block claims more than the file holds");
-  std::vector<uint8_t> packed(uint64_t{features} * kKeyBytes + 2);  // the last key is read as eight bytes
-  file_.get(packed.data(), packed.size() - 2);
+  out.keys.resize(uint64_t{features} * kKeyBytes + 2);  // the last key is read as eight bytes
+  file_.get(out.keys.data(), out.keys.size() - 2);
   if (flags & kValues) out.values = get_all<float>(file_, features);
   file_.check_seal(block);
+  out.fields = fields_.size();
+  out.block = block;
+  rows_ += rows;
+  return out;
+}
 
+Examples PackedExamples::unpack() const {
+  const size_t rows = counts.size(), features = (keys.size() - 2) / kKeyBytes;
+  Examples out;
+  out.values = values;
+  out.weights = weights;
+  if (narrow.empty())
+    out.fields = wide;
+  else
+    out.fields.assign(narrow.begin(), narrow.end());
   const std::string odd = block + " contradicts itself";
   out.keys.resize(features);
   for (size_t i = 0; i < features; ++i) {
     uint64_t key;
-    std::memcpy(&key, packed.data() + i * kKeyBytes, sizeof key);
+    std::memcpy(&key, keys.data() + i * kKeyBytes, sizeof key);
     out.keys[i] = key << 16;
   }
   out.offsets.resize(rows + size_t{1});
   out.labels.resize(rows);
   // Fields ascend within an example: all places where they fall must be the first of one. Counted in two plain loops.
-  const uint16_t* fields = out.fields.data();
+  const uint16_t* of = out.fields.data();
   uint32_t falls = 0, at_begins = 0;
   uint16_t most = 0;
-  for (size_t i = 0; i < features; ++i) most = std::max(most, fields[i]);
-  for (size_t i = 1; i < features; ++i) falls += fields[i] < fields[i - 1];
+  for (size_t i = 0; i < features; ++i) most = std::max(most, of[i]);
+  for (size_t i = 1; i < features; ++i) falls += of[i] < of[i - 1];
   uint64_t end = 0;
   for (size_t e = 0; e < rows; ++e) {
     const uint64_t begin = end;
     end += counts[e];
     if (end > features || labels[e] > 2) throw DamagedFile(odd);
-    at_begins += begin > 0 && begin < end && fields[begin] < fields[begin - 1];
+    at_begins += begin > 0 && begin < end && of[begin] < of[begin - 1];
     out.offsets[e + 1] = static_cast<uint32_t>(end);
     out.labels[e] = labels[e] == 2 ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(labels[e]);
     out.unlabelled += labels[e] == 2;
   }
-  if (falls != at_begins || (features > 0 && most >= fields_.size())) throw DamagedFile(odd);
+  if (falls != at_begins || (features > 0 && most >= fields)) throw DamagedFile(odd);
   if (end != features) throw DamagedFile(odd);
   for (float x : out.values)
     if (!std::isfinite(x) || x == 0.0f) throw DamagedFile(odd);
   for (float w : out.weights)
     if (!std::isfinite(w) || w < 0.0f) throw DamagedFile(odd);
-  rows_ += rows;
   return out;
 }
 

@@ -34,11 +34,27 @@ class ExampleWriter {
   uint64_t rows_ = 0, unlabelled_ = 0;
 };
 
+// One block as the file holds it, whose checksum fits.
+struct PackedExamples {
+  std::vector<uint16_t> counts, wide;
+  std::vector<uint8_t> labels, narrow, keys;  // fields are wide or narrow
+  std::vector<float> values, weights;
+  size_t fields = 0;  // known so far
+  std::string block;  // its name in errors
+
+  // Any thread may do this while the reader goes on: it takes about as long as reading.
+  Examples unpack() const;
+};
+
 class ExampleReader {
  public:
   explicit ExampleReader(const std::string& path);
-  // Block by block; nothing after the last. Damage is thrown before a block is given out.
-  std::optional<Examples> next();
+  // Block by block; nothing after the last. Damage is thrown before a block is given out, or when it is unpacked.
+  std::optional<PackedExamples> read();
+  std::optional<Examples> next() {
+    const auto packed = read();
+    return packed ? std::optional<Examples>(packed->unpack()) : std::nullopt;
+  }
 
   const std::vector<std::string>& fields() const { return fields_; }  // so far
   struct Totals {

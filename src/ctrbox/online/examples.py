@@ -16,8 +16,9 @@ import io
 import os
 import re
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -35,6 +36,7 @@ FORMATS = ("vw", "libffm")
 READ = 4 << 20  # bytes of text parsed at once
 LONGEST = 16 << 20  # bytes of a line
 BLOCK_ROWS = 32_768  # examples of a block in a file, at least
+MOST_UNPACKERS = 2  # threads that unpack blocks: reading and unpacking take about as long (docs/tried.md 25)
 
 
 class ExampleText:
@@ -208,28 +210,30 @@ class ExampleCache:
         return self._totals[3]
 
     def blocks(self) -> Iterator[tuple[_native.Examples, list[str]]]:
-        """Blocks and the fields so far, the next one read while the last is worked on."""
+        """Yield blocks and the fields so far. The next ones are read and unpacked while the last one is worked on."""
+        unpackers = min(MOST_UNPACKERS, max(1, _native.usable_cores() - 1))
         with self._reading():
             self._version.check()
             reader = _native.ExampleReader(str(self.path))
-            with ThreadPoolExecutor(1) as ahead:
+            with ThreadPoolExecutor(1) as reading, ThreadPoolExecutor(unpackers) as unpacking:
 
-                def read() -> tuple[_native.Examples | None, list[str]]:
+                def read() -> tuple[Future[_native.Examples] | None, list[str]]:
                     try:
-                        block = reader.next()
+                        block = reader.read()
                     except _native.DamagedFile:
                         self._version.check()  # a change explains the damage
                         raise
                     self._version.check()
-                    return block, reader.fields
+                    return unpacking.submit(block.unpack) if block else None, reader.fields
 
-                coming = ahead.submit(read)
-                while True:
-                    examples, known = coming.result()
-                    if examples is None:
-                        break
-                    coming = ahead.submit(read)
-                    yield examples, known
+                coming = deque(reading.submit(read) for _ in range(unpackers))
+                try:
+                    while (found := coming.popleft().result())[0] is not None:
+                        coming.append(reading.submit(read))
+                        yield found[0].result(), found[1]
+                finally:
+                    for future in coming:
+                        future.cancel()
             self._fields, self._totals = reader.fields, reader.totals
 
     def __iter__(self) -> Iterator[_native.Examples]:
