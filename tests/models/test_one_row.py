@@ -116,3 +116,15 @@ def test_targets_that_native_code_cannot_read_are_refused() -> None:
     for shape in ((3, 0, 2), (3, 4, 0)):
         with pytest.raises(ValueError, match="a dim and a width of at least 1"):
             _native.HistoryAttention(np.zeros(shape, np.float32), *parts[1:], 0.0)
+
+
+def test_an_attention_is_as_large_as_its_limits_and_no_larger() -> None:
+    def made(items: int, dim: int, width: int) -> _native.HistoryAttention:
+        shapes = ((items, dim, width), (items, width), (width,), (width,), (items, dim))
+        return _native.HistoryAttention(*(np.zeros(shape, np.float32) for shape in shapes), 0.0)
+
+    for shape in ((1 << 20, 1, 1), (1, 4096, 1), (1, 1, 4096)):
+        assert made(*shape).nbytes > 0
+    for shape in (((1 << 20) + 1, 1, 1), (1, 4097, 1), (1, 1, 4097)):
+        with pytest.raises(ValueError, match=r"at most 2\^20 items, and vectors and units of 4,096 floats"):
+            made(*shape)
