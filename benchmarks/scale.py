@@ -1,6 +1,6 @@
 """How do the rates grow with the cores?
 
-    python -m benchmarks.scale [--cores 1,2,4,8,16] [--only ffm] [--quick]
+    python -m benchmarks.scale [--cores 1,2,4,8,16] [--only ffm] [--quick] [--svg docs/scale.svg]
 
 Each part is measured in a process of its own for each number of cores, to which the process is pinned; the numbers of
 cores take turns. A table gives the rate, the factor over one core, the efficiency (that factor divided by the number of
@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import report
+from benchmarks.scale_plot import write_svg
 
 PARTS = {"ffm": "benchmarks.scale_ffm"}
 
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--cores", default="1,2,4,8,16", help="numbers of cores, with commas between them")
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts to measure, of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="a quarter of the data")
+    parser.add_argument("--svg", type=Path, help="draw the factors into this file")
     parser.add_argument("--measure", help="one part in this process: what the benchmark calls itself with")
     parser.add_argument("--folder", type=Path, help="where that part has its data")
     asked = parser.parse_args()
@@ -77,6 +79,8 @@ def main() -> None:
             importlib.import_module(PARTS[part]).prepare(Path(name), asked.quick)
             everything[part] = {n: measured(part, Path(name), n, asked.quick) for n in cores}
         show(everything[part])
+    if asked.svg:
+        write_svg(asked.svg, everything)
     factors = {
         name: everything[part][max(cores)][name]["rate"] / one["rate"]
         for part in everything
