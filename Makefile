@@ -109,7 +109,7 @@ test: lint bodies  ## everything but GPU and HDFS: lint, bodies under nvcc, all 
 	$(PY) -m pytest -n $(JOBS) -m 'not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
 	$(MAKE) --no-print-directory test-sanitize SANITIZERS=address,undefined
 
-test-fast: setup  ## under two minutes: no slow, S3, HDFS or GPU tests
+test-fast: setup  ## about ten minutes on two cores: no slow, S3, HDFS or GPU tests
 	$(PY) -m pytest -q -n $(JOBS) -m 'not slow and not s3 and not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
 
 test-sanitize: setup  ## native tests under the address, undefined-behaviour and thread sanitizers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import BudgetError, DataError, PlanError, TrainError
+from ctrbox.train.learner import Learner
 from tests.train.worlds import FAST, Small, checkerboard, fit, plan_of, table, weights
 
 
@@ -377,3 +379,20 @@ def test_a_batch_size_follows_the_rows() -> None:
     from ctrbox.train.settings import Settings, with_batch_size
 
     assert [with_batch_size(Settings(), n).batch_size for n in (1, 30_000, 1_800_000, 10**9)] == [64, 128, 8192, 16_384]
+
+
+@pytest.mark.parametrize(("summed", "share", "factor"), [(True, 0.25, 8), (False, 1.0, 1), (False, 0.25, 0.25)])
+def test_gradients_are_sums_or_the_share_of_a_worker_in_the_mean(summed: bool, share: float, factor: float) -> None:
+    """A batch of 8 rows: a table takes the sum of their gradients, another embedder the worker's part of the mean."""
+
+    class Kept:
+        def push(self, keys: Any, gradients: Any) -> None:
+            self.gradients = gradients.tolist()
+
+    embedder, rows = Kept(), torch.zeros(2, 3, requires_grad=True)
+    embedder.summed = summed  # type: ignore[attr-defined]
+    rows.grad = torch.full((2, 3), 2.0)
+    learner = SimpleNamespace(sources=[SimpleNamespace(embedder=embedder)], adaptive_l2=0.0)
+    looked = SimpleNamespace(lookups=[SimpleNamespace(keys=np.array([4, 5]))], batch=SimpleNamespace(rows=8))
+    Learner._push(learner, looked, [rows], 1.0, share)  # type: ignore[arg-type]
+    assert embedder.gradients == [[2.0 * factor] * 3] * 2
