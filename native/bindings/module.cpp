@@ -1,8 +1,6 @@
 // The native core of CTRBox: a table of contents.
 #include <nanobind/stl/string.h>
 
-#include <sstream>
-
 #include "bindings/bindings.h"
 #include "core/cores.h"
 
@@ -27,10 +25,7 @@ NB_MODULE(_native, m) {
         "Count the cores that this process may use: by affinity and by limits of CPU time.");
   m.def(
       "cgroup_cores",
-      [](const std::string& memberships, const std::string& root) {
-        std::istringstream lines(memberships);
-        return cb::cgroup_cores(lines, root);
-      },
+      [](const std::string& memberships, const std::string& root) { return cb::cgroup_cores(memberships, root); },
       nb::arg("memberships"), nb::arg("root"),
       "Return the limit of cores of the cgroups in a text like /proc/self/cgroup, mounted at a folder; 0.0: no limit.");
 }
