@@ -39,10 +39,6 @@ class Dimension:
     fields: dict[int, int]  # node id → field of the record
     programs: list[Assembled] = field(default_factory=list)  # what ran to make it, for warnings
 
-    @property
-    def bytes(self) -> int:
-        return int(self.index.bytes + self.records.bytes)
-
 
 @dataclass
 class Assembler:
