@@ -83,5 +83,7 @@ def test_ids_of_a_merged_view_ascend_from_one_morsel_to_the_next() -> None:
 
     assert merged([1, 2, 3]) == [1.0, 2.0, 3.0]
     for ids in ([2, 1, 3], [1, 1, 3]):
-        with pytest.raises(DataError, match=r"id \d of view 'more' comes after \d.*not in ascending order without repeats"):
+        with pytest.raises(
+            DataError, match=r"id \d of view 'more' comes after \d.*not in ascending order without repeats"
+        ):
             merged(ids)

@@ -28,7 +28,10 @@ def schema() -> Any:
     ("make", "says"),
     [
         (lambda s: Reads("user"), "a model takes a schema, such as plan.schema, got a str"),  # type: ignore[arg-type]
-        (lambda s: Reads(s, fields=["usr"]), "'usr' is no sparse field of this plan; nearest: 'user'; it has ['user', 'words']"),
+        (
+            lambda s: Reads(s, fields=["usr"]),
+            "'usr' is no sparse field of this plan; nearest: 'user'; it has ['user', 'words']",
+        ),
         (lambda s: Reads(s, dims={"price": 4}), "'price' is no sparse field of this plan"),
         (lambda s: Reads(s, pooling={"x": "sum"}), "'x' is no sparse field of this plan"),
         (lambda s: Reads(s, pooling="median"), "pooling of 'user' is 'median'; expected one of"),
@@ -42,7 +45,10 @@ def schema() -> Any:
         (lambda s: MLP(1, [1], dropout="a"), "dropout must be from 0 to less than 1, got 'a'"),  # type: ignore[arg-type]
         (lambda s: MLP(1, []), "must be a list of layer widths such as (128, 64), got []"),
         (lambda s: sizes("hidden", "64"), "hidden must be a list of layer widths such as (128, 64), got '64'"),
-        (lambda s: sizes("hidden", [1] * (MOST_LAYERS + 1)), f"hidden has {MOST_LAYERS + 1} layers; expected at most {MOST_LAYERS}"),
+        (
+            lambda s: sizes("hidden", [1] * (MOST_LAYERS + 1)),
+            f"has {MOST_LAYERS + 1} layers; expected at most {MOST_LAYERS}",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused(schema: Any, make: Callable[[Any], Any], says: str) -> None:
@@ -70,7 +76,9 @@ def test_a_field_is_read_the_way_its_reads_say(schema: Any) -> None:
         x.field("words")
     with pytest.raises(PlanError, match="this model does not read 'uesr'; nearest: 'user'"):
         x.field("uesr")
-    with pytest.raises(PlanError, match="field 'user' is not read as a sequence; build Reads with pooling={'user': 'none'}"):
+    with pytest.raises(
+        PlanError, match=r"field 'user' is not read as a sequence; build Reads with pooling={'user': 'none'}"
+    ):
         x.sequence("user")
     with pytest.raises(PlanError, match=r"this model reads x\.linear; build its Reads with linear=True"):
         _ = x.linear

@@ -248,28 +248,25 @@ def _tables(
     if ram is not None and not folders:
         raise PlanError(f"ram is for Sparse Tables, and {place} has none: its tables are in memory; leave it out")
     share: dict[str, Any] = {} if ram is None else {"ram": parse_bytes(ram) // folders}
-    try:
-        for k, fields in enumerate(_fields_of_tables(place / "model", state)):
-            file = place / "model" / f"table-{k}.ctrtable"
-            table: Embedder
-            given = {id(servers[name]): servers[name] for name in fields if name in servers}
-            if is_server(file):
-                if len(given) != 1:
-                    raise PlanError(
-                        f"{place} computes the vectors of {', '.join(map(repr, fields))} with a Model Server; give one, with its "
-                        f"data: cb.Run.load(…, servers={{{fields[0]!r}: cb.ModelServer(…)}})"
-                    )
-                table = given.popitem()[1]
-                table.restore(file, optimizer=False)
-            elif given:
-                raise PlanError(f"{place} has a table for {fields[0]!r}; leave it out of servers")
-            elif file.is_dir():
-                table = SparseTable.load(file, read_only=True, **share)
-            else:
-                table = MemoryTable.load(file, budget=max(BUDGET, 4 * file.stat().st_size))
-            by_field.update(dict.fromkeys(fields, table))
-    except (KeyError, TypeError):
-        raise DataError(f"{place / 'model'} is damaged: it does not describe its tables") from None
+    for k, fields in enumerate(_fields_of_tables(place / "model", state)):
+        file = place / "model" / f"table-{k}.ctrtable"
+        table: Embedder
+        given = {id(servers[name]): servers[name] for name in fields if name in servers}
+        if is_server(file):
+            if len(given) != 1:
+                raise PlanError(
+                    f"{place} computes the vectors of {', '.join(map(repr, fields))} with a Model Server; give one, with its "
+                    f"data: cb.Run.load(…, servers={{{fields[0]!r}: cb.ModelServer(…)}})"
+                )
+            table = given.popitem()[1]
+            table.restore(file, optimizer=False)
+        elif given:
+            raise PlanError(f"{place} has a table for {fields[0]!r}; leave it out of servers")
+        elif file.is_dir():
+            table = SparseTable.load(file, read_only=True, **share)
+        else:
+            table = MemoryTable.load(file, budget=max(BUDGET, 4 * file.stat().st_size))
+        by_field.update(dict.fromkeys(fields, table))
     return by_field
 
 
@@ -323,12 +320,6 @@ def server_tables(folder: str | Path) -> dict[Path, list[str]]:
     tables = _fields_of_tables(model, read_state(model))
     files = {model / f"table-{k}.ctrtable": fields for k, fields in enumerate(tables)}
     return {file: fields for file, fields in files.items() if is_server(file)}
-
-
-def trained_with(folder: Path) -> str:
-    """The fingerprint of the plan that a finished run was trained with."""
-    read_sealed(folder / "config.json", "run folder")
-    return str(read_state(folder / "model").get("fingerprint"))
 
 
 def other_plan(mine: str, theirs: str) -> str:

@@ -69,7 +69,7 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device:
     else:
         chosen = dict.fromkeys(names, embedder)
     for one in chosen.values():
-        if not isinstance(one, Embedder):
+        if isinstance(one, type) or not isinstance(one, Embedder):  # a class has the methods of its instances, too
             raise PlanError(f"a table must be an embedder, such as cb.MemoryTable(dim=16), got {one!r}")
     owner: dict[str, str] = {}
     for name in names:

@@ -1,0 +1,125 @@
+"""Schedules of the learning rate, spans of time in words, and figures that are refused: the value at every bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctrbox.errors import DataError, PlanError, TrainError
+from ctrbox.train import metrics
+from ctrbox.train.interval import auc_difference
+from ctrbox.train.metrics import Scores
+from ctrbox.train.schedule import Constant, Cosine, Decay, Warmup, factor_at
+from ctrbox.train.state import State, state_of
+from ctrbox.train.words import duration, few_groups, fixed, remarks, sized, spent
+
+LABEL, A, B = np.array([0, 1, 0, 1]), np.array([0.1, 0.9, 0.2, 0.8]), np.array([0.4, 0.6, 0.5, 0.7])
+
+
+def test_a_warm_up_and_half_a_cosine() -> None:
+    schedule = Cosine(steps=6, warmup=2, floor=0.2)
+    assert [schedule(k) for k in (0, 1, 2)] == [0.5, 1.0, 1.0]
+    assert schedule(4) == pytest.approx(0.6)
+    assert schedule(5) == pytest.approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * 0.75)))
+    assert [schedule(k) for k in (6, 7, 1000)] == pytest.approx([0.2] * 3)
+    assert Cosine(steps=1, warmup=0, floor=1)(0) == 1.0
+    assert [Warmup(4)(k) for k in (0, 3, 4)] == [0.25, 1.0, 1.0]
+    assert [Decay(0.5, every=2)(k) for k in (0, 1, 2, 4)] == [1.0, 1.0, 0.5, 0.25]
+    assert Decay(1, every=1)(7) == 1.0
+    assert Constant()(5) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Warmup(0), "steps of Warmup must be a whole number above 0, got 0"),
+        (lambda: Cosine(True), "steps of Cosine must be a whole number above 0, got True"),
+        (lambda: Decay(0.5, every=1.5), "steps of Decay must be a whole number above 0, got 1.5"),  # type: ignore[arg-type]
+        (lambda: Cosine(5, warmup=-1), "warmup of Cosine must lie between 0 and its steps, 5, got -1"),
+        (lambda: Cosine(5, warmup=5), "warmup of Cosine must lie between 0 and its steps, 5, got 5"),
+        (lambda: Cosine(5, floor=-0.1), "floor of Cosine must lie between 0 and 1, got -0.1"),
+        (lambda: Cosine(5, floor=1.1), "floor of Cosine must lie between 0 and 1, got 1.1"),
+        (lambda: Decay(0, every=1), "factor of Decay must lie above 0 and at most 1, got 0"),
+        (lambda: Decay(1.1, every=1), "factor of Decay must lie above 0 and at most 1, got 1.1"),
+        (lambda: metrics.windows(LABEL, A, count=0), "count must be 1 window or more, got 0"),
+        (lambda: metrics.windows(LABEL, A, span="0h"), "a window must be a span of time such as"),
+        (lambda: metrics.calibration_curve(LABEL, A, bins=0), "bins must be 1 or more, got 0"),
+        (lambda: Scores(0), "limit must be 1 row or more, got 0"),
+        (lambda: auc_difference(LABEL, A, B, level=0), "level must be between 0 and 1, such as 0.95, got 0"),
+        (lambda: auc_difference(LABEL, A, B, level=1), "level must be between 0 and 1, such as 0.95, got 1"),
+    ],
+)
+def test_a_setting_outside_its_range(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        make()
+    assert says in str(caught.value)
+
+
+def test_the_bounds_of_counts_are_accepted() -> None:
+    assert len(metrics.windows(LABEL, A, count=1)) == 1
+    assert len(metrics.calibration_curve(LABEL, A, bins=1)["bins"]) == 1
+    assert Scores(1).limit == 1
+
+
+@pytest.mark.parametrize("factor", [True, "1", None, math.inf, math.nan, -0.1])
+def test_a_schedule_gives_finite_numbers_from_0(factor: Any) -> None:
+    assert [factor_at(lambda step: 0, 1), factor_at(lambda step: 2.5, 1)] == [0.0, 2.5]
+    with pytest.raises(TrainError, match=r"schedule gave .* at step 1,000; expected a finite number, 0 or more"):
+        factor_at(lambda step: factor, 1000)
+
+
+def test_labels_of_a_comparison_are_one_value_a_row() -> None:
+    with pytest.raises(DataError, match=r"label has shape \(4, 1\); expected one value a row"):
+        auc_difference(LABEL[:, None], A, B)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (59.94, "59.9 s"),
+        (60, "1 min 0 s"),
+        (61.6, "1 min 2 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 0 min"),
+        (3661, "1 h 1 min"),
+        (90_000, "25 h 0 min"),
+    ],
+)
+def test_durations_in_words(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_short_durations_sizes_and_fixed_numbers() -> None:
+    assert [spent(s) for s in (0.0125, 1, 9.994, 10)] == ["12.5 ms", "1.00 s", "9.99 s", "10.0 s"]
+    assert [sized(n) for n in (1023, 1024, 2**20, 2**30, 2**40)] == [
+        "1023 bytes",
+        "1.0 KiB",
+        "1.0 MiB",
+        "1.0 GiB",
+        "1.0 TiB",
+    ]
+    assert [fixed(v) for v in (None, 0.5, 999_999.0, 1e6)] == ["–", "0.5000", "999999.0000", "1e+06"]
+
+
+def test_remarks_say_which_class_is_missing() -> None:
+    assert remarks({"rows": 5.0, "clicks": 5.0}) == ["all 5 rows are clicks, so AUC, GAUC and RIG are undefined"]
+    assert remarks({"rows": 5.0, "clicks": 0.0}) == ["all 5 rows are non-clicks, so AUC, GAUC and RIG are undefined"]
+    assert remarks({"rows": 5.0, "clicks": 2.0}) == remarks({}) == remarks({"share": 1.0}) == []
+    assert "from a sample of the groups, 0.5 of them" in remarks({"share": 0.5})[0]
+    assert few_groups(0.5, 1).startswith("GAUC is over 1 group with")
+    assert few_groups(0.5, 2).startswith("GAUC is over 2 groups with")
+    assert few_groups(0.5, 10**6) == few_groups(math.nan, 1) == few_groups(None, 1) == few_groups(0.5, 0) == ""
+
+
+@pytest.mark.parametrize("kept", [None, [], {}, {"step": 1}])
+def test_a_state_that_is_none_of_a_training(kept: Any) -> None:
+    from dataclasses import asdict
+
+    assert state_of(asdict(State())) == State()
+    with pytest.raises(TypeError, match="its state is not that of a training"):
+        state_of(kept)
