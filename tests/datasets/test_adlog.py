@@ -13,7 +13,7 @@ import pytest
 
 from ctrbox.datasets import AdLog, adlog
 from ctrbox.datasets import text as text_module
-from ctrbox.datasets.synthetic import ADS, BASIC, IMPRESSIONS, TRUTH, USERS
+from ctrbox.datasets.synthetic import ADS, BASIC, IMPRESSIONS, TRUTH, USERS, _Score
 from ctrbox.datasets.words import COUNTRIES, TOPICS, vocabulary
 from ctrbox.datasets.world import power_law
 from ctrbox.errors import CtrboxError, DataError, WriteError
@@ -290,3 +290,15 @@ def test_every_spelling_folds_back_to_its_word() -> None:
     count = len(known.words)
     for number, spelling in enumerate(known.surface[: 6 * count]):
         assert spelling.strip().lower() == known.words[number % count]
+
+
+def test_the_best_auc_counts_a_tie_as_half_a_pair_in_order() -> None:
+    def total(p: list[float], clicked: list[bool]) -> dict[str, float]:
+        return _Score.total([_Score.of(np.array(p), np.array(clicked))])
+
+    found = total([0.1, 0.9, 0.9], [False, True, False])
+    assert found["best_auc"] == 0.75
+    assert found["base_rate"] == pytest.approx(1 / 3)
+    assert found["logloss"] == pytest.approx(-(2 * np.log(0.9) + np.log(0.1)) / 3)
+    assert total([0.3] * 4, [True, False, False, True])["best_auc"] == 0.5
+    assert total([0.2, 0.4], [True, True])["best_auc"] == 0.5

@@ -83,6 +83,16 @@ def test_features_are_as_wide_as_their_names_and_do_not_overlap() -> None:
         assert all(right < left for (_, right), (left, _) in pairwise(sorted(row)))
 
 
+def test_the_lane_of_the_log_holds_its_features_where_curves_lead_to_them() -> None:
+    for count, inside in ((3, True), (500, False)):
+        root = ElementTree.fromstring(picture(wide(count).graph, "cpu"))
+        (lane,) = [box for box in root.iter(f"{SVG}rect") if box.get("fill") == "#fbfcfd"]
+        bottom = float(lane.attrib["y"]) + float(lane.attrib["height"])
+        chips = [float(t.attrib["y"]) for t in root.iter(f"{SVG}text") if t.get("class") == "chip"]
+        assert len(chips) >= count
+        assert all((y < bottom) == inside for y in chips)
+
+
 def test_names_that_xml_could_choke_on_are_escaped(tmp_path: Path) -> None:
     log = cb.View(pa.table({"a<b>&\"'": ["x"], "c]]>": [1]}), name="<log> & \x01")
     features = cb.FeatureSet(

@@ -234,6 +234,21 @@ def test_a_diverging_table_names_field_and_key(plan: cb.Plan) -> None:
         cb.Trainer(model, cb.MemoryTable(4, optimizer=cb.SGD(lr=1e25), init=1.0)).fit(plan, **FAST)
 
 
+@pytest.mark.parametrize(
+    ("size", "told"), [(1e6, "the loss is nan"), (1e6 + 1, "key 3 of field 'user' has grown to 1e")]
+)
+def test_a_key_is_blamed_only_beyond_the_limit(
+    plan: cb.Plan, monkeypatch: pytest.MonkeyPatch, size: float, told: str
+) -> None:
+    class Broken(Small):
+        def forward(self, x: Any) -> torch.Tensor:
+            return super().forward(x) * math.nan
+
+    monkeypatch.setattr(Learner, "_largest", lambda *given: (size, "user", 3))
+    with pytest.raises(TrainError, match=told):
+        cb.Trainer(Broken(plan.schema), cb.MemoryTable(4)).fit(plan, **FAST)
+
+
 def test_a_table_over_its_budget_says_so(plan: cb.Plan) -> None:
     with pytest.raises(BudgetError, match="budget of 4,096 bytes"):
         cb.Trainer(Small(plan.schema), cb.MemoryTable(4, budget=4096)).fit(plan, **FAST)
