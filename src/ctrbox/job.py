@@ -158,8 +158,6 @@ def batches(plan: Any, job: Path, rows: int, limit: int | None = None) -> Iterat
         try:
             yield from plan.batches(rows, limit=limit)
         except OSError as error:
-            if isinstance(error, CtrboxError):
-                raise
             raise Mistake(f"cannot read: {error}") from error
 
 

@@ -222,6 +222,9 @@ def test_overwrite_asks_what_becomes_of_a_sparse_table_and_from_goes_on_from_a_r
     ):
         with pytest.raises(Mistake, match=words):
             call(train, job, **options)
+    job.write_text(job.read_text() + "settings = {'warm_up': 'continue'}\n")
+    with pytest.raises(Mistake, match=r"^`settings` in days\.py has 'warm_up', which --from also decides; leave one"):
+        call(train, job, earlier=Path("runs/days"))
 
 
 def test_callbacks_of_a_job_are_called(here: Path, call: Call) -> None:

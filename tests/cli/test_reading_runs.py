@@ -257,6 +257,8 @@ def own() -> dict[str, object]:
 
 def test_a_run_of_a_model_of_ours_becomes_a_served_folder_without_a_job(home: Path) -> None:
     shutil.rmtree("plain", ignore_errors=True)
+    with pytest.raises(Mistake, match="list the log columns that are sent once per request: --context user_id,query"):
+        ctrbox("publish", "create", "plain", "--model", "runs/plain")
     ctrbox("publish", "create", "plain", "--model", "runs/plain", "--context", "user")
     served = open_served(ModelFolder.open("plain"))
     scores, _ = served.score(served.reader.from_json(orjson.dumps({"context": {"user": 3}, "candidates": [{}]})))

@@ -14,9 +14,11 @@ before a size is read; sizes are held against the result's before anything is un
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,17 +187,21 @@ def _regions(old: Directory, new: Directory) -> list[tuple[int, int, int]]:
 
 def _bytes(path: Path_) -> Octets:
     _size(path)
-    try:
+    with _reading(path):
         return np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _size(path: Path_) -> int:
-    try:
+    with _reading(path):
         if not Path(path).is_file() and Path(path).exists():
             raise SourceError(f"cannot read {path}: it is no regular file")
         return Path(path).stat().st_size
+
+
+@contextlib.contextmanager
+def _reading(path: Path_) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
 
