@@ -14,6 +14,7 @@ void bind_program(nb::module_& m);
 void bind_batch(nb::module_& m);
 void bind_lookup(nb::module_& m);
 void bind_embed(nb::module_& m);
+void bind_tower(nb::module_& m);
 void bind_sparse(nb::module_& m);
 void bind_ffm(nb::module_& m);
 void bind_attention(nb::module_& m);

@@ -14,6 +14,7 @@ NB_MODULE(_native, m) {
   bind_batch(m);                 // what training gets
   bind_lookup(m);                // unique keys, pooling, gradients
   bind_embed(m);                 // tables of trainable rows
+  bind_tower(m);                 // a step of the usual click models
   bind_sparse(m);                // such a table on an SSD
   bind_ffm(m);                   // the online engine, its examples and files
   bind_attention(m);             // over the history of a request

@@ -1,0 +1,174 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "core/lookup.h"
+#include "core/tower/dropout.h"
+#include "core/tower/step.h"
+
+using namespace cb;
+
+namespace {
+
+using Flat = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Flat2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Out = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Out2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Moments = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Columns = std::vector<std::tuple<size_t, int, bool>>;  // field, kind of pooling, whether it is wide
+
+void expect(bool fits, const char* what) {
+  if (!fits) throw nb::value_error(what);
+}
+
+// Weights and their gradients are arrays that the caller keeps: a model's parameters, which this reads in place.
+struct Tower {
+  size_t dim = 0, dense = 0;
+  bool linear = false, pairs = false;
+  Columns columns;
+  std::optional<Out> first, first_gradient;
+  std::optional<Out2> pair_weights, pair_gradient;
+  Out bias, bias_gradient;
+  std::optional<Moments> seen, mean, spread;
+  struct Layer {
+    Out2 weight, weight_gradient;
+    std::optional<Out> bias, bias_gradient;
+    float drop;
+  };
+  std::vector<Layer> layers;
+
+  void add_layer(Out2 weight, Out2 weight_gradient, std::optional<Out> b, std::optional<Out> b_gradient, float drop) {
+    expect(weight.shape(0) == weight_gradient.shape(0) && weight.shape(1) == weight_gradient.shape(1),
+           "a layer's gradient has the shape of its weights");
+    expect(!b || (b_gradient && b->size() == weight.shape(1) && b_gradient->size() == b->size()),
+           "a layer's bias has one number an output, and a gradient");
+    expect(drop >= 0.0f && drop < 1.0f, "dropout is from 0 to less than 1");
+    layers.push_back({weight, weight_gradient, b, b_gradient, drop});
+  }
+
+  TowerStep step(const Lookup& lookup, const Flat2& rows, const Flat2& logs, const Out& logits) const {
+    TowerStep s;
+    s.lookup = &lookup;
+    std::vector<bool> seen_field(lookup.fields());
+    for (auto [field, kind, wide] : columns) {
+      expect(field < lookup.fields() && !seen_field[field], "each field is read once, and must exist");
+      expect(kind >= 0 && kind <= 2, "a kind of pooling is 0 (sum), 1 (mean) or 2 (max)");
+      seen_field[field] = true;
+      s.columns.push_back({field, static_cast<Pool>(kind)});
+      s.wide.push_back(wide);
+    }
+    s.dim = dim;
+    s.linear = linear;
+    expect(rows.shape(0) == lookup.keys.size() && rows.shape(1) == dim + linear,
+           "rows are one a key, linear + dim floats each");
+    expect(logs.shape(0) == lookup.rows && logs.shape(1) == dense, "dense columns do not fit the batch");
+    expect(logits.size() == lookup.rows, "logits are one a row");
+    s.rows = rows.data();
+    s.dense = dense;
+    s.logs = logs.data();
+    if (dense) s.moments = {seen->data(), mean->data(), spread->data()};
+    s.first = first ? first->data() : nullptr;
+    s.has_pairs = pairs;
+    s.pairs = pair_weights ? pair_weights->data() : nullptr;
+    s.bias = bias.data();
+    s.logits = logits.data();
+    for (const Layer& l : layers)
+      s.layers.push_back({l.weight.shape(0), l.weight.shape(1), l.weight.data(), l.bias ? l.bias->data() : nullptr,
+                          l.weight_gradient.data(), l.bias_gradient ? l.bias_gradient->data() : nullptr, l.drop, 0});
+    return s;
+  }
+};
+
+double learn(const Tower& t, const Lookup& lookup, Flat2 rows, Flat2 logs, Flat label, std::optional<Flat> weight,
+             const std::vector<uint64_t>& seeds, Out logits, Out2 gradient, size_t threads) {
+  TowerStep s = t.step(lookup, rows, logs, logits);
+  expect(label.size() == lookup.rows && (!weight || weight->size() == lookup.rows), "labels and weights are one a row");
+  expect(gradient.shape(0) == rows.shape(0) && gradient.shape(1) == rows.shape(1), "gradients have the shape of rows");
+  expect(seeds.size() == s.layers.size(), "seeds are one a layer");
+  s.label = label.data();
+  s.weight = weight ? weight->data() : nullptr;
+  s.first_gradient = t.first_gradient ? t.first_gradient->data() : nullptr;
+  s.pairs_gradient = t.pair_gradient ? t.pair_gradient->data() : nullptr;
+  s.bias_gradient = t.bias_gradient.data();
+  s.row_gradient = gradient.data();
+  for (size_t l = 0; l < seeds.size(); ++l) s.layers[l].seed = seeds[l];
+  nb::gil_scoped_release release;
+  return s.run(threads);
+}
+
+void score(const Tower& t, const Lookup& lookup, Flat2 rows, Flat2 logs, Out logits, size_t threads) {
+  TowerStep s = t.step(lookup, rows, logs, logits);
+  nb::gil_scoped_release release;
+  s.run(threads);
+}
+
+}  // namespace
+
+void bind_tower(nb::module_& m) {
+  nb::class_<Tower>(m, "Tower", "The weights of a usual click model, in place, and its steps.")
+      .def(
+          "__init__",
+          [](Tower* t, size_t dim, bool linear, const Columns& columns, size_t dense, std::optional<Moments> seen,
+             std::optional<Moments> mean, std::optional<Moments> spread, Out bias, Out bias_gradient) {
+            expect(bias.size() == 1 && bias_gradient.size() == 1, "the bias is one number");
+            expect(!dense || (seen && mean && spread && seen->size() == 1 && mean->size() == dense &&
+                              spread->size() == dense),
+                   "moments are one a dense column");
+            new (t)
+                Tower{dim, dense, linear, false, columns, {}, {}, {}, {}, bias, bias_gradient, seen, mean, spread, {}};
+          },
+          nb::arg("dim"), nb::arg("linear"), nb::arg("columns"), nb::arg("dense"), nb::arg("seen").none(),
+          nb::arg("mean").none(), nb::arg("spread").none(), nb::arg("bias"), nb::arg("bias_gradient"))
+      .def(
+          "set_first",
+          [](Tower& t, Out weight, Out gradient) {
+            expect(weight.size() == t.dense && gradient.size() == t.dense,
+                   "first-order weights are one a dense column");
+            t.first = weight;
+            t.first_gradient = gradient;
+          },
+          nb::arg("weight"), nb::arg("gradient"))
+      .def(
+          "set_pairs",
+          [](Tower& t, Out2 weight, Out2 gradient) {
+            expect(weight.shape(0) == t.dense && weight.shape(1) == t.dim && gradient.shape(0) == t.dense &&
+                       gradient.shape(1) == t.dim,
+                   "pair weights are (dense columns, dim)");
+            t.pairs = true;
+            t.pair_weights = weight;
+            t.pair_gradient = gradient;
+          },
+          nb::arg("weight"), nb::arg("gradient"))
+      .def("add_layer", &Tower::add_layer, nb::arg("weight"), nb::arg("weight_gradient"), nb::arg("bias").none(),
+           nb::arg("bias_gradient").none(), nb::arg("drop"))
+      .def("learn", &learn, nb::arg("lookup"), nb::arg("rows"), nb::arg("logs"), nb::arg("label"),
+           nb::arg("weight").none(), nb::arg("seeds"), nb::arg("logits"), nb::arg("gradient"), nb::arg("threads"),
+           "Gradients of the mean loss, which is returned; the moments of dense columns are brought up to date.")
+      .def("score", &score, nb::arg("lookup"), nb::arg("rows"), nb::arg("logs"), nb::arg("logits"), nb::arg("threads"));
+  m.def("tower_instructions", &tower_instructions);
+  m.def(
+      "dropout_mask",
+      [](uint64_t seed, size_t rows, size_t columns, float drop, Out2 out) {
+        expect(out.shape(0) == rows && out.shape(1) == columns, "the mask has another shape");
+        expect(drop >= 0.0f && drop < 1.0f, "dropout is from 0 to less than 1");
+        nb::gil_scoped_release release;
+        const uint32_t threshold = dropout_threshold(drop);
+        const float scale = 1.0f / (1.0f - drop);
+        for (size_t r = 0; r < rows; ++r) {
+          const uint32_t row = dropout_row(seed, r);
+          for (size_t c = 0; c < columns; ++c)
+            out.data()[r * columns + c] = dropout_keeps(row, static_cast<uint32_t>(c), threshold) ? scale : 0.0f;
+        }
+      },
+      nb::arg("seed"), nb::arg("rows"), nb::arg("columns"), nb::arg("drop"), nb::arg("out"),
+      "What dropout multiplies the outputs of a layer with: 0, or 1 / (1 - drop).");
+}

@@ -1,0 +1,17 @@
+// Registers of eight floats. No header of the standard library may come after the pragma: its inline functions would be
+// AVX2 for all.
+#if defined(__x86_64__)
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#pragma GCC target("avx2,fma")
+#define CB_LANES tower_avx2
+#define CB_REGISTER 32
+#define CB_TALL 6
+#include "core/tower/kernels_body.h"
+
+namespace cb {
+extern const TowerKernels kAvx2Tower;
+const TowerKernels kAvx2Tower = CB_TOWER_TABLE("avx2");
+}  // namespace cb
+#endif
