@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ctrbox import _native
 from ctrbox.errors import PlanError
 from ctrbox.models.asked import one_of, sizes
 from ctrbox.models.one_row import stands_for_all
@@ -42,6 +43,28 @@ class Dice(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate = torch.sigmoid(self.norm(x))
         return x * (gate + (1 - gate) * self.alpha)
+
+
+class Dropout(nn.Dropout):
+    """Dropout whose draws depend on a seed, the row's number in its batch and the column, and on nothing else.
+
+    A training step draws one seed per layer from torch's generator. So a batch may be computed in slices, by any number of
+    threads, and gives the same bits; the native step of the usual models asks the same function. On a GPU it is torch's own.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training or not self.p:
+            return x
+        if x.device.type != "cpu" or x.ndim != 2:
+            return F.dropout(x, self.p, True)
+        mask = torch.empty(x.shape)
+        _native.dropout_mask(draw_seed(), len(x), x.shape[1], self.p, mask.numpy())
+        return x * mask.to(x.dtype)
+
+
+def draw_seed() -> int:
+    """Draw the seed of one layer's dropout in one step from torch's generator, whose state is part of a checkpoint."""
+    return int(torch.randint(0, 2**63 - 1, ()))
 
 
 def activation(kind: str, width: int) -> nn.Module:
@@ -140,7 +163,7 @@ class MLP(nn.Module):
             steps: list[nn.Module] = [Norm(width)] if batch_norm else []
             steps.append(_activation(activation, width))
             if dropout:
-                steps.append(nn.Dropout(dropout))
+                steps.append(Dropout(dropout))
             self.between.append(nn.Sequential(*steps))
             inputs = width
         self.layers.append(linear(inputs, last, bias=bias, last=True))

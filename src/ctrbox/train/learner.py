@@ -44,6 +44,7 @@ from ctrbox.train.look_ahead import NextUse
 from ctrbox.train.loss import check_counting, loss_of
 from ctrbox.train.sources import CPU, Embedders, Source, reads_of, sources_of
 from ctrbox.train.together import ALONE, Together
+from ctrbox.train.tower_step import TowerStep, tower_step_of
 
 LONGEST = 1024  # keys of a row that a sequence hands over, its last ones: one row of 200,000 would be 25 GB of padding
 AHEAD = 2  # steps launched on a GPU before the loss of the first is waited for: the host is never what it waits for
@@ -124,6 +125,9 @@ class Learner:
         self.common = check_common(read, common, schema.group)
         if self.common and (self.carrier is not None or any(getattr(e, "takes_shows", False) for e in self.embedders)):
             raise PlanError("common features are shared on the CPU, with tables that count no shows; leave common= out")
+        # What only torch can compute has none: other models, cluster workers, a GPU.
+        plain = device.type == "cpu" and together.of == 1 and not bf16 and not self.common
+        self.tower = tower_step_of(model, self.reads, self.sources) if plain else None
         self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not downsampled
 
     @property
@@ -236,6 +240,8 @@ class Learner:
         if not self.begun:
             self.begun = True
             self._start_from_the_click_rate(looked.batch)
+        if self.tower is not None and self.tower.usable:
+            return self._learn_natively(self.tower, looked, factor)
         before = self._hear_loss(AHEAD)
         pulled = self._pull(looked, train=True)
         self.model.train()
@@ -261,6 +267,24 @@ class Learner:
         self.last = self.last if before is None else before
         assert self.last is not None
         return self.last
+
+    def _learn_natively(self, tower: TowerStep, looked: Looked, factor: float) -> float:
+        """One step of a usual model: the same as ``_learn``, computed by native threads in slices of the batch."""
+        if not self.model.training:
+            self.model.train()
+        batch, (lookup,) = looked.batch, looked.lookups
+        assert isinstance(lookup, Lookup)
+        assert looked.logs is not None
+        rows = self.sources[0].embedder.pull(lookup.keys, create=True)
+        label = np.ascontiguousarray(batch.label, np.float32)
+        weight = None if batch.weight is None else np.ascontiguousarray(batch.weight, np.float32)
+        loss, gradient = tower.learn(lookup, rows, looked.logs, label, weight, self.threads)
+        pulled = torch.from_numpy(rows)
+        self._refuse(looked, [pulled], loss)
+        pulled.grad = torch.from_numpy(gradient)
+        self._push(looked, [pulled], factor)
+        self._step_dense(factor)
+        return loss
 
     def _step_dense(self, factor: float) -> None:
         if self.optimizer is None:
