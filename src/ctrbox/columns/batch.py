@@ -244,7 +244,7 @@ class Batch:
             ragged = self.sparse[field.name]
             columns[field.name] = ragged.to_arrow() if field.ragged else pa.array(ragged.values)
         if not columns:
-            return pa.RecordBatch.from_structas_array(pa.array([{}] * self.rows, pa.struct([])))
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * self.rows, pa.struct([])))
         return pa.RecordBatch.from_pydict(columns)
 
     @staticmethod

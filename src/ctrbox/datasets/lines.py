@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 BLOCK_BYTES = 4 << 20
 LINE_BYTES = 64 << 20  # a line longer than this is not a log line
+MOST_TOLD = 300  # characters about a bad line; its value may be as long as the line
 
 _CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "lz4": "lz4"}
 
@@ -128,14 +129,15 @@ class TextLog:
             if problem is None:
                 kept.append(line)
             elif self._on_error == "raise":
-                raise DataError(f"{block.path} line {number}: {problem}") from cause
+                told = problem if len(problem) <= MOST_TOLD else problem[: MOST_TOLD - 1] + "…"
+                raise DataError(f"{block.path} line {number}: {told}") from cause
             else:
                 self.skipped += 1
         try:
             yield self._format.parse(b"\n".join(kept) + b"\n" if kept else b"")
         except (Unparsed, pa.ArrowInvalid) as error:
             # No line alone is at fault: name the block rather than guess.
-            last = block.line + block.data.count(b"\n")
+            last = block.line + block.data.removesuffix(b"\n").count(b"\n")
             raise DataError(f"{block.path} lines {block.line} to {last}: {error}") from error
 
 

@@ -180,7 +180,9 @@ def _columns(path: Path, table: pa.Table, schema: pa.Schema) -> pa.Table:
     try:
         return table.select(schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as error:
-        raise DataError(f"{path}: {str(error).splitlines()[0]}; expected {', '.join(map(str, schema))}") from None
+        raise DataError(
+            f"{path}: {str(error).splitlines()[0]}; expected {', '.join(f'{f.name}: {f.type}' for f in schema)}"
+        ) from None
 
 
 def _once(folder: Path, table: pa.Table, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ NONFINITE = ("refuse", "skip")
 USUAL = Adagrad(lr=0.05)  # the optimizer of a new table, unless one is given
 
 
-class Table:
+class Table(ABC):
     """Settings of a table, checked; pushes; counters, admission and expiry. ``_calling`` turns failures into words."""
 
     optimizer: Optimizer
@@ -64,19 +65,22 @@ class Table:
         self._factor = 1.0
 
     @property
+    @abstractmethod
     def _changing(self) -> _native.MemoryTable | _native.SparseTable:
         """The native table, of which rows may be changed."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _reading(self) -> _native.MemoryTable | _native.SparseTable:
-        raise NotImplementedError
+        """The native table, of which rows may be read."""
 
+    @abstractmethod
     def __len__(self) -> int:
-        raise NotImplementedError
+        """Return the number of rows."""
 
+    @abstractmethod
     def _calling(self, keys: int = 0) -> contextlib.AbstractContextManager[None]:
-        raise NotImplementedError
+        """Turn the errors of a native call on ``keys`` keys into errors that name this table."""
 
     @property
     def dim(self) -> int:
@@ -131,13 +135,13 @@ class Table:
         self.optimizer, self.linear, self._told = vector, weight, True
         self._change_optimizers(same)
 
+    @abstractmethod
     def clear(self) -> None:
         """Remove all rows; keep the shape, optimizers and seed. Saved copies, for example in run folders, are not affected."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _change_optimizers(self, same_kinds: bool) -> None:
         """Bring ``optimizer`` and ``linear`` to the native table; without ``same_kinds`` the table is empty."""
-        raise NotImplementedError
 
     def _take_optimizers(self, found: tuple) -> None:
         """Use the optimizers of a saved table, where this one was given none of its own."""

@@ -112,11 +112,9 @@ def key_node(plan: Any) -> Node:
     if kind not in ("i", "s"):
         met = name_of(kind) if kind else str(type_)
         raise PlanError(f"key {name!r} of view {log.name!r} is {met}; materialize needs an int or a str id")
-    for node in plan.graph.typed.nodes.order:
-        if node.op == "column" and node.frame == 0 and node.name == name and node.param("source") == 0:
-            found: Node = node
-            return found
-    raise AssertionError("every column of a source is a node")
+    columns = (node for node in plan.graph.typed.nodes.order if node.op == "column" and node.frame == 0)
+    found: Node = next(node for node in columns if node.name == name and node.param("source") == 0)
+    return found
 
 
 def file_schema(key: Node, outputs: list[Output], fingerprint: str) -> pa.Schema:

@@ -69,7 +69,9 @@ class Store:
         """Run `action`; on a remote store try I/O errors again, then raise a `SourceError` naming `what`."""
         pauses = RETRY_PAUSES_S if self.remote else ()
         began = time.monotonic()
-        for tries, pause in enumerate((*pauses, None), start=1):
+        tries = 0
+        while True:
+            tries += 1
             try:
                 return action()
             except FileNotFoundError as error:
@@ -79,11 +81,10 @@ class Store:
                 ) from error
             except (OSError, RuntimeError) as error:  # the HDFS client raises RuntimeError
                 spent = time.monotonic() - began
-                if pause is None or spent + pause > RETRY_TOTAL_S:
+                if tries > len(pauses) or spent + pauses[tries - 1] > RETRY_TOTAL_S:
                     tried = f" ({tries} tries in {spent:.1f} s)" if self.remote else ""
                     raise SourceError(f"{what} cannot be read{tried}: {first_line(error)}") from error
-            time.sleep(pause)
-        raise AssertionError("unreachable")
+            time.sleep(pauses[tries - 1])
 
 
 @dataclass(frozen=True)

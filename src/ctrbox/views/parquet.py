@@ -144,9 +144,9 @@ class Parquet:
                 fragment = ds.ParquetFileFormat().make_fragment(raw, partition_expression=promise)
                 left = fragment.subset(filter=prune, schema=schema)
                 return {group.id for group in left.row_groups}
-        except (pa.ArrowException, TypeError, NotImplementedError, ValueError) as error:
-            if isinstance(error, OSError):
-                raise SourceError(f"{file.shown} cannot be read: {first_line(error)}") from error
+        except OSError as error:
+            raise SourceError(f"{file.shown} cannot be read: {first_line(error)}") from error
+        except (pa.ArrowException, TypeError, NotImplementedError, ValueError):
             return None  # An expression that cannot be asked of this file's statistics prunes nothing.
 
 
