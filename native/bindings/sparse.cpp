@@ -43,7 +43,7 @@ void bind_sparse(nb::module_& m) {
       .def(
           "__init__",
           [](SparseTable* self, const std::string& folder, const Shape& shape, size_t ram, size_t threads,
-             const std::string& policy, size_t segment_bytes, bool read_only) {
+             const std::string& policy, size_t segment_bytes, double compaction_bytes_per_s, bool read_only) {
             const TableShape s = shape_of(shape);
             with_file(folder, [&] {
               SparseOptions options;
@@ -51,13 +51,14 @@ void bind_sparse(nb::module_& m) {
               options.threads = threads;
               options.policy = policy;
               options.segment_bytes = segment_bytes;
+              options.compaction_bytes_per_s = compaction_bytes_per_s;
               options.read_only = read_only;
               new (self) SparseTable(folder, s, options);
               return 0;
             });
           },
           nb::arg("folder"), nb::arg("shape"), nb::arg("ram"), nb::arg("threads"), nb::arg("policy"),
-          nb::arg("segment_bytes"), nb::arg("read_only"))
+          nb::arg("segment_bytes"), nb::arg("compaction_bytes_per_s"), nb::arg("read_only"))
       .def_static(
           "saved_shape",
           [](const std::string& folder) -> Shape {
@@ -100,9 +101,24 @@ void bind_sparse(nb::module_& m) {
           },
           nb::arg("folder"), nb::sig("def runs_by_segment(folder: str) -> dict[int, list[bytes]]"))
       .def_static(
-          "least_ram",
-          [](const Shape& shape, const std::string& policy) { return SparseTable::least_ram(shape_of(shape), policy); },
-          nb::arg("shape"), nb::arg("policy"))
+          "ram_bounds",
+          [](const Shape& shape, const std::string& policy) {
+            return std::pair(least_memory(shape_of(shape), policy), most_memory(shape_of(shape), policy));
+          },
+          nb::arg("shape"), nb::arg("policy"), "The least and the most bytes that a table can use.")
+      .def_static(
+          "plan_memory",
+          [](const Shape& shape, const std::string& policy, size_t ram) {
+            const MemoryPlan plan = plan_memory(shape_of(shape), policy, ram);
+            return std::map<std::string, uint64_t>{{"rows", plan.rows},
+                                                   {"shards", kShards},
+                                                   {"rows_a_shard", plan.places},
+                                                   {"place_bits", plan.place_bits},
+                                                   {"tag_bits", plan.tag_bits},
+                                                   {"row_bytes", plan.row_bytes},
+                                                   {"index_bytes", plan.index_bytes}};
+          },
+          nb::arg("shape"), nb::arg("policy"), nb::arg("ram"), "How a table would divide its memory; takes none.")
       .def(
           "prefetch",
           [](SparseTable& t, Keys keys, std::optional<Distances> next_use) {
@@ -172,6 +188,15 @@ void bind_sparse(nb::module_& m) {
           },
           nb::arg("shard"), nb::arg("since"), "Keys, versions and rows of a shard, in the order of their mixes.")
       .def("stats", &SparseTable::stats)
+      .def_prop_ro("last_compaction_error", &SparseTable::last_compaction_error,
+                   "Text of the last error of the background compaction; empty where there was none.")
+      .def(
+          "take_compaction_errors",
+          [](SparseTable& t) {
+            const CompactionErrors::News news = t.take_compaction_errors();
+            return std::pair(news.count, news.last);
+          },
+          "How often the background compaction failed since the last call, and the text of the last error.")
       .def_prop_ro("floats", [](const SparseTable& t) { return t.shape().floats(); })
       .def_prop_ro("version", &SparseTable::number)
       .def_prop_ro("size", &SparseTable::size)

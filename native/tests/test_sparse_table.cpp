@@ -275,10 +275,35 @@ void narrowed() {
   }
 }
 
+// Slots with 24, 27 and 32 bits for the place: every key is found, whatever is left of its mix beside the place. The
+// memory of the largest is reserved, and a few pages of it are taken.
+void wide_places() {
+  for (const uint32_t most : {1'000u, 100'000'000u, kMostPlaces}) {
+    const LazyBlock slots(slots_for(most) * sizeof(uint32_t), false), marks(most * sizeof(Mark), false),
+        floats(size_t{most} * sizeof(float), false);
+    Resident rows;
+    rows.begin(most, 1, reinterpret_cast<uint32_t*>(slots.data()), reinterpret_cast<Mark*>(marks.data()),
+               reinterpret_cast<float*>(floats.data()), make_policy("clock", most));
+    CHECK(place_bits(most) == (most == 1'000u ? 24u : most == kMostPlaces ? 32u : 27u));
+    std::map<int64_t, uint32_t> here;
+    // Keys of one shard whose homes lie side by side: the bits of their mixes below the shard's are nearly equal.
+    for (uint64_t k = 0; k < 300; ++k) {
+      const uint64_t mix = (k << 20) | (k * 977 % 4096);
+      const auto key = static_cast<int64_t>(k + 1);
+      here[key] = rows.insert(key, mix);
+      CHECK(rows.find(key, mix) == here[key]);
+    }
+    CHECK(rows.count() == 300 && rows.find(301, uint64_t{300} << 20) == kNowhere);
+    for (uint64_t k = 0; k < 300; ++k)
+      CHECK(rows.find(static_cast<int64_t>(k + 1), (k << 20) | (k * 977 % 4096)) == here[static_cast<int64_t>(k + 1)]);
+  }
+}
+
 }  // namespace
 
 int main() {
   equal_fences();
+  wide_places();
   narrowed();
   all_at_once();
   one_moment();

@@ -22,6 +22,10 @@ class SourceError(CtrboxError):
     """A source cannot be opened or read; the message names the file."""
 
 
+class CompactionError(SourceError):
+    """The background compaction of a Sparse Table failed; raised by the next checkpoint, which is whole all the same."""
+
+
 class WriteError(CtrboxError, OSError):
     """A file cannot be written; the message names it, and the bytes where the disk is full."""
 

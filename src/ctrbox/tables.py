@@ -35,9 +35,11 @@ def stat(folder: Folder, as_json: AsJson = False) -> None:
             "bytes_on_disk": stats["disk_bytes"],
             "of_which_in_runs": stats["live_bytes"],  # the others are of runs that are no more
             "index_bytes": stats["index_bytes"],
+            "compaction_errors": stats["compaction_errors"],  # since the last compact() that succeeded
         }
+        last_error = table.last_compaction_error
     if as_json:
-        say_json(**facts)
+        say_json(**facts, last_compaction_error=last_error)
         return
     wide = max(len(name) for name in facts) + 2
     shown = {name: _shown(value) for name, value in facts.items()}
@@ -47,6 +49,11 @@ def stat(folder: Folder, as_json: AsJson = False) -> None:
     if facts["rows_on_disk"] > facts["keys"]:
         tell(
             f"{facts['rows_on_disk'] - facts['keys']:,} rows on disk are replaced by newer ones; they go as runs are merged"
+        )
+    if facts["compaction_errors"]:
+        tell(
+            f"the background compaction failed {facts['compaction_errors']:,} times, the last time with: {last_error}; "
+            f"`ctrbox table compact {shlex.quote(str(folder))}` tries again, and says what is wrong"
         )
     hint(f"ctrbox table verify {shlex.quote(str(folder))}")
 

@@ -116,7 +116,7 @@ class SparseTableMachine(RuleBasedStateMachine):
 
     def bytes(self, ram: float) -> int:
         shape = shape_of(self.row, self.settings["linear"], self.settings["optimizer"], 0.05, 9, self.life)
-        return int(ram * _native.SparseTable.least_ram(shape, self.policy))
+        return int(ram * _native.SparseTable.ram_bounds(shape, self.policy)[0])
 
     def commit(self) -> None:
         """The twin and the files as they are at a checkpoint."""

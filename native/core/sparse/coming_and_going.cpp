@@ -10,12 +10,12 @@ namespace cb {
 // Rows for those keys without one that this push admits.
 void SparseTable::admit(Held& held, const float* gradients, const Shown& shown, bool some_bad) {
   std::array<std::vector<uint32_t>, kShards> admitted;
-  parallel_for(threads_for(held.keys.size()), kShards, [&](size_t s) {
+  parallel_for(threads_for(held.size()), kShards, [&](size_t s) {
     std::unordered_set<int64_t> mine;  // a key given twice is admitted once, and has a row from then on
     for (size_t k = held.bounds[s]; k < held.bounds[s + 1]; ++k) {
       const size_t at = held.at(k);
-      const int64_t key = held.keys[at];
-      if (held.places[at] != kNowhere || key == 0) continue;
+      const int64_t key = held.key(k);
+      if (held.place(k) != kNowhere || key == 0) continue;
       if (some_bad && !all_finite(gradients + at * width_, width_)) continue;
       const bool again = mine.contains(key);
       if (!again && !life_->admit(mix_of(key), shown.shows_of(at))) {
@@ -23,7 +23,7 @@ void SparseTable::admit(Held& held, const float* gradients, const Shown& shown, 
         continue;
       }
       mine.insert(key);
-      admitted[s].push_back(static_cast<uint32_t>(at));
+      admitted[s].push_back(static_cast<uint32_t>(k));
     }
   });
   std::vector<uint32_t> all;
@@ -106,7 +106,7 @@ size_t SparseTable::expire_shard(Shard& shard, const Expiry& rule) {
       disk_rows_ -= run->rows;
       index_bytes_ -= run->memory();
     }
-    shard.runs = std::make_shared<Runs>();
+    set_runs(shard, std::make_shared<Runs>());
     if (merged) add_run(shard, std::move(merged));
   }
   for (const Here& one : here) {

@@ -25,6 +25,8 @@
 #include <string>
 #include <vector>
 
+#include "core/sparse/zeroed_array.h"
+
 namespace cb {
 
 class Policy {
@@ -149,11 +151,11 @@ class Heat final : public Policy {
   }
   void remove(uint32_t row) override { heat_[row] = 0; }
   void resize(uint32_t capacity) override {
-    fit(heat_, capacity, uint8_t{0});
-    fit(due_, capacity, uint8_t{0});
+    heat_.resize(capacity);
+    due_.resize(capacity);
     period_ = std::max<uint64_t>(1, static_cast<uint64_t>(half_life_ * capacity / kSteps));
   }
-  size_t bytes() const override { return sizeof(*this) + bytes_of(heat_) + bytes_of(due_); }
+  size_t bytes() const override { return sizeof(*this) + heat_.bytes() + due_.bytes(); }
 
  private:
   static constexpr unsigned kSteps = 8;                // a power of two
@@ -225,8 +227,8 @@ class Heat final : public Policy {
   unsigned batch_ = 0;  // by kRound
   uint64_t swept_ = 0;
   bool foreseeing_ = false;
-  std::vector<uint8_t> heat_;  // 0: nobody there yet
-  std::vector<uint8_t> due_;   // 0: nobody knows; else 1 + the batch that asks again, by kRound
+  ZeroedArray<uint8_t> heat_;  // 0: nobody there yet
+  ZeroedArray<uint8_t> due_;   // 0: nobody knows; else 1 + the batch that asks again, by kRound
 };
 
 // Keys that left not long ago, as 16-bit prints in sets of eight, newest first: 2 bytes a key, an exact queue within a
@@ -237,7 +239,8 @@ class Ghosts {
     const size_t sets = (keys + kWays - 1) / kWays;
     // Prints cannot be moved to other sets. A little more or less room is not worth forgetting all.
     if (!sets_.empty() && sets <= sets_.size() + sets_.size() / 8 && sets + sets_.size() / 8 >= sets_.size()) return;
-    std::vector<Set>(sets).swap(sets_);
+    sets_ = {};
+    sets_.resize(sets);
   }
   void add(uint32_t print) {
     if (sets_.empty()) return;
@@ -255,7 +258,7 @@ class Ghosts {
     set.back() = 0;
     return true;
   }
-  size_t bytes() const { return bytes_of(sets_); }
+  size_t bytes() const { return sets_.bytes(); }
 
  private:
   static constexpr size_t kWays = 8;
@@ -263,7 +266,7 @@ class Ghosts {
   size_t set_of(uint32_t print) const { return (uint64_t{print} * sets_.size()) >> 32; }
   // Of the low bits but the last two, the set being of the high ones; 0 means an empty place.
   static uint16_t tag_of(uint32_t print) { return static_cast<uint16_t>(std::max(1u, print >> 2 & 0xffff)); }
-  std::vector<Set> sets_;
+  ZeroedArray<Set> sets_;
 };
 
 class S3Fifo final : public Policy {
@@ -323,12 +326,12 @@ class S3Fifo final : public Policy {
   }
   bool removes_at_once() const override { return false; }
   void resize(uint32_t capacity) override {
-    fit(next_, capacity, kNone);
-    fit(marks_, capacity, 0u);
+    next_.resize(capacity);
+    marks_.resize(capacity);
     small_rows_ = static_cast<uint32_t>(capacity * small_part_);
     ghosts_.resize(static_cast<size_t>(capacity * ghost_part_));
   }
-  size_t bytes() const override { return sizeof(*this) + bytes_of(next_) + bytes_of(marks_) + ghosts_.bytes(); }
+  size_t bytes() const override { return sizeof(*this) + next_.bytes() + marks_.bytes() + ghosts_.bytes(); }
 
  private:
   static constexpr uint32_t kAsks = 3;
@@ -363,8 +366,8 @@ class S3Fifo final : public Policy {
   unsigned promote_;
   uint32_t small_rows_ = 0;
   Queue small_, main_;
-  std::vector<uint32_t> next_;
-  std::vector<uint32_t> marks_;  // 30 bits of the mix, and the asks
+  ZeroedArray<uint32_t> next_;   // of a row that is in a queue
+  ZeroedArray<uint32_t> marks_;  // 30 bits of the mix, and the asks
   Ghosts ghosts_;
 };
 
@@ -388,13 +391,13 @@ class Clock final : public Policy {
     }
   }
   void remove(uint32_t row) override { state_[row] = 0; }
-  void resize(uint32_t capacity) override { fit(state_, capacity, uint8_t{0}); }
-  size_t bytes() const override { return sizeof(*this) + bytes_of(state_); }
+  void resize(uint32_t capacity) override { state_.resize(capacity); }
+  size_t bytes() const override { return sizeof(*this) + state_.bytes(); }
 
  private:
   uint8_t most_;
   uint32_t hand_ = 0;
-  std::vector<uint8_t> state_;  // 0: nobody there; else 1 + the asks left
+  ZeroedArray<uint8_t> state_;  // 0: nobody there; else 1 + the asks left
 };
 
 // Doubly linked lists of rows in arrays of 32-bit numbers; a row is in one list at most.
@@ -404,8 +407,8 @@ class Links {
     uint32_t front = kNone, back = kNone, rows = 0;
   };
   void resize(size_t rows) {
-    fit(next_, rows, kNone);
-    fit(prev_, rows, kNone);
+    next_.resize(rows);
+    prev_.resize(rows);
   }
   // Before `at`, or at the back where that is none.
   void put(List& list, uint32_t row, uint32_t at) {
@@ -423,10 +426,10 @@ class Links {
   }
   uint32_t before(uint32_t row) const { return prev_[row]; }
   uint32_t after(uint32_t row) const { return next_[row]; }
-  size_t bytes() const { return bytes_of(next_) + bytes_of(prev_); }
+  size_t bytes() const { return next_.bytes() + prev_.bytes(); }
 
  private:
-  std::vector<uint32_t> next_, prev_;
+  ZeroedArray<uint32_t> next_, prev_;  // of rows that are in a list
 };
 
 class Lru final : public Policy {
@@ -505,13 +508,12 @@ class PaperLfu final : public Policy {
   }
   void resize(uint32_t capacity) override {
     links_.resize(capacity);
-    fit(bucket_, capacity, 0u);
-    fit(asked_, capacity, uint16_t{0});
-    fit(in_lfu_, capacity, uint8_t{0});
+    bucket_.resize(capacity);
+    asked_.resize(capacity);
+    in_lfu_.resize(capacity);
   }
   size_t bytes() const override {
-    return sizeof(*this) + links_.bytes() + bytes_of(bucket_) + bytes_of(asked_) + bytes_of(in_lfu_) +
-           bytes_of(buckets_);
+    return sizeof(*this) + links_.bytes() + bucket_.bytes() + asked_.bytes() + in_lfu_.bytes() + bytes_of(buckets_);
   }
   void next_pass() override {
     for (Bucket& bucket : buckets_) {
@@ -546,9 +548,9 @@ class PaperLfu final : public Policy {
   size_t hand_ = 0;
   Links links_;
   std::vector<Bucket> buckets_;
-  std::vector<uint32_t> bucket_;
-  std::vector<uint16_t> asked_;
-  std::vector<uint8_t> in_lfu_;
+  ZeroedArray<uint32_t> bucket_;
+  ZeroedArray<uint16_t> asked_;
+  ZeroedArray<uint8_t> in_lfu_;
 };
 
 }  // namespace policy

@@ -1,6 +1,9 @@
 // The rows of a shard that lie in memory: from key to place, with pins and dirty marks.
 //
-//   slots   place + 1 in the low 24 bits, 8 bits of the key's mix above them; linear probing, no marks of what left
+//   slots   32 bits: place + 1 in as many low bits as the shard's places need, 24 at least, and bits of the key's mix
+//           above them; linear probing, no marks of what left. More places leave fewer bits of the mix (8 up to 16.7
+//           million places of a shard, 4 at 268 million, where one probe in 16 of another key's slot reads its mark
+//           in vain), so a slot has the same size in a table of any size.
 //   marks   key, version, pins, dirty, by place
 //   rows    floats, by place
 //
@@ -9,6 +12,7 @@
 // until they leave. Called under the shard's lock.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,9 +33,16 @@ struct Mark {
 static_assert(sizeof(Mark) == 16);
 
 inline constexpr uint32_t kNowhere = 0xffffffffu;
-inline constexpr uint32_t kMostPlaces = (1u << 24) - 2;
+// Of a shard: slots are numbered by 32 bits. That is 192 billion rows of all shards.
+inline constexpr uint32_t kMostPlaces = 3'000'000'000u;
+inline constexpr unsigned kMostTagBits = 8;
 
 inline size_t slots_for(size_t places) { return places + places / 3 + 8; }
+static_assert(kMostPlaces + kMostPlaces / 3u + 8u > kMostPlaces, "slots are counted by 32 bits");
+// Bits of a slot that hold a place of so many, plus one.
+inline unsigned place_bits(uint32_t places) {
+  return std::max(32 - kMostTagBits, static_cast<unsigned>(std::bit_width(places)));
+}
 
 class Resident {
  public:
@@ -41,6 +52,8 @@ class Resident {
     capacity_ = capacity;
     stride_ = stride;
     slot_count_ = slots_for(capacity);
+    place_bits_ = place_bits(capacity);
+    place_mask_ = static_cast<uint32_t>((uint64_t{1} << place_bits_) - 1);
     slots_ = slots;
     marks_ = marks;
     rows_ = rows;
@@ -50,10 +63,19 @@ class Resident {
   uint32_t find(int64_t key, uint64_t mix) const {
     const uint32_t tag = tag_of(mix);
     for (size_t at = home_of(mix); slots_[at]; at = next(at))
-      if ((slots_[at] & kTag) == tag && marks_[place_in(at)].key == key) return place_in(at);
+      if ((slots_[at] & ~place_mask_) == tag && marks_[place_in(at)].key == key) return place_in(at);
     return kNowhere;
   }
   void prefetch(uint64_t mix) const { __builtin_prefetch(slots_ + home_of(mix)); }
+  // Once its slot is there: the mark that find will compare.
+  void prefetch_mark(uint64_t mix) const {
+    const uint32_t tag = tag_of(mix);
+    for (size_t at = home_of(mix); slots_[at]; at = next(at)) {
+      if ((slots_[at] & ~place_mask_) != tag) continue;
+      __builtin_prefetch(marks_ + place_in(at), 1);
+      return;
+    }
+  }
 
   // A place for a key that is not there; there must be room. Its floats are whatever was there. `worth`: what the
   // policy said of the row when it was written to disk; 0: the key is new.
@@ -135,11 +157,12 @@ class Resident {
   std::unique_ptr<Policy> policy;
 
  private:
-  static constexpr uint32_t kTag = 0xff000000u;
-  static uint32_t tag_of(uint64_t mix) { return static_cast<uint32_t>(mix << 24); }  // its lowest 8 bits
-  size_t home_of(uint64_t mix) const { return static_cast<size_t>((mix & 0xffffffffu) * slot_count_ >> 32); }
+  // The lowest bits of the mix; the home is of the 32 bits below those of the shard, which has nothing in common with
+  // them.
+  uint32_t tag_of(uint64_t mix) const { return static_cast<uint32_t>(mix << place_bits_); }
+  size_t home_of(uint64_t mix) const { return static_cast<size_t>((mix << kShardBits >> 32) * slot_count_ >> 32); }
   size_t next(size_t at) const { return ++at == slot_count_ ? 0 : at; }
-  uint32_t place_in(size_t at) const { return (slots_[at] & ~kTag) - 1; }
+  uint32_t place_in(size_t at) const { return (slots_[at] & place_mask_) - 1; }
   void give_back(uint32_t first, uint32_t end) {
     if (first >= end) return;
     give_back_pages(marks_ + first, marks_ + end);  // zeros are the marks of free places
@@ -149,6 +172,8 @@ class Resident {
   uint32_t capacity_ = 0, fresh_ = 0, count_ = 0;
   uint32_t above_ = 0;  // rows at places that were given up
   size_t stride_ = 0, slot_count_ = 0;
+  unsigned place_bits_ = 0;
+  uint32_t place_mask_ = 0;
   uint32_t* slots_ = nullptr;
   Mark* marks_ = nullptr;
   float* rows_ = nullptr;

@@ -258,4 +258,17 @@ uint64_t Segments::disk_bytes() const {
   return sum;
 }
 
+bool Segments::is_named(uint64_t id) const {
+  std::lock_guard<std::mutex> hold(mutex_);
+  return named_.contains(id);
+}
+
+uint64_t Segments::bytes_held_by_name_alone() const {
+  std::lock_guard<std::mutex> hold(mutex_);
+  uint64_t sum = 0;
+  for (const auto& [id, segment] : named_)
+    if (segment->live.load() == 0) sum += segment->bytes();
+  return sum;
+}
+
 }  // namespace cb

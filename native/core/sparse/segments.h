@@ -109,6 +109,8 @@ class Segments {
   const std::string& folder() const { return folder_; }
 
   uint64_t disk_bytes() const;  // of all segments that are open
+  bool is_named(uint64_t id) const;
+  uint64_t bytes_held_by_name_alone() const;  // of segments in which no run lies that is in use
   std::atomic<uint64_t> written{0};
 
   std::string path_of(uint64_t id) const;

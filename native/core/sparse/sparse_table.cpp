@@ -15,17 +15,10 @@ namespace cb {
 
 namespace {
 
-constexpr size_t kFewKeys = 2048;              // below it, waking threads costs more than it gives
-constexpr size_t kMostPrefetched = 4;          // batches between prefetch and pull that stay pinned
-constexpr size_t kAhead = 8;                   // keys between asking for a slot and probing it
-constexpr double kRowShare = 1 - kLeastIndex;  // of the budget for rows, until filters need more
-constexpr size_t kLeastRun = 512;              // rows that leave at once: a write of fewer takes as long
-
-size_t place_bytes(const TableShape& shape, const std::string& policy) {
-  const uint32_t sample = 4096;
-  const size_t of_policy = (make_policy(policy, sample)->bytes() + sample - 1) / sample;
-  return shape.floats() * 4 + sizeof(Mark) + 4 + 2 + of_policy + 1;  // a slot, a third of one free, a freed place
-}
+constexpr size_t kFewKeys = 2048;      // below it, waking threads costs more than it gives
+constexpr size_t kMostPrefetched = 4;  // batches between prefetch and pull that stay pinned
+constexpr size_t kAhead = 8;           // keys between asking for a slot and probing it
+constexpr size_t kLeastRun = 512;      // rows that leave at once: a write of fewer takes as long
 
 // Shards that one thread looks through and reads: at the end of each such group its queue of the disk runs dry, so
 // there are no more of them than threads need to end together.
@@ -35,14 +28,15 @@ unsigned group_of(size_t threads) {
   return group;
 }
 
+// Asks for a row's lines, up to four; the processor goes on by itself from there.
+inline void prefetch_row(const float* row, size_t floats) {
+  constexpr size_t kLine = 64 / sizeof(float);
+  for (size_t k = 0; k < std::min(floats, 4 * kLine); k += kLine) __builtin_prefetch(row + k);
+}
+
 }  // namespace
 
 // ---- begin and end --------------------------------------------------------------------------------------------
-
-size_t SparseTable::least_ram(const TableShape& shape, const std::string& policy) {
-  return static_cast<size_t>(static_cast<double>(kShards * kLeastPlaces * place_bytes(shape, policy)) / kRowShare) +
-         (shape.life.by_count() ? shape.life.sketch_bytes * 5 / 4 : 0) + 8192;
-}
 
 SparseTable::SparseTable(std::string folder, const TableShape& shape, const SparseOptions& options)
     : folder_(std::move(folder)),
@@ -53,20 +47,25 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
       threads_(options.threads ? options.threads : usable_cores()),
       page_(shape.floats()),
       fresh_(shape),
-      place_bytes_(place_bytes(shape, options.policy)),
+      place_bytes_(bytes_a_row(shape, options.policy)),
       generation_(has_manifest(folder_) ? read_manifest(folder_).generation : 0),
       segments_(segments_folder(folder_, generation_), options.segment_bytes),
       shards_(new Shard[kShards]),
       life_(std::make_unique<LifeState>(shape.life, shape.seed)),
-      process_(::getpid()) {
+      process_(::getpid()),
+      errors_(folder_, options.read_only),
+      bandwidth_(options.compaction_bytes_per_s) {
   if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
-  const uint32_t capacity = places_within(static_cast<size_t>(static_cast<double>(options.ram) * kRowShare));
-  if (capacity < kLeastPlaces) throw TableFull("the budget holds fewer than 1,024 rows");
+  const MemoryPlan plan = plan_memory(shape, options.policy, options.ram);
+  if (plan.places < kLeastPlaces) throw TableFull("the budget holds fewer than 1,024 rows");
+  if (plan.places > kMostPlaces) throw std::invalid_argument("a table holds at most 192 billion rows in memory");
+  const uint32_t capacity = static_cast<uint32_t>(plan.places);
   places_ = places_at_start_ = uint64_t{capacity} * kShards;
   const size_t slots = slots_for(capacity);
-  slots_memory_ = HugeBlock(slots * kShards * sizeof(uint32_t));
-  marks_memory_ = HugeBlock(size_t{capacity} * kShards * sizeof(Mark));
-  rows_memory_ = HugeBlock(size_t{capacity} * kShards * row_floats_ * sizeof(float));
+  const bool huge = options.ram <= machine_bytes();
+  slots_memory_ = LazyBlock(slots * kShards * sizeof(uint32_t), huge);
+  marks_memory_ = LazyBlock(size_t{capacity} * kShards * sizeof(Mark), huge);
+  rows_memory_ = LazyBlock(size_t{capacity} * kShards * row_floats_ * sizeof(float), huge);
   for (unsigned s = 0; s < kShards; ++s)
     shards_[s].rows.begin(capacity, row_floats_, reinterpret_cast<uint32_t*>(slots_memory_.data()) + s * slots,
                           reinterpret_cast<Mark*>(marks_memory_.data()) + size_t{s} * capacity,
@@ -75,21 +74,14 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
   if (has_manifest(folder_)) open(read_manifest(folder_));
   narrow_for(index_bytes_);
   if (!options.read_only) segments_.remove_others();
-  worker_ = std::thread([this] { work(); });
+  start_compactors();
 }
 
 SparseTable::~SparseTable() {
-  if (::getpid() != process_) {  // a forked child has no such thread, and nothing to tidy
-    worker_.detach();
-    (void)work_wake_.release();  // would wait for the parent's thread
-    return;
-  }
-  {
-    std::lock_guard<std::mutex> hold(work_lock_);
-    stopping_ = true;
-  }
-  work_wake_->notify_all();
-  worker_.join();
+  if (::getpid() == process_)
+    stop_compactors();
+  else
+    forget_compactors();
 }
 
 void SparseTable::open(const Manifest& manifest) {
@@ -103,7 +95,7 @@ void SparseTable::open(const Manifest& manifest) {
       named.push_back(run->place.segment);
       runs->push_back(std::move(run));
     }
-    shards_[s].runs = std::move(runs);
+    set_runs(shards_[s], std::move(runs));
   }
   if (manifest.life) life_ = std::make_unique<LifeState>(*manifest.life);
   segments_.name(std::move(named));
@@ -118,36 +110,20 @@ size_t SparseTable::threads_for(size_t keys) const { return keys < kFewKeys ? 1 
 // ---- keys -----------------------------------------------------------------------------------------------------
 
 std::unique_ptr<SparseTable::Held> SparseTable::held_for(std::span<const int64_t> keys) const {
-  if (keys.size() >= UINT32_MAX) throw std::length_error("more than 4,294,967,294 keys in one call");
-  auto held = std::make_unique<Held>();
-  held->keys.assign(keys.begin(), keys.end());
-  held->places.assign(keys.size(), kNowhere);
-  unsigned before = 0;
-  bool grouped = true;
-  for (int64_t key : keys) {
-    const unsigned shard = shard_of(key);
-    grouped = grouped && shard >= before;
-    before = shard;
-    ++held->bounds[shard + 1];
-  }
-  for (unsigned s = 0; s < kShards; ++s) held->bounds[s + 1] += held->bounds[s];
-  if (grouped) return held;
-  held->order.resize(keys.size());
-  std::array<size_t, kShards> next{};
-  std::copy_n(held->bounds.begin(), kShards, next.begin());
-  for (size_t k = 0; k < keys.size(); ++k) held->order[next[shard_of(keys[k])]++] = static_cast<uint32_t>(k);
-  return held;
+  return std::make_unique<Held>(keys, threads_for(keys.size()));
 }
 
 void SparseTable::release(Held& held) {
-  for (unsigned s = 0; s < kShards; ++s) {
+  parallel_for(threads_for(held.size()), kShards, [&](size_t s) {
     Shard& shard = shards_[s];
+    const size_t end = held.bounds[s + 1];
     std::lock_guard<std::mutex> hold(shard.lock);
-    for (size_t k = held.bounds[s]; k < held.bounds[s + 1]; ++k) {
-      const uint32_t place = held.places[held.at(k)];
-      if (place != kNowhere) --shard.rows.mark(place).pins;
+    for (size_t k = held.bounds[s]; k < end; ++k) {
+      if (k + kAhead < end && held.place(k + kAhead) != kNowhere)
+        __builtin_prefetch(&shard.rows.mark(held.place(k + kAhead)), 1);
+      if (held.place(k) != kNowhere) --shard.rows.mark(held.place(k)).pins;
     }
-  }
+  });
 }
 
 std::unique_ptr<PageReading> SparseTable::take_reading() {
@@ -173,6 +149,7 @@ void SparseTable::fetch(unsigned first, unsigned end, const Fetch::Look& look, c
                         const Fetch::Absent& absent) {
   Fetch rows(page_, first, end, look, found, absent);
   if (!rows.needs_pages()) return;
+  reads_ = true;
   auto reading = take_reading();
   const auto count_and_give_back = [&] {
     counters_.reads += rows.reads();
@@ -191,12 +168,14 @@ void SparseTable::fetch(unsigned first, unsigned end, const Fetch::Look& look, c
 
 std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> keys, bool create, bool batch,
                                                      NextUse next_use) {
+  wait_for_compaction();
   auto held = held_for(keys);
   held->next_use = next_use;
   foreseen_ += next_use || (batch && foreseen_ > 0);
   try {
+    // Where the load before found all rows in memory, so will this one: every shard is a task of its own then.
     const size_t threads = threads_for(keys.size());
-    const unsigned group = group_of(threads);
+    const unsigned group = reads_.exchange(false) ? group_of(threads) : 1;
     parallel_for(threads, kShards / group, [&](size_t t) {
       load_shards(static_cast<unsigned>(t) * group, static_cast<unsigned>(t + 1) * group, *held, create);
     });
@@ -212,6 +191,18 @@ std::unique_ptr<SparseTable::Held> SparseTable::load(std::span<const int64_t> ke
 void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool create) {
   const uint8_t* next_use = held.next_use ? held.next_use->data() : nullptr;
   const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
+  // Added to the table's counters once: threads that all add to one number for each row wait for each other.
+  struct Tally {
+    SparseTable& table;
+    uint64_t asked = 0, hits = 0, misses = 0, fresh = 0;
+    ~Tally() {
+      table.counters_.asked += asked;
+      table.counters_.hits += hits;
+      table.counters_.misses += misses;
+      table.counters_.fresh += fresh;
+      table.count_ += fresh;
+    }
+  } tally{*this};
   const auto look = [&](unsigned s, std::vector<Fetch::Key>& missing) -> std::shared_ptr<const Runs> {
     const size_t begin = held.bounds[s], stop = held.bounds[s + 1];
     if (begin == stop) return nullptr;
@@ -224,21 +215,21 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
     const size_t before = missing.size();
     uint64_t asked = 0;
     for (size_t k = begin; k < stop; ++k) {
-      if (k + kAhead < stop) rows.prefetch(mix_of(held.keys[held.at(k + kAhead)]));
-      const size_t at = held.at(k);
-      const int64_t key = held.keys[at];
+      if (k + 2 * kAhead < stop) rows.prefetch(mix_of(held.key(k + 2 * kAhead)));
+      if (k + kAhead < stop) rows.prefetch_mark(mix_of(held.key(k + kAhead)));
+      const int64_t key = held.key(k);
       if (key == 0) continue;
       ++asked;
       const uint64_t mix = mix_of(key);
       const uint32_t place = rows.find(key, mix);
       if (place == kNowhere) {
-        missing.push_back({key, mix, static_cast<uint32_t>(at)});
+        missing.push_back({key, mix, static_cast<uint32_t>(k)});
         continue;
       }
       rows.policy->hit(place);
-      if (next_use) rows.policy->due(place, next_use[at]);
+      if (next_use) rows.policy->due(place, next_use[held.at(k)]);
       ++rows.mark(place).pins;
-      held.places[at] = place;
+      held.place(k) = place;
     }
     const size_t missed = missing.size() - before;
     size_t need = missed;
@@ -249,8 +240,8 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
       need = static_cast<size_t>(std::unique(mixes.begin(), mixes.end()) - mixes.begin());
     }
     make_room(shard, need);
-    counters_.asked += asked;
-    counters_.hits += asked - missed;
+    tally.asked += asked;
+    tally.hits += asked - missed;
     return shard.runs;
   };
   const auto put = [&](const Fetch::Key& key, uint32_t stamp, const float* row) {
@@ -263,18 +254,17 @@ void SparseTable::load_shards(unsigned first, unsigned end, Held& held, bool cre
       if (row) {
         std::memcpy(shard.rows.row(place), row, row_floats_ * sizeof(float));
         mark.version = version_of(stamp);
-        ++counters_.misses;
+        ++tally.misses;
       } else {
         fresh_.row(key.key, shard.rows.row(place), life_->clock.load(std::memory_order_relaxed));
         mark.version = stamp;
         mark.dirty = 1;
-        ++count_;
-        ++counters_.fresh;
+        ++tally.fresh;
       }
     }
-    if (next_use) shard.rows.policy->due(place, next_use[key.place]);
+    if (next_use) shard.rows.policy->due(place, next_use[held.at(key.place)]);
     ++shard.rows.mark(place).pins;
-    held.places[key.place] = place;
+    held.place(key.place) = place;
   };
   fetch(first, end, look, put, [&](const Fetch::Key& key) {
     if (create) put(key, version, nullptr);
@@ -373,7 +363,7 @@ std::unique_ptr<SparseTable::Held> SparseTable::load_now(std::span<const int64_t
 std::unique_ptr<SparseTable::Held> SparseTable::take_prefetched(std::span<const int64_t> keys) {
   std::lock_guard<std::mutex> hold(prefetched_lock_);
   for (auto it = prefetched_.begin(); it != prefetched_.end(); ++it) {
-    if ((*it)->keys.size() != keys.size() || !std::equal(keys.begin(), keys.end(), (*it)->keys.begin())) continue;
+    if (!(*it)->same(keys, threads_for(keys.size()))) continue;
     auto found = std::move(*it);
     prefetched_.erase(it);
     return found;
@@ -397,37 +387,36 @@ void SparseTable::pull(std::span<const int64_t> keys, float* out, bool create) {
 
 // Rows of a prefetched batch that came to be since then.
 void SparseTable::find_again(Held& held) {
-  std::vector<uint32_t> at;
-  for (size_t k = 0; k < held.keys.size(); ++k)
-    if (held.places[k] == kNowhere && held.keys[k] != 0) at.push_back(static_cast<uint32_t>(k));
-  hold_too(held, at, false);
+  std::vector<uint32_t> which;
+  for (size_t k = 0; k < held.size(); ++k)
+    if (held.place(k) == kNowhere && held.key(k) != 0) which.push_back(static_cast<uint32_t>(k));
+  hold_too(held, which, false);
 }
 
-// Load more of a batch's keys, into it.
-void SparseTable::hold_too(Held& held, const std::vector<uint32_t>& at, bool create) {
-  if (at.empty()) return;
+// Load more of a batch's keys, into it; `which` of its grouped keys, in rising order.
+void SparseTable::hold_too(Held& held, const std::vector<uint32_t>& which, bool create) {
+  if (which.empty()) return;
   std::vector<int64_t> keys;
-  keys.reserve(at.size());
-  for (uint32_t k : at) keys.push_back(held.keys[k]);
+  keys.reserve(which.size());
+  for (uint32_t k : which) keys.push_back(held.key(k));
   const auto more = load_now(keys, create, false);  // its pins are the batch's from here on
-  for (size_t k = 0; k < at.size(); ++k) held.places[at[k]] = more->places[k];
+  for (size_t k = 0; k < which.size(); ++k) held.place(which[more->at(k)]) = more->place(k);
 }
 
 // The first `floats` of every row.
 void SparseTable::gather(const Held& held, float* out, size_t floats) const {
-  parallel_for(threads_for(held.keys.size()), kShards, [&](size_t s) {
+  parallel_for(threads_for(held.size()), kShards, [&](size_t s) {
     const Shard& shard = shards_[s];
     std::lock_guard<std::mutex> hold(shard.lock);
     const size_t end = held.bounds[s + 1];
     for (size_t k = held.bounds[s]; k < end; ++k) {
-      if (k + kAhead < end && held.places[held.at(k + kAhead)] != kNowhere)
-        __builtin_prefetch(shard.rows.row(held.places[held.at(k + kAhead)]));
-      const size_t at = held.at(k);
-      float* to = out + at * floats;
-      if (held.places[at] != kNowhere)
-        std::memcpy(to, shard.rows.row(held.places[at]), floats * sizeof(float));
-      else if (held.keys[at] != 0)
-        fresh_.values(held.keys[at], to);  // not admitted yet
+      if (k + kAhead < end && held.place(k + kAhead) != kNowhere)
+        prefetch_row(shard.rows.row(held.place(k + kAhead)), floats);
+      float* to = out + held.at(k) * floats;
+      if (held.place(k) != kNowhere)
+        std::memcpy(to, shard.rows.row(held.place(k)), floats * sizeof(float));
+      else if (held.key(k) != 0)
+        fresh_.values(held.key(k), to);  // not admitted yet
       else
         std::fill_n(to, floats, 0.0f);
     }
@@ -444,9 +433,12 @@ void SparseTable::look(std::span<const int64_t> keys, float* out, size_t first, 
     if (held->bounds[s] == held->bounds[s + 1]) return nullptr;
     Shard& shard = shards_[s];
     std::lock_guard<std::mutex> hold(shard.lock);
-    for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
+    const size_t end = held->bounds[s + 1];
+    for (size_t k = held->bounds[s]; k < end; ++k) {
+      if (k + 2 * kAhead < end) shard.rows.prefetch(mix_of(held->key(k + 2 * kAhead)));
+      if (k + kAhead < end) shard.rows.prefetch_mark(mix_of(held->key(k + kAhead)));
       const size_t at = held->at(k);
-      const int64_t key = keys[at];
+      const int64_t key = held->key(k);
       const uint64_t mix = mix_of(key);
       const uint32_t place = key == 0 ? kNowhere : shard.rows.find(key, mix);
       if (key == 0)
@@ -477,9 +469,7 @@ int64_t SparseTable::push(std::span<const int64_t> keys, const float* gradients,
   std::lock_guard<std::mutex> hold(calls_);
   const int64_t bad = first_not_finite(keys, gradients, width_, threads_for(keys.size()));
   if (bad >= 0 && !skip) return bad;
-  const bool same =
-      last_ && last_->keys.size() == keys.size() && std::equal(keys.begin(), keys.end(), last_->keys.begin());
-  if (!same) {
+  if (!last_ || !last_->same(keys, threads_for(keys.size()))) {
     if (last_) release(*last_);
     last_.reset();
     last_ = load_now(keys, shape_.life.admits_all());
@@ -495,24 +485,27 @@ int64_t SparseTable::push(std::span<const int64_t> keys, const float* gradients,
     Shard& shard = shards_[s];
     std::lock_guard<std::mutex> hold_shard(shard.lock);
     const size_t end = held.bounds[s + 1];
+    uint64_t skipped = 0;
     for (size_t k = held.bounds[s]; k < end; ++k) {
-      if (k + kAhead < end && held.places[held.at(k + kAhead)] != kNowhere) {
-        __builtin_prefetch(shard.rows.row(held.places[held.at(k + kAhead)]));
-        __builtin_prefetch(&shard.rows.mark(held.places[held.at(k + kAhead)]));
+      if (k + kAhead < end && held.place(k + kAhead) != kNowhere) {
+        prefetch_row(shard.rows.row(held.place(k + kAhead)), row_floats_);
+        __builtin_prefetch(&shard.rows.mark(held.place(k + kAhead)), 1);
+        prefetch_row(gradients + held.at(k + kAhead) * width_, width_);
       }
       const size_t at = held.at(k);
-      const uint32_t place = held.places[at];
-      const bool skipped = bad >= 0 && keys[at] != 0 && !all_finite(gradients + at * width_, width_);
-      counters_.skipped += skipped;
+      const uint32_t place = held.place(k);
+      const bool skip_it = bad >= 0 && held.key(k) != 0 && !all_finite(gradients + at * width_, width_);
+      skipped += skip_it;
       if (place == kNowhere) continue;
       Mark& mark = shard.rows.mark(place);
       --mark.pins;
-      if (skipped) continue;
+      if (skip_it) continue;
       step(shard.rows.row(place), gradients + at * width_);
       count(shard.rows.row(place), shown.shows_of(at), shown.clicks_of(at));
       mark.dirty = 1;
       mark.version = version;
     }
+    if (skipped) counters_.skipped += skipped;
   });
   last_.reset();
   return -1;

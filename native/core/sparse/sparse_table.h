@@ -7,6 +7,7 @@
 #pragma once
 #include <array>
 #include <atomic>
+#include <bitset>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -19,11 +20,15 @@
 #include <thread>
 #include <vector>
 
-#include "core/huge_pages.h"
 #include "core/memory_table.h"
 #include "core/rows.h"
+#include "core/sparse/batch_keys.h"
+#include "core/sparse/compaction_errors.h"
 #include "core/sparse/fetch.h"
+#include "core/sparse/lazy_block.h"
 #include "core/sparse/manifest.h"
+#include "core/sparse/memory_plan.h"
+#include "core/sparse/rate_limit.h"
 #include "core/sparse/resident.h"
 #include "core/sparse/run.h"
 #include "core/sparse/segments.h"
@@ -31,19 +36,14 @@
 
 namespace cb {
 
-inline constexpr uint32_t kLeastPlaces = 16;  // of a shard
-// Shares of the budget for filters and fences. A key that is new and that a filter does not know costs a read, so with
-// many rows on disk bits save more reads than rows in memory do: of 100M keys within 400 MB a fifth makes 0.176 reads a
-// key, and up to 0.35 of it 0.142.
-inline constexpr double kLeastIndex = 0.2, kMostIndex = 0.35;
-
 struct SparseOptions {
   size_t ram = size_t{2} << 30;
   size_t threads = 0;  // 0: every core this process may use
   std::string policy = "default";
   size_t segment_bytes = size_t{64} << 20;
   double filter_bits = 10;
-  bool read_only = false;  // no file is written or removed
+  double compaction_bytes_per_s = 512e6;  // that the background may write; 0: no limit
+  bool read_only = false;                 // no file is written or removed
 };
 
 struct Scanned {
@@ -93,7 +93,9 @@ class SparseTable {
   size_t memory() const;
   uint64_t number() const { return durable_.load(); }  // of the last checkpoint that is on the disk
   std::map<std::string, uint64_t> stats() const;
-  static size_t least_ram(const TableShape& shape, const std::string& policy);
+  std::string last_compaction_error() const { return errors_.last(); }
+  // Errors since the last call, which comes after a checkpoint; what failed is tried again from now on.
+  CompactionErrors::News take_compaction_errors();
 
  private:
   using Runs = Fetch::Runs;  // a new vector for every change
@@ -103,18 +105,11 @@ class SparseTable {
     size_t most_asked = 0;  // keys of one load
     std::shared_ptr<const Runs> runs = std::make_shared<Runs>();
     std::mutex compacting;
-    bool cut = false;  // a checkpoint has begun, and rows it has to hold are not written yet
+    size_t retry_at = 0;  // runs from which on a compaction that failed is tried again
+    bool cut = false;     // a checkpoint has begun, and rows it has to hold are not written yet
     std::shared_ptr<const Runs> cut_runs;
   };
-  // Keys of one call, pinned at their places; kNowhere: key 0, or not loaded yet.
-  struct Held {
-    std::vector<int64_t> keys;
-    std::vector<uint32_t> places;
-    std::vector<uint32_t> order;  // by shard; empty where the keys are grouped
-    std::array<size_t, kShards + 1> bounds{};
-    NextUse next_use;  // the caller's, while they are loaded
-    size_t at(size_t k) const { return order.empty() ? k : order[k]; }
-  };
+  using Held = BatchKeys;
 
   std::unique_ptr<Held> held_for(std::span<const int64_t> keys) const;
   std::unique_ptr<Held> load(std::span<const int64_t> keys, bool create, bool batch, NextUse next_use = {});
@@ -142,13 +137,26 @@ class SparseTable {
   RunPtr written(Shard& shard, std::vector<uint32_t>& places);  // dirty rows as a new run
   void write_cut(Shard& shard);
   void write_cuts(const Held& held);
+  size_t expire_shard(Shard& shard, const Expiry& rule);
+
+  // ---- compaction.cpp
+  Runs runs_to_merge(const Runs& runs) const;
+  void set_runs(Shard& shard, std::shared_ptr<const Runs> runs);
   void add_run(Shard& shard, RunPtr run);
   void swap_runs(Shard& shard, const Runs& old, RunPtr merged);
+  bool merge(Shard& shard, const Runs& some, bool limited);
   bool compact_some(Shard& shard, bool all);
-  void merge(Shard& shard, const Runs& some);
-  size_t expire_shard(Shard& shard, const Expiry& rule);
-  bool rewrite_sparse_segment();
+  bool rewrite_sparse_segment(bool limited);
+  void ask_for_compaction(unsigned shard);
+  bool wait_for_bandwidth(uint64_t bytes);
+  void wait_for_compaction();
   void work();
+  template <class Job>
+  bool guarded(Job job);
+  void start_compactors();
+  void stop_compactors();
+  void forget_compactors();
+
   double bits_for(const Runs& runs, const Runs& replaced, size_t rows) const;
   void open(const Manifest& manifest);
   Manifest checkpoint_to_runs(std::vector<SegmentPtr>& named);
@@ -164,7 +172,7 @@ class SparseTable {
 
   const uint64_t generation_;
   Segments segments_;
-  HugeBlock slots_memory_, marks_memory_, rows_memory_;
+  LazyBlock slots_memory_, marks_memory_, rows_memory_;
   std::unique_ptr<Shard[]> shards_;
   std::unique_ptr<LifeState> life_;
   std::atomic<uint64_t> count_{0}, number_{0}, durable_{0};
@@ -174,7 +182,8 @@ class SparseTable {
   std::atomic<uint64_t> places_{0};  // of all shards
 
   std::mutex calls_, loading_, checkpointing_;
-  uint64_t foreseen_ = 0;  // batches since the first of which next uses are known; under loading_
+  std::atomic<bool> reads_{true};  // whether the last load needed the disk
+  uint64_t foreseen_ = 0;          // batches since the first of which next uses are known; under loading_
   std::atomic<bool> cutting_{false};
   std::unique_ptr<Held> last_;
   std::mutex prefetched_lock_;
@@ -184,14 +193,25 @@ class SparseTable {
 
   struct Counters {
     std::atomic<uint64_t> asked{0}, hits{0}, fresh{0}, misses{0}, false_positives{0}, reads{0}, bytes_read{0},
-        crowded{0}, evicted{0}, skipped{0}, not_admitted{0}, expired{0}, flushes{0}, compactions{0}, compacted_bytes{0};
+        crowded{0}, evicted{0}, skipped{0}, not_admitted{0}, expired{0}, flushes{0}, compactions{0}, compacted_bytes{0},
+        compaction_wait_us{0};
   };
   Counters counters_;
 
-  std::mutex work_lock_;
-  std::unique_ptr<std::condition_variable> work_wake_ = std::make_unique<std::condition_variable>();
-  bool work_asked_ = false, stopping_ = false;
-  std::thread worker_;
+  CompactionErrors errors_;
+  RateLimit bandwidth_;
+  std::atomic<int> crowded_shards_{0};     // shards with so many runs that loads wait
+  std::atomic<bool> disk_crowded_{false};  // files have so many bytes that loads wait
+  std::mutex work_lock_;                   // of what follows; may be taken under a shard's lock, not the other way
+  std::bitset<kShards> work_asked_;        // shards whose runs should be merged
+  unsigned next_shard_ = 0;                // whose turn it is
+  bool rewrite_asked_ = false, rewriting_ = false, rewrite_failed_ = false;
+  size_t working_ = 0;  // threads at work
+  std::atomic<bool> stopping_{false};
+  std::unique_ptr<std::condition_variable> work_wake_ = std::make_unique<std::condition_variable>(),
+                                           work_done_ = std::make_unique<std::condition_variable>(),
+                                           stop_wake_ = std::make_unique<std::condition_variable>();
+  std::vector<std::thread> compactors_;
 };
 
 }  // namespace cb

@@ -1,4 +1,4 @@
-// What the Sparse Table does beside pull and push: merging runs, checkpoints, looking through everything.
+// What the Sparse Table does beside pull and push: its memory, checkpoints, looking through everything.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,11 +19,9 @@ namespace cb {
 
 namespace {
 
-constexpr size_t kTrigger = 6;            // runs of a shard, from which on some are merged
-constexpr double kMostReplication = 2.5;  // bytes of segments in use over bytes of runs
-constexpr double kIndexFill = 0.9;        // of the filters' share, before merged runs let go of what they replace
-constexpr size_t kBatches = 8;            // of the largest so far, whose rows must still fit
-constexpr uint32_t kNarrower = 64;        // a part of a shard's places that is worth giving up at once
+constexpr double kIndexFill = 0.9;  // of the filters' share, before merged runs let go of what they replace
+constexpr size_t kBatches = 8;      // of the largest so far, whose rows must still fit
+constexpr uint32_t kNarrower = 64;  // a part of a shard's places that is worth giving up at once
 
 [[noreturn]] void fail() { throw std::system_error(errno, std::generic_category()); }
 
@@ -110,160 +108,11 @@ double SparseTable::bits_for(const Runs& runs, const Runs& replaced, size_t rows
   return bits < 2 ? 0 : std::min(kMostBits, bits);
 }
 
-// Under the shard's lock.
-void SparseTable::add_run(Shard& shard, RunPtr run) {
-  disk_rows_ += run->rows;
-  index_bytes_ += run->memory();
-  auto runs = std::make_shared<Runs>();
-  runs->reserve(shard.runs->size() + 1);
-  runs->push_back(std::move(run));
-  runs->insert(runs->end(), shard.runs->begin(), shard.runs->end());
-  const bool many = runs->size() >= kTrigger;
-  shard.runs = std::move(runs);
-  if (!many) return;
-  std::lock_guard<std::mutex> hold(work_lock_);
-  work_asked_ = true;
-  work_wake_->notify_one();
-}
-
-// `old` stand side by side among the shard's runs; newer ones may have come before them.
-void SparseTable::swap_runs(Shard& shard, const Runs& old, RunPtr merged) {
-  auto runs = std::make_shared<Runs>();
-  std::lock_guard<std::mutex> hold(shard.lock);
-  for (const RunPtr& run : *shard.runs) {
-    if (run == old.front() && merged) {
-      disk_rows_ += merged->rows;
-      index_bytes_ += merged->memory();
-      runs->push_back(merged);
-    }
-    if (std::find(old.begin(), old.end(), run) == old.end()) {
-      runs->push_back(run);
-      continue;
-    }
-    disk_rows_ -= run->rows;
-    index_bytes_ -= run->memory();
-  }
-  shard.runs = std::move(runs);
-}
-
-void SparseTable::merge(Shard& shard, const Runs& some) {
-  uint64_t most = 0, read = 0;
-  for (const RunPtr& run : some) most += run->rows;
-  std::shared_ptr<const Runs> all;
-  {
-    std::lock_guard<std::mutex> hold(shard.lock);
-    all = shard.runs;
-  }
-  RunWriter writer(segments_, page_, most, bits_for(*all, some, most));
-  bool stopped = false;
-  merge_runs(
-      some, page_, &read,
-      [&] {
-        std::lock_guard<std::mutex> hold(work_lock_);
-        return stopped = stopping_;
-      },
-      [&](uint64_t mix, int64_t key, uint32_t stamp, const float* row) { writer.add(mix, key, stamp, row); });
-  counters_.bytes_read += read;
-  if (stopped) return;
-  RunPtr merged = writer.finish();
-  if (merged) counters_.compacted_bytes += merged->bytes();
-  ++counters_.compactions;
-  swap_runs(shard, some, std::move(merged));
-}
-
-// Merges runs of a shard: all of them, or from the newest on as long as the next is not larger than those before it
-// together. False: there was nothing to do.
-bool SparseTable::compact_some(Shard& shard, bool all) {
-  std::lock_guard<std::mutex> alone(shard.compacting);
-  std::shared_ptr<const Runs> runs;
-  {
-    std::lock_guard<std::mutex> hold(shard.lock);
-    runs = shard.runs;
-  }
-  if (runs->size() < (all ? 2 : kTrigger)) return false;
-  Runs some;
-  uint64_t sum = 0;
-  for (const RunPtr& run : *runs) {
-    if (!all && some.size() >= 2 && run->rows > sum) break;
-    some.push_back(run);
-    sum += run->rows;
-  }
-  if (!all && some.size() < 2) some.assign(runs->begin(), runs->begin() + 2);
-  merge(shard, some);
-  return true;
-}
-
-// Where runs in use occupy little of the files they lie in, the emptiest file's runs are written anew.
-bool SparseTable::rewrite_sparse_segment() {
-  std::map<Segment*, uint64_t> live;
-  std::map<Segment*, std::vector<std::pair<unsigned, RunPtr>>> inside;
-  uint64_t bytes = 0, used = 0;
-  for (unsigned s = 0; s < kShards; ++s) {
-    std::lock_guard<std::mutex> hold(shards_[s].lock);
-    for (const RunPtr& run : *shards_[s].runs) {
-      live[run->place.segment.get()] += run->bytes();
-      inside[run->place.segment.get()].emplace_back(s, run);
-      used += run->bytes();
-    }
-  }
-  Segment* emptiest = nullptr;
-  double least = 1.0;
-  for (const auto& [segment, alive] : live) {
-    bytes += segment->bytes();
-    const double share = static_cast<double>(alive) / static_cast<double>(std::max<uint64_t>(1, segment->bytes()));
-    if (share < least) {
-      least = share;
-      emptiest = segment;
-    }
-  }
-  if (!emptiest || static_cast<double>(bytes) <= kMostReplication * static_cast<double>(used)) return false;
-  segments_.roll();  // or its runs could be written to where they are
-  for (const auto& [s, run] : inside[emptiest]) {
-    std::lock_guard<std::mutex> alone(shards_[s].compacting);
-    {
-      std::lock_guard<std::mutex> hold(shards_[s].lock);
-      const Runs& now = *shards_[s].runs;
-      if (std::find(now.begin(), now.end(), run) == now.end()) continue;
-    }
-    merge(shards_[s], {run});
-  }
-  return true;
-}
-
-// The background thread. Where it fails (a full disk, damage) the table goes on with the runs it has; compact and
-// verify tell what is the matter.
-void SparseTable::work() {
-  std::unique_lock<std::mutex> hold(work_lock_);
-  while (!stopping_) {
-    work_wake_->wait(hold, [&] { return work_asked_ || stopping_; });
-    if (stopping_) return;
-    work_asked_ = false;
-    hold.unlock();
-    try {
-      for (unsigned s = 0; s < kShards; ++s) {
-        {
-          std::lock_guard<std::mutex> look_at(work_lock_);
-          if (stopping_) return;
-        }
-        compact_some(shards_[s], false);
-      }
-      rewrite_sparse_segment();
-    } catch (const std::exception&) {
-    }
-    hold.lock();
-  }
-}
-
-void SparseTable::compact() {
-  parallel_for(threads_, kShards, [&](size_t s) { compact_some(shards_[s], true); });
-  while (rewrite_sparse_segment()) {
-  }
-}
-
 void SparseTable::flush() {
   std::lock_guard<std::mutex> hold(calls_);
   std::lock_guard<std::mutex> hold_loads(loading_);
   let_go();
+  wait_for_compaction();
   parallel_for(threads_, kShards, [&](size_t s) {
     Shard& shard = shards_[s];
     std::lock_guard<std::mutex> hold_shard(shard.lock);

@@ -31,9 +31,9 @@ void SparseTable::write(std::span<const int64_t> keys, const float* rows, bool k
     std::lock_guard<std::mutex> hold_shard(shard.lock);
     for (size_t k = held->bounds[s]; k < held->bounds[s + 1]; ++k) {
       const size_t at = held->at(k);
-      if (held->places[at] == kNowhere) continue;
-      std::memcpy(shard.rows.row(held->places[at]), rows + at * row_floats_, row_floats_ * sizeof(float));
-      Mark& mark = shard.rows.mark(held->places[at]);
+      if (held->place(k) == kNowhere) continue;
+      std::memcpy(shard.rows.row(held->place(k)), rows + at * row_floats_, row_floats_ * sizeof(float));
+      Mark& mark = shard.rows.mark(held->place(k));
       mark.dirty = 1;
       mark.version = version;
       --mark.pins;
@@ -44,6 +44,7 @@ void SparseTable::write(std::span<const int64_t> keys, const float* rows, bool k
 void SparseTable::write_known(std::span<const int64_t> keys, const float* rows) {
   std::lock_guard<std::mutex> hold(calls_);
   std::lock_guard<std::mutex> hold_loads(loading_);
+  wait_for_compaction();
   const auto held = held_for(keys);
   write_cuts(*held);
   const uint32_t version = static_cast<uint32_t>(number_.load() + 1);
@@ -112,6 +113,8 @@ std::map<std::string, uint64_t> SparseTable::stats() const {
           {"flushes", c.flushes},
           {"compactions", c.compactions},
           {"compacted_bytes", c.compacted_bytes},
+          {"compaction_errors", errors_.count()},
+          {"compaction_wait_us", c.compaction_wait_us},
           {"runs", runs},
           {"keys", count_},
           {"resident", resident},
@@ -120,6 +123,7 @@ std::map<std::string, uint64_t> SparseTable::stats() const {
           {"dirty", dirty},
           {"live_bytes", live},
           {"disk_bytes", segments_.disk_bytes()},
+          {"held_bytes", segments_.bytes_held_by_name_alone()},
           {"disk_rows", disk_rows_},
           {"index_bytes", index_bytes_},
           {"memory", memory()},

@@ -63,7 +63,8 @@ class Spec:
         names = ("optimizer", "linear", "init", "seed", "counters", "admission", "nonfinite")
         options = {n: getattr(embedder, n) for n in names}
         if isinstance(embedder, SparseTable):
-            options |= {"policy": embedder.policy, "segment_bytes": embedder.segment_bytes}
+            of_disk = ("policy", "segment_bytes", "compaction_mb_per_s")
+            options |= {name: getattr(embedder, name) for name in of_disk}
             return Spec(
                 SparseTable, embedder.row, embedder.path, options, embedder.ram // servers, embedder.takes_shows
             )

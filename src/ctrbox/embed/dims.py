@@ -33,13 +33,24 @@ from ctrbox.embed.sparse import SparseTable
 from ctrbox.embed.sparse_folder import absolute, described, flocked, made, synced
 from ctrbox.embed.table import MOST_DIM, checked_bytes, whole
 from ctrbox.engines.aside import remove, written_aside
-from ctrbox.errors import PlanError, SourceError, nearest
+from ctrbox.errors import CompactionError, PlanError, SourceError, nearest
 from ctrbox.files.regular import read_regular
 
 HEAD = "CTRTABLES 1"
 NAMED = re.compile(r"CTRTABLES 1\n(\d{1,18}) (\d{1,4}(?: \d{1,4})*)\n([0-9a-f]{8})\n")
 MOST_DIMS = 64
-OPTIONS = ("linear", "init", "seed", "threads", "policy", "counters", "admission", "nonfinite", "segment_bytes")
+OPTIONS = (
+    "linear",
+    "init",
+    "seed",
+    "threads",
+    "policy",
+    "counters",
+    "admission",
+    "nonfinite",
+    "segment_bytes",
+    "compaction_mb_per_s",
+)
 OWN = re.compile(r"LOCK|TABLES|\.TABLES\..*|dim-\d+|\.?dim-\d+\..*|checkpoint-\d+")  # names in a folder of tables
 
 
@@ -48,7 +59,8 @@ class SparseTables:
 
     ``ram``      of all together; each part gets memory for as many rows, unless ``shares`` says how much of it by dim
     ``optimizer`` of every part; default, as for `SparseTable`: the one in the folder. A given one may have other settings
-    ``options``  of every part: linear, init, seed, threads, policy, counters, admission, nonfinite
+    ``options``  of every part: linear, init, seed, threads, policy, counters, admission, nonfinite, segment_bytes,
+                 compaction_mb_per_s
     """
 
     def __init__(
@@ -122,10 +134,12 @@ class SparseTables:
         with self._alone:
             self._check_usable()
             number = self.version + 1
-            self._save_to(self.path / f"checkpoint-{number}")
+            failed = self._save_to(self.path / f"checkpoint-{number}")
             _name(self.path, number, self.dims)
             remove(self.path / f"checkpoint-{self.version}")
             self.version = number
+            if failed is not None:
+                raise failed
             return number
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -140,8 +154,10 @@ class SparseTables:
             _check_own(place, True)
             os.close(_locked(place))  # refused where somebody has it open
         with self._alone, written_aside(place, folder=True) as aside:
-            self._save_to(aside / "checkpoint-1")
+            failed = self._save_to(aside / "checkpoint-1")
             _name(aside, 1, self.dims)
+        if failed is not None:
+            raise failed
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Each part becomes what was saved of its dim, by tables of any dims or by one; then a checkpoint."""
@@ -176,12 +192,18 @@ class SparseTables:
         if self._lock < 0:
             return
         with self._alone:
+            failed: CompactionError | None = None
             if checkpoint and os.getpid() == self._process:  # a forked child lets go, and changes nothing
-                self.checkpoint()
+                try:
+                    self.checkpoint()
+                except CompactionError as error:  # the checkpoint is written, so the tables can be closed
+                    failed = error
             for part in self._parts.values():
                 part.close(checkpoint=False)
             os.close(self._lock)
             self._lock = -1
+        if failed is not None:
+            raise failed
 
     def __enter__(self) -> Self:
         return self
@@ -201,12 +223,18 @@ class SparseTables:
         if os.getpid() != self._process:
             raise PlanError(f"the tables in {self.path} were opened by another process, before a fork")
 
-    def _save_to(self, folder: Path) -> None:
+    def _save_to(self, folder: Path) -> CompactionError | None:
+        """Save all parts; return what the background compaction of one of them met, to be raised when all is in place."""
+        failed: CompactionError | None = None
         remove(folder)  # of a checkpoint that did not end
         folder.mkdir(parents=True)
         for dim, part in self._parts.items():
-            part.save(folder / f"dim-{dim}")
+            try:
+                part.save(folder / f"dim-{dim}")
+            except CompactionError as error:
+                failed = error
         synced(folder)
+        return failed
 
     def _go_back(self) -> None:
         """Every part becomes what the last checkpoint has of it: whether it is that already, no number tells."""

@@ -109,7 +109,17 @@ def _replace(table: SparseTable, saved: list[Path], shard: int, of: int) -> None
     """In a table beside it, which is then adopted: what it holds goes once that is whole."""
     beside = table.path.with_name(f".{table.path.name}.shard")
     remove(beside)
-    names = ("optimizer", "linear", "init", "seed", "nonfinite", "policy", "segment_bytes", "ram")
+    names = (
+        "optimizer",
+        "linear",
+        "init",
+        "seed",
+        "nonfinite",
+        "policy",
+        "segment_bytes",
+        "ram",
+        "compaction_mb_per_s",
+    )
     try:
         with SparseTable(beside, table.row.dim, **{n: getattr(table, n) for n in names}) as fresh:
             fresh.open(table.row)

@@ -37,6 +37,7 @@ from ctrbox.embed.sparse_folder import (
     resident_bytes,
     saved_part,
     segments_of,
+    warn_of_memory,
 )
 from ctrbox.embed.table import (
     Table,
@@ -49,10 +50,11 @@ from ctrbox.embed.table import (
     words,
 )
 from ctrbox.engines.aside import FULL, remove, written_aside
-from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, nearest
+from ctrbox.errors import BudgetError, CompactionError, DataError, PlanError, SourceError, nearest
 
 SHARDS = 64
 SEGMENT_BYTES = 64 << 20
+COMPACTION_MB_PER_S = 512
 POLICIES = ("default", "heat", "s3fifo", "clock", "lru", "lfu")
 
 
@@ -61,7 +63,8 @@ class SparseTable(Table):
 
     ``path``       a folder of its own; made where there is none, opened at its last checkpoint where it holds a table
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
-    ``ram``        memory for rows, filters and what belongs to them; the process needs some tens of megabytes beside it
+    ``ram``        memory for rows, filters and what belongs to them, taken page by page as rows come; at most 192 billion rows
+                   (29 TB at dim 16 with Adagrad). The process needs some tens of megabytes beside it
     ``optimizer``  optimizer of the vectors; default: the optimizer of the existing table, or Adagrad(lr=0.05) for a new one. An
                    existing table accepts another learning rate or other settings of the same kind: rows and states are kept
     ``linear``     optimizer of the first-order weights; default: same as ``optimizer``
@@ -70,6 +73,8 @@ class SparseTable(Table):
     ``policy``     which rows leave memory: "default" ("heat"), "s3fifo", "clock", "lru", or "lfu", the paper's
     ``counters``   ``admission``: how rows come and go (`Counters`, `Admission`); default: every key has a row
     ``nonfinite``  gradients that are not finite: "refuse" the push, or "skip" their keys and count them
+    ``compaction_mb_per_s``  the most that compaction in the background writes, in MB (1,048,576 bytes) per second, 1 to
+                   1,000,000; default 512; None: no limit. It reads about as much. Loads wait where it cannot keep up
     ``read_only``  only pull(create=False), scan and verify; any number of processes may have it open so
     """
 
@@ -89,6 +94,7 @@ class SparseTable(Table):
         admission: Admission | None = None,
         nonfinite: str = "refuse",
         segment_bytes: int = SEGMENT_BYTES,
+        compaction_mb_per_s: int | None = COMPACTION_MB_PER_S,
         read_only: bool = False,
     ) -> None:
         self.path = absolute(path)
@@ -99,6 +105,9 @@ class SparseTable(Table):
             raise PlanError(f"policy= must be one of {', '.join(POLICIES)}, got {policy!r}{near}")
         self.policy = policy
         self.segment_bytes = whole("segment_bytes", segment_bytes, 1 << 16, 1 << 40)
+        self.compaction_mb_per_s = compaction_mb_per_s
+        if compaction_mb_per_s is not None:
+            self.compaction_mb_per_s = whole("compaction_mb_per_s", compaction_mb_per_s, 1, 1_000_000)
         self._native: _native.SparseTable | None = None
         self.read_only = read_only
         self._process = os.getpid()
@@ -108,6 +117,7 @@ class SparseTable(Table):
         self._lock = -1
         if dim:
             self._check_budget(self._row)  # before there is a folder
+        warn_of_memory(self.ram)
         self._lock = locked(self.path, read_only)
         self._closed = False
         try:
@@ -188,6 +198,7 @@ class SparseTable(Table):
             aside.mkdir()
             with self._calling():
                 self._changing.save(os.fspath(aside))
+        self._raise_compaction_errors(f"the table was saved to {place} and holds every row")
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Replace the contents with those that ``save`` wrote, within this table's own budget; the old rows are removed once
@@ -211,6 +222,7 @@ class SparseTable(Table):
             # From here on this is the table, whatever happens; the old segments go when it is opened.
             _native.SparseTable.adopt(os.fspath(self.path), os.fspath(source), mine + 1)
         self._native = None
+        remove(self.path / "COMPACTION_ERRORS")  # of files that are no longer the table's
         self._begin(row)
         self._row = row
 
@@ -234,7 +246,7 @@ class SparseTable(Table):
 
     def _check_whole(self, source: Path, row: Row) -> None:
         try:
-            _native.SparseTable(os.fspath(source), self._shape(row), self.ram, 1, self.policy, self.segment_bytes, True)
+            self._opened_natively(source, row, threads=1, read_only=True)
         except _native.DamagedFile as error:
             raise SourceError(
                 f"cannot restore from {source}, which is damaged: {error}; {self.path} is as it was: take another saved one"
@@ -318,9 +330,19 @@ class SparseTable(Table):
         return self._reading.floats
 
     def checkpoint(self) -> int:
-        """Make what the table holds durable; returns its version. Only what changed since the last one is written."""
+        """Make what the table holds durable; returns its version. Only what changed since the last one is written.
+
+        Raises `CompactionError` where the background compaction failed since the last checkpoint; this one is written first.
+        """
         with self._calling():
-            return int(self._changing.checkpoint())
+            number = int(self._changing.checkpoint())
+        self._raise_compaction_errors(f"checkpoint {number} was written and holds every row")
+        return number
+
+    @property
+    def last_compaction_error(self) -> str:
+        """Text of the last error of the background compaction; empty if there was none since the last ``compact()``."""
+        return self._reading.last_compaction_error
 
     @property
     def version(self) -> int:
@@ -345,6 +367,14 @@ class SparseTable(Table):
     def stats(self) -> dict[str, int]:
         """What happened since the table was opened, and what it holds now; bytes, rows or counts."""
         return {**self._reading.stats(), "rss": resident_bytes()}
+
+    def memory_plan(self) -> dict[str, int]:
+        """Return how ``ram`` is divided when the table is opened. Takes no memory: a table takes it page by page as rows come.
+
+        ``rows`` that fit in memory in all, ``rows_a_shard``, ``shards``, ``row_bytes``, ``index_bytes`` for filters, and the bits
+        of a slot of the hash index: ``place_bits`` for the place of a row, ``tag_bits`` for a part of its key.
+        """
+        return dict(_native.SparseTable.plan_memory(self._shape(self._row), self.policy, self.ram))
 
     def export(self, since: int = 0) -> tuple[Keys, Floats, Floats]:
         """Keys ascending, their rows (n, width) and states (n, states); ``since``: only what changed after that version.
@@ -372,13 +402,19 @@ class SparseTable(Table):
             return
         mine = os.getpid() == self._process  # a forked child lets go of what its parent has, and changes nothing
         holds = len(self) or self.version or self._life != NO_LIFE  # a clock and counts are something too
+        failed = None
         if mine and checkpoint and self._native is not None and not self.read_only and holds:
-            self.checkpoint()
+            try:
+                self.checkpoint()
+            except CompactionError as error:  # the checkpoint is written, so the table can be closed
+                failed = error
         with self._idle:
             self._closed = True
             self._idle.wait_for(lambda: self._under_way == 0 or not mine)
         self._native = None
         self._unlock()
+        if failed is not None:
+            raise failed
 
     def __enter__(self) -> Self:
         return self
@@ -404,6 +440,7 @@ class SparseTable(Table):
         _ = self._changing
         self._native = None  # its thread and its files end before others begin
         remove(self.path / "MANIFEST")
+        remove(self.path / "COMPACTION_ERRORS")
         remove(segments_of(self.path, 0))
         self._begin(self._row)
 
@@ -454,7 +491,12 @@ class SparseTable(Table):
         return self._reading
 
     def _check_budget(self, row: Row) -> None:
-        least = _native.SparseTable.least_ram(self._shape(row), self.policy)
+        least, most = _native.SparseTable.ram_bounds(self._shape(row), self.policy)
+        if self.ram > most:
+            raise BudgetError(
+                f"ram={self.ram:,} bytes holds more rows of {words(row)} than a table can address, which is 192 billion; "
+                f"expected at most {most:,} bytes"
+            )
         if self.ram < least:
             raise BudgetError(
                 f"ram={self.ram:,} bytes holds fewer than 1,024 rows of {words(row)}"
@@ -471,19 +513,29 @@ class SparseTable(Table):
                 for other in self.path.iterdir():  # of before a restore, or of one that did not end
                     if other != there and SEGMENTS.fullmatch(other.name):
                         remove(other)
-            self._native = _native.SparseTable(
-                os.fspath(self.path),
-                self._shape(row),
-                self.ram,
-                self.threads or 0,
-                self.policy,
-                self.segment_bytes,
-                self.read_only,
+            self._native = self._opened_natively(self.path, row, self.threads or 0, self.read_only)
+
+    def _opened_natively(self, folder: Path, row: Row, threads: int, read_only: bool) -> _native.SparseTable:
+        limit = 0.0 if self.compaction_mb_per_s is None else self.compaction_mb_per_s * float(1 << 20)
+        return _native.SparseTable(
+            os.fspath(folder), self._shape(row), self.ram, threads, self.policy, self.segment_bytes, limit, read_only
+        )
+
+    def _raise_compaction_errors(self, safe: str) -> None:
+        """Raise what the background compaction met since the last call; ``safe`` says what is whole nevertheless."""
+        count, last = self._changing.take_compaction_errors()
+        if count:
+            raise CompactionError(
+                f"the background compaction of the table in {self.path} failed {'once' if count == 1 else f'{count:,} times'} "
+                f"since the last checkpoint: {last}; {safe}. Files that are not merged take more disk and more reads: make room "
+                f"on the disk, or look for damage with `ctrbox table verify`, then call compact()"
             )
 
     def _enough_for_five(self, keys: int) -> str:
         """Memory that five batches of so many keys want, as ``ram`` may be given."""
-        least = _native.SparseTable.least_ram(self._shape(self._row), self.policy)  # 1,024 rows, and 5/4 of a sketch
+        least, _ = _native.SparseTable.ram_bounds(
+            self._shape(self._row), self.policy
+        )  # 1,024 rows, and 5/4 of a sketch
         sketch = self._life[3] * 1.25
         return f"{math.ceil((5 * keys / 1024 * (least - sketch) + sketch) / 1e6)}MB"
 

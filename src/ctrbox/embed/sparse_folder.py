@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ctrbox.embed.table import shape_from
 from ctrbox.errors import PlanError, SourceError
 
 SEGMENTS = re.compile(r"segments(-\d+)?")
-OWN = re.compile(r"LOCK|MANIFEST(\.aside)?|segments(-\d+)?|\.ahead-.*")  # names in a table's folder
+OWN = re.compile(r"LOCK|(MANIFEST|COMPACTION_ERRORS)(\.aside)?|segments(-\d+)?|\.ahead-.*")  # names in a table's folder
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
@@ -121,6 +122,17 @@ def link(source: Path, target: Path) -> None:
     except OSError:
         shutil.copyfile(source, target)
         synced(target)
+
+
+def warn_of_memory(ram: int) -> None:
+    """Warn about a budget beyond the memory of the machine, which is opened nevertheless."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if ram > machine:
+        warnings.warn(
+            f"ram={ram:,} bytes is more than the {machine:,} bytes of memory that this machine has; the table takes memory as "
+            "rows come, and the system may end the process when there is no more",
+            stacklevel=3,
+        )
 
 
 def resident_bytes() -> int:

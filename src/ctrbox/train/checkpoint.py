@@ -28,7 +28,7 @@ from ctrbox.embed.dense_optimizer import optimizer_state, restore_optimizer
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.sharded import restore_shard
 from ctrbox.engines.aside import remove, written_aside
-from ctrbox.errors import CtrboxError, DataError
+from ctrbox.errors import CompactionError, CtrboxError, DataError
 from ctrbox.files.checksum import checksums_of_own_files
 from ctrbox.files.regular import kind_of
 from ctrbox.train.sealed import read_sealed, sealed
@@ -49,7 +49,10 @@ def write_weights(
     random: bool | Mapping[str, torch.Tensor] = False,
 ) -> None:
     """Write a folder of weights at ``place``, whole or not at all. ``random``: with torch's random states as they are now, or
-    with those that ``random_states`` gave earlier."""
+    with those that ``random_states`` gave earlier.
+
+    Raises `CompactionError` when the folder is in place, if the background compaction of a table failed before."""
+    failed: CompactionError | None = None
     with written_aside(place, folder=True) as aside:
         aside.mkdir()
         # Not save_file: its errors do not say that a disk is full.
@@ -62,11 +65,16 @@ def write_weights(
         if kept:
             (aside / "optimizer.safetensors").write_bytes(save(kept))
         for k, embedder in enumerate(embedders):
-            embedder.save(aside / f"table-{k}.ctrtable")
+            try:
+                embedder.save(aside / f"table-{k}.ctrtable")
+            except CompactionError as error:  # what it saved is whole
+                failed = error
         files = {p.name: _facts(p) for p in sorted(aside.iterdir())}
         (aside / STATE).write_text(sealed({**state, "optimizer": plain, "files": files}), encoding="utf-8")
         for path in [*aside.iterdir(), *aside.glob("*.ctrtable/*.ctrtable"), aside]:
             _sync(path)
+    if failed is not None:
+        raise failed
 
 
 def random_states(model: nn.Module) -> dict[str, torch.Tensor]:
