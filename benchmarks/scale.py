@@ -28,7 +28,12 @@ from typing import Any
 from benchmarks import report
 from benchmarks.scale_plot import write_svg
 
-PARTS = {"extract": "benchmarks.scale_extract", "train": "benchmarks.scale_train", "ffm": "benchmarks.scale_ffm"}
+PARTS = {
+    "table": "benchmarks.scale_table",
+    "extract": "benchmarks.scale_extract",
+    "train": "benchmarks.scale_train",
+    "ffm": "benchmarks.scale_ffm",
+}
 
 Measures = dict[str, dict[str, Any]]
 
