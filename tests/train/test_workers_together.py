@@ -1,0 +1,120 @@
+"""Workers that learn one batch together hold the weights of one that learns it alone; real gangs, in threads of one process."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ctrbox as cb
+from ctrbox import col
+from ctrbox.train.graphed import Fed
+from ctrbox.train.learner import Learner
+from ctrbox.train.together import ALONE, Gang, listening
+from tests.train.test_second_day import log
+
+HOST = "127.0.0.1"
+
+
+def planned(sparse: bool) -> cb.Plan:
+    fields = {"user": col("user"), "ad": col("ad")} if sparse else {}
+    dense = {"bid": col("bid"), "half": col("bid") / 2 + 1}
+    features = cb.FeatureSet(label=col("clicked"), sparse=fields, dense=dense)
+    return cb.compile(cb.View(log(60), key="id"), features, threads=1)
+
+
+class Tower(nn.Module):
+    def __init__(self, schema: Any) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.reads = cb.models.inputs.Reads(schema, 2)
+        self.layer = nn.Linear(self.reads.width + self.reads.dense, 1)
+
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.layer(torch.cat([x.flat, x.dense], 1)).squeeze(1)
+
+
+def learner(plan: cb.Plan) -> Learner:
+    return Learner(Tower(plan.schema), plan.schema, cb.MemoryTable(2, init=0.1), threads=1)
+
+
+def learned(plan: cb.Plan, batches: list[Any]) -> list[tuple[Learner, tuple[int, float, list[float]]]]:
+    """Let as many workers as there are batches take one step together; None is a worker without rows."""
+    store, address = listening(HOST, len(batches))
+    made = [learner(plan) for _ in batches]  # one after the other: they draw from one random state
+
+    def worker(part: int) -> Any:
+        mine = made[part]
+        mine.together = Gang(part, len(batches), address, HOST, store if part == 0 else None)
+        batch = batches[part]
+        told = mine.learn_part(None if batch is None else mine.look(batch), 1.0, (part + 1.0,))
+        mine.together.leave()
+        with pytest.raises(RuntimeError, match="this worker has left its gang"):
+            mine.together.sums([1.0])
+        return mine, told
+
+    with ThreadPoolExecutor(len(batches)) as pool:
+        return list(pool.map(worker, range(len(batches))))
+
+
+def weights(one: Learner) -> list[np.ndarray]:
+    return [p.detach().numpy() for p in one.model.parameters()]
+
+
+def test_two_halves_of_a_batch_are_the_whole_batch() -> None:
+    plan = planned(sparse=False)
+    (batch,) = plan.batches(60)
+    rows = np.arange(60)
+    alone = learner(plan)
+    loss = alone.learn(alone.look(batch))
+    for cut in (15, 30):
+        found = learned(plan, [batch.take(rows[:cut]), batch.take(rows[cut:]), None])
+        for one, (count, mean, beside) in found:
+            assert (count, beside) == (60, [6.0])
+            assert mean == pytest.approx(loss, rel=1e-5)
+            for mine, theirs in zip(weights(one), weights(alone), strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+        assert [w.tobytes() for w in weights(found[0][0])] == [w.tobytes() for w in weights(found[1][0])]
+
+
+def test_a_worker_without_rows_waits_for_the_others_and_learns_their_weights() -> None:
+    plan = planned(sparse=True)
+    (batch,) = plan.batches(60)
+    alone = learner(plan)
+    alone.learn(alone.look(batch))
+    (busy, _), (idle, _) = learned(plan, [batch, None])
+    for mine, theirs, his in zip(weights(busy), weights(alone), weights(idle), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+        assert mine.tobytes() == his.tobytes()
+    for mine, theirs in zip(busy.embedders[0].export()[:2], alone.embedders[0].export()[:2], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+    assert len(idle.embedders[0]) == 0
+
+
+def test_a_step_without_any_rows_changes_nothing() -> None:
+    plan = planned(sparse=True)
+    mine = learner(plan)
+    mine.begun = True
+    before = [w.tobytes() for w in weights(mine)]
+    assert mine.together is ALONE
+    assert mine.learn_part(None, 1.0, (5.0,)) == (0, 0.0, [5.0])
+    assert [w.tobytes() for w in weights(mine)] == before
+
+
+def test_what_is_fed_to_a_recorded_step_is_copied() -> None:
+    ones = torch.ones(2, 3)
+    for weight in (None, torch.ones(2)):
+        fed = Fed((ones, ones), (None, ones), torch.zeros(2, 1), torch.zeros(2), weight)
+        assert len(fed.tensors) == 5 + (weight is not None)
+        made = fed.copied()
+        assert made.shapes == fed.shapes
+        assert [v.requires_grad for v in made.vectors] == [True, True]
+        assert made.weights[0] is None
+        assert made.weights[1] is not None
+        assert made.weights[1].requires_grad
+        assert (made.weight is None) == (weight is None)
+        assert not {t.data_ptr() for t in made.tensors} & {t.data_ptr() for t in fed.tensors}
