@@ -88,13 +88,32 @@ class Made:
 
 
 class InProcessRay:
-    """`get`, `wait`, `put`, `remote` and `kill` as Ray has them."""
+    """`get`, `wait`, `put`, `remote` and `kill` as Ray has them, and what a cluster tells of itself."""
 
     exceptions = exceptions
     util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
 
     def __init__(self) -> None:
         self.actors: list[Handle] = []
+        self.initialized = False
+        self.started: dict[str, Any] = {}  # what `init` was last asked for
+        self.refuses: Exception | None = None  # what `init` raises
+        self.cpus = 4
+        self._private = SimpleNamespace(worker=SimpleNamespace(_global_node=SimpleNamespace(webui_url=None)))
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def init(self, **options: Any) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.started, self.initialized = options, True
+
+    def shutdown(self) -> None:
+        self.initialized = False
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": self.cpus}
 
     def get(self, calls: Any, timeout: float | None = None) -> Any:
         if isinstance(calls, list):

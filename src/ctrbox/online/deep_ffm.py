@@ -109,7 +109,7 @@ class DeepFFM:
             given.lr_rates, given.ffm_rates, given.nn_rates = (
                 _rates(n, r, d) for n, r, d in (("lr", lr, LR), ("ffm", ffm, FFM), ("nn", nn, NN))
             )
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise PlanError(f"a setting of DeepFFM is of the wrong type or out of range: {error}") from error
         if wrong := given.wrong():
             raise PlanError(f"DeepFFM: {wrong}")
