@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,6 +246,87 @@ def test_a_table_that_needs_no_repair_says_so(capsys: pytest.CaptureFixture[str]
     assert (found.out, found.err) == ("", "nothing of params is damaged\nnext: ctrbox table verify params\n")
     tables.repair(Path("params"), Path("saved"), as_json=True)
     assert capsys.readouterr().out == '{"repaired": []}\n'
+
+
+class Tried:
+    """What a trial found."""
+
+    def __str__(self) -> str:
+        return "in words"
+
+    def to_dict(self) -> dict[str, str]:
+        return {"in": "json"}
+
+
+def test_a_trial_takes_the_settings_of_the_job_and_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    def trained(plan: Any, model: Any, wanted: Any, **options: Any) -> Tried:
+        given.append(options)
+        return Tried()
+
+    monkeypatch.setattr("ctrbox.train.trial.trial", trained)
+    model = "class Model:\n    reads = 1\n    def __call__(self): pass\nmodel = Model()\n"
+    path = job(PLAN + model + "settings = {'epochs': 2, 'batch_size': 30, 'patience': 3}")
+    learning.trial(path, ["price=col('price')"], batch_size=50)
+    assert capsys.readouterr().out == "in words\n"
+    learning.trial(path, ["price=col('price')"], as_json=True)
+    assert capsys.readouterr().out == '{"in": "json"}\n'
+    assert [(g["epochs"], g["batch_size"], "limit" in g, "patience" in g) for g in given] == [
+        (2, 50, False, False),
+        (2, 30, False, False),
+    ]
+
+
+def test_the_demos_job_finds_its_data_and_counts_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ctrbox.datasets import adlog
+    from ctrbox.demo import demo_job
+
+    monkeypatch.delenv("CTRBOX_DATA", raising=False)
+    adlog(rows=20_000, seed=1, out="data", days=1)
+    Path("job.py").write_text(demo_job())
+    found = load_job(Path("job.py"))
+    assert found.plan.rows == 20_000
+    assert found.settings["schedule"].steps == 6  # two passes over 18,000 rows in batches of 8,192
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert load_job(Path("../job.py")).plan.rows == 20_000  # beside the job
+    Path("job.py").write_text(demo_job())
+    with pytest.raises(Mistake, match=r"job\.py:\d+: .*data/users"):  # neither beside the job nor here
+        load_job(Path("job.py"))
+    monkeypatch.setenv("CTRBOX_DATA", "../data")
+    assert load_job(Path("job.py")).plan.rows == 20_000
+
+
+def test_a_server_without_its_libraries_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ctrbox.serve.server import Server
+
+    def opened(*given: Any) -> Any:
+        raise ImportError("no grpc", name="grpc")
+
+    monkeypatch.setattr(Server, "open", opened)
+    with pytest.raises(PlanError, match=r"serving needs grpcio, which is not installed: pip install 'ctrbox\[serve\]'"):
+        ctrbox("serve", "model")
+    monkeypatch.setitem(sys.modules, "ctrbox.serve.server", None)
+    with pytest.raises(Mistake, match=r"serving needs ctrbox\.serve\.server, which is not installed: pip install"):
+        ctrbox("serve", "model")
+
+
+def test_seconds_are_those_that_a_command_took(capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.perf_counter()
+    with cb.SparseTable("params", 4, ram="300kB") as table:
+        table.push(np.arange(1, 10), np.ones((9, 4), np.float32))
+    a_model()
+    for name in ("old", "new"):
+        ctrbox("publish", "pack", "model.ffm", "-o", f"{name}.fbw")
+    ctrbox("publish", "diff", "old.fbw", "new.fbw", "-o", "p")
+    for words in ("table verify params --json", "publish apply old.fbw p -o again.fbw --json"):
+        capsys.readouterr()
+        ctrbox(*words.split())
+        took = json.loads(capsys.readouterr().out)["seconds"]
+        assert 0 <= took <= time.perf_counter() - began
 
 
 class Counted:
