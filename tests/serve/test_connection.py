@@ -222,6 +222,20 @@ def test_requests_sent_ahead_wait_in_the_socket_and_are_answered_in_order(servic
     found = met(service, then=ahead)
     assert (seen, found.codes, found.reading) == ([False], [200, 200], True)
     assert found.sent.index(b"scores") < found.sent.index(b'"ok"')
+    busy: list[bool] = []
+
+    def behind(connection: Connection, transport: Kept) -> None:
+        resume = transport.resume_reading
+
+        def resumed() -> None:
+            busy.append(connection.busy)
+            resume()
+
+        transport.resume_reading = resumed  # type: ignore[method-assign]
+        connection.data_received(HEALTH + ask)
+
+    assert met(service, then=behind).codes == [200, 200]
+    assert busy == [False]  # not while the second one is under way
     last = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     found = met(service, HEALTH + last + HEALTH)
     assert (found.codes, found.closed) == ([200, 200], True)

@@ -8,11 +8,13 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
+import torch
 
 import ctrbox as cb
-from ctrbox.errors import CtrboxError, PlanError
-from ctrbox.serve.model_folder import ModelFolder
+from ctrbox.errors import CtrboxError, DataError, PlanError
+from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.served import ServedRun, open_served
+from ctrbox.serve.served_model import ServedModel
 from tests.serve.running import running
 from tests.train.worlds import checkerboard, on_disk
 
@@ -98,3 +100,29 @@ def test_a_run_is_served(folder: Path) -> None:
         expected = cb.Run.load(folder).predict([{**row, "user": 1}, {**row, "ad": 3, "user": 1}])
         assert np.abs(np.array(found.json()["scores"]) - expected).max() < 1e-6
         assert server.stop() == 0
+
+
+def test_a_published_run_that_breaks_names_the_candidate(folder: Path, tmp_path: Path) -> None:
+    run = cb.Run.load(folder)
+    create(tmp_path / "model", run.plan, run, context=["user"])
+    served = open_served(ModelFolder.open(tmp_path / "model"))
+    assert isinstance(served, ServedModel)
+    row = {"ad": 2, "tags": [], "price": 0.5, "device": "ios"}
+
+    def scores(**changed: object) -> np.ndarray:
+        body = {"context": {"user": 1}, "candidates": [row, {**row, **changed}]}
+        return served.score(served.reader.from_json(orjson.dumps(body)))[0]
+
+    def logit(of: np.ndarray) -> np.ndarray:
+        return np.log(of / (1 - of))
+
+    before, learner = scores(), served.live.learner
+    learner.shift += 1.0
+    assert np.allclose(logit(scores()) - logit(before), 1.0, atol=1e-4)
+    with pytest.raises(DataError, match="dense column 'price' of candidate 1 is inf"):
+        scores(price=1e39)
+    with torch.no_grad():
+        for parameter in learner.model.parameters():
+            parameter.fill_(float("nan"))
+    with pytest.raises(DataError, match="the model's output for candidate 0 is not finite: is a value too large"):
+        scores()
