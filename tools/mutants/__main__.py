@@ -97,7 +97,9 @@ class Trial:
         for tests in self._portions(slow):
             while tests and (failed := self._first_failure(self.tree, tests)):
                 alone = [(failed, 0.0)] if failed != "collection" else tests[:1]
-                if self._first_failure(self.tree, alone) and not self._first_failure(self.unchanged, alone):
+                if self._first_failure(self.tree, alone) and not self._first_failure(
+                    self.unchanged, alone, patience=10
+                ):
                     return failed
                 names = [name for name, _ in tests]  # it failed by chance: go on behind it
                 tests = tests[names.index(failed) + 1 :] if failed in names else []
@@ -120,12 +122,12 @@ class Trial:
                 portion, first = [], False
         yield portion
 
-    def _first_failure(self, tree: Tree, tests: list[tuple[str, float]]) -> str:
-        """The test at which pytest failed; "collection" where it came to none."""
+    def _first_failure(self, tree: Tree, tests: list[tuple[str, float]], patience: float = 1) -> str:
+        """Return the test at which pytest failed, "collection" where it came to none, or nothing where all passed."""
         names = [name for name, _ in tests]
         files = list(dict.fromkeys(name.split("::")[0] for name in names))
         longest = max([self.recorded.tests.get(name, {}).get("seconds", 20) for name in names])
-        limit = max(30.0, 6 * longest)
+        limit = patience * max(30.0, 6 * longest)
         arguments: list[object] = ["-x", "-p", "no:xdist", "--timeout", limit, *files]
         status, entries = tree.pytest(arguments, 60 + 4 * limit + 6 * sum(s for _, s in tests), chosen=names)
         if status in (0, 5):
