@@ -157,6 +157,20 @@ def test_what_two_servers_could_read_in_two_ways_is_refused_and_the_connection_c
     assert codes(server.raw(data + GET + HOST + b"\r\n")) == [400]
 
 
+def test_an_idle_client_that_sends_no_more_is_not_answered_again(server: Running, body: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+        s.sendall(post(body))
+        found = b""
+        while not found.endswith(b"}"):
+            found += s.recv(65_536)
+        s.shutdown(socket.SHUT_WR)
+        while part := s.recv(65_536):
+            found += part
+    assert codes(found) == [200]
+    assert codes(server.raw(b"")) == []
+    assert codes(server.raw(post(body)[:-1])) == [400]
+
+
 def test_one_empty_line_before_a_request_is_ignored(server: Running, body: bytes) -> None:
     get = GET + HOST + b"\r\n"
     assert codes(server.raw(b"\r\n" + get)) == [200]
