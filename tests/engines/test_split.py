@@ -167,3 +167,17 @@ def test_rows_of_other_columns_are_refused() -> None:
         split.candidates(split.context(good), good)
     with pytest.raises(PlanError, match="not in view"):
         Split(PLANS[0], ["nothing"])
+
+
+@pytest.mark.parametrize("count", [1023, 1024, 1025, 3000])
+def test_many_candidates_share_one_context(count: int) -> None:
+    plan = PLANS[0]
+    split = Split(plan, ["user", "query", "device"])
+    one = {"user": 1, "query": "red hat", "device": "ios"}
+    candidates = [{**one, "ad": k % 4, "price": 1.25, "shown": k % 2 == 0} for k in range(count)]
+    (first,) = table_of([candidates[0]]).select(split.context_schema.names).to_batches()
+    each = table_of(candidates).select(split.candidate_schema.names)
+    arrays = [column.combine_chunks() for column in each.columns]
+    part = split.context(first)
+    found = split.candidates(part, pa.RecordBatch.from_arrays(arrays, schema=split.candidate_schema))
+    same(split.joined(part, found), plan.run(table_of(candidates)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from ctrbox.plan.device import Device
 from ctrbox.plan.graph import Graph
 from ctrbox.plan.node import Node
 from ctrbox.plan.offload import SINK, _Search, offload, within
+from ctrbox.plan.sizes import ROW_BYTES, Sizes, index_bytes, records_bytes
 from tests.plan import world
 
 GPU = Device("cuda", "80GB")
@@ -241,3 +243,28 @@ def test_a_deep_plan_is_weighed_without_recursion_and_soon() -> None:
         e = e.abs().log1p()
     graph = compiled({"e": e})
     assert offload([o.node for o in graph.outputs], [], set(), Costs(graph, GPU)).moved == {}
+
+
+def test_a_joined_text_file_is_taken_to_have_rows_of_64_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "ads.csv"
+    path.write_text("ad,bid\n" + "1,0.5\n" * 300)
+
+    def held(side: Any) -> int | None:
+        ads = cb.View(side, key="ad", keep="last", name="ads").fill(bid=0.0)
+        plan = cb.compile(cb.View(pa.table({"ad": [1, 2]})).join(ads, on="ad"), cb.FeatureSet(dense={"b": col("bid")}))
+        return records_bytes(plan.graph, plan.graph.frames[1], Sizes(plan.graph))
+
+    rows = path.stat().st_size // ROW_BYTES
+    assert held(path) == index_bytes(rows) + (rows + 1) * 8
+    table = pa.table({"ad": [1, 2], "bid": [0.5, 1.0]})
+    assert held(table) == index_bytes(2) + 3 * 8
+    assert held(Endless()) is None
+
+
+class Endless:
+    """A stream of which nobody knows how many rows it has."""
+
+    streaming, name = True, "endless"
+
+    def __arrow_c_stream__(self, requested: Any = None) -> Any:
+        return pa.table({"ad": [1, 2], "bid": [0.5, 1.0]}).__arrow_c_stream__(requested)

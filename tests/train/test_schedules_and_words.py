@@ -75,6 +75,8 @@ def test_a_schedule_gives_finite_numbers_from_0(factor: Any) -> None:
 def test_labels_of_a_comparison_are_one_value_a_row() -> None:
     with pytest.raises(DataError, match=r"label has shape \(4, 1\); expected one value a row"):
         auc_difference(LABEL[:, None], A, B)
+    with pytest.raises(DataError, match=r"label has shape \(\); expected one value a row"):
+        auc_difference(1, A, B)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""Weights that are no numbers, learning rates without tables, and runs that kept too little to go on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ctrbox as cb
+from ctrbox.errors import DataError, PlanError, TrainError
+from ctrbox.publish.weights import Part
+from ctrbox.train.published import _finite, _floats, _tensor_parts
+from ctrbox.train.rows_before import set_rate
+from ctrbox.train.warm_up import _check_continues
+from tests.train.test_second_day import FAST, log, planned
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_weight_that_is_no_number_is_named_when_rows_are_scored(value: float) -> None:
+    plan = planned(log(200))
+    model = cb.models.DeepFM(plan.schema, dim=2, hidden=(3,))
+    run = cb.Trainer(model, cb.MemoryTable(2), threads=1).fit(plan, **FAST)
+    assert np.isfinite(np.concatenate(list(run.predictions(log(200))))).all()
+    with torch.no_grad():
+        list(run.model.parameters())[-1].fill_(value)
+    with pytest.raises(
+        TrainError, match=r"weight '.*' of the model is not finite; lower the learning rate, or clip=1\.0"
+    ):
+        list(run.predictions(log(200)))
+
+
+def test_a_learning_rate_needs_a_table() -> None:
+    with pytest.raises(
+        PlanError, match=r"lr= is the learning rate of embedding tables, but this model has none \(it reads nothing\)"
+    ):
+        set_rate([], 0.1)
+    others: Any = [SimpleNamespace(), SimpleNamespace()]
+    with pytest.raises(PlanError, match=r"this model has none \(it reads SimpleNamespace\); remove it"):
+        set_rate(others, 0.1)
+
+
+@pytest.mark.parametrize("state", [{"files": {"optimizer.safetensors": {}}}, {"files": {}, "dense optimizer": "Adam"}])
+def test_a_run_that_kept_no_optimizer_cannot_be_continued(state: dict[str, Any]) -> None:
+    with pytest.raises(
+        PlanError, match=r"runs/x was trained by a version that kept no optimizer state .*: warm_up='full'"
+    ):
+        _check_continues(Path("runs/x/model"), state, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_published_parts_are_finite_floats() -> None:
+    part = Part("rows", "F32", (2,), np.array([1.0, 2.0], np.float32))
+    assert _floats(part, (1, 2)).tolist() == [[1.0, 2.0]]
+    with pytest.raises(ValueError, match="part 'rows' of I64"):
+        _floats(Part("rows", "I64", (1,), np.zeros(8, np.uint8)), (1, 1))
+    with pytest.raises(DataError, match="part 'rows' holds numbers that are not finite"):
+        _finite(Part("rows", "F32", (1,), np.array([np.nan], np.float32)))
+    module = nn.Module()
+    module.register_buffer("b", torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(PlanError, match=r"weight 'b' is of torch\.complex64, which is not published"):
+        list(_tensor_parts("x.", module))
