@@ -225,6 +225,14 @@ void bind_program(nb::module_& m) {
             return lines;
           },
           "Per instruction: name, nanoseconds so far, rows warned of.")
+      .def(
+          "looked",
+          [](const Program& p) {
+            std::vector<std::tuple<uint64_t, uint64_t>> lines;
+            for (const Looked& met : p.looked()) lines.emplace_back(met.keys, met.missed);
+            return lines;
+          },
+          "Per instruction: keys that it looked up for a join, nulls left out, and those among them without a row.")
       .def("run_batch",
            [](const Program& p, nb::list list, const BatchPlan& plan, const std::vector<double>& hints) {
              std::vector<Piece> pieces = pieces_from(list);

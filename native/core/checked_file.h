@@ -30,6 +30,24 @@ struct DamagedFile : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Opens an existing regular file. A FIFO would be waited for until somebody writes into it, and a device may never end:
+// the file is opened without waiting, and anything that is no regular file is DamagedFile. O_NONBLOCK does nothing to
+// regular files.
+inline int open_regular(const std::string& path, int flags) {
+  const int file = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK);
+  const std::string other = "it is a folder, a pipe, a socket or a device; expected a regular file";
+  if (file < 0) {
+    if (errno == ENXIO) throw DamagedFile(other);  // a socket
+    throw std::system_error(errno, std::generic_category());
+  }
+  struct stat facts;
+  const int failed = ::fstat(file, &facts) != 0 ? errno : 0;
+  if (failed == 0 && S_ISREG(facts.st_mode)) return file;
+  ::close(file);
+  if (failed != 0) throw std::system_error(failed, std::generic_category());
+  throw DamagedFile(other);
+}
+
 // Whether a checksum fits. A fuzzer may take all of them for true, so that what lies behind them is tried as well, and
 // its small files must not fit into one buffer; no other build has that switch.
 #ifdef CTRBOX_FUZZ
@@ -165,15 +183,14 @@ class CheckedWriter {
 class CheckedReader {
  public:
   explicit CheckedReader(const std::string& path) {
-    file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file_ < 0) fail();
+    file_ = open_regular(path, O_RDONLY);
     struct stat facts;
     if (::fstat(file_, &facts) != 0) {
       int reason = errno;
       ::close(file_);
       throw std::system_error(reason, std::generic_category());
     }
-    left_ = S_ISREG(facts.st_mode) ? static_cast<uint64_t>(facts.st_size) : 0;
+    left_ = static_cast<uint64_t>(facts.st_size);
     size_ = left_;
     buffer_.resize(size_ < kFileBuffer ? size_ : kFileBuffer);
   }

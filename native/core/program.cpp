@@ -19,16 +19,23 @@ uint64_t now() {
 // Rows ahead of their use that the index and the records are asked for: enough to cover a miss to memory.
 constexpr uint32_t kBlock = 64;
 
-void lookup_rows(const HashIndex& index, uint32_t rows, const Column& hash, int64_t missing, int64_t* out) {
+void lookup_rows(const HashIndex& index, uint32_t rows, const Column& hash, int64_t missing, int64_t* out,
+                 Looked& looked) {
   const uint64_t* h = entries<uint64_t>(hash);
+  uint32_t keys = 0, found = 0;
   for (uint32_t from = 0; from < rows; from += kBlock) {
     uint32_t to = std::min(rows, from + kBlock);
     for (uint32_t r = from; r < to; ++r) index.prefetch(h[r]);
     for (uint32_t r = from; r < to; ++r) {
-      uint32_t row = hash.valid && !hash.valid[r] ? HashIndex::kEmpty : index.find(h[r]);
+      const bool valid = !hash.valid || hash.valid[r];
+      uint32_t row = valid ? index.find(h[r]) : HashIndex::kEmpty;
       out[r] = row == HashIndex::kEmpty ? missing : static_cast<int64_t>(row);
+      keys += valid;
+      found += row != HashIndex::kEmpty;
     }
   }
+  looked.keys += keys;
+  looked.missed += keys - found;
 }
 
 // One field of the blocks `at` (a row each, from row `from` on) into a register.
@@ -84,6 +91,7 @@ struct Program::Worker {
   Bump scratch{size_t{1} << 14};
   std::vector<uint64_t> nanos;
   std::vector<uint64_t> warnings;
+  std::vector<Looked> looked;
 };
 
 Program::Program(uint32_t chunk_rows) : chunk_rows_(std::max<uint32_t>(1, chunk_rows)) {}
@@ -246,6 +254,7 @@ void Program::finish() {
   }
   nanos_ = std::vector<std::atomic<uint64_t>>(code_.size());
   warnings_ = std::vector<std::atomic<uint64_t>>(code_.size());
+  looked_.resize(code_.size());
   finished_ = true;
 }
 
@@ -263,6 +272,7 @@ std::unique_ptr<Program::Worker> Program::take_worker() const {
   char* base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(w->memory.get()) + 63) & ~uintptr_t{63});
   w->nanos.resize(code_.size());
   w->warnings.resize(code_.size());
+  w->looked.resize(code_.size());
   for (const Register& r : registers_)
     w->columns.push_back(
         Column{base + r.data_at, r.nullable ? reinterpret_cast<uint8_t*>(base + r.valid_at) : nullptr});
@@ -338,7 +348,7 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
       }
       case Do::Lookup:
         lookup_rows(static_cast<const Index&>(*k.table).map, rows, w.columns[static_cast<size_t>(k.in[0])], k.missing,
-                    static_cast<int64_t*>(w.columns[static_cast<size_t>(k.out[0])].data));
+                    static_cast<int64_t*>(w.columns[static_cast<size_t>(k.out[0])].data), w.looked[n]);
         break;
       case Do::Gather:
         gather_rows(*k.records, k.fields, entries<int64_t>(w.columns[static_cast<size_t>(k.in[0])]), rows, k.out,
@@ -356,6 +366,11 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
   w.pool.reset();
 }
 
+std::vector<Looked> Program::looked() const {
+  std::lock_guard<std::mutex> hold(mutex_);
+  return looked_;
+}
+
 void Program::run(const std::vector<Piece>& pieces, Sink& sink) const {
   if (!finished_) throw std::logic_error("the program is not finished");
   std::unique_ptr<Worker> w = take_worker();
@@ -368,6 +383,12 @@ void Program::run(const std::vector<Piece>& pieces, Sink& sink) const {
     w->pool.reset();
     w->scratch.reset();
     std::lock_guard<std::mutex> hold(mutex_);
+    for (size_t n = 0; n < code_.size(); ++n)
+      if (code_[n].what == Do::Lookup) {
+        looked_[n].keys += w->looked[n].keys;
+        looked_[n].missed += w->looked[n].missed;
+        w->looked[n] = {};
+      }
     idle_.push_back(std::move(w));
   };
   try {

@@ -46,6 +46,11 @@ struct Sink {
   virtual void end() = 0;  // the chunk is complete
 };
 
+// What the look-ups of a join met: keys that are not null, and those among them without a row.
+struct Looked {
+  uint64_t keys = 0, missed = 0;
+};
+
 class Index : public Table {
  public:
   explicit Index(size_t expected) : map(expected) {}
@@ -84,6 +89,7 @@ class Program {
   std::string instruction_name(size_t k) const { return code_[k].name; }
   uint64_t nanos(size_t k) const { return nanos_[k].load(); }
   uint64_t warnings(size_t k) const { return warnings_[k].load(); }
+  std::vector<Looked> looked() const;  // per instruction, so far; zeros where it is no look-up
   size_t worker_bytes() const { return slot_bytes_; }
 
  private:
@@ -134,6 +140,7 @@ class Program {
   mutable std::vector<std::unique_ptr<Worker>> idle_;
   mutable std::vector<std::atomic<uint64_t>> nanos_;
   mutable std::vector<std::atomic<uint64_t>> warnings_;
+  mutable std::vector<Looked> looked_;  // behind mutex_
 };
 
 }  // namespace cb

@@ -155,8 +155,11 @@ __device__ inline bool json_store(const JsonSlice& v, char** at, List<T>* out) {
 
 // ---- records of a joined view --------------------------------------------------------------------------------------
 
-__device__ inline int64_t join_row(const void* index, bool valid, uint64_t hash, int64_t missing) {
+// Counts keys without a row at `missed`, and null keys behind it.
+__device__ inline int64_t join_row(const Slot& s, uint32_t missed, const void* index, bool valid, uint64_t hash,
+                                   int64_t missing) {
   uint32_t row = valid ? find_row(*(const IndexView*)index, hash) : 0xffffffffu;
+  if (row == 0xffffffffu) warn(s, valid ? missed : missed + 1, true);
   return row == 0xffffffffu ? missing : (int64_t)row;
 }
 

@@ -99,6 +99,24 @@ void tables_of_no_rows() {
   ::unlink(path.c_str());
 }
 
+// A pipe would be waited for, a folder and a device hold no bytes of ours: each is refused at once.
+void files_that_are_no_files() {
+  ::alarm(20);  // a program that waits for the pipe is ended
+  const std::string folder = kFolder + "/segments", segment = folder + "/0000000001.seg", table = kFolder + "/table";
+  CHECK(::mkdir(folder.c_str(), 0700) == 0 && ::mkfifo(segment.c_str(), 0600) == 0 &&
+        ::mkfifo(table.c_str(), 0600) == 0);
+  Segments segments(folder);
+  CHECK(damaged([&] { segments.open(1, 0); }));
+  for (const std::string& path : {table, kFolder, std::string("/dev/zero")}) {
+    CHECK(damaged([&] { load_rows(path); }));
+    CHECK(damaged([&] { CheckedReader reader(path); }));
+  }
+  ::unlink(segment.c_str());
+  ::unlink(table.c_str());
+  ::rmdir(folder.c_str());
+  ::alarm(0);
+}
+
 }  // namespace
 
 int main() {
@@ -106,6 +124,7 @@ int main() {
   runs_that_cannot_be();
   accumulators_below_zero();
   tables_of_no_rows();
+  files_that_are_no_files();
   ::rmdir(kFolder.c_str());
   return 0;
 }

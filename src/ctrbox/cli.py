@@ -114,8 +114,10 @@ def extract(
         typer.Option("-o", "--output", metavar="FILE", help="*.parquet, *.arrow, or - for an Arrow stream on stdout."),
     ] = None,
     count: Annotated[bool, typer.Option("--count", help="Extract, keep nothing, print the number of rows.")] = False,
-    limit: Annotated[int | None, typer.Option(min=0, metavar="ROWS", help="Stop after this many rows.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="ROWS", help="Rows of a batch.")] = 65_536,
+    limit: Annotated[
+        int | None, typer.Option(min=0, metavar="ROWS", help="Stop after this number of rows. Default: all rows.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="ROWS", help="Number of rows per batch.")] = 65_536,
     threads: Annotated[int | None, typer.Option(min=1, help="Number of worker threads. Default: all cores.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -225,10 +227,10 @@ Examples:
 """,
 )
 def datasets_adlog(
-    rows: Annotated[int, typer.Option(min=1, help="Impressions.")] = 1_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same log.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="Number of impressions.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the log; the same seed gives the same rows.")] = 0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets one folder per view.")] = Path("data"),
-    images: Annotated[int, typer.Option(min=0, help="Numbers of an image, such as 4096; 0: ads have none.")] = 0,
+    images: Annotated[int, typer.Option(min=0, help="Number of floats per ad image, such as 4096; 0: no images.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another ad log in DIR.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -281,6 +283,11 @@ def tell_stages(plan: Any, rows: int, seconds: float, where: str) -> None:
         stage_rows, stage_seconds = int(spent.get("rows", 0)), float(spent.get("seconds", 0.0))
         rate = f"{stage_rows / stage_seconds:>14,.0f} rows/s" if stage_seconds > 0 else ""
         tell(f"  {stage:<24}{stage_rows:>12,} rows {stage_seconds:>9.3f} s{rate}")
+    for join in plan.joins:
+        if join.missed:
+            tell(
+                f"  join of {join.view} on {', '.join(join.on)}: {join.share:.1%} of {join.keys:,} keys have no row in it"
+            )
     for what, times in plan.warnings.items():
         if times:
             tell(f"  warning: {what}: {times:,} rows")

@@ -54,6 +54,12 @@ def finish(done: Done, as_json: bool) -> None:
         if one["missing"]:
             named = ", ".join(one["fields"])
             tell(f"  Model Server of {named}: {one['missing_share']:.1%} of the keys have no row in {one['data']}")
+    for join in s.get("joins", []):
+        if join["missed"]:
+            share = join["missed"] / join["keys"]
+            tell(
+                f"  join of {join['view']} on {', '.join(join['on'])}: {share:.1%} of {join['keys']:,} keys have no row in it"
+            )
     for what, times in s["warnings"].items():
         if times:
             tell(f"  warning: {what}: {times:,} values lost, counted over all passes")

@@ -13,6 +13,8 @@ class CtrboxError(Exception):
 class PlanError(CtrboxError):
     """A plan cannot be built: unknown column, wrong type, a null that nobody fills."""
 
+    written_at: tuple[str, int] | None = None  # file and line of the expression that is wrong, where that is known
+
 
 class DataError(CtrboxError):
     """The rows are readable but a value breaks a promise; the message names file and row."""

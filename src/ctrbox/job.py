@@ -6,20 +6,26 @@ What goes wrong inside the file is told as file, line and message, never as our 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from ctrbox.errors import CtrboxError
-from ctrbox.terminal import Mistake, Stopped
+from ctrbox.errors import CtrboxError, PlanError
+from ctrbox.terminal import Mistake, Stopped, tell
 
 FROM_THE_COMMAND_LINE = frozenset(["out", "resume", "overwrite", "progress"])
 OF_THE_JOB = frozenset(["callbacks"])
+READ = ("plan", "model", "table", "optimizer", "settings", "bf16", "engine", "context", "callbacks", "tune")
+ALIKE = (
+    0.8  # similarity of two names, 0 to 1: `optimiser` and `tables` are at least as like, `label` and `table` are not
+)
 
 
 @dataclass(frozen=True)
@@ -90,8 +96,16 @@ def load_job(path: Path) -> Job:
         raise Mistake(f"{path} ended by itself (exit code {end.code}) before it defined `plan`") from end
     except BaseException as error:
         raise_mistake(error, path)
+    alike = misspelt(names)
     if "plan" not in names:
-        raise Mistake(f"{path} defines no `plan`; end it with: plan = cb.compile(log, features)")
+        raise Mistake(
+            f"{path} defines no `plan`; end it with: plan = cb.compile(log, features)"
+            + "".join(f". It defines `{name}`; rename it to `plan`" for name, known in alike.items() if known == "plan")
+        )
+    for name, known in alike.items():
+        tell(
+            f"ctrbox: warning: {path} defines `{name}`, which ctrbox does not read; if it is meant as `{known}`, rename it"
+        )
     plan = names["plan"]
     if not hasattr(plan, "batches"):
         raise Mistake(f"`plan` in {path} is a {type(plan).__name__}; expected what cb.compile returns")
@@ -120,6 +134,21 @@ def load_job(path: Path) -> Job:
     )
 
 
+def misspelt(names: Mapping[str, Any]) -> dict[str, str]:
+    """Return names of a job that nothing reads and that look like one that is read and is not defined, with that one.
+
+    Modules, classes and functions are left out: `models` and `tables` are often imported.
+    """
+    missing = [name for name in READ if name not in names]
+    found = {}
+    for name, value in names.items():
+        if name.startswith("_") or name in READ or isinstance(value, ModuleType | FunctionType | type):
+            continue
+        if near := difflib.get_close_matches(name.lower(), missing, n=1, cutoff=ALIKE):
+            found[name] = near[0]
+    return found
+
+
 def callbacks_of(found: Any, path: Path) -> tuple[Any, ...]:
     """The `callbacks` of a job."""
     if not isinstance(found, list | tuple):
@@ -145,6 +174,8 @@ def raise_mistake(error: BaseException, job: Path) -> NoReturn:
         where = job if _same_file(error.filename, job) else error.filename
         raise Mistake(f"{where}:{error.lineno}: {type(error).__name__}: {error.msg}") from error
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if _same_file(f.filename, job)]
+    if isinstance(error, PlanError) and error.written_at is not None and _same_file(error.written_at[0], job):
+        lines.append(error.written_at[1])  # the line of the expression, not that of compile()
     where = f"{job}:{lines[-1]}" if lines else str(job)
     told = " ".join(str(error).split())  # one line, whatever the job raised
     if isinstance(error, CtrboxError | Mistake):

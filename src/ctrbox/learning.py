@@ -196,14 +196,40 @@ TRIAL_SETTINGS = ("valid", "batch_size", "epochs", "limit", "shuffle", "negative
 def trial(
     job: JobFile,
     add: Annotated[
-        list[str], typer.Option(metavar="NAME=EXPR", help="A feature to try; given again, each is tried alone.")
+        list[str],
+        typer.Option(
+            metavar="NAME=EXPR", help="Feature to add to the job's model; may be repeated, and each is tried alone."
+        ),
     ],
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each side.")] = 3,
-    together: Annotated[bool, typer.Option("--together", help="Try all of them at once.")] = False,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the log.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, metavar="ROWS", help="Rows of a step.")] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of trainings with and without the feature, each with another seed.")
+    ] = 3,
+    together: Annotated[
+        bool, typer.Option("--together", help="Add all features at once instead of one after the other.")
+    ] = False,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of epochs. Default: the job's setting, otherwise 1.", show_default=False),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="ROWS",
+            help="Number of rows per training step. Default: as for `ctrbox train`.",
+            show_default=False,
+        ),
+    ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "--rows", min=1, help="Only the first rows of the log.")
+        int | None,
+        typer.Option(
+            "--limit",
+            "--rows",
+            min=1,
+            metavar="ROWS",
+            help="Use only the first ROWS rows of the log. Default: all rows.",
+            show_default=False,
+        ),
     ] = None,
     threads: Threads = None,
     as_json: AsJson = False,

@@ -38,8 +38,8 @@ def search(
         Path | None,
         typer.Option(metavar="FILE.YAML", help="File that lists the models to try. Default: six built-in models."),
     ] = None,
-    format: Annotated[str, typer.Option(metavar="vw|libffm", help="What kind of text.")] = "vw",
-    window: Annotated[int, typer.Option(min=2, help="Examples of a window.")] = 30_000,
+    format: Annotated[str, typer.Option(metavar="vw|libffm", help="Text format of the examples.")] = "vw",
+    window: Annotated[int, typer.Option(min=2, help="Number of examples per window.")] = 30_000,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="PAGE.html", help="Table and traces.")
     ] = None,

@@ -43,42 +43,119 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to s
 def online(
     job: JobFile,
     stream: Annotated[
-        str, typer.Option(metavar="DIR|URL", help="Folder of chunks, or nats://host:port/STREAM.", show_default=False)
+        str,
+        typer.Option(
+            metavar="DIR|URL",
+            help="Where events come from: a folder of chunks (Parquet, Arrow or JSON lines), or nats://host:port/STREAM.",
+            show_default=False,
+        ),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="MODEL", help="Model folder that `ctrbox serve` opens.", show_default=False)
+        Path,
+        typer.Option(
+            metavar="MODEL",
+            help="Model folder to create or continue; `ctrbox serve` opens the same folder.",
+            show_default=False,
+        ),
     ],
-    every: Annotated[str, typer.Option(metavar="SPAN|N", help="Publish this often: 5m, or 100000ex.")] = "5m",
-    window: Annotated[str, typer.Option(metavar="SPAN", help="A click counts within this time.")] = "10m",
-    lateness: Annotated[str, typer.Option(metavar="SPAN", help="Events may come so much out of order.")] = "1m",
+    every: Annotated[
+        str,
+        typer.Option(
+            metavar="SPAN|N",
+            help="How often to publish a version: after a time span such as 30s, 5m or 1h, or after a number of examples such as "
+            "100000ex.",
+        ),
+    ] = "5m",
+    window: Annotated[
+        str,
+        typer.Option(
+            metavar="SPAN",
+            help="Time after an impression within which a click counts as a click on it; an impression waits this long for its "
+            "label.",
+        ),
+    ] = "10m",
+    lateness: Annotated[
+        str,
+        typer.Option(
+            metavar="SPAN",
+            help="How much earlier than the newest event an event may be; an event that is later than that is counted and left "
+            "out.",
+        ),
+    ] = "1m",
     warm_up: Annotated[
-        list[str] | None, typer.Option(metavar="DATA", help="Past rows with labels; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="DATA",
+            help="Log of past rows with labels to learn from before the stream; may be repeated. Default: none.",
+            show_default=False,
+        ),
     ] = None,
-    checkpoint: Annotated[str, typer.Option(metavar="SPAN", help="Least time between two checkpoints.")] = "30s",
+    checkpoint: Annotated[
+        str, typer.Option(metavar="SPAN", help="Minimum time between two checkpoints, such as 30s or 5m.")
+    ] = "30s",
     held: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for events that wait, such as 500MB; units are powers of 1024.")
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Maximum memory for impressions that wait for their clicks, such as 500MB; units are powers of 1024.",
+        ),
     ] = "2GB",
-    ahead: Annotated[str, typer.Option(metavar="SPAN", help="Leave out events further in the future.")] = "1h",
+    ahead: Annotated[
+        str,
+        typer.Option(
+            metavar="SPAN",
+            help="How far an event's time may lie in the future; an event beyond that is counted and left out.",
+        ),
+    ] = "1h",
     id_column: Annotated[
         str | None,
-        typer.Option("--id", metavar="COLUMN", help="Column of the impression id. Default: the key of the log."),
+        typer.Option(
+            "--id",
+            metavar="COLUMN",
+            help="Column with the id by which clicks and impressions are matched. Default: the key of the log.",
+            show_default=False,
+        ),
     ] = None,
-    time_column: Annotated[str, typer.Option("--time", metavar="COLUMN", help="Time of an event.")] = "ts",
+    time_column: Annotated[
+        str, typer.Option("--time", metavar="COLUMN", help="Column with the time of an event.")
+    ] = "ts",
     time_unit: Annotated[
         str | None,
         typer.Option(
             metavar="UNIT",
             help="What an event time counts since 1970 where it is a whole number: s, ms, us or ns. Default: the unit that "
             "the log's view declares.",
+            show_default=False,
         ),
     ] = None,
-    event_column: Annotated[str, typer.Option("--event", metavar="COLUMN", help="'impression' or 'click'.")] = "event",
-    once: Annotated[bool, typer.Option("--once", help="End when nothing more is there.")] = False,
+    event_column: Annotated[
+        str,
+        typer.Option("--event", metavar="COLUMN", help="Column that says what an event is: 'impression' or 'click'."),
+    ] = "event",
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help="End when all events that are there were learned. Default: wait for more until Ctrl-C."
+        ),
+    ] = False,
     publish_at_end: Annotated[
-        bool | None, typer.Option(help="Publish once more at the end. Default: only with --once.", show_default=False)
+        bool | None,
+        typer.Option(help="Publish one more version at the end. Default: only with --once.", show_default=False),
     ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Remove chunks that both checkpoints hold.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first malformed row or chunk.")] = False,
+    delete: Annotated[
+        bool,
+        typer.Option(
+            "--delete",
+            help="Remove chunks from the stream's folder once both kept checkpoints include them. Default: keep them.",
+        ),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Stop at the first malformed row or chunk. Default: count and leave it out.",
+        ),
+    ] = False,
     threads: Annotated[
         int,
         typer.Option(
@@ -175,12 +252,12 @@ def datasets_events(
     rows: Annotated[
         int | None, typer.Option(min=1, help="Number of impressions. Default: all rows of the log.")
     ] = None,
-    chunk_rows: Annotated[int, typer.Option(min=1, help="Events of a chunk.")] = 10_000,
-    format: Annotated[str, typer.Option(help="parquet, arrow or jsonl.")] = "parquet",
+    chunk_rows: Annotated[int, typer.Option(min=1, help="Number of events per chunk.")] = 10_000,
+    format: Annotated[str, typer.Option(help="File format of the chunks: parquet, arrow or jsonl.")] = "parquet",
     rate: Annotated[
         float | None, typer.Option(min=0.001, help="Events per second. Default: write them as fast as possible.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same stream.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the stream; the same seed gives the same events.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Turn the synthetic ad log into a stream of impressions and clicks."""

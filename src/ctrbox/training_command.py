@@ -53,13 +53,35 @@ def train(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Number of epochs. Default: the job's setting, otherwise 1.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, metavar="ROWS", help="Rows of a step.")] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="ROWS",
+            help="Number of rows per training step, 1 to 16777216. Default: the job's setting, otherwise a power of two from 64 "
+            "to 16384 that gives about 250 steps per epoch.",
+            show_default=False,
+        ),
+    ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "--rows", min=1, help="Only the first rows of the log.")
+        int | None,
+        typer.Option(
+            "--limit",
+            "--rows",
+            min=1,
+            metavar="ROWS",
+            help="Train on, and hold back validation rows from, only the first ROWS rows of the log. Default: all rows.",
+            show_default=False,
+        ),
     ] = None,
     valid: Annotated[
         str | None,
-        typer.Option(metavar="SHARE|DATA", help="Last rows of the log to validate on (0.1), or another log."),
+        typer.Option(
+            metavar="SHARE|DATA",
+            help="Rows to validate on: a share of the log from 0 to 0.9, taken from its end (0 validates on nothing), or the "
+            "path of another log with labels. Default: the job's setting, otherwise 0.1.",
+            show_default=False,
+        ),
     ] = None,
     lr: Annotated[
         float | None,
@@ -72,9 +94,24 @@ def train(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Same seed, same weights.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=2**63 - 1,
+            help="Seed of all random choices; the same seed on the same machine gives the same weights. Default: the job's "
+            "setting, otherwise 0.",
+            show_default=False,
+        ),
+    ] = None,
     negatives: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Keep this share of the rows without a click.")
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the training rows without a click to keep, above 0 and at most 1; predictions are corrected for it. "
+            "Default: the job's setting, otherwise 1.",
+            show_default=False,
+        ),
     ] = None,
     calibrate: Annotated[
         str | None,
@@ -87,7 +124,14 @@ def train(
         ),
     ] = None,
     patience: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many evaluations without improvement.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="EVALUATIONS",
+            help="Stop after this number of evaluations in a row without a better result, and keep the best weights; needs "
+            "validation rows. Default: the job's setting, otherwise train all epochs.",
+            show_default=False,
+        ),
     ] = None,
     evaluate_every: Annotated[
         int | None,
@@ -103,7 +147,9 @@ def train(
             min=0,
             max=64,
             metavar="BATCHES",
-            help="Let so many wait on disk, so that a Sparse Table larger than memory keeps what comes again; 64 sees most.",
+            help="Number of batches, 0 to 64, that are read ahead and wait on disk, so that a Sparse Table larger than memory "
+            "keeps rows that are needed again soon. Default: the job's setting, otherwise 0.",
+            show_default=False,
         ),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Continue an unfinished run in the folder.")] = True,

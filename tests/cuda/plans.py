@@ -90,4 +90,5 @@ def agree(
     for size in sizes:
         assert_same(list(made.batches(size)), list(cpu.batches(size)))
     assert not warnings or warned(made) == warned(cpu)
+    assert made.joins.counts() == cpu.joins.counts()
     return made

@@ -6,8 +6,10 @@ import os
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import ctrbox as cb
 from ctrbox.embed.dims import named_in
 from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.files.regular import open_regular, read_regular
@@ -59,3 +61,20 @@ def test_what_opens_a_folder_of_somebody_else_does_not_wait_for_a_fifo(tmp_path:
     assert not is_weights(tmp_path / "weights.fbw")
     with pytest.raises((DataError, SourceError), match=r"weights\.fbw is a FIFO"):
         read_weights(tmp_path / "weights.fbw")
+
+
+@pytest.mark.timeout(60)
+def test_the_native_readers_of_tables_do_not_wait_for_a_fifo(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "table.ctrtable")
+    for load in (cb.MemoryTable.load, cb.MemoryTable().restore, cb.DeepFFM.load):
+        with pytest.raises(CtrboxError, match="expected a regular file"):
+            load(tmp_path / "table.ctrtable")
+    with cb.SparseTable(tmp_path / "sparse", 4, ram="16MB") as table:
+        table.push(np.arange(1, 9), np.ones((8, 4), np.float32))
+        table.save(tmp_path / "saved")
+    segment = next((tmp_path / "saved").rglob("*.seg"))
+    for file in (segment, tmp_path / "saved" / "MANIFEST"):
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(CtrboxError, match=file.name):
+            cb.SparseTable.load(tmp_path / "saved", read_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ctrbox as cb
@@ -23,6 +23,8 @@ from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.served import open_served
 from ctrbox.serve.service import Limits, Service
 from tests.serve.locks import waits_for
+from tests.serve.test_scoring import body_of
+from tests.serve.worlds import World
 
 CONTEXT = ("user",)
 
@@ -118,6 +120,20 @@ def test_a_new_version_begins_the_count_of_requests_anew() -> None:
     assert known.never_found() == []
 
 
+def test_keys_that_a_joined_view_lacks_are_counted_by_the_server(world: World) -> None:
+    service = Service(open_served(ModelFolder.open(world.folder)), "m", ScoringQueue(0, 4, 1.0), Limits())
+    body = body_of(world.rows(0, 10))
+    for k, candidate in enumerate(body["candidates"]):
+        candidate["ad_id"] = candidate["ad_id"] if k < 7 else 10**9 + k  # no ad has such an id
+    service.score(service.served.reader.from_json(orjson.dumps(body)))
+    text = service.prometheus()
+    for found, count in (("yes", 7), ("no", 3)):
+        assert f'ctrbox_join_keys_total{{view="ads",on="ad_id",found="{found}"}} {count}\n' in text
+    (ads,) = (join for join in service.live()["joins"] if join["view"] == "ads")
+    assert (ads["keys"], ads["missed"]) == (10, 3)
+
+
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=2, max_size=6), st.sets(st.integers(1, 6)))
 def test_keys_are_counted_as_one_by_one(rows: list[list[int]], known: set[int]) -> None:
     """Two fields: one of lists, one of a key a row."""

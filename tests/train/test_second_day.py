@@ -15,6 +15,7 @@ import torch
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import DataError, PlanError
+from ctrbox.train.warm_up import differences
 
 BATCH, DAY = 100, 600
 FAST: dict[str, Any] = {"batch_size": BATCH, "valid": 0.0, "checkpoint_seconds": 1e9}
@@ -197,3 +198,33 @@ def test_rows_of_a_table_in_memory_are_told_as_those_on_disk(days: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer(first, table).fit(first, tables="keep", **FAST)
+
+
+def test_a_second_training_on_the_same_log_says_so(days: Any, tmp_path: Path) -> None:
+    first, second, _ = days
+    run = trainer(first, cb.MemoryTable(4)).fit(first, out=tmp_path / "run", **FAST)
+    for earlier in (run, tmp_path / "run"):
+        with pytest.warns(
+            UserWarning, match=r"was trained on the same log 'memory', so this training sees rows that its model"
+        ):
+            trainer(first, cb.MemoryTable(4)).fit(first, warm_up="continue", warm_from=earlier, **FAST)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            trainer(second, cb.MemoryTable(4)).fit(second, warm_up="continue", warm_from=earlier, **FAST)
+
+
+def test_each_difference_to_the_earlier_model_is_one_line(days: Any) -> None:
+    first, second, _ = days
+    run = cb.Trainer(cb.models.DeepFM(first.schema, dim=4, hidden=(8,)), threads=1).fit(first, **FAST)
+    wider = cb.models.DeepFM(second.schema, dim=8, hidden=(8,))
+    with pytest.raises(PlanError) as met:
+        cb.Trainer(wider, threads=1).fit(second, warm_up="full", warm_from=run, **FAST)
+    lines = str(met.value).splitlines()
+    assert lines[0].endswith("both must be built alike:")
+    assert lines[1:] == ["  dim: 4 there, 8 here"]
+    theirs, mine = (
+        {"dim": {"user": 4, "ad": 8}, "hidden": [8]},
+        {"dim": {"user": 4, "ad": 16, "query": 2}, "hidden": [8]},
+    )
+    assert differences(theirs, mine) == ["dim of 'ad': 8 there, 16 here", "dim of 'query': not set there, 2 here"]
+    assert differences({"dim": 4}, {"dim": {"user": 4}}) == ["dim: 4 there, {'user': 4} here"]

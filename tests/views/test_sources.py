@@ -1124,3 +1124,18 @@ def test_arguments_of_a_wrong_type_are_named(tmp_path: Path) -> None:
     for budget in (None, 1.5, True):
         with pytest.raises(PlanError, match="expected a size such as"):
             view.merge(view, budget=budget)  # type: ignore[arg-type]
+
+
+def test_row_labels_of_a_pandas_frame_are_a_column_only_where_they_have_a_name() -> None:
+    frame = pd.DataFrame({"user": [3, 1, 2, 7], "price": [0.5, 1.5, 2.5, 3.5]})
+    kept = View(frame.sort_values("user").head(3))  # its labels are 1, 2 and 0
+    assert kept.source.schema.names == ["user", "price"]
+    assert kept.source.rows == 3
+    several = frame.set_axis(pd.MultiIndex.from_tuples([(1, 2), (1, 3), (2, 4), (2, 5)]))
+    assert View(several).source.schema.names == ["user", "price"]
+    assert sorted(View(frame.set_index("user")).source.schema.names) == ["price", "user"]
+    even = View(
+        frame.assign(user=[4, 6, 8, 10]).set_index("user")
+    )  # pandas hands these over as a range, not as a column
+    assert sorted(even.source.schema.names) == ["price", "user"]
+    assert next(iter(even.source.scan(["user"]))).rows.column(0).to_pylist() == [4, 6, 8, 10]

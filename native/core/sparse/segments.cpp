@@ -20,12 +20,33 @@ namespace {
 
 [[noreturn]] void fail() { throw std::system_error(errno, std::generic_category()); }
 
-int open_direct(const std::string& path, int flags) {
+// Without the system's cache, where the file system can do that.
+template <class Open>
+int open_direct(Open open) {
 #if defined(O_DIRECT)
-  int file = ::open(path.c_str(), flags | O_DIRECT | O_CLOEXEC, 0666);
-  if (file >= 0 || (errno != EINVAL && errno != EOPNOTSUPP)) return file;
+  try {
+    return open(O_DIRECT);
+  } catch (const std::system_error& e) {
+    if (e.code().value() != EINVAL && e.code().value() != EOPNOTSUPP) throw;
+  }
 #endif
-  return ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  return open(0);
+}
+
+int create_direct(const std::string& path) {
+  return open_direct([&](int more) {
+    const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | more, 0666);
+    if (file < 0) fail();
+    return file;
+  });
+}
+
+int open_existing(const std::string& path) {
+  try {
+    return open_direct([&](int more) { return open_regular(path, O_RDONLY | more); });
+  } catch (const DamagedFile& e) {
+    throw DamagedFile(path + ": " + e.what());
+  }
 }
 
 }  // namespace
@@ -48,8 +69,7 @@ void AlignedBuffer::reserve(size_t bytes) {
 // ---- one file -------------------------------------------------------------------------------------------------
 
 Segment::Segment(std::string path_, uint64_t id_, bool create) : id(id_), path(std::move(path_)), process_(::getpid()) {
-  file_ = open_direct(path, create ? O_RDWR | O_CREAT | O_EXCL : O_RDONLY);
-  if (file_ < 0) fail();
+  file_ = create ? create_direct(path) : open_existing(path);
 }
 
 Segment::~Segment() {

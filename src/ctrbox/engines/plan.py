@@ -19,6 +19,7 @@ from ctrbox.columns.records import is_dicts, table_of_dicts
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.assemble import Assembled, Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
+from ctrbox.engines.joins import JoinCount
 from ctrbox.engines.request import Requests, names_of, single
 from ctrbox.errors import PlanError
 from ctrbox.plan.build import build, build_columns
@@ -516,6 +517,11 @@ class Plan:
                     name = f"{node.op} of {origin(node).name!r}"
                     counts[name] = counts.get(name, 0) + warned
         return counts
+
+    @property
+    def joins(self) -> list[JoinCount]:
+        """Keys that each join and merge has looked up so far, and how many of them have no row in its view."""
+        return self.extractor().joins.counts()
 
     def _programs(self) -> list[Assembled]:
         extractor = self.extractor()

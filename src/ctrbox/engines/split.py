@@ -24,6 +24,7 @@ from ctrbox.columns.batch import Batch, Ragged, Schema
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.stages import Prepared, Rows, located
+from ctrbox.engines.joins import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.request import ORIGIN
 from ctrbox.errors import DataError, PlanError, nearest
@@ -104,6 +105,10 @@ class Split:
         self.candidate_schema = plain_schema(log, self._read(self.each))
         self.merged = len(graph.frames[0].sources) - 1
         self.zeros = np.zeros(1024, np.int32)
+
+    def joins(self) -> list[JoinCount]:
+        """Return what the joins of requests have met so far; those of a context once for each time that it is computed."""
+        return counted_in([self.once, self.each, *([self.shared] if self.shared else [])])
 
     @property
     def context_features(self) -> Schema:

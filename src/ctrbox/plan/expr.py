@@ -7,7 +7,7 @@ checked when a plan is built, where the columns are known.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from ctrbox.columns.times import checked_unit
 from ctrbox.errors import PlanError, no_attribute
 from ctrbox.plan import checks
+from ctrbox.plan.written_at import Where, written_at
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_SHOWN = 100_000  # characters of an expression; sharing hides how long one is
@@ -28,6 +29,10 @@ class Expr:
     op: str
     args: tuple[Expr, ...] = ()
     params: tuple[tuple[str, Any], ...] = ()
+    _written_at: Where | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_written_at", written_at())  # for errors that are found when a plan is built
 
     def _call(self, op: str, *args: Any, **params: Any) -> Expr:
         return Expr(op, (self, *(expression(a) for a in args)), tuple(sorted(params.items())))

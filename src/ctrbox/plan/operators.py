@@ -110,7 +110,11 @@ def resolve(e: Expr, names: Names) -> Node:
         waiting.pop()
         if id(here) not in known:
             # The expression is held, so its id stays its own.
-            known[id(here)] = (here, resolved(here, tuple(known[id(a)][1] for a in here.args), names))
+            try:
+                known[id(here)] = (here, resolved(here, tuple(known[id(a)][1] for a in here.args), names))
+            except PlanError as error:
+                error.written_at = error.written_at or here._written_at
+                raise
     return known[id(e)][1]
 
 
@@ -146,8 +150,6 @@ def parameters(op: str, plan: Plain, params: dict[str, Any]) -> dict[str, Any]:
 
 def fill(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     value, default = args
-    if not value.nullable:
-        return value
     if default.op == "literal":
         default = fit_literal(names, default, value)
     if default.kind != value.kind:
@@ -155,6 +157,8 @@ def fill(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
             f"fill of column {origin(value).name!r} ({name_of(value.kind)}) takes {name_of(value.kind)}, "
             f"got {name_of(default.kind)}"
         )
+    if not value.nullable:  # checked all the same: tomorrow's log may have nulls
+        return value
     return names.typed.call("fill", (value, default), nullable=default.nullable)
 
 

@@ -11,9 +11,9 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 BOUNDS = tuple(50e-6 * 1.25**k for k in range(63))  # seconds; 50 µs … 51 s
 SHOWN = BOUNDS[::6]  # the buckets Prometheus gets
@@ -37,6 +37,14 @@ class Stale:
     since: float  # seconds since 1970
     version: int  # that could not be loaded; 0 where the folder could not be read
     reason: str
+
+
+class ByLabel(NamedTuple):
+    """A counter with labels."""
+
+    name: str
+    told: str  # what it counts
+    values: list[tuple[dict[str, str], int]]
 
 
 class Metrics:
@@ -127,11 +135,8 @@ class Metrics:
             },
         }
 
-    def text(
-        self, gauges: dict[str, float], counters: dict[str, float], keys: Mapping[str, Mapping[str, int]] | None = None
-    ) -> str:
-        """Return everything in Prometheus' text form, with more gauges and counters by name, and ``keys``: counts of known and
-        unknown keys by field."""
+    def text(self, gauges: dict[str, float], counters: dict[str, float], by_label: Sequence[ByLabel] = ()) -> str:
+        """Return everything in Prometheus' text form, with more gauges and counters by name and counters by labels."""
         with self._lock:
             requests, buckets = dict(self.requests), list(self.buckets)
             seconds = self.seconds
@@ -156,17 +161,12 @@ class Metrics:
             f"{name}_sum {seconds:.9g}",
             f"{name}_count {sum(buckets)}",
         ]
-        if keys:
-            name = "ctrbox_keys_total"
-            lines += [
-                f"# HELP {name} Keys looked up, by field and whether the model learned them.",
-                f"# TYPE {name} counter",
-            ]
-            lines += [
-                f'{name}{{field="{escaped(field)}",learned="{learned}"}} {counts[which]}'
-                for field, counts in keys.items()
-                for which, learned in (("known", "yes"), ("unknown", "no"))
-            ]
+        for one in by_label:
+            name = f"ctrbox_{one.name}_total"
+            lines += [f"# HELP {name} {one.told}", f"# TYPE {name} counter"]
+            for labels, count in one.values:
+                shown = ",".join(f'{label}="{escaped(what)}"' for label, what in labels.items())
+                lines.append(f"{name}{{{shown}}} {count}")
         for kind, values in (("counter", counters), ("gauge", gauges)):
             for what, value in sorted(values.items()):
                 name = f"ctrbox_{what}_total" if kind == "counter" else f"ctrbox_{what}"

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from ctrbox import _native
 from ctrbox.columns.batch import Batch
+from ctrbox.engines.joins import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.errors import DataError, PlanError, nearest
@@ -52,6 +53,10 @@ class Served(Protocol):
 
     def objects(self) -> dict[str, int]:
         """Counts of objects whose vectors are published or computed; empty of a model without."""
+        ...
+
+    def joins(self) -> list[JoinCount]:
+        """Return keys that requests looked up in joined views, and how many of them have no row there."""
         ...
 
 
@@ -113,6 +118,9 @@ class ServedFfm:
 
     def objects(self) -> dict[str, int]:
         return {}
+
+    def joins(self) -> list[JoinCount]:
+        return self.split.joins()
 
     def score(self, request: Request) -> tuple[Scores, int]:
         no_objects(request)
@@ -220,6 +228,9 @@ class ServedRun:
 
     def objects(self) -> dict[str, int]:
         return {}
+
+    def joins(self) -> list[JoinCount]:
+        return counted_in(r.extractor for r in self.run.plan._requests or () if r is not None)
 
     def score(self, request: Request) -> tuple[Scores, int]:
         no_objects(request)

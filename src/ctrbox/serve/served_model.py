@@ -12,6 +12,7 @@ from torch import nn
 
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.known_keys import Asked
+from ctrbox.engines.joins import JoinCount
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.publish.sources import CLICK_MODEL
@@ -108,6 +109,9 @@ class ServedModel:
                 self.missing += missing
                 self.embedded += ran
         return spread(scores, batch, request.rows), live.version
+
+    def joins(self) -> list[JoinCount]:
+        return self.split.joins()
 
     def objects(self) -> dict[str, int]:
         """Counts of objects: without a vector, embedded on request, and remembered of those."""

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from base64 import b64decode
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.files.regular import read_regular
 from ctrbox.serve.door import Door
 from ctrbox.serve.hosts import AllowedHosts
-from ctrbox.serve.metrics import Metrics
+from ctrbox.serve.metrics import ByLabel, Metrics
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused, overloaded
 from ctrbox.serve.request import Request
@@ -158,6 +158,7 @@ class Service:
             "stale": self.stale(),
             "objects": self.served.objects(),
             "keys": self.served.known.counted(),
+            "joins": [asdict(join) for join in self.served.joins()],
             "fields_without_known_keys": self.served.known.never_found(),
             "uptime": time.time() - m.started,
             "online": self.learning(),
@@ -221,4 +222,23 @@ class Service:
         }
         gauges |= {f"objects_{what}": held[what] for what in ("vectors", "remembered") if what in held}
         gauges["fields_without_known_keys"] = len(self.served.known.never_found())
-        return self.metrics.text(dict(gauges), dict(counters), self.served.known.counted())
+        return self.metrics.text(dict(gauges), dict(counters), [self._keys(), self._joins()])
+
+    def _keys(self) -> ByLabel:
+        counted = self.served.known.counted().items()
+        values = [
+            ({"field": name, "learned": learned}, counts[which])
+            for name, counts in counted
+            for which, learned in (("known", "yes"), ("unknown", "no"))
+        ]
+        return ByLabel("keys", "Keys looked up, by field and whether the model learned them.", values)
+
+    def _joins(self) -> ByLabel:
+        values = []
+        for join in self.served.joins():
+            labels = {"view": join.view, "on": ",".join(join.on)}
+            values += [
+                ({**labels, "found": "yes"}, join.keys - join.missed),
+                ({**labels, "found": "no"}, join.missed),
+            ]
+        return ByLabel("join_keys", "Keys looked up in joined views, and whether they have a row there.", values)

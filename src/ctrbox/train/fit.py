@@ -169,6 +169,7 @@ class Fit:
                 elif tables is None and warm.kind == "none":
                     warn_of_rows(self.learner.embedders)
                 warm.apply(self.learner)
+                warm.warn_of_same_log(self.plan)
             self.seconds, self.steps = seconds, steps
             if cluster is None:
                 self._train()

@@ -104,6 +104,7 @@ def build(run: Recorded) -> str:
         plan(run.picture),
         features(s),
         slices(s),
+        joins(s),
         warnings(s),
         configuration(run),
     ]
@@ -192,6 +193,26 @@ def headline(s: Fields) -> str:
         card("Intermediate files", "–" if intermediate is None else sized(intermediate), "between raw log and model"),
     ]
     return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def joins(s: Fields) -> str:
+    rows = []
+    for join in s.each("joins"):
+        keys, missed, on = join.count("keys"), join.count("missed"), join.values.get("on")
+        if not keys:
+            continue
+        columns = ", ".join(map(str, on)) if isinstance(on, list) else ""
+        share = f"{(missed or 0) / keys:.1%}"
+        rows.append([named(join.text("view")), text(columns), text(f"{keys:,}"), text(f"{missed or 0:,}"), text(share)])
+    if not rows:
+        return ""
+    return section(
+        "joins",
+        "Joins",
+        "Keys that were looked up in joined and merged views while the log was read, over all epochs, nulls left out. A key "
+        "without a row gets the null or filled values of its view.",
+        table([("view", "name"), ("on", "name"), ("keys", "n"), ("without a row", "n"), ("share", "n")], rows),
+    )
 
 
 def warnings(s: Fields) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -101,6 +101,7 @@ def summarize(
         "logit_shift": learner.shift,
         "dense_weights": sum(p.numel() for p in learner.model.parameters()),
         "warnings": plan.warnings,
+        "joins": [asdict(join) for join in plan.joins],
         "machine": f"{platform.machine()}, {learner.threads} threads",
         "metrics": {},
     }

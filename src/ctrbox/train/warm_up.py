@@ -21,13 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.embed.model_server import ModelServer
+from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError, SourceError, nearest
 from ctrbox.train.checkpoint import read_dense, read_optimizer, read_state, write_weights
 from ctrbox.train.folder import describe
 from ctrbox.train.learner import Learner
 from ctrbox.train.run import Run
+from ctrbox.train.sealed import read_sealed
 from ctrbox.train.sources import Source
 
+ABSENT = object()
 WARM_UPS = ("none", "partial", "full", "continue")
 
 
@@ -79,6 +82,25 @@ class WarmUp:
             ),
         ]
 
+    def warn_of_same_log(self, plan: Plan) -> None:
+        """Warn where the earlier run was trained on a log with the same content, as far as its fingerprint tells."""
+        if self.run is None:
+            return
+        theirs: Any
+        where: Any
+        if isinstance(self.run, Run):
+            theirs, where = self.run.plan.data_fingerprints(), self.run.folder or "the earlier run"
+        else:
+            kept = read_sealed(Path(self.run) / "config.json", "run folder").get("identity")
+            theirs, where = kept.get("data") if isinstance(kept, dict) else None, self.run
+        mine = plan.data_fingerprints()
+        if isinstance(theirs, list) and theirs and list(theirs[0])[1:] == mine[0][1:]:
+            warnings.warn(
+                f"{where} was trained on the same log {mine[0][0]!r}, so this training sees rows that its model has seen before, "
+                "and validation rows may be among them. To train on new rows, point the job's view at the new log",
+                stacklevel=2,
+            )
+
     def apply(self, learner: Learner) -> None:
         """Put the earlier weights into a model and its embedders."""
         if self.run is None:
@@ -103,11 +125,16 @@ class WarmUp:
     def _take(self, place: Path, learner: Learner) -> None:
         state = read_state(place)
         name, config = type(learner.model).__name__, getattr(learner.model, "config", None)
-        for what, theirs, mine in (("model", state.get("model"), name), ("config", state.get("config"), config)):
-            if theirs != mine:
-                raise PlanError(
-                    f"{place.parent} was trained with {what} {theirs!r}, this one has {mine!r}; they must be one"
-                )
+        if state.get("model") != name:
+            raise PlanError(
+                f"{place.parent} was trained with model {state.get('model')!r}, this one has {name!r}; both must have the same "
+                "model"
+            )
+        if state.get("config") != config:
+            raise PlanError(
+                f"the model of this training differs from that of {place.parent}; both must be built alike:\n  "
+                + "\n  ".join(differences(state.get("config"), config))
+            )
         if self.kind == "continue":
             _check_continues(place, state, learner)
         files = [(source, _file(place, state.get("tables"), source)) for source in learner.sources]
@@ -120,6 +147,19 @@ class WarmUp:
         if self.kind == "continue":
             read_optimizer(place, state, learner.model, learner.optimizer)
             learner.begun = True
+
+
+def differences(theirs: Any, mine: Any, name: str = "") -> list[str]:
+    """Return one line for each setting of a model that differs from that of an earlier run: dim of 'user': 8 there, 16 here."""
+    if not isinstance(theirs, Mapping) or not isinstance(mine, Mapping):
+        shown = ["not set" if value is ABSENT else repr(value)[:200] for value in (theirs, mine)]
+        return [f"{name or 'config'}: {shown[0]} there, {shown[1]} here"]
+    found = []
+    for key in dict.fromkeys([*theirs, *mine]):
+        there, here = theirs.get(key, ABSENT), mine.get(key, ABSENT)
+        if there != here:
+            found += differences(there, here, f"{name} of {key!r}" if name else str(key))
+    return found
 
 
 def _check_continues(place: Path, state: Mapping[str, Any], learner: Learner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
 from ctrbox.views.readahead import readahead
 from ctrbox.views.simple import STRINGS, Leaf, pick, simplify
 
+UNNAMED_LABELS = re.compile(r"__index_level_\d+__")
 HEAD_ROWS = 10_000  # by which a dataset without files is identified
 
 
@@ -239,8 +241,24 @@ def _table(data: Any) -> pa.Table:
     if isinstance(data, pa.StructArray):
         return pa.Table.from_struct_array(data)
     if hasattr(data, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(data).read_all()
+        return with_named_labels(pa.RecordBatchReader.from_stream(data).read_all())
     return pa.Table.from_batches([pa.record_batch(data)])
+
+
+def with_named_labels(table: pa.Table) -> pa.Table:
+    """Make the row labels of a pandas frame columns where they have a name, and drop them where they have none.
+
+    pandas hands labels without a name, such as those that a filter leaves behind, over as columns called
+    ``__index_level_0__``; labels that count evenly it hands over as metadata alone, with their name or without one.
+    """
+    labels = (table.schema.pandas_metadata or {}).get("index_columns", [])
+    unnamed = [n for n in labels if isinstance(n, str) and UNNAMED_LABELS.fullmatch(n) and n in table.column_names]
+    for label in labels:
+        if isinstance(label, dict) and isinstance(name := label.get("name"), str) and name not in table.column_names:
+            numbers = np.arange(label["start"], label["stop"], label["step"], dtype=np.int64)
+            if len(numbers) == table.num_rows:
+                table = table.append_column(name, pa.array(numbers))
+    return table.drop_columns(unnamed) if unnamed else table
 
 
 def _stream(data: Any) -> StreamSource:

@@ -26,6 +26,7 @@ from ctrbox.engines.cpu.merge import MergeCursor, ascends, ids_of
 from ctrbox.engines.cpu.prune import prune_expression
 from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
 from ctrbox.engines.cpu.tables import Tables
+from ctrbox.engines.joins import Joins
 from ctrbox.errors import DataError
 from ctrbox.plan.graph import Graph, Output
 from ctrbox.plan.node import Node, closure
@@ -75,6 +76,7 @@ class Extractor:
         self.schema = schema
         self.log = graph.frames[0]
         self.stats = Stats()
+        self.joins = Joins(self)
         self.threads = threads
         self.chunk_rows = chunk_rows
         self.morsel_rows = MORSEL_ROWS
@@ -252,6 +254,8 @@ class Extractor:
                             if s.on is not None
                         ]
                     merged = [c.align(ids) for c in cursors]
+                    for cursor in cursors:
+                        self.joins.merge(cursor.name, len(ids), len(ids) - cursor.found)
                 self.stats.add("read", morsel.rows.num_rows, time.perf_counter() - began)
                 yield morsel, merged
                 began = time.perf_counter()
@@ -311,7 +315,7 @@ class Extractor:
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="ctrbox-extract")
         results = in_order(batch, self.pieces(batch_size, start, pool, limit, stop), pool, self.threads + 1)
         try:
-            yield from results
+            yield from self.joins.watched(results)
         finally:
             results.close()
             end(pool)

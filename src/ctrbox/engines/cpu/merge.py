@@ -59,9 +59,11 @@ class MergeCursor:
         self.held: list[tuple[pa.RecordBatch, np.ndarray]] = []
         self.ended = False
         self.last: int | None = None
+        self.found = 0  # ids of the last ``align`` that have a row
 
     def align(self, ids: np.ndarray) -> tuple[pa.RecordBatch | None, np.ndarray | None, int]:
         """The rows of the basic view for these ids: (batch or None, index or None, base)."""
+        self.found = 0
         if not len(ids):
             return None, None, 0
         low, high = ids[0], ids[-1]
@@ -82,9 +84,10 @@ class MergeCursor:
         else:
             rows, theirs = slices[0], np.ascontiguousarray(parts[0])
         if np.array_equal(ids, theirs):  # the usual case: both sides hold the same rows
+            self.found = len(ids)
             return rows, None, 0
         index: Any
-        index, _ = _native.align(ids, theirs)
+        index, self.found = _native.align(ids, theirs)
         return rows, index, 0
 
     def pull(self) -> None:

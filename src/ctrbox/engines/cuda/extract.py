@@ -281,6 +281,10 @@ class CudaExtractor(Extractor):
         for program in self.device_programs:
             for k, entry in enumerate(program.native.entries):
                 program.native.counts[k] += outcome.warnings.get(id(entry), 0)
+                if id(entry) in outcome.looked:
+                    keys, missed = outcome.looked[id(entry)]
+                    before = program.native.lookups[k]
+                    program.native.lookups[k] = before[0] + keys, before[1] + missed
         return outcome
 
     def shorten(self, slot: Slot, rows: int) -> None:
@@ -343,6 +347,15 @@ class CudaExtractor(Extractor):
     # ---- the whole log
     def batches(
         self, batch_size: int, start: int = 0, limit: int | None = None, stop: int | None = None
+    ) -> Generator[tuple[Batch, int], None, None]:
+        stream = self._batches(batch_size, start, limit, stop)
+        try:
+            yield from self.joins.watched(stream)
+        finally:
+            stream.close()
+
+    def _batches(
+        self, batch_size: int, start: int, limit: int | None, stop: int | None
     ) -> Generator[tuple[Batch, int], None, None]:
         pool = ThreadPoolExecutor(SLOTS, thread_name_prefix="ctrbox-prepare")
         reader = ThreadPoolExecutor(

@@ -57,6 +57,7 @@ class Outcome:
     rows: int  # that passed the filter
     totals: list[int]  # values of each list
     warnings: dict[int, int]  # id of an instruction → rows
+    looked: dict[int, tuple[int, int]]  # id of a look-up → keys, and those without a row
     bad: list[tuple[int, int, Instruction, int]]  # row, code, instruction, phase
 
 
@@ -200,15 +201,19 @@ class Device:
         passed = int(counters[1]) if layout.filtered else rows
         totals = [int(c) for c in counters[layout.first_list : layout.first_list + lists]]
         warnings: dict[int, int] = {}
+        looked: dict[int, tuple[int, int]] = {}
         bad: list[tuple[int, int, Instruction, int]] = []
         for layer in layout.layers:
             for k in layer.code:
                 if counters[k.warning]:
                     warnings[id(k)] = int(counters[k.warning])
+                if k.what == "lookup":
+                    met = rows if layer.phase == 0 else passed
+                    looked[id(k)] = met - int(counters[k.missed + 1]), int(counters[k.missed])
                 if counters[k.bad]:
                     told = ~int(counters[k.bad]) & (2**64 - 1)
                     bad.append((told >> 8, told & 255, k, layer.phase))
-        return Outcome(passed, totals, warnings, bad)
+        return Outcome(passed, totals, warnings, looked, bad)
 
     def too_small(self, slot: Slot) -> bool:
         """Make larger what the run found too small; True: the chunk must run again."""

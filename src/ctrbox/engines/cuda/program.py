@@ -54,6 +54,7 @@ class Instruction:
     strict: bool = False
     depth: int = 0
     warning: int = 0  # its counters, by number
+    missed: int = 0  # of a look-up: the counter of keys without a row; the next one counts null keys
     bad: int = 0
 
 
@@ -71,6 +72,7 @@ class Recorded:
         self.entries: list[Instruction | None] = []  # as numbered; None: an emit
         self.counts: list[int] = []  # rows warned of so far, by number
         self.nanos: list[float] = []
+        self.lookups: list[tuple[int, int]] = []  # keys looked up so far and those without a row, by number
 
     def _register(self, kind: str, nullable: bool, literal: Any = None, depth: int = -1) -> int:
         self.registers.append(Register(kind, nullable, literal, depth))
@@ -166,6 +168,7 @@ class Recorded:
     def finish(self) -> None:
         self.counts = [0] * len(self.entries)
         self.nanos = [0.0] * len(self.entries)
+        self.lookups = [(0, 0)] * len(self.entries)
 
     def profile(self) -> list[tuple[str, int, int]]:
         """Per instruction, as the CPU's programs give it: name, nanoseconds, rows warned of."""
@@ -173,6 +176,10 @@ class Recorded:
             ("emit" if k is None else k.name, int(nanos), count)
             for k, nanos, count in zip(self.entries, self.nanos, self.counts, strict=True)
         ]
+
+    def looked(self) -> list[tuple[int, int]]:
+        """Per instruction, as the CPU's programs give it: keys that it looked up for a join, and those without a row."""
+        return list(self.lookups)
 
 
 _bodies: dict[str, tuple[str, str, str, bool, str]] = {}
@@ -241,6 +248,9 @@ class Layout:
                 by_depth[instruction.depth].append(instruction)
                 instruction.warning, instruction.bad = self.counters, self.counters + 1
                 self.counters += 2
+                if instruction.what == "lookup":
+                    instruction.missed = self.counters
+                    self.counters += 2
             for depth in sorted(by_depth):
                 name = f"{'filter' if phase == 0 else 'layer'}_{depth}"
                 self.layers.append(Layer(name, phase, by_depth[depth], self.counters))

@@ -254,7 +254,7 @@ class Source:
     def lookup(self, k: Instruction, layer: Layer) -> list[str]:
         (hashed,) = k.reads
         table, missing = self.layout.table(k), whole(k.missing)
-        found = f"join_row(s.tables[{table}], {self.valid(hashed)}, {self.value(hashed)}, {missing})"
+        found = f"join_row(s, {k.missed}, s.tables[{table}], {self.valid(hashed)}, {self.value(hashed)}, {missing})"
         return [f"{self.value(k.makes[0])} = {found};"]
 
     def gather(self, k: Instruction, layer: Layer) -> list[str]:

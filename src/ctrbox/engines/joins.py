@@ -1,0 +1,143 @@
+"""What the joins of a plan met: keys that were looked up, and those for which the joined view has no row.
+
+A left join gives such rows the nulls of the view, cleaned like any other, so ids that are written in another way on the two sides
+('0017' and '17') leave every joined column empty and nothing fails. Counted on the CPU and on the GPU alike, with the rows that
+were read; null keys are not counted. A key that is met in several rows counts once for each. Rows that are merged by id count,
+too.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ctrbox.engines.cpu.assemble import Assembled
+from ctrbox.plan.graph import FrameSpec, Graph
+from ctrbox.plan.node import Node, closure
+from ctrbox.views.memory import StreamSource
+from ctrbox.views.recorded import opened
+
+if TYPE_CHECKING:
+    from ctrbox.engines.cpu.extract import Extractor
+
+T = TypeVar("T")
+
+FIRST_KEYS = 1000  # keys of which none was found, until a warning says so; fewer where the whole log has fewer
+
+
+@dataclass(frozen=True)
+class JoinCount:
+    """A join of one view. ``missed``: keys without a row in the view; ``keys``: all that are not null."""
+
+    view: str
+    on: tuple[str, ...]  # columns that the key is made of, on the left side
+    keys: int
+    missed: int
+
+    @property
+    def share(self) -> float:
+        """Return the share of keys without a row, 0 to 1."""
+        return self.missed / self.keys if self.keys else 0.0
+
+
+class Joins:
+    """The joins and streamed merges of one extractor."""
+
+    def __init__(self, extractor: Extractor) -> None:
+        self.extractor = extractor
+        self.told: set[tuple[str, tuple[str, ...]]] = set()
+        self.merged: dict[str, list[int]] = {}  # by view: ids, and those without a row
+        self._lock = threading.Lock()
+
+    def merge(self, view: str, ids: int, missed: int) -> None:
+        """Count ids that were looked for in a view that is merged row by row."""
+        with self._lock:
+            counts = self.merged.setdefault(view, [0, 0])
+            counts[0] += ids
+            counts[1] += missed
+
+    def counts(self) -> list[JoinCount]:
+        """Return what each join has met so far, in the order of the plan."""
+        extractor, graph = self.extractor, self.extractor.graph
+        programs = [*extractor.programs, *(p for d in extractor.dimensions.values() for p in d.programs)]
+        found = [JoinCount(frame.name, left_columns(node), *met) for frame, node, met in looked(graph, programs)]
+        key = extractor.log.key[:1]
+        with self._lock:
+            return [*found, *(JoinCount(view, key, *counts) for view, counts in self.merged.items())]
+
+    def watched(self, stream: Iterable[T]) -> Generator[T, None, None]:
+        """Hand a stream on; warn once of each join that found no row for any of its first keys."""
+        first = True
+        for item in stream:
+            if first:
+                self.warn(FIRST_KEYS)
+                first = False
+            yield item
+        self.warn(1)
+
+    def warn(self, least: int) -> None:
+        for count in self.counts():
+            named = (count.view, count.on)
+            if count.keys < least or count.missed < count.keys or named in self.told:
+                continue
+            self.told.add(named)
+            warnings.warn(
+                f"none of the first {count.keys:,} keys ({', '.join(count.on)}) has a row in view {count.view!r}, so every "
+                f"column that comes from this view is null or filled{self.examples(count)}. Compare the ids of both sides: "
+                "leading zeros, upper and lower case, white space, swapped columns",
+                stacklevel=2,
+            )
+
+    def examples(self, count: JoinCount) -> str:
+        """Return one key of either side, as it is written in the data, where that can be read again."""
+        frames = self.extractor.graph.frames
+        frame = next((f for f in frames if f.name == count.view), None)
+        if frame is None:
+            return ""
+        left = next((f for f in frames if all(name in f.view.source.schema.names for name in count.on)), None)
+        sides = [first_values(f, names) for f, names in ((left, count.on), (frame, frame.key)) if f is not None]
+        return "; " + ", ".join(sides) if all(sides) else ""
+
+
+def looked(graph: Graph, programs: Iterable[Assembled]) -> list[tuple[FrameSpec, Node, tuple[int, int]]]:
+    """Return the joins of programs: the joined view, the look-up, and keys and missed keys of all programs together."""
+    found: dict[int, tuple[FrameSpec, Node, tuple[int, int]]] = {}
+    for program in programs:
+        for node, (keys, missed) in zip(program.nodes, program.native.looked(), strict=True):
+            if node is None or node.op != "row":
+                continue
+            before = found[node.id][2] if node.id in found else (0, 0)
+            frame = graph.frames[node.param("frame")]
+            found[node.id] = frame, node, (before[0] + keys, before[1] + missed)
+    return [found[number] for number in sorted(found)]
+
+
+def counted_in(extractors: Iterable[Extractor]) -> list[JoinCount]:
+    """Return what the joins of the log in several extractors of one plan have met, each join once."""
+    found: dict[tuple[str, tuple[str, ...]], JoinCount] = {}
+    for one in extractors:
+        for frame, node, (keys, missed) in looked(one.graph, one.programs):
+            named = (frame.name, left_columns(node))
+            before = found.get(named, JoinCount(*named, 0, 0))
+            found[named] = JoinCount(*named, before.keys + keys, before.missed + missed)
+    return list(found.values())
+
+
+def left_columns(node: Node) -> tuple[str, ...]:
+    """Return the columns that a look-up's key is made of."""
+    return tuple(dict.fromkeys(n.name for n in closure([node.args[0]], {}) if n.op == "column"))
+
+
+def first_values(frame: FrameSpec, names: tuple[str, ...]) -> str:
+    """Return the first row's values of some columns; "" where a source may be read only once, or has no rows."""
+    source: Any = opened(frame.view.source)
+    if isinstance(source, StreamSource) or not set(names) <= set(source.schema.names):
+        return ""
+    for morsel in source.scan(list(names), rows=1):
+        if morsel.rows.num_rows:
+            values = ", ".join(f"{n}={morsel.rows.column(k)[0].as_py()!r}"[:100] for k, n in enumerate(names))
+            return f"the first row of {frame.name!r} has {values}"
+    return ""
