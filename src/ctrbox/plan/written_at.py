@@ -8,7 +8,7 @@ Where = tuple[str, int]
 
 
 def written_at() -> Where | None:
-    """Return file and line of the innermost caller outside this package. Takes less than a microsecond."""
+    """Return file and line of the innermost caller outside this package."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ctrbox":
         frame = frame.f_back  # type: ignore[assignment]
