@@ -26,6 +26,7 @@ PAGE = ROOT / "docs" / "operators.md"
 FITTED = ("standardise", "quantiles=", "cb.shows", "cb.clicks", "cb.rate")
 # Methods of Expr that are no operator: what makes it a Python object.
 NO_OPERATOR = {
+    "__post_init__",
     "__init__",
     "__repr__",
     "__bool__",

@@ -29,7 +29,7 @@ class Expr:
     op: str
     args: tuple[Expr, ...] = ()
     params: tuple[tuple[str, Any], ...] = ()
-    _written_at: Where | None = field(default=None, init=False, repr=False)
+    _written_at: Where | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_written_at", written_at())  # for errors that are found when a plan is built
