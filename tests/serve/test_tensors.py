@@ -156,6 +156,15 @@ def test_binary_tensors_that_are_wrong_are_refused_in_words(changed: dict[str, A
         read({"inputs": [BINARY | changed]}, rest)
 
 
+def test_a_second_binary_tensor_has_what_the_first_one_left() -> None:
+    second = BINARY | {"name": "y", "shape": [3], "parameters": {"binary_data_size": 3}}
+    assert read({"inputs": [BINARY, second]}, b"12345").tensors["y"].tolist() == [51, 52, 53]
+    with pytest.raises(Refused, match="input 'y' claims 3 binary bytes, 2 are left"):
+        read({"inputs": [BINARY, second]}, b"1234")
+    with pytest.raises(Refused, match="2 binary bytes belong to no input"):
+        read({"inputs": [BINARY]}, b"1234")
+
+
 @pytest.mark.parametrize("header", ["3", "x", "-1", "+1", "٣", "0" * 16])
 def test_a_length_of_the_json_that_cannot_be_is_refused(header: str) -> None:
     with pytest.raises(
