@@ -396,6 +396,8 @@ def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         Certificate(certificate, tmp_path / "none")
     with pytest.raises(SourceError, match=f"^cannot read {tmp_path}: Is a directory$"):
         Certificate(certificate, tmp_path)
+    with pytest.raises(SourceError, match=f"^cannot read {tmp_path}: Is a directory$"):
+        Certificate(tmp_path, certificate.with_suffix(".key"))
 
 
 def test_a_port_that_is_taken_or_an_address_of_others_is_told() -> None:
