@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -333,6 +334,10 @@ class Counted:
     """What a plan knows after a pass."""
 
     stats = {"read": {"rows": 4000, "seconds": 2.0}, "nothing": {}}  # noqa: RUF012
+    joins = [  # noqa: RUF012
+        SimpleNamespace(view="users", on=("user", "day"), keys=4000, missed=500, share=0.125),
+        SimpleNamespace(view="ads", on=("ad",), keys=4000, missed=0, share=0.0),
+    ]
     warnings = {"nulls": 3, "none": 0}  # noqa: RUF012
 
 
@@ -342,6 +347,7 @@ def test_stages_and_warnings_of_a_pass_are_told(capsys: pytest.CaptureFixture[st
         "extracted 4,000 rows in 4.00 s (1,000 rows/s) to x",
         "read 4,000 rows 2.000 s 2,000 rows/s",
         "nothing 0 rows 0.000 s",
+        "join of users on user, day: 12.5% of 4,000 keys have no row in it",
         "warning: nulls: 3 rows",
     ]
 
