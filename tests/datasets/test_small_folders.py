@@ -39,7 +39,7 @@ def test_a_set_has_the_parts_that_its_column_says(tmp_path: Path) -> None:
 
 
 def test_parts_may_be_ranges_of_rows_and_tables_lie_beside(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"label": [0, 1, 0], "row": [7, 8, 9]}), tmp_path / "log.parquet")
+    pq.write_table(pa.table({"label": [0, 1, 0, 1, 0], "row": [7, 8, 9, 5, 6]}), tmp_path / "log.parquet")
     pq.write_table(pa.table({"campaign": ["a"], "item_id": [5]}), tmp_path / "items.parquet")
     split = {"train": (0, 2), "test": (1, 3)}
     items = {"items": tmp_path / "items.parquet"}

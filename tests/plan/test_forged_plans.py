@@ -29,7 +29,8 @@ ROWS = pa.table({"n": [1, 2], "s": ["a", "b"]})
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("whole") / "p.plan"
     pq.write_table(ROWS, path.parent / "log.parquet")
-    features = cb.FeatureSet(dense={"n": col("n")})
+    words = col("s").lookup(cb.Dictionary(["a"], [1]), default=0)  # so that the file has blobs
+    features = cb.FeatureSet(dense={"n": col("n"), "word": words})
     save_plan(cb.compile(cb.View(path.parent / "log.parquet", name="log"), features, device="cpu"), path)
     return path.read_bytes()
 
