@@ -82,7 +82,9 @@ def test_ids_of_a_merged_view_ascend_from_one_morsel_to_the_next() -> None:
         return found
 
     assert merged([1, 2, 3]) == [1.0, 2.0, 3.0]
-    for ids in ([2, 1, 3], [1, 1, 3]):
+    assert merged([1, 3]) == [1.0, 0.0, 3.0]  # an id without a row
+    assert merged([1, 3, 4, 5]) == [1.0, 0.0, 3.0]
+    for ids in ([2, 1, 3], [1, 1, 3], [1, 3, 2], [1, 3, 4, 5, 2]):  # behind the log's last id too
         with pytest.raises(
             DataError, match=r"id \d of view 'more' comes after \d.*not in ascending order without repeats"
         ):

@@ -232,7 +232,7 @@ class Extractor:
         try:
             for morsel in scan:
                 if stop is not None and morsel.start >= stop:
-                    return
+                    break
                 if stop is not None and morsel.start + morsel.rows.num_rows > stop:
                     morsel = Morsel(morsel.rows.slice(0, stop - morsel.start), morsel.origin, morsel.start)
                 merged: list[Rows] = []
@@ -259,6 +259,8 @@ class Extractor:
                 self.stats.add("read", morsel.rows.num_rows, time.perf_counter() - began)
                 yield morsel, merged
                 began = time.perf_counter()
+            for cursor in cursors:
+                cursor.finish()
         finally:
             for closing in (scan, *cursors):
                 close = getattr(closing, "close", None)

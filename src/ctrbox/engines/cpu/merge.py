@@ -60,9 +60,21 @@ class MergeCursor:
         self.ended = False
         self.last: int | None = None
         self.found = 0  # ids of the last ``align`` that have a row
+        self.missed = 0  # ids of all calls of ``align`` that have none
 
     def align(self, ids: np.ndarray) -> tuple[pa.RecordBatch | None, np.ndarray | None, int]:
         """The rows of the basic view for these ids: (batch or None, index or None, base)."""
+        aligned = self._align(ids)
+        self.missed += len(ids) - self.found
+        return aligned
+
+    def finish(self) -> None:
+        """Read on to the end where an id had no row: rows out of order may lie there, and DataError names the first."""
+        while self.missed and not self.ended:
+            self.held.clear()
+            self.pull()
+
+    def _align(self, ids: np.ndarray) -> tuple[pa.RecordBatch | None, np.ndarray | None, int]:
         self.found = 0
         if not len(ids):
             return None, None, 0
