@@ -37,6 +37,14 @@ void bind_sparse(nb::module_& m) {
   m.def(
       "shard_bounds", [](Keys keys) { return shard_bounds(span_of(keys)); }, nb::arg("keys"),
       "Keys before each of 64 shards, and all; ValueError where they are not in the order of shards.");
+  nb::class_<Scan>(m, "TableScan", "Where a scan of one of 64 shards of a SparseTable stands.")
+      .def(
+          "__init__",
+          [](Scan* self, unsigned shard, uint64_t since) {
+            if (shard >= kShards) throw nb::value_error("there are 64 shards");
+            new (self) Scan(shard, since);
+          },
+          nb::arg("shard"), nb::arg("since"));
   nb::class_<SparseTable> table(m, "SparseTable", "Keys to rows of floats and their optimizers' states, on an SSD.");
   bind_life(table);
   table
@@ -177,16 +185,15 @@ void bind_sparse(nb::module_& m) {
       .def("compact", [](SparseTable& t) { with_file("", [&] { t.compact(); }); })
       .def("verify", [](SparseTable& t) { return with_file("", [&] { return t.verify(); }); })
       .def(
-          "scan",
-          [](SparseTable& t, unsigned shard, uint64_t since) {
-            if (shard >= kShards) throw nb::value_error("there are 64 shards");
-            auto found = std::make_shared<Scanned>(with_file("", [&] { return t.scan(shard, since); }));
+          "scan_next",
+          [](SparseTable& t, Scan& scan) {
+            auto found = std::make_shared<Scanned>(with_file("", [&] { return t.scan_next(scan); }));
             const size_t n = found->keys.size(), floats = t.shape().floats();
             return nb::make_tuple(shared_array(found->keys.data(), {n}, found),
                                   shared_array(found->versions.data(), {n}, found),
                                   shared_array(found->rows.data(), {n, floats}, found));
           },
-          nb::arg("shard"), nb::arg("since"), "Keys, versions and rows of a shard, in the order of their mixes.")
+          nb::arg("scan"), "Keys, versions and rows of the next step of a scan; none at its end.")
       .def("stats", &SparseTable::stats)
       .def_prop_ro("last_compaction_error", &SparseTable::last_compaction_error,
                    "Text of the last error of the background compaction; empty where there was none.")

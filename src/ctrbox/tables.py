@@ -146,29 +146,32 @@ def export(
     """
     if output.suffix != ".parquet":
         raise Mistake(f"export writes Parquet; expected a name such as {output.with_suffix('.parquet')}, got {output}")
-    import pyarrow as pa
+    import numpy as np
     import pyarrow.parquet as pq
 
     with opened(folder, "256MB", read_only=True) as table, written_aside(utf8(output)) as aside:
-        row = table.row
+        nothing = np.empty(0, np.int64), np.empty(0, np.uint32), np.empty((0, table.floats), np.float32)
         rows = 0
-        writer = None
-        for keys, versions, floats in table.scan(since):
-            columns = {"key": pa.array(keys), "version": pa.array(versions)}
-            if row.linear:
-                columns["weight"] = pa.array(floats[:, 0].copy())
-            columns["vector"] = _lists(floats[:, row.width - row.dim : row.width])
-            columns["states"] = _lists(floats[:, row.width :])
-            made = pa.table(columns)
-            writer = writer or pq.ParquetWriter(aside, made.schema)
-            writer.write_table(made)
-            rows += len(keys)
-        assert writer is not None
-        writer.close()
+        with pq.ParquetWriter(aside, _columns(table.row, *nothing).schema) as writer:
+            for keys, versions, floats in table.scan(since):
+                writer.write_table(_columns(table.row, keys, versions, floats))
+                rows += len(keys)
     if as_json:
         say_json(rows=rows, output=str(output))
     tell(f"wrote {rows:,} rows to {output}")
     hint(f"ctrbox table stat {shlex.quote(str(folder))}")
+
+
+def _columns(row: Any, keys: Any, versions: Any, floats: Any) -> Any:
+    """Rows of a table as an Arrow table."""
+    import pyarrow as pa
+
+    columns = {"key": pa.array(keys), "version": pa.array(versions)}
+    if row.linear:
+        columns["weight"] = pa.array(floats[:, 0].copy())
+    columns["vector"] = _lists(floats[:, row.width - row.dim : row.width])
+    columns["states"] = _lists(floats[:, row.width :])
+    return pa.table(columns)
 
 
 def _lists(floats: Any) -> Any:

@@ -11,7 +11,7 @@
 namespace cb {
 
 // Reads every page of a run, and its footer again; tell(what) for what is wrong.
-void check_run(Segments& segments, const RowRun& run, unsigned shard, const PageShape& shape,
+void check_run(const RowRun& run, unsigned shard, const PageShape& shape,
                const std::function<void(const std::string&)>& tell);
 
 // Segments that a folder's MANIFEST names and that are damaged, with the first thing that is wrong in each. DamagedFile

@@ -57,6 +57,22 @@ void check_page(const RowRun& run, uint32_t page, const char* bytes, const PageS
     throw DamagedFile(where(run, offset) + ": the checksum of a page is wrong");
 }
 
+void check_footer(const RowRun& run) {
+  const uint64_t begin = run.offset_of(run.pages);
+  AlignedBuffer part(std::min<uint64_t>(run.footer_bytes, kDrain));
+  Checksum sum(finish(run.place.segment->id) ^ begin);
+  uint64_t met = 0;
+  for (uint64_t at = 0; at < run.footer_bytes; at += part.size()) {
+    const size_t bytes = static_cast<size_t>(std::min<uint64_t>(part.size(), run.footer_bytes - at));
+    run.place.segment->read(part.data(), bytes, begin + at);
+    const size_t head = at == 0 ? sizeof met : 0;
+    if (head) std::memcpy(&met, part.data(), head);
+    sum.add(part.data() + head, bytes - head);
+  }
+  if (!seal_fits(met, sum.value() ^ finish(run.rows)))
+    throw DamagedFile(where(run, begin) + ": the checksum of a run's footer is wrong");
+}
+
 int find_on(const char* page, const PageShape& shape, int64_t key) {
   const int64_t* keys = shape.keys(page);
   const uint32_t n = PageShape::rows(page);
@@ -209,8 +225,12 @@ RunPtr RunWriter::finish() {
 
 // ---- reading --------------------------------------------------------------------------------------------------
 
-RunReader::RunReader(RunPtr run, const PageShape& shape, size_t buffer_bytes)
-    : run_(std::move(run)), shape_(shape), buffer_(std::max(shape.bytes, buffer_bytes / shape.bytes * shape.bytes)) {
+RunReader::RunReader(RunPtr run, const PageShape& shape, size_t buffer_bytes, uint32_t first_page)
+    : run_(std::move(run)),
+      shape_(shape),
+      buffer_(std::max(shape.bytes, buffer_bytes / shape.bytes * shape.bytes)),
+      next_page_(first_page),
+      held_end_(first_page) {
   load();
 }
 

@@ -73,6 +73,8 @@ using RunPtr = std::shared_ptr<const RowRun>;
 
 // Throws DamagedFile, naming file and place, where a page is not as it was written.
 void check_page(const RowRun& run, uint32_t page, const char* bytes, const PageShape& shape);
+// The same of a run's footer, a megabyte at a time.
+void check_footer(const RowRun& run);
 // The row of a key on a page, or -1.
 int find_on(const char* page, const PageShape& shape, int64_t key);
 
@@ -121,7 +123,7 @@ class RunWriter {
 // The rows of a run in order, a stretch of pages at a time, each page checked.
 class RunReader {
  public:
-  RunReader(RunPtr run, const PageShape& shape, size_t buffer_bytes = size_t{256} << 10);
+  RunReader(RunPtr run, const PageShape& shape, size_t buffer_bytes = size_t{256} << 10, uint32_t first_page = 0);
   bool valid() const { return row_ < count_; }
   void next();
   uint64_t mix() const { return mix_; }

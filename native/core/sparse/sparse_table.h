@@ -31,6 +31,7 @@
 #include "core/sparse/rate_limit.h"
 #include "core/sparse/resident.h"
 #include "core/sparse/run.h"
+#include "core/sparse/scan.h"
 #include "core/sparse/segments.h"
 #include "core/table_file.h"
 
@@ -86,7 +87,7 @@ class SparseTable {
   void flush();                          // all rows that nobody has pinned leave memory
   void compact();                        // every shard is one run
   std::vector<std::string> verify();
-  Scanned scan(unsigned shard, uint64_t since);  // rows changed after checkpoint `since`, in the order of their mixes
+  Scanned scan_next(Scan& scan);  // the next rows of a scan; none at its end
 
   const TableShape& shape() const { return shape_; }
   size_t size() const { return count_.load(std::memory_order_relaxed); }

@@ -273,42 +273,10 @@ std::vector<std::string> SparseTable::verify() {
       std::lock_guard<std::mutex> hold(shards_[s].lock);
       runs = shards_[s].runs;
     }
-    for (const RunPtr& run : *runs) check_run(segments_, *run, static_cast<unsigned>(s), page_, tell);
+    for (const RunPtr& run : *runs) check_run(*run, static_cast<unsigned>(s), page_, tell);
   });
   std::sort(found.begin(), found.end());
   return found;
-}
-
-Scanned SparseTable::scan(unsigned number, uint64_t since) {
-  std::lock_guard<std::mutex> hold(calls_);
-  std::lock_guard<std::mutex> hold_loads(loading_);
-  Shard& shard = shards_[number];
-  std::lock_guard<std::mutex> hold_shard(shard.lock);
-  const Resident& rows = shard.rows;
-  std::vector<std::pair<uint64_t, uint32_t>> here;
-  for (uint32_t place = 0; place < rows.places(); ++place)
-    if (rows.mark(place).key != 0) here.emplace_back(mix_of(rows.mark(place).key), place);
-  std::sort(here.begin(), here.end());
-  Scanned out;
-  const auto add = [&](int64_t key, uint32_t version, const float* row) {
-    if (version <= since) return;
-    out.keys.push_back(key);
-    out.versions.push_back(version);
-    out.rows.insert(out.rows.end(), row, row + row_floats_);
-  };
-  const auto resident = [&](uint32_t place) { add(rows.mark(place).key, rows.mark(place).version, rows.row(place)); };
-  size_t next = 0;
-  uint64_t read = 0;
-  merge_runs(*shard.runs, page_, &read, nullptr, [&](uint64_t mix, int64_t key, uint32_t stamp, const float* row) {
-    while (next < here.size() && here[next].first < mix) resident(here[next++].second);
-    if (next < here.size() && here[next].first == mix)
-      resident(here[next++].second);  // what is in memory is newer
-    else
-      add(key, version_of(stamp), row);
-  });
-  while (next < here.size()) resident(here[next++].second);
-  counters_.bytes_read += read;
-  return out;
 }
 
 }  // namespace cb

@@ -32,6 +32,7 @@ from ctrbox.embed.sparse_folder import (
     SEGMENTS,
     absolute,
     described,
+    joined,
     link,
     locked,
     resident_bytes,
@@ -381,20 +382,31 @@ class SparseTable(Table):
 
         States of a table that counts end with shows, clicks and the period of the last push. What expired is not told.
         """
-        parts = list(self.scan(since))
-        keys = np.concatenate([keys for keys, _, _ in parts])
-        rows = np.concatenate([rows for _, _, rows in parts])
-        order = np.argsort(keys)
         width = self._row.width
-        return keys[order], rows[order, :width], rows[order, width:]
+        keys: list[np.ndarray] = [np.empty(0, np.int64)]
+        values: list[np.ndarray] = [np.empty((0, width), np.float32)]
+        states: list[np.ndarray] = [np.empty((0, self.floats - width), np.float32)]
+        for some, _, rows in self.scan(since):
+            keys.append(some)
+            values.append(rows[:, :width].copy())
+            states.append(rows[:, width:].copy())
+        order = np.argsort(np.concatenate(keys))
+        return joined(keys, order), joined(values, order), joined(states, order)
 
     def scan(self, since: int = 0) -> Iterator[tuple[Keys, Any, Floats]]:
-        """Keys, versions and whole rows (values, then states), a 64th of the table at a time."""
+        """Keys, versions and whole rows (values, then states), at most 65,536 rows and about 8 MB at a time.
+
+        Each key that is in the table during the whole scan comes once, with its row as it is at that moment.
+        """
         whole("since", since, 0, 2**63)
         for shard in range(SHARDS):
-            with self._calling():
-                part: tuple[Keys, Any, Floats] = self._reading.scan(shard, since)  # type: ignore[assignment]
-            yield part
+            scan = _native.TableScan(shard, since)
+            while True:
+                with self._calling():
+                    part: tuple[Keys, Any, Floats] = self._reading.scan_next(scan)  # type: ignore[assignment]
+                if len(part[0]) == 0:
+                    break
+                yield part
 
     def close(self, checkpoint: bool = True) -> None:
         """End; with ``checkpoint`` what the table holds is made durable first. A closed table refuses everything."""

@@ -10,6 +10,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ctrbox import _native
 from ctrbox.embed.table import shape_from
 from ctrbox.errors import PlanError, SourceError
@@ -133,6 +135,19 @@ def warn_of_memory(ram: int) -> None:
             "rows come, and the system may end the process when there is no more",
             stacklevel=3,
         )
+
+
+def joined(parts: list[np.ndarray], order: np.ndarray) -> np.ndarray:
+    """Return the rows of all parts in this order; the parts are emptied on the way, so that rows are held twice at most."""
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    out = np.empty((len(order), *parts[0].shape[1:]), parts[0].dtype)
+    end = len(order)
+    while parts:
+        part = parts.pop()
+        out[rank[end - len(part) : end]] = part
+        end -= len(part)
+    return out
 
 
 def resident_bytes() -> int:
