@@ -103,15 +103,17 @@ class Joins:
 
 
 def looked(graph: Graph, programs: Iterable[Assembled]) -> list[tuple[FrameSpec, Node, tuple[int, int]]]:
-    """Return the joins of programs: the joined view, the look-up, and keys and missed keys of all programs together."""
+    """Return the joins of programs: the joined view, the look-up, its keys and its missed keys.
+
+    A look-up that runs in several programs, before and behind a user's operator, counts in the one that met the most keys.
+    """
     found: dict[int, tuple[FrameSpec, Node, tuple[int, int]]] = {}
     for program in programs:
         for node, (keys, missed) in zip(program.nodes, program.native.looked(), strict=True):
             if node is None or node.op != "row":
                 continue
-            before = found[node.id][2] if node.id in found else (0, 0)
-            frame = graph.frames[node.param("frame")]
-            found[node.id] = frame, node, (before[0] + keys, before[1] + missed)
+            if node.id not in found or keys > found[node.id][2][0]:
+                found[node.id] = graph.frames[node.param("frame")], node, (keys, missed)
     return [found[number] for number in sorted(found)]
 
 
