@@ -33,7 +33,7 @@ struct Mark {
 static_assert(sizeof(Mark) == 16);
 
 inline constexpr uint32_t kNowhere = 0xffffffffu;
-// Of a shard: slots are numbered by 32 bits. That is 192 billion rows of all shards.
+// The most rows of one shard, whose slots are numbered by 32 bits; all shards together have 192 billion rows at most.
 inline constexpr uint32_t kMostPlaces = 3'000'000'000u;
 inline constexpr unsigned kMostTagBits = 8;
 

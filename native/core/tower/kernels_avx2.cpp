@@ -1,9 +1,11 @@
-// Registers of eight floats. No header of the standard library may come after the pragma: its inline functions would be
-// AVX2 for all.
+// Registers of eight floats. Headers with inline functions must come before the pragma: behind it their functions would
+// be AVX2 for all who include them.
 #if defined(__x86_64__)
 #include <cstddef>
 #include <cstdint>
 #include <string>
+
+#include "core/tower/dropout.h"
 #pragma GCC target("avx2,fma")
 #define CB_LANES tower_avx2
 #define CB_REGISTER 32

@@ -1,9 +1,11 @@
-// Registers of sixteen floats. No header of the standard library may come after the pragma: its inline functions would
-// be AVX-512 for all.
+// Registers of sixteen floats. Headers with inline functions must come before the pragma: behind it their functions
+// would be AVX-512 for all who include them.
 #if defined(__x86_64__)
 #include <cstddef>
 #include <cstdint>
 #include <string>
+
+#include "core/tower/dropout.h"
 #pragma GCC target("avx512f,avx512dq,avx512vl,avx2,fma")
 #define CB_LANES tower_avx512
 #define CB_REGISTER 64

@@ -113,6 +113,7 @@ CB_INLINE void fetch(const float* p, size_t floats) {
 // x where x > 0, else 0; a NaN stays one, so that the trainer stops at it.
 CB_INLINE VF rectified(VF x) { return (VF)((VU)x & ~(VU)(x <= VF{})); }
 
+// dropout_mix() of each lane.
 CB_INLINE VU mixed(VU x) {
   x ^= x >> 16;
   x *= 0x7feb352du;
@@ -340,7 +341,7 @@ void backward_inputs(const TowerPlan& p, const Block& b, float* sums) {
     const float g = b.gradients[r];
     float* out = vectors + r * p.stride;
     const float* total = b.sums + r * p.stride;
-    // Of the padded tail, only Σv and g are to stay.
+    // The sum of the vectors and g are the only values that the padded tail keeps.
     for (size_t c = p.output_stride; c < p.stride; c += kLanes) store(out + c, p.pairs ? load(total + c) * g : VF{});
     for (size_t c = p.at_square; c < p.stride; ++c) out[c] = 0.0f;
     out[p.at_linear] = g;

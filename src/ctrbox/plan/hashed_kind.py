@@ -1,4 +1,4 @@
-"""What the keys of a field are made of."""
+"""Find out whether the keys of a field are hashes or plain numbers."""
 
 from __future__ import annotations
 

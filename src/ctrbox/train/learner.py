@@ -125,7 +125,7 @@ class Learner:
         self.common = check_common(read, common, schema.group)
         if self.common and (self.carrier is not None or any(getattr(e, "takes_shows", False) for e in self.embedders)):
             raise PlanError("common features are shared on the CPU, with tables that count no shows; leave common= out")
-        # What only torch can compute has none: other models, cluster workers, a GPU.
+        # There is a native step for the usual models on a CPU; torch computes other models, cluster workers and a GPU.
         plain = device.type == "cpu" and together.of == 1 and not bf16 and not self.common
         self.tower = tower_step_of(model, self.reads, self.sources) if plain else None
         self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not downsampled
