@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.mutants.builder import Builder
 from tools.mutants.recorded import Recorded, git, record
 from tools.mutants.sites import Site, native_sites, python_sites
 from tools.mutants.tree import ROOT, Tree
@@ -55,9 +56,16 @@ class Trial:
     """One change in one copy of the tree."""
 
     def __init__(
-        self, trees: tuple[Tree, Tree], recorded: Recorded, site: Site, broken: set[str], budget: float
+        self,
+        trees: tuple[Tree, Tree],
+        builder: Builder,
+        recorded: Recorded,
+        site: Site,
+        broken: set[str],
+        budget: float,
     ) -> None:
         self.tree, self.unchanged = trees
+        self.builder = builder
         self.recorded, self.site, self.broken, self.budget = recorded, site, broken, budget
         self.left_out = 0.0  # seconds of tests
 
@@ -72,19 +80,24 @@ class Trial:
         finally:
             path.write_text(original, encoding="utf-8")
             if native:
-                self.tree.build()
+                (own,) = (self.unchanged.place / "src/ctrbox").glob("_native*.so")
+                self.tree.use_extension(own)
         if not step and self.left_out:
             by = f"({self.left_out:.0f} s of tests beyond the budget were not run)"
         return step, by
 
     def _caught(self, native: bool, slow: bool) -> tuple[str, str]:
-        if native and not self.tree.build():
-            return "stillborn", ""
+        if native:
+            built = self.tree.place / "build/changed.so"
+            built.parent.mkdir(exist_ok=True)
+            if not self.builder.extension(self.site, built):
+                return "stillborn", ""
+            self.tree.use_extension(built)
         if by := self._failing(slow=False):
             return "fast tests", by
         if not slow:
             return "", ""
-        if native and not self.tree.native_tests_pass():
+        if native and not self.builder.native_tests_pass(self.site):
             return "native tests", ""
         if not native and self.tree.ran([self.tree.python, "-m", "mypy"], 600) != 0:
             return "types", ""
@@ -170,7 +183,12 @@ def main() -> None:
     parser.add_argument("--only", type=_numbers, help="numbers of changes in the sample, such as 7,31: try these alone")
     parser.add_argument("--jobs", type=int, default=2, help="changes tried at a time (default: 2)")
     parser.add_argument("--native", type=float, default=0.25, help="share of C++ changes, 0 to 1 (default: 0.25)")
-    parser.add_argument("--fast-only", action="store_true", help="leave out what follows the fast tests")
+    parser.add_argument(
+        "--fast-only", action="store_true", help="leave out, and do not record, what follows the fast tests"
+    )
+    parser.add_argument(
+        "--under", default="", help="try changes of files under this folder alone, such as src/ctrbox/plan"
+    )
     parser.add_argument("--budget", type=float, default=600, help="seconds of tests per change and step (default: 600)")
     parser.add_argument("--least", type=float, default=90, help="percent that fast tests must catch (default: 90)")
     parser.add_argument("--least-all", type=float, default=95, help="percent that all tests must catch (default: 95)")
@@ -185,7 +203,7 @@ def main() -> None:
     began = time.monotonic()
     if asked.record or not Recorded.exists(place):
         print("recording which test executes which line: all tests run once", flush=True)
-        record(place, asked.jobs)
+        record(place, asked.jobs, not asked.fast_only)
     if asked.record:
         return
     recorded = Recorded(place)
@@ -194,10 +212,12 @@ def main() -> None:
     print(f"left out, because they fail on the unchanged tree: {sorted(broken) or 'none'}", flush=True)
     waiting: queue.SimpleQueue[tuple[int, Site]] = queue.SimpleQueue()
     for numbered in enumerate(drawn(asked.seed, asked.native)):
-        if asked.only is None or numbered[0] in asked.only:
+        if numbered[1].path.startswith(asked.under) and (asked.only is None or numbered[0] in asked.only):
             waiting.put(numbered)
     outcomes: list[Outcome] = []
     lock, reserved = threading.Lock(), [0]
+
+    builder = Builder(place / "builder")
 
     def work(number: int) -> None:
         trees = Tree(place / f"job-{number}"), Tree(place / f"unchanged-{number}")
@@ -209,7 +229,7 @@ def main() -> None:
                 reserved[0] += 1
                 number, site = waiting.get()
             started = time.monotonic()
-            step, by = Trial(trees, recorded, site, broken, asked.budget).outcome(not asked.fast_only)
+            step, by = Trial(trees, builder, recorded, site, broken, asked.budget).outcome(not asked.fast_only)
             outcome = Outcome(number, site, step, by, time.monotonic() - started)
             with lock:
                 if outcome.step == "stillborn":

@@ -51,15 +51,15 @@ def git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-def record(place: Path, jobs: int) -> None:
-    """Run all tests under coverage.py in a copy of the tree; leave in ``place``/recorded what they executed and how long."""
+def record(place: Path, jobs: int, slow: bool) -> None:
+    """Run the tests in a copy of the tree; leave in ``place``/recorded which lines each executed and how long it took."""
     folder = place / "recorded"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     tree = Tree(place / "recording")
     (folder / "coveragerc").write_text(CONFIGURATION.format(place=tree.place, folder=folder))
     tests: dict[str, dict] = {}
-    for marks in (FAST, SLOW):
+    for marks in (FAST, SLOW) if slow else (FAST,):
         arguments: list[object] = ["-n", jobs, "--timeout", 600, "-m", marks, "tests"]
         _, entries = tree.pytest(arguments, 4 * 3600, COVERAGE_PROCESS_START=str(folder / "coveragerc"))
         for entry in entries:

@@ -39,30 +39,23 @@ class Tree:
             if not (place / ".venv/bin" / tool.name).exists():
                 (place / ".venv/bin" / tool.name).symlink_to(tool)
         self.python = place / ".venv/bin/python"
+        self.output = place.parent / f"{place.name}.out"
+        self.nursery: subprocess.Popen[str] | None = None
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(place / ".h"),
+            "CCACHE_BASEDIR": str(place),  # so that all copies share what ccache keeps
+            "CCACHE_NOHASHDIR": "1",
+        }
         # Compiled modules are compared by a hash of their source: a change may keep the size and the second of a file.
         compiled = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "src"]
         subprocess.run([self.python, *compiled], cwd=place, check=True)
 
-    def build(self) -> bool:
-        """Build the extension from this tree's native/; return False where it does not compile."""
-        options = ["-DSKBUILD_STATE=editable", f"-DPython_EXECUTABLE={self.python}"]
-        return self._built(self.place / "build/mutants", options)
-
-    def native_tests_pass(self) -> bool:
-        """Build and run the native tests."""
-        folder = self.place / "build/native-tests"
-        if not self._built(folder, ["-DCTRBOX_TESTS=ON", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]):
-            return False
-        return self.ran([TOOLS / "ctest", "--test-dir", folder, "--timeout", "300", "--stop-on-failure"], 3600) == 0
-
-    def _built(self, folder: Path, options: list[str]) -> bool:
-        if not (folder / "build.ninja").exists():
-            command = [TOOLS / "cmake", "-S", self.place, "-B", folder, "-G", "Ninja", *options]
-            command.append(f"-DCMAKE_MAKE_PROGRAM={TOOLS / 'ninja'}")
-            if shutil.which("ccache"):
-                command.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
-            subprocess.run(command, check=True, capture_output=True)
-        return self.ran([TOOLS / "cmake", "--build", folder, "-j", "1"], 3600) == 0
+    def use_extension(self, built: Path) -> None:
+        """Put a copy of a built extension in the place of this tree's own."""
+        (own,) = (self.place / "src/ctrbox").glob("_native*.so")
+        shutil.copy2(built, own.with_suffix(".new"))
+        own.with_suffix(".new").replace(own)  # a process that still runs keeps the file that it has opened
 
     def pytest(
         self, arguments: list[object], limit: float, chosen: list[str] | None = None, **environment: str
@@ -75,26 +68,41 @@ class Tree:
             choice.write_text(json.dumps(chosen), encoding="utf-8")
             environment["MUTANTS_CHOSEN"] = str(choice)
         # The same random examples every time, so that a failure comes from the change and not from another example.
-        command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-        command += ["-p", "tools.mutants.plugin", *arguments]
-        status = self.ran(command, limit, **environment)
+        words = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-p", "tools.mutants.plugin", *arguments]
+        if chosen is None:
+            status = self.ran([self.python, "-m", "pytest", *words], limit, **environment)
+        else:
+            status = self._forked([str(word) for word in words], limit, environment)
         return status, [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def _forked(self, arguments: list[str], limit: float, environment: dict[str, str]) -> int:
+        """Run pytest in a fork of this tree's `nursery.py`, which is started where it does not run."""
+        if self.nursery is None or self.nursery.poll() is not None:
+            self.nursery = subprocess.Popen(
+                [self.python, "-m", "tools.mutants.nursery"],
+                cwd=self.place,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=self.environment,
+                process_group=0,
+            )
+        assert self.nursery.stdin is not None
+        assert self.nursery.stdout is not None
+        asked = {"arguments": arguments, "environment": environment, "output": str(self.output), "limit": limit}
+        self.nursery.stdin.write(json.dumps(asked) + "\n")
+        self.nursery.stdin.flush()
+        return int(self.nursery.stdout.readline())
 
     def ran(self, command: list[object], limit: float, **environment: str) -> int:
         """Run a command in this tree; end it and all that it started after ``limit`` seconds."""
-        output = (self.place.parent / f"{self.place.name}.out").open("w")
+        output = self.output.open("w")
         process = subprocess.Popen(
             [str(part) for part in command],
             cwd=self.place,
             stdout=output,
             stderr=output,
-            env={
-                **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
-                "HYPOTHESIS_STORAGE_DIRECTORY": str(self.place / ".h"),
-                "CCACHE_BASEDIR": str(self.place),  # so that all copies share what ccache keeps
-                "CCACHE_NOHASHDIR": "1",
-                **environment,
-            },
+            env={**self.environment, **environment},
             process_group=0,
         )
         try:
