@@ -42,7 +42,7 @@ class Tree:
         self.output = place.parent / f"{place.name}.out"
         self.nursery: subprocess.Popen[str] | None = None
         self.environment = {
-            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+            **{name: os.environ[name] for name in os.environ if name not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")},
             "HYPOTHESIS_STORAGE_DIRECTORY": str(place / ".h"),
             "CCACHE_BASEDIR": str(place),  # so that all copies share what ccache keeps
             "CCACHE_NOHASHDIR": "1",
