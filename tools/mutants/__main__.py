@@ -187,7 +187,7 @@ def main() -> None:
         "--fast-only", action="store_true", help="leave out, and do not record, what follows the fast tests"
     )
     parser.add_argument(
-        "--under", default="", help="try changes of files under this folder alone, such as src/ctrbox/plan"
+        "--under", default="", help="folders, with commas between them, such as src/ctrbox/plan: no changes outside"
     )
     parser.add_argument("--budget", type=float, default=600, help="seconds of tests per change and step (default: 600)")
     parser.add_argument("--least", type=float, default=90, help="percent that fast tests must catch (default: 90)")
@@ -212,7 +212,9 @@ def main() -> None:
     print(f"left out, because they fail on the unchanged tree: {sorted(broken) or 'none'}", flush=True)
     waiting: queue.SimpleQueue[tuple[int, Site]] = queue.SimpleQueue()
     for numbered in enumerate(drawn(asked.seed, asked.native)):
-        if numbered[1].path.startswith(asked.under) and (asked.only is None or numbered[0] in asked.only):
+        if numbered[1].path.startswith(tuple(asked.under.split(","))) and (
+            asked.only is None or numbered[0] in asked.only
+        ):
             waiting.put(numbered)
     outcomes: list[Outcome] = []
     lock, reserved = threading.Lock(), [0]
