@@ -69,6 +69,8 @@ def test_seconds_are_shown_as_milliseconds_and_labels_as_prometheus_reads_them()
     assert (milliseconds(None), milliseconds(0.0), milliseconds(0.0123456)) == (None, 0.0, 12.346)
     assert escaped('a\\b"c\nd') == 'a\\\\b\\"c\\nd'
     assert resident() > 1 << 20
+    assert (BOUNDS[0], len(BOUNDS)) == (50e-6, 63)
+    assert BOUNDS[-1] == pytest.approx(51, abs=0.1)
 
 
 def test_the_last_whole_seconds_are_shown_and_older_ones_forgotten(clock: Clock) -> None:
@@ -148,13 +150,17 @@ def test_a_model_is_stale_since_the_first_version_that_could_not_be_loaded(clock
     assert metrics.stale_seconds() == 5
     clock.now = 900.0  # the clock was set back
     assert metrics.stale_seconds() == 0
+    clock.now = 1010.0
     metrics.fresh()
-    assert (metrics.staleness, metrics.stale_seconds()) == (None, 0)
+    assert metrics.stale_seconds() == 0
     metrics.stale(5, "third")
     metrics.not_reloaded("third")
     metrics.reloaded(5, 0.25, "whole file")
-    assert (metrics.staleness, metrics.last_refusal) == (None, "")
-    assert metrics.last_reload == {"version": 5, "seconds": 0.25, "how": "whole file", "at": 900.0}
+    assert not metrics.last_refusal
+    assert metrics.stale_seconds() == 0
+    clock.now = 2000.0
+    assert metrics.stale_seconds() == 0
+    assert metrics.last_reload == {"version": 5, "seconds": 0.25, "how": "whole file", "at": 1010.0}
 
 
 # ---- the cache of contexts
