@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from itertools import pairwise
@@ -13,6 +14,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
+from ctrbox.plan import draw as drawing
 from ctrbox.plan.draw import BOX_H, PAGE, Box, _boxes, _Page, draw, picture
 from ctrbox.plan.placement import place
 from tests.plan import world
@@ -134,3 +136,71 @@ def test_a_wide_plan_fits_the_width_of_a_page_and_every_curve_runs_down() -> Non
         assert float(bottom) > float(top)
     legend = [float(x) for x in re.findall(r'class="note" x="(\d+)"', drawn)]
     assert max(legend) < width
+
+
+def apart(operators: int) -> cb.Plan:
+    """Five columns, each with a chain of operators: logarithms of the first three, roots of the others."""
+    log = cb.View(pa.table({f"c{k}": [1.0] for k in range(5)}), name="log")
+    dense = {f"c{k}": (col(f"c{k}").log1p() if k < 3 else col(f"c{k}").abs()).sqrt().abs() for k in range(5)}
+    plan = cb.compile(log, cb.FeatureSet(dense=dense), device="cpu")
+    assert len(place(plan.graph, "cpu").operators) == operators
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("most", "boxes"),
+    [
+        ((20, 99), 20),  # as many operators as are shown one by one
+        ((19, 99), 8),  # one more: logarithms and roots apart, from their columns to their ends
+        ((19, 8), 8),
+        ((19, 7), 5),  # still too many: all operators of one kind in a layer are one box
+    ],
+)
+def test_boxes_are_grouped_only_as_far_as_the_limits_ask(
+    most: tuple[int, int], boxes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = apart(20)
+    monkeypatch.setattr(drawing, "MOST_BOXES", most)
+    found, _ = _boxes(plan.graph, place(plan.graph, "cpu"))
+    assert len({id(box) for box in found.values()}) == boxes
+
+
+@pytest.mark.parametrize(("count", "told"), [(40, ""), (41, "… 1 more"), (43, "… 3 more")])
+def test_a_box_lists_at_most_40_of_its_operators(count: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "MOST_BOXES", (1, 99))
+    log = cb.View(pa.table({f"c{k}": [1.0] for k in range(count)}), name="log")
+    dense = {f"f{k}": col(f"c{k}").log1p() for k in range(count)}
+    graph = cb.compile(log, cb.FeatureSet(dense=dense), device="cpu").graph
+    found, _ = _boxes(graph, place(graph, "cpu"))
+    (box,) = [box for box in {id(b): b for b in found.values()}.values() if box.label == f"log1p ×{count}"]
+    lines = box.tip.splitlines()
+    assert len([line for line in lines if " = log1p(" in line]) == 40
+    assert [line for line in lines if line.startswith("…")] == ([told] if told else [])
+    assert f"for {', '.join(f'f{k}' for k in range(20))} and {count - 20} more" in lines
+
+
+@pytest.mark.parametrize(("count", "told"), [(20, "f19"), (21, "f19 and 1 more")])
+def test_a_box_lists_at_most_20_of_its_features(count: int, told: str) -> None:
+    log = cb.View(pa.table({"c": [1.0]}), name="log")
+    dense = {f"f{k}": col("c") + float(k) for k in range(count)}
+    graph = cb.compile(log, cb.FeatureSet(dense=dense), device="cpu").graph
+    (column,) = [b for b in _boxes(graph, place(graph, "cpu"))[0].values() if b.label == "c"]
+    assert column.tip.splitlines()[1] == f"for {', '.join(f'f{k}' for k in range(19))}, {told}"
+
+
+@pytest.mark.parametrize(("most", "linked"), [(3, True), (2, False)])
+def test_features_have_a_curve_each_up_to_the_limit(most: int, linked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "MOST_LINKED", most)
+    svg = picture(wide(3).graph, "cpu")
+    assert svg.count('class="output"') == (3 if linked else 0)
+    assert ("features" in texts(svg)) == linked
+    assert ("Features" in texts(svg)) != linked
+
+
+def test_a_picture_has_the_rights_of_any_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        wide(1).show(tmp_path / "p.svg")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "p.svg").stat().st_mode & 0o777 == 0o640

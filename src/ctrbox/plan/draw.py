@@ -540,7 +540,7 @@ def _middle(box: Box, down: bool) -> float:
 
 def _lines(chips: list[Chip], room: float) -> list[list[Chip]]:
     """As few lines as there is room for, filled column by column: a feature lies below its operator."""
-    for count in range(1, len(chips) + 1):
+    for count in range(1, len(chips)):
         made = [chips[k::count] for k in range(count)]
         if all(sum(c.width + CHIP_GAP for c in line) - CHIP_GAP <= room for line in made):
             return made

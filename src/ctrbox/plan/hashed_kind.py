@@ -6,13 +6,14 @@ from ctrbox.plan.node import Node
 
 
 def hashed_kind(node: Node) -> str | None:
-    """Return the kind of value that a field hashes, "" where it takes whole numbers as keys; None where a key is of several."""
-    while node.op not in ("key", "as_key"):
-        inner = node.inner if node.op == "gather" else next(iter(node.args), None)
-        if inner is None or not inner.kind.endswith("k"):
-            return None
-        node = inner
+    """Return the kind of value that a sparse feature hashes; "" where it takes whole numbers as keys.
+
+    Return None where a key is made of several values, or of values other than text and whole numbers.
+    """
+    while node.inner is not None:  # a key that was computed below a join
+        node = node.inner
     if node.op == "as_key":
         return ""
-    value = node.args[0].args[0] if node.args[0].op == "hash" else None
-    return value.kind[-1] if value is not None and value.kind[-1] in "si" else None
+    hashed = node.args[0]
+    kind = hashed.args[0].kind[-1] if hashed.op == "hash" else ""
+    return kind if kind in ("s", "i") else None

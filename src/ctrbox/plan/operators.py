@@ -176,8 +176,20 @@ def fit_literal(names: Names, literal: Node, like: Node) -> Node:
     if like.kind == "b" and literal.kind == "i" and value in (0, 1):
         return names.typed.literal(bool(value), "b")
     if like.kind == "t" and literal.kind == "i":
+        names.typed.units_unsaid += unit_unsaid(value, like)
         return names.typed.literal(Time(value), "t")
     return literal
+
+
+def unit_unsaid(number: int, like: Node) -> list[str]:
+    """Say what is wrong with a whole number beside a time; nothing is wrong with 0, which is 1970 in every unit."""
+    # Not refused here: plans that were saved before this was asked have counted microseconds.
+    if number == 0 or isinstance(number, Time):
+        return []
+    return [
+        f"the constant {number} beside {origin(like).name or 'a value'!r}, which is a time, does not say what it counts; write "
+        f"datetime(2026, 1, 31, 9, 30), or cb.lit({number}).cast('time', unit='s') with its unit, 's', 'ms', 'us' or 'ns'"
+    ]
 
 
 def compare(op: str) -> Callable[[Names, tuple[Node, ...], dict[str, Any]], Node]:
@@ -317,6 +329,8 @@ def is_in(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     elif value.kind == "f":
         values = tuple(float(v) for v in values)
     else:
+        if value.kind == "t":
+            names.typed.units_unsaid += [told for v in values for told in unit_unsaid(v, value)]
         values = tuple(int(v) for v in values)
     return names.typed.call("is_in", (value,), table=TableSpec(table, values))
 
@@ -466,7 +480,8 @@ def history(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Nod
         raise PlanError(f"{params['what']} needs a time column, {origin(time).name!r} is {name_of(time.kind)}{advice}")
     value = crossed(names, tuple(members), 1) if len(members) > 1 else hashed(names, members[0], params["what"])
     if value.kind != "k":
-        raise PlanError(f"{params['what']} counts single values, not lists ({origin(value).name!r})")
+        lists = next(m for m in members if m.kind.startswith("*"))
+        raise PlanError(f"{params['what']} counts single values, not lists ({origin(lists).name!r})")
     click = names.typed.widen(label, "f") if label.kind in "bi" else label
     if click.kind != "f":
         raise PlanError(f"{params['what']} needs a label of numbers, {origin(label).name!r} is {name_of(label.kind)}")

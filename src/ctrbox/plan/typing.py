@@ -32,7 +32,7 @@ class Typed:
 
     def __init__(self) -> None:
         self.nodes = Nodes()
-        self.units_unsaid: list[str] = []  # what is wrong with each cast of a whole number to a time without a unit
+        self.units_unsaid: list[str] = []  # what is wrong with each whole number that became a time without a unit
 
     def literal(self, value: Any, kind: str | None = None) -> Node:
         kind = kind or literal_kind(value)

@@ -48,6 +48,11 @@ OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 INSTEAD = {
     ast.BoolOp: "`and` and `or`; write & and |, with comparisons in parentheses",
     ast.Not: "`not`; write ~",
+    ast.UAdd: "a + in front of a value; leave it out",
+    ast.In: "`in`; write .is_in([…])",
+    ast.NotIn: "`not in`; write ~x.is_in([…])",
+    ast.Is: "`is`; write .is_null()",
+    ast.IsNot: "`is not`; write .is_not_null()",
     ast.IfExp: "`if … else`; write when(condition).then(a).otherwise(b)",
     ast.Pow: "**; write x * x",
     ast.Lambda: "a lambda",
@@ -117,16 +122,16 @@ class _Reader:
             case ast.Name(id=name):
                 return self.name(name)
             case ast.List(elts=elements):
-                return [self.element(e) for e in elements]
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if (
-                number is not True
+                return [self.element(e, depth) for e in elements]
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if not isinstance(
+                number, bool
             ):
-                return -self.literal(number)
+                return self.literal(-number)
             case ast.UnaryOp(op=ast.USub(), operand=inner):
                 return -self.expression(inner, depth)
             case ast.UnaryOp(op=ast.Invert(), operand=inner):
                 return ~self.expression(inner, depth)
-            case ast.UnaryOp(op=ast.Not()):
+            case ast.UnaryOp():
                 raise self.refused(node.op)
             case ast.BinOp(left=left, op=op, right=right):
                 return self.apply(op, left, right, depth)
@@ -152,13 +157,12 @@ class _Reader:
             raise PlanError(f"feature {self.feature!r} names {name!r}, which is no column; {EXAMPLE}")
         return col(name)
 
-    def element(self, node: ast.AST) -> Any:
-        """Of a list: literals alone."""
-        if isinstance(node, ast.Constant) or (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)):
-            found = self.read(node, 0)
-            if not isinstance(found, Expr):
-                return found
-        raise PlanError(f"feature {self.feature!r} has a list of other things than numbers and strings")
+    def element(self, node: ast.AST, depth: int) -> Any:
+        """Return an element of a list, which must be a literal."""
+        found = self.read(node, depth + 1)
+        if found is not None and not isinstance(found, int | float | str):
+            raise PlanError(f"feature {self.feature!r} has a list of other things than numbers and strings")
+        return found
 
     def expression(self, node: ast.AST, depth: int) -> Expr:
         """Never a bare literal: Python must not compute with what a text holds."""
