@@ -142,3 +142,147 @@ def test_any_bytes_are_taken_or_left(noise: bytes, cut: int) -> None:
         found = reader.read(body)
         if found is not None:  # all but the context, which is left to whoever needs it, is JSON
             assert json.loads(body[: found[0]] + b"{}" + body[found[1] :])["candidates"]
+
+
+LEFT = "left to the slow way"
+
+
+def read_one(kind: str, text: str, single: bool = False, low: int = -10, high: int = 10) -> Any:
+    """Return the value of one candidate with one column, or LEFT."""
+    reader = _native.RequestRows([("a", kind, low, high, single)], [], 3)
+    found = reader.read(f'{{"candidates": [{{"a": {text}}}]}}'.encode("latin-1"))
+    lists = reader.read(f'{{"candidates": {{"a": [{text}]}}}}'.encode("latin-1"))
+    assert (found is None) == (lists is None)
+    if found is None or lists is None:
+        return LEFT
+    assert column_of(found[2], 0).to_pylist() == column_of(lists[2], 0).to_pylist()
+    return column_of(found[2], 0).to_pylist()[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        *(("i", text, int(text)) for text in ("-10", "-9", "-1", "-0", "0", "1", "9", "10")),
+        *(
+            ("i", text, LEFT)
+            for text in ("-11", "11", "00", "01", "-01", "09", "+1", "-", "1.0", "1e0", "1E0", "1a", "")
+        ),
+        *(("i", text, LEFT) for text in ("9223372036854775808", "true", '"1"', ".", "0x1", "/", ":", "1:")),
+        *(
+            ("f", text, float(text))
+            for text in ("0", "-0.0", "9", "10", "0.5", "90.09", "1e5", "1E5", "1e+2", "1e-2", "-1.25e0")
+        ),
+        *(
+            ("f", text, LEFT)
+            for text in ("1.", ".5", "1e", "1e+", "1e-", "1.e5", "01.5", "-", "1e400", "-1e400", "nan", "1.5.5")
+        ),
+        *(("s", f'"{text}"', text) for text in ("", " ", "~", "a b", "{}[],:", "'", "a" * 300)),
+        *(("s", f'"{text}"', LEFT) for text in ("\x1f", "\x7f", "\x80", "\\n", "\\\\", "\n")),
+        *(("s", text, LEFT) for text in ('"', '"a', "a", "1", "true")),
+        *(("b", text, LEFT) for text in ("tru", "truE", "fals", "True", "1", "t", '"true"', "truefalse")),
+        ("b", "true", True),
+        ("b", "false", False),
+        *((kind, "null", None) for kind in "bifs"),
+        *((kind, text, LEFT) for kind in "bifs" for text in ("nul", "nulls", "n", "[]", "{}", "")),
+    ],
+)
+def test_a_value_is_taken_where_it_is_plain_and_left_where_it_is_not(kind: str, text: str, expected: Any) -> None:
+    found = read_one(kind, text)
+    assert found == expected
+    assert type(found) is type(expected)
+    assert read_one(kind, f" \t\r\n{text} \t\r\n") == expected or expected is LEFT
+
+
+def test_a_float32_is_rounded_and_left_where_it_is_too_large() -> None:
+    assert read_one("f", "0.1", True) == float(np.float32(0.1))
+    assert read_one("f", "3.4028235e38", True) == float(np.finfo(np.float32).max)
+    assert (read_one("f", "3.5e38", True), read_one("f", "3.5e38")) == (LEFT, 3.5e38)
+    assert read_one("i", str(2**63 - 1), low=-(2**63), high=2**63 - 1) == 2**63 - 1
+    assert read_one("i", str(-(2**63)), low=-(2**63), high=2**63 - 1) == -(2**63)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "rows"),
+    [
+        ('[{"a": 1, "b": "x"}]', 1),
+        ('[{"b": "x", "a": 1}, {"b": "y", "a": 2}]', 2),
+        ('[{"b": "x", "a": 1}, {"a": 2, "b": "y"}]', None),  # another order
+        ('[{"a": 1}]', None),
+        ('[{"a": 1, "b": "x", "a": 2}]', None),
+        ('[{"a": 1, "b": "x", "d": 2}]', None),
+        ('[{"a": 1, "b": "x"}, {"a": 1}]', None),
+        ('[{"a": 1, "b": "x"}, {"a": 1, "b": "x", "c": 1}]', None),
+        ('[{"a": 1, "b": "x", "c": 1}, {"a": 1, "b": "x"}]', None),
+        ('[{"a": 1, "b": "x", "c": 1.5e3}]', 1),
+        ('[{"a": 1, "c": null, "b": "x"}, {"a": 1, "c": true, "b": "x"}, {"a": 1, "c": false, "b": "x"}]', 3),
+        ('[{"a": 1, "c": "x", "b": "x"}]', 1),
+        ('[{"a": 1, "c": [1], "b": "x"}]', None),
+        ('[{"a": 1, "c": 1e400, "b": "x"}]', None),
+        ('[{"a": 1, "c": tru, "b": "x"}]', None),
+        ('[{"c": 1}]', None),
+        ("[" + ", ".join(['{"a": 1, "b": "x"}'] * 3) + "]", 3),
+        ("[" + ", ".join(['{"a": 1, "b": "x"}'] * 4) + "]", None),
+        ('{"a": [1, 2, 3], "b": ["x", null, "z"]}', 3),
+        ('{"a": [1, 2, 3, 4], "b": ["x", "y", "z", "z"]}', None),
+        ('{"c": [1, 2], "a": [1, 2], "b": ["x", "y"]}', 2),
+        ('{"a": [1, 2], "b": ["x"]}', None),
+        ('{"a": [1], "b": ["x", "y"]}', None),
+        ('{"a": [1, 2], "b": ["x", "y"], "c": [1]}', None),
+        ('{"a": [1]}', None),
+        ('{"a": [1], "b": ["x"], "a": [1]}', None),
+        ('{"a": [], "b": []}', None),
+        ("[]", None),
+        ("{}", None),
+        ("[{}]", None),
+        ('[{"a": 1, "b": "x"},]', None),
+        ('[{"a": 1, "b": "x",}]', None),
+        ('[{"a": 1, "b": "x"}', None),
+        ('[{"a": 1 "b": "x"}]', None),
+        ('[{"a" 1, "b": "x"}]', None),
+        ('{"a": [1], "b": ["x"]', None),
+        ('{"a": [1,], "b": ["x"]}', None),
+        ("7", None),
+    ],
+)
+def test_candidates_are_read_where_every_row_has_the_same_names(candidates: str, rows: int | None) -> None:
+    reader = _native.RequestRows([("a", "i", -10, 10, False), ("b", "s", 0, 0, False)], ["c"], 3)
+    context = '{"x": [{"y": "}\\"]\\\\"}], "z": {}}'
+    for body in (
+        f'{{"candidates": {candidates}}}',
+        f'{{"context": {context}, "candidates": {candidates}}}',
+        f' {{ "candidates" :\t{candidates}\n,\r"context" : {context} }} ',
+    ):
+        found = reader.read(body.encode())
+        assert (None if found is None else found[2].rows) == rows
+        if found is not None:
+            assert body[found[0] : found[1]] == (context if "context" in body else "")
+            assert column_of(found[2], 1).to_pylist()[0] == "x"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "[]",
+        "{",
+        "{}",
+        '{"context": {}}',
+        '{"context": {}, "context": {}, "candidates": GOOD}',
+        '{"candidates": GOOD, "candidates": GOOD}',
+        '{"context": 7, "candidates": GOOD}',
+        '{"context": [], "candidates": GOOD}',
+        '{"context": {"a": "b, "candidates": GOOD}',
+        '{"context": {"a": [}, "candidates": GOOD',
+        '{"more": 1, "candidates": GOOD}',
+        '{"candidates": GOOD} x',
+        '{"candidates": GOOD}}',
+        '{"candidates": GOOD',
+        '{"candidates": GOOD,}',
+        '"candidates": GOOD}',
+        '{"candidates" GOOD}',
+    ],
+)
+def test_a_body_of_another_form_is_left_to_the_slow_way(body: str) -> None:
+    reader = _native.RequestRows([("a", "i", -10, 10, False)], [], 3)
+    assert reader.read(b'{"candidates": [{"a": 1}]}') is not None
+    assert reader.read(body.replace("GOOD", '[{"a": 1}]').encode()) is None
