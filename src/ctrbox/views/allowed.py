@@ -18,9 +18,10 @@ import posixpath
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from ctrbox.errors import PlanError
+from ctrbox.views.filesystems import path_of_uri
 
 VARIABLE = "CTRBOX_ALLOW_VIEWS"
 EVERYTHING = "*"
@@ -84,7 +85,7 @@ def _inside(path: str, folder: str) -> bool:
 def _local(path: str) -> str | None:
     """Return a path of this machine as the reader opens it; None for a remote one."""
     if path.startswith("file://"):
-        return urlsplit(path).path
+        return path_of_uri(path)
     return None if "://" in path or path == EVERYTHING else str(Path(path).expanduser())
 
 

@@ -118,6 +118,11 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0].removesuffix(".").strip()
 
 
+def path_of_uri(uri: str) -> str:
+    """Return the local path that a file:// URI names, letter by letter: "?" and "#" belong to the name."""
+    return "/" + uri.removeprefix("file://").partition("/")[2]
+
+
 def open_store(path: str, filesystem: Any = None, options: Mapping[str, Any] | None = None) -> tuple[Store, str]:
     """The store that `path` lies on and the path inside it."""
     options = dict(options or {})
@@ -134,7 +139,7 @@ def open_store(path: str, filesystem: Any = None, options: Mapping[str, Any] | N
     if options:
         raise SourceError(f"storage_options are for s3:// and hdfs:// paths; {path!r} is a local path")
     if scheme == "file":
-        return Store(pafs.LocalFileSystem()), urlsplit(path).path
+        return Store(pafs.LocalFileSystem()), path_of_uri(path)
     if scheme:
         known = ("file", "s3", "hdfs")
         raise SourceError(
@@ -233,7 +238,7 @@ def find_files(paths: Iterable[str], filesystem: Any, options: Mapping[str, Any]
             store = opened[key]
             inside = path[len(store.prefix) :] if "://" in path else str(Path(path).expanduser())
             if path.startswith("file://"):
-                inside = urlsplit(path).path
+                inside = path_of_uri(path)
         else:
             store, inside = open_store(path, filesystem, options)
             opened[key] = store

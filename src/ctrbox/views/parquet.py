@@ -100,7 +100,7 @@ class Parquet:
         return pq.ParquetFile(
             raw,
             metadata=None if footer is None else footer.detail,
-            read_dictionary=list(dictionary) or None,
+            read_dictionary=list(dictionary),
             pre_buffer=file.store.remote,
             coerce_int96_timestamp_unit="us",
             page_checksum_verification=True,
