@@ -180,7 +180,7 @@ def test_rows_up_to_the_limit_are_identified_by_all_of_them(monkeypatch: pytest.
     def identity(changed: int | None) -> str:
         return MemorySource(pa.table({"x": [-1 if row == changed else row for row in range(256)]})).fingerprint()
 
-    size = MemorySource(pa.table({"x": list(range(256))})).bytes
+    size = MemorySource(pa.table({"x": list(range(256))})).bytes or 0
     monkeypatch.setattr(memory, "WHOLE_BYTES", size)
     assert len({identity(None), identity(0), identity(1), identity(255)}) == 4
     monkeypatch.setattr(memory, "WHOLE_BYTES", size - 1)  # every fourth row stands for all
