@@ -65,7 +65,9 @@ def _vector(what: str, values: Any, rows: int | None) -> Array:
     if array.ndim != 1 or (rows is not None and len(array) != rows):
         expected = "one value a row" if rows is None else f"one value for each of the {rows:,} labels"
         raise DataError(f"{what} has shape {array.shape}; expected {expected}")
-    if array.dtype.kind not in ("biufM" if what == "time" else "biuf") and len(array):
+    if not len(array):
+        return np.zeros(0, np.int64)  # no values have no type: an empty list is one of floats for NumPy
+    if array.dtype.kind not in ("biufM" if what == "time" else "biuf"):
         raise DataError(f"{what} has type {array.dtype}; expected numbers")
     return array
 
@@ -105,7 +107,7 @@ class Rows:
             weights = given.astype(np.float64)
         if group is not None:
             given = _vector("group", group, len(labels))
-            if given.dtype.kind not in "biu" and len(given):
+            if given.dtype.kind not in "biu":
                 raise DataError(
                     f"group has type {given.dtype}; expected integers, such as hashes of what is grouped by"
                 )
@@ -114,7 +116,7 @@ class Rows:
             given = _vector("time", time, len(labels))
             if given.dtype.kind == "M":
                 given = given.astype("datetime64[us]").view(np.int64)
-            elif given.dtype.kind not in "biu" and len(given):
+            elif given.dtype.kind not in "biu":
                 raise DataError(f"time has type {given.dtype}; expected int64 microseconds or datetime64")
             times = given.astype(np.int64)
             _refuse(
