@@ -380,7 +380,7 @@ def check_memory(settings: _native.FfmSettings) -> None:
     if needed > memory:
         raise BudgetError(
             f"bits={settings.bits} needs {needed:,} bytes for weights and accumulators, this machine has {memory:,}; "
-            f"try bits={settings.bits - (needed // memory).bit_length()}"
+            f"try bits={settings.bits - ((needed - 1) // memory).bit_length()}"
         )
 
 
