@@ -17,7 +17,7 @@ import torch
 
 from ctrbox import _native
 from ctrbox.embed.model_server import ModelServer
-from ctrbox.engines.plan import whole
+from ctrbox.engines.threads import whole
 from ctrbox.errors import DeviceError, PlanError
 from ctrbox.train.fit import Fit
 

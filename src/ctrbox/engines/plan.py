@@ -21,6 +21,7 @@ from ctrbox.engines.cpu.assemble import Assembled, Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
 from ctrbox.engines.joins import JoinCount
 from ctrbox.engines.request import Requests, names_of, single
+from ctrbox.engines.threads import MOST_EXTRACTING, checked_threads, whole
 from ctrbox.errors import PlanError
 from ctrbox.plan.build import build, build_columns
 from ctrbox.plan.device import Device, device_named, gpu_here
@@ -34,13 +35,6 @@ from ctrbox.views.recorded import opened
 from ctrbox.views.view import Merge, View
 
 EVALUATE_ROWS = 65_536
-
-
-def whole(name: str, value: Any, low: int, high: int) -> int:
-    """The value, if it is a whole number within bounds."""
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise PlanError(f"{name} must be a whole number from {low:,} to {high:,}, got {value!r}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,7 @@ class Plan:
         self.log = log
         self.features = features
         self.device = checked_device(device)
-        self.threads = _native.usable_cores() if threads is None else whole("threads", threads, 1, 1024)
+        self._threads = _native.usable_cores() if threads is None else whole("threads", threads, 1, MOST_EXTRACTING)
         whole("chunk_rows", chunk_rows, 1, 65_536)
         self.chunk_rows = chunk_rows
         self.graph: Graph = build(log, features)
@@ -85,6 +79,20 @@ class Plan:
         self._extractor: Extractor | None = None
         self._lock = threading.Lock()
         self._requests: tuple[Requests, Requests | None] | None = None
+
+    @property
+    def threads(self) -> int:
+        """Number of threads that extract, from 1 to 1,024. Default: the cores that this process may use.
+
+        It can be changed between two passes over the log.
+        """
+        return self._threads
+
+    @threads.setter
+    def threads(self, threads: int) -> None:
+        self._threads = checked_threads(threads, MOST_EXTRACTING)
+        if self._extractor is not None:
+            self._extractor.threads = self._threads
 
     def __repr__(self) -> str:
         roles = [o.role for o in self.graph.outputs]
@@ -561,6 +569,7 @@ def compile(
     chunk_rows: int = CHUNK_ROWS,
 ) -> Plan:
     """The plan of a job. ``device``: "cpu", "cuda", "cuda:32GB", a ``cb.Device``, or "auto": a GPU where one can be used.
+    ``threads``: number of threads that extract, from 1 to 1,024; default: the cores that this process may use.
     Warns about features that read a column that the label reads."""
     if not isinstance(log, View):
         raise PlanError(f"compile needs a View, got {type(log).__name__}; wrap it: cb.View(data, key=…)")
@@ -568,6 +577,8 @@ def compile(
         raise PlanError(
             f"compile needs a FeatureSet, got {type(features).__name__}: cb.FeatureSet(label=…, sparse={{…}})"
         )
+    if threads is not None:
+        checked_threads(threads, MOST_EXTRACTING)
     plan = Plan(log, features, device=device, threads=threads, chunk_rows=chunk_rows)
     plan.graph.check_units()
     if leak := label_leak(plan.graph):

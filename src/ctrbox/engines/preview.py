@@ -10,7 +10,7 @@ from ctrbox.columns.batch import Schema
 from ctrbox.columns.kind import arrow_type
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.extract import Extractor
-from ctrbox.engines.plan import whole
+from ctrbox.engines.threads import whole
 from ctrbox.errors import PlanError
 from ctrbox.plan.build import Unusable, build_columns, columns_after
 from ctrbox.plan.expr import col

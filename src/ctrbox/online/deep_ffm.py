@@ -32,7 +32,7 @@ import numpy.typing as npt
 from ctrbox import _native
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.engines.aside import written_aside
-from ctrbox.engines.plan import whole
+from ctrbox.engines.threads import whole
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError, nearest
 from ctrbox.online.examples import ExampleCache, ExampleText, names
 from ctrbox.online.progress import Progress

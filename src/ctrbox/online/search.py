@@ -27,6 +27,7 @@ import numpy as np
 from ctrbox import _native
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.aside import written_aside
+from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError, nearest
 from ctrbox.online.deep_ffm import DeepFFM, memory_here
 from ctrbox.online.examples import ExampleCache, ExampleText
@@ -195,6 +196,7 @@ def search(
     """Learn all of ``models`` (options of `DeepFFM` by name) from ``source``; see this file's head.
 
     ``source``, ``test``  what `DeepFFM.learn` takes, or the path of a cache
+    ``threads``           number of models that learn at once, from 1 to 256; default: the cores that this process may use
     ``tick``              called with the examples learned from so far
     ``fields``            needed where the source does not know them: text without ``fields=``, batches
     """
@@ -207,12 +209,13 @@ def search(
         for option in options:
             if option not in OPTIONS:
                 raise PlanError(f"model {name!r}: DeepFFM has no option {option!r}{nearest(option, OPTIONS)}")
+    used = _native.usable_cores() if threads is None else checked_threads(threads, MOST_LEARNING)
     over = fields_of(source) if fields is None else fields
     check_memory(models)
     found = [Found(name, options, made(name, over, options)) for name, options in models.items()]
     for f in found:
         f.model.progress.window = window
-    examples = learn_all(found, source, threads or _native.usable_cores(), tick)
+    examples = learn_all(found, source, used, tick)
     for f in found:
         f.aucs = [w.auc for w in f.model.progress.windows]
         if not f.aucs and f.model.progress.examples:

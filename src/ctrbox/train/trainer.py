@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from ctrbox import _native
 from ctrbox.embed.dense_optimizer import DenseOptimizer
 from ctrbox.embed.optimizers import Adam
-from ctrbox.engines.plan import Plan, whole
+from ctrbox.engines.plan import Plan
+from ctrbox.engines.threads import MOST_LEARNING, checked_threads, whole
 from ctrbox.errors import PlanError, nearest
 from ctrbox.train.evaluation import Split, with_calibration
 from ctrbox.train.fit import Elsewhere, Fit
@@ -29,6 +31,7 @@ class Trainer:
 
     ``embedder``: one for all fields, a dict by field (``"*"``: the rest), `SparseTables` by dim, or
     None for tables on the model's device.
+    ``threads``: number of threads that learn, from 1 to 256; default: as many as the plan has. The weights do not depend on it.
     ``optimizer``: of the dense weights, ``cb.Adam(lr=…)``, ``cb.Adagrad``, ``cb.SGD``, or a function from parameters to a torch
     optimizer. ``device``: of the model, "cpu", "cuda" or "auto": where its tables are, or its plan was told to run. ``bf16``:
     products of the dense part in bfloat16, weights and tables stay float32. ``common``: fields of many keys a row that rows of
@@ -54,7 +57,7 @@ class Trainer:
         self.embedder = embedder
         self.optimizer = Adam(lr=1e-3) if optimizer is None else optimizer
         if threads is not None:
-            whole("threads", threads, 1, 256)
+            whole("threads", threads, 1, MOST_LEARNING)
         self.threads = threads
         if device not in DEVICES:
             raise PlanError(
@@ -119,6 +122,10 @@ class Trainer:
         chosen = settings_of({**settings, "valid": share})
         split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
         chosen = with_calibration(with_batch_size(chosen, split.train_rows), plan, split)
+        # A plan with as many threads has warned of too few cores already.
+        if self.threads is not None and not self.threads == plan.threads > _native.usable_cores():
+            rows = min(chosen.batch_size or split.train_rows, split.train_rows)
+            checked_threads(self.threads, MOST_LEARNING, rows=rows)
         look = Look(time, by) if (out is not None if explain is None else explain) else None
         check_have_effect(chosen, plan, split, looked=look is not None, time=time, by=by)
         if checkpoint_steps is not None and out is None and cluster is None:

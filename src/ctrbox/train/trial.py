@@ -36,6 +36,7 @@ from ctrbox.embed.optimizers import Adagrad, Adam
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.plan import Plan, Position
 from ctrbox.engines.plan import compile as compile_plan
+from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import BudgetError, PlanError, TrainError, nearest
 from ctrbox.plan.build import build_columns
 from ctrbox.plan.expr import Expr, column
@@ -85,6 +86,7 @@ def trial(
         raise PlanError(f"trial needs a plan, as cb.compile gives it, got {type(plan).__name__}")
     if plan.features.label is None:
         raise TrainError("the plan has no label to judge by; give one: cb.FeatureSet(label=col('clicked'), …)")
+    used = plan.threads if threads is None else checked_threads(threads, MOST_LEARNING)
     candidates = _candidates(plan, add, together)
     for name in ("patience", "evaluate_every", "monitor"):
         if name in settings:
@@ -102,7 +104,7 @@ def trial(
     chosen = with_batch_size(chosen, split.train_rows)
     judged = union if split.other is None else _union(plan, candidates, split.other, union)
     with torch.random.fork_rng(devices=[]):
-        arms = _arms(union.schema, candidates, build, table, numbers, optimizer, threads or plan.threads, chosen)
+        arms = _arms(union.schema, candidates, build, table, numbers, optimizer, used, chosen)
         began = time.perf_counter()
         try:
             rows = _learn(union, arms, chosen, split, overlap, watcher(progress))

@@ -1,0 +1,41 @@
+"""What ``threads=`` may be, for everything that takes it: a whole number from 1 on, and a warning where more cannot help."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from ctrbox import _native
+from ctrbox.errors import PlanError
+
+MOST_EXTRACTING, MOST_LEARNING = 1024, 256  # threads
+
+
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    """Return the value if it is a whole number within bounds."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise PlanError(f"{name} must be a whole number from {low:,} to {high:,}, got {value!r}")
+    return value
+
+
+def checked_threads(threads: Any, most: int, *, rows: int | None = None, stacklevel: int = 3) -> int:
+    """Return the number of threads if it is one from 1 to ``most``; warn where it is above the usable cores or ``rows``.
+
+    ``rows``: the number of rows that are worked on at once.
+    """
+    whole("threads", threads, 1, most)
+    cores = _native.usable_cores()
+    if threads > cores:
+        reason = f"this process may use {_counted(cores, 'core')}"
+    elif rows is not None and threads > max(rows, 1):
+        reason = f"only {_counted(rows, 'row')} can be worked on at once"
+    else:
+        return int(threads)
+    warnings.warn(
+        f"threads={threads}, but {reason}: more threads change no result and are not faster", stacklevel=stacklevel
+    )
+    return int(threads)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
