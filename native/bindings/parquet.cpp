@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "core/parallel.h"
 #include "core/parquet/column_chunk.h"
 #include "core/parquet/footer.h"
 
@@ -26,6 +27,7 @@ nb::object decode_column(Bytes chunk, int codec, uint32_t width, bool nullable, 
   std::shared_ptr<DecodedColumn> column;
   {
     nb::gil_scoped_release release;
+    const WorkerPool::Elsewhere here;
     if (std::optional<DecodedColumn> decoded = decode(chunk.data(), chunk.size(), shape))
       column = std::make_shared<DecodedColumn>(std::move(*decoded));
   }

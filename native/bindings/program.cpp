@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "bindings/bindings.h"
+#include "core/parallel.h"
 #include "core/program.h"
 #include "core/sinks.h"
 
@@ -60,6 +61,7 @@ void guarded(F f) {
   std::string message;
   try {
     nb::gil_scoped_release free;
+    const WorkerPool::Elsewhere here;
     f();
   } catch (const RowError& e) {
     piece = e.piece;
