@@ -12,7 +12,10 @@
 
 #include "bindings/bindings.h"
 #include "core/lookup.h"
+#include "core/tower/adam.h"
+#include "core/tower/dense_logs.h"
 #include "core/tower/dropout.h"
+#include "core/tower/field_index.h"
 #include "core/tower/step.h"
 
 using namespace cb;
@@ -29,6 +32,13 @@ using Columns = std::vector<std::tuple<size_t, int, bool>>;  // field, kind of p
 void expect(bool fits, const char* what) {
   if (!fits) throw nb::value_error(what);
 }
+
+// What a step knows of its batch before it sees a weight: built while the step before it runs.
+struct TowerIndex {
+  const Lookup* lookup;  // kept alive by Python
+  Columns columns;
+  FieldIndex fields;
+};
 
 // Weights and their gradients are arrays that the caller keeps: a model's parameters, which this reads in place.
 struct Tower {
@@ -55,14 +65,25 @@ struct Tower {
     layers.push_back({weight, weight_gradient, b, b_gradient, drop});
   }
 
-  TowerStep step(const Lookup& lookup, const Flat2& rows, const Flat2& logs, const Out& logits) const {
-    TowerStep s;
-    s.lookup = &lookup;
+  void check_columns(const Lookup& lookup) const {
     std::vector<bool> seen_field(lookup.fields());
     for (auto [field, kind, wide] : columns) {
       expect(field < lookup.fields() && !seen_field[field], "each field is read once, and must exist");
       expect(kind >= 0 && kind <= 2, "a kind of pooling is 0 (sum), 1 (mean) or 2 (max)");
       seen_field[field] = true;
+    }
+  }
+
+  TowerStep step(const Lookup& lookup, const TowerIndex* index, const Flat2& rows, const Flat2& logs,
+                 const Out& logits) const {
+    TowerStep s;
+    check_columns(lookup);
+    s.lookup = &lookup;
+    if (index) {
+      expect(index->lookup == &lookup && index->columns == columns, "the index belongs to another batch or model");
+      s.index = &index->fields;
+    }
+    for (auto [field, kind, wide] : columns) {
       s.columns.push_back({field, static_cast<Pool>(kind)});
       s.wide.push_back(wide);
     }
@@ -88,9 +109,10 @@ struct Tower {
   }
 };
 
-double learn(const Tower& t, const Lookup& lookup, Flat2 rows, Flat2 logs, Flat label, std::optional<Flat> weight,
-             const std::vector<uint64_t>& seeds, Out logits, Out2 gradient, size_t threads) {
-  TowerStep s = t.step(lookup, rows, logs, logits);
+double learn(const Tower& t, const Lookup& lookup, const TowerIndex* index, Flat2 rows, Flat2 logs, Flat label,
+             std::optional<Flat> weight, const std::vector<uint64_t>& seeds, Out logits, Out2 gradient,
+             size_t threads) {
+  TowerStep s = t.step(lookup, index, rows, logs, logits);
   expect(label.size() == lookup.rows && (!weight || weight->size() == lookup.rows), "labels and weights are one a row");
   expect(gradient.shape(0) == rows.shape(0) && gradient.shape(1) == rows.shape(1), "gradients have the shape of rows");
   expect(seeds.size() == s.layers.size(), "seeds are one a layer");
@@ -105,15 +127,55 @@ double learn(const Tower& t, const Lookup& lookup, Flat2 rows, Flat2 logs, Flat 
   return s.run(threads);
 }
 
-void score(const Tower& t, const Lookup& lookup, Flat2 rows, Flat2 logs, Out logits, size_t threads) {
-  TowerStep s = t.step(lookup, rows, logs, logits);
+void score(const Tower& t, const Lookup& lookup, const TowerIndex* index, Flat2 rows, Flat2 logs, Out logits,
+           size_t threads) {
+  TowerStep s = t.step(lookup, index, rows, logs, logits);
   nb::gil_scoped_release release;
   s.run(threads);
 }
 
+TowerIndex index_of(const Tower& t, const Lookup& lookup, size_t threads) {
+  t.check_columns(lookup);
+  TowerIndex found{&lookup, t.columns, {}};
+  std::vector<size_t> fields;
+  for (auto [field, kind, wide] : t.columns) fields.push_back(field);
+  nb::gil_scoped_release release;
+  found.fields.build(lookup, fields, threads);
+  return found;
+}
+
+// Weights, their gradients and the state of Adam, all in place: tensors that torch's optimizer has.
+struct Adam {
+  struct Weights {
+    Out weight, gradient, mean, square, steps;
+  };
+  std::vector<Weights> kept;
+  std::vector<AdamWeights> all;
+
+  void add(Out weight, Out gradient, Out mean, Out square, Out steps) {
+    const size_t n = weight.size();
+    expect(gradient.size() == n && mean.size() == n && square.size() == n && steps.size() == 1,
+           "gradient, mean and square have the shape of their weight, and steps is one number");
+    kept.push_back({weight, gradient, mean, square, steps});
+    all.push_back({n, weight.data(), gradient.data(), mean.data(), square.data(), steps.data()});
+  }
+};
+
 }  // namespace
 
 void bind_tower(nb::module_& m) {
+  nb::class_<TowerIndex>(m, "TowerIndex", "Which rows of a batch have which key of a field.");
+  nb::class_<Adam>(m, "Adam", "Dense weights and their state, in place, and the steps of Adam.")
+      .def(nb::init<>())
+      .def("add", &Adam::add, nb::arg("weight"), nb::arg("gradient"), nb::arg("mean"), nb::arg("square"),
+           nb::arg("steps"))
+      .def(
+          "step",
+          [](Adam& a, double lr, double beta1, double beta2, double eps, double l2, size_t threads) {
+            nb::gil_scoped_release release;
+            adam_step(a.all, {lr, beta1, beta2, eps, l2}, threads);
+          },
+          nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("l2"), nb::arg("threads"));
   nb::class_<Tower>(m, "Tower", "The weights of a usual click model, in place, and its steps.")
       .def(
           "__init__",
@@ -150,11 +212,23 @@ void bind_tower(nb::module_& m) {
           nb::arg("weight"), nb::arg("gradient"))
       .def("add_layer", &Tower::add_layer, nb::arg("weight"), nb::arg("weight_gradient"), nb::arg("bias").none(),
            nb::arg("bias_gradient").none(), nb::arg("drop"))
-      .def("learn", &learn, nb::arg("lookup"), nb::arg("rows"), nb::arg("logs"), nb::arg("label"),
-           nb::arg("weight").none(), nb::arg("seeds"), nb::arg("logits"), nb::arg("gradient"), nb::arg("threads"),
+      .def("index", &index_of, nb::arg("lookup"), nb::arg("threads"), nb::keep_alive<0, 2>(),
+           "What a step of this batch needs, whatever the weights are.")
+      .def("learn", &learn, nb::arg("lookup"), nb::arg("index").none(), nb::arg("rows"), nb::arg("logs"),
+           nb::arg("label"), nb::arg("weight").none(), nb::arg("seeds"), nb::arg("logits"), nb::arg("gradient"),
+           nb::arg("threads"),
            "Gradients of the mean loss, which is returned; the moments of dense columns are brought up to date.")
-      .def("score", &score, nb::arg("lookup"), nb::arg("rows"), nb::arg("logs"), nb::arg("logits"), nb::arg("threads"));
+      .def("score", &score, nb::arg("lookup"), nb::arg("index").none(), nb::arg("rows"), nb::arg("logs"),
+           nb::arg("logits"), nb::arg("threads"));
   m.def("tower_instructions", &tower_instructions);
+  m.def(
+      "dense_logs",
+      [](Flat x, Out out, size_t threads) {
+        expect(x.size() == out.size(), "logs are one a number");
+        nb::gil_scoped_release release;
+        return dense_logs({x.data(), x.size()}, {out.data(), out.size()}, threads);
+      },
+      nb::arg("x"), nb::arg("out"), nb::arg("threads"), "sign(x)·log(1 + |x|); whether every x is finite.");
   m.def(
       "dropout_mask",
       [](uint64_t seed, size_t rows, size_t columns, float drop, Out2 out) {

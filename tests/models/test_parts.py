@@ -26,6 +26,7 @@ from ctrbox.models import (
     PairSum,
 )
 from ctrbox.models import cin as cin_file
+from ctrbox.models.dense import checked_logs, logs_of
 from ctrbox.models.products import dots
 
 SHAPES = st.tuples(st.integers(0, 5), st.integers(1, 5), st.integers(1, 4))  # rows, fields, dim
@@ -269,6 +270,29 @@ def test_dense_columns_are_standardised_over_all_rows_seen(values: list[float], 
     if deviation > 1e-3 * (1 + abs(mean)):
         wanted = [min(10.0, max(-10.0, (v - mean) / deviation)) for v in logs]
         torch.testing.assert_close(got.squeeze(1), torch.tensor(wanted), rtol=1e-2, atol=1e-2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(width=32), min_size=1, max_size=70), st.sampled_from([1, 3]))
+def test_logs_of_dense_columns_are_exact_to_the_last_place(values: list[float], threads: int) -> None:
+    column = np.array(values, np.float32)
+    found, finite = checked_logs(column, threads)
+    assert finite == bool(np.isfinite(column).all())
+    exact = np.copysign(np.log1p(np.abs(column.astype(np.float64))), column)
+    known = ~np.isnan(column)
+    np.testing.assert_array_max_ulp(found[known], exact[known].astype(np.float32), 1)
+    assert np.array_equal(np.isnan(found), ~known)
+    assert np.array_equal(np.signbit(found[known]), np.signbit(column[known]))
+    twin = torch.copysign(torch.log1p(torch.from_numpy(column).abs()), torch.from_numpy(column))
+    torch.testing.assert_close(logs_of(torch.from_numpy(column)), twin, equal_nan=True, rtol=3e-7, atol=1e-37)
+
+
+def test_logs_are_the_same_bits_for_any_number_of_threads_and_keep_a_gradient() -> None:
+    column = np.random.default_rng(0).normal(0, 1e4, 200_001).astype(np.float32)
+    assert checked_logs(column)[0].tobytes() == checked_logs(column, 5)[0].tobytes()
+    asked = torch.tensor([3.0, -1.0], requires_grad=True)
+    logs_of(asked).sum().backward()
+    torch.testing.assert_close(asked.grad, torch.tensor([0.25, 0.5]))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.5, 1e9, 3e38, 1e-30])

@@ -202,3 +202,61 @@ def test_dropout_drops_as_often_as_asked_and_never_by_position() -> None:
     assert float((kept.float().mean(1) - 0.75).abs().max()) < 0.12
     again = drop(torch.ones(1000, 400)) > 0
     assert abs(float((kept == again).float().mean()) - 0.625) < 0.005  # independent draws: 0.75² + 0.25²
+
+
+def test_an_index_is_built_ahead_and_refused_for_another_batch() -> None:
+    p = plan(400)
+    first, second = p.batches(200)
+    one = learner(MODELS["DeepFM"](p.schema), p.schema)
+    assert one.tower is not None
+    ahead, other = one.keyed(first, learns=True), one.keyed(second, learns=True)
+    assert ahead.index is not None
+    assert one.keyed(first).index is None  # scoring needs none
+    one.learn(one.announce(ahead))
+    lookup = ahead.lookups[0]
+    rows = one.embedders[0].pull(lookup.keys)
+    arguments = (rows, ahead.logs, np.zeros(200, np.float32), None, 1)
+    with pytest.raises(ValueError, match="the index belongs to another batch or model"):
+        one.tower.learn(lookup, other.index, *arguments)  # type: ignore[arg-type]
+
+
+def test_a_batch_indexed_ahead_learns_the_same_bits() -> None:
+    p = plan(900)
+    batches = list(p.batches(300))
+    found = []
+    for learns in (False, True):
+        torch.manual_seed(2)
+        model = MODELS["DeepFM"](p.schema)
+        one = learner(model, p.schema, threads=2)
+        for k, batch in enumerate(batches):
+            one.learn(one.announce(one.keyed(batch, k, learns=learns)))
+        found.append(torch.cat([w.detach().flatten() for w in model.parameters()]).numpy().tobytes())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_native_scores_are_those_of_torch_and_do_not_depend_on_threads(name: str) -> None:
+    p = plan(1300)
+    batches = list(p.batches(500))
+    torch.manual_seed(4)
+    one = learner(MODELS[name](p.schema), p.schema)
+    one.learn(one.look(batches[0]))
+    looked = [one.look(batch, prefetch=False) for batch in batches]
+    native = [one.score(batch) for batch in looked]
+    one.threads = 5
+    assert all(np.array_equal(a, one.score(batch)) for a, batch in zip(native, looked, strict=True))
+    one.tower = None
+    for ours, batch in zip(native, looked, strict=True):
+        twin = one.score(batch)
+        np.testing.assert_allclose(ours, twin, rtol=1e-4, atol=1e-5 * float(np.abs(twin).max()))
+
+
+def test_scores_go_through_a_hook_where_there_is_one() -> None:
+    p = plan(300)
+    model = MODELS["DeepFM"](p.schema)
+    one = learner(model, p.schema)
+    (batch,) = p.batches(300)
+    met: list[int] = []
+    model.tower.register_forward_hook(lambda *_: met.append(1))  # type: ignore[union-attr,operator]
+    one.score(one.look(batch, prefetch=False))
+    assert met == [1]

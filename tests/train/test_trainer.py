@@ -15,6 +15,7 @@ from torch import nn
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import BudgetError, DataError, PlanError, TrainError
+from ctrbox.train import not_finite
 from ctrbox.train.learner import Learner
 from tests.train.worlds import FAST, Small, checkerboard, fit, plan_of, table, weights
 
@@ -244,7 +245,7 @@ def test_a_key_is_blamed_only_beyond_the_limit(
         def forward(self, x: Any) -> torch.Tensor:
             return super().forward(x) * math.nan
 
-    monkeypatch.setattr(Learner, "_largest", lambda *given: (size, "user", 3))
+    monkeypatch.setattr(not_finite, "_largest", lambda *given: (size, "user", 3))
     with pytest.raises(TrainError, match=told):
         cb.Trainer(Broken(plan.schema), cb.MemoryTable(4)).fit(plan, **FAST)
 

@@ -94,14 +94,22 @@ CB_INLINE void sum_panel(const float* start, float* out, size_t count, At at) {
   for (size_t j = 0; j < Sixteens * kRegisters; ++j) store(out + j * kLanes, sum[j]);
 }
 
-// out = start + the vectors at(0), at(1), … in this order; `stride` floats each.
+// The widest panel of at most `left` sixteens; returns its width in floats.
+template <size_t Most, class At>
+CB_INLINE size_t sum_widest_panel(const float* start, float* out, size_t left, size_t count, At at) {
+  if constexpr (Most > 1)
+    if (left < Most) return sum_widest_panel<Most - 1>(start, out, left, count, at);
+  sum_panel<Most>(start, out, count, at);
+  return 16 * Most;
+}
+
+// out = start + the vectors at(0), at(1), … in this order; `stride` floats each. One panel takes all that fits into the
+// registers, because every panel walks over all the vectors anew and its additions wait for each other.
 template <class At>
 CB_INLINE void sum_vectors(const float* start, float* out, size_t stride, size_t count, At at) {
-  size_t from = 0;
-  for (; from + 16 * kPanel <= stride; from += 16 * kPanel)
-    sum_panel<kPanel>(start + from, out + from, count, [&](size_t k) { return at(k) + from; });
-  for (; from < stride; from += 16)
-    sum_panel<1>(start + from, out + from, count, [&](size_t k) { return at(k) + from; });
+  for (size_t from = 0; from < stride;)
+    from += sum_widest_panel<kPanel>(start + from, out + from, (stride - from) / 16, count,
+                                     [&](size_t k) { return at(k) + from; });
 }
 
 CB_INLINE void fetch(const float* p, size_t floats) {
@@ -302,8 +310,7 @@ double losses(const TowerPlan& p, const Block& b) {
 
 // out[stride] += the sum of n rows.
 void add_rows(const float* rows, size_t n, size_t stride, float* out) {
-  for (size_t c = 0; c < stride; c += 16)
-    sum_panel<1>(out + c, out + c, n, [&](size_t r) { return rows + r * stride + c; });
+  sum_vectors(out, out, stride, n, [&](size_t r) { return rows + r * stride; });
 }
 
 // Gradients of layers behind the first and of what they read, down to that of layer 1's sums, in back[0].

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 
 #include "core/buffers.h"
@@ -15,12 +16,13 @@ namespace cb {
 
 namespace {
 
-constexpr size_t kLeastSlice = 64;   // rows
-constexpr size_t kMostSlices = 32;   // of a batch: enough for 16 threads to share evenly, few enough to add up
-constexpr size_t kProjected = 256;   // keys of a task
-constexpr size_t kLeastUnit = 1024;  // rows whose gradients a unit of keys adds up
-constexpr size_t kMostUnits = 8;     // of a field, about
-constexpr double kConstant = 1e-6;   // below this share of the mean a deviation is rounding (models/dense.py)
+constexpr size_t kLeastSlice = 64;       // rows
+constexpr size_t kMostSlices = 32;       // of a batch: enough for 16 threads to share evenly, few enough to add up
+constexpr size_t kProjected = 256;       // keys of a task
+constexpr size_t kLeastUnit = 1024;      // rows whose gradients a unit of keys adds up
+constexpr size_t kMostUnits = 8;         // of a field, about
+constexpr size_t kFewFloats = 1u << 18;  // to copy or add up: one thread is done before others are awake
+constexpr double kConstant = 1e-6;       // below this share of the mean a deviation is rounding (models/dense.py)
 
 // Keys at places [from, to) of a field: gradients that are added up by one task.
 struct Unit {
@@ -69,18 +71,18 @@ class Pieces {
 
 class Running {
  public:
-  Running(TowerStep& step, size_t threads) : s_(step), threads_(std::max<size_t>(threads, 1)) {}
+  Running(TowerStep& step, size_t threads)
+      : s_(step), threads_(std::max<size_t>(threads, 1)), index_(step.index ? *step.index : own_index_) {}
 
   double run() {
     check();
     plan_.rows = s_.lookup->rows;
     index_fields();
     describe();
-    merge_moments();
     prepare();
-    pool_some();
     const TowerKernels& kernels = tower_kernels();
-    project(kernels);
+    read_inputs(kernels);
+    merge_moments();
     const double loss = walk_rows(kernels);
     if (s_.label && plan_.rows) {
       walk_keys(kernels);
@@ -104,9 +106,11 @@ class Running {
   }
 
   void index_fields() {
-    std::vector<size_t> fields;
-    for (const PoolColumn& c : s_.columns) fields.push_back(c.field);
-    index_.build(*s_.lookup, fields, threads_);
+    if (!s_.index) {
+      std::vector<size_t> fields;
+      for (const PoolColumn& c : s_.columns) fields.push_back(c.field);
+      own_index_.build(*s_.lookup, fields, threads_);
+    }
     std::vector<bool> by_key(s_.columns.size());
     for (size_t c : index_.columns) by_key[c] = true;
     for (size_t c = 0; c < s_.columns.size(); ++c) {
@@ -190,7 +194,44 @@ class Running {
     p.row_gradient = s_.row_gradient;
   }
 
-  // Mean and sum of squared distances of each dense column, merged slice by slice into those of all rows before.
+  // What the rows read: pooled vectors, projected keys and the moments of dense columns. None of them needs another
+  // one, so all are tasks of one call. Pooling begins first and cuts itself into tasks of its own.
+  void read_inputs(const TowerKernels& kernels) {
+    std::vector<Unit> units;
+    for (size_t f = 0; f < plan_.fields; ++f)
+      for (size_t from = plan_.begin[f]; from < plan_.begin[f + 1]; from += kProjected)
+        units.push_back({f, from, std::min(from + kProjected, plan_.begin[f + 1])});
+    const size_t moments = s_.label && s_.dense ? slice_count() : 0;
+    slice_means_.resize(moments * s_.dense);
+    slice_spreads_.resize(moments * s_.dense);
+    parallel_for(threads_, 1 + moments + units.size(), [&](size_t task) {
+      if (task == 0) {
+        pool_some();
+      } else if (task <= moments) {
+        take_moments(task - 1);
+      } else {
+        const Unit& unit = units[task - 1 - moments];
+        kernels.project(plan_, unit.field, unit.from, unit.to, scratch_of(plan_.scratch));
+      }
+    });
+  }
+
+  // Mean and sum of squared distances of each dense column, over the rows of a slice.
+  void take_moments(size_t slice) {
+    const size_t columns = s_.dense, from = slice_at(slice), to = slice_at(slice + 1);
+    double* mean = slice_means_.data() + slice * columns;
+    double* spread = slice_spreads_.data() + slice * columns;
+    for (size_t r = from; r < to; ++r)
+      for (size_t c = 0; c < columns; ++c) mean[c] += s_.logs[r * columns + c];
+    for (size_t c = 0; c < columns; ++c) mean[c] /= static_cast<double>(std::max<size_t>(to - from, 1));
+    for (size_t r = from; r < to; ++r)
+      for (size_t c = 0; c < columns; ++c) {
+        const double away = s_.logs[r * columns + c] - mean[c];
+        spread[c] += away * away;
+      }
+  }
+
+  // The moments of the slices, merged in their order into those of all rows before.
   void merge_moments() {
     const size_t n = plan_.rows, columns = s_.dense;
     mean_.resize(columns);
@@ -198,20 +239,7 @@ class Running {
     if (!columns) return;
     if (s_.label && n) {
       const size_t slices = slice_count();
-      std::vector<double> means(slices * columns), spreads(slices * columns);
-      parallel_for(threads_, slices, [&](size_t s) {
-        const size_t from = slice_at(s), to = slice_at(s + 1);
-        double* mean = means.data() + s * columns;
-        double* spread = spreads.data() + s * columns;
-        for (size_t r = from; r < to; ++r)
-          for (size_t c = 0; c < columns; ++c) mean[c] += s_.logs[r * columns + c];
-        for (size_t c = 0; c < columns; ++c) mean[c] /= static_cast<double>(to - from);
-        for (size_t r = from; r < to; ++r)
-          for (size_t c = 0; c < columns; ++c) {
-            const double away = s_.logs[r * columns + c] - mean[c];
-            spread[c] += away * away;
-          }
-      });
+      const std::vector<double>&means = slice_means_, &spreads = slice_spreads_;
       double before = *s_.moments.seen;
       for (size_t s = 0; s < slices; ++s) {
         const double more = static_cast<double>(slice_at(s + 1) - slice_at(s)), total = before + more;
@@ -294,7 +322,9 @@ class Running {
     pack_pooled(memory_.at(pooled_weight), memory_.at(pooled_back));
     if (!p.layers) return;
     // Layer 1 field by field, then the other layers.
-    parallel_for(threads_, s_.columns.size() + p.layers - 1, [&](size_t task) {
+    size_t floats = 0;
+    for (const TowerLayer& layer : s_.layers) floats += layer.inputs * layer.outputs;
+    parallel_for(floats < kFewFloats ? 1 : threads_, s_.columns.size() + p.layers - 1, [&](size_t task) {
       if (task < s_.columns.size()) {
         const size_t at = task * p.dim;
         pack(s_.layers[0].weight + at * p.outputs, p.dim, p.outputs, p.output_stride,
@@ -356,16 +386,6 @@ class Running {
                    const_cast<float*>(plan_.pooled_vectors), winners_.data(), threads_);
   }
 
-  void project(const TowerKernels& kernels) {
-    std::vector<Unit> units;
-    for (size_t f = 0; f < plan_.fields; ++f)
-      for (size_t from = plan_.begin[f]; from < plan_.begin[f + 1]; from += kProjected)
-        units.push_back({f, from, std::min(from + kProjected, plan_.begin[f + 1])});
-    parallel_for(threads_, units.size(), [&](size_t k) {
-      kernels.project(plan_, units[k].field, units[k].from, units[k].to, scratch_of(plan_.scratch));
-    });
-  }
-
   size_t slice_count() const { return std::clamp<size_t>(plan_.rows / kLeastSlice, 1, kMostSlices); }
   size_t slice_at(size_t slice) const { return plan_.rows * slice / slice_count(); }
 
@@ -399,7 +419,13 @@ class Running {
     }
     const size_t each = plan_.dim * plan_.output_stride;
     unit_sums_.resize(units_.size() * each + 1);
-    parallel_for(threads_, units_.size(), [&](size_t k) {
+    // The largest units begin first: a key that many rows have would else keep everybody waiting at the end.
+    std::vector<size_t> order(units_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    auto rows_of = [&](size_t k) { return plan_.from[units_[k].to] - plan_.from[units_[k].from]; };
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rows_of(a) > rows_of(b); });
+    parallel_for(threads_, units_.size(), [&](size_t task) {
+      const size_t k = order[task];
       float* sums = unit_sums_.data() + k * each;
       std::fill_n(sums, each, 0.0f);
       kernels.keys(plan_, units_[k].field, units_[k].from, units_[k].to, sums, scratch_of(plan_.scratch));
@@ -411,7 +437,7 @@ class Running {
     const TowerPlan& p = plan_;
     const size_t slices = slice_count(), piece = 4096, pieces = (sums_ + piece - 1) / piece;
     float* total = slice_sums_.data();
-    parallel_for(sums_ < 4 * piece ? 1 : threads_, pieces, [&](size_t k) {
+    parallel_for(sums_ * slices < kFewFloats ? 1 : threads_, pieces, [&](size_t k) {
       const size_t from = k * piece, to = std::min(sums_, from + piece);
       for (size_t s = 1; s < slices; ++s)
         for (size_t i = from; i < to; ++i) total[i] += slice_sums_.data()[s * sums_ + i];
@@ -421,7 +447,7 @@ class Running {
       std::vector<size_t> first(p.fields + 1);  // unit of each field
       for (const Unit& unit : units_) ++first[unit.field + 1];
       for (size_t f = 0; f < p.fields; ++f) first[f + 1] += first[f];
-      parallel_for(each * units_.size() < 8 * piece ? 1 : threads_, p.fields, [&](size_t f) {
+      parallel_for(each * units_.size() < kFewFloats ? 1 : threads_, p.fields, [&](size_t f) {
         float* sum = unit_sums_.data() + first[f] * each;
         for (size_t k = first[f] + 1; k < first[f + 1]; ++k)
           for (size_t i = 0; i < each; ++i) sum[i] += unit_sums_.data()[k * each + i];
@@ -462,12 +488,14 @@ class Running {
   TowerStep& s_;
   const size_t threads_;
   TowerPlan plan_{};
-  FieldIndex index_;
+  FieldIndex own_index_;
+  const FieldIndex& index_;
   std::vector<size_t> pooled_at_;  // columns
   std::vector<PoolColumn> pooled_columns_;
   std::vector<uint8_t> wide_, pooled_wide_;
   std::vector<const float*> field_weight_, field_back_;
   std::vector<float> mean_, scale_;
+  std::vector<double> slice_means_, slice_spreads_;  // [slices][dense]
   Pieces memory_;
   Buffer<int32_t> winners_;
   size_t sums_ = 0;

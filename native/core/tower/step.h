@@ -28,6 +28,7 @@
 
 #include "core/lookup.h"
 #include "core/pooling.h"
+#include "core/tower/field_index.h"
 
 namespace cb {
 
@@ -51,8 +52,9 @@ struct DenseMoments {
 struct TowerStep {
   // ---- the batch
   const Lookup* lookup = nullptr;
-  std::vector<PoolColumn> columns;  // the model's fields, in the order of layer 1's inputs
-  std::vector<uint8_t> wide;        // of each: whether its first-order weight counts
+  const FieldIndex* index = nullptr;  // of `lookup` and `columns`, where it was built ahead of the step
+  std::vector<PoolColumn> columns;    // the model's fields, in the order of layer 1's inputs
+  std::vector<uint8_t> wide;          // of each: whether its first-order weight counts
   size_t dim = 0;
   bool linear = false;            // column 0 of `rows` is the first-order weight
   const float* rows = nullptr;    // [unique][linear + dim], as pulled

@@ -11,8 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
+
+from ctrbox import _native
+
+Floats = npt.NDArray[np.float32]
 
 # A column that is 0 in all but one row of a million has a deviation of next to nothing.
 REACH = 10.0
@@ -74,8 +80,19 @@ class DenseInput(nn.Module):
 
 
 def logs_of(dense: torch.Tensor) -> torch.Tensor:
-    """s(x) of every number. It depends on nothing else, so the trainer has it done before a batch is learned."""
+    """Return s(x) of every number."""
+    if dense.device.type == "cpu" and dense.dtype == torch.float32 and not dense.requires_grad:
+        return torch.from_numpy(checked_logs(dense.contiguous().numpy())[0])
     return torch.copysign(torch.log1p(dense.abs()), dense)
+
+
+def checked_logs(dense: Floats, threads: int = 1) -> tuple[Floats, bool]:
+    """Return s(x) of every number, and whether all numbers are finite.
+
+    It depends on nothing else, so the trainer has it done before a batch is learned.
+    """
+    logs = np.empty_like(dense)
+    return logs, _native.dense_logs(dense.reshape(-1), logs.reshape(-1), threads)
 
 
 class FirstOrder(nn.Module):

@@ -101,6 +101,6 @@ def keyed(
     try:
         for handed in walk:
             clock.rows += handed.batch.rows
-            yield handed, learner.keyed(handed.batch, handed.number) if handed.batch.rows else None
+            yield handed, learner.keyed(handed.batch, handed.number, learns=True) if handed.batch.rows else None
     finally:
         walk.close()

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ctrbox import _native
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.embed.embedder import Embedder, Floats, Keys
 from ctrbox.embed.gpu_batch import Carried, Carrier, References, Told
@@ -37,11 +38,13 @@ from ctrbox.embed.shared_keys import check_common, shared
 from ctrbox.embed.sparse import SparseTable
 from ctrbox.embed.table import Table
 from ctrbox.errors import DataError, DeviceError, PlanError, TrainError
-from ctrbox.models.dense import DenseInput, logs_of
+from ctrbox.models.dense import DenseInput, checked_logs
 from ctrbox.models.inputs import Inputs, Pooled
+from ctrbox.train.adam_step import AdamStep
 from ctrbox.train.graphed import Fed, Graphed
 from ctrbox.train.look_ahead import NextUse
 from ctrbox.train.loss import check_counting, loss_of
+from ctrbox.train.not_finite import culprit
 from ctrbox.train.sources import CPU, Embedders, Source, reads_of, sources_of
 from ctrbox.train.together import ALONE, Together
 from ctrbox.train.tower_step import TowerStep, tower_step_of
@@ -49,7 +52,6 @@ from ctrbox.train.tower_step import TowerStep, tower_step_of
 LONGEST = 1024  # keys of a row that a sequence hands over, its last ones: one row of 200,000 would be 25 GB of padding
 AHEAD = 2  # steps launched on a GPU before the loss of the first is waited for: the host is never what it waits for
 NO_KEYS = np.empty(0, np.int64)
-HUGE = 1e6  # no useful weight is so large; products of such ones are what makes a loss infinite
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Looked:
     first: torch.Tensor | None = (
         None  # of each row the one that has the keys of its common fields, where they are shared
     )
+    index: _native.TowerIndex | None = None  # for the native step, which has it built while the step before runs
 
 
 # Rows of a source: a tensor (unique, width) that was pulled, or what a GPU table pooled.
@@ -128,6 +131,7 @@ class Learner:
         # There is a native step for the usual models on a CPU; torch computes other models, cluster workers and a GPU.
         plain = device.type == "cpu" and together.of == 1 and not bf16 and not self.common
         self.tower = tower_step_of(model, self.reads, self.sources) if plain else None
+        self.adam = AdamStep(self.optimizer) if type(self.optimizer) is torch.optim.Adam else None
         self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not downsampled
 
     @property
@@ -139,22 +143,33 @@ class Learner:
         """The batch's unique keys, and their rows announced."""
         return self.announce(self.keyed(batch, number), prefetch=prefetch, next_use=next_use)
 
-    def keyed(self, batch: Batch, number: int = 0) -> Looked:
-        """The batch's unique keys; asks no table, so that the next batch's may be found while this one's rows are read."""
+    def keyed(self, batch: Batch, number: int = 0, *, learns: bool = False) -> Looked:
+        """The batch's unique keys; asks no table, so that the next batch's may be found while this one's rows are read.
+
+        ``learns``: also what the native step needs of a batch that it is going to learn.
+        """
         dense: Any = batch.dense
         if batch.on_device and (self.carrier is None or dense.device != self.device):
             batch = batch.cpu()
-        if not batch.on_device and not np.isfinite(batch.dense).all():
-            raise self._culprit(Looked(batch, (), number), (), math.nan)
+        # A tenth of a small model's step, and nobody waits for it here.
+        logs = None
+        if self.takes_logs and self.carrier is None:
+            found, finite = checked_logs(np.ascontiguousarray(batch.dense), self.threads)
+            logs = torch.from_numpy(found)
+        else:
+            finite = batch.on_device or bool(np.isfinite(batch.dense).all())
+        if not finite:
+            raise culprit(self, Looked(batch, (), number), (), math.nan)
         known = batch if all(s.fused for s in self.sources) else batch.cpu()
         first = None
         if self.common and batch.group is not None:
             known, where = shared(known, self.common)
             first = torch.from_numpy(where)
         lookups = tuple(Lookup.of(known, s.fields, self.threads) for s in self.sources if not s.fused)
-        # A tenth of a small model's step, and nobody waits for it here.
-        logs = logs_of(torch.from_numpy(batch.dense)) if self.takes_logs and self.carrier is None else None
-        return Looked(batch, lookups, number, logs=logs, first=first)
+        index = None
+        if learns and self.tower is not None:
+            index = self.tower.index(lookups[0], self.threads)
+        return Looked(batch, lookups, number, logs=logs, first=first, index=index)
 
     def announce(self, looked: Looked, *, prefetch: bool = True, next_use: Sequence[NextUse] = ()) -> Looked:
         """What ``keyed`` gave, ready to be learned; with ``prefetch`` rows of its keys may be made now. Changes no weight.
@@ -278,22 +293,25 @@ class Learner:
         rows = self.sources[0].embedder.pull(lookup.keys, create=True)
         label = np.ascontiguousarray(batch.label, np.float32)
         weight = None if batch.weight is None else np.ascontiguousarray(batch.weight, np.float32)
-        loss, gradient = tower.learn(lookup, rows, looked.logs, label, weight, self.threads)
+        loss, gradient = tower.learn(lookup, looked.index, rows, looked.logs, label, weight, self.threads)
         pulled = torch.from_numpy(rows)
         self._refuse(looked, [pulled], loss)
         pulled.grad = torch.from_numpy(gradient)
         self._push(looked, [pulled], factor)
-        self._step_dense(factor)
+        self._step_dense(factor, native=True)
         return loss
 
-    def _step_dense(self, factor: float) -> None:
+    def _step_dense(self, factor: float, native: bool = False) -> None:
         if self.optimizer is None:
             return
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
-        self.optimizer.step()
+        if native and self.adam is not None and self.adam.usable:
+            self.adam.step(self.threads)
+        else:
+            self.optimizer.step()
 
     # ---- the dense part, recorded
     def _fed(self, looked: Looked, pulled: Sequence[Pulled]) -> Fed | None:
@@ -354,10 +372,18 @@ class Learner:
         """Return logits (rows,) float32 with the shift for downsampled negatives; creates no rows."""
         self.model.eval()
         with torch.inference_mode(), self._fitting(looked):
-            logits = self._logits(looked, self._pull(looked, train=False)).cpu().numpy()
+            pulled = self._pull(looked, train=False)
+            if self.tower is not None and self.tower.usable:
+                (lookup,) = looked.lookups
+                assert isinstance(lookup, Lookup)
+                assert isinstance(pulled[0], torch.Tensor)
+                assert looked.logs is not None
+                logits = self.tower.score(lookup, pulled[0].numpy(), looked.logs, self.threads)
+            else:
+                logits = self._logits(looked, pulled).cpu().numpy()
         bad = np.flatnonzero(~np.isfinite(logits))
         if len(bad):
-            raise self._culprit(looked, self._pull(looked, train=False), float(logits[bad[0]]))
+            raise culprit(self, looked, self._pull(looked, train=False), float(logits[bad[0]]))
         return logits + np.float32(self.shift) if self.shift else logits
 
     def answers(self, batch: Batch, of: Callable[[Inputs], torch.Tensor]) -> Floats:
@@ -508,12 +534,12 @@ class Learner:
                 else:
                     source.embedder.push(lookup.keys, gradients)
             except DataError:
-                raise self._culprit(looked, pulled, math.nan) from None
+                raise culprit(self, looked, pulled, math.nan) from None
 
     # ---- when a number is none
     def _refuse(self, looked: Looked, pulled: Sequence[Pulled], value: float) -> None:
         if not math.isfinite(value):
-            raise self._culprit(looked, pulled, value)
+            raise culprit(self, looked, pulled, value)
 
     def _heard(self) -> None:
         """Refuse the step whose gradients a GPU table could not apply, if that is known by now."""
@@ -531,53 +557,6 @@ class Learner:
                     f"{references.field_of(bad)!r} is not finite; lower the learning rate of its table, or clip gradients"
                 )
 
-    def _culprit(self, looked: Looked, pulled: Sequence[Pulled], value: float) -> TrainError:
-        """The first thing of the batch that is not a number, by name."""
-        batch, where = looked.batch.cpu(), f"batch {looked.number}"
-        found = np.argwhere(~np.isfinite(batch.dense))
-        if len(found):
-            row, column = found[0]
-            name = self.schema.dense_names[column]
-            met = batch.dense[row, column]
-            remedy = "clip it" if np.isinf(met) else "replace it, cb.when(x.is_nan()).then(0.0).otherwise(x),"
-            return TrainError(
-                f"{where}: dense feature {name!r} is {met} in row {row} of the batch; {remedy} in the plan"
-            )
-        for array, what in ((batch.weight, "the sample weight"), (batch.label, "the label")):
-            bad = np.flatnonzero(~np.isfinite(array if array is not None else 0.0))
-            if len(bad) and array is not None:
-                return TrainError(f"{where}: {what} is {array[bad[0]]} in row {bad[0]} of the batch")
-        for what in ("value", "gradient"):
-            for source, rows in zip(self.sources, pulled, strict=False):
-                size, name, key = self._largest(what, source, rows, batch)
-                if size > HUGE:
-                    return TrainError(
-                        f"{where}: a {what} of key {key} of field {name!r} has grown to {size:.3g}; lower the learning "
-                        "rate of its table, or clip gradients"
-                    )
-        for parameter, weight in self.model.named_parameters():
-            if not bool(torch.isfinite(weight).all()):
-                return TrainError(
-                    f"{where}: weight {parameter!r} of the model is not finite; lower the learning rate, or clip=1.0"
-                )
-        return TrainError(f"{where}: the loss is {value}; lower the learning rate, or clip=1.0")
-
-    def _largest(self, what: str, source: Source, rows: Pulled, batch: Batch) -> tuple[float, str, int]:
-        """The largest value or gradient of a source: its size (infinite where it is not a number), its field and key."""
-        if isinstance(rows, Reading) and what == "gradient":
-            return rows.largest(batch.rows)
-        lookup = Lookup.of(batch, source.fields, self.threads)
-        if isinstance(rows, Reading):
-            found: torch.Tensor | None = torch.from_numpy(source.embedder.pull(lookup.keys, create=False))
-        else:
-            found = rows.detach() if what == "value" else rows.grad
-        if found is None or not len(lookup.keys):
-            return 0.0, "", 0
-        largest = np.abs(found.cpu().numpy()).max(1)
-        largest[np.isnan(largest)] = np.inf
-        worst = int(largest.argmax())
-        return float(largest[worst]), _field_of(lookup, source, worst), int(lookup.keys[worst])
-
 
 def _parted(
     fields: tuple[str, ...], common: Sequence[str], first: torch.Tensor | None
@@ -587,9 +566,3 @@ def _parted(
     parts: list[tuple[tuple[str, ...], torch.Tensor | None]] = [(own, None)]
     parts.append((tuple(n for n in fields if n in common), first))
     return [part for part in parts if part[0]]
-
-
-def _field_of(lookup: Lookup, source: Source, place: int) -> str:
-    """A field that refers to the unique key at ``place``."""
-    at = int(np.flatnonzero(lookup.inverse == place)[0])
-    return next(n for n, end in zip(source.fields, lookup.starts[1:], strict=True) if at < end)

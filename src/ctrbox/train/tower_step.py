@@ -49,7 +49,9 @@ class TowerStep:
         self.model, self.reads, self.source = model, reads, source
         self.gradients: dict[str, torch.Tensor] = {}
         self.drops: list[float] = []
-        self.addresses: list[int] = []
+        self.tensors: list[torch.Tensor] = []
+        self.addresses: list[int] = []  # of ``tensors``
+        self.trained: list[tuple[nn.Parameter, torch.Tensor]] = []  # weights and their gradients
         self.hooks = [getattr(part, name) for part in model.modules() for name in HOOKS]
         self.native = self._built()
 
@@ -58,8 +60,20 @@ class TowerStep:
         """Whether nobody has hooked into the modules since: only torch calls hooks."""
         return not any(self.hooks)
 
+    def index(self, lookup: Lookup, threads: int) -> _native.TowerIndex:
+        """Return what a step needs of its batch whatever the weights are. It may be built while another step runs."""
+        assert lookup.native is not None
+        return self.native.index(lookup.native, threads)
+
     def learn(
-        self, lookup: Lookup, rows: Floats, logs: torch.Tensor, label: Floats, weight: Floats | None, threads: int
+        self,
+        lookup: Lookup,
+        index: _native.TowerIndex | None,
+        rows: Floats,
+        logs: torch.Tensor,
+        label: Floats,
+        weight: Floats | None,
+        threads: int,
     ) -> tuple[float, Floats]:
         """Return the mean loss and the gradients of ``rows``; those of the model's weights become their ``grad``."""
         self._look()
@@ -67,10 +81,12 @@ class TowerStep:
         gradient = np.empty_like(rows)
         logits = np.empty(lookup.rows, np.float32)
         assert lookup.native is not None
-        loss = self.native.learn(lookup.native, rows, logs.numpy(), label, weight, seeds, logits, gradient, threads)
-        for name, parameter in self.model.named_parameters():
+        loss = self.native.learn(
+            lookup.native, index, rows, logs.numpy(), label, weight, seeds, logits, gradient, threads
+        )
+        for parameter, found in self.trained:
             if parameter.requires_grad:
-                parameter.grad = self.gradients[name]
+                parameter.grad = found
         return loss, gradient
 
     def score(self, lookup: Lookup, rows: Floats, logs: torch.Tensor, threads: int) -> Floats:
@@ -78,18 +94,20 @@ class TowerStep:
         self._look()
         logits = np.empty(lookup.rows, np.float32)
         assert lookup.native is not None
-        self.native.score(lookup.native, rows, logs.numpy(), logits, threads)
+        self.native.score(lookup.native, None, rows, logs.numpy(), logits, threads)
         return logits
 
     def _look(self) -> None:
         """Notice weights that were moved to other memory since the step before."""
-        if self.addresses != _addresses(self.model):
+        if self.addresses != [t.data_ptr() for t in self.tensors]:
             self.native = self._built()
 
     def _built(self) -> _native.Tower:
         model, reads = self.model, self.reads
-        self.addresses = _addresses(model)
+        self.tensors = [*model.parameters(), *model.buffers()]
+        self.addresses = [t.data_ptr() for t in self.tensors]
         self.gradients = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        self.trained = [(p, self.gradients[name]) for name, p in model.named_parameters()]
         weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
         gradients = {name: g.numpy() for name, g in self.gradients.items()}
         wide = set(range(len(reads.fields)))
@@ -166,7 +184,3 @@ def _drop_behind(tower: MLP, layer: int) -> float:
     step = tower.between[layer]
     assert isinstance(step, nn.Sequential)
     return step[1].p if len(step) > 1 else 0.0  # type: ignore[return-value]
-
-
-def _addresses(model: nn.Module) -> list[int]:
-    return [t.data_ptr() for t in (*model.parameters(), *model.buffers())]

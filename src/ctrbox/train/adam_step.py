@@ -1,0 +1,68 @@
+"""Steps of Adam for the dense weights by native code: one call instead of some forty operations of torch.
+
+The optimizer stays torch's. Its state tensors are read and changed in place, so that checkpoints and callbacks see no difference;
+``torch.optim.Adam.step`` is the slow twin, and equal up to rounding (``native/core/tower/adam.h``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ctrbox import _native
+
+# Settings of torch's Adam that the native step does not know: what each must be.
+PLAIN = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False, "fused": None}
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+class AdamStep:
+    """The steps of one optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.built: list[tuple[dict[str, Any], _native.Adam]] = []  # of each group of weights
+        self.addresses: list[int] = []
+
+    @property
+    def usable(self) -> bool:
+        """Whether the settings are those that the native step knows, and nobody hooked into the optimizer."""
+        optimizer = self.optimizer
+        if "step" in vars(optimizer) or any(getattr(optimizer, name) for name in HOOKS):
+            return False
+        return all(
+            all(group.get(name) == value for name, value in PLAIN.items()) and not isinstance(group["lr"], torch.Tensor)
+            for group in optimizer.param_groups
+        )
+
+    def step(self, threads: int) -> None:
+        """Change every weight that has a gradient."""
+        tensors = [t for group in self.optimizer.param_groups for p in group["params"] for t in self._tensors(p)]
+        addresses = [t.data_ptr() for t in tensors]
+        if addresses != self.addresses:
+            self._build()
+            self.addresses = addresses
+        for group, native in self.built:
+            beta1, beta2 = group["betas"]
+            native.step(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], threads)
+
+    def _tensors(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return a weight, its gradient and its state, which is made at the first step; nothing where there is no gradient."""
+        if weight.grad is None:
+            return ()
+        state = self.optimizer.state[weight]
+        if not state:
+            state["step"] = torch.tensor(0.0, dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(weight)
+            state["exp_avg_sq"] = torch.zeros_like(weight)
+        return weight, weight.grad, state["exp_avg"], state["exp_avg_sq"], state["step"]
+
+    def _build(self) -> None:
+        self.built = []
+        for group in self.optimizer.param_groups:
+            native = _native.Adam()
+            for weight in group["params"]:
+                if tensors := self._tensors(weight):
+                    native.add(*(t.detach().view(-1).numpy() for t in tensors))
+            self.built.append((group, native))
