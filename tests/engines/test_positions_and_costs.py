@@ -89,3 +89,73 @@ def test_ids_of_a_merged_view_ascend_from_one_morsel_to_the_next() -> None:
             DataError, match=r"id \d of view 'more' comes after \d.*not in ascending order without repeats"
         ):
             merged(ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("batch_size", 1, 2**31 - 1),
+        ("shuffle", 0, 2**31 - 1),
+        ("seed", 0, 2**64 - 1),
+        ("limit", 0, 2**62),
+        ("stop", 0, 2**62),
+    ],
+)
+def test_settings_of_a_stream_have_bounds(name: str, low: int, high: int) -> None:
+    plan = compiled()
+    for value in (low - 1, high + 1, True, 1.0, "1"):
+        with pytest.raises(PlanError, match=f"^{name} must be a whole number from {low:,} to {high:,}, got {value!r}$"):
+            plan.walk(**{name: value})  # type: ignore[arg-type]
+    for value in (low, high):
+        plan.walk(**({"batch_size": 1} | {name: value})).close()
+
+
+@pytest.mark.parametrize(("part", "of", "name"), [(0, 0, "of"), (0, 4097, "of"), (-1, 3, "part"), (3, 3, "part")])
+def test_a_part_is_one_of_at_most_4096(part: int, of: int, name: str) -> None:
+    with pytest.raises(PlanError, match=f"^{name} must be a whole number from"):
+        next(compiled().parts(4, part, of))
+
+
+@pytest.mark.parametrize("shuffle", [0, 8])
+def test_parts_are_the_batches_cut_at_the_same_places(shuffle: int) -> None:
+    whole = [b.dense[:, 0].tolist() for b, _ in compiled().walk(8, shuffle=shuffle)]
+    assert [len(rows) for rows in whole] == [8, 8, 4]
+    for part in range(3):
+        found = list(compiled().parts(8, part, 3, shuffle=shuffle))
+        assert [rows for _, _, rows in found] == [8, 8, 4]
+        cut = [rows[len(rows) * part // 3 : len(rows) * (part + 1) // 3] for rows in whole]
+        assert [b.dense[:, 0].tolist() for b, _, _ in found] == cut
+    assert [b.dense[:, 0].tolist() for b, _, _ in compiled().parts(8, 0, 1, shuffle=shuffle)] == whole
+
+
+def test_a_window_must_hold_a_batch() -> None:
+    plan = compiled()
+    with pytest.raises(PlanError, match="shuffle within 7 rows needs a window of at least a batch, 8"):
+        plan.walk(8, shuffle=7)
+    assert [b.rows for b, _ in plan.walk(8, shuffle=8)] == [8, 8, 4]
+    assert [b.rows for b, _ in plan.walk(8, shuffle=15)] == [8, 8, 4]
+    # A window of 17 rows is one of two whole batches: rows of both are mixed.
+    assert {int(n) // 16 for b, _ in list(plan.walk(8, shuffle=17))[:2] for n in b.dense[:, 0]} == {0}
+
+
+@pytest.mark.parametrize("limit", [0, 1, 7, 8, 9, 16, 19, 20, 21])
+@pytest.mark.parametrize("shuffle", [0, 8])
+def test_a_limit_cuts_the_stream_at_its_row(limit: int, shuffle: int) -> None:
+    whole = [n for b, _ in compiled().walk(8, shuffle=shuffle) for n in b.dense[:, 0].tolist()]
+    found = [b.dense[:, 0].tolist() for b, _ in compiled().walk(8, shuffle=shuffle, limit=limit)]
+    assert [n for rows in found for n in rows] == whole[:limit]
+    assert all(found)
+
+
+@pytest.mark.parametrize("seen", [1, 2, 3, 4])
+def test_positions_of_a_shuffled_stream_name_window_and_row(seen: int) -> None:
+    places = [p for _, p in compiled().walk(4, shuffle=8, seed=5)]
+    expected = [(0, 4, 0), (8, 0, 1), (8, 4, 1), (16, 0, 2), (20, 0, 3)]
+    assert [(p.row, p.skip, p.window) for p in places] == expected
+    whole = [b.dense[:, 0].tolist() for b, _ in compiled().walk(4, shuffle=8, seed=5)]
+    rest = [b.dense[:, 0].tolist() for b, _ in compiled().walk(4, shuffle=8, seed=5, start=places[seen - 1])]
+    assert rest == whole[seen:]
+    with pytest.raises(
+        PlanError, match=r"of a stream with shuffle=8, seed=5; go on with the same, not shuffle=8, seed=6"
+    ):
+        compiled().walk(4, shuffle=8, seed=6, start=places[0])

@@ -181,3 +181,24 @@ def test_many_candidates_share_one_context(count: int) -> None:
     part = split.context(first)
     found = split.candidates(part, pa.RecordBatch.from_arrays(arrays, schema=split.candidate_schema))
     same(split.joined(part, found), plan.run(table_of(candidates)))
+
+
+def test_candidates_read_of_a_context_the_last_results_that_it_alone_gives() -> None:
+    split = Split(PLANS[0], ["user", "query", "device"])
+    assert split.shared is not None
+    # user and device are hashed, the words too; of the users' view comes what was hashed there.
+    assert sorted(o.node.op for o in split.shared.outputs) == ["gather", "hash", "hash", "hash"]
+    assert Split(PLANS[0], ["price"]).shared is not None
+    assert Split(PLANS[0], ["id"]).shared is None
+
+
+def test_the_bytes_of_a_context_are_those_of_its_arrays_and_of_their_objects() -> None:
+    split = Split(PLANS[0], ["user", "query", "price"])
+    one = table_of([{"user": 1, "ad": 0, "query": "red blue hat", "device": "ios", "price": 1.5, "shown": True}])
+    (row,) = one.select(split.context_schema.names).to_batches()
+    part = split.context(row)
+    assert [f.name for f in part.batch.schema.sparse] == ["user", "words", "tags"]
+    keys = {name: part.batch.sparse[name].values.tolist() for name in ("user", "words", "tags")}
+    assert {name: len(found) for name, found in keys.items()} == {"user": 1, "words": 3, "tags": 0}
+    values, offsets, dense = 8 * (1 + 3 + 0), 3 * 2 * 8, 4 * 1
+    assert part.bytes - part.frame.bytes == values + offsets + dense + 7 * 256

@@ -57,9 +57,8 @@ class Reads:
         for name, width in [("dim", dim), *(dims or {}).items()]:
             if not isinstance(width, int) or isinstance(width, bool) or not 0 <= width <= 4096:
                 raise PlanError(f"dim of {name!r} must be a whole number from 0 to 4,096, got {width!r}")
-        how = {
-            name: by_field.get(name, "mean" if by_field or not isinstance(pooling, str) else pooling) for name in asked
-        }
+        otherwise = pooling if isinstance(pooling, str) else "mean"
+        how = {name: by_field.get(name, otherwise) for name in asked}
         for name, kind in how.items():
             if kind not in POOLINGS:
                 raise PlanError(f"pooling of {name!r} is {kind!r}; expected one of {', '.join(POOLINGS)}")

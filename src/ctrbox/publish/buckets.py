@@ -53,7 +53,7 @@ def buckets(
     most, least = decimals
     lowest, highest = _rounded(low, least, math.floor), _rounded(high, most, math.ceil)
     bucket = float(np.float32((highest - lowest) / (CODES - 1)))  # one bucket is spent on a whole `first`
-    if not SMALLEST <= bucket < math.inf:
+    if bucket < SMALLEST:
         return None
     first = math.floor(lowest / bucket)
     return Buckets(bucket, first) if abs(first) <= MOST_FIRST else None
@@ -77,6 +77,5 @@ def _decimals(distance: float) -> int:
 
 
 def _rounded(value: float, decimals: int, way: Callable[[float], int]) -> float:
-    scale = 10.0**decimals
-    moved = value * scale
-    return way(moved) / scale if math.isfinite(moved) else value
+    scale = 10.0**decimals  # at most 1e45, the decimals of the smallest float32: the product is finite
+    return way(value * scale) / scale

@@ -71,8 +71,9 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     span = high - low
     if span <= max(abs(low), abs(high)) * 1e-12:
         return [low]
-    power = 10.0 ** math.floor(math.log10(span / most)) if span / most > 1e-300 else 1e-300
-    for step in (power, 2 * power, 5 * power, 10 * power, 20 * power, 50 * power):
+    power = 10.0 ** math.floor(math.log10(max(span / most, 1e-300)))
+    # Ten times the power is enough; where rounding makes that one tick too many, twenty times is.
+    for step in (power, 2 * power, 5 * power, 10 * power, 20 * power):
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         if 0 <= last - first < most:
             return [min(high, max(low, i * step)) for i in range(first, last + 1)]
@@ -208,7 +209,7 @@ def _decimals(places: Sequence[float]) -> Callable[[float], str]:
     largest = max(abs(p) for p in places)
     if largest >= 1e4 or apart < 1e-7:
         return lambda v: f"{v:.6g}"
-    digits = max(0, -math.floor(math.log10(apart) + 1e-9)) if apart < 1 else 0
+    digits = max(0, -math.floor(math.log10(apart) + 1e-9))
     return lambda v: f"{v:.{min(digits, 8)}f}"
 
 

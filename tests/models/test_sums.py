@@ -1,0 +1,124 @@
+"""A logit is the sum of what the parts of a model give, and of its bias; and the bounds of what a model may be asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ctrbox.errors import PlanError
+from ctrbox.models import MODELS, Reads
+from ctrbox.models.asked import asked, one_of, sizes, whole
+from tests.models.worlds import inputs, made, schema
+
+SUMMANDS = {"first", "pairs", "tower", "of_cin", "of_cross", "score"}
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "parts"),
+    [
+        ("LR", {}, {"first"}),
+        ("FM", {}, {"first", "pairs"}),
+        ("WideDeep", {}, {"first", "tower"}),
+        ("DeepFM", {}, {"first", "pairs", "tower"}),
+        ("XDeepFM", {}, {"first", "of_cin", "tower"}),
+        ("DCNv2", {}, {"of_cross", "tower"}),
+        ("DCNv2", {"structure": "stacked"}, {"tower"}),
+        ("DeepCrossing", {}, {"score"}),
+        ("EmbeddingMLP", {}, {"tower"}),
+        ("PNN", {}, {"tower"}),
+        ("DIN", {}, {"tower"}),
+        ("YouTubeDNN", {}, {"tower"}),
+    ],
+)
+def test_a_logit_is_the_sum_of_the_parts_and_of_the_bias(name: str, more: dict[str, Any], parts: set[str]) -> None:
+    model = made(name, schema(), **more).eval()
+    given: dict[str, torch.Tensor] = {}
+    for part, module in model.named_children():
+        if part in SUMMANDS:
+
+            def keep(_: Any, __: Any, out: torch.Tensor, part: str = part) -> None:
+                given[part] = out.reshape(-1)
+
+            module.register_forward_hook(keep)
+    with torch.no_grad():
+        model.bias += 0.75
+        for value in model.parameters():  # the last maps begin small, so that a wrong sign could hide in rounding
+            value += 0.05
+        found = model(inputs(model.reads, 9))
+    assert set(given) == parts
+    torch.testing.assert_close(found, sum(given.values()) + model.bias.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_more_on_the_bias_is_one_more_on_every_logit(name: str) -> None:
+    model = made(name, schema()).eval()
+    x = inputs(model.reads, 9)
+    with torch.no_grad():
+        before = model(x)
+        model.get_parameter("bias").add_(1.0)
+        torch.testing.assert_close(model(x), before + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ((1,), ""),
+        ([128, 64], ""),
+        ((), ""),
+        ((1,) * 256, ""),
+        ((1,) * 257, "hidden has 257 layers; expected at most 256"),
+        ((0,), "hidden must be made of whole numbers of 1 or more, got 0"),
+        ((True,), "hidden must be made of whole numbers of 1 or more, got True"),
+        ((1.0,), "hidden must be made of whole numbers of 1 or more, got 1.0"),
+        ("12", "hidden must be a list of layer widths such as (128, 64), got '12'"),
+        (12, "hidden must be a list of layer widths such as (128, 64), got 12"),
+    ],
+)
+def test_widths_of_layers_are_whole_numbers_and_not_too_many(given: Any, refused: str) -> None:
+    if not refused:
+        assert sizes("hidden", given) == tuple(given)
+        return
+    with pytest.raises(PlanError) as caught:
+        sizes("hidden", given)
+    assert str(caught.value) == refused
+
+
+def test_a_list_of_widths_that_must_not_be_empty() -> None:
+    assert sizes("cin", (3,), empty=False) == (3,)
+    with pytest.raises(PlanError, match="cin must be a list of layer widths"):
+        sizes("cin", (), empty=False)
+
+
+def test_a_number_of_layers_may_have_a_limit() -> None:
+    assert whole("layers", 256, 256) == 256
+    assert whole("layers", 257) == 257
+    with pytest.raises(PlanError, match=r"^layers must be at most 256, got 1,257$"):
+        whole("layers", 1_257, 256)
+    with pytest.raises(PlanError, match=r"^layers of DCNv2 must be at most 256, got 257$"):
+        made("DCNv2", schema(), layers=257)
+
+
+def test_a_name_that_is_none_of_the_known_ones() -> None:
+    assert one_of("structure", "stacked", ("parallel", "stacked")) == "stacked"
+    with pytest.raises(
+        PlanError, match=r"^structure is 'stackd'; nearest: 'stacked'; expected one of parallel, stacked"
+    ):
+        one_of("structure", "stackd", ("parallel", "stacked"))
+
+
+def test_what_was_asked_is_plain_json() -> None:
+    found = asked(hidden=(1, 2), dims={"a": 3}, name="text", none=None, nested=({"b": (4,)},))
+    assert found == {"hidden": [1, 2], "dims": {"a": 3}, "name": "text", "none": None, "nested": [{"b": [4]}]}
+
+
+def test_fields_without_a_pooling_of_their_own_are_averaged() -> None:
+    assert Reads(schema()).pooling == dict.fromkeys(("user", "ad", "query", "history"), "mean")
+    assert set(Reads(schema(), pooling="sum").pooling.values()) == {"sum"}
+    some = Reads(schema(), pooling={"query": "max", "history": "none"})
+    assert some.pooling == {"user": "mean", "ad": "mean", "query": "max", "history": "none"}
+    assert (some.fields, some.sequences) == (("user", "ad", "query"), ("history",))
+    assert set(Reads(schema(), pooling={}).pooling.values()) == {"mean"}
+    with pytest.raises(PlanError, match="pooling of 'user' is 'most'; expected one of sum, mean, max, none"):
+        Reads(schema(), pooling="most")
