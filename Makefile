@@ -1,4 +1,5 @@
-# Developer commands. Every target depends on `setup`, which does nothing when nothing changed.
+# Developer commands. Every target depends on `setup`, which does nothing when nothing changed. Two do not, because a machine
+# that makes releases needs no torch: `wheel` and `test-wheel` make small environments of their own.
 #
 #   PYTHON=python3.12       the interpreter .venv is made from
 #   VENV_FLAGS=--system-site-packages    a machine without an index that already has torch
@@ -48,7 +49,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := $(shell find native -name '*.h' -o -name '*.hpp' -o -name '*.cpp' 2>/dev/null)
 PYTHON_PATHS := $(wildcard src tests benchmarks examples tools)
 
-.PHONY: help setup native demo test test-fast test-sanitize fuzz capi test-gpu test-exhaustive test-mutants test-oracle test-hdfs test-trackers bodies bench bench-gpu lint format clean
+.PHONY: help setup native demo test test-fast test-sanitize fuzz capi test-gpu test-exhaustive test-mutants test-oracle test-hdfs test-trackers bodies bench bench-gpu lint format docs wheel test-wheel clean
 
 help:  ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -174,6 +175,17 @@ format: setup  ## write what lint wants
 	$(BIN)/ruff check --fix $(PYTHON_PATHS) || true
 	$(BIN)/ruff format $(PYTHON_PATHS)
 	$(if $(NATIVE),$(BIN)/clang-format -i $(NATIVE))
+
+# ---- release --------------------------------------------------------------------------------------------------------
+
+docs: setup  ## the documentation site, into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+wheel:  ## a wheel for PYTHON and this architecture that installs without a compiler, into dist
+	$(PYTHON) tools/make_wheel.py --python $(PYTHON)
+
+test-wheel:  ## install the newest wheel of dist where no compiler can be found, and run the demo with it
+	$(PYTHON) tools/try_wheel.py --python $(PYTHON)
 
 clean:  ## remove builds and caches; keeps .venv
 	rm -rf build dist ctrbox-demo .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
