@@ -25,6 +25,8 @@ FIRST = 1000  # candidates, none of which has a vector, until a warning says so
 
 
 class PreRank:
+    """The vectors of all candidates, from which `top` selects those with the largest product with a user's vector."""
+
     def __init__(self, vectors: VectorFile | str | os.PathLike[str]) -> None:
         self.file = vectors if isinstance(vectors, VectorFile) else VectorFile(vectors)
         if self.file.tokens:

@@ -43,7 +43,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     ),
     (
         "substring",
-        "s[start:][:length]; a negative start counts from the end, length −1 goes to the end",
+        "`s[start:][:length]`; a negative start counts from the end, length −1 goes to the end",
         _NULL,
         '""',
         _POINTS,
