@@ -239,3 +239,113 @@ def test_strict_names_the_first_malformed_row() -> None:
     table = pa.table({"d": ['{"a":1}', None, "{bad", "[", '{"a":2}']})
     with pytest.raises(cb.DataError, match="2"):
         cb.evaluate({"out": col("d").json("$.a", "int", strict=True)}, table)
+
+
+VALUES = [
+    *("0", "-1", "1.5", "1e3", "true", "false", "null", '"text"', '""', '"\\u00e9\\n"', '"é"', "9223372036854775808"),
+    *(
+        "[]",
+        "[ ]",
+        "[1, 2,3]",
+        '["a", "b\\"]", ""]',
+        "[1.5, -2e1]",
+        "[true,false]",
+        "[null, 1]",
+        '[1, "a", [2, "]"], {"b": "}"}]',
+    ),
+    *(
+        "[[1], [2, 3]]",
+        "{}",
+        '{"b": 1}',
+        '{"b": {"c": [4, 5]}}',
+        '{"b": true, "c": false}',
+        "[[], {}, [[]]]",
+        '[{"b": 7}, 8]',
+    ),
+]
+BROKEN = [
+    *(
+        "",
+        " ",
+        "tru",
+        "truE",
+        "falsy",
+        "nul",
+        "01",
+        "1.",
+        "+1",
+        ".5",
+        "1e",
+        "-",
+        "NaN",
+        '"a',
+        '"\n"',
+        '"\\x"',
+        '"\\u12g4"',
+    ),
+    *(
+        "[1,]",
+        "[1 2]",
+        "[",
+        "]",
+        "[1}",
+        '{"b"}',
+        '{"b" 1}',
+        '{"b": 1,}',
+        "{b: 1}",
+        '{"b": 1 "c": 2}',
+        "{,}",
+        '{"b":}',
+        "1 2",
+    ),
+]
+PLACES: list[list[bytes | int]] = [
+    [],
+    [b"a"],
+    [0],
+    [1],
+    [2],
+    [b"b"],
+    [b"b", b"c"],
+    [b"b", b"c", 1],
+    [0, b"b"],
+    [3, b"b"],
+    [2, 1],
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fixed_documents_equal_pythons_json(kind: str) -> None:
+    around = [
+        "%s",
+        " %s\n",
+        '{"a": %s}',
+        '{"x": "a", "a" : %s , "b": 1}',
+        '{"\\u0061":%s}',
+        "[%s]",
+        "[0, %s , 2]",
+        '{"a":1,"a":%s}',
+    ]
+    docs = [(form % value).encode() for form in around for value in [*VALUES, *BROKEN]]
+    for place in PLACES:
+        check(list(docs), [(place, kind)], 64)
+    several = [(place, kind) for place in PLACES]
+    check(list(docs), several, 7)
+
+
+def test_documents_are_as_deep_as_64_levels() -> None:
+    deep = [b"[" * n + b"]" * n for n in (63, 64, 65)] + [b'{"a":' * n + b"1" + b"}" * n for n in (63, 64, 65)]
+    check([*deep, b"[" * 5000, b"[1]]", b"{}x", b"\x00", b"\xef\xbb\xbf{}", b'"\xff"', b'"\x7f"'], [([], "str")])
+    check(list(deep), [([0, 0], "str"), ([b"a"] * 3, "str"), ([b"a"] * 64, "int")])
+
+
+def test_keys_of_every_form_are_found() -> None:
+    names = [b"a", b"a b", "é".encode(), b"", b"it's", b'q"', b"back\\slash", b"a_longer_key_1", b"a_longer_key_2"]
+    docs: list[bytes | None] = []
+    for spell in (
+        lambda s: json.dumps(s, ensure_ascii=False),
+        json.dumps,
+        lambda s: '"' + "".join(f"\\u{ord(c):04x}" for c in s) + '"',
+    ):
+        docs += [f"{{{spell(name.decode())}: {n}}}".encode() for n, name in enumerate(names)]
+    check(docs, [([name], "int") for name in names])

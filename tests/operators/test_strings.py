@@ -252,3 +252,76 @@ def test_the_tables_are_what_the_tool_writes() -> None:
     with redirect_stdout(written):
         tool.main()
     assert written.getvalue() == TABLES.read_text()
+
+
+# ---- the ends of words and blocks, which operators read 8 and 64 bytes at a time
+
+SIZES = (0, 1, 2, 6, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 71, 72, 127, 128, 129)
+AT_ENDS: list[bytes | None] = [None]
+for size in SIZES:
+    AT_ENDS += [
+        b"a" * size,
+        b" " * size,
+        b"Ab, " * (size // 4) + b"x" * (size % 4),
+        b"." * size + b"a",
+        b"a" * size + b",",
+    ]
+    AT_ENDS += ["é".encode() * (size // 2), b"a" * size + "中".encode(), b"a" * size + "Я".encode() + b"b"]
+    AT_ENDS += [b"a" * size + b"\xe4\xb8", b"a" * size + b"\0" + b"b" * 9]
+
+
+@pytest.mark.parametrize(
+    ("build", "body"),
+    [
+        (lambda x: x.length(), twin.length),
+        (lambda x: x.lower(), twin.lower),
+        (lambda x: x.words(), twin.words),
+        (lambda x: x.strip(), twin.strip),
+        (lambda x: x.strip("a"), lambda row: twin.strip(row, "a")),
+        (lambda x: x.split(","), lambda row: twin.split(row, ",")),
+        (lambda x: x.split("\0"), lambda row: twin.split(row, "\0")),
+        (lambda x: x.split(", "), lambda row: twin.split(row, ", ")),
+        (lambda x: x.replace("a", "bcd"), lambda row: twin.replace(row, "a", "bcd")),
+        (lambda x: x.replace("Ab,", ""), lambda row: twin.replace(row, "Ab,", "")),
+        (lambda x: x.contains("a,"), lambda row: b"a," in row),
+        (lambda x: x.contains("aЯb"), lambda row: "aЯb".encode() in row),
+        (lambda x: x.starts_with("Ab"), lambda row: row.startswith(b"Ab")),
+        (lambda x: x.ends_with(",,"), lambda row: row.endswith(b",,")),
+        (lambda x: x.ngrams(3), lambda row: twin.ngrams(row, 3)),
+        *((lambda x, n=n: x.prefix(n), lambda row, n=n: twin.prefix(row, n)) for n in (0, 1, 8, 64)),
+        *((lambda x, n=n: x.suffix(n), lambda row, n=n: twin.suffix(row, n)) for n in (0, 1, 8, 64)),
+        *((lambda x, n=n: x.substring(n, 7), lambda row, n=n: twin.substring(row, n, 7)) for n in (-9, -1, 0, 8, 63)),
+    ],
+)
+def test_operators_are_right_at_the_ends_of_words_and_blocks(build: Any, body: Any) -> None:
+    assert run(build(col("x")), x=AT_ENDS) == each(AT_ENDS, body)
+
+
+def test_comparisons_are_right_at_the_ends_of_words() -> None:
+    values: list[Any] = [(None, b"a"), (b"a", None)]
+    for size in SIZES[:12]:
+        one = b"a" * size
+        values += [(one, one), (one + b"\xff", one + b"\x01"), (one, one + b"\0"), (one + b"b", one + b"a" * 9)]
+        values += [(b"\x80" + one, b"\x7f" + one), (one + b"ab", one + b"ba"), (one[:-1] + b"b", one)]
+    x, y = col("x"), col("y")
+    for expr, body in (
+        (x == y, lambda a, b: a == b),
+        (x != y, lambda a, b: a != b),
+        (x < y, lambda a, b: a < b),
+        (x <= y, lambda a, b: a <= b),
+        (x > y, lambda a, b: a > b),
+        (x >= y, lambda a, b: a >= b),
+        (x.edit_distance(y, 2), lambda a, b: twin.edit_distance(a, b, 2)),
+        (cb.concat(x, y, sep="-"), lambda a, b: a + b"-" + b),
+    ):
+        assert of_pairs(expr, values) == both(values, body)
+
+
+@pytest.mark.skipif(not SAME_UNICODE, reason=OTHER_UNICODE)
+def test_letters_up_to_cyrillic_and_some_of_every_block_have_python_s_case_and_category() -> None:
+    known = [*range(0x540), *(c for c in range(0x540, 0x110000, 251) if not 0xD800 <= c < 0xE000)]
+    values: list[bytes | None] = [chr(c).encode() for c in known]
+    x = col("x")
+    assert run(x.lower(), x=values) == each(values, twin.lower)
+    assert run(cb.concat(cb.lit("a"), x).words(), x=values) == each(values, lambda row: twin.words(b"a" + row))
+    assert run(x.strip(), x=values) == each(values, twin.strip)
