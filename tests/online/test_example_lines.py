@@ -106,6 +106,23 @@ def test_what_a_line_says(line: str, label: float | None, weight: float | None, 
     assert [(n, k, float(v)) for n, k, v in met] == [(fields.index(f), twin.key_of(f, n), v) for f, n, v in features]
 
 
+@pytest.mark.parametrize(
+    ("line", "label", "features"),
+    [
+        ("1 a:x:1 b:yy:0.5", 1.0, [("a", "x", 1.0), ("b", "yy", 0.5)]),
+        ("-1 long:name:2 l:n:+3", 0.0, [("long", "name", 2.0), ("l", "n", 3.0)]),
+        ("0\ta:xyz:1e-60 a:q:4\r", 0.0, [("a", "q", 4.0)]),
+    ],
+)
+def test_what_a_line_of_libffm_says(line: str, label: float, features: Any) -> None:
+    parser = native.ExampleParser(True, [], [])
+    parser.feed(line.encode())
+    ((met, met_label, met_weight),) = rows_of(parser.take())
+    fields = list(parser.fields)
+    assert (met_label, met_weight) == (label, 1.0)
+    assert [(n, k, float(v)) for n, k, v in met] == [(fields.index(f), twin.key_of(f, n), v) for f, n, v in features]
+
+
 def test_fields_and_features_have_their_most() -> None:
     names = [f"n{k}" for k in range(512)]
     parser = native.ExampleParser(False, [], [])
