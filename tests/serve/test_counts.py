@@ -551,3 +551,29 @@ def test_the_first_complaints_are_told_and_further_ones_counted(tmp_path: Any) -
     assert complaints.chunks == 1
     Complaints(told.append, tmp_path / "none" / "refused.jsonl").chunk("c-3", "cut off")
     assert told[-1].endswith("refused.jsonl: No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [(256, 4096, 4096), (4096, 4096, 4096), (256, -1, 1 << 30), (-1, -1, 1 << 30)],
+)
+def test_the_soft_limit_of_files_is_raised_to_the_hard_one(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, expected: int
+) -> None:
+    held, asked = [soft, hard], list[Any]()
+
+    def setrlimit(which: int, limits: tuple[int, int]) -> None:
+        asked.append(limits)
+        held[:] = limits
+
+    def getrlimit(which: int) -> tuple[int, int]:
+        return held[0], held[1]
+
+    made = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1, getrlimit=getrlimit, setrlimit=setrlimit)
+    monkeypatch.setattr(files, "resource", made)
+    assert files.raise_limit() == expected
+    assert asked == ([(hard, hard)] if soft != hard else [])
+
+
+def test_memory_is_given_back_after_eight_megabytes_at_least() -> None:
+    assert cache_module.LEAST_GIVEN_BACK == 8 * 1024 * 1024
