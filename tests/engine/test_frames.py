@@ -95,6 +95,34 @@ def test_a_list_is_loaded_without_its_nulls(name: str, lists: str, order: str) -
     assert loaded(column, f"*{kind}", True, index) == expected(absent, index)
 
 
+@pytest.mark.parametrize("name", ["int8", "int64", "double", "string", "bool"])
+def test_elements_of_a_list_may_begin_within_their_array(name: str) -> None:
+    kind_of, values, kind = SIMPLE[name]
+    elements = pa.array(values, kind_of).slice(3)
+    column = pa.ListArray.from_arrays(pa.array([0, 2, 2, 7], pa.int32()), elements)
+    assert loaded(column, f"*{kind}", False, None) == [values[3:5], [], values[5:10]]
+    assert loaded(column.slice(1), f"*{kind}", False, None) == [[], values[5:10]]
+
+
+def test_a_kept_column_with_nulls_is_no_column_without() -> None:
+    making = native.Program(3)
+    making.emit(0, making.load(0, 0, "i", True, "column x"))
+    making.finish()
+    frame = native.Frame.from_arrow(pa.record_batch({"x": pa.array([1, 2, 3, 4, None, 6])}))
+    made, _ = making.run_frame([(6, [(frame, None, 0)])], ["i"], [True], [])
+    again = native.Program(3)
+    again.emit(0, again.load(0, 0, "i", False, "column x"))
+    again.finish()
+    for base, index, place in ((0, None, 4), (3, None, 1), (0, [0, 4, 5], 1)):
+        places = None if index is None else np.array(index, np.int32)
+        rows = 6 - base if index is None else len(index)
+        with pytest.raises(native.RowError) as told:
+            again.run_frame([(rows, [(made, places, base)])], ["i"], [False], [])
+        assert told.value.args[1:] == (0, place)
+    kept, _ = again.run_frame([(4, [(made, np.array([3, 0, 5, 1], np.int32), 0)])], ["i"], [False], [])
+    assert column_of(kept, 0).to_pylist() == [4, 1, 6, 2]
+
+
 @pytest.mark.parametrize("order", ["in order", "by an index"])
 def test_the_first_null_is_named_where_none_may_be(order: str) -> None:
     index = ORDERS[order]
