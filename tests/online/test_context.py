@@ -54,7 +54,7 @@ def examples(lines: list[str], fields: tuple[str, ...]) -> _native.Examples:
 
 
 @given(requests())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_candidates_score_as_whole_rows_do(request_: tuple[dict[str, Any], str, str, list[str]]) -> None:
     options, learned, shared, candidates = request_
     fields = options["fields"]

@@ -42,7 +42,7 @@ def crossed(features: list[tuple[int, int, F]], fields: tuple[int, ...], name: s
 @given(
     lines(FIELDS), st.lists(st.sampled_from([(0, 1), (1, 0), (2, 2), (0, 1, 2)]), min_size=1, max_size=3, unique=True)
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_interactions_are_products(text: str, asked: list[tuple[int, ...]]) -> None:
     plain = parsed(text, FIELDS)
     names = ["*".join(FIELDS[f] for f in one) for one in asked]
