@@ -100,9 +100,8 @@ def _microseconds(value: int, unit: str) -> int:
 
 
 def brief_number(value: int) -> str:
-    """Show a whole number of a stranger in at most 41 characters."""
-    text = str(value) if value.bit_length() <= 128 else f"a number of {value.bit_length():,} bits"
-    return text if len(text) <= 40 else f"{text[:40]}…"
+    """Show a whole number of a stranger in at most 40 characters: 39 digits hold 128 bits."""
+    return str(value) if value.bit_length() <= 128 else f"a number of {value.bit_length():,} bits"
 
 
 def accepted(unit: str | None) -> str:
