@@ -6,6 +6,7 @@ import math
 import sys
 from datetime import date, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -277,6 +278,8 @@ def test_features_of_a_frame_follow_what_its_columns_are() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (SimpleNamespace(tocsr=1), "X is a sparse matrix; expected a dataframe of columns"),
+        (SimpleNamespace(tocoo=1), "X is a sparse matrix; expected a dataframe of columns"),
         (np.zeros(3), r"Expected 2D array, got 1D array instead: X has shape \(3,\)"),
         (np.zeros((1, 1, 1)), "Expected 2D array, got 3D array"),
         (np.zeros((2, 2), complex), "Complex data not supported: X has type complex128"),
