@@ -18,7 +18,8 @@ from ctrbox.embed.dense_optimizer import dense_optimizer
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.models.inputs import Reads
 from ctrbox.models.mlp import Dropout
-from ctrbox.train.learner import HUGE, Learner
+from ctrbox.train.learner import Learner
+from ctrbox.train.not_finite import HUGE, culprit
 from ctrbox.train.tower_step import MOST_LAYERS
 
 USERS, ADS, CLICKS, WEIGHTS = [1, 1, 2, 3], [7, 8, 7, 7], [1, 0, 0, 0], [1.0, 3.0, 0.5, 2.0]
@@ -209,7 +210,7 @@ def test_a_key_is_named_beyond_the_limit(size: float, named: bool) -> None:
     place = looked.lookups[0].keys.tolist().index(key)  # type: ignore[union-attr]
     with torch.no_grad():
         pulled[0][place] = size  # type: ignore[index]
-    found = str(learner._culprit(looked, pulled, math.inf))
+    found = str(culprit(learner, looked, pulled, math.inf))
     if named:
         shown = "inf" if math.isnan(size) else f"{size:.3g}"
         assert found.startswith(f"batch 3: a value of key {key} of field 'ad' has grown to {shown}")
@@ -218,7 +219,7 @@ def test_a_key_is_named_beyond_the_limit(size: float, named: bool) -> None:
         pulled[0].grad = torch.zeros_like(pulled[0])  # type: ignore[arg-type, union-attr]
         pulled[0].grad[place] = 2 * HUGE  # type: ignore[index, union-attr]
         assert f"a gradient of key {key} of field 'ad' has grown to 2e+06" in str(
-            learner._culprit(looked, pulled, math.inf)
+            culprit(learner, looked, pulled, math.inf)
         )
 
 
