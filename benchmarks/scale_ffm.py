@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import ffm_data
 from ctrbox import _native
-from ctrbox.online.deep_ffm import DeepFFM
+from ctrbox.online.deep_ffm import BLOCK, DeepFFM
 from ctrbox.online.progress import auc
 
 ROWS, TEST, SEED, BITS, PIECE = 800_000, 200_000, 7, 24, 65_536
@@ -63,7 +63,7 @@ def measure(folder: Path, cores: int, quick: bool) -> dict[str, dict[str, Any]]:
     test, labels = pieces(folder, slice(rows, None))
     learned, blocks, predicted = {}, {}, {}
     for name, options in MODELS.items():
-        for block, kept in ((None, learned), (512, blocks)):
+        for block, kept in ((None, learned), (BLOCK, blocks)):
             if block and cores > 1:  # that is what several cores do anyway
                 kept[name] = learned[name]
                 continue

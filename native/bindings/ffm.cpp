@@ -12,6 +12,7 @@
 #include "core/ffm/interactions.h"
 #include "core/ffm/model_file.h"
 #include "core/ffm/text.h"
+#include "core/ffm/validation.h"
 
 using namespace cb;
 
@@ -35,16 +36,9 @@ nb::object copied(const float* p, std::initializer_list<size_t> shape) {
   return shared_array(held->data(), shape, held);
 }
 
-void check_fields(const DeepFfm& model, const Examples& examples) {
-  uint16_t most = 0;  // without a branch sixteen fields are compared at once: this loop is on one thread
-  for (uint16_t f : examples.fields) most = std::max(most, f);
-  if (!examples.fields.empty() && most >= model.settings().fields)
-    throw nb::value_error("an example has a field that the model has not");
-}
-
 // Context and candidates have fields of their own.
 void check_fields(const DeepFfm& model, const Examples& examples, bool of_context) {
-  check_fields(model, examples);
+  model.check_fields(examples, 0, examples.rows());
   for (uint16_t f : examples.fields)
     if ((f < model.settings().context) != of_context)
       throw nb::value_error(of_context ? "a context has a field of candidates"
@@ -52,12 +46,11 @@ void check_fields(const DeepFfm& model, const Examples& examples, bool of_contex
 }
 
 template <class F>
-Scored scored(const DeepFfm& model, const Examples& examples, F run) {
+Scored scored(const Examples& examples, F run) {
   auto out = std::make_shared<std::vector<float>>();
   int64_t broken = -1;
   {
     nb::gil_scoped_release release;
-    check_fields(model, examples);
     out->resize(examples.rows());
     if (const auto met = run(out->data())) broken = static_cast<int64_t>(*met);
   }
@@ -187,10 +180,36 @@ void bind_examples(nb::module_& m) {
       });
 }
 
+void bind_validation(nb::module_& m) {
+  auto same_length = [](const Floats& labels, const Floats& predictions) {
+    if (labels.size() != predictions.size()) throw nb::value_error("there are not as many labels as predictions");
+  };
+  m.def(
+      "validation_sums",
+      [same_length](const Floats& labels, const Floats& predictions, double clip) {
+        same_length(labels, predictions);
+        nb::gil_scoped_release release;
+        const ValidationSums sums = validation_sums(labels.data(), predictions.data(), labels.size(), clip);
+        return std::tuple<double, double>(sums.loss, sums.predicted);
+      },
+      nb::arg("labels"), nb::arg("predictions"), nb::arg("clip"),
+      "Return the sums of the log losses and of the predictions, which are clipped to [clip, 1 - clip].");
+  m.def(
+      "auc",
+      [same_length](const Floats& labels, const Floats& predictions) {
+        same_length(labels, predictions);
+        nb::gil_scoped_release release;
+        return auc_of(labels.data(), predictions.data(), labels.size());
+      },
+      nb::arg("labels"), nb::arg("predictions"),
+      "Return the AUC of predictions between 0 and 1, where ties count half; NaN where there is no pair.");
+}
+
 }  // namespace
 
 void bind_ffm(nb::module_& m) {
   bind_examples(m);
+  bind_validation(m);
 
   nb::class_<BlockRates>(m, "BlockRates")
       .def(nb::init<float, float, float>(), nb::arg("rate"), nb::arg("power_t"), nb::arg("initial"))
@@ -239,7 +258,8 @@ void bind_ffm(nb::module_& m) {
             if (!model.layout().learns()) throw nb::value_error("this model has no accumulators");
             if (examples.unlabelled || examples.labels.size() != examples.rows())
               throw nb::value_error("an example has no label");
-            return scored(model, examples, [&](float* out) {
+            return scored(examples, [&](float* out) {
+              model.check_fields(examples, 0, examples.rows());
               return block > 1 ? model.learn_blocks(examples, out, threads, sparse, block, learned)
                                : model.learn(examples, out, sparse);
             });
@@ -252,7 +272,7 @@ void bind_ffm(nb::module_& m) {
       .def(
           "predict",
           [](const DeepFfm& model, const Examples& examples, size_t threads) {
-            return scored(model, examples, [&](float* out) { return model.predict(examples, out, threads); });
+            return scored(examples, [&](float* out) { return model.predict(examples, out, threads); });
           },
           nb::arg("examples"), nb::arg("threads"),
           nb::sig("def predict(self, examples: Examples, threads: int) -> tuple[NDArray[numpy.float32], int]"))
@@ -271,7 +291,7 @@ void bind_ffm(nb::module_& m) {
             if (context.weights != model.state())
               throw nb::value_error(
                   "the context is of other weights: of another model, or of this one before it learned");
-            return scored(model, candidates, [&](float* out) {
+            return scored(candidates, [&](float* out) {
               check_fields(model, candidates, false);
               return model.score(context, candidates, out);
             });

@@ -245,9 +245,10 @@ void a_plan_finds_what_is_shared() {
     s.bits = bits;
     const FfmLayout l(s);
     BlockPlan plan;
+    BlockPlan::Scratch scratch;
     for (size_t rows : {1, 5, 16, 200}) {
       const Examples examples = made(random, s.fields, rows + 7, rows % 2 == 0);
-      plan.make(examples, 7, 7 + rows, s, l);
+      plan.make(examples, 7, 7 + rows, s, l, scratch);
       CHECK(plan.slice(0) == 7 && plan.slice(BlockPlan::kSlices) == 7 + rows);
       std::map<uint64_t, std::vector<uint32_t>> features;  // by row
       for (uint32_t i = examples.offsets[7]; i < examples.offsets[7 + rows]; ++i)
@@ -276,6 +277,14 @@ void a_plan_finds_what_is_shared() {
           CHECK(part.slice == expected[p].first && part.sum == expected[p].second);
         }
         features[row].clear();
+      }
+      for (uint32_t i = 0; i < plan.first_order.size(); ++i) {
+        const uint32_t at = plan.first_order[i];
+        CHECK(plan.records[at] == l.lr_of(examples.keys[plan.features + i], s.bits));
+        for (uint32_t j = 0; j < i; ++j)  // features of one record stay in order, in one shard
+          CHECK(plan.records[plan.first_order[j]] != plan.records[at] || plan.first_order[j] < at);
+        const size_t shard = plan.records[at] / kLanes % BlockPlan::kShards;
+        CHECK(plan.records_of[shard] <= at && at < plan.records_of[shard + 1]);
       }
       std::vector<uint32_t> order = plan.first_order;
       std::sort(order.begin(), order.end());

@@ -156,3 +156,33 @@ def test_an_output_that_is_not_finite_stops_all_threads(threads: int) -> None:
     model = DeepFFM(BOARD, bits=12, ffm=Rate(0.2))
     with pytest.raises(cb.TrainError, match="example 700 is not finite"):
         model.learn(parsed(text, BOARD), threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_predictions_of_many_parts_are_in_the_order_of_the_parts(threads: int) -> None:
+    parts, _ = clicks(50_000, seed=4)
+    model = DeepFFM(NAMES, hidden=(6,), bits=14)
+    model.learn(parts[0])
+    expected = np.concatenate([model.predict(part) for part in parts])
+    assert model.predict(parts, threads=threads).tobytes() == expected.tobytes()
+    assert model.predict(iter(parts), threads=threads).tobytes() == expected.tobytes()
+    assert model.predict(parts[:1], threads=threads).tobytes() == expected[:10_000].tobytes()
+    assert len(model.predict([], threads=threads)) == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_an_output_that_is_not_finite_is_named_by_its_place_in_all_parts(threads: int) -> None:
+    model = DeepFFM(BOARD, bits=12, ffm_init=1.0)
+    good, bad = parsed(checkerboard(700), BOARD), parsed(checkerboard(30) + "1 |user x:1e38 |ad y:1e38\n", BOARD)
+    with pytest.raises(cb.DataError, match="example 1,430 is not finite"):
+        model.predict([good, good, bad, good], threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_a_field_that_the_model_has_not_is_refused_before_it_is_read(threads: int) -> None:
+    few, many = DeepFFM(BOARD[:1], bits=12), parsed(checkerboard(2_000), BOARD)
+    with pytest.raises(ValueError, match="a field that the model has not"):
+        few.predict(many, threads=threads)
+    with pytest.raises(ValueError, match="a field that the model has not"):
+        few.learn(many, threads=threads)
+    assert few.learned == 0

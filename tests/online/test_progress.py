@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from ctrbox.online.progress import HEAD, Progress, auc
+from ctrbox import _native
+from ctrbox.online.progress import CLIP, HEAD, Progress, auc
 from ctrbox.serve.online_status import status
 from ctrbox.streaming import told
 
@@ -129,3 +130,31 @@ def test_the_last_line_says_of_which_examples_its_auc_is(capsys: pytest.CaptureF
         line = capsys.readouterr().err.splitlines()[1]
         assert line.endswith(f"AUC {said} {progress.auc:.6f}")
         assert line.startswith(f"loss {log_loss(labels[:upto], predictions[:upto]):.6f} over all examples")
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.booleans())
+@settings(deadline=None)
+def test_sums_are_those_of_numpy_and_auc_that_of_counted_pairs(seed: int, rows: int, extreme: bool) -> None:
+    random = np.random.default_rng(seed)
+    labels = (random.random(rows) < 0.3).astype(np.float32)
+    predictions = random.choice([0.0, 1e-30, 0.25, 0.5, 1.0], rows) if extreme else random.random(rows)
+    predictions = predictions.astype(np.float32)
+    loss, predicted = _native.validation_sums(labels, predictions, CLIP)
+    p = np.clip(predictions.astype(np.float64), CLIP, 1 - CLIP)
+    assert loss == pytest.approx(-np.log(np.where(labels > 0.5, p, 1 - p)).sum(), rel=1e-12)
+    assert predicted == pytest.approx(p.sum(), rel=1e-12)
+    clicks, others = predictions[labels > 0.5][:, None], predictions[labels <= 0.5]
+    pairs = clicks.size * others.size
+    met = auc(labels, predictions)
+    if pairs:
+        assert met == ((clicks > others).sum() + 0.5 * (clicks == others).sum()) / pairs
+    else:
+        assert math.isnan(met)
+
+
+def test_labels_and_predictions_of_other_lengths_are_refused() -> None:
+    three, four = np.zeros(3, np.float32), np.zeros(4, np.float32)
+    with pytest.raises(ValueError, match="not as many labels as predictions"):
+        _native.auc(three, four)
+    with pytest.raises(ValueError, match="not as many labels as predictions"):
+        _native.validation_sums(three, four, CLIP)

@@ -14,7 +14,8 @@ import numpy as np
 
 F = np.float32
 LANES = 16
-SLICES = 16  # of a block
+SLICES = 32  # of a block
+FEWEST = 16  # examples of a block at first
 MASK = 2**64 - 1
 
 
@@ -130,7 +131,7 @@ class Twin:
         """Blocks, as block_learner.h has them: every gradient is one of the weights as the block found them."""
         rows, predictions, begin = rows_of(examples), [], 0
         while begin < len(rows):
-            end = min(len(rows), begin + min(block, max((learned + begin) // 64 // SLICES, 1) * SLICES))
+            end = min(len(rows), begin + min(block, max((learned + begin) // 64 // FEWEST, 1) * FEWEST))
             cuts = [begin + (end - begin) * s // SLICES for s in range(SLICES + 1)]
             one_by_one: list[Gradient] = []
             sums: dict[tuple[int, ...], list[tuple[int, np.ndarray, Gradient]]] = {}

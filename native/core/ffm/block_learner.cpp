@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/ffm/adagrad.h"
+#include "core/ffm/prefetch.h"
 #include "core/parallel.h"
 
 namespace cb {
@@ -12,8 +13,10 @@ namespace cb {
 namespace {
 
 constexpr size_t kSlices = BlockPlan::kSlices, kShards = BlockPlan::kShards;
+constexpr size_t kFewest = 16;                   // examples of a block, unless a call ends
 constexpr size_t kMostFloats = size_t{1} << 24;  // of the gradients of a block's rows
-constexpr size_t kNeurons = 16, kInputs = 112;   // of a tile
+constexpr size_t kNeurons = 16, kInputs = 48;    // of a tile of a layer with a row per neuron
+constexpr size_t kRowsOfInputs = 4;              // of a tile of a layer with a row per input
 constexpr size_t kSpins = 400;                   // some microseconds: as long as others usually need
 
 inline void pause() {
@@ -32,10 +35,6 @@ void note(std::atomic<uint64_t>& first, uint64_t e) {
   }
 }
 
-void prefetch_floats(const float* p, size_t floats) {
-  for (size_t k = 0; k < floats; k += kLanes) __builtin_prefetch(p + k);
-}
-
 }  // namespace
 
 BlockLearner::BlockLearner(const FfmSettings& settings, const FfmLayout& layout, const FfmKernels& kernels,
@@ -46,18 +45,19 @@ BlockLearner::BlockLearner(const FfmSettings& settings, const FfmLayout& layout,
       weights_(weights),
       turned_(layout, weights.dense),
       dense_(l_.layers.empty() ? 1 : kSlices * l_.dense * sizeof(float)),
-      plans_(kRun),
-      phases_(1 + 2 * kRun) {
+      plans_(kRun) {
   weights_.turned = &turned_;
   cut_tiles();
 }
 
 // A tile of a layer with a row per neuron has 16 neurons, which are one cache line of the turned weights; one of a
-// layer with a row per input has whole rows, which are copied as they are.
+// layer with a row per input has whole rows, which are copied as they are. Tiles are small, so that every thread has
+// some of a small network.
 void BlockLearner::cut_tiles() {
   for (size_t n = 0; n < l_.layers.size(); ++n) {
     const auto& layer = l_.layers[n];
-    const size_t neurons = layer.by_input ? layer.neurons : kNeurons, inputs = layer.by_input ? kNeurons : kInputs;
+    const size_t neurons = layer.by_input ? layer.neurons : kNeurons;
+    const size_t inputs = layer.by_input ? kRowsOfInputs : kInputs;
     const size_t width = layer.by_input ? layer.inputs + 1 : layer.width;
     for (size_t j = 0; j < layer.neurons; j += neurons)
       for (size_t i = 0; i < width; i += inputs)
@@ -66,9 +66,9 @@ void BlockLearner::cut_tiles() {
 }
 
 // At most `block` examples, and so many that the gradients of their rows fit into 64 MB. The first blocks of a model
-// are small, as its weights still move far: an example in 64 of those learned so far, rounded to whole slices.
+// are small, as its weights still move far: an example in 64 of those learned so far, rounded to sixteens.
 size_t BlockLearner::block_end(const Examples& examples, size_t begin, size_t block, uint64_t learned) const {
-  const uint64_t early = std::max<uint64_t>((learned + begin) / 64 / kSlices, 1) * kSlices;
+  const uint64_t early = std::max<uint64_t>((learned + begin) / 64 / kFewest, 1) * kFewest;
   size_t end = std::min(examples.rows(), begin + static_cast<size_t>(std::min<uint64_t>(block, early)));
   const size_t most = l_.ffm ? std::max<size_t>(kMostFloats / l_.stride, 1) : kMostFloats;
   while (end > begin + 1 && examples.offsets[end] - examples.offsets[begin] > most) end = begin + (end - begin) / 2;
@@ -87,10 +87,7 @@ void BlockLearner::make_run(const Call& call, size_t& next, size_t block, uint64
   }
   if (first_order_.size() < features) first_order_.resize(features);
   if (slopes_.size() < rows) slopes_.resize(rows);
-  for (Phase& phase : phases_) {
-    for (auto& taken : phase.taken) taken.store(false, std::memory_order_relaxed);
-    phase.done.store(0, std::memory_order_relaxed);
-  }
+  begun_ = {begun_.phase + 1 + 2 * kRun, done_};  // a run that failed may have left phases unfinished
 }
 
 uint64_t BlockLearner::learn(const Examples& examples, float* predictions, size_t threads, bool sparse, size_t block,
@@ -101,8 +98,10 @@ uint64_t BlockLearner::learn(const Examples& examples, float* predictions, size_
   failed_ = false;
   turned_ = FfmTurned(l_, weights_.dense);
   while (passes_.size() < threads) passes_.push_back(std::make_unique<FfmPass>(s_, l_, k_, true));
+  if (scratch_.size() < threads) scratch_.resize(threads);
   for (size_t next = 0; next < examples.rows() && broken_ == kNobody;) {
     make_run(call, next, block, learned);
+    // A thread that comes when all is done finds every task taken and all of them done.
     parallel_for(threads, threads, [&](size_t thread) {
       try {
         work(call, thread);
@@ -116,20 +115,23 @@ uint64_t BlockLearner::learn(const Examples& examples, float* predictions, size_
 }
 
 // Takes tasks that nobody took, its own part of them first: the same thread then has their memory in its cache in each
-// block. Returns when all tasks are done; false if a thread failed.
+// block. Returns when all tasks of the phase are done; false if a thread failed. `at` is the thread's place in the run.
 template <class F>
-bool BlockLearner::share(Phase& phase, size_t tasks, const Call& call, size_t thread, F run) {
+bool BlockLearner::share(Place& at, size_t tasks, const Call& call, size_t thread, F run) {
+  const uint64_t phase = ++at.phase;
+  const uint64_t done = at.done += tasks;
   const size_t home = thread * tasks / call.threads;
-  uint32_t mine = 0;
+  uint64_t mine = 0;
   for (size_t k = 0; k < tasks; ++k) {
     const size_t task = (home + k) % tasks;
-    auto& taken = phase.taken[task];
-    if (taken.load(std::memory_order_relaxed) || taken.exchange(true, std::memory_order_relaxed)) continue;
+    auto& taken = taken_[task].phase;
+    uint64_t last = taken.load(std::memory_order_relaxed);
+    if (last >= phase || !taken.compare_exchange_strong(last, phase, std::memory_order_relaxed)) continue;
     run(task);
     ++mine;
   }
-  if (mine) phase.done.fetch_add(mine, std::memory_order_acq_rel);
-  for (size_t spins = 0; phase.done.load(std::memory_order_acquire) < tasks; ++spins) {
+  if (mine) done_.fetch_add(mine, std::memory_order_acq_rel);
+  for (size_t spins = 0; done_.load(std::memory_order_acquire) < done; ++spins) {
     if (failed_.load(std::memory_order_relaxed)) return false;
     if (spins < kSpins)
       pause();
@@ -141,15 +143,16 @@ bool BlockLearner::share(Phase& phase, size_t tasks, const Call& call, size_t th
 
 void BlockLearner::work(const Call& call, size_t thread) {
   FfmPass& pass = *passes_[thread];
-  const bool planned = share(phases_[0], blocks_.size(), call, thread, [&](size_t b) {
-    plans_[b].make(call.examples, blocks_[b].first, blocks_[b].second, s_, l_);
+  Place at = begun_;
+  const bool planned = share(at, blocks_.size(), call, thread, [&](size_t b) {
+    plans_[b].make(call.examples, blocks_[b].first, blocks_[b].second, s_, l_, scratch_[thread]);
   });
   if (!planned) return;
   for (size_t b = 0; b < blocks_.size(); ++b) {
     const BlockPlan& plan = plans_[b];
-    if (!share(phases_[1 + 2 * b], kSlices, call, thread, [&](size_t s) { learn_slice(call, plan, s, pass); })) return;
+    if (!share(at, kSlices, call, thread, [&](size_t s) { learn_slice(call, plan, s, pass); })) return;
     if (broken_.load(std::memory_order_relaxed) != kNobody) return;
-    if (!share(phases_[2 + 2 * b], kShards, call, thread, [&](size_t k) { step_shard(call, plan, k); })) return;
+    if (!share(at, kShards, call, thread, [&](size_t k) { step_shard(plan, k); })) return;
   }
 }
 
@@ -161,13 +164,19 @@ void BlockLearner::learn_slice(const Call& call, const BlockPlan& plan, size_t s
   if (l_.ffm && rows_[s].size() < bytes) rows_[s] = HugeBlock(bytes);
   SliceGradients to{&plan, reinterpret_cast<float*>(dense_.data()) + s * l_.dense,
                     reinterpret_cast<float*>(rows_[s].data()), first_order_.data()};
+  // Without a network nothing is gained by a batch: an example is done while its rows are in the first cache.
+  const size_t batch = l_.layers.empty() ? 1 : FfmPass::kBlockBatch;
+  auto fetch = [&](size_t e) {
+    pass.fetch(examples, e, weights_, false);
+    if (batch == 1) pass.fetch_to_write(examples, e, to);
+  };
   const size_t ahead = std::min(pass.ahead(), end - begin);
-  for (size_t e = begin; e < begin + ahead; ++e) pass.fetch(examples, e, weights_, false);
+  for (size_t e = begin; e < begin + ahead; ++e) fetch(e);
   float logits[FfmPass::kBlockBatch];
-  for (size_t first = begin; first < end; first += FfmPass::kBlockBatch) {
-    const size_t count = std::min(FfmPass::kBlockBatch, end - first);
+  for (size_t first = begin; first < end; first += batch) {
+    const size_t count = std::min(batch, end - first);
     for (size_t b = 0; b < count; ++b) {
-      if (first + b + ahead < end) pass.fetch(examples, first + b + ahead, weights_, false);
+      if (first + b + ahead < end) fetch(first + b + ahead);
       pass.merge(examples, first + b, b);
     }
     pass.logits(weights_, count, logits);
@@ -185,9 +194,9 @@ void BlockLearner::learn_slice(const Call& call, const BlockPlan& plan, size_t s
   }
 }
 
-void BlockLearner::step_shard(const Call& call, const BlockPlan& plan, size_t shard) {
+void BlockLearner::step_shard(const BlockPlan& plan, size_t shard) {
   if (l_.ffm) step_rows(plan, shard);
-  if (l_.lr) step_first_order(call, plan, shard);
+  if (l_.lr) step_first_order(plan, shard);
   const float* parts[kSlices];
   size_t count = 0;
   for (size_t s = 0; s < kSlices; ++s)
@@ -213,23 +222,21 @@ void BlockLearner::step_rows(const BlockPlan& plan, size_t shard) {
     for (const size_t end = std::min<size_t>(last + 8, plan.rows[stop - 1].first_part + plan.rows[stop - 1].parts);
          ahead < end; ++ahead)
       prefetch_floats(sum_of(plan.parts[ahead]), l_.stride);
-    if (r + 1 < stop) prefetch_floats(weights_.ffm + l_.row_step * plan.rows[r + 1].row, l_.row_step);
+    if (r + 2 < stop) prefetch_floats_to_write(weights_.ffm + l_.row_step * plan.rows[r + 2].row, l_.row_step);
     for (size_t p = 0; p < row.parts; ++p) parts[p] = sum_of(plan.parts[row.first_part + p]);
     float* w = weights_.ffm + l_.row_step * row.row;
     k_.sum_step(w, w + l_.stride, parts, row.parts, l_.stride, rates);
   }
 }
 
-void BlockLearner::step_first_order(const Call& call, const BlockPlan& plan, size_t shard) {
+void BlockLearner::step_first_order(const BlockPlan& plan, size_t shard) {
   const AdagradRates rates{s_.lr_rates.rate, s_.lr_rates.power_t};
-  const uint64_t* keys = call.examples.keys.data() + plan.features;
-  auto record = [&](size_t n) { return weights_.lr + 2 * l_.lr_of(keys[plan.first_order[n]], s_.bits); };
-  constexpr size_t kAhead = 8;
-  const size_t stop = plan.first_order_of[shard + 1];
-  for (size_t n = plan.first_order_of[shard]; n < stop; ++n) {
-    if (n + kAhead < stop) __builtin_prefetch(record(n + kAhead), 1);
-    float* lr = record(n);
-    adagrad_step(lr[0], lr[1], first_order_[plan.first_order[n]], rates);
+  constexpr size_t kAhead = 16;
+  const size_t stop = plan.records_of[shard + 1];
+  for (size_t n = plan.records_of[shard]; n < stop; ++n) {
+    if (n + kAhead < stop) prefetch_to_write(weights_.lr + 2 * plan.records[n + kAhead]);
+    float* lr = weights_.lr + 2 * plan.records[n];
+    adagrad_step(lr[0], lr[1], first_order_[n], rates);
   }
 }
 

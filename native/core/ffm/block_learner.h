@@ -1,9 +1,9 @@
 // Learning on any number of threads with the same bits.
 //
 // Examples are learned in blocks. For each block there are two phases, and a phase begins when the one before has
-// ended:
+// ended. A phase has twice as many tasks as 16 threads, so that others can take work from a thread that is held up:
 //
-//   slices   the block's 16 slices compute predictions and gradients with the weights as the block found them. A slice
+//   slices   the block's 32 slices compute predictions and gradients with the weights as the block found them. A slice
 //            writes its own sums of gradients (dense, shared rows), the gradient of each first-order weight, and steps
 //            the rows that one feature of the block has alone (block_plan.h).
 //   steps    32 shards of rows and first-order weights and the tiles of the dense block are stepped, each by one
@@ -49,10 +49,12 @@ class BlockLearner {
   static constexpr size_t kRun = 32;  // blocks whose plans are made at once
   static constexpr size_t kTasks = 64;
 
-  // The tasks of one phase: taken, each by one thread, and done.
-  struct alignas(64) Phase {
-    std::array<std::atomic<bool>, kTasks> taken{};
-    alignas(64) std::atomic<uint32_t> done{0};
+  // The number of the last phase in which a task was taken. Each has a cache line: its usual thread finds it there.
+  struct alignas(64) Taken {
+    std::atomic<uint64_t> phase{0};
+  };
+  struct Place {  // phases begun and tasks asked for, over all calls
+    uint64_t phase = 0, done = 0;
   };
   struct Tile {  // of the weights of a layer: those of some neurons for some inputs
     size_t layer, neuron, neurons, input, inputs;
@@ -69,12 +71,12 @@ class BlockLearner {
   void make_run(const Call& call, size_t& next, size_t block, uint64_t learned);
   void work(const Call& call, size_t thread);
   template <class F>
-  bool share(Phase& phase, size_t tasks, const Call& call, size_t thread, F run);
+  bool share(Place& at, size_t tasks, const Call& call, size_t thread, F run);
 
   void learn_slice(const Call& call, const BlockPlan& plan, size_t s, FfmPass& pass);
-  void step_shard(const Call& call, const BlockPlan& plan, size_t shard);
+  void step_shard(const BlockPlan& plan, size_t shard);
   void step_rows(const BlockPlan& plan, size_t shard);
-  void step_first_order(const Call& call, const BlockPlan& plan, size_t shard);
+  void step_first_order(const BlockPlan& plan, size_t shard);
   void step_tile(const Tile& tile, const float* const* parts, size_t count);
 
   const FfmSettings& s_;
@@ -89,7 +91,10 @@ class BlockLearner {
   std::vector<float> first_order_, slopes_;
   std::vector<BlockPlan> plans_;
   std::vector<std::pair<size_t, size_t>> blocks_;  // of this run
-  std::vector<Phase> phases_;
+  std::vector<BlockPlan::Scratch> scratch_;        // one for each thread
+  std::array<Taken, kTasks> taken_;
+  alignas(64) std::atomic<uint64_t> done_{0};  // tasks
+  alignas(64) Place begun_;                    // where the run under way began
   std::atomic<uint64_t> broken_{kNobody};
   std::atomic<bool> failed_{false};
 };

@@ -3,17 +3,25 @@
 #include <cstring>
 
 #include "core/ffm/pass.h"
+#include "core/ffm/prefetch.h"
 
 namespace cb {
 
-void FfmPass::fetch_alone(const Examples& examples, size_t e, const BlockPlan& plan) const {
+namespace {
+
+constexpr size_t kHeld = 8192;  // floats that the first cache holds beside what is streamed
+
+}  // namespace
+
+void FfmPass::fetch_to_write(const Examples& examples, size_t e, const SliceGradients& to) const {
   if (!s_.ffm) return;
   const auto& places = places_[e % places_.size()];
-  const uint32_t* sums = plan.sums.data() + (examples.offsets[e] - plan.features);
+  const uint32_t* sums = to.plan->sums.data() + (examples.offsets[e] - to.plan->features);
   for (size_t i = 0; i < places.size(); ++i) {
-    if (sums[i] != BlockPlan::kAlone) continue;
-    const float* a = places[i].row + l_.stride;
-    for (size_t k = 0; k < l_.stride; k += kLanes) __builtin_prefetch(a + k, 1);
+    if (sums[i] == BlockPlan::kAlone)
+      prefetch_floats_to_write(places[i].row + l_.stride, l_.stride);
+    else if (sums[i] & BlockPlan::kFirst)
+      prefetch_floats_to_write(to.rows + (sums[i] & ~BlockPlan::kFirst) * l_.stride, l_.stride);
   }
 }
 
@@ -22,28 +30,33 @@ void FfmPass::fetch_alone(const Examples& examples, size_t e, const BlockPlan& p
 void FfmPass::back_by_neuron(const FfmWeights& weights, size_t n, size_t count, const float* upper, size_t upper_step,
                              const SliceGradients& to, bool sparse) {
   const auto& layer = l_.layers[n];
-  active_.resize(std::max(layer.neurons, count));
+  active_.resize(count * std::max<size_t>(layer.neurons, 1) + count);
   factors_.resize(active_.size());
-  auto list = [&](size_t many, auto factor) {
-    size_t found = 0;
+  auto list = [&](size_t at, size_t many, auto factor) {
+    size_t found = at;
     for (size_t k = 0; k < many; ++k) {
       const float f = factor(k);
       active_[found] = static_cast<uint32_t>(k);
       factors_[found] = f;
       found += !sparse || f != 0.0f;
     }
-    return found;
+    return found - at;
   };
-  for (size_t b = 0; b < count; ++b) {
-    const size_t found = list(layer.neurons, [&](size_t j) { return upper[b * upper_step + j]; });
-    k_.add_rows(deltas_[n] + b * layer.width, false, weights.dense + layer.at, layer.step(), active_.data(),
-                factors_.data(), found, layer.width);
-  }
+  size_t found[kBlockBatch];
+  for (size_t b = 0; b < count; ++b)
+    found[b] = list(b * layer.neurons, layer.neurons, [&](size_t j) { return upper[b * upper_step + j]; });
+  // So many columns at a time that those of all neurons stay in the first cache for all examples.
+  const size_t columns = std::max<size_t>(kHeld / layer.neurons / 64 * 64, 64);
+  for (size_t k = 0; k < layer.width; k += columns)
+    for (size_t b = 0; b < count; ++b)
+      k_.add_rows(deltas_[n] + b * layer.width + k, false, weights.dense + layer.at + k, layer.step(),
+                  active_.data() + b * layer.neurons, factors_.data() + b * layer.neurons, found[b],
+                  std::min(columns, layer.width - k));
   for (size_t j = 0; j < layer.neurons; ++j) {
-    const size_t found = list(count, [&](size_t b) { return upper[b * upper_step + j]; });
-    if (found == 0 && to.go_on) continue;
+    const size_t some = list(0, count, [&](size_t b) { return upper[b * upper_step + j]; });
+    if (some == 0 && to.go_on) continue;
     k_.add_rows(to.dense + layer.place(j, 0), to.go_on, activations_[n], steps_[n], active_.data(), factors_.data(),
-                found, layer.width);
+                some, layer.width);
   }
 }
 
@@ -98,7 +111,7 @@ void FfmPass::back_through_layers(const FfmWeights& weights, size_t count, const
 void FfmPass::leave_out(const Examples& examples, size_t e, const SliceGradients& to) const {
   for (uint32_t i = examples.offsets[e]; i < examples.offsets[e + 1]; ++i) {
     const size_t at = i - to.plan->features;
-    if (s_.lr) to.first_order[at] = 0.0f;
+    if (s_.lr) to.first_order[to.plan->first_order[at]] = 0.0f;
     if (!s_.ffm || to.plan->sums[at] == BlockPlan::kAlone || !(to.plan->sums[at] & BlockPlan::kFirst)) continue;
     std::fill_n(to.rows + (to.plan->sums[at] & ~BlockPlan::kFirst) * l_.stride, l_.stride, 0.0f);
   }
@@ -108,16 +121,17 @@ void FfmPass::add_gradients(const Examples& examples, size_t first, size_t count
                             const float* slopes, SliceGradients& to, bool sparse) {
   if (!l_.layers.empty()) back_through_layers(weights, count, slopes, to, sparse);
   to.go_on = true;
-  fetch_alone(examples, first, *to.plan);
+  const bool merged_last = count == 1;  // what `merge` found is still there
+  if (!merged_last) fetch_to_write(examples, first, to);
   for (size_t b = 0; b < count; ++b) {
-    if (b + 1 < count) fetch_alone(examples, first + b + 1, *to.plan);
+    if (b + 1 < count) fetch_to_write(examples, first + b + 1, to);
     const float direct = s_.residual || l_.layers.empty() ? slopes[b] : 0.0f;
     if (slopes[b] == 0.0f) {
       leave_out(examples, first + b, to);
       continue;
     }
     const float* dx = l_.layers.empty() ? nullptr : deltas_[0] + b * l_.layers[0].width;
-    gather(examples, first + b);
+    if (!merged_last) gather(examples, first + b);
     transpose_rows();
     if (s_.ffm) spread_gradients(dx, direct);
     step_rows(examples, first + b, dx, direct, &to);

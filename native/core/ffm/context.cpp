@@ -30,7 +30,7 @@ FfmContext FfmPass::context_of(const Examples& examples, const FfmWeights& weigh
   const auto& first = l_.layers[0];
   const size_t width = FfmTurned::width(first);
   out.lanes.resize(kLanes * width);
-  k_.across_lanes(weights.turned->layers[0].data(), width, first.width, whole, inputs, out.lanes.data());
+  k_.across_lanes(weights.turned->layer(0), width, first.width, whole, inputs, out.lanes.data());
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <stdexcept>
 
 #include "core/parallel.h"
 #include "operators/hash.h"
@@ -141,6 +142,13 @@ void DeepFfm::initialise() {
   }
 }
 
+void DeepFfm::check_fields(const Examples& examples, size_t begin, size_t end) const {
+  uint16_t most = 0;  // without a branch, sixteen fields or more are compared at once
+  for (size_t i = examples.offsets[begin]; i < examples.offsets[end]; ++i) most = std::max(most, examples.fields[i]);
+  if (examples.offsets[begin] < examples.offsets[end] && most >= settings_.fields)
+    throw std::invalid_argument("an example has a field that the model has not");
+}
+
 std::optional<size_t> DeepFfm::learn(const Examples& examples, float* predictions, bool sparse) {
   std::lock_guard<std::mutex> alone(learning_);
   changed();
@@ -189,6 +197,7 @@ std::optional<size_t> DeepFfm::predict(const Examples& examples, float* predicti
     auto pass = borrow();
     for (size_t b; (b = next.fetch_add(1)) < blocks;) {
       const size_t begin = b * kPredicted, end = std::min(rows, begin + kPredicted);
+      check_fields(examples, begin, end);
       predict_with(*pass, examples, begin, end, weights, predictions, broken);
     }
     give_back(std::move(pass));

@@ -87,21 +87,22 @@ static void from_inputs(const float* rows, size_t step, const uint32_t* inputs, 
   }
 }
 
-// Eight neurons for four x. The products of lanes l and l + 8 are added up in registers, lane after lane: nothing is
-// summed within a register, and a weight is loaded once for four products.
-CB_INLINE void eight_across(const float* w, size_t width, const float* lanes, size_t from, size_t n, const float* x,
-                            size_t step, float* y, size_t y_step) {
-  constexpr size_t kParts = 8 / kNarrow;
-  VN sums[8][4][kParts];
+// kParts registers of neurons for four x. The products of lanes l and l + 8 are added up in registers, lane after lane:
+// nothing is summed within a register, and a weight is loaded once for four products.
+template <class V, size_t kParts>
+CB_INLINE void some_across(const float* w, size_t width, const float* lanes, size_t from, size_t n, const float* x,
+                           size_t step, float* y, size_t y_step) {
+  constexpr size_t kPart = sizeof(V) / 4;
+  V sums[8][4][kParts];
   const size_t begin = lanes ? from : 16, blocks = n / 16;
   for (size_t l = 0; l < 8; ++l) {
-    VN s[2][4][kParts];
+    V s[2][4][kParts];
     const float* at[2] = {w + l * blocks * width, w + (l + 8) * blocks * width};
 #pragma GCC unroll 2
     for (size_t h = 0; h < 2; ++h)
 #pragma GCC unroll 2
       for (size_t p = 0; p < kParts; ++p) {
-        const VN known = load_narrow((lanes ? lanes + (l + 8 * h) * width : at[h]) + p * kNarrow);
+        const V known = load_some<V>((lanes ? lanes + (l + 8 * h) * width : at[h]) + p * kPart);
 #pragma GCC unroll 4
         for (size_t b = 0; b < 4; ++b) s[h][b][p] = lanes ? known : known * x[b * step + l + 8 * h];
       }
@@ -114,11 +115,11 @@ CB_INLINE void eight_across(const float* w, size_t width, const float* lanes, si
         const float x0 = xs[8 * h], x1 = xs[8 * h + step], x2 = xs[8 * h + 2 * step], x3 = xs[8 * h + 3 * step];
 #pragma GCC unroll 2
         for (size_t p = 0; p < kParts; ++p) {
-          const VN weights = load_narrow(at[h] + p * kNarrow);
-          s[h][0][p] = fused_narrow(weights, x0, s[h][0][p]);
-          s[h][1][p] = fused_narrow(weights, x1, s[h][1][p]);
-          s[h][2][p] = fused_narrow(weights, x2, s[h][2][p]);
-          s[h][3][p] = fused_narrow(weights, x3, s[h][3][p]);
+          const V weights = load_some<V>(at[h] + p * kPart);
+          s[h][0][p] = fused_with(weights, x0, s[h][0][p]);
+          s[h][1][p] = fused_with(weights, x1, s[h][1][p]);
+          s[h][2][p] = fused_with(weights, x2, s[h][2][p]);
+          s[h][3][p] = fused_with(weights, x3, s[h][3][p]);
         }
       }
     }
@@ -129,25 +130,32 @@ CB_INLINE void eight_across(const float* w, size_t width, const float* lanes, si
   }
   for (size_t b = 0; b < 4; ++b)
     for (size_t p = 0; p < kParts; ++p) {
-      const VN even = (sums[0][b][p] + sums[4][b][p]) + (sums[2][b][p] + sums[6][b][p]);
-      const VN odd = (sums[1][b][p] + sums[5][b][p]) + (sums[3][b][p] + sums[7][b][p]);
-      const VN sum = positive(even + odd);
-      __builtin_memcpy(y + b * y_step + p * kNarrow, &sum, sizeof sum);
+      const V even = (sums[0][b][p] + sums[4][b][p]) + (sums[2][b][p] + sums[6][b][p]);
+      const V odd = (sums[1][b][p] + sums[5][b][p]) + (sums[3][b][p] + sums[7][b][p]);
+      const V sum = positive(even + odd);
+      __builtin_memcpy(y + b * y_step + p * kPart, &sum, sizeof sum);
     }
 }
 
 static void across(const float* w, size_t width, const float* lanes, size_t from, size_t n, const float* x, size_t step,
                    float* y, size_t y_step) {
-  for (size_t j = 0; j < width; j += 8)
-    eight_across(w + j, width, lanes ? lanes + j : nullptr, from, n, x, step, y + j, y_step);
+  size_t j = 0;
+#if CB_REGISTER == 64
+  for (; j + 32 <= width; j += 32)  // whole cache lines, and an x is loaded once for 32 products
+    some_across<VF, 2>(w + j, width, lanes ? lanes + j : nullptr, from, n, x, step, y + j, y_step);
+  for (; j + 16 <= width; j += 16)
+    some_across<VF, 1>(w + j, width, lanes ? lanes + j : nullptr, from, n, x, step, y + j, y_step);
+#endif
+  for (; j < width; j += 8)
+    some_across<VN, 8 / kNarrow>(w + j, width, lanes ? lanes + j : nullptr, from, n, x, step, y + j, y_step);
 }
 
 static void across_lanes(const float* w, size_t width, size_t n, size_t upto, const float* x, float* lanes) {
   for (size_t k = 0; k < upto; ++k)
     for (size_t j = 0; j < width; j += kNarrow) {
       float* lane = lanes + k % 16 * width + j;
-      const VN weights = load_narrow(w + (k % 16 * (n / 16) + k / 16) * width + j);
-      const VN sum = k < 16 ? weights * x[k] : fused_narrow(weights, x[k], load_narrow(lane));
+      const VN weights = load_some<VN>(w + (k % 16 * (n / 16) + k / 16) * width + j);
+      const VN sum = k < 16 ? weights * x[k] : fused_with(weights, x[k], load_some<VN>(lane));
       __builtin_memcpy(lane, &sum, sizeof sum);
     }
 }
@@ -159,6 +167,26 @@ CB_INLINE void four_pairs(size_t chunks, float* out, A a, B b) {
   for (size_t c = 1; c < chunks; ++c) s = s + chunk_sums(a(4 * c) * b(4 * c));
   __builtin_memcpy(out, &s, sizeof s);
 }
+
+#if CB_REGISTER == 64
+// Eight of them: their sums take four shuffles, where two times four take six.
+template <class A, class B>
+CB_INLINE void eight_pairs(size_t chunks, float* out, A a0, B b0, A a1, B b1) {
+  VN s = chunk_sums(a0(0) * b0(0), a1(0) * b1(0));
+  for (size_t c = 1; c < chunks; ++c) s = s + chunk_sums(a0(4 * c) * b0(4 * c), a1(4 * c) * b1(4 * c));
+  __builtin_memcpy(out, &s, sizeof s);
+}
+
+// Four of them where a latent vector has two chunks, which are loaded together.
+CB_INLINE void four_long_pairs(float* out, const float* own, const float* const* others, size_t at) {
+  const VN sums = chunk_sums(load(own) * load_halves(others[0] + at, others[1] + at),
+                             load(own + 16) * load_halves(others[2] + at, others[3] + at));
+  const __m128 low = _mm256_castps256_ps128((__m256)sums), high = _mm256_extractf128_ps((__m256)sums, 1);
+  const V4 first = (V4)_mm_shuffle_ps(low, high, 0x88), second = (V4)_mm_shuffle_ps(low, high, 0xdd);
+  const V4 s = first + second;
+  __builtin_memcpy(out, &s, sizeof s);
+}
+#endif
 
 // Four latent vectors side by side, and four from four places.
 struct Beside {
@@ -184,7 +212,14 @@ CB_INLINE void pairs_of(const FieldPairs& f, size_t chunks) {
     const float* own = f.source[g];
     for (size_t h = 0; h < f.known; h += 4)
       four_pairs(chunks, out + h, Beside{own + h * latent, latent}, Beside{turned + h * latent, latent});
-    for (size_t h = f.known; h < g; h += 4)
+    size_t h = f.known;
+#if CB_REGISTER == 64
+    for (; chunks == 2 && h < g; h += 4) four_long_pairs(out + h, own + h * latent, f.source + h, g * latent);
+    for (; h + 4 < g; h += 8)
+      eight_pairs(chunks, out + h, Beside{own + h * latent, latent}, Apart{f.source + h, g * latent},
+                  Beside{own + (h + 4) * latent, latent}, Apart{f.source + h + 4, g * latent});
+#endif
+    for (; h < g; h += 4)
       four_pairs(chunks, out + h, Beside{own + h * latent, latent}, Apart{f.source + h, g * latent});
     out[g] = f.within[g];  // in the order of fields: what was written behind the pairs is written again
     if (f.first_order) out[g + 1] = f.first_order[g];
@@ -195,6 +230,8 @@ CB_INLINE void pairs_of(const FieldPairs& f, size_t chunks) {
 static void pairs(const FieldPairs& f) {
   if (f.chunks == 1)
     pairs_of(f, 1);
+  else if (f.chunks == 2)
+    pairs_of(f, 2);
   else
     pairs_of(f, f.chunks);
 }

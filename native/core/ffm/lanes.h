@@ -69,18 +69,26 @@ typedef float VN __attribute__((vector_size(32)));
 #endif
 constexpr size_t kNarrow = sizeof(VN) / 4;
 
-CB_INLINE VN load_narrow(const float* p) {
-  VN v;
+template <class V>
+CB_INLINE V load_some(const float* p) {
+  V v;
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
-CB_INLINE VN fused_narrow(VN a, float x, VN s) {
+// s + a · x, rounded once.
+CB_INLINE VN fused_with(VN a, float x, VN s) {
 #if defined(__aarch64__)
   return (VN)vfmaq_n_f32((float32x4_t)s, (float32x4_t)a, x);
 #else
   return (VN)_mm256_fmadd_ps((__m256)a, _mm256_set1_ps(x), (__m256)s);
 #endif
 }
+#if CB_REGISTER == 64
+CB_INLINE VF fused_with(VF a, float x, VF s) { return (VF)_mm512_fmadd_ps((__m512)a, _mm512_set1_ps(x), (__m512)s); }
+CB_INLINE VF positive(VF x) {
+  return (VF)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_GT_OQ), (__m512)x);
+}
+#endif
 // x > 0 ? x : 0, and 0 for NaN.
 CB_INLINE VN positive(VN x) {
 #if defined(__aarch64__)
@@ -222,6 +230,27 @@ CB_INLINE V4 chunk_sums(F16 v) {
   return (V4)_mm_unpacklo_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
 #endif
 }
+
+#if CB_REGISTER == 64
+// The sums of eight chunks, those of a and those of b.
+CB_INLINE VN chunk_sums(F16 a, F16 b) {
+  const __m512 even = _mm512_shuffle_ps((__m512)a.r[0], (__m512)b.r[0], 0x88);  // [a0 a2 b0 b2] of each chunk
+  const __m512 odd = _mm512_shuffle_ps((__m512)a.r[0], (__m512)b.r[0], 0xdd);
+  const __m512 two = _mm512_add_ps(even, odd);
+  const __m512 sums = _mm512_add_ps(two, _mm512_permute_ps(two, 0xb1));  // [a a b b]
+  const __m512i places = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 14, 10, 6, 2, 12, 8, 4, 0);
+  return (VN)_mm512_castps512_ps256(_mm512_permutexvar_ps(places, sums));
+}
+#endif
+
+#if CB_REGISTER == 64
+// Eight floats each from two places.
+CB_INLINE F16 load_halves(const float* p0, const float* p1) {
+  F16 v;
+  v.r[0] = (VF)_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(p0)), _mm256_loadu_ps(p1), 1);
+  return v;
+}
+#endif
 
 // Four chunks from four places.
 CB_INLINE F16 load_chunks(const float* p0, const float* p1, const float* p2, const float* p3) {

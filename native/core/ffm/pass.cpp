@@ -41,29 +41,32 @@ size_t scratch_floats(const FfmLayout& l, size_t slots) {
   return floats + 3 * l.latent;  // that the kernel of pairs may read
 }
 
-float* zeroed(size_t floats) {
-  const size_t bytes = padded(floats, kLanes) * sizeof(float);
+}  // namespace
+
+FfmFloats zeroed_floats(size_t count) {
+  const size_t bytes = std::max<size_t>(padded(count, kLanes), kLanes) * sizeof(float);
   void* p = std::aligned_alloc(kLine, bytes);
   if (!p) throw std::bad_alloc();
   std::memset(p, 0, bytes);
-  return static_cast<float*>(p);
+  return FfmFloats(static_cast<float*>(p));
 }
 
-}  // namespace
-
 FfmTurned::FfmTurned(const FfmLayout& layout, const float* dense) {
+  size_t floats = 0;
   for (size_t n = 0; n + 1 < layout.layers.size(); ++n) {
-    const auto& layer = layout.layers[n];
-    layers.emplace_back(layer.width * width(layer));
-    copy(layout, dense, n, 0, layer.neurons, 0, layer.inputs + 1);
+    at_.push_back(floats);
+    floats += layout.layers[n].width * width(layout.layers[n]);
   }
+  memory_ = zeroed_floats(floats);
+  for (size_t n = 0; n + 1 < layout.layers.size(); ++n)
+    copy(layout, dense, n, 0, layout.layers[n].neurons, 0, layout.layers[n].inputs + 1);
 }
 
 void FfmTurned::copy(const FfmLayout& layout, const float* dense, size_t n, size_t j, size_t j_end, size_t i,
                      size_t i_end) {
   const auto& layer = layout.layers[n];
   for (; i < i_end; ++i) {
-    float* to = layers[n].data() + (i % kLanes * (layer.width / kLanes) + i / kLanes) * width(layer);
+    float* to = memory_.get() + at_[n] + (i % kLanes * (layer.width / kLanes) + i / kLanes) * width(layer);
     for (size_t m = j; m < j_end; ++m) to[m] = dense[layer.place(m, i)];
   }
 }
@@ -73,7 +76,7 @@ FfmPass::FfmPass(const FfmSettings& settings, const FfmLayout& layout, const Ffm
       l_(layout),
       k_(kernels),
       slots_(for_blocks ? kBlockBatch : kBatch),
-      memory_(zeroed(scratch_floats(layout, slots_))),
+      memory_(zeroed_floats(scratch_floats(layout, slots_))),
       places_(ahead() + (for_blocks ? slots_ : 1)),
       source_(layout.fields + kLatePairs),
       inverse_(slots_, 1.0f) {
@@ -267,7 +270,7 @@ void FfmPass::run_layers(const FfmWeights& weights, size_t count, float* out, bo
       const bool begun = n == 0 && context_ && !context_->lanes.empty();
       const size_t width = FfmTurned::width(layer);
       for (size_t b = 0; b < count; b += kAcross)
-        k_.across(weights.turned->layers[n].data(), width, begun ? context_->lanes.data() : nullptr,
+        k_.across(weights.turned->layer(n), width, begun ? context_->lanes.data() : nullptr,
                   begun ? context_->whole() : 0, layer.width, from + b * steps_[n], steps_[n], to + b * step, step);
     }
     if (last) break;
@@ -363,7 +366,7 @@ void FfmPass::step_rows(const Examples& examples, size_t e, const float* dx, flo
       const Place& place = places[i - begin];
       const float x = examples.value(i);
       if (s_.lr && to)
-        to->first_order[i - to->plan->features] = by_field * x;
+        to->first_order[to->plan->first_order[i - to->plan->features]] = by_field * x;
       else if (s_.lr)
         adagrad_step(place.lr[0], place.lr[1], by_field * x, lr);
       if (!s_.ffm) continue;

@@ -21,13 +21,25 @@
 
 namespace cb {
 
+// Zeroed floats, the first of them in a cache line.
+struct FreeFloats {
+  void operator()(float* p) const { std::free(p); }
+};
+using FfmFloats = std::unique_ptr<float, FreeFloats>;
+FfmFloats zeroed_floats(size_t count);
+
 // The hidden layers turned round, for predictions: neurons side by side (kernels.h, across).
-struct FfmTurned {
+class FfmTurned {
+ public:
   FfmTurned(const FfmLayout& layout, const float* dense);
   // Copies the weights of neurons j to j_end for inputs i to i_end of hidden layer n.
   void copy(const FfmLayout& layout, const float* dense, size_t n, size_t j, size_t j_end, size_t i, size_t i_end);
-  std::vector<std::vector<float>> layers;
+  const float* layer(size_t n) const { return memory_.get() + at_[n]; }
   static size_t width(const FfmLayout::Layer& layer) { return padded(layer.neurons, kBeside); }
+
+ private:
+  std::vector<size_t> at_;  // the first weight of each layer, the first in a cache line
+  FfmFloats memory_;
 };
 
 // Where the weights are.
@@ -43,7 +55,7 @@ struct SliceGradients {
   const BlockPlan* plan;
   float* dense;        // sums, each in the place of its weight
   float* rows;         // the slice's sums of shared rows, `stride` floats each
-  float* first_order;  // one for each feature of the block
+  float* first_order;  // one for each feature of the block, in the order that the plan has
   bool go_on = false;  // `dense` holds sums already
 };
 
@@ -80,8 +92,9 @@ class FfmPass {
   // that one feature of the block has alone are stepped (block_pass.cpp).
   void add_gradients(const Examples& examples, size_t first, size_t count, const FfmWeights& weights,
                      const float* slopes, SliceGradients& to, bool sparse);
-  // Start to load the accumulators of those rows of example e, which was fetched.
-  void fetch_alone(const Examples& examples, size_t e, const BlockPlan& plan) const;
+  // Start to load what that will write for example e, which was fetched: the accumulators of such rows, and the sums
+  // that begin with it.
+  void fetch_to_write(const Examples& examples, size_t e, const SliceGradients& to) const;
 
  private:
   struct Place {
@@ -118,10 +131,7 @@ class FfmPass {
   const FfmLayout& l_;
   const FfmKernels& k_;
   const size_t slots_;  // examples at once
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  std::unique_ptr<float, Free> memory_;
+  FfmFloats memory_;
   size_t used_ = 0;
   std::vector<std::vector<Place>> places_;  // a ring of examples: those ahead, and the one or those in work
   std::vector<Group> groups_;

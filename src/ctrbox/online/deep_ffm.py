@@ -20,9 +20,11 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,8 +42,8 @@ from ctrbox.publish.sources import ffm_of, ffm_weights
 from ctrbox.publish.weights import Weights, is_weights, read_weights
 
 BATCH_ROWS = 65_536  # of a plan's batches
-BLOCK = 512  # examples that several threads learn at once
-MOST_THREADS = 16  # that can learn one model at once: a block has so many slices
+BLOCK = 2048  # examples that several threads learn at once
+MOST_THREADS = 32  # that can learn one model at once: a block has so many slices
 
 
 @dataclass(frozen=True)
@@ -132,10 +134,10 @@ class DeepFFM:
     ) -> Progress:
         """Learn from a batch, batches, a plan, an `ExampleCache` or `ExampleText`, in order, each example once.
 
-        ``threads``  number of threads, 1 to 256, of which 16 are used at most; None: all cores that this process may use.
+        ``threads``  number of threads, 1 to 256, of which 32 are used at most; None: all cores that this process may use.
                      The number of threads never changes the weights of a given ``block``.
         ``block``    number of examples, 1 to 4,096, whose gradients are computed with the same weights. 1 learns one
-                     example after the other on one thread. Default: 1 with ``threads=1``, else 512. Blocks end where a
+                     example after the other on one thread. Default: 1 with ``threads=1``, else 2,048. Blocks end where a
                      batch ends, and the first blocks of a model are smaller.
         ``sparse_updates``  skip what cannot change a weight; False computes all of it and gives the same weights
         ``show``     print a running table to stderr, or give its lines to a function
@@ -183,13 +185,37 @@ class DeepFFM:
         ``threads``: 1 to 256; None: all cores that this process may use. The result is the same.
         """
         threads = _threads(threads, 256)
-        found = []
-        for examples in self._examples(self._read_for(source)):
-            predictions, broken = self._native.predict(examples, threads)
+        found: list[npt.NDArray[np.float32]] = []
+        before = 0
+        for predictions, broken in self._predicted(self._examples(self._read_for(source)), threads):
             if broken >= 0:
-                raise DataError(f"the model's output for example {broken:,} is not finite: is a value too large?")
+                raise DataError(
+                    f"the model's output for example {before + broken:,} is not finite: is a value too large?"
+                )
+            before += len(predictions)
             found.append(predictions)
+        if len(found) == 1:
+            return found[0]
         return np.concatenate(found) if found else np.zeros(0, np.float32)
+
+    def _predicted(
+        self, parts: Iterator[_native.Examples], threads: int
+    ) -> Iterator[tuple[npt.NDArray[np.float32], int]]:
+        """Yield the predictions of each part. Two parts are under way at once, so that no thread waits for the last
+        examples of a part, nor for Python between two parts."""
+        ahead = list(islice(parts, 2))
+        if threads == 1 or len(ahead) < 2:
+            for examples in chain(ahead, parts):
+                yield self._native.predict(examples, threads)
+            return
+        under_way: deque[Future[tuple[npt.NDArray[np.float32], int]]] = deque()
+        with ThreadPoolExecutor(2) as callers:  # the two callers are two of the threads
+            for examples in chain(ahead, parts):
+                if len(under_way) == 2:
+                    yield under_way.popleft().result()
+                under_way.append(callers.submit(self._native.predict, examples, threads - 1))
+            while under_way:
+                yield under_way.popleft().result()
 
     @property
     def context_fields(self) -> list[str]:
