@@ -239,6 +239,15 @@ def test_fields_keep_what_stands_between_delimiters(tmp_path: Path, delimiter: s
     assert found == {"a": ["x", "p", f"q{delimiter}r", None], "b": [None, "", "7", lines[4][1]]}
 
 
+def test_the_last_field_of_a_file_and_a_mark_in_the_middle_keep_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    assert rows(path, 'a,b\n"x",') == {"a": ["x"], "b": [None]}  # no line end: absent, not empty
+    assert rows(path, 'a,b\n"x",""') == {"a": ["x"], "b": [""]}
+    assert rows(path, "a,b\n\ufeffx,1\n") == {"a": ["\ufeffx"], "b": [1]}
+    assert rows(path, "\ufeffa,b\nx,1\n") == {"a": ["x"], "b": [1]}  # the mark of the file
+    assert (Csv("\t").name, Csv().name, Csv(";").name) == ("tsv", "csv", "csv")
+
+
 # ---- JSON lines
 
 

@@ -23,7 +23,7 @@ import pyarrow.fs as pafs
 
 from ctrbox.errors import SourceError
 
-LEVELS_ABOVE = 4
+LEVELS_ABOVE = 5
 MOST_REMOTE = 32
 MOST_SECONDS = 5.0  # that a store which answers slowly is asked
 
@@ -46,8 +46,10 @@ def refuse_table_formats(fs: pafs.FileSystem, prefix: str, given: str, files: It
     local = isinstance(fs, pafs.LocalFileSystem)
     if local:
         given, files = os.path.abspath(given), map(os.path.abspath, files)  # noqa: PTH100
-    least = max(1, given.count("/") - LEVELS_ABOVE)
-    folders = sorted({folder for file in files for folder in _above(file, least)}, key=_depth)
+    least = max(1, given.count("/") + 1 - LEVELS_ABOVE)
+    # In one order always: where not all are looked at, every run must look at the same ones.
+    found_above = {folder for file in files for folder in _above(file, least)}
+    folders = sorted(found_above, key=lambda folder: (folder.count("/"), folder))
     began = time.monotonic()
     for folder in folders if local else folders[:MOST_REMOTE]:
         found = _met(fs, folder)
@@ -62,10 +64,6 @@ def refuse_table_formats(fs: pafs.FileSystem, prefix: str, given: str, files: It
             )
         if time.monotonic() - began > MOST_SECONDS:
             return
-
-
-def _depth(folder: str) -> int:
-    return folder.count("/")
 
 
 def _above(file: str, least: int) -> Iterator[str]:
