@@ -446,3 +446,91 @@ def test_a_span_of_no_time_is_refused_where_it_means_nothing() -> None:
         seconds("0s", "window", zero=False)
     with pytest.raises(PlanError, match="must be a span"):
         seconds(1e9)
+
+
+# ---- pieces of the stream
+
+
+class Learning:
+    """Examples that wait; each call of `learn` takes one."""
+
+    def __init__(self, waiting: int = 0) -> None:
+        self.left, self.asked, self.added = waiting, list[Any](), list[Any]()
+
+    @property
+    def waiting(self) -> bool:
+        return self.left > 0
+
+    def learn(self, most: int | None) -> None:
+        self.left -= 1
+        self.asked.append(most)
+
+    def add(self, events: Any, until: int) -> None:
+        self.added.append((events, until))
+
+
+@pytest.mark.parametrize(
+    ("bad", "refused", "events", "told"),
+    [
+        ([], "", "abc", []),
+        ([(3, "no number"), (5, "no time")], "", "ab", ["line c 3 no number", "line c 5 no time"]),
+        ([], "cut off", None, ["chunk c cut off"]),
+    ],
+)
+def test_a_piece_is_added_and_what_is_bad_in_it_is_told(
+    clock: Clock, bad: list[Any], refused: str, events: Any, told: list[str]
+) -> None:
+    said: list[str] = []
+    took: list[Any] = []
+    complaints = SimpleNamespace(
+        line=lambda chunk, row, why: said.append(f"line {chunk} {row} {why}"),
+        chunk=lambda chunk, why: said.append(f"chunk {chunk} {why}"),
+    )
+    learner = Learning(2)
+    steps = Following(
+        clock, learner=learner, complaints=complaints, stream=SimpleNamespace(took=took.append), ahead_s=3600.0
+    )
+    piece: Any = SimpleNamespace(chunk="c", bad=bad, refused=refused, events=events)
+    OnlineLoop._take(steps, piece)
+    assert said == told
+    assert learner.added == ([] if events is None else [(events, 4_600_000_000)])
+    assert (steps.events_read, took, steps._changed) == (len(events or ""), [piece], True)
+    assert (learner.asked, steps.did) == ([None, None], ["between", "between"])
+
+
+def test_learning_stops_behind_any_part_of_the_examples_when_a_signal_came(clock: Clock) -> None:
+    learner = Learning(5)
+
+    class Stopped(Noted):
+        def _between(self, publish: bool = True) -> None:
+            self.asked.by = 15 if learner.left == 3 else None
+
+    steps = Stopped(clock, learner=learner, every=Cadence(examples=7))
+    steps._learn()
+    assert (learner.left, learner.asked, steps._changed) == (3, [4, 4], True)
+
+
+def test_past_rows_are_not_learned_from_again_and_not_from_a_file_that_changed(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Steps(clock, warm={"done": True})._warm_up()
+    monkeypatch.setattr("ctrbox.serve.online_loop.content_of", lambda path: "now")
+    plan = SimpleNamespace(request_schema=lambda label: SimpleNamespace(names=["a"]))
+    changed = Steps(clock, plan=plan, warm={"done": False, "file": "f", "rows": 1200, "checksum": "then"})
+    with pytest.raises(DataError, match="f changed after 1,200 of its rows were learned from"):
+        changed._warm_up()
+    asked: list[Any] = []
+
+    def ahead(past: Any, **how: Any) -> Any:
+        asked.append(how["start"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ctrbox.serve.online_loop.ahead", ahead)
+    for warm in (
+        {"done": False, "file": "f", "rows": 7, "checksum": "now"},
+        {"done": False, "file": "f", "rows": 8},  # of an older version, without a checksum
+        {"done": False, "file": "", "rows": 0, "checksum": "then"},
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            Steps(clock, plan=plan, warm=warm, past=(), in_flight=1)._warm_up()
+    assert asked == [("f", 7), ("f", 8), ("", 0)]
