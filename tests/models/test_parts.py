@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -293,6 +294,15 @@ def test_logs_are_the_same_bits_for_any_number_of_threads_and_keep_a_gradient() 
     asked = torch.tensor([3.0, -1.0], requires_grad=True)
     logs_of(asked).sum().backward()
     torch.testing.assert_close(asked.grad, torch.tensor([0.25, 0.5]))
+
+
+def test_a_traced_dense_input_computes_logs_of_what_it_is_given_later() -> None:
+    part = DenseInput(1)
+    part(torch.tensor([[1.0], [2.0], [3.0]]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(part.eval(), torch.tensor([[5.0]]))
+    torch.testing.assert_close(traced(torch.tensor([[2.5]])), part(torch.tensor([[2.5]])))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.5, 1e9, 3e38, 1e-30])

@@ -81,7 +81,10 @@ class DenseInput(nn.Module):
 
 def logs_of(dense: torch.Tensor) -> torch.Tensor:
     """Return s(x) of every number."""
-    if dense.device.type == "cpu" and dense.dtype == torch.float32 and not dense.requires_grad:
+    plain = type(dense) is torch.Tensor and dense.device.type == "cpu" and dense.dtype == torch.float32
+    # Whoever records the operations of a model, to trace or to compile it, must see operations of torch.
+    recorded = dense.requires_grad or torch.jit.is_tracing() or torch.compiler.is_compiling()
+    if plain and not recorded:
         return torch.from_numpy(checked_logs(dense.contiguous().numpy())[0])
     return torch.copysign(torch.log1p(dense.abs()), dense)
 
