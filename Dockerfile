@@ -9,7 +9,7 @@
 FROM python:3.12-slim
 
 # TORCH_INDEX is the address of a package index with CPU builds of torch. Without it, torch comes from pip's own index, which
-# on x86_64 has the CUDA build; that one works, too, and makes the image several gigabytes larger.
+# has the CUDA build; that one works, too, and makes the image several gigabytes larger.
 ARG TORCH_INDEX=""
 # The slim image has no compiler, so everything must come as a wheel. The extra `serve` brings orjson, gRPC and NATS.
 COPY dist/ctrbox-*-cp312-abi3-*.whl /wheels/

@@ -118,11 +118,14 @@ def api_pages() -> dict[str, str]:
         parts = [f"# {'ctrbox.' + space if space else 'ctrbox'}", "`import ctrbox as cb`"]
         for name, value in names.items():
             called = prefix + name
-            anchor = called.lower().replace(".", "")
-            plain = not hasattr(value, "__qualname__")  # a constant, which has no docstring of its own
-            told = f"A constant of type `{type(value).__name__}`." if plain else first_sentence(value)
-            rows.append(f"| [`{called}`]({path.removeprefix('reference/api/')}#{anchor}) | {told} |")
-            parts += [f"## {called}", told if plain else f"::: {value.__module__}.{value.__qualname__}"]
+            if not hasattr(value, "__qualname__"):  # a constant, which has no docstring of its own
+                told = f"A constant of type `{type(value).__name__}`."
+                rows.append(f"| `{called}` | {told} |")
+                parts += [f"## {called}", told]
+                continue
+            home = f"{value.__module__}.{value.__qualname__}"
+            rows.append(f"| [`{called}`][{home}] | {first_sentence(value)} |")
+            parts.append(f"::: {home}\n    options:\n      heading: {called}\n      toc_label: {called}")
         pages[path] = "\n\n".join(parts) + "\n"
     return {"reference/api/index.md": "\n".join(rows) + "\n", **pages}
 
