@@ -139,6 +139,22 @@ class Batch:
     def __len__(self) -> int:
         return self.rows
 
+    def _repr_html_(self) -> str:
+        """Return the first rows, for notebooks: at most three keys of each field."""
+        from ctrbox.show.notebook import framed, grid
+
+        few = self.take(np.arange(min(5, self.rows))).cpu()
+        columns: dict[tuple[str, str], list[Any]] = {}
+        for name, values in (("label", few.label), ("weight", few.weight), ("group", few.group)):
+            if values is not None:
+                columns[name, str(values.dtype)] = list(values)
+        for name, ragged in few.sparse.items():
+            keys = [ragged[row].tolist() for row in range(few.rows)]
+            columns[name, "keys"] = [", ".join(map(str, row[:3])) + (", …" if len(row) > 3 else "") for row in keys]
+        for at, name in enumerate(self.schema.dense_names):
+            columns[name, "float32"] = [f"{value:g}" for value in few.dense[:, at]]
+        return framed(f"Batch of {self.rows:,} rows", grid(list(columns), zip(*columns.values(), strict=True)))
+
     @property
     def on_device(self) -> bool:
         """Whether the arrays are tensors on a GPU."""

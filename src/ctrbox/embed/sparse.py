@@ -441,6 +441,9 @@ class SparseTable(Table):
     def __reduce__(self) -> Any:
         raise TypeError("a SparseTable cannot be copied or pickled: it is the one that has its folder open")
 
+    def _about(self) -> dict[str, object]:
+        return {**super()._about(), "folder": self.path, "memory": f"{self.ram:,} bytes"}
+
     def __repr__(self) -> str:
         return f"SparseTable({str(self.path)!r}, {words(self._row)}, {self.optimizer}, {len(self):,} keys, ram {self.ram:,})"
 

@@ -86,6 +86,25 @@ class Table(ABC):
     def dim(self) -> int:
         return self._row.dim
 
+    def _repr_html_(self) -> str:
+        """Return the settings and the number of rows, for notebooks."""
+        from ctrbox.show.notebook import facts, framed
+
+        about = {name: value for name, value in self._about().items() if value is not None}
+        return framed(type(self).__name__, facts(about))
+
+    def _about(self) -> dict[str, object]:
+        """Return what a notebook shows of this table; a setting that is None is left out."""
+        linear = self.linear if self._row.linear else None
+        return {
+            "rows": f"{len(self):,}",
+            "dim": self.dim,
+            "optimizer": self.optimizer,
+            "optimizer of first-order weights": linear,
+            "counters": self.counters,
+            "admission": self.admission,
+        }
+
     @property
     def row(self) -> Row:
         return self._row

@@ -19,6 +19,7 @@ from ctrbox.columns.records import is_dicts, table_of_dicts
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.assemble import Assembled, Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
+from ctrbox.engines.device import checked_device, wants_gpu
 from ctrbox.engines.joins import JoinCount
 from ctrbox.engines.request import Requests, names_of, single
 from ctrbox.engines.threads import MOST_EXTRACTING, checked_threads, whole
@@ -93,6 +94,11 @@ class Plan:
         self._threads = checked_threads(threads, MOST_EXTRACTING)
         if self._extractor is not None:
             self._extractor.threads = self._threads
+
+    def _repr_html_(self) -> str:
+        from ctrbox.plan.draw import for_notebook
+
+        return for_notebook(repr(self), self.graph, self._known(self.device))
 
     def __repr__(self) -> str:
         roles = [o.role for o in self.graph.outputs]
@@ -535,29 +541,6 @@ class Plan:
         extractor = self.extractor()
         joined = [p for d in extractor.dimensions.values() for p in d.programs]
         return [*extractor.programs, *joined]
-
-
-def checked_device(device: Any) -> Any:
-    """The device as it was named; PlanError where that names none, whether or not there is a GPU here."""
-    if not isinstance(device, Device):
-        device_named(device, gpu_bytes=1)
-    return device
-
-
-def wants_gpu(device: Any) -> bool:
-    """Whether a plan for ``device`` runs on a GPU here: always where one is named, for "auto" where one can be used."""
-    if isinstance(device, Device):
-        return device.kind == "cuda"
-    if device != "auto":
-        return device_named(device, gpu_bytes=1).kind == "cuda"
-    if not gpu_here():
-        return False
-    from ctrbox.engines.cuda.runtime import why_not
-
-    missing = why_not()
-    if missing:
-        warnings.warn(f"this machine has a GPU, but the plan runs on the CPU: {missing}", stacklevel=3)
-    return not missing
 
 
 def compile(

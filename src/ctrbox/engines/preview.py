@@ -11,13 +11,15 @@ from ctrbox.columns.kind import arrow_type
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.threads import whole
-from ctrbox.errors import PlanError
+from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.plan.build import Unusable, build_columns, columns_after
 from ctrbox.plan.expr import col
 from ctrbox.plan.node import Node
+from ctrbox.show.notebook import framed, grid, said
 from ctrbox.views.view import View
 
 MOST_ROWS = 1_000_000
+SHOWN = 5  # rows in a notebook
 
 
 def schema(view: View) -> pa.Schema:
@@ -82,3 +84,17 @@ def _computed(view: View, known: pa.Schema, rows: int) -> Iterator[pa.Table]:
             yield pa.table([a.cast(f.type) for a, f in zip(arrays, known, strict=True)], schema=known)
     finally:
         frames.close()
+
+
+def for_notebook(view: View) -> str:
+    """Return the columns of a view and its first rows as HTML; in place of rows that cannot be read, why they cannot."""
+    types = {field.name: f"{field.type}{'' if field.nullable else ', not null'}" for field in schema(view)}
+    try:
+        rows = head(view, SHOWN)
+    except CtrboxError as error:
+        return framed(repr(view), grid(list(types.items()), []), said(error))
+    names = rows.column_names
+    lines = zip(*(rows.column(name).to_pylist() for name in names), strict=True)
+    left = [name for name in types if name not in names]
+    note = said(f"columns of types that cannot be read: {', '.join(left)}") if left else ""
+    return framed(repr(view), grid([(name, types[name]) for name in names], lines), note)

@@ -142,6 +142,13 @@ def draw(graph: Graph, path: str | os.PathLike[str], device: Any = "auto") -> No
             Path(aside).unlink()
 
 
+def for_notebook(title: str, graph: Graph, device: Any) -> str:
+    """Return the picture of a plan below a title, as HTML."""
+    from ctrbox.show.notebook import framed, image
+
+    return framed(title, image(picture(graph, device), title))
+
+
 def picture(graph: Graph, device: Any = "auto") -> str:
     """The SVG text."""
     placement = place(graph, device)

@@ -54,6 +54,12 @@ class Run:
         where = "" if self.folder is None else f", {str(self.folder)!r}"
         return f"Run({type(self.model).__name__}, auc={self.metrics.get('auc') or float('nan'):.4f}{where})"
 
+    def _repr_html_(self) -> str:
+        """Return the metrics and the learning curve, for notebooks."""
+        from ctrbox.train.notebook import for_notebook
+
+        return for_notebook(repr(self), self.metrics, self.folder)
+
     @property
     def model(self) -> nn.Module:
         return self.learner.model

@@ -18,7 +18,8 @@ from torch import nn
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu_table import GpuTable
 from ctrbox.engines.cuda.runtime import why_not
-from ctrbox.engines.plan import Plan, wants_gpu
+from ctrbox.engines.device import wants_gpu
+from ctrbox.engines.plan import Plan
 from ctrbox.engines.threads import whole
 from ctrbox.errors import DataError, DeviceError, PlanError, nearest
 from ctrbox.train.calibration import MOST_SHIFT

@@ -212,6 +212,11 @@ class View:
         found: pa.Table = _preview().head(self, n)
         return found
 
+    def _repr_html_(self) -> str:
+        """Return the columns and the first rows, for notebooks."""
+        found: str = _preview().for_notebook(self)
+        return found
+
     def __repr__(self) -> str:
         return f"View({self.name!r}, key={self.key}, steps={len(self.steps)})"
 

@@ -1,0 +1,31 @@
+"""Which device a plan runs on: the name that was given is checked, and "auto" takes a GPU where one can be used."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from ctrbox.plan.device import Device, device_named, gpu_here
+
+
+def checked_device(device: Any) -> Any:
+    """The device as it was named; PlanError where that names none, whether or not there is a GPU here."""
+    if not isinstance(device, Device):
+        device_named(device, gpu_bytes=1)
+    return device
+
+
+def wants_gpu(device: Any) -> bool:
+    """Whether a plan for ``device`` runs on a GPU here: always where one is named, for "auto" where one can be used."""
+    if isinstance(device, Device):
+        return device.kind == "cuda"
+    if device != "auto":
+        return device_named(device, gpu_bytes=1).kind == "cuda"
+    if not gpu_here():
+        return False
+    from ctrbox.engines.cuda.runtime import why_not
+
+    missing = why_not()
+    if missing:
+        warnings.warn(f"this machine has a GPU, but the plan runs on the CPU: {missing}", stacklevel=3)
+    return not missing
