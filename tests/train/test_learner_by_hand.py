@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -221,6 +222,21 @@ def test_a_key_is_named_beyond_the_limit(size: float, named: bool) -> None:
         assert f"a gradient of key {key} of field 'ad' has grown to 2e+06" in str(
             culprit(learner, looked, pulled, math.inf)
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("weight", [1.0, math.nan, math.inf, 1.0], "batch 3: the sample weight is nan in row 1 of the batch"),
+        ("label", [1.0, 0.0, math.inf, 1.0], "batch 3: the label is inf in row 2 of the batch"),
+        ("weight", [1.0, 1.0, 1.0, 1.0], "batch 3: the loss is nan; lower the learning rate, or clip=1.0"),
+    ],
+)
+def test_a_label_or_weight_that_is_no_number_is_named(name: str, values: list[float], message: str) -> None:
+    plan = planned(weighted=True)
+    learner = made(plan)
+    looked = learner.look(replace(only_batch(plan), **{name: np.array(values, np.float32)}), 3)
+    assert str(culprit(learner, looked, (), math.nan)) == message
 
 
 def test_a_weight_of_the_model_that_is_no_number_is_named() -> None:

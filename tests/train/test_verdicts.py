@@ -11,7 +11,10 @@ import torch
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import PlanError
+from ctrbox.train import trial as trial_module
+from ctrbox.train.evaluation import Split
 from ctrbox.train.interval import Difference
+from ctrbox.train.settings import Settings
 from ctrbox.train.trial import _builder, _candidates, _seeds, _tables
 from ctrbox.train.verdict import Candidate, Cost, Trial
 from tests.train.test_second_day import log, planned
@@ -201,3 +204,87 @@ def test_a_trial_as_plain_data_has_no_nan() -> None:
     assert found["candidates"][0]["cost"]["new_keys"] == 1000
     with pytest.raises(PlanError, match="'z' was not tried"):
         tried(candidate(0.1, 0.3))["z"]
+
+
+# ---- learners of a trial, with a clock that moves one second whenever somebody looks at it
+
+
+class Ticking:
+    """In the place of the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = self.looks = 0
+
+    def perf_counter(self) -> float:
+        self.now += 1
+        return float(self.now)
+
+    def process_time(self) -> float:
+        self.looks += 1
+        return float(self.looks)
+
+
+class Sees:
+    """A watcher that keeps all it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.ended = 0
+
+    def see(self, progress: Any) -> None:
+        self.seen.append(progress)
+
+    def evaluated(self, metrics: Any) -> None: ...
+    def resumed(self, step: int, rows: int) -> None: ...
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_learners_of_a_trial_learn_all_rows_and_tell_how_far_they_are(
+    plan: cb.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, watch = Ticking(), Sees()
+    settings = Settings(batch_size=30, valid=0.1, epochs=2)
+    split = Split.of(plan, None, settings)
+    candidates = _candidates(plan, {"x": cb.cross("user", "ad")}, False)
+    union = trial_module._union(plan, candidates, plan)
+    build = lambda schema: cb.models.FM(schema, 2)
+    arms = trial_module._arms(union.schema, candidates, build, None, [5, 6], None, 1, settings)
+    assert [arm.name for arm in arms] == ["", "x"]
+    assert [[f.name for f in arm.schema.sparse] for arm in arms] == [["user", "ad"], ["user", "ad", "x"]]
+    assert [len(arm.learners) for arm in arms] == [2, 2]
+    monkeypatch.setattr(trial_module, "time", clock)
+    assert trial_module._learn(union, arms, settings, split, False, watch) == 180
+    assert [p.step for p in watch.seen] == [1, 2, 3, 4, 5, 6]
+    assert [p.rows for p in watch.seen] == [30, 60, 90, 120, 150, 180]
+    assert [p.share for p in watch.seen] == pytest.approx([k / 6 for k in range(1, 7)])
+    assert [p.epoch for p in watch.seen] == [0, 0, 0, 1, 1, 1]
+    assert all(p.rows_per_second == pytest.approx(p.rows / p.seconds) for p in watch.seen)
+    assert watch.ended == 1
+    for arm, keys in zip(arms, (2, 3), strict=True):
+        assert len(arm.seconds) == 6
+        assert arm.references == 180 * keys
+        assert arm.seconds == pytest.approx([1 / 30 / 2] * 6)  # a second, thirty rows, two learners
+    label, scores = trial_module._score(union, arms, 4, split, False)
+    assert (label.shape, [s.shape for s in scores]) == ((10,), [(2, 10), (2, 10)])
+    assert not any((s[0] == s[1]).all() for s in scores)  # seeds differ
+
+
+def test_extraction_is_timed_three_times_where_that_is_long_enough(
+    plan: cb.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Ticking()
+    candidates = _candidates(plan, {"x": cb.cross("user", "ad")}, False)
+    union = trial_module._union(plan, candidates, plan)
+    arms = trial_module._arms(
+        union.schema, candidates, lambda s: cb.models.FM(s, 2), None, [5], None, 1, Settings(batch_size=30)
+    )
+    union.fit()
+    monkeypatch.setattr(trial_module, "time", clock)
+    # Each round takes one second by this clock: after three rounds of two arms there is enough.
+    assert trial_module._extraction_cost(union, arms, 80) == pytest.approx([1e6 / 80] * 2)
+    assert clock.looks == 3 * 2 * 2
+    clock.looks = 0
+    monkeypatch.setattr(trial_module, "TIMED_SECONDS", 1e9)
+    trial_module._extraction_cost(union, arms, 80)
+    assert clock.looks == 15 * 2 * 2
