@@ -323,7 +323,7 @@ example = st.tuples(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(example, max_size=8))
 def test_vw_reads_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, examples: list[Any]) -> None:
     text = [

@@ -197,7 +197,7 @@ def test_a_layout_is_head_then_sources_then_columns_in_order() -> None:
     assert Layout([]).header_bytes == 16
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(chunks())
 def test_rows_read_back_from_header_and_arena_are_the_rows(chunk: tuple[int, list[Source], list[int]]) -> None:
     rows, sources, columns = chunk
@@ -222,7 +222,7 @@ def test_pieces_lie_apart_aligned_and_with_spare_bytes_behind(straight: Any, mon
     assert ends[len(sent.staged)] <= sent.staged_bytes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(chunks(), st.integers(0, 2**31))
 def test_pieces_that_go_straight_lie_behind_the_others(chunk: Any, seed: int) -> None:
     rows, sources, columns = chunk

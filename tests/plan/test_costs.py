@@ -199,7 +199,7 @@ def test_moves_never_make_a_plan_slower(
     assert moved <= {n.id for n in within([o.node for o in graph.outputs], moved)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), device=devices, cuda=times, cpu=times)
 def test_where_nothing_is_shared_no_other_choice_is_faster(
     data: Any, device: Device, cuda: dict[str, float], cpu: dict[str, float]

@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 from ctrbox import _native
 from ctrbox.datasets import text, visual_views
+from ctrbox.datasets.chance import chance
 from ctrbox.datasets.words import CATEGORIES, COUNTRIES, TOPICS, vocabulary
 from ctrbox.datasets.world import DEVICES, Draw, Mask, World, ad_id, stream, user_id
 from ctrbox.errors import DataError, WriteError
@@ -338,7 +339,7 @@ def _write_block(folder: Path, world: World, known: pa.Array, first: int, rows: 
     rng = stream(world.seed, 5, block)
     draw = world.draw(rng, first, count, rows)
     p = 1.0 / (1.0 + np.exp(-draw.logit))
-    clicked = rng.random(count) < p
+    clicked = chance(rng, p, count)
     # Ascending with gaps: a log that was filtered once already.
     instance = (np.arange(first, first + count) * 3) + rng.integers(0, 3, count)
 
@@ -385,7 +386,7 @@ def _prices(rng: np.random.Generator, world: World, draw: Draw) -> pa.Array:
     n = len(draw.ad)
     bid = np.nan_to_num(world.ads.bid[draw.ad], nan=0.5)
     price = np.round(bid * (0.4 + 0.6 * rng.random(n)), 4)
-    return pa.array(price, mask=rng.random(n) < 0.02)
+    return pa.array(price, mask=chance(rng, 0.02, n))
 
 
 def _basic(rng: np.random.Generator, world: World, draw: Draw, instance: npt.NDArray[np.int64]) -> pa.Table:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctrbox.datasets.chance import chance
 from ctrbox.datasets.words import CITIES, COUNTRIES, ENDINGS, vocabulary
 from ctrbox.datasets.world import Draw, Ints, Mask, choose
 
@@ -50,7 +51,7 @@ def sentences(rng: np.random.Generator, words: npt.NDArray[np.int16]) -> pa.Arra
         index = np.where(there, 1 + slot + (spelling + 3 * begun) * count, 0)
         pieces.append(_surface().take(pa.array(index)))
         begun |= there
-    ending = np.where(rng.random(n) < 0.5, rng.integers(0, len(ENDINGS), n), 0)
+    ending = np.where(chance(rng, 0.5, n), rng.integers(0, len(ENDINGS), n), 0)
     pieces.append(_endings().take(pa.array(ending)))
     return join(*pieces)
 
@@ -125,27 +126,27 @@ def contexts(rng: np.random.Generator, draw: Draw) -> pa.Array:
     tables = _tables()
     city = draw.country.astype(np.int64) * 4 + rng.integers(0, 4, n)
     geo = city * 4 + choose(rng, (0.86, 0.08, 0.03, 0.03), n)
-    no_geo = rng.random(n) < 0.02
-    no_ip = rng.random(n) < 0.05
-    no_page = (draw.depth < 0) & (rng.random(n) < 0.5)
+    no_geo = chance(rng, 0.02, n)
+    no_ip = chance(rng, 0.05, n)
+    no_page = (draw.depth < 0) & chance(rng, 0.5, n)
     # exp = a·5 + b with b ≡ arm (mod 4), so that the arm is read from the text.
     exp = rng.integers(0, 5, n) + 5 * (np.maximum(draw.arm, 0) + 4 * rng.integers(0, 2, n))
-    exp = np.where(draw.arm >= 0, exp, np.where(rng.random(n) < 0.5, 40, -1))
+    exp = np.where(draw.arm >= 0, exp, np.where(chance(rng, 0.5, n), 40, -1))
     slot = choose(rng, (*(0.96 / 8,) * 8, 0.02, 0.02), n)
-    depth = np.where(draw.depth >= 0, draw.depth, np.where(rng.random(n) < 0.5, 101, 102))
+    depth = np.where(draw.depth >= 0, draw.depth, np.where(chance(rng, 0.5, n), 101, 102))
     index = {
         "geo": np.where(no_geo, len(COUNTRIES) * 16, geo),
         "ip": np.where(no_geo | no_ip, -1, rng.integers(0, 5 * 256, n)),
         "ip_end": np.where(no_geo, -1, np.where(no_ip, 0, rng.integers(1, 64 * 250 + 1, n))),
         "slot": np.where(slot == 9, -1, slot),
-        "page": np.where(no_page, np.where(rng.random(n) < 0.5, _SITES, -1), rng.integers(0, _SITES, n)),
+        "page": np.where(no_page, np.where(chance(rng, 0.5, n), _SITES, -1), rng.integers(0, _SITES, n)),
         "path": np.where(no_page, -1, rng.integers(0, 20_000, n)),
         "depth": np.where(no_page, -1, depth),
-        "app": np.where(rng.random(n) < 0.1, -1, rng.integers(0, 121, n)),
+        "app": np.where(chance(rng, 0.1, n), -1, rng.integers(0, 121, n)),
         "exp": exp,
-        "floor": np.where(rng.random(n) < 0.1, _FLOORS + 1, rng.integers(0, _FLOORS + 1, n)),
+        "floor": np.where(chance(rng, 0.1, n), _FLOORS + 1, rng.integers(0, _FLOORS + 1, n)),
     }
-    wide = rng.random(n) >= _PLAIN
+    wide = ~chance(rng, _PLAIN, n)
     stops = np.where(draw.broken, rng.integers(1, len(index), n), len(index))
     return join(*(tables[name].take(at, wide, (at < 0) | (k >= stops)) for k, (name, at) in enumerate(index.items())))
 

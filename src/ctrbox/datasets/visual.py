@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ctrbox.datasets.chance import chance
 from ctrbox.datasets.words import TOPICS
 
 if TYPE_CHECKING:
@@ -93,8 +94,8 @@ class Visual:
             width,
             seed,
             style,
-            rng.random(ads + 1) < SHOWN,
-            rng.random(ads + 1) >= NO_IMAGE,
+            chance(rng, SHOWN, ads + 1),
+            ~chance(rng, NO_IMAGE, ads + 1),
             tastes.astype(np.float32),
             appeal.astype(np.float32),
             _tastes(rng, users + 1),
@@ -133,7 +134,7 @@ class Visual:
         n = len(user)
         # More of them lately: half within the last ten days.
         age_us = (np.square(rng.random(n)) * DAYS * 86_400_000_000).astype(np.int64)
-        accident = rng.random(n) < ACCIDENTS
+        accident = chance(rng, ACCIDENTS, n)
         dwell = np.exp(rng.normal(np.where(accident, np.log(6.0), np.log(45.0)), 0.6)).astype(np.float32)
         slot = rng.integers(0, 4, n)
         low, high = world.topic_range(world.users.interests[user, slot].astype(np.int64))

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ctrbox.datasets.chance import chance
 from ctrbox.datasets.visual import Visual
 from ctrbox.datasets.words import (
     BRANDS_PER_TOPIC,
@@ -231,13 +232,13 @@ class World:
 
         user = power_law(rng.random(count), users.count, 0.7)
         shown_user = user_id(user)
-        unknown = rng.random(count) < UNKNOWN_USERS
+        unknown = chance(rng, UNKNOWN_USERS, count)
         strangers = int(np.count_nonzero(unknown))
         shown_user[unknown] = user_id(users.count + power_law(rng.random(strangers), users.count // 20 + 1, 0.7))
         user[unknown] = users.count
 
         pick = rng.integers(0, 4, count)
-        own = rng.random(count) < 0.6
+        own = chance(rng, 0.6, count)
         topic = np.where(own, users.interests[user, pick], choose(rng, TOPIC_SHARE, count)).astype(np.int64)
         country = users.country[user]
         # A user without a row is from anywhere: some other user's country.
@@ -247,14 +248,14 @@ class World:
         start, size = queries.start[topic, language], queries.count[topic, language]
         query = start + power_law(rng.random(count), size, 0.9)
         words = queries.words[:, query]
-        tail = np.flatnonzero(rng.random(count) < TAIL_QUERIES)
+        tail = np.flatnonzero(chance(rng, TAIL_QUERIES, count))
         words[:, tail] = _compose(rng, topic[tail], language[tail], QUERY_WORDS, -1)
         query[tail] = -1
-        no_query = rng.random(count) < NULL_QUERY
+        no_query = chance(rng, NULL_QUERY, count)
         words[:, no_query] = -1
 
         low, high = self.topic_range(topic)
-        anywhere = rng.random(count) >= 0.65
+        anywhere = ~chance(rng, 0.65, count)
         low = np.where(anywhere, 0, low)
         high = np.where(anywhere, ads.count, high)
         ad = np.empty(count, np.int64)
@@ -262,18 +263,18 @@ class World:
             a, b = np.searchsorted(day, [today, today + 1])
             ad[a:b] = self.pick_ads(rng, today, low[a:b], high[a:b])
         shown_ad = ad_id(ad)
-        unknown = rng.random(count) < UNKNOWN_ADS
+        unknown = chance(rng, UNKNOWN_ADS, count)
         strangers = int(np.count_nonzero(unknown))
         shown_ad[unknown] = ad_id(ads.count + power_law(rng.random(strangers), ads.count // 20 + 1, 0.7))
         ad[unknown] = ads.count
 
         device = choose(rng, (0.33, 0.38, 0.22, 0.06, 0.01), count)
         position = choose(rng, [*(_POSITION_SHARE * 0.99), 0.01], count)
-        broken = rng.random(count) < 0.001
+        broken = chance(rng, 0.001, count)
         depth = rng.integers(0, 101, count)
-        depth[broken | (rng.random(count) < 0.06)] = -1
+        depth[broken | chance(rng, 0.06, count)] = -1
         arm = rng.integers(0, 4, count)
-        arm[broken | (rng.random(count) < 0.08)] = -1
+        arm[broken | chance(rng, 0.08, count)] = -1
 
         overlap = np.zeros(count, np.int16)
         title = ads.title[:, ad]
@@ -330,14 +331,14 @@ def _compose(rng: np.random.Generator, topic: Ints, language: Ints, width: int, 
     n = len(topic)
     words = np.full((width, n), none, np.int16)
     brand = known.brands[topic, power_law(rng.random(n), BRANDS_PER_TOPIC, 0.8)]
-    words[0] = np.where(rng.random(n) < 0.55, brand, none)
+    words[0] = np.where(chance(rng, 0.55, n), brand, none)
     # A run of neighbours in the pool of five, so that no word comes twice.
     first = rng.integers(0, 5, n)
     share = (1.0, 0.7, 0.45, 0.35, 0.25)
     for k in range(width - 2):
-        words[1 + k] = np.where(rng.random(n) < share[k], known.pool[topic, language, (first + k) % 5], none)
+        words[1 + k] = np.where(chance(rng, share[k], n), known.pool[topic, language, (first + k) % 5], none)
     generic = known.generic[language, rng.integers(0, 5, n)]
-    words[width - 1] = np.where(rng.random(n) < 0.35, generic, none)
+    words[width - 1] = np.where(chance(rng, 0.35, n), generic, none)
     return words
 
 
@@ -352,7 +353,7 @@ def _make_queries(rng: np.random.Generator, count: int) -> Queries:
 def _make_users(rng: np.random.Generator, count: int) -> Users:
     n = count + 1
     age = np.clip(rng.normal(36, 13, n), 13, 90).astype(np.int32)
-    age[rng.random(n) < 0.08] = 0
+    age[chance(rng, 0.08, n)] = 0
     gender = choose(rng, (0.44, 0.42, 0.04, 0.10), n).astype(np.int8)
     language_share = np.asarray(LANGUAGE_SHARE)
     speakers = np.bincount(COUNTRY_LANGUAGE)
@@ -390,10 +391,10 @@ def _make_ads(rng: np.random.Generator, count: int, days: int) -> Ads:
     language = choose(rng, LANGUAGE_SHARE, n)
     title = _compose(rng, topic, language, TITLE_WORDS, -2)
     created = START_US - (rng.random(n) * 300 * DAY_US).astype(np.int64)
-    late = rng.random(n) < 0.1
+    late = chance(rng, 0.1, n)
     created = np.where(late, START_US + (rng.random(n) * days * DAY_US).astype(np.int64), created)
     bid = np.round(np.exp(rng.normal(-0.5, 0.7, n)), 3)
-    bid[rng.random(n) < 0.05] = np.nan
+    bid[chance(rng, 0.05, n)] = np.nan
     # Leaves of a topic are alike, so that segment × topic already tells most.
     by_topic, by_leaf = rng.standard_normal((len(TOPICS), 4)), rng.standard_normal((len(CATEGORIES), 4))
     vector = (0.62 * (0.87 * by_topic[topic] + 0.5 * by_leaf[category])).astype(np.float32)
