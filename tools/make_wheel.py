@@ -20,9 +20,17 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# What every manylinux system has (PEP 600) and the core may need. Anything else in this list's place would have to be copied
-# into the wheel, so it is refused until somebody decides that it should be.
-SYSTEM_LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "libpthread.so.0", "librt.so.1"}
+# What every manylinux system has (PEP 600) and the core may need. Any other library would have to be copied into the wheel, so it
+# is refused until somebody decides that it should be.
+SYSTEM_LIBRARIES = {
+    "libstdc++.so.6",
+    "libgcc_s.so.1",
+    "libm.so.6",
+    "libc.so.6",
+    "libdl.so.2",  # this and the next two are part of libc from glibc 2.34 on
+    "libpthread.so.0",
+    "librt.so.1",
+}
 LOADER = re.compile(r"ld-linux-[\w-]+\.so\.\d")
 
 
