@@ -73,7 +73,7 @@ def bits(model: nn.Module, what: str = "grad") -> dict[str, bytes]:
     return {n: b"" if t is None else t.detach().numpy().tobytes() for n, t in found.items()}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     batches=st.lists(st.lists(st.integers(-3, 60), min_size=1, max_size=50, unique=True), min_size=1, max_size=4),
     block=st.integers(1, 60),

@@ -168,6 +168,19 @@ def test_numbers_are_times_in_the_declared_unit_and_fractions_are_narrowed_only_
         taken(table.set_column(3, "f", pa.array([1e300, None])), layout)
 
 
+def test_lists_have_the_length_and_the_times_of_the_log() -> None:
+    pairs, moments = pa.list_(pa.float32(), 2), pa.list_(pa.timestamp("us"))
+    layout = Layout.of(pa.schema([("p", pairs), ("m", moments)]), LOG, id="id", time="ts", time_units={"m": "s"})
+    at = [datetime(1970, 1, 1, 0, 0, 5)]
+    for times in ([["1970-01-01T00:00:05"]] * 3, [[5]] * 3, [at] * 3):
+        lists = pa.array([[1.0, 2.0], [1.0, 2.0, 3.0], [3.0, 4.0]], pa.list_(pa.float64()))
+        events, bad = taken(rows(n=None, p=lists, m=times), layout)
+        assert events.rows.column("p").to_pylist() == [[1.0, 2.0], [3.0, 4.0]]
+        assert events.rows.column("m").to_pylist() == [at, at]
+        assert [row for row, _ in bad] == [1]
+        assert bad[0][1].startswith("'p' is [1.0, 2.0, 3.0], expected ")
+
+
 def test_times_beyond_the_years_of_the_calendar_are_bad_rows() -> None:
     first, last = datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999999)
     events, bad = taken(rows(ts=[first, last, moment(1)]))
@@ -328,26 +341,35 @@ def end(name: str, **options: Any) -> Piece:
 
 
 def test_names_that_are_done_are_forgotten_behind_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks_module, "REMEMBERED", 2)
+    monkeypatch.setattr(chunks_module, "REMEMBERED", 3)
     stream, told = folder(tmp_path)
-    for n in range(1, 5):
+    for n in range(1, 7):
         stream._read_as[f"c{n}"] = (n, n)
         stream.took(end(f"c{n}"))
-    assert (list(stream.done), stream.floor) == (["c1", "c2", "c3", "c4"], "")
+    assert (list(stream.done), stream.floor) == ([f"c{n}" for n in range(1, 7)], "")
     stream._read_as["c10"] = (10, 10)
     stream.took(end("c10"))
-    assert (list(stream.done), stream.floor) == (["c4", "c10"], "c3")
-    assert list(stream._read_as) == ["c4", "c10"]
-    assert list(stream.spared) == ["c4", "c10"]  # none of them gave an event
-    for name in ("c2", "c3", "c4", "c5", "c11", "_c12", ".c13", "c14.tmp", "c15.partial"):
+    assert (list(stream.done), stream.floor) == (["c5", "c6", "c10"], "c4")
+    assert list(stream._read_as) == ["c5", "c6", "c10"]
+    assert list(stream.spared) == ["c5", "c6", "c10"]  # none of them gave an event
+    for name in ("c2", "c4", "c5", "c7", "c11", "_c12", ".c13", "c14.tmp", "c15.partial"):
         chunk(tmp_path / name)
-    assert [file.path.rpartition("/")[2] for file in stream._new()] == ["c5", "c11"]
+    assert [file.path.rpartition("/")[2] for file in stream._new()] == ["c7", "c11"]
     chunk(tmp_path / "c1")
-    assert [file.path.rpartition("/")[2] for file in stream._new()] == ["c5", "c11"]
-    assert told[-1] == "c1 came after more than 2 others with later names; it is left out"
+    assert [file.path.rpartition("/")[2] for file in stream._new()] == ["c7", "c11"]
+    assert told[-1] == "c1 came after more than 3 others with later names; it is left out"
     count = len(told)
     stream._new()
     assert len(told) == count  # told once
+
+
+def test_a_chunk_that_was_begun_without_a_row_is_spared(tmp_path: Path) -> None:
+    chunk(tmp_path / "c1")
+    none, _ = taken(rows().slice(0, 0))
+    for position, spared in (({"chunk": "c1", "rows": 0}, ["c1"]), ({"chunk": "c1", "rows": 1}, [])):
+        stream, _ = folder(tmp_path, position)
+        stream.took(end("c1", events=none))
+        assert list(stream.spared) == spared
 
 
 def test_chunks_that_gave_events_are_removed_and_others_are_spared(tmp_path: Path) -> None:
