@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from ctrbox.train.learner import Learner
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock
 from ctrbox.train.published import learner_of, weights_of_run
-from ctrbox.train.run import other_plan, server_tables, servers_of
+from ctrbox.train.run import _and_those_of, other_plan, server_tables, servers_of
 from ctrbox.train.sealed import read_sealed
 from ctrbox.train.settings import Settings
 from ctrbox.train.state import State
@@ -79,6 +80,7 @@ class World:
     folder: Path
     file: cb.VectorFile
     losses: list[float]
+    took: float  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +94,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     server = cb.ModelServer(file, cb.ImageEmbedding(WIDTH, (4,), DIM))
     model = cb.models.EmbeddingMLP(plan.schema, dim=DIM, hidden=(4,))
     trainer = cb.Trainer(model, {"image": server, "*": cb.MemoryTable(DIM)}, threads=1)
+    began = time.perf_counter()
     run = trainer.fit(
         plan, valid=0.1, epochs=2, batch_size=BATCH, schedule=DECAY, out=place / "run", callbacks=[steps], seed=3
     )
-    return World(run, place / "run", file, steps.losses)
+    return World(run, place / "run", file, steps.losses, time.perf_counter() - began)
 
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -118,6 +121,7 @@ def test_every_step_of_a_short_run_is_recorded_with_its_smoothed_loss_and_rate(w
         top, bottom = 0.95 * top + 0.05 * loss, 0.95 * bottom + 0.05
         assert line["loss"] == pytest.approx(top / bottom)
         assert line["rows_per_second"] == pytest.approx(line["rows"] / line["seconds"])
+        assert 0 < line["seconds"] <= world.run.summary["seconds"] <= world.took
 
 
 def test_each_epoch_is_evaluated_and_recorded_without_the_ends_of_intervals(world: World) -> None:
@@ -244,6 +248,31 @@ def test_a_plan_of_ones_own_takes_the_fitted_values_of_the_folder(world: World) 
     without = cb.compile(cb.View(log(), key="id"), cb.FeatureSet(label=col("clicked"), sparse={"user": col("user")}))
     with pytest.raises(DataError, match="this model was trained with a plan of fingerprint"):
         cb.Run.load(world.folder, plan=without)
+
+
+def test_operators_of_a_plan_are_allowed_with_those_that_were_named(world: World) -> None:
+    named: Any = [object()]
+    assert _and_those_of(world.run.plan, True) is True
+    assert _and_those_of(world.run.plan, False) == []
+    assert _and_those_of(world.run.plan, named) == named
+
+
+def test_a_loaded_table_may_grow_to_four_times_its_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ctrbox.train import run as run_module
+
+    size = (world.folder / "model" / "table-0.ctrtable").stat().st_size
+    original, budgets = cb.MemoryTable.load, []
+
+    def load(path: Path, budget: int) -> cb.MemoryTable:
+        budgets.append(budget)
+        return original(path, budget=1 << 30)  # a table of few rows takes more than four times its file
+
+    monkeypatch.setattr(run_module.MemoryTable, "load", load)
+    for least in (1 << 33, 1):
+        monkeypatch.setattr(run_module, "BUDGET", least)
+        servers = servers_of(world.folder, {"image": world.file.path})
+        cb.Run.load(world.folder, views={"memory": log()}, servers=servers)
+    assert budgets == [1 << 33, 4 * size]
 
 
 @pytest.mark.parametrize("shift", [None, "1", math.inf, 50.0, -50.0, 49.0, 0])
