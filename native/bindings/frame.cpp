@@ -154,13 +154,27 @@ void bind_frame(nb::module_& m) {
              new (self) Records(std::move(fields));
            })
       .def(
-          "append",
+          "place",
           [](Records& r, Records& other) {
             if (&r == &other) throw nb::value_error("records cannot be appended to themselves");
             nb::gil_scoped_release free;
-            r.append(std::move(other));
+            const Records::Place place = r.place(other);
+            return std::make_tuple(place.at, place.row);
           },
-          nb::arg("other"), "The rows of other records with the same fields, which are empty afterwards.")
+          nb::arg("other"),
+          "Make room behind the rows for those of other records with the same fields and return their place, for "
+          "put(). "
+          "To be called by one thread, in the order of the rows.")
+      .def(
+          "put",
+          [](Records& r, std::tuple<size_t, size_t> place, Records& other) {
+            nb::gil_scoped_release free;
+            r.put({std::get<0>(place), std::get<1>(place)}, std::move(other));
+          },
+          nb::arg("place"), nb::arg("other"),
+          "Copy the rows of other records, which are empty afterwards, to the place that place() made for them. "
+          "Several "
+          "threads may do so at once.")
       .def(
           "add_blank", [](Records& r) { r.add(r.fixed_bytes()); }, "A row of zeros and nulls.")
       .def_prop_ro("rows", &Records::rows)

@@ -99,28 +99,25 @@ void bind_program(nb::module_& m) {
       .def_prop_ro("rows", [](const Index& i) { return i.map.size(); })
       .def_static(
           "build",
-          [](nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> hashes, bool keep_last) {
-            auto index = std::make_shared<Index>(hashes.size());
-            int64_t first = -1, second = -1;
-            const uint64_t* h = hashes.data();
-            size_t n = hashes.size();
+          [](nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> hashes, bool keep_last,
+             size_t threads) {
             nb::gil_scoped_release free;
-            for (size_t r = 0; r < n; ++r) {
-              uint32_t there = index->map.insert(h[r], static_cast<uint32_t>(r));
-              if (there == HashIndex::kEmpty) continue;
-              if (keep_last) {
-                index->map.replace(h[r], static_cast<uint32_t>(r));
-              } else if (first < 0) {
-                first = there;
-                second = static_cast<int64_t>(r);
-              }
-            }
-            return std::make_tuple(index, first, second);
+            HashIndex::Duplicate duplicate;
+            auto index = std::make_shared<Index>(
+                HashIndex::of_rows({hashes.data(), hashes.size()}, keep_last, threads, duplicate));
+            return std::make_tuple(index, duplicate.first, duplicate.second);
           },
-          nb::arg("hashes"), nb::arg("keep_last"), "The index and the first two rows that share a hash (-1, -1: none).")
+          nb::arg("hashes"), nb::arg("keep_last"), nb::arg("threads") = 1,
+          "Build the index on so many threads, the same for any number of them; also return the first two rows that "
+          "share a hash (-1, -1: none).")
       .def(
-          "point_at", [](Index& i, const Records& records) { i.map.renumber(records.handles()); }, nb::arg("records"),
-          "From row numbers to the handles of the records made of those rows.");
+          "point_at",
+          [](Index& i, const Records& records, size_t threads) {
+            nb::gil_scoped_release free;
+            i.map.renumber(records.handles(), threads);
+          },
+          nb::arg("records"), nb::arg("threads") = 1,
+          "Replace row numbers by the handles of the records made of those rows.");
 
   m.def(
       "align",

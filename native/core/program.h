@@ -54,6 +54,7 @@ struct Looked {
 class Index : public Table {
  public:
   explicit Index(size_t expected) : map(expected) {}
+  explicit Index(HashIndex rows) : map(std::move(rows)) {}
   const void* view() const override { return &map; }
   size_t bytes() const override { return map.bytes(); }
   HashIndex map;

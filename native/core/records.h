@@ -7,12 +7,15 @@
 //
 // An impression that needs ten columns of its user touches a few neighbouring cache lines of one page. A row is known
 // by its handle, the block's offset / 8, so tables up to 32 GiB fit 32 bits. Only lists of strings leave the block:
-// their entries are pointers. Built by one thread (RecordSink), or in parts by several that append() puts together,
-// then read by all; handles stay valid while rows are added, addresses do not. image() is the same for a device
-// (core/image.h): the blocks, then what lists of strings hold.
+// their entries are pointers. Built by one thread (RecordSink), or in parts by several threads that place() and put()
+// bring together, then read by all; handles stay valid while rows are added, addresses do not. image() is the same for
+// a device (core/image.h): the blocks, then what lists of strings hold.
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -81,16 +84,34 @@ class Records {
   }
   Bump& memory() { return memory_; }
 
-  // The rows of another one with the same fields, behind these. It is empty afterwards.
-  void append(Records&& other) {
-    if (other.handles_.empty()) return;
-    const size_t base = used_ / 8;
+  // Where the rows of other records go: their first byte and their first row.
+  struct Place {
+    size_t at, row;
+  };
+
+  // Makes room for the rows of `other`, which has the same fields, behind these; put() brings them there. One thread
+  // calls place() in the order of the rows, while others may be within put(). Until all rows have been put nothing else
+  // may be called.
+  Place place(Records& other) {
+    std::unique_lock<std::shared_mutex> hold(*moving_);
+    const Place place{used_, handles_.size()};
     const size_t need = used_ + other.used_ + Bump::kSlack;
+    if (other.used_) handle((used_ + other.used_) / 8);
     if (need > blob_.size()) blob_.grow(need);
-    std::memcpy(blob_.data() + used_, other.blob_.data(), other.used_);
-    for (uint32_t row : other.handles_) handles_.push_back(handle(base + row));
+    handles_.resize(handles_.size() + other.handles_.size());
     used_ += other.used_;
     memory_.adopt(std::move(other.memory_));
+    return place;
+  }
+
+  // Copies the rows of `other`, which is empty afterwards, to their place. Several threads may do so at once.
+  void put(const Place& place, Records&& other) {
+    {
+      std::shared_lock<std::shared_mutex> hold(*moving_);
+      if (other.used_) std::memcpy(blob_.data() + place.at, other.blob_.data(), other.used_);
+      const uint32_t base = static_cast<uint32_t>(place.at / 8);
+      for (size_t k = 0; k < other.handles_.size(); ++k) handles_[place.row + k] = base + other.handles_[k];
+    }
     other = Records(fields_);
   }
 
@@ -108,7 +129,8 @@ class Records {
   size_t used_ = 0;
   GrowingBlock blob_;
   std::vector<uint32_t> handles_;
-  Bump memory_;  // lists of strings
+  Bump memory_;                                                                        // lists of strings
+  std::unique_ptr<std::shared_mutex> moving_ = std::make_unique<std::shared_mutex>();  // blob_ and handles_ may move
 };
 
 }  // namespace cb

@@ -440,7 +440,7 @@ void records() {
   for (uint32_t k = 0; k < 1000; ++k) {
     auto part = std::make_shared<Records>(std::vector<RecordField>{{"*s", false}});
     fill(part, 1, random);
-    small.append(std::move(*part));
+    small.put(small.place(*part), std::move(*part));
   }
   CHECK(small.rows() == 1000 && small.bytes() < 1000000);
   Image image{Records({{"*s", false}})};  // not a single row

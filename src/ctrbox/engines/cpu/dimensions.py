@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,17 +86,30 @@ def load_dimension(
         return Part(part, hashes, records)
 
     records = no_records()
+
+    def placed(pool: Executor) -> Generator[tuple[Part, tuple[int, int]], None, None]:
+        """Give each part its place among the records, in order; the parts are then copied there by all threads."""
+        morsels = frame.view.source.scan(columns, rows=LOAD_ROWS, threads=threads)
+        loaded = in_order(load, morsels, pool, threads + 1, stop)
+        try:
+            for part in loaded:
+                yield part, records.place(part.records)
+        finally:
+            loaded.close()
+
+    def put(placed: tuple[Part, tuple[int, int]]) -> Part:
+        part, place = placed
+        records.put(place, part.records)
+        return part
+
     parts: list[Prepared] = []
     hashes: list[np.ndarray] = []
     with ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-join") as pool:
-        for part in in_order(
-            load, frame.view.source.scan(columns, rows=LOAD_ROWS, threads=threads), pool, threads + 1, stop
-        ):
-            records.append(part.records)
+        for part in in_order(put, placed(pool), pool, threads + 1, stop):
             parts.append(part.rows)
             hashes.append(part.hashes)
     every = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
-    index, first, second = _native.Index.build(every, frame.view.keep == "last")
+    index, first, second = _native.Index.build(every, frame.view.keep == "last", threads)
     if first >= 0:
         raise DataError(duplicate(frame, parts, first, second))
     if frame.role == "inner":
@@ -104,7 +118,7 @@ def load_dimension(
         unfiltered, assembler = program([])
         null_row = unfiltered.prepare(1, [(None, None, 0)]).piece(0, 1)
         assembler.assemble(asked, list(enumerate(asked)), unfiltered.sources).native.run_records([null_row], records)
-    index.point_at(records)
+    index.point_at(records, threads)
     return Dimension(
         frame.name,
         index,
