@@ -1,8 +1,13 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 
 #include "bindings/bindings.h"
+#include "core/frame.h"
 #include "core/parallel.h"
 #include "core/parquet/column_chunk.h"
 #include "core/parquet/footer.h"
@@ -14,16 +19,114 @@ namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-nb::object pooled_bytes(size_t n) {
-  auto buffer = std::make_shared<Buffer<uint8_t>>();
-  buffer->resize(n);
-  return shared_array(buffer->data(), {n}, buffer);
+ColumnShape shape_of(int codec, uint32_t width, bool nullable, int64_t rows) {
+  if (codec < 0 || codec > static_cast<int>(Codec::Snappy)) throw std::invalid_argument("no such codec");
+  if (width != 0 && width != 4 && width != 8) throw std::invalid_argument("values of 4 or 8 bytes, or strings (0)");
+  return {static_cast<Codec>(codec), width, nullable, rows};
+}
+
+// A decoded column as a child of an Arrow array; whoever holds the child holds the column.
+struct ArrowColumn {
+  DecodedColumn column;
+  const void* buffers[3];
+
+  static void give(DecodedColumn&& decoded, const ColumnShape& shape, ArrowArray& to) {
+    static const uint64_t nothing = 0;  // an empty buffer has no address, Arrow wants one
+    auto own = std::make_unique<ArrowColumn>(ArrowColumn{std::move(decoded), {}});
+    const DecodedColumn& c = own->column;
+    const void* values = c.values.data() ? static_cast<const void*>(c.values.data()) : &nothing;
+    own->buffers[0] = c.nulls ? c.valid.data() : nullptr;
+    own->buffers[1] = shape.width ? values : c.offsets.data();
+    own->buffers[2] = values;
+    to = {};
+    to.length = shape.rows;
+    to.null_count = c.nulls;
+    to.n_buffers = shape.width ? 2 : 3;
+    to.buffers = own->buffers;
+    to.release = [](ArrowArray* array) {
+      delete static_cast<ArrowColumn*>(array->private_data);
+      array->release = nullptr;
+    };
+    to.private_data = own.release();
+  }
+};
+
+// Columns of equal length as an Arrow struct.
+struct ArrowColumns {
+  std::vector<ArrowArray> columns;
+  std::vector<ArrowArray*> children;
+  const void* buffers[1] = {nullptr};
+
+  ~ArrowColumns() {
+    for (ArrowArray& column : columns)
+      if (column.release) column.release(&column);
+  }
+
+  static nb::capsule capsule(std::unique_ptr<ArrowColumns> own, int64_t rows) {
+    for (ArrowArray& column : own->columns) own->children.push_back(&column);
+    auto array = std::make_unique<ArrowArray>();
+    array->length = rows;
+    array->n_buffers = 1;
+    array->buffers = own->buffers;
+    array->n_children = static_cast<int64_t>(own->children.size());
+    array->children = own->children.data();
+    array->release = [](ArrowArray* held) {
+      delete static_cast<ArrowColumns*>(held->private_data);
+      held->release = nullptr;
+    };
+    array->private_data = own.release();
+    return nb::capsule(array.release(), "arrow_array", [](void* p) noexcept {
+      auto* held = static_cast<ArrowArray*>(p);
+      if (held->release) held->release(held);
+      delete held;
+    });
+  }
+};
+
+bool read_fully(int file, uint8_t* to, int64_t size, int64_t start) {
+  while (size > 0) {
+    const ssize_t n = ::pread(file, to, static_cast<size_t>(size), start);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    to += n;
+    start += n;
+    size -= n;
+  }
+  return true;
+}
+
+// (first byte, bytes, codec, width, nullable) of a column chunk.
+using ChunkPlace = std::tuple<int64_t, int64_t, int, uint32_t, bool>;
+
+nb::tuple read_columns(int file, const std::vector<ChunkPlace>& chunks, int64_t rows) {
+  std::vector<bool> done(chunks.size());
+  auto made = std::make_unique<ArrowColumns>();
+  {
+    nb::gil_scoped_release release;
+    const WorkerPool::Elsewhere here;
+    made->columns.reserve(chunks.size());
+    struct stat facts;
+    const int64_t end = ::fstat(file, &facts) == 0 ? facts.st_size : 0;
+    Buffer<uint8_t> stored;
+    for (size_t k = 0; k < chunks.size(); ++k) {
+      const auto& [start, size, codec, width, nullable] = chunks[k];
+      const ColumnShape shape = shape_of(codec, width, nullable, rows);
+      if (start < 0 || size < 0 || size > end || start > end - size) continue;
+      stored.resize(0);
+      stored.resize(static_cast<size_t>(size));
+      if (!read_fully(file, stored.data(), size, start)) continue;
+      std::optional<DecodedColumn> decoded = decode(stored.data(), static_cast<size_t>(size), shape);
+      if (!decoded) continue;
+      made->columns.emplace_back();
+      ArrowColumn::give(std::move(*decoded), shape, made->columns.back());
+      done[k] = true;
+    }
+  }
+  return nb::make_tuple(done, ArrowColumns::capsule(std::move(made), rows));
 }
 
 nb::object decode_column(Bytes chunk, int codec, uint32_t width, bool nullable, int64_t rows) {
-  if (codec < 0 || codec > static_cast<int>(Codec::Snappy)) throw std::invalid_argument("no such codec");
-  if (width != 0 && width != 4 && width != 8) throw std::invalid_argument("values of 4 or 8 bytes, or strings (0)");
-  const ColumnShape shape{static_cast<Codec>(codec), width, nullable, rows};
+  const ColumnShape shape = shape_of(codec, width, nullable, rows);
   std::shared_ptr<DecodedColumn> column;
   {
     nb::gil_scoped_release release;
@@ -54,8 +157,13 @@ std::vector<bool> sound_columns(nb::bytes footer,
 }  // namespace
 
 void bind_parquet(nb::module_& m) {
-  m.def("pooled_bytes", &pooled_bytes, nb::arg("n"), nb::sig("def pooled_bytes(n: int) -> NDArray[numpy.uint8]"),
-        "Memory to read into, which goes back to the pool; its bytes are whatever was there.");
+  m.def(
+      "read_parquet_columns", &read_columns, nb::arg("file"), nb::arg("chunks"), nb::arg("rows"),
+      nb::sig("def read_parquet_columns(file: int, chunks: list[tuple[int, int, int, int, bool]], rows: int)"
+              " -> tuple[list[bool], object]"),
+      "Read and decode column chunks of one row group from an open file. A chunk is (first byte, bytes, codec, width, "
+      "nullable), the last three as for decode_parquet_column. Return for each chunk whether it was decoded, and those "
+      "that were as the children of an Arrow struct, in a capsule named arrow_array. pyarrow has to read the others.");
   m.def("decode_parquet_column", &decode_column, nb::arg("chunk"), nb::arg("codec"), nb::arg("width"),
         nb::arg("nullable"), nb::arg("rows"),
         nb::sig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from ctrbox.views.simple import leaves
 from ctrbox.views.source import open_source
 
 TYPES = {
+    "i8": pa.int8(),
+    "u16": pa.uint16(),
     "i32": pa.int32(),
     "i64": pa.int64(),
     "f32": pa.float32(),
@@ -33,7 +36,6 @@ TYPES = {
     "bytes": pa.binary(),
 }
 FOREIGN = {  # stored as something else, nested, or of a type of its own
-    "i8": pa.array([1, None, 3], pa.int8()),
     "u64": pa.array([1, 2, 3], pa.uint64()),
     "bool": pa.array([True, None, False]),
     "big": pa.array(["a", None, "b"], pa.large_string()),
@@ -57,9 +59,12 @@ def decoded(file: bytes, group: int = 0) -> tuple[dict[str, pa.Array], pa.Table]
     with pq.ParquetFile(io.BytesIO(file), page_checksum_verification=True) as opened:
         meta = opened.metadata
         rows = tuple(meta.row_group(k).num_rows for k in range(meta.num_row_groups))
-        raw = pa.BufferReader(file)
-        footer = Footer(opened.schema_arrow, rows, meta, written=read_footer(raw, meta))
-        found = decode_columns(raw, footer, group, list(leaves(opened.schema_arrow, "test").values()))
+        with tempfile.NamedTemporaryFile() as kept:
+            kept.write(file)
+            kept.flush()
+            with pa.OSFile(kept.name) as raw:
+                footer = Footer(opened.schema_arrow, rows, meta, written=read_footer(raw, meta))
+                found = decode_columns(raw, footer, group, list(leaves(opened.schema_arrow, "test").values()))
         return found, opened.read_row_group(group)
 
 
@@ -139,6 +144,15 @@ def test_every_way_to_store_gives_what_pyarrow_gives(
         same(array, theirs[name])
 
 
+def test_a_number_beyond_its_narrow_type_is_cut_as_pyarrow_cuts_it() -> None:
+    table = pa.table({"x": pa.array([11, 12, 13, 14], pa.int8())}, pa.schema([pa.field("x", pa.int8(), nullable=False)]))
+    file = stored(table, compression="none", use_dictionary=False, write_statistics=False)
+    numbers = np.array([11, 12, 13, 14], np.int32).tobytes()
+    assert file.count(numbers) == 1
+    found, theirs = decoded(file.replace(numbers, np.array([11, 300, -129, 2**31 - 1], np.int32).tobytes()))
+    same(found["x"], theirs["x"])
+
+
 def test_columns_that_are_stored_otherwise_are_left_to_pyarrow(tmp_path: Path) -> None:
     table = pa.table({**FOREIGN, "plain": [1, 2, 3]})
     file = stored(table, row_group_size=3)
@@ -148,7 +162,7 @@ def test_columns_that_are_stored_otherwise_are_left_to_pyarrow(tmp_path: Path) -
     source = open_source(tmp_path / "all.parquet")
     (morsel,) = source.scan([field.name for field in source.schema])
     assert morsel.rows["plain"].to_pylist() == [1, 2, 3]
-    assert morsel.rows["i8"].to_pylist() == [1, None, 3]
+    assert morsel.rows["bool"].to_pylist() == [True, None, False]
     assert morsel.rows["struct.x"].to_pylist() == [1, None, 2]
 
 

@@ -21,42 +21,48 @@ ENCODINGS = frozenset({"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "BI
 
 
 def decode_columns(raw: pa.NativeFile, footer: Footer, group: int, leaves: Sequence[Leaf]) -> dict[str, pa.Array]:
-    """Those of `leaves` that the core can read, by name, in the types they are stored in."""
-    found = {}
+    """Decode those of `leaves` that the core can read from a local file; by name, in the types they are stored in.
+
+    All of them are read by one call without the interpreter's lock: sixteen threads that would each ask for the lock
+    several times per column would spend their time waiting for it.
+    """
     rows = footer.detail.row_group(group)
+    found, chunks = [], []
     for leaf in leaves:
         place = footer.places.get(leaf.name)
-        width = None if place is None or len(leaf.path) > 1 else _width(footer.detail.schema.column(place), leaf.stored)
-        if width is None:
-            continue
-        array = _decode(raw, rows.column(place), leaf.stored, width, footer.detail.schema.column(place), rows.num_rows)
-        if array is not None:
-            found[leaf.name] = array
-    return found
+        column = None if place is None or len(leaf.path) > 1 else footer.detail.schema.column(place)
+        width = None if column is None else _width(column, leaf.stored)
+        chunk = None if width is None else _chunk(rows.column(place), width, column, rows.num_rows)
+        if chunk is not None:
+            found.append(leaf)
+            chunks.append(chunk)
+    if not chunks:
+        return {}
+    done, capsule = _native.read_parquet_columns(raw.fileno(), chunks, rows.num_rows)
+    found = [leaf for leaf, read in zip(found, done, strict=True) if read]
+    schema = pa.schema([(leaf.name, pa.int32() if _narrow(leaf.stored) else leaf.stored) for leaf in found])
+    batch = pa.RecordBatch._import_from_c_capsule(schema.__arrow_c_schema__(), capsule)
+    # A value beyond a narrow type's range is cut as pyarrow's reader cuts it.
+    return {
+        leaf.name: array.cast(leaf.stored, safe=False) if _narrow(leaf.stored) else array
+        for leaf, array in zip(found, batch.columns, strict=True)
+    }
 
 
-def _decode(raw: pa.NativeFile, chunk: Any, type: pa.DataType, width: int, column: Any, rows: int) -> pa.Array | None:
+def _chunk(chunk: Any, width: int, column: Any, rows: int) -> tuple[int, int, int, int, bool] | None:
+    """Where a column chunk lies and how it is stored, as the core wants to know it; None where it cannot read it."""
     codec = CODECS.get(chunk.compression)
     if codec is None or chunk.num_values != rows or chunk.file_path or not ENCODINGS.issuperset(chunk.encodings):
         return None
     start = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
         start = chunk.dictionary_page_offset
-    size = chunk.total_compressed_size
-    if start < 0 or size < 0 or start + size > raw.size():
-        return None
-    stored = _native.pooled_bytes(size)
-    raw.seek(start)
-    if raw.readinto(stored) != size:
-        return None
-    decoded = _native.decode_parquet_column(stored, codec, width, column.max_definition_level == 1, rows)
-    if decoded is None:
-        return None
-    values, offsets, valid, nulls = decoded
-    buffers = [valid, values] if offsets is None else [valid, offsets, values]
-    return pa.Array.from_buffers(
-        type, rows, [None if buffer is None else pa.py_buffer(buffer) for buffer in buffers], null_count=nulls
-    )
+    return start, chunk.total_compressed_size, codec, width, column.max_definition_level == 1
+
+
+def _narrow(stored: pa.DataType) -> bool:
+    """Whether integers are stored as 32 bits, but mean fewer."""
+    return bool(pt.is_int8(stored) or pt.is_int16(stored) or pt.is_uint8(stored) or pt.is_uint16(stored))
 
 
 def _width(column: Any, stored: pa.DataType) -> int | None:
@@ -69,7 +75,7 @@ def _width(column: Any, stored: pa.DataType) -> int | None:
     if kind == "INT64":
         return 8 if pt.is_int64(stored) or pt.is_timestamp(stored) else None
     if kind == "INT32":
-        return 4 if pt.is_int32(stored) or pt.is_date32(stored) else None
+        return 4 if pt.is_int32(stored) or pt.is_date32(stored) or _narrow(stored) else None
     if kind == "FLOAT":
         return 4 if pt.is_float32(stored) else None
     if kind == "DOUBLE":

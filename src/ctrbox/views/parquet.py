@@ -56,7 +56,7 @@ class Parquet:
     ) -> list[pa.RecordBatch]:
         with file.version.reading() as raw:
             quick: dict[str, pa.Array] = {}
-            if len(groups) == 1 and not file.store.remote:  # pyarrow reads ahead from afar, and joins small groups
+            if len(groups) == 1 and file.version.local:  # pyarrow reads ahead from afar, and joins small groups
                 plain = [leaf for leaf in leaves if leaf.name not in dictionary]
                 quick = decode_columns(raw, footer, groups[0], plain)
             rest = [leaf for leaf in leaves if leaf.name not in quick]
