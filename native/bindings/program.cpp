@@ -161,6 +161,7 @@ void bind_program(nb::module_& m) {
         // Blocks without a branch inside become vectors: ids are looked at twice as fast as they are read from memory.
         constexpr size_t kBlock = 1024;
         const int64_t* id = ids.data();
+        nb::gil_scoped_release free;
         for (size_t from = 1; from < ids.size(); from += kBlock) {
           size_t to = std::min(ids.size(), from + kBlock);
           int64_t falls = 0;

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ctrbox as cb
@@ -55,6 +55,7 @@ def joined(table: pa.Table, asked: list[int], threads: int, *, keep: str | None 
     return [(*batch.dense[r], *keys.values[keys.offsets[r] : keys.offsets[r + 1]]) for r in range(len(asked))]
 
 
+@settings(deadline=None)
 @given(
     ids=st.lists(st.integers(0, 60), max_size=60),
     threads=st.integers(1, 5),

@@ -216,8 +216,12 @@ class Plan:
         return materialize(self, path, features, **options)
 
     # ---- running
-    def extractor(self) -> Extractor:
-        """The engine, made ready on first use: fits learned, dimensions loaded, programs assembled."""
+    def extractor(self, begin: int | None = None) -> Extractor:
+        """Return the engine, made ready on first use: fits learned, dimensions loaded, programs assembled.
+
+        ``begin``: the row of the log from which its caller is about to ask for batches, so that the CPU engine can read the
+        log while it loads the joined views.
+        """
         self.fit()
         with self._lock:
             if self._extractor is None:
@@ -232,7 +236,7 @@ class Plan:
 
                     self._extractor = on_gpu(self.graph, self.fitted, self.device, **options)
                 else:
-                    self._extractor = Extractor(self.graph, self.fitted, **options)
+                    self._extractor = Extractor(self.graph, self.fitted, begin=begin, **options)
                 self._dimensions = self._extractor.dimensions
             return self._extractor
 
@@ -334,7 +338,7 @@ class Plan:
         here = start or Position()
         if here.skip:
             raise PlanError("this position lies inside a shuffle window; go on with the same shuffle and seed")
-        stream = self.extractor().batches(batch_size, here.row, limit, stop)
+        stream = self.extractor(begin=here.row).batches(batch_size, here.row, limit, stop)
         try:
             for batch, after in stream:
                 yield batch, Position(after)
@@ -347,7 +351,7 @@ class Plan:
         first = start or Position()
         whole = window // batch_size * batch_size
         left = limit
-        stream = self.extractor().batches(whole, first.row, None, stop)
+        stream = self.extractor(begin=first.row).batches(whole, first.row, None, stop)
         row, number, begin = first.row, first.window, first.skip
         try:
             for batch, after in stream:

@@ -42,6 +42,17 @@ def ascends(view: View, column: str) -> bool:
     return isinstance(view.source, MemorySource) and view.source.ordered(column)
 
 
+# Rows of a merged view for those of a morsel: slices that follow each other, index and base as in stages.Rows.
+Aligned = tuple[list[pa.RecordBatch], np.ndarray | None, int]
+
+
+def in_one_batch(slices: list[pa.RecordBatch]) -> pa.RecordBatch | None:
+    """Put slices together, None where there is none. It copies several, so a worker calls it, not the reader of the log."""
+    if len(slices) < 2:
+        return slices[0] if slices else None
+    return pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
+
+
 class MergeCursor:
     """Walks the basic view beside the log. ``align`` must be called with ascending, non-overlapping ids."""
 
@@ -62,8 +73,8 @@ class MergeCursor:
         self.found = 0  # ids of the last ``align`` that have a row
         self.missed = 0  # ids of all calls of ``align`` that have none
 
-    def align(self, ids: np.ndarray) -> tuple[pa.RecordBatch | None, np.ndarray | None, int]:
-        """The rows of the basic view for these ids: (batch or None, index or None, base)."""
+    def align(self, ids: np.ndarray) -> Aligned:
+        """Find the rows of the basic view for these ids."""
         aligned = self._align(ids)
         self.missed += len(ids) - self.found
         return aligned
@@ -74,10 +85,10 @@ class MergeCursor:
             self.held.clear()
             self.pull()
 
-    def _align(self, ids: np.ndarray) -> tuple[pa.RecordBatch | None, np.ndarray | None, int]:
+    def _align(self, ids: np.ndarray) -> Aligned:
         self.found = 0
         if not len(ids):
-            return None, None, 0
+            return [], None, 0
         low, high = ids[0], ids[-1]
         self.held = [(rows, own) for rows, own in self.held if own[-1] >= low]
         while not self.ended and (not self.held or self.held[-1][1][-1] < high):
@@ -89,18 +100,14 @@ class MergeCursor:
                 slices.append(rows.slice(begin, end - begin))
                 parts.append(own[begin:end])
         if not slices:
-            return None, None, 0
-        if len(slices) > 1:
-            rows = pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
-            theirs = np.concatenate(parts)
-        else:
-            rows, theirs = slices[0], np.ascontiguousarray(parts[0])
+            return [], None, 0
+        theirs = np.concatenate(parts) if len(parts) > 1 else np.ascontiguousarray(parts[0])
         if np.array_equal(ids, theirs):  # the usual case: both sides hold the same rows
             self.found = len(ids)
-            return rows, None, 0
+            return slices, None, 0
         index: Any
         index, self.found = _native.align(ids, theirs)
-        return rows, index, 0
+        return slices, index, 0
 
     def pull(self) -> None:
         morsel = next(self.stream, None)

@@ -29,6 +29,7 @@ from ctrbox.columns.batch import Batch
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler
 from ctrbox.engines.cpu.extract import Extractor, end
+from ctrbox.engines.cpu.merge import in_one_batch
 from ctrbox.engines.cpu.stages import Native, Prepared, Stages, located
 from ctrbox.engines.cuda.batches import MOST_STRETCHES, Batches, Piece
 from ctrbox.engines.cuda.memory import Device, Outcome, Slot
@@ -194,14 +195,16 @@ class CudaExtractor(Extractor):
     def prepare_chunk(self, chunk: Chunk, merged: list[Any]) -> Chunk:
         began = time.perf_counter()
         morsel = chunk.morsel
-        batches = [morsel.rows, *(rows for rows, _, _ in merged)]
+        beside = [in_one_batch(slices) for slices, _, _ in merged]
+        batches = [morsel.rows, *beside]
         sent = [None if b is None else b.select(names) for b, names in zip(batches, self.sent, strict=True)]
         sources: list[Any]
         if not self.filters_here:
             chunk.rows = morsel.rows.num_rows
             sources = [(sent[0], None, 0), *((b, i, at) for b, (_, i, at) in zip(sent[1:], merged, strict=True))]
         else:
-            prepared = self.prepare(morsel, merged)
+            aligned = zip(beside, merged, strict=True)
+            prepared = self.prepare(morsel, [([] if b is None else [b], i, at) for b, (_, i, at) in aligned])
             chunk.prepared, chunk.rows = prepared, prepared.rows
             sources = [(b, i, at) for b, (_, i, at) in zip(sent, prepared.sources[: len(sent)], strict=True)]
             if self.share is not None:
