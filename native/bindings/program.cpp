@@ -156,6 +156,26 @@ void bind_program(nb::module_& m) {
       "For ascending ids the row of each among ascending others, -1 where it is missing; and how many were found.");
 
   m.def(
+      "pick_rows",
+      [](nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> rows,
+         nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> picked) {
+        auto out = std::make_shared<std::vector<int32_t>>(picked.size());
+        {
+          nb::gil_scoped_release free;
+          const int32_t *from = rows.data(), *at = picked.data();
+          const size_t most = rows.size();
+          uint32_t last = 0;
+          for (size_t k = 0; k < picked.size(); ++k) last = std::max(last, static_cast<uint32_t>(at[k]));
+          if (picked.size() && last >= most) throw std::out_of_range("a position outside the rows");
+          for (size_t k = 0; k < picked.size(); ++k) (*out)[k] = from[at[k]];
+        }
+        return shared_array(out->data(), {out->size()}, out);
+      },
+      nb::arg("rows"), nb::arg("picked"),
+      nb::sig("def pick_rows(rows: NDArray[numpy.int32], picked: NDArray[numpy.int32]) -> NDArray[numpy.int32]"),
+      "Return rows[picked], without the interpreter's lock.");
+
+  m.def(
       "first_descent",
       [](nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ids) {
         // Blocks without a branch inside become vectors: ids are looked at twice as fast as they are read from memory.

@@ -108,6 +108,9 @@ class Records {
   void put(const Place& place, Records&& other) {
     {
       std::shared_lock<std::shared_mutex> hold(*moving_);
+      if (place.at % 8 || place.at > used_ || other.used_ > used_ - place.at || place.row > handles_.size() ||
+          other.handles_.size() > handles_.size() - place.row)
+        throw std::out_of_range("no room was made for these records");
       if (other.used_) std::memcpy(blob_.data() + place.at, other.blob_.data(), other.used_);
       const uint32_t base = static_cast<uint32_t>(place.at / 8);
       for (size_t k = 0; k < other.handles_.size(); ++k) handles_[place.row + k] = base + other.handles_[k];

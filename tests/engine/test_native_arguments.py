@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -333,7 +334,45 @@ def test_a_column_chunk_has_a_codec_and_a_width_that_exist() -> None:
     for width in (1, 5, 7, 16):
         with pytest.raises(ValueError, match=r"values of 4 or 8 bytes, or strings \(0\)"):
             native.decode_parquet_column(chunk, 0, width, False, 1)
-    assert [native.pooled_bytes(n).shape for n in (0, 1, 5000)] == [(0,), (1,), (5000,)]
+
+
+def test_column_chunks_that_a_file_does_not_hold_are_left_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(100))
+    places = [(-1, 10), (0, -1), (0, 101), (100, 1), (2**62, 2**62), (2**63 - 1, 2**63 - 1), (0, 100), (100, 0)]
+    with path.open("rb") as file:
+        done, _ = native.read_parquet_columns(file.fileno(), [(*place, 0, 8, False) for place in places], 1)
+        assert done == [False] * len(places)
+        with pytest.raises(ValueError, match="no such codec"):
+            native.read_parquet_columns(file.fileno(), [(0, 10, 3, 8, False)], 1)
+
+
+def test_rows_are_picked_by_positions_that_exist() -> None:
+    rows = np.array([5, -1, 7], np.int32)
+    assert native.pick_rows(rows, np.array([2, 2, 0, 1], np.int32)).tolist() == [7, 7, 5, -1]
+    assert native.pick_rows(rows[:0], rows[:0]).tolist() == []
+    for position in (3, -1):
+        with pytest.raises(IndexError, match="a position outside the rows"):
+            native.pick_rows(rows, np.array([0, position], np.int32))
+
+
+def test_records_are_put_where_room_was_made_for_them() -> None:
+    def two_rows() -> Any:
+        made = native.Records(["i"], [False])
+        made.add_blank()
+        made.add_blank()
+        return made
+
+    records = two_rows()
+    with pytest.raises(ValueError, match="cannot be appended to themselves"):
+        records.place(records)
+    place = records.place(two_rows())
+    for wrong in ((place[0] + 8, place[1]), (place[0], place[1] + 1), (place[0] + 4, place[1]), (2**63, 2**63)):
+        with pytest.raises(IndexError, match="no room was made for these records"):
+            records.put(wrong, two_rows())
+    other = two_rows()
+    records.put(place, other)
+    assert (records.rows, other.rows) == (4, 0)
 
 
 def test_decimals_have_whole_values_of_a_known_width() -> None:

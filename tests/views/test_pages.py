@@ -145,7 +145,9 @@ def test_every_way_to_store_gives_what_pyarrow_gives(
 
 
 def test_a_number_beyond_its_narrow_type_is_cut_as_pyarrow_cuts_it() -> None:
-    table = pa.table({"x": pa.array([11, 12, 13, 14], pa.int8())}, pa.schema([pa.field("x", pa.int8(), nullable=False)]))
+    table = pa.table(
+        {"x": pa.array([11, 12, 13, 14], pa.int8())}, pa.schema([pa.field("x", pa.int8(), nullable=False)])
+    )
     file = stored(table, compression="none", use_dictionary=False, write_statistics=False)
     numbers = np.array([11, 12, 13, 14], np.int32).tobytes()
     assert file.count(numbers) == 1

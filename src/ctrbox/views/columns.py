@@ -43,6 +43,8 @@ class Columns:
     ) -> pa.RecordBatch:
         """The chosen columns of a stored batch (or of that many rows, when none of them is stored)."""
         rows = batch if isinstance(batch, int) else batch.num_rows
+        if chosen and isinstance(batch, pa.RecordBatch) and batch.schema.equals(schema_of(chosen)):
+            return batch
         arrays = []
         for leaf in chosen:
             if self.partitions and leaf.name in self.partitions.columns:
@@ -55,7 +57,11 @@ class Columns:
 def make_batch(arrays: Sequence[pa.Array], chosen: Sequence[Leaf], rows: int) -> pa.RecordBatch:
     if not arrays:
         return pa.RecordBatch.from_arrays([pa.nulls(rows)], ["rows"]).select([])
-    return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema([leaf.field for leaf in chosen]))
+    return pa.RecordBatch.from_arrays(list(arrays), schema=schema_of(chosen))
+
+
+def schema_of(chosen: Sequence[Leaf]) -> pa.Schema:
+    return pa.schema([leaf.field for leaf in chosen])
 
 
 def cut(batch: pa.RecordBatch, skip: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -38,6 +38,7 @@ class Footer:
     detail: Any = None
     leaves: dict[str, Leaf] = field(default_factory=dict)
     written: bytes = b""  # Parquet: the bytes of the footer
+    flat: dict[str, Any] = field(default_factory=dict)  # Parquet: how pages.py decodes a column, by name
 
     @cached_property
     def sound(self) -> list[bool]:
@@ -210,14 +211,13 @@ class IndexedFiles:
         self, footers: Sequence[Footer], start: int, rows: int, prune: pc.Expression | None
     ) -> Iterator[_Piece]:
         """Groups from `start` on that `prune` leaves; small neighbours in a file go together."""
-        kept = None if prune is None else self._survivors(footers, prune)
         total = 0
-        for file, footer in enumerate(footers):
+        for file, (footer, kept) in enumerate(zip(footers, self._survivors(footers, prune), strict=True)):
             row, base, run = 0, total, 0
             pending: _Piece | None = None
             for group, count in enumerate(footer.rows):
                 wanted = count > 0 and base + row + count > start
-                wanted = wanted and (kept is None or kept[file] is None or group in kept[file])  # type: ignore[operator]
+                wanted = wanted and (kept is None or group in kept)
                 if wanted and pending and pending.groups.stop == group and run + count <= rows:
                     run += count
                     together = range(pending.groups.start, group + 1)
@@ -232,7 +232,14 @@ class IndexedFiles:
                 yield pending
             total += row
 
-    def _survivors(self, footers: Sequence[Footer], prune: pc.Expression) -> list[set[int] | None]:
+    def _survivors(self, footers: Sequence[Footer], prune: pc.Expression | None) -> Iterator[set[int] | None]:
+        """Yield for each file the groups that `prune` leaves (None: all of them).
+
+        Remote files are asked side by side before the first one is read. A local file is asked when its turn comes: asking
+        takes some milliseconds per file, and the first rows of a log of many files would wait for all of them.
+        """
+        if prune is None:
+            return itertools.repeat(None, len(footers))
         fields = self._partitions.fields
 
         def ask(file: int) -> set[int] | None:
@@ -242,7 +249,9 @@ class IndexedFiles:
                 found.shown, lambda: self._format.survivors(found, footers[file], prune, promise, fields)
             )
 
-        return _side_by_side(ask, range(len(footers)))
+        every = range(len(footers))
+        remote = any(file.store.remote for file in self._files)
+        return iter(_side_by_side(ask, every)) if remote else map(ask, every)
 
     def _decode(
         self,

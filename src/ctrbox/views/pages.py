@@ -7,6 +7,7 @@ what it leaves, pyarrow reads, or refuses with its own message. Either way the v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -27,29 +28,54 @@ def decode_columns(raw: pa.NativeFile, footer: Footer, group: int, leaves: Seque
     several times per column would spend their time waiting for it.
     """
     rows = footer.detail.row_group(group)
-    found, chunks = [], []
+    count = rows.num_rows
+    found: list[Flat] = []
+    chunks = []
     for leaf in leaves:
-        place = footer.places.get(leaf.name)
-        column = None if place is None or len(leaf.path) > 1 else footer.detail.schema.column(place)
-        width = None if column is None else _width(column, leaf.stored)
-        chunk = None if width is None else _chunk(rows.column(place), width, column, rows.num_rows)
-        if chunk is not None:
-            found.append(leaf)
+        column = footer.flat[leaf.name] if leaf.name in footer.flat else _flat(footer, leaf)
+        chunk = None if column is None else _chunk(rows.column(column.place), column, count)
+        if column is not None and chunk is not None:
+            found.append(column)
             chunks.append(chunk)
     if not chunks:
         return {}
-    done, capsule = _native.read_parquet_columns(raw.fileno(), chunks, rows.num_rows)
-    found = [leaf for leaf, read in zip(found, done, strict=True) if read]
-    schema = pa.schema([(leaf.name, pa.int32() if _narrow(leaf.stored) else leaf.stored) for leaf in found])
+    done, capsule = _native.read_parquet_columns(raw.fileno(), chunks, count)
+    found = [column for column, read in zip(found, done, strict=True) if read]
+    schema = pa.schema([column.field for column in found])
     batch = pa.RecordBatch._import_from_c_capsule(schema.__arrow_c_schema__(), capsule)
     # A value beyond a narrow type's range is cut as pyarrow's reader cuts it.
     return {
-        leaf.name: array.cast(leaf.stored, safe=False) if _narrow(leaf.stored) else array
-        for leaf, array in zip(found, batch.columns, strict=True)
+        column.field.name: array if column.narrow is None else array.cast(column.narrow, safe=False)
+        for column, array in zip(found, batch.columns, strict=True)
     }
 
 
-def _chunk(chunk: Any, width: int, column: Any, rows: int) -> tuple[int, int, int, int, bool] | None:
+@dataclass(frozen=True)
+class Flat:
+    """A column that the core can decode in those row groups that store it in one of the usual ways."""
+
+    place: int  # among the stored columns
+    width: int  # bytes of a value as the core counts them, 0 for strings
+    nullable: bool
+    field: pa.Field
+    narrow: pa.DataType | None  # integers that are stored as 32 bits, but mean fewer
+
+
+def _flat(footer: Footer, leaf: Leaf) -> Flat | None:
+    """Look up once per file how a column is stored; None where pyarrow has to read it."""
+    place = footer.places.get(leaf.name)
+    found = None
+    column: Any = None if place is None or len(leaf.path) > 1 else footer.detail.schema.column(place)
+    width = None if column is None else _width(column, leaf.stored)
+    if place is not None and width is not None:
+        narrow = leaf.stored if _narrow(leaf.stored) else None
+        type = leaf.stored if narrow is None else pa.int32()
+        found = Flat(place, width, column.max_definition_level == 1, pa.field(leaf.name, type, leaf.nullable), narrow)
+    footer.flat[leaf.name] = found
+    return found
+
+
+def _chunk(chunk: Any, column: Flat, rows: int) -> tuple[int, int, int, int, bool] | None:
     """Where a column chunk lies and how it is stored, as the core wants to know it; None where it cannot read it."""
     codec = CODECS.get(chunk.compression)
     if codec is None or chunk.num_values != rows or chunk.file_path or not ENCODINGS.issuperset(chunk.encodings):
@@ -57,11 +83,10 @@ def _chunk(chunk: Any, width: int, column: Any, rows: int) -> tuple[int, int, in
     start = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
         start = chunk.dictionary_page_offset
-    return start, chunk.total_compressed_size, codec, width, column.max_definition_level == 1
+    return start, chunk.total_compressed_size, codec, column.width, column.nullable
 
 
 def _narrow(stored: pa.DataType) -> bool:
-    """Whether integers are stored as 32 bits, but mean fewer."""
     return bool(pt.is_int8(stored) or pt.is_int16(stored) or pt.is_uint8(stored) or pt.is_uint16(stored))
 
 

@@ -66,6 +66,9 @@ class Parquet:
                 return self._read(file, raw, footer, groups, leaves, dictionary)
         if not quick:
             return batches
+        if not rest and len(quick) == len(leaves):
+            fields = [pa.field(leaf.name, leaf.stored, leaf.nullable) for leaf in leaves]
+            return [pa.RecordBatch.from_arrays(list(quick.values()), schema=pa.schema(fields))]
         names = [name for batch in batches for name in batch.schema.names]
         return [
             pa.RecordBatch.from_arrays(

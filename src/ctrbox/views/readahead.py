@@ -80,9 +80,7 @@ class _Line(Generic[T]):
 
     def _draw(self) -> tuple[int, Callable[[], T]] | None:
         with self.lock:
-            while not self.stopped and (self.drawing or self.drawn - self.taken >= self.limit):
-                if self.ended:
-                    break
+            while not (self.stopped or self.ended) and (self.drawing or self.drawn - self.taken >= self.limit):
                 self.room.wait()
             if self.stopped or self.ended:
                 return None
@@ -102,9 +100,12 @@ class _Line(Generic[T]):
                     self.results[place] = failure
                     self.drawn += 1
                 self.done.notify()
+                self.room.notify_all()
             else:
                 self.drawn += 1
-            self.room.notify_all()
+                # One worker is woken for one free place. Waking all of them would make each ask for the interpreter's
+                # lock, find no place and sleep again; with 32 readers that was most of what they did.
+                self.room.notify()
         return None if task is None else (place, task)
 
     def __iter__(self) -> Iterator[T]:

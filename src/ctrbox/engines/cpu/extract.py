@@ -3,8 +3,8 @@
 Threads: the source's readers decode ahead; ``threads`` workers prepare morsels (filters) and run batches; the consumer's thread
 only hands out work and hands over results. Bounded: at most half as many morsels again as there are threads, and as many
 batches, are under way. With just one more than threads, a batch that takes long would leave the other threads without work until
-it is handed over: 86 % of 16 cores are busy where the time of a batch varies by 20 %, 96 % with half as many again. Leaving the
-generator, by an error, by Ctrl-C or by closing it, ends the readers and the workers.
+it is handed over (docs/tried.md, 28). Leaving the generator, by an error, by Ctrl-C or by closing it, ends the readers and the
+workers.
 """
 
 from __future__ import annotations
@@ -251,6 +251,9 @@ class Extractor:
             early = None
         scan = self._scan(start) if early is None else early.morsels()
         cursors: list[MergeCursor] = []
+        merge_threads = max(
+            2, self.threads // 4
+        )  # numbers mostly: the log itself takes several times as long to decode
         ascend = self.merged and ascends(self.log.view, self.log.key[0])
         last: int | None = None
         began = time.perf_counter()
@@ -274,7 +277,7 @@ class Extractor:
                     if not cursors:
                         first = int(ids[0]) if len(ids) else None
                         cursors = [
-                            MergeCursor(s.view, s.on, self.columns[k], first, self.morsel_rows, self.threads)
+                            MergeCursor(s.view, s.on, self.columns[k], first, self.morsel_rows, merge_threads)
                             for k, s in enumerate(self.log.sources)
                             if s.on is not None
                         ]

@@ -184,7 +184,7 @@ def narrowed(source: Rows, picked: np.ndarray) -> Rows:
     if frame is None:
         return source
     if index is not None:
-        return frame, np.ascontiguousarray(index[base:][picked]), 0
+        return frame, _native.pick_rows(index[base:], picked), 0
     return frame, picked if base == 0 else (picked + np.int32(base)).astype(np.int32), 0
 
 
