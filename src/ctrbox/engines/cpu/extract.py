@@ -3,7 +3,7 @@
 Threads: the source's readers decode ahead; ``threads`` workers prepare morsels (filters) and run batches; the consumer's thread
 only hands out work and hands over results. Bounded: at most half as many morsels again as there are threads, and as many
 batches, are under way. With just one more than threads, a batch that takes long would leave the other threads without work until
-it is handed over (docs/tried.md, 28). Leaving the generator, by an error, by Ctrl-C or by closing it, ends the readers and the
+it is handed over (docs/tried.md, 29). Leaving the generator, by an error, by Ctrl-C or by closing it, ends the readers and the
 workers.
 """
 
