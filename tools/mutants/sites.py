@@ -8,13 +8,14 @@ Python sites come from the syntax tree, so that no comment or text is changed:
     raise      the statement is left out
     lock       `with lock:` becomes `if True:`
 
-C++ sites come from patterns over lines without comments and texts; what does not compile is drawn again. Files whose code
-runs on a GPU alone are left out, because these tests run without one.
+C++ sites come from patterns over lines without comments and texts; what does not compile is drawn again. Code that this
+machine does not run is left out: files and branches of #if for a GPU, for another kind of CPU, or for the fuzzers.
 """
 
 from __future__ import annotations
 
 import ast
+import platform
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.RShift: (">>", "<<"),
 }
 LOCK = re.compile(r"lock|_turn\b|\bturn\b|\bcontrol\b|mutex", re.IGNORECASE)
+
+# Names that a branch of #if asks for and that are not defined in what the tests run here.
+ELSEWHERE = {"__CUDA_ARCH__", "__CUDACC__", "__CUDACC_RTC__", "CTRBOX_FUZZ"}
+ELSEWHERE |= {"__aarch64__", "__ARM_NEON"} if platform.machine() == "x86_64" else {"__x86_64__", "__SSE2__"}
 
 NATIVE: list[tuple[str, re.Pattern[str], str]] = [
     ("compare", re.compile(r" <= "), " < "),
@@ -183,9 +188,16 @@ def native_sites(root: Path) -> Iterator[Site]:
 
 def _native_sites(name: str, text: str) -> Iterator[Site]:
     place = 0
+    left_out: list[bool] = []  # of each #if around the line: whether this branch is compiled elsewhere alone
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         code = re.sub(r'"(?:\\.|[^"\\])*"', lambda m: '"' + "_" * (len(m[0]) - 2) + '"', line).split("//")[0]
-        if not code.lstrip().startswith(("#", "template", "static_assert")):
+        if directive := re.match(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b(.*)", code):
+            word, condition = directive.groups()
+            if word not in ("if", "ifdef", "ifndef"):
+                left_out.pop()
+            if word != "endif":
+                left_out.append(word in ("if", "ifdef", "elif") and _elsewhere(condition))
+        if not any(left_out) and not code.lstrip().startswith(("#", "template", "static_assert")):
             for kind, pattern, new in NATIVE:
                 for found in pattern.finditer(code):
                     changed = new
@@ -201,6 +213,14 @@ def _native_sites(name: str, text: str) -> Iterator[Site]:
                     start, end = found.span()
                     yield Site(name, number, place + start, place + end, changed, kind, line[start:end])
         place += len(line)
+
+
+def _elsewhere(condition: str) -> bool:
+    """Whether a condition of #if needs a name that is not defined here. Of `a || b` both must need one."""
+    return all(
+        any(re.search(rf"(?<!!)(\bdefined\(|^\s*){name}\b", part) for name in ELSEWHERE)
+        for part in condition.split("||")
+    )
 
 
 def _closing(code: str, opening: int) -> int | None:
