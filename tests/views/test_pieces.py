@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -152,3 +153,23 @@ def test_text_files_without_rows_take_no_part(tmp_path: Path) -> None:
     (tmp_path / "3.csv").write_text("x,y\n7,c\n")
     with pytest.raises(SourceError, match=r"3\.csv changed after it was opened"):
         values(late)
+
+
+def test_a_local_file_is_asked_what_pruning_leaves_when_its_turn_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in range(6):
+        pq.write_table(pa.table({"id": range(10 * k, 10 * k + 10)}), tmp_path / f"part-{k}.parquet")
+    asked: list[str] = []
+    survivors = Parquet.survivors
+
+    def noted(self: Parquet, file: Any, *rest: Any) -> Any:
+        asked.append(file.shown)
+        return survivors(self, file, *rest)
+
+    monkeypatch.setattr(Parquet, "survivors", noted)
+    scan = open_source(str(tmp_path)).scan(["id"], prune=pc.field("id") >= 20, threads=1)
+    assert next(scan).rows["id"].to_pylist() == list(range(20, 30))
+    assert len(asked) < 6
+    assert [v for morsel in scan for v in morsel.rows["id"].to_pylist()] == list(range(30, 60))
+    assert len(asked) == 6

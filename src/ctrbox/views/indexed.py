@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -211,8 +211,10 @@ class IndexedFiles:
         self, footers: Sequence[Footer], start: int, rows: int, prune: pc.Expression | None
     ) -> Iterator[_Piece]:
         """Groups from `start` on that `prune` leaves; small neighbours in a file go together."""
+        every: Iterable[set[int] | None] = itertools.repeat(None, len(footers))
+        surviving = every if prune is None else self._survivors(footers, prune)
         total = 0
-        for file, (footer, kept) in enumerate(zip(footers, self._survivors(footers, prune), strict=True)):
+        for file, (footer, kept) in enumerate(zip(footers, surviving, strict=True)):
             row, base, run = 0, total, 0
             pending: _Piece | None = None
             for group, count in enumerate(footer.rows):
@@ -232,14 +234,12 @@ class IndexedFiles:
                 yield pending
             total += row
 
-    def _survivors(self, footers: Sequence[Footer], prune: pc.Expression | None) -> Iterator[set[int] | None]:
+    def _survivors(self, footers: Sequence[Footer], prune: pc.Expression) -> Iterable[set[int] | None]:
         """Yield for each file the groups that `prune` leaves (None: all of them).
 
         Remote files are asked side by side before the first one is read. A local file is asked when its turn comes: asking
         takes some milliseconds per file, and the first rows of a log of many files would wait for all of them.
         """
-        if prune is None:
-            return itertools.repeat(None, len(footers))
         fields = self._partitions.fields
 
         def ask(file: int) -> set[int] | None:
@@ -251,7 +251,7 @@ class IndexedFiles:
 
         every = range(len(footers))
         remote = any(file.store.remote for file in self._files)
-        return iter(_side_by_side(ask, every)) if remote else map(ask, every)
+        return _side_by_side(ask, every) if remote else map(ask, every)
 
     def _decode(
         self,
