@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.mutants.builder import Builder
-from tools.mutants.recorded import Recorded, git, record
+from tools.mutants.recorded import FAST, SLOW, Recorded, git, record
 from tools.mutants.sites import Site, native_sites, python_sites
 from tools.mutants.tree import ROOT, Tree
 
@@ -107,11 +107,12 @@ class Trial:
 
     def _failing(self, slow: bool) -> str:
         """Run the tests that can notice; return the name of one that fails, or nothing."""
+        marks = SLOW if slow else FAST
         for tests in self._portions(slow):
-            while tests and (failed := self._first_failure(self.tree, tests)):
+            while tests and (failed := self._first_failure(self.tree, tests, marks)):
                 alone = [(failed, 0.0)] if failed != "collection" else tests[:1]
-                if self._first_failure(self.tree, alone) and not self._first_failure(
-                    self.unchanged, alone, patience=10
+                if self._first_failure(self.tree, alone, marks) and not self._first_failure(
+                    self.unchanged, alone, marks, patience=10
                 ):
                     return failed
                 names = [name for name, _ in tests]  # it failed by chance: go on behind it
@@ -135,13 +136,13 @@ class Trial:
                 portion, first = [], False
         yield portion
 
-    def _first_failure(self, tree: Tree, tests: list[tuple[str, float]], patience: float = 1) -> str:
+    def _first_failure(self, tree: Tree, tests: list[tuple[str, float]], marks: str, patience: float = 1) -> str:
         """Return the test at which pytest failed, "collection" where it came to none, or nothing where all passed."""
         names = [name for name, _ in tests]
         files = list(dict.fromkeys(name.split("::")[0] for name in names))
         longest = max([self.recorded.tests.get(name, {}).get("seconds", 20) for name in names])
         limit = patience * max(30.0, 6 * longest)
-        arguments: list[object] = ["-x", "-p", "no:xdist", "--timeout", limit, *files]
+        arguments: list[object] = ["-x", "-p", "no:xdist", "--timeout", limit, "-m", marks, *files]
         status, entries = tree.pytest(arguments, 60 + 4 * limit + 6 * sum(s for _, s in tests), chosen=names)
         if status in (0, 5):
             return ""

@@ -106,9 +106,9 @@ class Recorded:
         tests |= {test for file in near for test in self.files.get(file, []) if self.tests[test]["failed"]}
         tests = {test for test in tests if self.tests[test]["slow"] == slow and test.split("::")[0] not in self.renewed}
         seconds = {test: self.tests[test]["seconds"] for test in tests}
-        if not slow:
-            for file in self.renewed & near.keys():
-                seconds[file] = sum(self.tests[test]["seconds"] for test in self.files.get(file, []))
+        for file in self.renewed & near.keys():
+            recorded = [self.tests[test] for test in self.files.get(file, [])]
+            seconds[file] = sum(test["seconds"] for test in recorded if test["slow"] == slow)
         of_file: dict[str, float] = {}
         for test, value in seconds.items():
             file = test.split("::")[0]
