@@ -154,6 +154,33 @@ def test_a_stream_that_got_nothing_since_the_checkpoint_is_resumed(broker: Broke
 
 
 @needs_server
+def test_messages_that_the_stream_dropped_are_counted_and_told_once(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "store")
+    try:
+        broker.publish([message(n) for n in range(1, 6)])
+        first = opened(broker)
+        Taker(first).take(2)
+        first.close()
+        broker.ask(lambda stream: stream.purge_stream(broker.stream, seq=5))  # 3 and 4 were not read yet
+        told: list[str] = []
+        position = first.position()
+        for _ in range(2):  # the second time before message 5 was read
+            again = NatsStream(broker.where, LAYOUT, position, told.append, wait_s=0.1)
+            position = again.position()
+            again.close()
+            assert again.lost == 2
+        assert told == [f"2 messages of {again.name} were dropped by the stream's limits before they were read"]
+        last = opened(broker, position)
+        try:
+            assert ids(Taker(last).take(1)) == [5]
+            assert last.lost == 2
+        finally:
+            last.close()
+    finally:
+        broker.close()
+
+
+@needs_server
 def test_another_stream_of_the_same_name_is_refused(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "store")
     try:

@@ -52,6 +52,7 @@ class NatsStream:
         self.created: str = found.get("created", "")
         self.consumer: str = found.get("consumer") or f"ctrbox-{secrets.token_hex(8)}"
         self.lost: int = found.get("lost", 0)  # messages that the stream dropped before they were read
+        self._counted: int = found.get("counted", 0)  # up to here dropped messages are in `lost`
         self.failing = ""
         self.waited_s = 0.0
         self._kept = 0
@@ -121,6 +122,7 @@ class NatsStream:
             "created": self.created,
             "consumer": self.consumer,
             "lost": self.lost,
+            "counted": self._counted,
         }
 
     def kept(self, position: Position) -> None:
@@ -211,10 +213,12 @@ class NatsStream:
                 f"has {info.state.last_seq:,}; learn into another folder, or give the stream another name"
             )
         self.created = created
-        gone = info.state.first_seq - self._read - 1
+        # A stream that is opened again before its next message comes has the same gap.
+        gone = info.state.first_seq - max(self._read, self._counted) - 1
         # What a work queue dropped was acknowledged.
         if gone > 0 and self._read and info.config.retention == RetentionPolicy.LIMITS and not self.subject:
             self.lost += gone
+            self._counted = info.state.first_seq - 1
             self.tell(f"{gone:,} messages of {self.name} were dropped by the stream's limits before they were read")
 
     async def _fetch(self) -> list[tuple[int, bytes]]:
