@@ -55,11 +55,11 @@ def commands() -> dict[str, list[list[str]]]:
     }
 
 
-def help_of(words: list[str]) -> str:
-    """Return what `ctrbox WORDS --help` prints on a terminal of 100 columns."""
+def help_of(words: list[str], wide: int = HELP_COLUMNS) -> str:
+    """Return what `ctrbox WORDS --help` prints on a terminal that is `wide` columns wide."""
     shown = io.StringIO()
     columns = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(HELP_COLUMNS)
+    os.environ["COLUMNS"] = str(wide)
     try:
         with contextlib.redirect_stdout(shown):
             command_line().main([*words, "--help"], prog_name="ctrbox", standalone_mode=False)

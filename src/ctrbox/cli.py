@@ -41,15 +41,15 @@ from ctrbox.terminal import Mistake, hint, meter, run, say, say_json, tell, writ
 
 EXAMPLES = """\b
 Examples:
-  ctrbox demo                              a first look: ad log, model, report
-  ctrbox extract job.py --count            how fast is this job
-  ctrbox train job.py                      raw rows to a trained model and its report
+  ctrbox demo                              generate an ad log, train a model on it, write a report
+  ctrbox extract job.py --count            measure how fast the job's features are extracted
+  ctrbox train job.py                      train the job's model and write a report
   ctrbox predict runs/job data -o clicks.parquet
-  ctrbox serve model/                      answer requests
+  ctrbox serve model/                      answer prediction requests over HTTP
 """
 
 app = typer.Typer(
-    help="From raw ad logs to served click predictions, in one program.",
+    help="Extract features from ad logs, train click models, and serve their predictions.",
     epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -57,17 +57,21 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-datasets_app = typer.Typer(help="Make data to try things on.", no_args_is_help=True, rich_markup_mode=None)
+datasets_app = typer.Typer(
+    help="Generate data for demonstrations and tests.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(tables.app, name="table")
 app.add_typer(publishing.app, name="publish")
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.PY", help="Python file that defines `plan`.", show_default=False)]
+JobFile = Annotated[
+    Path, typer.Argument(metavar="JOB.PY", help="Job file: a Python file that defines `plan`.", show_default=False)
+]
 JobOrPlan = Annotated[
     Path,
     typer.Argument(
         metavar="JOB.PY|RUN|PLAN",
-        help="Python file that defines `plan`, the folder of a run or of a served model, or a saved plan.",
+        help="Job file (a Python file that defines `plan`), run folder, folder of a served model, or saved plan file.",
         show_default=False,
     ),
 ]
@@ -90,7 +94,10 @@ def ended_with_version(asked: bool) -> None:
 @app.callback()
 def before_every_verb(
     _: Annotated[
-        bool, typer.Option("--version", callback=ended_with_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=ended_with_version, is_eager=True, help="Print the version of CTRBox and exit."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -111,9 +118,16 @@ def extract(
     job: JobFile,
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="*.parquet, *.arrow, or - for an Arrow stream on stdout."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="File for the features: *.parquet or *.arrow, or - for an Arrow stream on stdout.",
+        ),
     ] = None,
-    count: Annotated[bool, typer.Option("--count", help="Extract, keep nothing, print the number of rows.")] = False,
+    count: Annotated[
+        bool, typer.Option("--count", help="Extract the features without writing them, and print the number of rows.")
+    ] = False,
     limit: Annotated[
         int | None, typer.Option(min=0, metavar="ROWS", help="Stop after this number of rows. Default: all rows.")
     ] = None,
@@ -121,7 +135,10 @@ def extract(
     threads: Annotated[int | None, typer.Option(min=1, help="Number of worker threads. Default: all cores.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a job: raw rows in, features out."""
+    """Extract the features of a job's log.
+
+    Write them to a file (-o) or only count the rows (--count). The time per stage goes to stderr.
+    """
     if count == (output is not None):
         raise Mistake(f"extract needs one of -o FILE and --count; try: ctrbox extract {job} --count")
     if output is not None:
@@ -158,21 +175,28 @@ def extract(
     epilog="""\b
 Examples:
   ctrbox explain job.py
-  ctrbox explain job.py --device cuda:32GB      placement on a GPU this machine need not have
-  ctrbox explain runs/job                       the plan of a run, of a served model, or of plan.save("click.plan")
+  ctrbox explain job.py --device cuda:32GB      placement on a GPU with 32 GB, which this machine need not have
+  ctrbox explain runs/job                       the plan of a run
+  ctrbox explain click.plan                     a plan that plan.save("click.plan") wrote
 """
 )
 def explain(
     job: JobOrPlan,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Place for this device: cpu, auto, cuda or cuda:32GB.")
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="Device to place the operators on: cpu, cuda, cuda:32GB (a GPU with this much memory) or auto (a GPU if one "
+            "can be used). Default: the device that the plan names.",
+        ),
     ] = None,
     allow_operators: AllowOperators = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say in words what a plan does: layers, placement, reasons, rows and bytes.
+    """Describe a plan: its layers, placement, rows and bytes.
 
-    The plan of a run or of a plan file is shown with the rows and bytes that were known when it was saved; no data is opened.
+    The placement of every operator comes with its reason. For a run or a saved plan the command opens no data and shows the rows
+    and bytes that were known when the plan was saved.
     """
     plan = plan_at(job, allow_operators)
     if as_json:
@@ -191,10 +215,15 @@ Examples:
 )
 def show(
     job: JobOrPlan,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The drawing.")] = Path("plan.svg"),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="SVG file for the drawing.")] = Path(
+        "plan.svg"
+    ),
     allow_operators: AllowOperators = False,
 ) -> None:
-    """Draw a plan: operators by layer, hoisted ones below their join."""
+    """Draw a plan as an SVG image.
+
+    The operators are drawn layer by layer. Operators that were hoisted below a join are drawn below that join.
+    """
     if output.suffix.lower() not in ("", ".svg"):
         raise Mistake(f"{output} is to be a drawing in SVG; expected a name that ends in .svg")
     plan = plan_at(job, allow_operators)
@@ -222,19 +251,28 @@ app.command(epilog=searching.SEARCH_EXAMPLES)(searching.search)
     epilog="""\b
 Examples:
   ctrbox datasets adlog --rows 100000 --out data
-  ctrbox datasets adlog --rows 100000 --out data --images 4096      ads with images
-  ctrbox datasets adlog --rows 200000 --out data --overwrite        in place of the log that is there
+  ctrbox datasets adlog --rows 100000 --out data --images 4096      add images of 4096 floats to the ads
+  ctrbox datasets adlog --rows 200000 --out data --overwrite        replace the log in data
 """,
 )
 def datasets_adlog(
-    rows: Annotated[int, typer.Option(min=1, help="Number of impressions.")] = 1_000_000,
+    rows: Annotated[int, typer.Option(min=1, help="Number of impressions to generate.")] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the log; the same seed gives the same rows.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets one folder per view.")] = Path("data"),
-    images: Annotated[int, typer.Option(min=0, help="Number of floats per ad image, such as 4096; 0: no images.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another ad log in DIR.")] = False,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder to write to; every view gets a folder in it.")
+    ] = Path("data"),
+    images: Annotated[
+        int, typer.Option(min=0, help="Number of floats per ad image, such as 4096. 0 writes no images.")
+    ] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a different ad log in DIR. Default: refuse.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Generate the synthetic ad log: impressions, users, ads, basic features, and images where asked for."""
+    """Generate a synthetic ad log.
+
+    It has one view each for impressions, users, ads and basic features, and with --images one for the images of the ads.
+    """
     started = time.perf_counter()
     with in_words_of_options():
         generate(rows, seed, out, images, overwrite=overwrite)
@@ -249,7 +287,7 @@ def datasets_adlog(
 
 @datasets_app.command("list", epilog="\b\nExamples:\n  ctrbox datasets list\n  ctrbox datasets list --json\n")
 def datasets_list(as_json: AsJson = False) -> None:
-    """List what there is."""
+    """List the data sets that `cb.datasets` generates or reads."""
     from ctrbox import datasets
 
     known = {}
@@ -267,7 +305,7 @@ def datasets_list(as_json: AsJson = False) -> None:
 
 @app.command()
 def version(as_json: AsJson = False) -> None:
-    """Print the version."""
+    """Print the version of CTRBox."""
     from ctrbox import __version__
 
     if as_json:

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 EVALUATE_EXAMPLES = """\b
 Examples:
-  ctrbox evaluate runs/job                     on the rows that the run held back
-  ctrbox evaluate runs/job data/tomorrow       on another log with labels
+  ctrbox evaluate runs/job                     use the rows that the run held back for validation
+  ctrbox evaluate runs/job data/tomorrow       use another log with labels
   ctrbox evaluate runs/job tomorrow/impressions --view basic=tomorrow/basic
   ctrbox evaluate runs/job --allow-views /data      the run's views lie outside the current folder
-  ctrbox evaluate runs/own --job own.py             a model of your own
+  ctrbox evaluate runs/own --job own.py             the model's class is defined in own.py
   ctrbox evaluate runs/images --server ad_image=images.ctrvec
 """
 
@@ -53,7 +53,11 @@ def evaluate(
     run: RunFolder,
     data: Annotated[
         str | None,
-        typer.Argument(metavar="[DATA]", help="Another log with labels: a path or glob.", show_default=False),
+        typer.Argument(
+            metavar="[DATA]",
+            help="Path or glob of a log with labels. Default: the rows that the run held back for validation.",
+            show_default=False,
+        ),
     ] = None,
     view: OtherViews = None,
     allow_views: AllowViews = None,
@@ -63,7 +67,10 @@ def evaluate(
     ram: Ram = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a trained model on a log with labels."""
+    """Measure a trained model on a log with labels.
+
+    Print AUC, log loss and the other validation metrics.
+    """
     from ctrbox.train.sealed import tidy
     from ctrbox.train.words import figure_table, remarks
 
@@ -103,12 +110,15 @@ Examples:
 def predict(
     run: RunFolder,
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A log, labelled or not: a path or glob.", show_default=False)
+        str, typer.Argument(metavar="DATA", help="Path or glob of a log, with or without labels.", show_default=False)
     ],
     output: Annotated[
         str,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="*.parquet, *.arrow, *.csv, or - for an Arrow stream on stdout."
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="File for the predictions: *.parquet, *.arrow or *.csv, or - for an Arrow stream on stdout.",
         ),
     ],
     view: OtherViews = None,
@@ -119,7 +129,10 @@ def predict(
     ram: Ram = None,
     as_json: AsJson = False,
 ) -> None:
-    """Probabilities of a click for every row of a log that the plan's filters keep."""
+    """Predict the click probability of every row of a log.
+
+    Rows that the plan's filters drop get no prediction. The key columns of the log are written beside each probability.
+    """
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
     loaded = load_run(run, job, view=view, **options)
@@ -198,11 +211,14 @@ def trial(
     add: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME=EXPR", help="Feature to add to the job's model; may be repeated, and each is tried alone."
+            metavar="NAME=EXPR",
+            help="Feature to add to the job's model, as a name and an expression; may be repeated. Each feature is tried "
+            "alone unless --together is given.",
         ),
     ],
     seeds: Annotated[
-        int, typer.Option(min=1, help="Number of trainings with and without the feature, each with another seed.")
+        int,
+        typer.Option(min=1, help="Number of seeds; the model is trained with and without the feature once per seed."),
     ] = 3,
     together: Annotated[
         bool, typer.Option("--together", help="Add all features at once instead of one after the other.")
@@ -234,7 +250,11 @@ def trial(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Is a model with one more feature better, by how much, and what does the feature cost?"""
+    """Measure what a new feature adds to a job's model.
+
+    Train with and without the feature on the same rows and seeds, and print the difference of the validation metrics and the time
+    that the feature costs.
+    """
     from ctrbox.plan.written import parse_features
 
     wanted = parse_features(add)
@@ -279,7 +299,7 @@ Examples:
 
 
 def report(run: RunFolder, as_json: AsJson = False) -> None:
-    """Write a run's report.html again and print its path."""
+    """Write the report.html of a run again and print its path."""
     from ctrbox.train.report import write_report
 
     place = write_report(run)
@@ -295,16 +315,22 @@ def report(run: RunFolder, as_json: AsJson = False) -> None:
 DEMO_EXAMPLES = """\b
 Examples:
   ctrbox demo
-  ctrbox demo --rows 200000 --out /tmp/demo     quicker, further from the best possible AUC
+  ctrbox demo --rows 200000 --out /tmp/demo     faster, but further from the best possible AUC
 """
 
 
 def demo(
-    rows: Annotated[int, typer.Option(min=1, help="Impressions to generate.")] = 2_000_000,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where data, job and run go.")] = Path("ctrbox-demo"),
+    rows: Annotated[int, typer.Option(min=1, help="Number of impressions to generate.")] = 2_000_000,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the data, the job file and the run.")] = Path(
+        "ctrbox-demo"
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """The whole path on an ad log: generate, train, evaluate, report."""
+    """Generate an ad log, train a model on it, and report.
+
+    The demonstration writes a synthetic ad log and a job file, trains the job's model, evaluates it and writes a report. It
+    needs no data of your own and no network.
+    """
     started = time.perf_counter()
     generate(rows, 1, out / "data")
     tell(f"generated {rows:,} impressions in {time.perf_counter() - started:.1f} s: {out / 'data'}")

@@ -44,7 +44,7 @@ Servers = Annotated[
     typer.Option(
         "--server",
         metavar="FIELD=PATH",
-        help="Vector file for the Model Server of FIELD; may be repeated.",
+        help="Vector file from which the Model Server of the field FIELD reads; may be repeated.",
         show_default=False,
     ),
 ]

@@ -14,21 +14,21 @@ from ctrbox.reading_runs import AllowViews, OtherViews, OwnJob, load_run, readin
 from ctrbox.terminal import Mistake, hint, say, say_json, tell
 
 app = typer.Typer(
-    help="Turn models into small updates, and updates into models.", no_args_is_help=True, rich_markup_mode=None
+    help="Publish the weights of models as versions and small patches.", no_args_is_help=True, rich_markup_mode=None
 )
 
 ModelFile = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="A saved Deep FFM, a run folder, *.safetensors, a table's Parquet export or a weight file.",
+        help="Model to publish: a saved Deep FFM, a run folder, a *.safetensors file, a table's Parquet export or a weight file.",
         show_default=False,
     ),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of published versions.", show_default=False)]
-Base = Annotated[Path, typer.Argument(metavar="BASE", help="The file before.", show_default=False)]
-Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write.", show_default=False)]
-Note = Annotated[str, typer.Option(metavar="TEXT", help="A few words for the log.")]
+Base = Annotated[Path, typer.Argument(metavar="BASE", help="The older of the two weight files.", show_default=False)]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="File to write.", show_default=False)]
+Note = Annotated[str, typer.Option(metavar="TEXT", help="Note about this version, shown by `ctrbox publish log`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
@@ -36,11 +36,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to s
 def pack(
     model: ModelFile,
     output: Output,
-    base: Annotated[Path | None, typer.Option(metavar="FILE", help="Weight file whose buckets are kept.")] = None,
-    quantise: Annotated[bool, typer.Option(help="Float32 as 16-bit codes.")] = True,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Reuse the quantization buckets of this weight file where the weights still fit, so that a patch between "
+            "the two files is small. Default: new buckets.",
+        ),
+    ] = None,
+    quantise: Annotated[
+        bool, typer.Option(help="Quantize float32 weights to 16-bit codes. --no-quantise keeps them as float32.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Write the weights of a model without optimizer state, as 16-bit codes."""
+    """Write the weights of a model to a weight file.
+
+    The file holds no optimizer state. Float32 weights are quantized to 16-bit codes unless --no-quantise is given.
+    """
     from ctrbox import publish
 
     found = publish.pack(model, output, base=base, quantise=quantise)
@@ -52,10 +64,13 @@ def pack(
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish unpack new.fbw -o dense.safetensors\n")
 def unpack(
-    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="A weight file.", show_default=False)],
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="Weight file to read.", show_default=False)],
     output: Output,
 ) -> None:
-    """Write tensors as safetensors, or rows of a table as Parquet."""
+    """Convert a weight file to safetensors or Parquet.
+
+    Tensors are written as safetensors, the rows of a table as Parquet.
+    """
     from ctrbox import publish
 
     publish.unpack(weights, output)
@@ -65,11 +80,14 @@ def unpack(
 @app.command(epilog="\b\nExamples:\n  ctrbox publish diff old.fbw new.fbw -o update.patch\n")
 def diff(
     base: Base,
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The file after.", show_default=False)],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The newer of the two weight files.", show_default=False)],
     output: Output,
     as_json: AsJson = False,
 ) -> None:
-    """Write a patch: what turns one file into another."""
+    """Write the patch that turns one weight file into another.
+
+    Any other two files work too.
+    """
     from ctrbox import publish
 
     began = time.perf_counter()
@@ -84,12 +102,25 @@ def diff(
 @app.command(epilog="\b\nExamples:\n  ctrbox publish apply old.fbw update.patch -o new.fbw\n")
 def apply(
     base: Base,
-    patch: Annotated[Path, typer.Argument(metavar="PATCH", help="Made for this base.", show_default=False)],
+    patch: Annotated[
+        Path, typer.Argument(metavar="PATCH", help="Patch file that was made for BASE.", show_default=False)
+    ],
     output: Output,
-    most_bytes: Annotated[int | None, typer.Option(min=0, metavar="BYTES", help="Refuse a larger result.")] = None,
+    most_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="BYTES",
+            help="Maximum size of the result in bytes; a patch with a larger result is refused. Default: twice the size of BASE, "
+            "or 1 GiB more than it if that is larger.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write what a patch makes of its base; refused for any other base."""
+    """Apply a patch to the weight file that it was made for.
+
+    A patch that was made for another file is refused.
+    """
     from ctrbox import publish
 
     began = time.perf_counter()
@@ -103,18 +134,19 @@ def apply(
 @app.command(
     epilog="\b\nExamples:\n"
     "  ctrbox publish create model/ --model model.ffm --job job.py --context user_id,query\n"
-    "  ctrbox publish create model/ --job job.py            the job's own engine and context\n"
+    "  ctrbox publish create model/ --job job.py            use `engine` and `context` of the job\n"
     "  ctrbox publish create model/ --model runs/today --context user_id,query\n"
 )
 def create(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The model's folder, to be made.", show_default=False)
+        Path, typer.Argument(metavar="FOLDER", help="Folder to create for the model.", show_default=False)
     ],
     job: Annotated[
         Path | None,
         typer.Option(
             metavar="JOB.PY",
-            help="Python file that defines `plan`. For a run folder it is needed only if the model is of your own class.",
+            help="Job file: a Python file that defines `plan`. For a run folder it is needed only if the model's "
+            "class is your own.",
             show_default=False,
         ),
     ] = None,
@@ -122,7 +154,7 @@ def create(
         Path | None,
         typer.Option(
             metavar="MODEL",
-            help="Run folder, saved Deep FFM or weight file. Default: the job's `engine`.",
+            help="Model to publish: run folder, saved Deep FFM or weight file. Default: the job's `engine`.",
             show_default=False,
         ),
     ] = None,
@@ -133,14 +165,17 @@ def create(
         str | None,
         typer.Option(
             metavar="COLUMNS",
-            help="Log columns that are sent once per request, separated by commas. Default: the job's `context`; required for a "
-            "run folder.",
+            help="Names of the log columns that a client sends once per request, separated by commas. Default: the job's "
+            "`context`; required for a run folder.",
         ),
     ] = None,
     note: Note = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make the folder that `ctrbox serve` opens: a plan and version 1 of the weights of a run or of a Deep FFM."""
+    """Create the folder that `ctrbox serve` opens.
+
+    The folder holds a plan and version 1 of the weights of a run or of a Deep FFM.
+    """
     from ctrbox.job import blaming, load_job
     from ctrbox.online.deep_ffm import DeepFFM
     from ctrbox.publish import Published
@@ -188,11 +223,16 @@ def names_in(context: str) -> tuple[str, ...]:
 def verify(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH…", help="Published folders, patches, weight files.", show_default=False),
+        typer.Argument(
+            metavar="PATH…", help="Folders of published versions, patches or weight files to check.", show_default=False
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Check every checksum; exit code 1 where something is damaged."""
+    """Check the checksums of published files.
+
+    The exit code is 1 if a file is damaged or missing.
+    """
     found = [line for path in paths for line in wrong_with(path)]
     if as_json:
         say_json(damaged=found)
@@ -230,7 +270,11 @@ def push(
     job: OwnJob = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish a model as the next version of a folder; a run whole, where it has Model Servers or the folder holds whole runs."""
+    """Publish a model as the next version of a folder.
+
+    A run is published whole, with its tables and Model Servers, if it has Model Servers, if --job is given or if the folder
+    already holds whole runs. Otherwise only its dense weights are published.
+    """
     from ctrbox import publish
 
     if other := served(folder):
@@ -262,11 +306,13 @@ def whole(published: Any, model: Path, servers: list[str], job: Path | None = No
 @app.command(epilog="\b\nExamples:\n  ctrbox publish rollback published 6\n")
 def rollback(
     folder: Folder,
-    version: Annotated[int, typer.Argument(metavar="VERSION", help="Number of an older one.", show_default=False)],
+    version: Annotated[
+        int, typer.Argument(metavar="VERSION", help="Number of the older version to publish again.", show_default=False)
+    ],
     note: Note = "",
     as_json: AsJson = False,
 ) -> None:
-    """Publish an older version again, as the next one."""
+    """Publish an older version again, as the next version."""
     from ctrbox import publish
 
     told(folder, publish.Published(folder).rollback(version, note=note), as_json)
@@ -274,7 +320,7 @@ def rollback(
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish log published\n")
 def log(folder: Folder, as_json: AsJson = False) -> None:
-    """List the versions of a folder, the newest last."""
+    """List the versions of a folder, newest last."""
     from ctrbox import publish
 
     versions = publish.Published(folder).log()

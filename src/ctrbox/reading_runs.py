@@ -20,7 +20,9 @@ from ctrbox.job import Job, load_job, load_plan
 from ctrbox.options import in_words_of_options, pairs_of, vector_files
 from ctrbox.terminal import Mistake, tell
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Run folder of a finished training.", show_default=False)
+]
 OwnJob = Annotated[
     Path | None,
     typer.Option(

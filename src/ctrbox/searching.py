@@ -20,7 +20,7 @@ Examples:
   ctrbox search train.ctrx --models models.yaml --window 30000 --json
 
 \b
-models.yaml holds options by name, or a grid of them:
+models.yaml lists the options of each model under the model's name, or a grid of options:
   small: {k: 4, bits: 18}
   deep: {k: 4, hidden: [24, 24], bits: 22}
 \b
@@ -31,25 +31,48 @@ USUAL: dict[str, Any] = {"k": [4, 8], "hidden": [(), (16,), (24, 24)], "bits": [
 
 def search(
     train: Annotated[
-        Path, typer.Argument(metavar="TRAIN", help="Text, or a cache of parsed examples (.ctrx).", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="TRAIN",
+            help="File of training examples: text, or a cache of parsed examples (*.ctrx).",
+            show_default=False,
+        ),
     ],
-    test: Annotated[Path | None, typer.Option(metavar="FILE", help="Examples to test on, of the same kind.")] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File of test examples in the same format. Default: compare the models by the training examples, each predicted "
+            "before it is learned.",
+        ),
+    ] = None,
     models: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.YAML", help="File that lists the models to try. Default: six built-in models."),
+        typer.Option(metavar="FILE.YAML", help="YAML file that lists the models to try. Default: six built-in models."),
     ] = None,
-    format: Annotated[str, typer.Option(metavar="vw|libffm", help="Text format of the examples.")] = "vw",
-    window: Annotated[int, typer.Option(min=2, help="Number of examples per window.")] = 30_000,
+    format: Annotated[
+        str, typer.Option(metavar="vw|libffm", help="Text format of the examples: vw (Vowpal Wabbit) or libffm.")
+    ] = "vw",
+    window: Annotated[
+        int, typer.Option(min=2, help="Number of examples per window; the AUC is computed for each window.")
+    ] = 30_000,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="PAGE.html", help="Table and traces.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="PAGE.html", help="HTML file for the table of results and the curves."),
     ] = None,
-    save: Annotated[Path | None, typer.Option(metavar="MODEL.ffm", help="Where to save the best model.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL.ffm", help="File for the best model. Default: the models are not saved."),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Number of models trained at the same time. Default: one per core.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
 ) -> None:
-    """Learn many Deep FFMs in one pass over the same examples, and compare them."""
+    """Train many Deep FFMs at once and compare them.
+
+    All models learn from the same examples, which are read and parsed once.
+    """
     from ctrbox.online.search import search as run
 
     asked = read_models(models)

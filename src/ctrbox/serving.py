@@ -16,19 +16,19 @@ MOST_CACHE = 1 << 50
 
 EXAMPLES = """\b
 Examples:
-  ctrbox serve model/                              HTTP on http://127.0.0.1:8000, its page at /
-  ctrbox serve model/ --grpc-port 8001             and gRPC for tritonclient
+  ctrbox serve model/                              listen at http://127.0.0.1:8000; a page for browsers is at /
+  ctrbox serve model/ --grpc-port 8001             listen for gRPC requests too, such as those of tritonclient
   ctrbox serve model/ --host 0.0.0.0 --token-file token.txt
-  ctrbox serve runs/today --view users=data/users  a trained run, with a view from another place
-  ctrbox serve runs/own --job own.py               a model of your own, whose class is in own.py
+  ctrbox serve runs/today --view users=data/users  serve a run folder; read the view users from data/users
+  ctrbox serve runs/own --job own.py               serve a run whose model class is defined in own.py
 """
 
 
 def serve(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL/", help="Folder of a published model, or of a run.", show_default=False)
+        Path, typer.Argument(metavar="MODEL/", help="Folder of a published model, or a run folder.", show_default=False)
     ],
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Network address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP server.")] = 8000,
     grpc_port: Annotated[
         int | None,
@@ -47,12 +47,12 @@ def serve(
         str,
         typer.Option(
             metavar="NAME",
-            help="Name of the model in the v2 protocol. Default: the name of its folder.",
+            help="Name of the model in the URLs of the v2 protocol. Default: the name of its folder.",
             show_default=False,
         ),
     ] = "",
     max_candidates: Annotated[
-        int, typer.Option(min=1, max=1_000_000, metavar="N", help="Maximum number of candidates per request.")
+        int, typer.Option(min=1, max=1_000_000, metavar="N", help="Maximum number of candidates in one request.")
     ] = 1000,
     max_body: Annotated[
         str,
@@ -66,7 +66,7 @@ def serve(
             min=0,
             max=1_000_000,
             metavar="N",
-            help="Maximum number of waiting requests; further requests get 503.",
+            help="Maximum number of requests that wait to be scored; further requests get status 503.",
         ),
     ] = 64,
     deadline_ms: Annotated[
@@ -75,7 +75,7 @@ def serve(
             min=1,
             max=600_000,
             metavar="MS",
-            help="Maximum time in milliseconds that a request may wait before it gets 503.",
+            help="Maximum time in milliseconds that a request may wait before it gets status 503.",
         ),
     ] = 200,
     body_timeout: Annotated[
@@ -155,9 +155,14 @@ def serve(
             help="Import the Python modules of user-defined operators that the plan names; this runs their code.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout when it is ready.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object to stdout when the server is ready.")
+    ] = False,
 ) -> None:
-    """Answer requests with a model: one context and many candidates in, click probabilities out."""
+    """Serve a model over HTTP and gRPC.
+
+    A request holds one context and many candidates; the answer holds the click probability of each candidate.
+    """
     import logging
 
     from ctrbox.views.view import bytes_within

@@ -29,13 +29,16 @@ EVENTS_EXAMPLES = """\b
 Examples:
   ctrbox datasets events --data data --out events
   ctrbox datasets events --data data --out events --format jsonl --chunk-rows 1000
-  ctrbox datasets events --data data --out events --rate 500      as it would happen, 500 events a second
+  ctrbox datasets events --data data --out events --rate 500      write 500 events per second
 """
 
 SECRET = re.compile(r"://[^/@\s]+@")  # of a broker's address; what is said may be kept in a log
 
 JobFile = Annotated[
-    Path, typer.Argument(metavar="JOB.PY", help="Python file that defines `plan` and `engine`.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `engine`.", show_default=False
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
@@ -46,7 +49,7 @@ def online(
         str,
         typer.Option(
             metavar="DIR|URL",
-            help="Where events come from: a folder of chunks (Parquet, Arrow or JSON lines), or nats://host:port/STREAM.",
+            help="Source of the events: a folder of chunk files (Parquet, Arrow or JSON lines), or nats://host:port/STREAM.",
             show_default=False,
         ),
     ],
@@ -71,15 +74,15 @@ def online(
         typer.Option(
             metavar="SPAN",
             help="Time after an impression within which a click counts as a click on it; an impression waits this long for its "
-            "label.",
+            "label. Examples: 30s, 10m, 1h.",
         ),
     ] = "10m",
     lateness: Annotated[
         str,
         typer.Option(
             metavar="SPAN",
-            help="How much earlier than the newest event an event may be; an event that is later than that is counted and left "
-            "out.",
+            help="How much older than the newest event an event may be when it arrives, such as 30s or 1m. Older events are "
+            "counted and left out.",
         ),
     ] = "1m",
     warm_up: Annotated[
@@ -104,7 +107,7 @@ def online(
         str,
         typer.Option(
             metavar="SPAN",
-            help="How far an event's time may lie in the future; an event beyond that is counted and left out.",
+            help="How far an event's time may lie in the future, such as 10m or 1h. Events beyond that are counted and left out.",
         ),
     ] = "1h",
     id_column: Annotated[
@@ -123,8 +126,8 @@ def online(
         str | None,
         typer.Option(
             metavar="UNIT",
-            help="What an event time counts since 1970 where it is a whole number: s, ms, us or ns. Default: the unit that "
-            "the log's view declares.",
+            help="Unit of event times that are whole numbers since 1970: s, ms, us or ns. Default: the unit that the log's view "
+            "declares.",
             show_default=False,
         ),
     ] = None,
@@ -135,7 +138,7 @@ def online(
     once: Annotated[
         bool,
         typer.Option(
-            "--once", help="End when all events that are there were learned. Default: wait for more until Ctrl-C."
+            "--once", help="Stop when all available events were learned. Default: wait for more events until Ctrl-C."
         ),
     ] = False,
     publish_at_end: Annotated[
@@ -146,14 +149,14 @@ def online(
         bool,
         typer.Option(
             "--delete",
-            help="Remove chunks from the stream's folder once both kept checkpoints include them. Default: keep them.",
+            help="Delete chunk files from the stream's folder once both kept checkpoints include them. Default: keep them.",
         ),
     ] = False,
     strict: Annotated[
         bool,
         typer.Option(
             "--strict",
-            help="Stop at the first malformed row or chunk. Default: count and leave it out.",
+            help="Stop at the first malformed row or chunk. Default: count malformed rows and chunks and leave them out.",
         ),
     ] = False,
     threads: Annotated[
@@ -161,12 +164,16 @@ def online(
         typer.Option(
             min=1,
             max=256,
-            help="Number of threads that learn. 1 learns one example after the other; more learn blocks of up to 512.",
+            help="Number of learner threads. One thread learns one example after the other; several threads learn blocks of up "
+            "to 2048 examples, which gives other weights.",
         ),
     ] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Learn online: join impressions and clicks of a stream, learn, publish a patch every few minutes."""
+    """Learn from a stream of impressions and clicks.
+
+    Join the impressions with their clicks, learn from them, and publish a patch of the model every few minutes.
+    """
     utf8(out)
     given = ["ctrbox", *sys.argv[1:]]  # a job gets an argv of its own
     loaded = load_job(job)
@@ -247,20 +254,23 @@ def told(found: dict[str, Any]) -> None:
 
 
 def datasets_events(
-    data: Annotated[Path, typer.Option(metavar="DIR", help="An ad log, as `datasets adlog` writes it.")] = Path("data"),
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets the chunks.")] = Path("events"),
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of an ad log that `ctrbox datasets adlog` wrote.")
+    ] = Path("data"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the chunk files to.")] = Path("events"),
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Number of impressions. Default: all rows of the log.")
+        int | None, typer.Option(min=1, help="Number of impressions to write. Default: all rows of the log.")
     ] = None,
-    chunk_rows: Annotated[int, typer.Option(min=1, help="Number of events per chunk.")] = 10_000,
-    format: Annotated[str, typer.Option(help="File format of the chunks: parquet, arrow or jsonl.")] = "parquet",
+    chunk_rows: Annotated[int, typer.Option(min=1, help="Number of events per chunk file.")] = 10_000,
+    format: Annotated[str, typer.Option(help="Format of the chunk files: parquet, arrow or jsonl.")] = "parquet",
     rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Events per second. Default: write them as fast as possible.")
+        float | None,
+        typer.Option(min=0.001, help="Number of events to write per second. Default: as fast as possible."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the stream; the same seed gives the same events.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Turn the synthetic ad log into a stream of impressions and clicks."""
+    """Write an ad log as a stream of impressions and clicks."""
     from ctrbox.datasets import adlog_events
 
     began = time.perf_counter()

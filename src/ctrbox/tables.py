@@ -11,16 +11,20 @@ import typer
 
 from ctrbox.terminal import Mistake, hint, say, say_json, tell, utf8, written_aside
 
-app = typer.Typer(help="Look after the folder of a Sparse Table.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Inspect, check and compact the folder of a Sparse Table.", no_args_is_help=True, rich_markup_mode=None
+)
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a table.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a Sparse Table.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
-Ram = Annotated[str, typer.Option(metavar="SIZE", help="Memory to work with, such as 500MB; units are powers of 1024.")]
+Ram = Annotated[
+    str, typer.Option(metavar="SIZE", help="Memory that the command may use, such as 500MB; units are powers of 1024.")
+]
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox table stat params\n")
 def stat(folder: Folder, as_json: AsJson = False) -> None:
-    """Say what a table holds: shape, keys, rows and bytes on disk, runs."""
+    """Print how many keys, rows and bytes a table holds."""
     with opened(folder, "256MB", read_only=True) as table:
         stats, row = table.stats(), table.row
         facts: dict[str, Any] = {
@@ -66,7 +70,10 @@ def _shown(value: Any) -> str:
 
 @app.command(epilog="\b\nExamples:\n  ctrbox table verify params\n")
 def verify(folder: Folder, as_json: AsJson = False) -> None:
-    """Read every page and check it; exit code 1 where something is damaged."""
+    """Read and check every page of a table.
+
+    The exit code is 1 if a page is damaged.
+    """
     began = time.perf_counter()
     with opened(folder, "256MB", read_only=True) as table:
         found, size = table.verify(), table.stats()["live_bytes"]
@@ -87,10 +94,15 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
 @app.command(epilog="\b\nExamples:\n  ctrbox table repair params --from /backup/params\n")
 def repair(
     folder: Folder,
-    source: Annotated[Path, typer.Option("--from", metavar="SAVED", help="A table saved before, on another disk.")],
+    source: Annotated[
+        Path, typer.Option("--from", metavar="SAVED", help="Folder of a saved copy of the same table, on another disk.")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Replace damaged files of a table by those of one that was saved; the table stays at its last checkpoint."""
+    """Replace damaged files of a table by saved copies.
+
+    The table stays at its last checkpoint.
+    """
     from ctrbox.embed.repair import repair as repaired
 
     files = repaired(utf8(folder), utf8(source))
@@ -105,7 +117,10 @@ def repair(
 
 @app.command(epilog="\b\nExamples:\n  ctrbox table compact params --ram 1GB\n")
 def compact(folder: Folder, ram: Ram = "512MB", as_json: AsJson = False) -> None:
-    """Merge what lies on disk, so that every row is there once."""
+    """Merge the files of a table to free disk space.
+
+    Afterwards every row is on disk once, without its older states.
+    """
     refuse_of_a_run(folder)
     with opened(folder, ram) as table:
         before = table.stats()["disk_bytes"]
@@ -124,17 +139,28 @@ def compact(folder: Folder, ram: Ram = "512MB", as_json: AsJson = False) -> None
 )
 def export(
     folder: Folder,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="*.parquet")],
-    since: Annotated[int, typer.Option(min=0, metavar="VERSION", help="Only rows changed after this version.")] = 0,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Parquet file to write; its name ends in .parquet.")
+    ],
+    since: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="VERSION",
+            help="Export only rows that changed after this version of the table; 0 exports all rows.",
+        ),
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write keys, versions and rows as Parquet, a line a key, in no order.
+    """Export the rows of a table as Parquet.
+
+    The file has one line per key, in no particular order.
 
     \b
     Columns:
       key      int64
-      version  uint32; number of the checkpoint that was the first to hold the row as it is
-      weight   float; the first-order weight, where rows have one
+      version  uint32; number of the first checkpoint with the present state of the row
+      weight   float; the first-order weight, if rows have one
       vector   list of dim floats
       states   list of floats: those of the weight, then those of the vector, each as
                  SGD             none: the column is null
@@ -142,7 +168,7 @@ def export(
                  RowwiseAdagrad  one sum of mean squared gradients
                  Adam            means, means of squares, beta1^t, beta2^t
                  FTRL            z, then sums of squared gradients
-               and where the table counts: shows, clicks, period of the last push
+               and if the table counts: shows, clicks, period of the last push
     """
     if output.suffix != ".parquet":
         raise Mistake(f"export writes Parquet; expected a name such as {output.with_suffix('.parquet')}, got {output}")

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from ctrbox.train.progress import Progress
 
 JobFile = Annotated[
-    Path, typer.Argument(metavar="JOB.PY", help="Python file that defines `plan` and `model`.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `model`.", show_default=False
+    ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Number of worker threads. Default: all cores.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
@@ -37,18 +40,23 @@ LOG_SECONDS = 15.0
 TRAIN_EXAMPLES = """\b
 Examples:
   ctrbox train job.py
-  ctrbox train job.py --limit 100000                a first try
+  ctrbox train job.py --limit 100000                train on the first 100,000 rows only
   ctrbox train job.py --out runs/today --epochs 2
   ctrbox train job.py --valid data/tomorrow         validate on another log
   ctrbox train job.py --from runs/yesterday         continue from yesterday's run with today's log
-  ctrbox train job.py --cluster local --workers 4 --servers 2
+  ctrbox train job.py --cluster local --workers 4 --servers 2      train with 4 workers on this machine
 """
 
 
 def train(
     job: JobFile,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run folder. Default: runs/<job>.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the run. Default: runs/<job>; if it holds a finished run, runs/<job>-2 and so on.",
+            show_default=False,
+        ),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Number of epochs. Default: the job's setting, otherwise 1.")
@@ -152,9 +160,15 @@ def train(
             show_default=False,
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Continue an unfinished run in the folder.")] = True,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            help="Continue an unfinished run in the run folder from its last checkpoint. --no-resume starts a new run."
+        ),
+    ] = True,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder and start from step 0; see --tables.")
+        bool,
+        typer.Option("--overwrite", help="Replace the run in the run folder and start from step 0; see also --tables."),
     ] = False,
     tables: Annotated[
         str | None,
@@ -187,14 +201,29 @@ def train(
     cluster: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS|local", help="Train on a Ray cluster, or on one of this machine.", show_default=False
+            metavar="ADDRESS|local",
+            help="Address of the Ray cluster to train on: host:port, 'auto' for the cluster that this machine belongs to, or "
+            "'local' to start one on this machine. Default: train in this process.",
+            show_default=False,
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=1024, help="Workers of the cluster.")] = 1,
-    servers: Annotated[int, typer.Option(min=1, max=1024, help="Servers of the cluster, which hold the tables.")] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="Number of workers on the cluster; each trains on a part of every batch."),
+    ] = 1,
+    servers: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1024, help="Number of parameter servers on the cluster; each holds a shard of the tables."
+        ),
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Train a job's model: raw rows in, a run folder with weights and a report out."""
+    """Train the model of a job and write a report.
+
+    Read the raw log, extract its features and train the model on them. The run folder gets the weights, the tables, the
+    metrics and report.html. After Ctrl-C the run can be resumed from a checkpoint.
+    """
     asked: dict[str, Any] = {
         "epochs": epochs,
         "batch_size": batch_size,

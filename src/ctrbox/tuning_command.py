@@ -16,7 +16,7 @@ from ctrbox.training_command import AsJson, JobFile, Threads, Watch, load_seeded
 TUNE_EXAMPLES = """\b
 Examples:
   ctrbox tune job.py --trials 20 --limit 100000
-  ctrbox tune job.py --trials 20                    20 more of the same study
+  ctrbox tune job.py --trials 20                    add 20 trials to the same study
   ctrbox train job.py --tuned tune/job              train with the best parameters
 """
 
@@ -53,11 +53,14 @@ def tune(
             "setting, otherwise once per epoch.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the search and of the weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the search and of the initial weights.")] = 0,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search the settings that a job declares in `def tune(trial)` with Optuna."""
+    """Search for the best settings of a job with Optuna.
+
+    The job declares the settings and their ranges in `def tune(trial)`. Trials that do badly are stopped early.
+    """
     loaded = load_seeded(job, seed)
     folder = Path("tune") / job.stem if out is None else utf8(out)
     from ctrbox.train.tuning import Study, space_of

@@ -97,7 +97,7 @@ TRUTH = _schema((), instance_id=pa.int64(), p_click=pa.float64())
 
 @dataclass(frozen=True, slots=True)
 class AdLog:
-    """Where the views lie and what the best possible model would score on the whole log.
+    """Paths of the views of an ad log, and the metrics of the best possible model on the whole log.
 
     `best_auc` and `logloss` are those of the true probability against the clicks drawn from it.
     """

@@ -219,7 +219,7 @@ class LevelTable(GpuTable):
         self.below.scale_lr(factor)
 
     def stats(self) -> dict[str, int]:
-        """Of the GPU's level; ``below.stats()`` has the others. Rows, since the table was made.
+        """Return row counts of the GPU's level since the table was made; ``below.stats()`` has those of the lower levels.
 
         *asked* by batches (their unique keys), of which *brought* were not there; *left* and *written* below; *late*: batches
         whose rows the learning thread had to bring, since the batches before held the memory; *capacity*, *held*.

@@ -37,7 +37,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Admission:
-    """Which keys get a row. Until then a key has its initial value, and its gradients are dropped.
+    """The rule by which a key gets a row. Until then the key has its initial value, and its gradients are dropped.
 
     ``count``        once it was met this often: references where shows are pushed, as trainers do, else pushes
     ``probability``  of every push of it; decided by seed, key and the number of the push

@@ -327,7 +327,7 @@ class SparseTable(Table):
 
     @property
     def floats(self) -> int:
-        """Of a whole row: its values and the states of its optimizers."""
+        """Number of floats in a whole row: its values and the states of its optimizers."""
         return self._reading.floats
 
     def checkpoint(self) -> int:
@@ -347,7 +347,7 @@ class SparseTable(Table):
 
     @property
     def version(self) -> int:
-        """Of the last checkpoint; 0 before the first."""
+        """Number of the last checkpoint; 0 before the first."""
         return 0 if self._native is None else int(self._native.version)
 
     def flush(self) -> None:

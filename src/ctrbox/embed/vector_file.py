@@ -106,7 +106,7 @@ class VectorFile:
         return np.concatenate([one.keys for one in self._shards])
 
     def find(self, keys: Keys) -> Places:
-        """Where the row of each key is, -1 where it has none."""
+        """Return the position of each key's row, -1 for a key without a row."""
         wanted = checked_keys(keys)
         if len(self._shards) == 1 and self.of == 1:
             return self._shards[0].find(wanted)

@@ -40,10 +40,11 @@ EVALUATE_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stream of batches stands: give it to ``batches(start=…)`` to go on exactly there.
+    """The position in a stream of batches; ``batches(start=position)`` continues exactly there.
 
-    ``row``: of the log, at which the current shuffle window (or the next batch) begins. ``skip``: rows of that window already
-    handed out. ``window``: its number. ``shuffle`` and ``seed``: those of the stream, which must go on with the same.
+    ``row``: row of the log at which the current shuffle window (or the next batch) begins. ``skip``: number of rows of that
+    window that were already returned. ``window``: number of that window. ``shuffle`` and ``seed``: settings of the stream, which
+    must be the same when it continues.
     """
 
     row: int = 0

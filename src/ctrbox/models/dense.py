@@ -52,7 +52,7 @@ class DenseInput(nn.Module):
         return ((logs - self.mean.to(logs.dtype)) * scale.to(logs.dtype)).clamp(-REACH, REACH)
 
     def learn_none(self) -> None:
-        """Of several workers, one that has no rows this time."""
+        """Take part in the exchange of statistics as a worker that has no rows of this batch."""
         if len(self.mean):
             self._learn(None)
 

@@ -27,7 +27,10 @@ POOLINGS = ("sum", "mean", "max", "none")
 
 @dataclass(frozen=True, init=False)
 class Reads:
-    """Which fields a model reads and how. A field pooled by ``"none"`` is read as a sequence: ``x.sequence(name)``."""
+    """The fields that a model reads, and how each is pooled.
+
+    A field pooled by ``"none"`` is read as a sequence: ``x.sequence(name)``.
+    """
 
     fields: tuple[str, ...]  # pooled ones, in the order of ``x.vectors``
     sequences: tuple[str, ...]

@@ -234,7 +234,7 @@ class Expr:
         return self._call("lower")
 
     def strip(self, characters: str = "") -> Expr:
-        """Without white space (or the given characters) at both ends."""
+        """Remove white space (or the given characters) from both ends."""
         return self._call("strip", characters=characters)
 
     def prefix(self, n: int) -> Expr:
@@ -272,7 +272,7 @@ class Expr:
         return self._call("words")
 
     def ngrams(self, n: int) -> Expr:
-        """Of a string: every run of n characters. Of a list: a key for every n consecutive elements."""
+        """Return every run of n characters of a string, or a key for every n consecutive elements of a list."""
         return self._call("ngrams", n=checks.whole("ngrams", "n", n))
 
     def edit_distance(self, other: Any, limit: int = 8) -> Expr:

@@ -75,7 +75,7 @@ class ModelFolder:
 
     @property
     def online(self) -> Path:
-        """Where whoever learns beside the server says how it goes."""
+        """Path of the file in which an online learner reports its progress to the server."""
         return self.folder / ONLINE
 
     def plan(

@@ -66,7 +66,7 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Of the validation rows, at the end."""
+        """Metrics of the validation rows at the end of the training."""
         found: Mapping[str, float] = self.summary.get("metrics", {})
         return found
 
