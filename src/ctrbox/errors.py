@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 class CtrboxError(Exception):
-    """Every error CTRBox raises on purpose derives from this one."""
+    """The base class of all errors that CTRBox raises on purpose."""
 
 
 class PlanError(CtrboxError):

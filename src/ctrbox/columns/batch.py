@@ -30,7 +30,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Schema:
-    """What the batches of a plan hold. Models are built from it."""
+    """The features that the batches of a plan hold. Models are built from it."""
 
     sparse: tuple[Field, ...]
     dense: tuple[tuple[str, int], ...]  # name, number of columns
@@ -63,7 +63,7 @@ class Ragged:
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """The given rows, in the given order."""
+        """Return the given rows, in the given order."""
         offsets_: Any = self.offsets
         if not isinstance(offsets_, np.ndarray):
             return _taken_on_device(self, rows)
@@ -157,11 +157,11 @@ class Batch:
 
     @property
     def on_device(self) -> bool:
-        """Whether the arrays are tensors on a GPU."""
+        """Return whether the arrays are tensors on a GPU."""
         return not isinstance(self.dense, np.ndarray)
 
     def cpu(self) -> Batch:
-        """The batch with NumPy's arrays; itself where it has them already."""
+        """Return the batch with NumPy arrays; the batch itself if it has them already."""
         if not self.on_device:
             return self
 
@@ -173,7 +173,7 @@ class Batch:
         return Batch(self.schema, self.rows, label, as_array(self.dense), sparse, group, weight, self.index)
 
     def take(self, rows: np.ndarray) -> Batch:
-        """The given rows, in the given order, as a batch of its own memory."""
+        """Return the given rows, in the given order, as a batch with memory of its own."""
         if self.on_device:
             import torch
 
@@ -195,7 +195,10 @@ class Batch:
         )
 
     def select(self, schema: Schema) -> Batch:
-        """The features that ``schema`` names, in its order. Keys are shared; dense columns are copied where some are left out."""
+        """Return a batch with the features that ``schema`` names, in its order.
+
+        The keys are shared with this batch. Dense columns are copied if ``schema`` leaves some out.
+        """
         columns, at = {}, 0
         for name, width in self.schema.dense:
             columns[name] = range(at, at + width)
@@ -221,7 +224,7 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """Batches of one schema, one after the other."""
+        """Return one batch with the rows of several batches of one schema, one after the other."""
         batches = [b.cpu() for b in batches]
         first = batches[0]
 
@@ -246,7 +249,7 @@ class Batch:
         )
 
     def to_arrow(self) -> pa.RecordBatch:
-        """Columns ``label``, ``weight``, ``group``, then dense ones as float32 and sparse ones as int64 or lists."""
+        """Return an Arrow batch: ``label``, ``weight``, ``group``, dense columns as float32, sparse ones as int64 or lists."""
         if self.on_device:
             return self.cpu().to_arrow()
         columns: dict[str, pa.Array] = {}
@@ -265,7 +268,7 @@ class Batch:
 
     @staticmethod
     def from_arrow(schema: Schema, rows: pa.RecordBatch) -> Batch:
-        """The inverse of ``to_arrow``; dense columns are copied into one matrix, keys are not copied."""
+        """Return the batch that ``to_arrow`` wrote. Dense columns are copied into one matrix; keys are not copied."""
         dense = np.empty((rows.num_rows, schema.dense_width), np.float32)
         for k, name in enumerate(schema.dense_names):
             dense[:, k] = rows.column(name).to_numpy(zero_copy_only=False)
@@ -295,7 +298,7 @@ class Batch:
         )
 
     def torch(self) -> dict[str, Any]:
-        """Tensors over the same memory: label, dense, group, weight, and sparse as name → (values, offsets)."""
+        """Return tensors over the same memory: label, dense, group, weight, and sparse as name → (values, offsets)."""
         import torch
 
         def tensor(array: Any) -> Any:
@@ -311,7 +314,7 @@ class Batch:
 
     @staticmethod
     def from_torch(schema: Schema, tensors: Mapping[str, Any]) -> Batch:
-        """The inverse of ``torch``, over the same memory for CPU tensors."""
+        """Return the batch of the tensors that ``torch`` returned; CPU tensors share their memory with it."""
         dense = tensors["dense"].numpy()
         arrays = {n: tensors[n].numpy() if n in tensors else None for n in ("label", "weight", "group")}
         sparse = {n: Ragged(v.numpy(), o.numpy()) for n, (v, o) in tensors["sparse"].items()}

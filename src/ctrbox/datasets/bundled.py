@@ -44,7 +44,7 @@ class ClickSet:
         return pq.read_metadata(self.path).num_rows
 
     def table(self, part: str | None = None) -> pa.Table:
-        """The log, or one part of it, in its order, with the int64 column `row` (place in the whole log)."""
+        """Return the log, or one part of it, in its order, with the int64 column `row`: the position in the whole log."""
         if part is not None and part not in self.parts:
             raise DataError(f"{self.name} has no part {part!r}; it has {', '.join(self.parts)}")
         table = _keyed(pq.read_table(self.path, use_threads=False))
@@ -87,7 +87,7 @@ def _find(folder: Folder, name: str, columns: tuple[str, ...]) -> Path:
 
 
 def frappe(folder: Folder) -> ClickSet:
-    """Frappe_x1 of the BARS benchmark: 288,609 rows, 10 id fields, the published random split."""
+    """Read Frappe_x1 of the BARS benchmark: 288,609 rows, 10 id fields, the published random split."""
     categories = (
         "user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"
     )  # fmt: skip
@@ -103,7 +103,7 @@ def frappe(folder: Folder) -> ClickSet:
 
 
 def criteo_sample(folder: Folder) -> ClickSet:
-    """80,000 rows of the Criteo 1TB logs: i1…i13 counts, c1…c26 categories; the last fifth is the test."""
+    """Read 80,000 rows of the Criteo 1TB logs: counts i1…i13, categories c1…c26; the last fifth is the test set."""
     numbers = tuple(f"i{k}" for k in range(1, 14))
     categories = tuple(f"c{k}" for k in range(1, 27))
     return ClickSet(
@@ -117,7 +117,7 @@ def criteo_sample(folder: Folder) -> ClickSet:
 
 
 def criteo_attribution(folder: Folder) -> ClickSet:
-    """165,152 rows of the Criteo attribution set, in the original's order; the last fifth is the test."""
+    """Read 165,152 rows of the Criteo attribution set in their original order; the last fifth is the test set."""
     categories = ("cat1", "cat4", "cat6", "cat8", "cat9")
     path = _find(folder, "criteo_attribution_165k.parquet", ("orig_row", "click", *categories))
     rows = pq.read_metadata(path).num_rows
@@ -132,7 +132,7 @@ def criteo_attribution(folder: Folder) -> ClickSet:
 
 
 def open_bandit(folder: Folder) -> ClickSet:
-    """60,000 impressions of the Open Bandit Dataset and its items, by time; the test is 29 and 30 November.
+    """Read 60,000 impressions of the Open Bandit Dataset by time, and its items; the test set is 29 and 30 November.
 
     Both tables get the column `item`, campaign/item_id, by which they join: an item_id alone means another
     item in another campaign.

@@ -121,7 +121,7 @@ def _moments(hours: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def criteo(path: Paths, *, label: bool = True, on_error: OnError = "raise") -> TextLog:
-    """A Criteo log (Kaggle or 1TB): tab-separated label, 13 counts, 26 hashed categories; plain, gz or zstd.
+    """Read a Criteo log (Kaggle or 1TB), plain, gz or zstd: tab-separated label, 13 counts, 26 hashed categories.
 
     Columns: row int64, label int8, I1…I13 int64, C1…C26 string; a missing value is null. `label=False` reads
     the test files of the Kaggle set, which have no label.
@@ -133,7 +133,7 @@ def criteo(path: Paths, *, label: bool = True, on_error: OnError = "raise") -> T
 
 
 def avazu(path: Paths, *, on_error: OnError = "raise") -> TextLog:
-    """An Avazu log: CSV with its header; every file must have the header of the first.
+    """Read an Avazu log: CSV files with the same header.
 
     Columns: row int64, the header's columns (click int8; hour, C1, C14…C21, banner_pos, device_type,
     device_conn_type int64; the rest, also id, string), and ts, the timestamp that `hour` means.

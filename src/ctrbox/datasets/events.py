@@ -36,7 +36,7 @@ def adlog_events(
     format: str = "parquet",
     events_per_s: float | None = None,
 ) -> int:
-    """Write the stream of an ad log (`adlog`) as chunks of ``chunk_rows`` events into a folder; how many events it has.
+    """Write the events of an ad log (`adlog`) as chunks of ``chunk_rows`` events, and return the number of events.
 
     ``rows``: of the log's impressions, all unless told. ``click_delay_s``: a click's mean delay. ``disorder_s``: an event may lie
     so much behind one with a later time. ``events_per_s``: as fast as that; otherwise at once.

@@ -103,7 +103,7 @@ class TextLog:
         return seen.hexdigest()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The log from its beginning, a record batch a block. Raises `DataError` and `SourceError`."""
+        """Yield the log from its beginning, one record batch per block. Raises `DataError` and `SourceError`."""
         self.skipped = 0
         row = 0
         for path, version in zip(self.paths, self._versions, strict=True):

@@ -43,7 +43,7 @@ YEARS = (0, 4_102_444_800)  # seconds: 1970 to 2100
 
 @dataclass(frozen=True)
 class MovieLens:
-    """The views as Arrow tables; ``vectors`` is the path of the item vectors, if there are any."""
+    """The MovieLens views as Arrow tables; ``vectors`` is the path of the item vectors, if there are any."""
 
     ratings: pa.Table
     users: pa.Table | None

@@ -270,7 +270,7 @@ def vw(
     binary: bool = False,
     on_error: OnError = "raise",
 ) -> TextLog:
-    """A Vowpal Wabbit text log.
+    """Read a Vowpal Wabbit text log.
 
     Columns: row int64, label float64 (null where a line has none), weight float64 (the importance, 1 if not
     given), tag string, and for every namespace ``<ns>`` list<string> (feature names) and ``<ns>.weights``
@@ -295,7 +295,7 @@ def vw(
 
 
 def libffm(path: Paths, *, fields: int | None = None, binary: bool = False, on_error: OnError = "raise") -> TextLog:
-    """A libffm text log.
+    """Read a libffm text log.
 
     Columns: row int64, label float64, and for every field k ``f<k>`` list<string> (the indices, as text) and
     ``f<k>.weights`` list<float64> (the values), of equal lengths. `fields` is their number, by default that

@@ -143,7 +143,7 @@ class SparseTables:
             return number
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """All parts elsewhere, as `SparseTable.save` does; whole or not at all."""
+        """Save all parts to another folder, as `SparseTable.save` does; the folder appears whole or not at all."""
         self._check_usable()
         place = absolute(path)
         if place.is_symlink() or self.path.resolve() in (place.resolve(), *place.resolve().parents):
@@ -160,7 +160,7 @@ class SparseTables:
             raise failed
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Each part becomes what was saved of its dim, by tables of any dims or by one; then a checkpoint."""
+        """Replace each part with what was saved for its dim, by tables of any dims or by one table; then write a checkpoint."""
         with self._alone:
             self._check_usable()
             found = saved_in(absolute(path))
@@ -188,7 +188,7 @@ class SparseTables:
             part.compact()
 
     def close(self, checkpoint: bool = True) -> None:
-        """End; with ``checkpoint`` what the parts hold is made durable first. Closed tables refuse everything."""
+        """Close all parts; with ``checkpoint`` write a checkpoint first. Closed tables refuse every call."""
         if self._lock < 0:
             return
         with self._alone:

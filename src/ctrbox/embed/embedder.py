@@ -34,33 +34,39 @@ class Embedder(Protocol):
 
     @property
     def dim(self) -> int:
-        """Floats of a key's vector."""
+        """Number of floats in a key's vector."""
 
     @property
     def row(self) -> Row:
-        """What ``open`` was given; ``Row(dim)`` for an embedder used on its own."""
+        """The shape of a row that ``open`` was given; ``Row(dim)`` for an embedder without a model."""
 
     def open(self, row: Row) -> None:
-        """State what a model reads, before anything else; refused when rows of another shape are already there."""
+        """Set the shape of the rows that a model reads; call it first. Refused if the embedder holds rows of another shape."""
 
     def prefetch(self, keys: Keys) -> None:
-        """These keys will be pulled soon. Their rows may be created here."""
+        """Announce keys that will be pulled soon. The embedder may create their rows now."""
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
-        """Rows (n, width). A key never pushed has the initial value that seed and key decide, created or not."""
+        """Return the rows (n, width) of keys.
+
+        A key that was never pushed has the initial value that seed and key decide, whether its row was created or not.
+        """
 
     def push(self, keys: Keys, gradients: Floats) -> None:
         """Apply the row-wise optimizer to summed gradients (n, width)."""
 
     def save(self, path: Path) -> None:
-        """Everything, optimizer states included, as one checked file."""
+        """Write all rows and optimizer states to one file with a checksum."""
 
     def restore(self, path: Path) -> None:
-        """Become what ``save`` wrote; a damaged file or one of another shape is refused and changes nothing."""
+        """Replace the contents with those that ``save`` wrote.
+
+        A damaged file, or one of another shape, is refused and changes nothing.
+        """
 
     def __len__(self) -> int:
         """Keys held."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held."""
+        """Memory held, in bytes."""

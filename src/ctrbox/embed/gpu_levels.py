@@ -115,7 +115,7 @@ class LevelTable(GpuTable):
                     self.below.read(home(some))
 
     def pull(self, keys: Any, *, create: bool = True) -> Any:
-        """Rows (n, width): a tensor for a tensor of keys, else an array."""
+        """Return the rows (n, width): a tensor for a tensor of keys, otherwise an array."""
         wanted, plain = self._keys(keys)
         width, linear = self._row.width, int(self._row.linear)
         with self._at_move() as store:
@@ -136,7 +136,7 @@ class LevelTable(GpuTable):
         return out.cpu().numpy() if plain else out
 
     def push(self, keys: Any, gradients: Any) -> None:
-        """One step of the optimizers on these rows; a gradient that is not finite stops it before anything changed."""
+        """Apply one optimizer step to these rows. A gradient that is not finite raises an error before anything changes."""
         moved, _ = self._keys(keys)
         width, linear = self._row.width, int(self._row.linear)
         g = self._gradients(len(moved), gradients)
@@ -167,12 +167,12 @@ class LevelTable(GpuTable):
                     self._stepped(number)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """The Sparse Table's: a folder, which opens without a GPU."""
+        """Save the Sparse Table to a folder, which can be loaded without a GPU."""
         with self._written():
             self.below.save(path)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Become what ``save`` of this or of a Sparse Table wrote."""
+        """Replace the contents with those that ``save`` of this table or of a Sparse Table wrote."""
         with self._moving:
             self.below.restore(path)
             self._forget(self.below.row, always=True)
@@ -186,7 +186,7 @@ class LevelTable(GpuTable):
         runtime: Runtime | None = None,
         ram: int | str = "2GB",
     ) -> Self:
-        """Over the Sparse Table that a folder holds, with its shape, optimizers and seed."""
+        """Open a table over the Sparse Table in a folder, with its shape, optimizers and seed."""
         return cls(SparseTable.load(path, ram=ram), memory=memory, runtime=runtime)
 
     def __len__(self) -> int:
@@ -199,7 +199,7 @@ class LevelTable(GpuTable):
     # ---- beyond the contract
 
     def write_back(self) -> None:
-        """What changed on the GPU goes below, and stays here as well."""
+        """Write the rows that changed on the GPU to the Sparse Table; they stay on the GPU too."""
         with self._written():
             pass
 
@@ -209,12 +209,12 @@ class LevelTable(GpuTable):
             return self.below.checkpoint()
 
     def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Keys ascending, their rows (n, width) and the states of their optimizers (n, states), as copies."""
+        """Return copies of the keys in ascending order, their rows (n, width) and their optimizer states (n, states)."""
         with self._written():
             return self.below.export()
 
     def scale_lr(self, factor: float) -> None:
-        """From now on steps use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
+        """Multiply ``lr`` (`FTRL`: ``alpha``) by ``factor`` in all steps from now on, for schedules. The factor is not saved."""
         super().scale_lr(factor)
         self.below.scale_lr(factor)
 

@@ -126,7 +126,7 @@ class GpuTable:
             self.store.find(wanted, create=True)
 
     def pull(self, keys: Any, *, create: bool = True) -> Any:
-        """Rows (n, width): a tensor for a tensor of keys, else an array."""
+        """Return the rows (n, width): a tensor for a tensor of keys, otherwise an array."""
         wanted, plain = self._keys(keys)
         width, linear = self._row.width, int(self._row.linear)
         out = torch.empty(len(wanted), width, device=self.device)
@@ -138,7 +138,7 @@ class GpuTable:
         return out.cpu().numpy() if plain else out
 
     def push(self, keys: Any, gradients: Any) -> None:
-        """One step of the optimizers on these rows; a gradient that is not finite stops it before anything changed."""
+        """Apply one optimizer step to these rows. A gradient that is not finite raises an error before anything changes."""
         moved, _ = self._keys(keys)
         width, linear = self._row.width, int(self._row.linear)
         g = self._gradients(len(moved), gradients)
@@ -153,7 +153,7 @@ class GpuTable:
             self.store.step(rows, order, given, self.factor, 1.0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Everything as one checked file, which appears whole or not at all."""
+        """Write all rows and optimizer states to one file with a checksum; the file appears whole or not at all."""
         with self.ordered():
             held = len(self)
             floats = self.store.kernels.file_floats
@@ -166,7 +166,7 @@ class GpuTable:
             _native.save_rows(str(aside), shape, keys, rows)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Become what ``save`` wrote. For a moment both the old and the new rows are in memory."""
+        """Replace the contents with those that ``save`` wrote. For a moment both the old and the new rows are in memory."""
         found = describe(path)
         if not self._told:
             self.linear, self.optimizer = optimizer_of(found[2]), optimizer_of(found[3])
@@ -189,7 +189,7 @@ class GpuTable:
     def load(
         cls, path: str | os.PathLike[str], *, memory: int | str = "8GB", runtime: Runtime | None = None
     ) -> GpuTable:
-        """A table as ``save`` wrote it, of either kind, with the shape, optimizers and seed of the file."""
+        """Load a table that ``save`` of either kind wrote, with the shape, optimizers and seed of the file."""
         dim, linear, weight, vector, init, seed, _ = describe(path)
         made = (optimizer_of(vector), optimizer_of(weight))
         table = cls(dim, optimizer=made[0], linear=made[1], init=init, seed=seed, memory=memory, runtime=runtime)
@@ -208,7 +208,7 @@ class GpuTable:
     # ---- beyond the contract
 
     def scale_lr(self, factor: float) -> None:
-        """From now on steps use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
+        """Multiply ``lr`` (`FTRL`: ``alpha``) by ``factor`` in all steps from now on, for schedules. The factor is not saved."""
         self.factor = check_factor(factor, self.optimizer, self.linear)
 
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
@@ -224,7 +224,7 @@ class GpuTable:
         self._made = None
 
     def like(self, row: Row) -> GpuTable:
-        """An empty table with the settings of this one, opened for another row; its budget is its own."""
+        """Return an empty table with the settings of this one, opened for another row shape, with a budget of its own."""
         table = GpuTable(
             row.dim,
             optimizer=self.optimizer,
@@ -239,7 +239,7 @@ class GpuTable:
         return table
 
     def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Keys ascending, their rows (n, width) and the states of their optimizers (n, states), as copies."""
+        """Return copies of the keys in ascending order, their rows (n, width) and their optimizer states (n, states)."""
         with self.ordered():
             floats = self.store.kernels.file_floats
             found = [(np.empty(0, np.int64), np.empty((0, floats), np.float32)), *self.store.blocks()]

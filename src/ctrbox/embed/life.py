@@ -25,7 +25,10 @@ MOST_SKETCH = 1 << 34
 
 @dataclass(frozen=True)
 class Counters:
-    """Shows and clicks of every key, faded by ``decay`` a period (``table.advance()``), and the period of its last push."""
+    """Counters of the shows and clicks of every key, and of the period of its last push.
+
+    ``table.advance()`` begins a new period and multiplies the counts by ``decay``.
+    """
 
     decay: float = 1.0
 

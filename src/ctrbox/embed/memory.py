@@ -88,14 +88,14 @@ class MemoryTable(Table):
             self._changing.prefetch(wanted)
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
-        """Rows (n, width), in memory that is used again once the array is dropped."""
+        """Return the rows (n, width). Their memory is reused once the array is dropped."""
         wanted = checked_keys(keys)
         with self._calling(len(wanted)):
             rows: Floats = self._changing.pull(wanted, create)  # type: ignore[assignment]
         return rows
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Everything as one checked file, which appears whole or not at all."""
+        """Write all rows and optimizer states to one file with a checksum; the file appears whole or not at all."""
         with written_aside(Path(path)) as aside:
             self._changing.save(str(aside))
 
@@ -122,7 +122,7 @@ class MemoryTable(Table):
         optimizer: Optimizer | None = None,
         linear: Optimizer | None = None,
     ) -> MemoryTable:
-        """A table as ``save`` wrote it, with the shape and seed of the file.
+        """Load a table that ``save`` wrote, with the shape and seed of the file.
 
         ``optimizer``, ``linear``: other settings than the file's, such as another learning rate, for optimizers of the same kind.
         """
@@ -155,7 +155,7 @@ class MemoryTable(Table):
     # ---- beyond the contract ----
 
     def like(self, row: Row) -> MemoryTable:
-        """An empty table with the settings of this one, opened for another row; its budget is its own."""
+        """Return an empty table with the settings of this one, opened for another row shape, with a budget of its own."""
         table = MemoryTable(
             row.dim,
             optimizer=self.optimizer,
@@ -172,7 +172,7 @@ class MemoryTable(Table):
         return table
 
     def export(self) -> tuple[Keys, Floats, Floats]:
-        """Keys ascending, their rows (n, width) and the states of their optimizers (n, states), as copies.
+        """Return copies of the keys in ascending order, their rows (n, width) and their optimizer states (n, states).
 
         States of a table that counts end with shows, clicks and the period of the last push.
         """
@@ -182,12 +182,12 @@ class MemoryTable(Table):
 
     @property
     def skipped(self) -> int:
-        """Keys whose gradients were not finite, with ``nonfinite="skip"``."""
+        """Number of keys that were skipped because their gradients were not finite, with ``nonfinite="skip"``."""
         return self._changing.skipped
 
     @property
     def not_admitted(self) -> int:
-        """Gradients dropped, of keys that were not admitted yet."""
+        """Number of gradients that were dropped because their keys were not admitted yet."""
         return self._changing.not_admitted
 
     def __repr__(self) -> str:

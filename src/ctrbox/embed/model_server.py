@@ -150,7 +150,7 @@ class ModelServer:
                 self._ahead.popitem(last=False)
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
-        """Vectors (n, dim); with ``create`` they are trained by the next push. A key given twice is computed once."""
+        """Return the vectors (n, dim); with ``create`` the next push trains them. A key given twice is computed once."""
         wanted = checked_keys(keys)
         first, inverse = _distinct(wanted)
         mine = wanted if first is None else wanted[first]
@@ -198,7 +198,10 @@ class ModelServer:
         return vectors if first is None else vectors[inverse]
 
     def push(self, keys: Keys, gradients: Floats) -> None:
-        """Backward through the sub-model and a step of its optimizer; gradients of a key given twice are added up."""
+        """Propagate gradients through the sub-model and apply a step of its optimizer.
+
+        The gradients of a key that is given twice are summed.
+        """
         moved = checked_keys(keys)
         g = np.asarray(gradients)
         if g.shape != (len(moved), self.dim) or g.dtype != np.float32:
@@ -248,11 +251,11 @@ class ModelServer:
             self._counts["pushes"] += 1
 
     def scale_lr(self, factor: float) -> None:
-        """From now on pushes use the optimizer's rate times ``factor``: for schedules. Not saved."""
+        """Multiply the optimizer's rate by ``factor`` in all pushes from now on, for schedules. The factor is not saved."""
         self._factor = check_factor(factor)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """The sub-model and its optimizer as one checked file; the data stays where it is."""
+        """Write the sub-model and its optimizer to one file with a checksum. The data stays where it is."""
         with self._alone:
             states, plain = optimizer_state(self._step)
             tensors = {f"model.{name}": value for name, value in self.submodel.state_dict().items()}
@@ -261,7 +264,7 @@ class ModelServer:
             write_server(Path(path), tensors, about)
 
     def restore(self, path: str | os.PathLike[str], *, optimizer: bool = True) -> None:
-        """Become what ``save`` wrote; ``optimizer=False`` takes the sub-model alone."""
+        """Replace the contents with those that ``save`` wrote; ``optimizer=False`` restores the sub-model alone."""
         tensors, about = read_server(Path(path))
         for name, mine in (("width", self.data.width), ("dim", self.dim)):
             if about.get(name) != mine:
@@ -304,7 +307,7 @@ class ModelServer:
     # ---- beyond the contract
 
     def embed(self, rows: npt.ArrayLike) -> Floats:
-        """Vectors of objects that are in no file, such as a new image: (n, width) → (n, dim)."""
+        """Compute the vectors of objects that are in no file, such as a new image: (n, width) → (n, dim)."""
         given = np.asarray(rows, np.int32 if self.data.tokens else np.float32)
         if given.ndim != 2 or given.shape[1] != self.data.width:
             raise DataError(f"expected rows of shape (n, {self.data.width}), got {given.shape}")
@@ -317,13 +320,13 @@ class ModelServer:
         return np.concatenate(parts) if parts else np.zeros((0, self.dim), np.float32)
 
     def vectors(self) -> Iterator[tuple[Keys, Floats]]:
-        """Keys and vectors of all objects, a block at a time: what is published with a model."""
+        """Yield the keys and vectors of all objects, one block at a time; they are published with a model."""
         keys = self.data.keys
         for begin, end in self._spans(len(keys)):
             yield keys[begin:end], self.pull(keys[begin:end], create=False)
 
     def export(self) -> tuple[Keys, Floats, Floats]:
-        """Keys ascending, their vectors, and no states: as a table's export, so that it is published like one."""
+        """Return the keys in ascending order, their vectors, and no states, in the form of a table's ``export``."""
         found = list(self.vectors())
         keys = np.concatenate([np.empty(0, np.int64), *(k for k, _ in found)])
         vectors = np.concatenate([np.empty((0, self.dim), np.float32), *(v for _, v in found)])
@@ -331,12 +334,15 @@ class ModelServer:
         return keys[order], vectors[order], np.empty((len(keys), 0), np.float32)
 
     def stats(self) -> dict[str, int]:
-        """Since it was made: pulls, pushes, keys pulled, those without data, vectors computed, rows read, keys skipped."""
+        """Return counts since the server was made.
+
+        They are pulls, pushes, keys pulled, keys without data, vectors computed, rows read and keys skipped.
+        """
         return dict(self._counts)
 
     @property
     def identity(self) -> str:
-        """What decides its vectors, besides its weights."""
+        """Return what decides the vectors besides the weights."""
         text = " ".join(str(self.submodel).split())
         return f"{text} over {self.data.fingerprint}, block {self.block}, missing {self.missing}"
 

@@ -39,7 +39,7 @@ def _checked(optimizer: Optimizer, *, positive: tuple[str, ...], below_one: tupl
 
 @dataclass(frozen=True)
 class SGD:
-    """``w -= lr·(g + l2·w)``; no states."""
+    """Stochastic gradient descent, which keeps no states: ``w -= lr·(g + l2·w)``."""
 
     lr: float = 0.1
     l2: float = 0.0
@@ -50,7 +50,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adagrad:
-    """``s += g²; w -= lr·g / (√s + eps)``; ``initial`` is where ``s`` starts."""
+    """The Adagrad optimizer: ``s += g²; w -= lr·g / (√s + eps)``, where ``s`` starts at ``initial``."""
 
     lr: float = 0.05
     eps: float = 1e-8
@@ -63,7 +63,7 @@ class Adagrad:
 
 @dataclass(frozen=True)
 class RowwiseAdagrad:
-    """Adagrad with one ``s`` a row, to which the mean of its squared gradients is added."""
+    """Adagrad with one ``s`` per row, to which the mean of the row's squared gradients is added."""
 
     lr: float = 0.05
     eps: float = 1e-8
@@ -76,7 +76,7 @@ class RowwiseAdagrad:
 
 @dataclass(frozen=True)
 class Adam:
-    """Lazy Adam: bias is corrected by the steps of the row, not of the table."""
+    """The lazy Adam optimizer: the bias is corrected by the number of steps of the row, not of the table."""
 
     lr: float = 0.001
     beta1: float = 0.9
@@ -90,7 +90,10 @@ class Adam:
 
 @dataclass(frozen=True)
 class FTRL:
-    """FTRL-proximal (McMahan et al., 2013): rate ``alpha / (beta + √Σg²)``, weights within ``l1`` of zero are zero."""
+    """The FTRL-proximal optimizer (McMahan et al., 2013).
+
+    The learning rate is ``alpha / (beta + √Σg²)``; ``l1`` sets small weights to zero.
+    """
 
     alpha: float = 0.1
     beta: float = 1.0

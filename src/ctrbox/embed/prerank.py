@@ -40,7 +40,7 @@ class PreRank:
         return self.file.width
 
     def top(self, user: npt.ArrayLike, candidates: Keys, k: int = 400) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Positions in ``candidates`` of the best ``k``, best first, and their products with ``user``."""
+        """Return the positions in ``candidates`` of the best ``k``, best first, and their products with ``user``."""
         vector = np.asarray(user, np.float32)
         if vector.shape != (self.dim,) or not np.isfinite(vector).all():
             raise DataError(f"expected a user vector of {self.dim} finite floats, got {vector.shape} {vector.dtype}")

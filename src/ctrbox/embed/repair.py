@@ -19,7 +19,7 @@ PAGE = 4096
 
 
 def repair(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> list[Path]:
-    """Replace what is damaged in the table at ``path`` by the files of one saved at ``source``; the files replaced."""
+    """Replace damaged files of the table at ``path`` by those of the copy saved at ``source``; return the replaced files."""
     mine, theirs = absolute(path), absolute(source)
     for place in (mine, theirs):
         described(place)

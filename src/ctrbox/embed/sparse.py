@@ -173,7 +173,7 @@ class SparseTable(Table):
             self._changing.prefetch(wanted, None if known is None else np.ascontiguousarray(known))
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
-        """Rows (n, width). Without ``create`` nothing is created, and nothing comes into memory to stay."""
+        """Return the rows (n, width). Without ``create`` no row is created, and none stays in memory."""
         wanted = checked_keys(keys)
         with self._calling(len(wanted)):
             table = self._changing if create else self._reading
@@ -181,7 +181,7 @@ class SparseTable(Table):
         return rows
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """A checkpoint elsewhere: a folder with a manifest and links to the files it names, which are never changed.
+        """Write a checkpoint to another folder: a manifest and links to the files it names, which are never changed.
 
         A table that was saved there before, and that nobody has open, is replaced; any other folder is refused.
         """
@@ -266,7 +266,7 @@ class SparseTable(Table):
         optimizer: Optimizer | None = None,
         linear: Optimizer | None = None,
     ) -> Self:
-        """The table that a folder holds, with its shape and seed.
+        """Open the table in a folder, with its shape and seed.
 
         ``optimizer``, ``linear``: other settings than the folder's, such as another learning rate, for optimizers of the same
         kind.
@@ -300,7 +300,7 @@ class SparseTable(Table):
     # ---- beyond the contract ----
 
     def read(self, keys: Keys) -> Floats:
-        """Whole rows (n, floats), values and then states; keys that are not there are created. Pins nothing."""
+        """Return whole rows (n, floats): values, then states. Missing keys are created. No row is pinned in memory."""
         wanted = checked_keys(keys)
         with self._calling(len(wanted)):
             rows: Floats = self._changing.read(wanted)  # type: ignore[assignment]
@@ -356,17 +356,17 @@ class SparseTable(Table):
             self._changing.flush()
 
     def compact(self) -> None:
-        """Merge what lies on disk, so that every row is there once."""
+        """Merge the files on disk, so that every row is there once."""
         with self._calling():
             self._changing.compact()
 
     def verify(self) -> list[str]:
-        """Read everything on disk; what is damaged, one line each."""
+        """Read everything on disk and return one line about each damaged part."""
         with self._calling():
             return [str(line) for line in self._reading.verify()]
 
     def stats(self) -> dict[str, int]:
-        """What happened since the table was opened, and what it holds now; bytes, rows or counts."""
+        """Return counters since the table was opened, and what it holds now, in bytes, rows or counts."""
         return {**self._reading.stats(), "rss": resident_bytes()}
 
     def memory_plan(self) -> dict[str, int]:
@@ -378,7 +378,9 @@ class SparseTable(Table):
         return dict(_native.SparseTable.plan_memory(self._shape(self._row), self.policy, self.ram))
 
     def export(self, since: int = 0) -> tuple[Keys, Floats, Floats]:
-        """Keys ascending, their rows (n, width) and states (n, states); ``since``: only what changed after that version.
+        """Return the keys in ascending order, their rows (n, width) and states (n, states).
+
+        ``since``: only rows that changed after that version.
 
         States of a table that counts end with shows, clicks and the period of the last push. What expired is not told.
         """
@@ -394,7 +396,7 @@ class SparseTable(Table):
         return joined(keys, order), joined(values, order), joined(states, order)
 
     def scan(self, since: int = 0) -> Iterator[tuple[Keys, Any, Floats]]:
-        """Keys, versions and whole rows (values, then states), at most 65,536 rows and about 8 MB at a time.
+        """Yield keys, versions and whole rows (values, then states), at most 65,536 rows and about 8 MB at a time.
 
         Each key that is in the table during the whole scan comes once, with its row as it is at that moment.
         """
@@ -409,7 +411,7 @@ class SparseTable(Table):
                 yield part
 
     def close(self, checkpoint: bool = True) -> None:
-        """End; with ``checkpoint`` what the table holds is made durable first. A closed table refuses everything."""
+        """Close the table; with ``checkpoint`` write a checkpoint first. A closed table refuses every call."""
         if self._closed:
             return
         mine = os.getpid() == self._process  # a forked child lets go of what its parent has, and changes nothing

@@ -110,7 +110,7 @@ class Table(ABC):
         return self._row
 
     def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
-        """One step of the optimizers on these rows; a gradient that is not finite stops it before anything changed.
+        """Apply one optimizer step to these rows. A gradient that is not finite raises an error before anything changes.
 
         ``shows``, ``clicks``: of each key, where the table counts; one show and no click unless given. With
         ``nonfinite="skip"`` keys whose gradients are not finite are left as they are, and counted.

@@ -58,7 +58,7 @@ def shard_name(shard: int, of: int) -> str:
 
 
 class VectorFile:
-    """Rows by key, of one file or of the shards in a folder; ``shard`` opens one of them."""
+    """Rows by key, from one file or from the shards in a folder; ``shard`` opens one of the shards."""
 
     def __init__(self, path: str | os.PathLike[str], *, shard: int | None = None) -> None:
         self.path = Path(path)
@@ -87,7 +87,7 @@ class VectorFile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk."""
+        """Size on disk in bytes."""
         return sum(one.size for one in self._shards)
 
     @property
@@ -100,7 +100,7 @@ class VectorFile:
 
     @property
     def keys(self) -> Keys:
-        """All keys; ascending within a shard."""
+        """Return all keys, ascending within a shard."""
         for one in self._shards:
             one.check_unchanged()
         return np.concatenate([one.keys for one in self._shards])
@@ -119,7 +119,7 @@ class VectorFile:
         return places
 
     def read(self, places: Places) -> Data:
-        """The rows at ``places``, as float32 (tokens: int32), each checked when it is first read."""
+        """Return the rows at ``places`` as float32 (tokens: int32). Each row is checked when it is first read."""
         out = np.empty((len(places), self.width), np.int32 if self.tokens else np.float32)
         if len(self._shards) == 1:
             return self._shards[0].read(places, out)

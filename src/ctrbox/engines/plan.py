@@ -55,7 +55,7 @@ class Position:
 
 
 class Plan:
-    """From raw rows to batches. Made by ``cb.compile`` or ``cb.Plan.load``."""
+    """The compiled way from raw rows to batches. ``cb.compile`` and ``cb.Plan.load`` make plans."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def schema(self) -> Schema:
-        """What the batches hold. Its fingerprint covers what is fitted, so fitting comes first."""
+        """The features that the batches hold. Its fingerprint covers fitted values, so reading it fits the plan first."""
         return self.fit().graph.schema(self.fingerprint)
 
     @property
@@ -128,7 +128,7 @@ class Plan:
 
     # ---- learning, looking, keeping
     def fit(self) -> Plan:
-        """Learn what operators take from the log (quantiles, moments, click histories). Done at the first run anyway."""
+        """Fit the values that operators take from the log: quantiles, moments, click histories. The first run does it too."""
         if self.graph.fits and not self.fitted:
             from ctrbox.engines.fit import fit_plan
 
@@ -251,7 +251,7 @@ class Plan:
         limit: int | None = None,
         stop: int | None = None,
     ) -> Generator[Batch, None, None]:
-        """Batches of ``batch_size`` rows in the order of the log; the last may be smaller.
+        """Yield batches of ``batch_size`` rows in the order of the log; the last batch may be smaller.
 
         ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: go on from a
         saved ``plan.position``. ``limit``: stop after so many rows. ``stop``: read no row of the log from this one on.
@@ -277,7 +277,7 @@ class Plan:
         limit: int | None = None,
         stop: int | None = None,
     ) -> Generator[tuple[Batch, Position], None, None]:
-        """As ``batches``, each with the position behind it."""
+        """Yield what ``batches`` yields, each batch with the position after it."""
         whole("batch_size", batch_size, 1, 2**31 - 1)
         whole("shuffle", shuffle, 0, 2**31 - 1)
         whole("seed", seed, 0, 2**64 - 1)
@@ -376,7 +376,8 @@ class Plan:
     def columns(
         self, columns: dict[str, Any], *, rows: int = EVALUATE_ROWS, start: int = 0, stop: int | None = None
     ) -> Generator[pa.Table, None, None]:
-        """Other expressions over the rows that the batches are of, in the same order: for slices, never for training.
+        """Compute other expressions over the rows of the batches, in the same order, for slices of metrics but never for
+        training.
 
         ``start`` and ``stop`` are rows of the log.
         """
@@ -419,7 +420,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Rows of the log, before filters; a log that does not say is read once to count them."""
+        """Number of rows of the log before filters. A log that does not state it is read once to count them."""
         source = opened(self.log.source)
         known = source.rows
         if known is None:
@@ -461,7 +462,7 @@ class Plan:
         return pa.schema(list(found.values()))
 
     def table_of_dicts(self, rows: Any) -> pa.Table:
-        """One dict, or a list of dicts, as a table with the types of the log and of merged views."""
+        """Convert a dict, or a list of dicts, to a table with the types of the log and of merged views."""
         views = [*(step.view for step in self.log.steps if isinstance(step, Merge)), self.log]
         fields = {field.name: field for view in views for field in view.source.schema}
         given = [rows] if isinstance(rows, Mapping) else list(rows)
@@ -469,7 +470,7 @@ class Plan:
 
     @property
     def time_units(self) -> dict[str, str]:
-        """Units in which requests and streams may give times as numbers, by column: those of the log and of merged views."""
+        """Return the unit of each time column of the log and of merged views, in which requests and streams may give numbers."""
         merged = [step.view for step in self.log.steps if isinstance(step, Merge)]
         return {name: unit for view in [*merged, self.log] for name, unit in view.time_units.items()}
 
@@ -514,12 +515,12 @@ class Plan:
     # ---- what happened
     @property
     def stats(self) -> dict[str, dict[str, float]]:
-        """Rows and seconds (of all threads together) by stage."""
+        """Rows and seconds of each stage; the seconds are the sum over all threads."""
         stages = self.extractor().stats.stages
         return {name: {"rows": s.rows, "seconds": s.seconds} for name, s in stages.items()}
 
     def profile(self) -> dict[str, float]:
-        """Seconds by operator class, of all threads together."""
+        """Seconds of each operator class, summed over all threads."""
         seconds: dict[str, float] = {}
         for program in self._programs():
             for label, (_, nanos, _) in zip(program.labels, program.native.profile(), strict=True):
@@ -528,7 +529,7 @@ class Plan:
 
     @property
     def warnings(self) -> dict[str, int]:
-        """Rows that lost something: malformed documents, crosses cut at their limit. By operator and column."""
+        """Number of rows that lost something (malformed documents, crosses cut at their limit), by operator and column."""
         counts: dict[str, int] = {}
         for program in self._programs():
             for node, (_, _, warned) in zip(program.nodes, program.native.profile(), strict=True):
@@ -575,7 +576,7 @@ def compile(
 
 
 def evaluate(columns: dict[str, Any], rows: Any, *, chunk_rows: int = CHUNK_ROWS) -> pa.Table:
-    """Expressions over rows of a view or of anything that speaks Arrow, as a table: nulls kept, filters applied."""
+    """Compute expressions over the rows of a view, or of any Arrow data, as a table. Nulls are kept, filters are applied."""
     view = rows if isinstance(rows, View) else View(rows)
     graph = build_columns(view, columns)
     graph.check_units()

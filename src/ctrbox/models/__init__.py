@@ -61,7 +61,7 @@ MODELS: dict[str, type[nn.Module]] = {
 
 
 def build(name: str, schema: Schema, config: Mapping[str, Any] | None = None) -> nn.Module:
-    """The model of that name with the arguments of ``config``, its weights new."""
+    """Return a new model by its name, with the arguments in ``config``."""
     if name not in MODELS:
         raise PlanError(f"there is no model {name!r}{nearest(str(name), MODELS)}; expected one of {', '.join(MODELS)}")
     if not isinstance(config, Mapping | None):

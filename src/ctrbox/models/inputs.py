@@ -84,7 +84,7 @@ class Reads:
 
     @property
     def width(self) -> int:
-        """Columns of ``x.flat``: the dims of the pooled fields, one after the other."""
+        """Number of columns of ``x.flat``: the sum of the dims of the pooled fields."""
         return sum(self.dims[name] for name in self.fields)
 
     @property
@@ -124,7 +124,7 @@ class Inputs:
 
     @property
     def vectors(self) -> torch.Tensor:
-        """(rows, fields, dim), in the order of ``reads.fields``."""
+        """Vectors (rows, fields, dim), in the order of ``reads.fields``."""
         if len(self.pooled) == 1 and self.pooled[0].fields == self.reads.fields:
             return self.pooled[0].vectors
         _ = self.reads.dim
@@ -132,7 +132,7 @@ class Inputs:
 
     @property
     def flat(self) -> torch.Tensor:
-        """(rows, reads.width): the vectors side by side."""
+        """Vectors side by side: (rows, reads.width)."""
         if len(self.pooled) == 1 and self.pooled[0].fields == self.reads.fields:
             return self.pooled[0].vectors.flatten(1)
         if not self.reads.fields:
@@ -153,7 +153,7 @@ class Inputs:
         return torch.stack([found[name] for name in self.reads.fields], 1)
 
     def field(self, name: str) -> torch.Tensor:
-        """(rows, dim) of one pooled field."""
+        """Return the vectors (rows, dim) of one pooled field."""
         for part in self.pooled:
             if name in part.fields:
                 return part.vectors[:, part.fields.index(name)]
@@ -162,7 +162,7 @@ class Inputs:
         raise PlanError(f"this model does not read {name!r}{nearest(name, self.reads.fields)}")
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What ``make`` gives of rows that stand for all (one_row.py); made once for the requests of one context."""
+        """Return what ``make`` computes from rows that stand for all (one_row.py), once for the requests of one context."""
         if self.kept is None:
             return make()
         if name not in self.kept:
@@ -170,7 +170,7 @@ class Inputs:
         return self.kept[name]
 
     def sequence(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Vectors of a field's keys in their order, padded with zeros, and how many each row has."""
+        """Return the vectors of a field's keys in their order, padded with zeros, and the number of keys of each row."""
         if name not in self.sequences:
             raise PlanError(f"field {name!r} is not read as a sequence; build Reads with pooling={{{name!r}: 'none'}}")
         return self.sequences[name]

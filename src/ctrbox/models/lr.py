@@ -18,7 +18,10 @@ from ctrbox.models.inputs import Inputs, Reads
 
 
 class LR(nn.Module):
-    """Reads no vectors, so it has no dim. ``pooling="sum"`` makes a field of many keys count for more."""
+    """Logistic regression, which reads no vectors and so has no dim.
+
+    With ``pooling="sum"`` a field of many keys counts for more.
+    """
 
     def __init__(
         self, schema: Schema, *, pooling: str | Mapping[str, str] = "mean", fields: Sequence[str] | None = None

@@ -102,11 +102,11 @@ class TwoTower(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def user_vectors(self, x: Inputs) -> torch.Tensor:
-        """(rows, vector)"""
+        """Return the vectors (rows, vector)."""
         return self._vectors("user", x)
 
     def ad_vectors(self, x: Inputs) -> torch.Tensor:
-        """(rows, vector)"""
+        """Return the vectors (rows, vector)."""
         return self._vectors("ad", x)
 
     def _vectors(self, side: str, x: Inputs) -> torch.Tensor:

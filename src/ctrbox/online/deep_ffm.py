@@ -48,7 +48,7 @@ MOST_THREADS = 32  # that can learn one model at once: a block has so many slice
 
 @dataclass(frozen=True)
 class Rate:
-    """Adagrad of one part: w -= rate · g / (initial + Σ g²)^power_t. power_t = 0 is plain gradient descent."""
+    """The learning rate of one part: w -= rate · g / (initial + Σ g²)^power_t. power_t = 0 is plain gradient descent."""
 
     rate: float
     power_t: float = 0.5
@@ -223,7 +223,7 @@ class DeepFFM:
         return self.fields[: self._native.settings.context]
 
     def context(self, source: Any) -> _native.FfmContext:
-        """What the candidates of one request share, worked out from the context's fields in one row.
+        """Compute what the candidates of one request share, from one row with the context's fields.
 
         ``source`` is a batch or examples. The result holds for the weights as they are: not after `learn`.
         """
@@ -233,7 +233,10 @@ class DeepFFM:
             raise DataError(f"the context: {error}") from error
 
     def score(self, context: _native.FfmContext, candidates: Any) -> npt.NDArray[np.float32]:
-        """Click probabilities of candidates, which have the other fields; the same bits as `predict` of whole rows."""
+        """Return the click probabilities of candidates, which have the fields that the context lacks.
+
+        The probabilities have the same bits as those of `predict` for whole rows.
+        """
         if not isinstance(context, _native.FfmContext):
             raise PlanError(f"score needs what `context` of this model gave, got {type(context).__name__}")
         try:
@@ -249,14 +252,14 @@ class DeepFFM:
     # ---- files ----
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Weights, accumulators and settings; whole or not at all."""
+        """Write weights, accumulators and settings to one file; the file appears whole or not at all."""
         self._can_learn()
         with written_aside(Path(path)) as aside:
             self._native.save(str(aside), self.fields, self.learned)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, learns: bool = True) -> Self:
-        """What ``save`` wrote; it predicts and goes on learning with the same bits.
+        """Load the model that ``save`` wrote; it predicts and continues to learn with the same bits.
 
         Or a published weight file: its accumulators start anew, or take no memory where it only predicts (``learns=False``).
         """
@@ -274,7 +277,7 @@ class DeepFFM:
         return self
 
     def published(self) -> Weights:
-        """The weights alone, for `cb.publish`."""
+        """Return the weights without accumulators, for `cb.publish`."""
         return ffm_weights(self._native, self.fields, self.learned)
 
     @property
@@ -284,7 +287,7 @@ class DeepFFM:
 
     @property
     def bytes(self) -> int:
-        """Memory of weights and accumulators."""
+        """Memory of the weights and accumulators in bytes."""
         return self._native.bytes
 
     def __repr__(self) -> str:
@@ -304,7 +307,10 @@ class DeepFFM:
     # ---- from sources to examples of this model's fields ----
 
     def examples(self, batch: Batch) -> _native.Examples:
-        """A batch as this model learns from it; DataError, which names the row, where it cannot."""
+        """Convert a batch to the examples that this model learns from.
+
+        Raises DataError, which names the row, if a row cannot be converted.
+        """
         return self._of_batch(batch)
 
     def _part(self, source: Any, fields: list[str]) -> _native.Examples:

@@ -40,7 +40,9 @@ MOST_UNPACKERS = 2  # threads that unpack blocks: reading and unpacking take abo
 
 
 class ExampleText:
-    """Lines of text as examples; reads on each iteration (stdin and open files once).
+    """Examples parsed from lines of text.
+
+    Each iteration reads the text again; stdin and open files can be read once.
 
     ``fields``   names of namespaces; a line with another one is bad. None: as they are met
     ``ignore``   namespaces to leave out
@@ -82,7 +84,7 @@ class ExampleText:
 
     @property
     def fields(self) -> list[str]:
-        """The fields given, or those met so far."""
+        """The fields that were given, otherwise those met so far."""
         if self.given is None:
             return list(self._parser.fields)
         return [*self.given, *map(crossed_name, self.interactions)]
@@ -97,11 +99,11 @@ class ExampleText:
 
     @property
     def first_bad(self) -> list[tuple[int, str]]:
-        """Number of the line and what is wrong with it, of the first ten bad ones."""
+        """Line number and error of each of the first ten bad lines."""
         return [(line, self._with_nearest(why)) for line, why in self._parser.first_bad]
 
     def over(self, fields: Sequence[str]) -> ExampleText:
-        """The same text, read for these fields, of which interactions are none of its own."""
+        """Return the same text, to be read for these fields, without interactions of its own."""
         crossed = list(map(crossed_name, self.interactions))
         text = ExampleText(
             self.source,
@@ -135,7 +137,7 @@ class ExampleText:
             raise DataError(f"{self.name}: of this part's {examples.rows:,} lines, {error}") from error
 
     def complaint(self) -> str:
-        """What was left out, in words; empty where nothing was."""
+        """Return a message about the lines that were left out; "" if there were none."""
         if not self.bad:
             return ""
         named = "; ".join(f"line {line:,}: {why}" for line, why in self.first_bad)
@@ -150,7 +152,7 @@ class ExampleText:
 
 
 class ExampleCache:
-    """A file of parsed examples; damage is noticed before anything is learned from a block."""
+    """A file of parsed examples. A damaged block is refused before a model learns from it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -205,12 +207,15 @@ class ExampleCache:
 
     @property
     def bad(self) -> int:
-        """Lines of the text that were left out."""
+        """Number of lines of the text that were left out."""
         self._read_through()
         return self._totals[3]
 
     def blocks(self) -> Iterator[tuple[_native.Examples, list[str]]]:
-        """Yield blocks and the fields so far. The next ones are read and unpacked while the last one is worked on."""
+        """Yield blocks of examples with the fields met so far.
+
+        The next blocks are read and unpacked while the caller works on the last one.
+        """
         unpackers = min(MOST_UNPACKERS, max(1, _native.usable_cores() - 1))
         with self._reading():
             self._version.check()

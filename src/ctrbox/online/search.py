@@ -169,7 +169,7 @@ class Results:
 
 
 def grid(**options: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """Every combination of the values given, named by what differs."""
+    """Return options for every combination of the given values, named by what differs."""
     for name, values in options.items():
         if name not in OPTIONS:
             raise PlanError(f"DeepFFM has no option {name!r}{nearest(name, OPTIONS)}")

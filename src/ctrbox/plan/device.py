@@ -21,7 +21,7 @@ PCIE_GBS = 54.0  # measured on an H200, pinned memory, PCIe 5
 
 @dataclass(frozen=True)
 class Device:
-    """What a plan is placed on: ``Device("cuda", memory="80GB")``, or ``Device("cpu")``.
+    """The device on which a plan's operators are placed: ``Device("cuda", memory="80GB")``, or ``Device("cpu")``.
 
     ``cores``: of the CPU beside the GPU. ``pcie``: GB (10⁹ bytes) a second that travel to the GPU.
     """

@@ -55,14 +55,14 @@ class Expr:
 
     # ---- nulls and types
     def fill(self, value: Any) -> Expr:
-        """The value where there is none."""
+        """Replace nulls by ``value``."""
         return self._call("fill", value)
 
     def is_null(self) -> Expr:
         return self._call("is_null")
 
     def is_not_null(self) -> Expr:
-        """Whether there is a value: ``.filter(col("click").is_not_null())`` drops the rows without one."""
+        """Return whether there is a value: ``.filter(col("click").is_not_null())`` drops the rows without one."""
         return ~self.is_null()
 
     def cast(self, to: str, *, unit: str | None = None) -> Expr:
@@ -137,14 +137,17 @@ class Expr:
         return self._call("ceil")
 
     def clip(self, low: float, high: float) -> Expr:
-        """Into [low, high]."""
+        """Limit values to the range [low, high]."""
         return self._call("clip", low=low, high=high)
 
     def is_nan(self) -> Expr:
         return self._call("is_nan")
 
     def bucketize(self, boundaries: Sequence[float] | None = None, *, quantiles: int | None = None) -> Expr:
-        """The number of boundaries at or below the value: given ones, or ``quantiles`` of them fitted on the log."""
+        """Return the number of boundaries at or below the value.
+
+        The boundaries are given, or they are ``quantiles`` quantiles that are fitted on the log.
+        """
         if (boundaries is None) == (quantiles is None):
             raise PlanError("bucketize needs boundaries=[…] or quantiles=n, one of the two")
         if boundaries is not None:
@@ -152,7 +155,7 @@ class Expr:
         return self._call("bucketize", quantiles=checks.whole("bucketize", "quantiles", quantiles))
 
     def standardise(self) -> Expr:
-        """(x − mean) / standard deviation, both fitted on the log."""
+        """Return (x − mean) / standard deviation, both fitted on the log."""
         return self._call("standardise")
 
     # ---- comparison and logic
@@ -190,7 +193,7 @@ class Expr:
         return self._call("not")
 
     def is_in(self, values: Iterable[Any]) -> Expr:
-        """Whether the value is one of the given ones."""
+        """Return whether the value is one of the given values."""
         return self._call("is_in", values=tuple(plain(v) for v in checks.listed("is_in", values)))
 
     # ---- time
@@ -201,11 +204,11 @@ class Expr:
         return self._call("minute", offset=offset_minutes)
 
     def weekday(self, offset_minutes: int = 0) -> Expr:
-        """Monday is 0."""
+        """Return the day of the week; Monday is 0."""
         return self._call("weekday", offset=offset_minutes)
 
     def day(self, offset_minutes: int = 0) -> Expr:
-        """Day of the month, from 1."""
+        """Return the day of the month, from 1."""
         return self._call("day", offset=offset_minutes)
 
     def month(self, offset_minutes: int = 0) -> Expr:
@@ -215,16 +218,16 @@ class Expr:
         return self._call("year", offset=offset_minutes)
 
     def epoch_day(self, offset_minutes: int = 0) -> Expr:
-        """Days since 1970-01-01."""
+        """Return the number of days since 1970-01-01."""
         return self._call("epoch_day", offset=offset_minutes)
 
     def age(self, since: Any, unit: str = "seconds") -> Expr:
-        """How long before this time ``since`` was, as a float of "seconds", "minutes", "hours" or "days"."""
+        """Return the time that passed from ``since`` to this time, as a float in "seconds", "minutes", "hours" or "days"."""
         return self._call("age", since, unit=unit)
 
     # ---- strings
     def length(self) -> Expr:
-        """Code points of a string, elements of a list."""
+        """Return the number of code points of a string, or of elements of a list."""
         return self._call("length")
 
     def byte_length(self) -> Expr:
@@ -244,11 +247,14 @@ class Expr:
         return self._call("suffix", n=n)
 
     def substring(self, start: int, length: int = -1) -> Expr:
-        """``length`` code points from ``start`` (negative: from the end); -1: to the end."""
+        """Return ``length`` code points from ``start`` on.
+
+        A negative ``start`` counts from the end; ``length=-1`` takes all code points to the end.
+        """
         return self._call("substring", start=start, length=length)
 
     def contains(self, needle: Any) -> Expr:
-        """Whether a string holds the given text, or a list of keys the given key."""
+        """Return whether a string contains the given text, or a list of keys the given key."""
         if isinstance(needle, Expr):
             return self._call("contains", needle)
         return self._call("contains", text=needle)
@@ -263,12 +269,15 @@ class Expr:
         return self._call("replace", old=old, new=new)
 
     def split(self, separator: str) -> Expr:
-        """Tokens between separators; an empty string has none."""
+        """Split a string into the tokens between separators; an empty string has none."""
         checks.separator("split", separator)
         return self._call("split", separator=separator)
 
     def words(self) -> Expr:
-        """Runs of letters and digits of any script; each Han, Hiragana or Katakana character is a word."""
+        """Split a string into words: runs of letters and digits of any script.
+
+        Each Han, Hiragana or Katakana character is a word.
+        """
         return self._call("words")
 
     def ngrams(self, n: int) -> Expr:
@@ -276,11 +285,13 @@ class Expr:
         return self._call("ngrams", n=checks.whole("ngrams", "n", n))
 
     def edit_distance(self, other: Any, limit: int = 8) -> Expr:
-        """Levenshtein distance in characters; limit + 1 when it is more than ``limit`` (at most 64)."""
+        """Return the Levenshtein distance in characters, or limit + 1 if it is larger than ``limit`` (at most 64)."""
         return self._call("edit_distance", other, limit=checks.whole("edit_distance", "limit", limit))
 
     def json(self, path: str, to: str = "str", *, strict: bool = False) -> Expr:
-        """The value at a path such as "$.geo.city" as "str", "int", "float", "bool" or "list[…]"; null where absent.
+        """Return the value at a path such as "$.geo.city" of a JSON text; null if it is absent.
+
+        Its type is "str", "int", "float", "bool" or "list[…]".
 
         A document that is not JSON gives null and a counted warning, or an error with ``strict=True``.
         """
@@ -294,7 +305,7 @@ class Expr:
         return self._call("last", n=n)
 
     def get(self, index: int) -> Expr:
-        """One element; null when the list is too short. Negative: from the end."""
+        """Return one element of a list; null if the list is too short. A negative index counts from the end."""
         return self._call("get", index=index)
 
     def join(self, separator: str) -> Expr:
@@ -317,11 +328,14 @@ class Expr:
 
     # ---- keys
     def hash(self) -> Expr:
-        """The 64-bit hash behind ``key``, without a field."""
+        """Return the 64-bit hash from which ``key`` is made, without the field."""
         return self._call("hash")
 
     def key(self, space: str | None = None) -> Expr:
-        """64-bit keys of a value or of each element of a list, within ``space``: by default the feature's name."""
+        """Return the 64-bit key of a value, or of each element of a list.
+
+        Equal values of different ``space`` have different keys. Default: the feature's name.
+        """
         return self._call("key", space=space)
 
     def as_key(self, space: str | None = None) -> Expr:
@@ -332,7 +346,7 @@ class Expr:
         return self._call("as_key", space=space)
 
     def lookup(self, dictionary: Any, default: Any = None) -> Expr:
-        """The value of a ``cb.Dictionary`` for a word or for each word of a list; ``default`` where it has none."""
+        """Return the value of a ``cb.Dictionary`` for a word, or for each word of a list; ``default`` for unknown words."""
         return self._call("dictionary", table=dictionary, default=default)
 
 
@@ -374,14 +388,14 @@ def column(value: Any) -> Expr:
 
 
 def col(name: str) -> Expr:
-    """A column of the log, of a joined view or of one made by ``with_columns``."""
+    """Return a column of the log, of a joined view, or one that ``with_columns`` made."""
     if not isinstance(name, str) or not name:
         raise PlanError(f"col needs the name of a column, got {name!r}")
     return Expr("column", (), (("name", name),))
 
 
 def lit(value: Any) -> Expr:
-    """A constant."""
+    """Return a constant as an expression."""
     value = plain(value)
     if isinstance(value, list | tuple):
         if value:
@@ -412,12 +426,14 @@ class When:
 
 
 def when(condition: Expr) -> When:
-    """``when(condition).then(a).otherwise(b)``; a null condition takes the second branch."""
+    """Begin a choice: ``when(condition).then(a).otherwise(b)``. A null condition takes the second branch."""
     return When(expression(condition))
 
 
 def cross(*members: Any, limit: int = 1024) -> Expr:
-    """One key for each combination of its members' values (columns by name, or expressions; lists multiply out).
+    """Return one key for each combination of the members' values.
+
+    Members are column names or expressions. Lists give one key for every combination of their elements.
 
     A row gives at most ``limit`` keys; rows that had more are counted in ``plan.warnings``.
     """
@@ -428,14 +444,14 @@ def cross(*members: Any, limit: int = 1024) -> Expr:
 
 
 def overlap(a: Any, b: Any, measure: str = "count") -> Expr:
-    """How many distinct values two lists share ("count"), or that over the number in either ("jaccard")."""
+    """Count the distinct values that two lists share ("count"), or divide that by the number in either ("jaccard")."""
     if measure not in ("count", "jaccard"):
         raise PlanError(f"overlap measures 'count' or 'jaccard', got {measure!r}")
     return Expr(f"overlap_{measure}", (column(a), column(b)))
 
 
 def concat(*parts: Any, sep: str = "") -> Expr:
-    """Strings one after the other with ``sep`` between them."""
+    """Join strings with ``sep`` between them."""
     if not parts:
         raise PlanError("concat needs at least one part")
     found = [column(part) for part in parts]
@@ -446,12 +462,12 @@ def concat(*parts: Any, sep: str = "") -> Expr:
 
 
 def min_(a: Any, b: Any) -> Expr:
-    """The smaller of two values of a row."""
+    """Return the smaller of two values of a row."""
     return column(a)._call("min", column(b))
 
 
 def max_(a: Any, b: Any) -> Expr:
-    """The larger of two values of a row."""
+    """Return the larger of two values of a row."""
     return column(a)._call("max", column(b))
 
 

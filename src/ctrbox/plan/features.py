@@ -16,7 +16,10 @@ RESERVED = {"label", "weight", "group"}
 
 @dataclass(frozen=True, init=False)
 class FeatureSet:
-    """Sparse features are keys (one or many a row), dense ones numbers. ``group`` is kept as a hash, for GAUC."""
+    """The features of a plan: sparse features are keys (one or many per row), dense features are numbers.
+
+    ``group`` is kept as a hash, for GAUC.
+    """
 
     label: Expr | None
     group: Expr | None
@@ -92,12 +95,12 @@ def _history(
 
 
 def shows(*by: Any, time: Any, label: Any, every: str = "1d", window: str | None = None) -> Expr:
-    """How often the value was seen before. Fitted on the log; see ``rate``."""
+    """Count how often the value was shown before. The counts are fitted on the log; see ``rate``."""
     return _history("shows", by, time, label, every, window)
 
 
 def clicks(*by: Any, time: Any, label: Any, every: str = "1d", window: str | None = None) -> Expr:
-    """How often the value was clicked before. Fitted on the log; see ``rate``."""
+    """Count how often the value was clicked before. The counts are fitted on the log; see ``rate``."""
     return _history("clicks", by, time, label, every, window)
 
 
@@ -110,7 +113,7 @@ def rate(
     prior: float = 0.05,
     weight: float = 20.0,
 ) -> Expr:
-    """The click rate of a value (or a combination) in the past, smoothed by ``weight`` shows of rate ``prior``.
+    """Return the past click rate of a value or combination, smoothed by ``weight`` shows of click rate ``prior``.
 
     Time is cut into buckets of ``every``. A row counts the buckets that ended before its own began, the last ``window`` of
     them (default: all): it can see neither its own click nor any later one.

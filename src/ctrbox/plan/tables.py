@@ -103,7 +103,7 @@ class Dictionary:
 
     @staticmethod
     def read(path: str | Path, word: str, value: str) -> Dictionary:
-        """From two columns of a Parquet file; ``value`` holds whole numbers or lists of equal length."""
+        """Read a dictionary from two columns of a Parquet file; ``value`` holds whole numbers or lists of equal length."""
         import pyarrow.parquet as pq
 
         try:
@@ -133,7 +133,7 @@ class Dictionary:
 
     @property
     def bytes(self) -> int:
-        """What the native table takes: the index of 16-byte slots, at most half full, and the values."""
+        """Memory of the native table in bytes: an index of 16-byte slots, at most half full, and the values."""
         slots = 16
         while slots < 2 * len(self):
             slots *= 2

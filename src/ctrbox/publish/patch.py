@@ -48,7 +48,7 @@ LEVEL = 9  # 2 % smaller than 3, for 0.2 s of 5 MB; 19 takes 5 s for 1 % more
 
 @dataclass(frozen=True)
 class PatchFacts:
-    """What a patch says about itself."""
+    """The facts that a patch states about itself."""
 
     word: int
     base_bytes: int
@@ -60,7 +60,9 @@ class PatchFacts:
 
 
 def diff(base: Path_, result: Path_, patch: Path_, *, word: int | None = None) -> PatchFacts:
-    """Write what turns ``base`` into ``result``; weight files part by part, any other files from their beginning.
+    """Write the patch that turns ``base`` into ``result``.
+
+    Weight files are compared part by part, any other files from their beginning.
 
     ``word``: bytes compared and counted at once; 2 for 16-bit codes and 4 for others unless told.
     """
@@ -96,7 +98,7 @@ def diff(base: Path_, result: Path_, patch: Path_, *, word: int | None = None) -
 
 
 def apply(base: Path_, patch: Path_, result: Path_, *, most_bytes: int | None = None) -> PatchFacts:
-    """Write what ``patch`` makes of ``base``, whole or not at all; ``result`` may be ``base``.
+    """Apply ``patch`` to ``base`` and write the result, whole or not at all; ``result`` may be ``base``.
 
     Refused: a patch that is damaged or was made for another base, or whose result is larger than ``most_bytes`` (twice the base,
     or 1 GiB more than it, unless told).
@@ -127,7 +129,7 @@ def apply(base: Path_, patch: Path_, result: Path_, *, most_bytes: int | None = 
 
 
 def read_facts(patch: Path_) -> PatchFacts:
-    """What a patch says about itself, after its checksum was tried."""
+    """Check a patch's checksum and return the facts that the patch states about itself."""
     return _Patch(patch).facts
 
 

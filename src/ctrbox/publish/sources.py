@@ -69,7 +69,10 @@ def pack(
 
 
 def unpack(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
-    """Tensors of a weight file as safetensors, or rows of a table as Parquet. A Deep FFM is loaded as it is."""
+    """Convert a weight file to safetensors (tensors) or Parquet (rows of a table).
+
+    A Deep FFM needs no conversion: `cb.DeepFFM.load` reads its weight file.
+    """
     found = read_weights(path)
     if found.kind in (TENSORS, CLICK_MODEL):
         with written_aside(Path(out)) as aside:

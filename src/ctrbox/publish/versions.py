@@ -56,7 +56,10 @@ class Version:
 
 
 class Published:
-    """Numbered versions of one model in a folder; ``keep`` whole files are kept, log and patches always."""
+    """Numbered versions of one model in a folder.
+
+    The last ``keep`` weight files are kept whole; the log and all patches are always kept.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 8) -> None:
         if keep < 2:
@@ -71,11 +74,11 @@ class Published:
         return versions[-1] if versions else None
 
     def log(self) -> list[Version]:
-        """All versions, the first one first; refused where the log is damaged."""
+        """Return all versions, oldest first. A damaged log raises an error."""
         return self._log()[0]
 
     def file(self, number: int | None = None) -> Path:
-        """The weight file of a version, the current one unless told."""
+        """Return the path of a version's weight file. Default: the current version."""
         version = self._version(number)
         path = self.folder / "versions" / f"{version.name}.fbw"
         if not path.is_file():
@@ -84,7 +87,7 @@ class Published:
         return path
 
     def patch(self, number: int) -> Path:
-        """What turns the version before into this one."""
+        """Return the path of the patch that turns the previous version into this one."""
         return self.folder / "patches" / f"{self._version(number).name}.patch"
 
     def update(self, file: str | os.PathLike[str]) -> Version:
@@ -107,7 +110,7 @@ class Published:
         return versions[-1]
 
     def verify(self) -> list[str]:
-        """What is wrong, in words: log, files kept and patches against their checksums. Empty: nothing."""
+        """Check the log, the kept files and the patches against their checksums, and return one message per damaged one."""
         try:
             versions = self.log()
         except CtrboxError as error:
@@ -127,13 +130,13 @@ class Published:
     def publish(
         self, model: Model, *, note: str = "", decimals: tuple[int, int] | None = None, quantise: bool = True
     ) -> Version:
-        """The next version, from a model (`publish.pack`); whole or not at all."""
+        """Publish a model (`publish.pack`) as the next version, whole or not at all."""
         return self._next(
             lambda place, base: pack(model, place, base=base, quantise=quantise, decimals=decimals), note=note
         )
 
     def rollback(self, number: int, *, note: str = "") -> Version:
-        """Publish an older version again, as the next one."""
+        """Publish an older version again, as the next version."""
         source = self.file(number)
         return self._next(lambda place, _: _copied(source, place), note=note, copy_of=number)
 
@@ -176,7 +179,7 @@ class Published:
             return made
 
     def serves(self, features: Sequence[str]) -> None:
-        """From now on only models whose fields are among these are published here: those of the plan that a server has."""
+        """Accept only models whose fields are among these from now on: the fields of the plan that a server has."""
         with written_aside(self.folder / FEATURES) as aside:
             aside.write_bytes(_sealed("", {"features": list(features)})[0])
 

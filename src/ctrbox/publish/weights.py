@@ -56,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Weights:
-    """What a file holds: ``kind`` says which model of ours, ``about`` what else it needs to be built."""
+    """The contents of a weight file: ``kind`` names the kind of model, ``about`` holds what else is needed to build it."""
 
     kind: str
     about: dict[str, Any]
@@ -146,7 +146,7 @@ def write_weights(
 
 
 def read_weights(path: str | os.PathLike[str]) -> Weights:
-    """The parts of a weight file, codes turned into float32 again."""
+    """Read the parts of a weight file, and convert 16-bit codes back to float32."""
     with _opened(path) as (file, found):
         parts = [_part(path, file, entry) for entry in found.entries]
     return Weights(found.kind, found.about, parts)

@@ -42,7 +42,7 @@ MANIFEST, PLAN, LOG, WEIGHTS, ONLINE = "serve.json", "plan.ctr", "log.arrow", "w
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """``ModelFolder.open("model/")``; ``create`` makes one."""
+    """The folder of a served model: ``ModelFolder.open("model/")`` opens one, ``create`` makes one."""
 
     folder: Path
     kind: str  # DEEP_FFM; CLICK_MODEL, a run that is published; RUN, the folder of one
@@ -68,7 +68,7 @@ class ModelFolder:
 
     @property
     def published(self) -> Published:
-        """Versions, patches, log and rollback of the model's weights."""
+        """The published versions of the model's weights, with patches, log and rollback."""
         if self.kind == RUN:
             raise PlanError(f"{self.folder} is the folder of a run, which has no published versions")
         return Published(self.folder / WEIGHTS)
@@ -111,7 +111,7 @@ class ModelFolder:
         return plan
 
     def engine(self, number: int | None = None, *, learns: bool = False) -> DeepFFM:
-        """The Deep FFM of a published version, the current one unless told; without accumulators unless it ``learns``."""
+        """Load the Deep FFM of a published version, by default the current one; only with ``learns`` it has accumulators."""
         if self.kind != DEEP_FFM:
             raise PlanError(f"{self.folder} serves a model of kind {self.kind!r}; only a Deep FFM has an engine")
         return DeepFFM.load(self.published.file(number), learns=learns)

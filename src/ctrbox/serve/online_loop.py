@@ -42,7 +42,7 @@ AGAIN_S = 5.0  # after a write that failed
 
 
 class OnlineLoop:
-    """Learns from ``stream`` into the folder ``out``, which `ctrbox serve` opens.
+    """The loop that learns from ``stream`` and publishes into the folder ``out``, which `ctrbox serve` opens.
 
     ``every``       a version: a span of time, or a number of examples ("100000ex")
     ``window``      a click counts within so long of its impression; ``lateness``: events may come so much out of order
@@ -120,7 +120,7 @@ class OnlineLoop:
     # ---- the whole
 
     def run(self) -> dict[str, Any]:
-        """Until a signal, or with ``once`` until nothing more is there; what was learned, in numbers."""
+        """Learn until a signal, or with ``once`` until there are no more events; return what was learned, in numbers."""
         with contextlib.ExitStack() as stack:
             # A stream that is not there is told before anything is written.
             first = None if self.checkpoints.found() else self._open_stream(None, stack)
@@ -145,7 +145,7 @@ class OnlineLoop:
 
     @property
     def nothing_learned(self) -> str:
-        """Why this start has learned from nothing; "" where it has learned."""
+        """A message that says why nothing was learned since the start; "" if something was learned."""
         if self.engine.learned > self.began_with:
             return ""
         if not self.events_read:

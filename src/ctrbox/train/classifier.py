@@ -230,7 +230,7 @@ class Classifier:
             raise not_fitted()
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
-        """(rows, 2): the probability of each of ``classes_``."""
+        """Return the probability of each of ``classes_`` as an array (rows, 2)."""
         self._check_fitted()
         table = self._frame.read(X)
         both = np.empty((table.num_rows, 2))
@@ -241,13 +241,13 @@ class Classifier:
         return both
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
-        """The likelier class of each row."""
+        """Return the more probable class of each row."""
         p = self.predict_proba(X)
         found: np.ndarray = self.classes_[(p[:, 1] > 0.5).astype(np.int64)]
         return found
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
-        """The share of rows whose class is right, as every classifier of scikit-learn scores; for AUC: scoring="roc_auc"."""
+        """Return the accuracy, as classifiers of scikit-learn do. For the AUC use scoring="roc_auc"."""
         found = self.predict(X)
         given = np.asarray(y).reshape(-1)
         if len(given) != len(found):
@@ -256,7 +256,7 @@ class Classifier:
 
     @property
     def feature_importances_(self) -> np.ndarray:
-        """The ROC AUC that is lost when a column's values change places, for each column of X: permutation importance.
+        """Permutation importance of each column of X: the ROC AUC that is lost when the column's values are shuffled.
 
         Measured on up to 5,000 held-out rows (without any, on training rows) and averaged over 3 permutations of ``seed``, so it
         is the same every time. Computed at the first access, or when the classifier is saved or pickled, and then kept; it costs

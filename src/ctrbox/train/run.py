@@ -42,7 +42,10 @@ BUDGET = 8 << 30  # of a loaded table at least; it holds what it held, and may g
 
 
 class Run:
-    """``run.metrics["auc"]``, ``run.predict(data)``, ``run.report()``; ``cb.Run.load("runs/today")`` brings one back."""
+    """A finished training: ``run.metrics["auc"]``, ``run.predict(data)``, ``run.report()``.
+
+    ``cb.Run.load("runs/today")`` loads one from its folder.
+    """
 
     def __init__(self, plan: Plan, learner: Learner, summary: Mapping[str, Any], folder: Path | None) -> None:
         self.plan = plan
@@ -71,13 +74,13 @@ class Run:
         return found
 
     def predict_batch(self, batch: Batch) -> np.ndarray:
-        """Probabilities of a click, one a row of a batch of this run's plan."""
+        """Return the click probability of each row of a batch of this run's plan."""
         if batch.schema.fingerprint not in ("", self.learner.schema.fingerprint):
             raise PlanError(other_plan(self.learner.schema.fingerprint, batch.schema.fingerprint))
         return self.learner.predict(batch)
 
     def predict(self, rows: Any, *, warn: bool = True) -> np.ndarray:
-        """Return probabilities of a click for raw rows, one a row; NaN, with a warning, where a filter drops the row.
+        """Return the click probability of each raw row; NaN, with a warning, for a row that a filter drops.
 
         ``rows``: anything that speaks Arrow, a dict or a list of dicts. Columns that the plan merges from another view must
         be among them. ``warn=False``: say nothing about rows that a filter drops.
@@ -118,7 +121,7 @@ class Run:
     def predictions(
         self, data: Any, batch_size: int = ROWS, views: Mapping[str, Any] | None = None
     ) -> Iterator[np.ndarray]:
-        """Probabilities for a whole log in its order, rows that filters drop left out, a batch at a time.
+        """Yield the click probabilities of a whole log in its order, one batch at a time, without the rows that filters drop.
 
         ``views``: other data for joined and merged views, by name.
         """
@@ -129,7 +132,7 @@ class Run:
     def evaluate(
         self, data: Any = None, batch_size: int = ROWS, views: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
-        """Metrics over another log with labels (or a plan over one); without, over the rows this run held back."""
+        """Return the metrics on another log with labels, or a plan over one. Default: on the rows that this run held back."""
         if data is None:
             held = self.summary.get("held")
             if not isinstance(held, Mapping):

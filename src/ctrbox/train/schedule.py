@@ -25,7 +25,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Warmup:
-    """From nearly 0 to 1 in ``steps`` steps, in a line; then 1."""
+    """A learning-rate schedule that rises linearly from nearly 0 to 1 in ``steps`` steps and stays at 1."""
 
     steps: int
 
@@ -38,7 +38,7 @@ class Warmup:
 
 @dataclass(frozen=True)
 class Cosine:
-    """A warm-up, then half a cosine down to ``floor`` at step ``steps``, and ``floor`` from there on."""
+    """A learning-rate schedule: a warm-up, then half a cosine down to ``floor`` at step ``steps``, then ``floor``."""
 
     steps: int
     warmup: int = 0
@@ -60,7 +60,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Decay:
-    """Times ``factor`` every ``every`` steps."""
+    """A learning-rate schedule that multiplies the rate by ``factor`` every ``every`` steps."""
 
     factor: float
     every: int

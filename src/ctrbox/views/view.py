@@ -174,7 +174,7 @@ class View:
         return self._changed(source=source, steps=self._steps_over(given))
 
     def brought(self) -> list[View]:
-        """The views that this one joins or merges, and those that they do."""
+        """Return the views that this view joins or merges, and those that they join or merge."""
         mine = [step.view for step in self.steps if isinstance(step, Join | Merge)]
         return [found for view in mine for found in (view, *view.brought())]
 
@@ -221,15 +221,15 @@ class View:
         return f"View({self.name!r}, key={self.key}, steps={len(self.steps)})"
 
     def select(self, *columns: str) -> View:
-        """Only these columns."""
+        """Keep only these columns."""
         return self._with(Select(_names(columns, "select")))
 
     def with_columns(self, **columns: Any) -> View:
-        """New columns, or old ones anew, from expressions."""
+        """Add or replace columns that are computed from expressions."""
         return self._with(WithColumns(tuple(columns.items())))
 
     def fill(self, **values: Any) -> View:
-        """Values for nulls; in a joined view also the answer for keys it lacks."""
+        """Replace nulls by these values; in a joined view they are also the values for keys that it lacks."""
         return self._with(Fill(tuple(values.items())))
 
     def cast(self, **types: str) -> View:
@@ -240,7 +240,7 @@ class View:
         return self._with(Cast(tuple(types.items())))
 
     def filter(self, condition: Any) -> View:
-        """Only rows for which the condition holds; a null condition does not hold."""
+        """Keep only the rows for which the condition holds; a null condition does not hold."""
         return self._with(Filter(condition))
 
     def join(self, view: View, on: str | Sequence[str], how: str = "left", *, prefix: str = "") -> View:
