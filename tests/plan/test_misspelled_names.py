@@ -50,6 +50,6 @@ def test_expressions_and_views_are_copied_and_asked_for_protocols_as_before() ->
     for one in (copy.copy(e), copy.deepcopy(e), pickle.loads(pickle.dumps(e))):  # noqa: S301  # its own bytes
         assert repr(one) == repr(e)
     assert copy.copy(view).head()["a"].to_pylist() == [1]
-    for name in ("__arrow_c_stream__", "__array__", "_repr_html_"):
+    for name in ("__arrow_c_stream__", "__array__", "_repr_png_"):
         assert not hasattr(e, name)
         assert not hasattr(view, name)

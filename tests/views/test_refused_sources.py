@@ -221,6 +221,8 @@ def test_the_columns_that_exist_are_listed(count: int, more: bool) -> None:
         (pa.list_(pa.utf8()), pa.list_(pa.int64()), False),
         (pa.list_(pa.int64()), pa.list_(pa.int64(), 2), False),
         (pa.null(), pa.int64(), True),
+        (pa.bool_(), pa.bool_(), True),
+        (pa.date32(), pa.date32(), True),
     ],
 )
 def test_which_types_of_a_later_file_can_be_read_as_those_of_the_first(
