@@ -413,7 +413,7 @@ void records_of(std::vector<RecordField> fields, uint32_t rows, Random& random) 
     fill(filled, rows, random);
     for (uint32_t handle : filled->handles()) expected.push_back(told(layout, filled->at(handle)));
   }
-  records->append(std::move(*part));
+  records->put(records->place(*part), std::move(*part));
   CHECK(part->rows() == 0);
   fill(part, rows, random);  // it can be used again
   part.reset();
