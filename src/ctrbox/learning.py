@@ -30,7 +30,7 @@ from ctrbox.reading_runs import (
     tell_of_servers,
 )
 from ctrbox.terminal import Mistake, hint, meter, say, say_json, tell, written_aside
-from ctrbox.training_command import AsJson, JobFile, Threads, Watch, fit, load_seeded
+from ctrbox.training_command import AsJson, JobFile, Limit, Threads, Watch, fit, load_seeded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -236,17 +236,7 @@ def trial(
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            "--rows",
-            min=1,
-            metavar="ROWS",
-            help="Use only the first ROWS rows of the log. Default: all rows.",
-            show_default=False,
-        ),
-    ] = None,
+    limit: Limit = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:

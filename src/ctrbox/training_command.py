@@ -33,6 +33,17 @@ JobFile = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Number of worker threads. Default: all cores.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        "--rows",
+        min=1,
+        metavar="ROWS",
+        help="Use only the first ROWS rows of the log, for training and validation. Default: the job's setting, else all rows.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 # Rows a second on a terminal move by themselves; in a log a line now and then is enough.
@@ -71,17 +82,7 @@ def train(
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            "--rows",
-            min=1,
-            metavar="ROWS",
-            help="Train on, and hold back validation rows from, only the first ROWS rows of the log. Default: all rows.",
-            show_default=False,
-        ),
-    ] = None,
+    limit: Limit = None,
     valid: Annotated[
         str | None,
         typer.Option(

@@ -11,7 +11,7 @@ import typer
 from ctrbox.job import blaming
 from ctrbox.options import in_words_of_options
 from ctrbox.terminal import Mistake, hint, say, say_json, tell, utf8
-from ctrbox.training_command import AsJson, JobFile, Threads, Watch, load_seeded
+from ctrbox.training_command import AsJson, JobFile, Limit, Threads, Watch, load_seeded
 
 TUNE_EXAMPLES = """\b
 Examples:
@@ -35,15 +35,7 @@ def tune(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Number of epochs per trial. Default: the job's setting, otherwise 1.")
     ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            "--rows",
-            min=1,
-            help="Number of rows to use from the beginning of the log. Default: the job's setting, otherwise all rows.",
-        ),
-    ] = None,
+    limit: Limit = None,
     evaluate_every: Annotated[
         int | None,
         typer.Option(
