@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from tests.cli.warm import run_command
 
 ROWS = 4_000
 
@@ -32,17 +35,16 @@ plan = cb.compile(log, features)
 """
 
 
-def ctrbox(*arguments: object, cwd: Path, check: int = 0, **options: object) -> subprocess.CompletedProcess[str]:
+def ctrbox(*arguments: object, cwd: Path, check: int = 0, **options: Any) -> subprocess.CompletedProcess[Any]:
+    """Run the command, and expect this exit code and no traceback. Options of `subprocess.run` ask for a fresh Python."""
     environment = {k: v for k, v in os.environ.items() if k != "CTRBOX_TRACEBACK"}
-    done = subprocess.run(  # type: ignore[call-overload]
-        [sys.executable, "-m", "ctrbox.cli", *map(str, arguments)],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=options.pop("text", True),
-        timeout=120,
-        **options,
-    )
+    text = options.pop("text", True)
+    if options:
+        command = [sys.executable, "-m", "ctrbox.cli", *map(str, arguments)]
+        streams = {"capture_output": True, "text": text, "timeout": 120}
+        done: Any = subprocess.run(command, cwd=cwd, env=environment, **streams, **options)
+    else:
+        done = run_command(arguments, cwd=cwd, env=environment, text=text)
     assert done.returncode == check, done.stderr
     assert "Traceback" not in str(done.stderr)
     return done

@@ -31,6 +31,7 @@ from ctrbox import learning, training_command
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.terminal import Mistake, tell_warning
 from ctrbox.training_command import run_place
+from tests.cli.warm import run_command
 
 ROWS = 3_000
 
@@ -70,14 +71,7 @@ model = Mine(plan.schema)
 
 
 def ctrbox(*arguments: object, cwd: Path, check: int = 0, text: bool = True, **more: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "ctrbox.cli", *map(str, arguments)],
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=text,
-        timeout=300,
-    )
+    done = run_command(arguments, cwd=cwd, env=environment(**more), text=text)
     assert done.returncode == check, done.stderr
     assert "Traceback" not in str(done.stderr)
     return done

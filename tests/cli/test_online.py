@@ -18,6 +18,7 @@ from ctrbox.datasets import adlog
 from ctrbox.errors import CtrboxError
 from ctrbox.streaming import SECRET
 from ctrbox.terminal import Mistake
+from tests.cli.warm import run_command
 
 ROOT = Path(__file__).parents[2]
 JOB = """\
@@ -41,8 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ctrbox(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ctrbox.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=place, env=environment())
+    return run_command(words, cwd=place)
 
 
 def environment() -> dict[str, str]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import ctrbox as cb
+from tests.cli.warm import run_command
 from tests.online.test_search import text
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ctrbox.cli", "search", *arguments], capture_output=True, text=True, cwd=folder
-    )
+    return run_command(["search", *arguments], cwd=folder)
 
 
 def test_a_search_over_text_gives_table_page_and_model(tmp_path: Path) -> None:
