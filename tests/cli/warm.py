@@ -107,5 +107,4 @@ if __name__ == "__main__":
     try:
         main()
     except SystemExit as ended:
-        assert isinstance(ended.code, int)
-        end(ended.code)
+        end(int(ended.code or 0))
