@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 
 import ctrbox as cb
+from ctrbox import col
 from ctrbox.embed.embedder import Row
-from tests.cluster.trainings import OPTIONS, model, table
+from tests.cluster.trainings import OPTIONS, image_training, model, table
 from tests.train.worlds import on_disk, weights
 
 pytest.importorskip("ray", reason="needs ray: pip install 'ctrbox[cluster]'")
 
-from ctrbox.cluster import recovery, shards
+from ctrbox.cluster import recovery, shards, workers
 from ctrbox.cluster.recovery import Crew
 from ctrbox.cluster.shards import Over, Server, Shards, Spec
 from ctrbox.cluster.workers import Order
@@ -185,6 +187,25 @@ def test_one_worker_in_process_trains_the_bits_of_a_plain_training(
     assert here.metrics == there.metrics
     assert not in_process.of("Worker")  # all are dismissed
     assert not in_process.of("Server")
+
+
+def test_a_model_server_of_one_worker_trains_the_bits_of_a_plain_training(
+    tmp_path: Path, in_process: InProcessRay
+) -> None:
+    loss, submodel = image_training(tmp_path, None)
+    other_loss, other = image_training(tmp_path, OneProcessCluster(workers=1, servers=1))
+    assert loss == other_loss
+    assert submodel.tobytes() == other.tobytes()
+
+
+def test_a_worker_with_another_plan_is_refused(
+    log: cb.Plan, tmp_path: Path, in_process: InProcessRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = cb.compile(log.log, dataclasses.replace(log.features, dense={"price": col("price") + 1}), threads=1)
+    original = workers.Shipped.of
+    monkeypatch.setattr(workers.Shipped, "of", staticmethod(lambda _: original(other)))
+    with pytest.raises(PlanError, match="worker 0 has another plan"):
+        fitted(log, OneProcessCluster(workers=1, servers=1), tmp_path / "run")
 
 
 @pytest.mark.parametrize("kind", ["Worker", "Server"])

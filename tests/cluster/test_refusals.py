@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import ctrbox as cb
-from ctrbox import col
 from ctrbox.errors import BudgetError, PlanError
 from tests.cluster.trainings import OPTIONS, cluster, model, table
 
@@ -21,16 +19,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("running")]
 def test_a_table_that_outgrows_its_servers_is_refused_with_the_budget(plan: cb.Plan) -> None:
     with pytest.raises(BudgetError, match="within its budget of 2,500 bytes"):
         cb.Trainer(model(plan), table(budget=5000)).fit(plan, **OPTIONS, cluster=cluster(1, 2))
-
-
-def test_a_worker_with_another_plan_is_refused(plan: cb.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.cluster import workers
-
-    other = cb.compile(plan.log, dataclasses.replace(plan.features, dense={"price": col("price") + 1}), threads=1)
-    original = workers.Shipped.of
-    monkeypatch.setattr(workers.Shipped, "of", staticmethod(lambda _: original(other)))
-    with pytest.raises(PlanError, match="worker 0 has another plan"):
-        cb.Trainer(model(plan), table()).fit(plan, **OPTIONS, out=tmp_path / "run", cluster=cluster(1, 1))
 
 
 def test_a_worker_with_other_code_is_refused(plan: cb.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
