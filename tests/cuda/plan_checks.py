@@ -283,7 +283,7 @@ def test_any_plan_gives_the_batches_of_the_cpu(
 
 
 @pytest.mark.slow
-@settings(max_examples=100, **QUIET)
+@settings(max_examples=50, **QUIET)
 @given(job=jobs(), batch_size=st.sampled_from([1, 3, 1000]), files=st.sampled_from([0, 1, 3]))
 def test_many_plans_give_the_batches_of_the_cpu(
     runtime: Runtime, tmp_path_factory: pytest.TempPathFactory, job: Job, batch_size: int, files: int

@@ -135,7 +135,7 @@ def test_of_two_errors_the_earlier_is_told(tmp_path: Path, threads: int) -> None
 
 
 CTRL_C = """
-    import time, pyarrow as pa, ctrbox as cb
+    import time, numpy as np, pyarrow as pa, ctrbox as cb
     from ctrbox import col
 
     @cb.operator(args=["int"], result="int")
@@ -144,7 +144,8 @@ CTRL_C = """
         time.sleep(0.1)
         return a
 
-    table = pa.table({"uid": range(16_384 * 600), "v": range(16_384 * 600)})
+    rows = np.arange(16_384 * 600)
+    table = pa.table({"uid": rows, "v": rows})
     view = cb.View(table, key="uid", name="users").fill(v=0)
     log = cb.View(pa.table({"id": [1], "u": [1]}), key="id").join(view, on="u")
     cb.evaluate({"v": slow(col("v"))}, log)
