@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks import ffm_data, report
 from ctrbox import _native, publish
-from ctrbox.online.deep_ffm import DeepFFM
-from ctrbox.online.examples import ExampleCache
+from ctrbox.ffm.engine import DeepFFM
+from ctrbox.ffm.examples import ExampleCache
 
 CONTEXT = 16
 NAMES = list(ffm_data.NAMES)

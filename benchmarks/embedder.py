@@ -21,7 +21,7 @@ from benchmarks.embedder_peers import EPS, LR, TorchBag, Torchrec, Work, torchre
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.lookup import Lookup
-from ctrbox.embed.memory import MemoryTable
+from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import Adagrad, Adam, Optimizer, RowwiseAdagrad
 from ctrbox.embed.pooling import pool
 

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import ffm_data, report
-from ctrbox.online.deep_ffm import DeepFFM
-from ctrbox.online.examples import ExampleCache
-from ctrbox.online.progress import auc
+from ctrbox.ffm.engine import DeepFFM
+from ctrbox.ffm.examples import ExampleCache
+from ctrbox.ffm.progress import auc
 
 ROWS, TEST = 1_000_000, 200_000
 BITS = 24

@@ -77,7 +77,7 @@ def hashes(texts: pa.StringArray) -> tuple[np.ndarray, np.ndarray]:
     import ctrbox as cb
     from ctrbox import col
 
-    table = cb.evaluate({"h": col("text").split(" ").hash()}, pa.table({"text": texts}))
+    table = cb.compute({"h": col("text").split(" ").hash()}, pa.table({"text": texts}))
     lists = table["h"].combine_chunks()
     lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
     return np.diff(lists.offsets.to_numpy()), lists.flatten().to_numpy().view(np.uint64)

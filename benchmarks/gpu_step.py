@@ -21,7 +21,7 @@ from torch import nn
 
 from benchmarks import report
 from ctrbox.columns.batch import Batch, Field, Ragged, Schema
-from ctrbox.embed.gpu_table import GpuTable
+from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.optimizers import SGD, Adagrad, Optimizer
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime, why_not
 from ctrbox.models.inputs import Inputs, Reads

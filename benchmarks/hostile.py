@@ -43,7 +43,7 @@ SLACK = 48 * MB  # what an allocator and the model's own scratch memory may take
 TICKS = os.sysconf("SC_CLK_TCK")
 LIMITED = (
     "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0})); "
-    "runpy.run_module('ctrbox.cli', run_name='__main__', alter_sys=True)"
+    "runpy.run_module('ctrbox', run_name='__main__', alter_sys=True)"
 )
 
 

@@ -18,8 +18,8 @@ import ctrbox as cb
 from benchmarks import report
 from ctrbox import col
 from ctrbox.datasets import adlog, adlog_events
-from ctrbox.online.warm_up import ahead
-from ctrbox.serve.online_loop import OnlineLoop
+from ctrbox.ffm.warm_up import ahead
+from ctrbox.loop.loop import OnlineLoop
 
 
 def made(data: Path, bits: int) -> tuple[cb.Plan, cb.DeepFFM]:

@@ -6,7 +6,7 @@ A producer hands chunks of events over to a stream while the loop learns from it
 SIGKILL at random moments: while it takes a piece, writes a checkpoint, publishes, waits. Another goes on. After every kill the
 folder is looked at; at the end weights and accumulators must be those of an unbroken loop bit by bit, with the same counts, the
 same events that wait and the same versions. First over a folder of chunks; then over a real nats-server, which is killed and
-started again in about every third round. The parts live in tests/online/: online_world.py, online_killing.py, broker.py.
+started again in about every third round. The parts live in tests/loop/: online_world.py, online_killing.py, broker.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from tests.online.broker import BrokerSource, nats_binary
-from tests.online.online_killing import Broken, FolderSource, Rounds
+from tests.loop.broker import BrokerSource, nats_binary
+from tests.loop.online_killing import Broken, FolderSource, Rounds
 
 
 def rounds(place: Path, kills: int, seed: int, source: Any, what: str) -> Rounds:

@@ -26,9 +26,9 @@ from typing import Any
 
 from benchmarks import ffm_data, report
 from ctrbox import publish
-from ctrbox.online.deep_ffm import DeepFFM
-from ctrbox.online.examples import ExampleCache
-from ctrbox.online.progress import auc
+from ctrbox.ffm.engine import DeepFFM
+from ctrbox.ffm.examples import ExampleCache
+from ctrbox.ffm.progress import auc
 
 ROWS, TEST, BITS = 1_000_000, 200_000, 24
 FURTHER = (1_000, 10_000, 100_000)

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks import ffm_data
 from ctrbox import _native
-from ctrbox.online.deep_ffm import BLOCK, DeepFFM
-from ctrbox.online.progress import auc
+from ctrbox.ffm.engine import BLOCK, DeepFFM
+from ctrbox.ffm.progress import auc
 
 ROWS, TEST, SEED, BITS, PIECE = 800_000, 200_000, 7, 24, 65_536
 MODELS: dict[str, dict[str, Any]] = {

@@ -41,7 +41,7 @@ import pyarrow.dataset as ds
 
 import ctrbox as cb
 from benchmarks import report
-from ctrbox.job import load_plan
+from ctrbox.cli.job import load_plan
 from ctrbox.serve.model_folder import ModelFolder, create
 
 CONTEXT = ("ts", "user_id", "query", "device", "context")
@@ -292,7 +292,7 @@ def main() -> None:
         fresh_bodies.write_bytes(b"\n".join(without_microseconds(body) for body, _ in made[:BODIES]) + b"\n")
         fresh_script.write_text(FRESH_LUA)
         port, grpc_port, peer_port = free_port(), free_port(), free_port()
-        command = [sys.executable, "-m", "ctrbox.cli", "serve", str(model.folder), "--port", str(port)]
+        command = [sys.executable, "-m", "ctrbox", "serve", str(model.folder), "--port", str(port)]
         command += ["--grpc-port", str(grpc_port), "--queue", "32"]
         peer_command = [sys.executable, "-m", "benchmarks.serve_peer", str(model.folder), str(peer_port)]
         url = f"http://127.0.0.1:{port}"

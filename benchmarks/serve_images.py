@@ -154,7 +154,7 @@ def main() -> None:
                 folder = place / f"{which}-{kind}"
                 cb.serve.create(folder, plan, runs[which], context=CONTEXT, quantise=kind == "codes")
                 port = free_port()
-                command = [sys.executable, "-m", "ctrbox.cli", "serve", str(folder), "--port", str(port)]
+                command = [sys.executable, "-m", "ctrbox", "serve", str(folder), "--port", str(port)]
                 commands[f"{which}-{kind}"] = [*command, "--max-body", "4MB", "--deadline-ms", "5000"], port
         exact, port = commands["with-exact"]
         with process(exact, port):

@@ -13,7 +13,7 @@ folders are made that a power cut may leave, one at the kill and four at random 
 Flips: one bit of the files of a closed table is flipped at a time. Every flip must be found by opening or by `verify`,
 naming the file, and no row that is read may be wrong.
 
-The parts live in tests/sparse/: trainee.py, killing.py, power_cut.py with unsynced.c, damage.py.
+The parts live in tests/embed/ssd/: trainee.py, killing.py, power_cut.py with unsynced.c, damage.py.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from tests.sparse.damage import Patient, Unnoticed
-from tests.sparse.killing import Broken, Rounds
-from tests.sparse.power_cut import NoShim, compile_shim
+from tests.embed.ssd.damage import Patient, Unnoticed
+from tests.embed.ssd.killing import Broken, Rounds
+from tests.embed.ssd.power_cut import NoShim, compile_shim
 
 CUTS_A_KILL = 4
 

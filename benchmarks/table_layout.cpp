@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/shard.h"
+#include "core/table/shard.h"
 #include "core/sparse/filter.h"
 #include "core/sparse/group_store.h"
 #include "core/sparse/paper_bloom.h"

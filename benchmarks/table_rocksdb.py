@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ctrbox.embed.memory import MemoryTable
+from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import SGD
 
 Keys = npt.NDArray[np.int64]

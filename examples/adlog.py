@@ -1,1 +1,1 @@
-../src/ctrbox/demo_job.py
+../src/ctrbox/cli/demo_job.py

@@ -42,7 +42,7 @@ def command_line() -> Any:
     """Return the command line of `ctrbox`, as `main` runs it."""
     from typer.main import get_command
 
-    from ctrbox.cli import app
+    from ctrbox.cli.main import app
 
     return get_command(app)
 

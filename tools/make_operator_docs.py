@@ -1,13 +1,13 @@
 """Write the table of docs/operators.md anew: python tools/make_operator_docs.py
 
-The head of the page is written by hand; between its two markers stands ``ctrbox.plan.catalogue.markdown()``.
+The head of the page is written by hand; between its two markers stands ``ctrbox.plan.language.catalogue.markdown()``.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ctrbox.plan.catalogue import markdown
+from ctrbox.plan.language.catalogue import markdown
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "operators.md"
 BEGIN, END = "<!-- table: made by tools/make_operator_docs.py -->\n", "<!-- end of table -->\n"

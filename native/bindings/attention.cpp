@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "core/attention.h"
+#include "core/request/attention.h"
 
 using namespace cb;
 

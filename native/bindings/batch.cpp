@@ -1,7 +1,7 @@
 #include <nanobind/stl/shared_ptr.h>
 
 #include "bindings/bindings.h"
-#include "core/sinks.h"
+#include "core/program/sinks.h"
 
 using namespace cb;
 

@@ -1,11 +1,11 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include "bindings/embedder.h"
-#include "core/checked_file.h"
-#include "core/memory_table.h"
-#include "core/parallel.h"
-#include "core/published_rows.h"
-#include "core/table_file.h"
+#include "core/system/checked_file.h"
+#include "core/system/parallel.h"
+#include "core/table/memory_table.h"
+#include "core/table/published_rows.h"
+#include "core/table/table_file.h"
 
 using namespace cb;
 

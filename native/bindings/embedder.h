@@ -11,7 +11,7 @@
 #include <system_error>
 
 #include "bindings/bindings.h"
-#include "core/table_file.h"
+#include "core/table/table_file.h"
 
 namespace cb {
 

@@ -6,10 +6,10 @@
 #include <cstring>
 
 #include "bindings/bindings.h"
-#include "core/buffers.h"
-#include "core/decimals.h"
-#include "core/frame.h"
-#include "core/records.h"
+#include "core/join/records.h"
+#include "core/program/decimals.h"
+#include "core/program/frame.h"
+#include "core/system/buffers.h"
 
 using namespace cb;
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "core/lookup.h"
-#include "core/pooling.h"
+#include "core/table/lookup.h"
+#include "core/table/pooling.h"
 
 using namespace cb;
 

@@ -2,7 +2,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings/bindings.h"
-#include "core/cores.h"
+#include "core/system/cores.h"
 
 NB_MODULE(_native, m) {
   m.doc() = "Native core of CTRBox: operators, programs, indexes, batches.";

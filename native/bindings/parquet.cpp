@@ -7,10 +7,10 @@
 #include <cerrno>
 
 #include "bindings/bindings.h"
-#include "core/frame.h"
-#include "core/parallel.h"
 #include "core/parquet/column_chunk.h"
 #include "core/parquet/footer.h"
+#include "core/program/frame.h"
+#include "core/system/parallel.h"
 
 using namespace cb;
 using namespace cb::parquet;

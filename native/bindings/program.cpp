@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "bindings/bindings.h"
-#include "core/parallel.h"
-#include "core/program.h"
-#include "core/sinks.h"
+#include "core/program/program.h"
+#include "core/program/sinks.h"
+#include "core/system/parallel.h"
 
 using namespace cb;
 

@@ -3,9 +3,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
-#include "core/checked_file.h"
 #include "core/publish/patch.h"
 #include "core/publish/quantise.h"
+#include "core/system/checked_file.h"
 
 using namespace cb;
 
@@ -47,7 +47,7 @@ void bind_publish(nb::module_& m) {
         sum.add(bytes.data(), bytes.size());
         return sum.value();
       },
-      nb::arg("bytes"), "Of core/checked_file.h.");
+      nb::arg("bytes"), "Of core/system/checked_file.h.");
 
   m.def(
       "range_of",

@@ -8,8 +8,8 @@
 #include "bindings/bindings.h"
 #include "core/ffm/engine.h"
 #include "core/ffm/from_batch.h"
-#include "core/request_rows.h"
-#include "core/sinks.h"
+#include "core/program/sinks.h"
+#include "core/request/request_rows.h"
 
 using namespace cb;
 

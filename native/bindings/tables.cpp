@@ -3,8 +3,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
-#include "core/lookup_tables.h"
-#include "core/tables.h"
+#include "core/program/lookup_tables.h"
+#include "core/program/operator_tables.h"
 
 using namespace cb;
 

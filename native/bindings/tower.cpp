@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "core/lookup.h"
+#include "core/table/lookup.h"
 #include "core/tower/adam.h"
 #include "core/tower/dense_logs.h"
 #include "core/tower/dropout.h"

@@ -12,8 +12,8 @@
 #include "capi/patch_file.h"
 #include "capi/weight_file.h"
 #include "capi/whole_file.h"
-#include "core/checked_file.h"
 #include "core/ffm/model_file.h"
+#include "core/system/checked_file.h"
 
 using namespace cb;
 

@@ -5,7 +5,7 @@
 
 #include "capi/sha256.h"
 #include "capi/whole_file.h"
-#include "core/checked_file.h"
+#include "core/system/checked_file.h"
 
 #ifdef CTRBOX_ZSTD
 // Of libzstd's stable interface; declared here, so that the library alone is enough to build with.

@@ -8,8 +8,8 @@
 #include <set>
 
 #include "capi/whole_file.h"
-#include "core/checked_file.h"
 #include "core/publish/quantise.h"
+#include "core/system/checked_file.h"
 #include "operators/json.h"
 
 namespace cb {

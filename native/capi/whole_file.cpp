@@ -10,7 +10,7 @@
 #include <cstring>
 #include <system_error>
 
-#include "core/checked_file.h"
+#include "core/system/checked_file.h"
 
 namespace cb {
 

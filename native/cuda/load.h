@@ -1,6 +1,6 @@
 // Rows of a raw column as entries of a register: numbers widened, strings and lists as views where they can be.
 //
-// The slow twin is native/core/frame.cpp, which gives the same entries on the CPU.
+// The slow twin is native/core/program/frame.cpp, which gives the same entries on the CPU.
 #pragma once
 #include "cuda/slot.h"
 

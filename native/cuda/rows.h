@@ -1,4 +1,4 @@
-// Shapes of operators for one row of a block: what core/kernel.h does for a chunk on the CPU.
+// Shapes of operators for one row of a block: what core/program/kernel.h does for a chunk on the CPU.
 //
 // Those that use the pool are called by every thread of the block, `live` where it has a row to work on (not null, not
 // behind the last); the others have nothing to say about memory and are written out by the generator.

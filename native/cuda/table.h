@@ -1,6 +1,6 @@
 // A table of embedding rows on a GPU: the slots that find a key's row, the rows themselves, and how both begin.
 //
-// A source states the shape of a row before it includes this file (src/ctrbox/embed/gpu_kernels.py):
+// A source states the shape of a row before it includes this file (src/ctrbox/embed/gpu/kernels.py):
 //
 //   CB_DIM  CB_LINEAR      floats of a vector; 1 where a first-order weight comes with it
 //   CB_WEIGHT  CB_VECTOR   optimizers of the two, numbers of OptimizerKind
@@ -71,7 +71,7 @@ constexpr uint32_t kProductsAt = kStatesAt + 2 * kPadded;  // of Adam
 constexpr uint32_t kFloats = kStatesAt + rounded(states_in(kVectorKind, kPadded), 4);
 constexpr uint32_t kStride = rounded(kFloats, kFloats > 4 ? 8 : 4);
 
-// Floats of a row in a file (core/table_file.h): [weight?][vector][states of the weight][states of the vector].
+// Floats of a row in a file (core/table/table_file.h): [weight?][vector][states of the weight][states of the vector].
 constexpr uint32_t kVectorStates = states_in(kVectorKind, kDim);
 constexpr uint32_t kFileFloats = kWidth + kWeightStates + kVectorStates;
 
@@ -140,7 +140,7 @@ __device__ inline Four initial_four(const Head* head, int64_t key, uint32_t part
   return Four{{a.even, left > 1 ? a.odd : 0.0f, left > 2 ? b.even : 0.0f, left > 3 ? b.odd : 0.0f}};
 }
 
-// State k of a new part of n floats, as core/row_optimizers.h counts them.
+// State k of a new part of n floats, as core/table/row_optimizers.h counts them.
 template <OptimizerKind kKind>
 __device__ inline float initial_state(uint32_t k, uint32_t n, const float* w, const float* p) {
   if (kKind == OptimizerKind::Adagrad || kKind == OptimizerKind::RowwiseAdagrad) return p[2];

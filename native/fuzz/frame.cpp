@@ -1,7 +1,7 @@
 // A record batch through Arrow's C interface, as it comes from a file that was checked (offsets ascend and stay inside,
 // text need not be UTF-8) or with indices of a dictionary that nobody checked. Every row that is loaded, in order or
 // picked, is what its maker wrote.
-#include "core/frame.h"
+#include "core/program/frame.h"
 
 #include <list>
 #include <optional>

@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/checked_file.h"
+#include "core/system/checked_file.h"
 
 #define EXPECT(what)                                                           \
   do {                                                                         \

@@ -1,7 +1,7 @@
 // JSON: paths from the first line, where they are any, and the rest as a document, scanned for them.
 #include <stdexcept>
 
-#include "core/tables.h"
+#include "core/program/operator_tables.h"
 #include "fuzz/fuzz.h"
 
 using namespace cb;

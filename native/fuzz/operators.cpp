@@ -2,8 +2,8 @@
 // names the headers of native/operators whose bodies this target runs.
 #include <map>
 
-#include "core/lookup_tables.h"
-#include "core/tables.h"
+#include "core/program/lookup_tables.h"
+#include "core/program/operator_tables.h"
 #include "fuzz/fuzz.h"
 
 using namespace cb;
@@ -110,7 +110,7 @@ const void* table_for(const Entry& e, bool large) {
   return nullptr;
 }
 
-// Within what plan/checks.py lets through.
+// Within what plan/language/checks.py lets through.
 Params params_for(const Entry& e, Rows& from) {
   constexpr int64_t kMost = int64_t{1} << 62;
   fuzz::Input& in = from.in;

@@ -1,13 +1,13 @@
 // Bodies of requests. The first byte chooses the reader and how the others are spelled: as they are; those from 0x80 on
 // as whole words of a request; or as choices of one that is put together. What the fast reader takes, the scanner of
 // JSON reads as well, with the same values; and a plain request is taken.
-#include "core/request_rows.h"
+#include "core/request/request_rows.h"
 
 #include <cfloat>
 #include <charconv>
 #include <cmath>
 
-#include "core/tables.h"
+#include "core/program/operator_tables.h"
 #include "fuzz/fuzz.h"
 
 using namespace cb;

@@ -1,8 +1,8 @@
 // JSON paths: one pass over a document checks all of it (RFC 8259) and finds every value asked for.
 //
-// The paths are a trie (built by core/tables.h). The scanner walks the document with a stack of trie nodes;
-// values off every path are checked and forgotten. It allocates nothing and copies nothing: a value is a
-// slice of the document.
+// The paths are a trie (built by core/program/operator_tables.h). The scanner walks the document with a stack of trie
+// nodes; values off every path are checked and forgotten. It allocates nothing and copies nothing: a value is a slice
+// of the document.
 //
 //   depth          more than 64 levels is malformed
 //   same key twice the last wins, also for everything below it

@@ -1,5 +1,5 @@
-// How a row of a table begins and how one float of it moves: what the table in memory (core/row_optimizers.h) and the
-// table on a GPU (cuda/table.h) share, so that both give the same bits.
+// How a row of a table begins and how one float of it moves: what the table in memory (core/table/row_optimizers.h) and
+// the table on a GPU (cuda/table.h) share, so that both give the same bits.
 //
 //   kind              parameters, in this order        states of a part of n floats
 //   SGD               lr l2                            -

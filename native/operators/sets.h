@@ -1,4 +1,5 @@
-// Membership in a set and the bucket of a number. The tables are built by core/tables.h and never change.
+// Membership in a set and the bucket of a number. The tables are built by core/program/operator_tables.h and never
+// change.
 //
 // Sets of up to kLinear members are compared one by one; larger ones are open addressing, at most half full,
 // linear probing.

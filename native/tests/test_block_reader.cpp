@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/checked_file.h"
 #include "core/sparse/block_reader.h"
+#include "core/system/checked_file.h"
 #include "tests/check.h"
 
 // The thread sanitizer else ends a forked child of several threads that starts one.

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "core/attention.h"
 #include "core/ffm/adagrad.h"
 #include "core/ffm/engine.h"
+#include "core/request/attention.h"
 #include "operators/hash.h"
 #include "tests/check.h"
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/shard.h"
 #include "core/sparse/filter.h"
 #include "core/sparse/paper_bloom.h"
+#include "core/table/shard.h"
 #include "tests/check.h"
 
 using namespace cb;

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "core/memory_table.h"
 #include "core/sparse/group_store.h"
+#include "core/table/memory_table.h"
 #include "tests/check.h"
 
 using namespace cb;

@@ -1,5 +1,5 @@
 // The index of a joined view, built by several threads, against rows inserted one after the other.
-#include "core/hash_index.h"
+#include "core/join/hash_index.h"
 
 #include <atomic>
 #include <bit>
@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/records.h"
+#include "core/join/records.h"
 #include "tests/check.h"
 
 using namespace cb;

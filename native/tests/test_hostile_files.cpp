@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "core/checked_file.h"
 #include "core/ffm/model_file.h"
 #include "core/sparse/damage.h"
 #include "core/sparse/manifest.h"
-#include "core/table_file.h"
+#include "core/system/checked_file.h"
+#include "core/table/table_file.h"
 #include "tests/check.h"
 
 using namespace cb;

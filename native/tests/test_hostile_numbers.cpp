@@ -1,8 +1,8 @@
 // What fuzzing (native/fuzz) found, kept: numbers at the ends of their range.
 #include <limits>
 
-#include "core/lookup_tables.h"
-#include "core/tables.h"
+#include "core/program/lookup_tables.h"
+#include "core/program/operator_tables.h"
 #include "tests/check.h"
 
 using namespace cb;

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "core/image.h"
-#include "core/lookup_tables.h"
-#include "core/program.h"
-#include "core/sinks.h"
-#include "core/tables.h"
+#include "core/join/image.h"
+#include "core/program/lookup_tables.h"
+#include "core/program/operator_tables.h"
+#include "core/program/program.h"
+#include "core/program/sinks.h"
 #include "tests/check.h"
 
 using namespace cb;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/tables.h"
+#include "core/program/operator_tables.h"
 #include "tests/check.h"
 
 using namespace cb;

@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/lookup.h"
-#include "core/pooling.h"
-#include "core/shard.h"
+#include "core/table/lookup.h"
+#include "core/table/pooling.h"
+#include "core/table/shard.h"
 #include "tests/check.h"
 
 using namespace cb;

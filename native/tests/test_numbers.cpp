@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/tables.h"
+#include "core/program/operator_tables.h"
 #include "operators/times.h"
 #include "tests/check.h"
 

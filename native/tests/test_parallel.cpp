@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/parallel.h"
+#include "core/system/parallel.h"
 #include "tests/check.h"
 
 using namespace cb;

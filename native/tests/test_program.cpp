@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/sinks.h"
+#include "core/program/sinks.h"
 #include "operators/hash.h"
 #include "tests/check.h"
 

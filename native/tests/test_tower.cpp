@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/lookup.h"
+#include "core/table/lookup.h"
 #include "core/tower/field_index.h"
 #include "core/tower/kernels.h"
 #include "core/tower/step.h"

@@ -15,24 +15,24 @@ __version__ = "0.1.0"
 
 HOME = {
     "View": "ctrbox.views.view",
-    "col": "ctrbox.plan.expr",
-    "lit": "ctrbox.plan.expr",
-    "when": "ctrbox.plan.expr",
-    "cross": "ctrbox.plan.expr",
-    "overlap": "ctrbox.plan.expr",
-    "concat": "ctrbox.plan.expr",
-    "min_": "ctrbox.plan.expr",
-    "max_": "ctrbox.plan.expr",
-    "Expr": "ctrbox.plan.expr",
-    "Device": "ctrbox.plan.placement",
-    "Dictionary": "ctrbox.plan.tables",
-    "FeatureSet": "ctrbox.plan.features",
-    "shows": "ctrbox.plan.features",
-    "clicks": "ctrbox.plan.features",
-    "rate": "ctrbox.plan.features",
-    "operator": "ctrbox.plan.user",
+    "col": "ctrbox.plan.language.expr",
+    "lit": "ctrbox.plan.language.expr",
+    "when": "ctrbox.plan.language.expr",
+    "cross": "ctrbox.plan.language.expr",
+    "overlap": "ctrbox.plan.language.expr",
+    "concat": "ctrbox.plan.language.expr",
+    "min_": "ctrbox.plan.language.expr",
+    "max_": "ctrbox.plan.language.expr",
+    "Expr": "ctrbox.plan.language.expr",
+    "Device": "ctrbox.plan.placement.placement",
+    "Dictionary": "ctrbox.plan.language.tables",
+    "FeatureSet": "ctrbox.plan.language.features",
+    "shows": "ctrbox.plan.language.features",
+    "clicks": "ctrbox.plan.language.features",
+    "rate": "ctrbox.plan.language.features",
+    "operator": "ctrbox.plan.language.user",
     "compile": "ctrbox.engines.plan",
-    "evaluate": "ctrbox.engines.plan",
+    "compute": "ctrbox.engines.plan",
     "Plan": "ctrbox.engines.plan",
     "Position": "ctrbox.engines.plan",
     "Batch": "ctrbox.columns.batch",
@@ -41,31 +41,31 @@ HOME = {
     "Trainer": "ctrbox.train.trainer",
     "Cluster": "ctrbox.cluster.launch",
     "Run": "ctrbox.train.run",
-    "Classifier": "ctrbox.train.classifier",
+    "Classifier": "ctrbox.sklearn.classifier",
     "trial": "ctrbox.train.trial",
-    "MemoryTable": "ctrbox.embed.memory",
-    "GpuTable": "ctrbox.embed.gpu_table",
-    "LevelTable": "ctrbox.embed.gpu_levels",
-    "SparseTable": "ctrbox.embed.sparse",
-    "SparseTables": "ctrbox.embed.dims",
-    "repair": "ctrbox.embed.repair",
+    "MemoryTable": "ctrbox.embed.memory.table",
+    "GpuTable": "ctrbox.embed.gpu.table",
+    "LevelTable": "ctrbox.embed.gpu.levels",
+    "SparseTable": "ctrbox.embed.ssd.table",
+    "SparseTables": "ctrbox.embed.ssd.dims",
+    "repair": "ctrbox.embed.ssd.repair",
     "Counters": "ctrbox.embed.life",
     "Admission": "ctrbox.embed.life",
     "Embedder": "ctrbox.embed.embedder",
-    "ModelServer": "ctrbox.embed.model_server",
-    "ImageEmbedding": "ctrbox.embed.submodels",
-    "TextEmbedding": "ctrbox.embed.submodels",
-    "VectorFile": "ctrbox.embed.vector_file",
-    "PreRank": "ctrbox.embed.prerank",
+    "ModelServer": "ctrbox.embed.vectors.model_server",
+    "ImageEmbedding": "ctrbox.embed.vectors.submodels",
+    "TextEmbedding": "ctrbox.embed.vectors.submodels",
+    "VectorFile": "ctrbox.embed.vectors.file",
+    "PreRank": "ctrbox.embed.vectors.prerank",
     "export_vectors": "ctrbox.train.towers",
-    "write_vectors": "ctrbox.embed.vector_write",
-    "write_tokens": "ctrbox.embed.vector_write",
-    "DeepFFM": "ctrbox.online.deep_ffm",
-    "Rate": "ctrbox.online.deep_ffm",
-    "search": "ctrbox.online.search",
-    "grid": "ctrbox.online.search",
-    "ExampleCache": "ctrbox.online.examples",
-    "ExampleText": "ctrbox.online.examples",
+    "write_vectors": "ctrbox.embed.vectors.write",
+    "write_tokens": "ctrbox.embed.vectors.write",
+    "DeepFFM": "ctrbox.ffm.engine",
+    "Rate": "ctrbox.ffm.engine",
+    "search": "ctrbox.ffm.search",
+    "grid": "ctrbox.ffm.search",
+    "ExampleCache": "ctrbox.ffm.examples",
+    "ExampleText": "ctrbox.ffm.examples",
     "SGD": "ctrbox.embed.optimizers",
     "Adagrad": "ctrbox.embed.optimizers",
     "RowwiseAdagrad": "ctrbox.embed.optimizers",
@@ -84,11 +84,12 @@ HOME = {
     "DeviceError": "ctrbox.errors",
 }
 
-FOLDERS = ("callbacks", "datasets", "models", "publish", "serve")
+FOLDERS = ("callbacks", "datasets", "loop", "models", "publish", "serve")
 
 if TYPE_CHECKING:
     from ctrbox import callbacks as callbacks
     from ctrbox import datasets as datasets
+    from ctrbox import loop as loop
     from ctrbox import models as models
     from ctrbox import publish as publish
     from ctrbox import serve as serve
@@ -96,31 +97,31 @@ if TYPE_CHECKING:
     from ctrbox.columns.batch import Batch as Batch
     from ctrbox.columns.batch import Ragged as Ragged
     from ctrbox.columns.batch import Schema as Schema
-    from ctrbox.embed.dims import SparseTables as SparseTables
     from ctrbox.embed.embedder import Embedder as Embedder
-    from ctrbox.embed.gpu_levels import LevelTable as LevelTable
-    from ctrbox.embed.gpu_table import GpuTable as GpuTable
+    from ctrbox.embed.gpu.levels import LevelTable as LevelTable
+    from ctrbox.embed.gpu.table import GpuTable as GpuTable
     from ctrbox.embed.life import Admission as Admission
     from ctrbox.embed.life import Counters as Counters
-    from ctrbox.embed.memory import MemoryTable as MemoryTable
-    from ctrbox.embed.model_server import ModelServer as ModelServer
+    from ctrbox.embed.memory.table import MemoryTable as MemoryTable
     from ctrbox.embed.optimizers import FTRL as FTRL
     from ctrbox.embed.optimizers import SGD as SGD
     from ctrbox.embed.optimizers import Adagrad as Adagrad
     from ctrbox.embed.optimizers import Adam as Adam
     from ctrbox.embed.optimizers import RowwiseAdagrad as RowwiseAdagrad
-    from ctrbox.embed.prerank import PreRank as PreRank
-    from ctrbox.embed.repair import repair as repair
-    from ctrbox.embed.sparse import SparseTable as SparseTable
-    from ctrbox.embed.submodels import ImageEmbedding as ImageEmbedding
-    from ctrbox.embed.submodels import TextEmbedding as TextEmbedding
-    from ctrbox.embed.vector_file import VectorFile as VectorFile
-    from ctrbox.embed.vector_write import write_tokens as write_tokens
-    from ctrbox.embed.vector_write import write_vectors as write_vectors
+    from ctrbox.embed.ssd.dims import SparseTables as SparseTables
+    from ctrbox.embed.ssd.repair import repair as repair
+    from ctrbox.embed.ssd.table import SparseTable as SparseTable
+    from ctrbox.embed.vectors.file import VectorFile as VectorFile
+    from ctrbox.embed.vectors.model_server import ModelServer as ModelServer
+    from ctrbox.embed.vectors.prerank import PreRank as PreRank
+    from ctrbox.embed.vectors.submodels import ImageEmbedding as ImageEmbedding
+    from ctrbox.embed.vectors.submodels import TextEmbedding as TextEmbedding
+    from ctrbox.embed.vectors.write import write_tokens as write_tokens
+    from ctrbox.embed.vectors.write import write_vectors as write_vectors
     from ctrbox.engines.plan import Plan as Plan
     from ctrbox.engines.plan import Position as Position
     from ctrbox.engines.plan import compile as compile
-    from ctrbox.engines.plan import evaluate as evaluate
+    from ctrbox.engines.plan import compute as compute
     from ctrbox.errors import BudgetError as BudgetError
     from ctrbox.errors import CtrboxError as CtrboxError
     from ctrbox.errors import DataError as DataError
@@ -129,29 +130,29 @@ if TYPE_CHECKING:
     from ctrbox.errors import SourceError as SourceError
     from ctrbox.errors import TrainError as TrainError
     from ctrbox.errors import WriteError as WriteError
-    from ctrbox.online.deep_ffm import DeepFFM as DeepFFM
-    from ctrbox.online.deep_ffm import Rate as Rate
-    from ctrbox.online.examples import ExampleCache as ExampleCache
-    from ctrbox.online.examples import ExampleText as ExampleText
-    from ctrbox.online.search import grid as grid
-    from ctrbox.online.search import search as search
-    from ctrbox.plan.expr import Expr as Expr
-    from ctrbox.plan.expr import col as col
-    from ctrbox.plan.expr import concat as concat
-    from ctrbox.plan.expr import cross as cross
-    from ctrbox.plan.expr import lit as lit
-    from ctrbox.plan.expr import max_ as max_
-    from ctrbox.plan.expr import min_ as min_
-    from ctrbox.plan.expr import overlap as overlap
-    from ctrbox.plan.expr import when as when
-    from ctrbox.plan.features import FeatureSet as FeatureSet
-    from ctrbox.plan.features import clicks as clicks
-    from ctrbox.plan.features import rate as rate
-    from ctrbox.plan.features import shows as shows
-    from ctrbox.plan.placement import Device as Device
-    from ctrbox.plan.tables import Dictionary as Dictionary
-    from ctrbox.plan.user import operator as operator
-    from ctrbox.train.classifier import Classifier as Classifier
+    from ctrbox.ffm.engine import DeepFFM as DeepFFM
+    from ctrbox.ffm.engine import Rate as Rate
+    from ctrbox.ffm.examples import ExampleCache as ExampleCache
+    from ctrbox.ffm.examples import ExampleText as ExampleText
+    from ctrbox.ffm.search import grid as grid
+    from ctrbox.ffm.search import search as search
+    from ctrbox.plan.language.expr import Expr as Expr
+    from ctrbox.plan.language.expr import col as col
+    from ctrbox.plan.language.expr import concat as concat
+    from ctrbox.plan.language.expr import cross as cross
+    from ctrbox.plan.language.expr import lit as lit
+    from ctrbox.plan.language.expr import max_ as max_
+    from ctrbox.plan.language.expr import min_ as min_
+    from ctrbox.plan.language.expr import overlap as overlap
+    from ctrbox.plan.language.expr import when as when
+    from ctrbox.plan.language.features import FeatureSet as FeatureSet
+    from ctrbox.plan.language.features import clicks as clicks
+    from ctrbox.plan.language.features import rate as rate
+    from ctrbox.plan.language.features import shows as shows
+    from ctrbox.plan.language.tables import Dictionary as Dictionary
+    from ctrbox.plan.language.user import operator as operator
+    from ctrbox.plan.placement.placement import Device as Device
+    from ctrbox.sklearn.classifier import Classifier as Classifier
     from ctrbox.train.run import Run as Run
     from ctrbox.train.schedule import Cosine as Cosine
     from ctrbox.train.schedule import Decay as Decay

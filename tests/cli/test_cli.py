@@ -40,7 +40,7 @@ def ctrbox(*arguments: object, cwd: Path, check: int = 0, **options: Any) -> sub
     environment = {k: v for k, v in os.environ.items() if k != "CTRBOX_TRACEBACK"}
     text = options.pop("text", True)
     if options:
-        command = [sys.executable, "-m", "ctrbox.cli", *map(str, arguments)]
+        command = [sys.executable, "-m", "ctrbox", *map(str, arguments)]
         streams = {"capture_output": True, "text": text, "timeout": 120}
         done: Any = subprocess.run(command, cwd=cwd, env=environment, **streams, **options)
     else:
@@ -199,7 +199,7 @@ def test_full_disk_under_generated_data_is_one_line(tmp_path: Path, verb: list[s
 def test_full_disk_under_stdout_is_one_line(job: Path, arguments: list[str]) -> None:
     with (job.parent / "stdout").open("wb") as stdout:
         done = subprocess.run(
-            [sys.executable, "-m", "ctrbox.cli", *arguments],
+            [sys.executable, "-m", "ctrbox", *arguments],
             cwd=job.parent,
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -218,7 +218,7 @@ def test_full_disk_under_stdout_is_one_line(job: Path, arguments: list[str]) -> 
 def test_a_reader_of_stdout_that_goes_away_is_one_line(job: Path) -> None:
     for arguments in (["extract", "job.py", "-o", "-"], ["explain", "job.py"]):
         process = subprocess.Popen(
-            [sys.executable, "-m", "ctrbox.cli", *arguments],
+            [sys.executable, "-m", "ctrbox", *arguments],
             cwd=job.parent,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -236,7 +236,7 @@ def test_a_reader_of_stdout_that_goes_away_is_one_line(job: Path) -> None:
 
 @pytest.mark.slow
 def test_streams_that_are_closed(job: Path) -> None:
-    command = f"{sys.executable} -m ctrbox.cli extract job.py"
+    command = f"{sys.executable} -m ctrbox extract job.py"
     for rest, code, stdout in (
         ("--count 2>&-", 0, f"{ROWS}\n"),
         ("--count <&- 2>&-", 0, f"{ROWS}\n"),
@@ -320,7 +320,7 @@ def test_a_signal_stops_cleanly(job: Path, sent: signal.Signals, code: int) -> N
         )
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "ctrbox.cli", "extract", "job.py", "-o", "a.parquet", "--batch-size", "500"],
+        [sys.executable, "-m", "ctrbox", "extract", "job.py", "-o", "a.parquet", "--batch-size", "500"],
         cwd=job.parent,
         stderr=subprocess.PIPE,
         text=True,
@@ -343,7 +343,7 @@ def test_a_signal_while_the_job_loads(job: Path, sent: signal.Signals, code: int
     wait += "try: time.sleep(60)\nexcept BaseException: raise ImportError\n" if swallowed else "time.sleep(60)\n"
     job.write_text(wait)
     process = subprocess.Popen(
-        [sys.executable, "-m", "ctrbox.cli", "extract", "job.py", "--count"],
+        [sys.executable, "-m", "ctrbox", "extract", "job.py", "--count"],
         cwd=job.parent,
         stderr=subprocess.PIPE,
         text=True,

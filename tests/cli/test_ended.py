@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ctrbox.ended import Done, finish, stalls, told_of
+from ctrbox.cli.ended import Done, finish, stalls, told_of
 
 STAGE = {"name": "read", "seconds": 2.0, "rows": 4000, "utilisation": 0.5, "for_input": 0.0, "for_room": 0.0}
 SUMMARY: dict[str, Any] = {

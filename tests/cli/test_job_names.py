@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ctrbox.cli import app
-from ctrbox.job import READ, load_job, misspelt
-from ctrbox.terminal import Mistake
+from ctrbox.cli.job import READ, load_job, misspelt
+from ctrbox.cli.main import app
+from ctrbox.cli.terminal import Mistake
 
 JOB = """
 import pyarrow as pa
 import ctrbox as cb
-from ctrbox import col, models, tables
+from ctrbox import col, models
+from ctrbox.cli import table as tables
 log = cb.View(pa.table({"user": [1, 2], "price": [1.0, 2.0], "clicked": [0, 1]}))
 label = "clicked"
 PLAN

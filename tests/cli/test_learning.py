@@ -27,10 +27,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
-from ctrbox import learning, training_command
+from ctrbox.cli import after_training as learning
+from ctrbox.cli import train as training_command
+from ctrbox.cli.terminal import Mistake, tell_warning
+from ctrbox.cli.train import run_place
 from ctrbox.errors import CtrboxError, PlanError
-from ctrbox.terminal import Mistake, tell_warning
-from ctrbox.training_command import run_place
 from tests.cli.warm import run_command
 
 ROWS = 3_000
@@ -303,7 +304,7 @@ def test_a_stopped_training_says_how_to_go_on_and_does(
     here: Path, tmp_path: Path, sent: signal.Signals, code: int
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "ctrbox.cli", "train", "job.py", "--out", tmp_path / "run", "--batch-size", "20"],
+        [sys.executable, "-m", "ctrbox", "train", "job.py", "--out", tmp_path / "run", "--batch-size", "20"],
         cwd=here,
         env=environment(PAUSE="0.1"),
         stdout=subprocess.PIPE,
@@ -500,7 +501,7 @@ def test_demo_goes_the_whole_path(tmp_path: Path, call: Call) -> None:
 def test_the_best_possible_auc_counts_every_pair_of_the_validation_rows(here: Path) -> None:
     import ctrbox as cb
     from ctrbox import col
-    from ctrbox.demo import best_auc
+    from ctrbox.cli.demo import best_auc
 
     log = cb.View(str(here / "data" / "impressions"), key="instance_id").fill(device="unknown")
     plan = cb.compile(

@@ -19,16 +19,19 @@ import pytest
 import typer
 
 import ctrbox as cb
-from ctrbox import learning, tables, terminal, training_command
-from ctrbox.cli import app, tell_stages
-from ctrbox.embed.repair import repair
+from ctrbox.cli import after_training as learning
+from ctrbox.cli import table as tables
+from ctrbox.cli import terminal
+from ctrbox.cli import train as training_command
+from ctrbox.cli.job import batches, blaming, load_job, raise_mistake
+from ctrbox.cli.main import app, tell_stages
+from ctrbox.cli.output import check_output, no_rows, writing
+from ctrbox.cli.reading_runs import reading
+from ctrbox.cli.search import read_models
+from ctrbox.cli.terminal import Mistake, meter, say
+from ctrbox.embed.ssd.repair import repair
 from ctrbox.errors import PlanError, WriteError
-from ctrbox.job import batches, blaming, load_job, raise_mistake
-from ctrbox.output import check_output, no_rows, writing
 from ctrbox.publish import Published
-from ctrbox.reading_runs import reading
-from ctrbox.searching import read_models
-from ctrbox.terminal import Mistake, meter, say
 
 PLAN = "class Plan:\n    batches = None\nplan = Plan()\n"
 
@@ -282,8 +285,8 @@ def test_a_trial_takes_the_settings_of_the_job_and_of_the_command(
 
 
 def test_the_demos_job_finds_its_data_and_counts_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ctrbox.cli.demo import demo_job
     from ctrbox.datasets import adlog
-    from ctrbox.demo import demo_job
 
     monkeypatch.delenv("CTRBOX_DATA", raising=False)
     adlog(rows=20_000, seed=1, out="data", days=1)

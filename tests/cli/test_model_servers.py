@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 import ctrbox as cb
-from ctrbox.cli import app
-from ctrbox.embed.vector_file import ROWS_AT
+from ctrbox.cli.main import app
+from ctrbox.cli.terminal import Mistake
+from ctrbox.embed.vectors.file import ROWS_AT
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.served import open_served
 from ctrbox.serve.service import Limits, Service
-from ctrbox.terminal import Mistake
 from ctrbox.views.allowed import VARIABLE
 from tests.serve.image_worlds import WIDTH, ImageWorld, make_world
 

@@ -1,4 +1,4 @@
-"""`ctrbox online` and `ctrbox datasets events`, as a user meets them; signals are in tests/serve/test_online_loop.py."""
+"""`ctrbox online` and `ctrbox datasets events`, as a user meets them; signals are in tests/loop/test_online_loop.py."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 import typer
 
 from ctrbox import datasets as data
-from ctrbox.cli import app
+from ctrbox.cli.main import app
+from ctrbox.cli.online import SECRET
+from ctrbox.cli.terminal import Mistake
 from ctrbox.datasets import adlog
 from ctrbox.errors import CtrboxError
-from ctrbox.streaming import SECRET
-from ctrbox.terminal import Mistake
 from tests.cli.warm import run_command
 
 ROOT = Path(__file__).parents[2]

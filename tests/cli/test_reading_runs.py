@@ -19,11 +19,11 @@ import typer
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.cli import app
+from ctrbox.cli.main import app
+from ctrbox.cli.terminal import Mistake
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.served import open_served
-from ctrbox.terminal import Mistake
 from tests.serve.running import running
 
 OWN = """\
@@ -249,7 +249,7 @@ def test_a_model_of_ones_own_is_published_whole_and_served_with_its_job(
 
 
 def own() -> dict[str, object]:
-    from ctrbox.job import load_job
+    from ctrbox.cli.job import load_job
 
     job = load_job(Path("own.py"))
     return {"model": job.model, "plan": job.plan}

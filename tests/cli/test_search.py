@@ -10,7 +10,7 @@ import pytest
 
 import ctrbox as cb
 from tests.cli.warm import run_command
-from tests.online.test_search import text
+from tests.ffm.test_search import text
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from ctrbox.cli import app
+from ctrbox.cli.main import app
+from ctrbox.cli.terminal import Mistake
 from ctrbox.datasets import adlog
 from ctrbox.errors import CtrboxError
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.server import read_token
-from ctrbox.terminal import Mistake
 from ctrbox.views.view import bytes_within
 
 JOB = """\

@@ -11,11 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import ctrbox as cb
-from ctrbox import tables, terminal
+from ctrbox.cli import table as tables
+from ctrbox.cli import terminal
+from ctrbox.cli.job import load_job
+from ctrbox.cli.terminal import Mistake
 from ctrbox.embed.embedder import Row
 from ctrbox.errors import WriteError
-from ctrbox.job import load_job
-from ctrbox.terminal import Mistake
 from tests.cli.test_cli import ctrbox
 
 

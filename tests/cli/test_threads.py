@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
-from ctrbox.cli import app
-from ctrbox.terminal import Mistake
+from ctrbox.cli.main import app
+from ctrbox.cli.terminal import Mistake
 from tests.train.worlds import checkerboard
 
 EVENT_LOOP = {"serve"}  # 0 scores on the event loop

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from ctrbox import serving, tables, terminal, training_command
+from ctrbox.cli import serve as serving
+from ctrbox.cli import table as tables
+from ctrbox.cli import terminal
+from ctrbox.cli import train as training_command
+from ctrbox.cli.job import Job
+from ctrbox.cli.options import in_words_of_options, pairs_of
+from ctrbox.cli.terminal import Mistake, Stopped, say_json
+from ctrbox.cli.train import Watch, calibration, check_earlier, fit, train, validation
 from ctrbox.errors import DataError, PlanError
-from ctrbox.job import Job
-from ctrbox.options import in_words_of_options, pairs_of
-from ctrbox.terminal import Mistake, Stopped, say_json
-from ctrbox.training_command import Watch, calibration, check_earlier, fit, train, validation
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from ctrbox import training_command, tuning_command
+from ctrbox.cli import train as training_command
+from ctrbox.cli import tune as tuning_command
+from ctrbox.cli.terminal import Mistake
 from ctrbox.errors import CtrboxError, DeviceError
-from ctrbox.terminal import Mistake
 from ctrbox.train.progress import Progress, Silent, watcher
 from ctrbox.train.tuning import Study
 

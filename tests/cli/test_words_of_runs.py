@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ctrbox import learning, publishing, reading_runs
+from ctrbox.cli import after_training as learning
+from ctrbox.cli import publish as publishing
+from ctrbox.cli import reading_runs
+from ctrbox.cli.reading_runs import asking_for_the_job
+from ctrbox.cli.terminal import Mistake
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
-from ctrbox.reading_runs import asking_for_the_job
-from ctrbox.terminal import Mistake
 
 OWN: Any = SimpleNamespace(path=Path("job.py"))
 
@@ -222,7 +224,7 @@ def test_a_file_of_other_objects_is_warned_of(
         def stats(self) -> dict[str, int]:
             return {"keys": keys, "computed": computed}
 
-    monkeypatch.setattr("ctrbox.embed.model_server.ModelServer", Server)
+    monkeypatch.setattr("ctrbox.embed.vectors.model_server.ModelServer", Server)
     sources = [SimpleNamespace(embedder=Server(), fields=["image"]), SimpleNamespace(embedder=object(), fields=["ad"])]
     reading_runs.tell_of_servers(SimpleNamespace(learner=SimpleNamespace(sources=sources)))
     said = "warning: no object of 'image' has a row in images.ctrvec: all were zeros\n"

@@ -1,6 +1,6 @@
 """The command line in a process of its own that need not load its modules first.
 
-`python -m ctrbox.cli` imports pyarrow and, where a model is involved, torch: one to five seconds of processor time for each
+`python -m ctrbox` imports pyarrow and, where a model is involved, torch: one to five seconds of processor time for each
 process. `run_command` keeps one process that has imported them and lets it fork a child for each command. The child has its own
 folder, environment, streams and exit code, as any process has. What happens while modules load, and which of them a command
 loads, is for tests that start Python itself.

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ctrbox import datasets, training_command
+from ctrbox import datasets
+from ctrbox.cli import train as training_command
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +97,7 @@ def test_the_command_starts_a_ray_of_its_own_and_ends_it(here: Path) -> None:
     ]
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # sockets have short names
         done = subprocess.run(
-            [sys.executable, "-m", "ctrbox.cli", *asked],
+            [sys.executable, "-m", "ctrbox", *asked],
             cwd=here,
             env={**os.environ, "RAY_TMPDIR": folder},
             capture_output=True,

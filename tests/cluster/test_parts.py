@@ -19,9 +19,9 @@ from ctrbox import col
 from ctrbox.cluster.launch import check_listening
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.sharded import restore_shard, shard_path, shards_in
-from ctrbox.embed.vector_file import shard_of
-from ctrbox.engines.aside import remove
+from ctrbox.embed.vectors.file import shard_of
 from ctrbox.errors import DataError, DeviceError, PlanError
+from ctrbox.files.atomic import remove
 from ctrbox.models.dense import DenseInput
 from ctrbox.train.together import Gang
 from tests.train.worlds import checkerboard, features, on_disk

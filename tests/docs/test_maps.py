@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,32 @@ def test_the_map_of_the_readme_names_every_folder_of_the_package() -> None:
     assert shown == {path.parent.name for path in (ROOT / "src" / "ctrbox").glob("*/__init__.py")}
 
 
-def test_the_map_of_the_readme_names_files_that_exist() -> None:
+def test_the_map_of_the_readme_is_the_order_that_imports_must_follow() -> None:
+    shown = re.findall(r"^\| `src/ctrbox/(\w+)/`", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    modules = {"__main__", "callbacks", "errors"}
+    assert shown == [layer for layer in contracts[0]["layers"] if layer not in modules]
+
+
+@pytest.mark.parametrize("folder", ["embed", "engines", "plan"])
+def test_the_map_of_the_readme_names_every_folder_inside(folder: str) -> None:
     line = next(
-        text for text in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if "ctrbox/cli.py" in text
+        text
+        for text in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        if f"| `src/ctrbox/{folder}/`" in text
     )
-    named = re.findall(r"(\w+\.py)`", line)
-    assert len(named) > 9
-    assert [name for name in named if not (ROOT / "src" / "ctrbox" / name).exists()] == []
+    inside = {path.parent.name for path in (ROOT / "src" / "ctrbox" / folder).glob("*/__init__.py")}
+    assert inside == set(re.findall(r"`(\w+)/`", line.split("|")[2]))
+
+
+def test_the_map_of_the_readme_names_every_folder_of_the_native_core() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    line = next(one for one in text if "| `native/core/`" in one)
+    inside = {path.name for path in (ROOT / "native" / "core").iterdir() if path.is_dir()}
+    assert inside == set(re.findall(r"`(\w+)/`", line.split("|")[2]))
+    assert not [path.name for path in (ROOT / "native" / "core").iterdir() if not path.is_dir()]
 
 
 def test_the_index_lists_every_page() -> None:

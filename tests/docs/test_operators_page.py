@@ -15,11 +15,11 @@ import pytest
 import ctrbox as cb
 from ctrbox import _native
 from ctrbox.columns.kind import name_of
-from ctrbox.plan.build import build_columns
-from ctrbox.plan.catalogue import FAMILIES, ROWS, WRITTEN, Row, markdown
-from ctrbox.plan.expr import Expr
-from ctrbox.plan.features import space_of
-from ctrbox.plan.node import closure
+from ctrbox.plan.graph.build import build_columns
+from ctrbox.plan.language.catalogue import FAMILIES, ROWS, WRITTEN, Row, markdown
+from ctrbox.plan.language.expr import Expr
+from ctrbox.plan.language.features import space_of
+from ctrbox.plan.language.node import closure
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "operators.md"
@@ -137,5 +137,5 @@ def test_an_empty_value_gives_what_the_table_says(row: Row) -> None:
 
 
 def evaluated(e: Expr) -> list[Any]:
-    values: list[Any] = cb.evaluate({"x": e}, LOG).column("x").to_pylist()
+    values: list[Any] = cb.compute({"x": e}, LOG).column("x").to_pylist()
     return values

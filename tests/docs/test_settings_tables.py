@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import ctrbox as cb
-from ctrbox.job import FROM_THE_COMMAND_LINE, OF_THE_JOB
-from ctrbox.train.frames import FEW, QUANTILES, REACH
+from ctrbox.cli.job import FROM_THE_COMMAND_LINE, OF_THE_JOB
+from ctrbox.sklearn.frames import FEW, QUANTILES, REACH
 from ctrbox.train.settings import LEAST_BATCH, MOST_BATCH, STEPS, Settings, with_batch_size
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text(encoding="utf-8")

@@ -48,7 +48,7 @@ def test_every_command_has_a_page_with_its_help() -> None:
 
 def test_the_help_of_a_page_is_what_the_command_prints() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "ctrbox.cli", "explain", "--help"],
+        [sys.executable, "-m", "ctrbox", "explain", "--help"],
         check=True,
         capture_output=True,
         text=True,

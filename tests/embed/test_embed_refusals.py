@@ -15,15 +15,16 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.embed import dims, repair, server_file
 from ctrbox.embed.dense_optimizer import dense_optimizer, optimizer_state, restore_optimizer
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.published_table import PublishedTable
-from ctrbox.embed.server_file import read_server, write_server
-from ctrbox.embed.sparse_folder import absolute, described, saved_part
-from ctrbox.embed.submodels import IMAGE, kind_of_shapes, unfilled
+from ctrbox.embed.ssd import dims, repair
+from ctrbox.embed.ssd.folder import absolute, described, saved_part
 from ctrbox.embed.table import MOST_PERIODS, checked_counts
-from ctrbox.embed.vector_file import HEAD
+from ctrbox.embed.vectors import server_file
+from ctrbox.embed.vectors.file import HEAD
+from ctrbox.embed.vectors.published_table import PublishedTable
+from ctrbox.embed.vectors.server_file import read_server, write_server
+from ctrbox.embed.vectors.submodels import IMAGE, kind_of_shapes, unfilled
 from ctrbox.errors import DataError, PlanError, SourceError
 
 KEYS = np.array([3, 5])

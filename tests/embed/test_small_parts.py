@@ -11,11 +11,11 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.columns.batch import Ragged
-from ctrbox.embed import prerank
 from ctrbox.embed.known_keys import asked_of_lookup, asked_of_rows
 from ctrbox.embed.lookup import Lookup, from_zero
 from ctrbox.embed.shared_keys import _differs, _only, check_common
-from ctrbox.embed.sparse_folder import described, joined, resident_bytes, segments_of, warn_of_memory
+from ctrbox.embed.ssd.folder import described, joined, resident_bytes, segments_of, warn_of_memory
+from ctrbox.embed.vectors import prerank
 from ctrbox.errors import DataError, PlanError, SourceError
 
 
@@ -166,7 +166,7 @@ def test_what_a_folder_holds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(SourceError, match=f"holds tables of several dims .* they are {tmp_path}/checkpoint-1/dim-8"):
         described(tmp_path)
     assert resident_bytes() > 1 << 20
-    monkeypatch.setattr("ctrbox.embed.sparse_folder.os.sysconf", lambda name: 1000 if name == "SC_PHYS_PAGES" else 10)
+    monkeypatch.setattr("ctrbox.embed.ssd.folder.os.sysconf", lambda name: 1000 if name == "SC_PHYS_PAGES" else 10)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_memory(10_000)

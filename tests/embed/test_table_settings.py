@@ -12,16 +12,13 @@ import torch
 
 import ctrbox as cb
 from ctrbox import _native
-from ctrbox.embed import misses as misses_module
 from ctrbox.embed.dense_optimizer import SAFE, finite_step, restore_optimizer
-from ctrbox.embed.dims import _check_own, _checked_dims, _checked_shares, named_in, saved_in
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.life import NO_LIFE, admission_of, life_of, number
-from ctrbox.embed.misses import PLAIN, Misses, plain
-from ctrbox.embed.model_server import _distinct
 from ctrbox.embed.optimizers import optimizer_of, spec_of, with_rate
-from ctrbox.embed.repair import PAGE, _differ
 from ctrbox.embed.sharded import check_splits, shard_path, shards_in
+from ctrbox.embed.ssd.dims import _check_own, _checked_dims, _checked_shares, named_in, saved_in
+from ctrbox.embed.ssd.repair import PAGE, _differ
 from ctrbox.embed.table import (
     check_factor,
     check_row,
@@ -34,6 +31,9 @@ from ctrbox.embed.table import (
     whole,
     words,
 )
+from ctrbox.embed.vectors import misses as misses_module
+from ctrbox.embed.vectors.misses import PLAIN, Misses, plain
+from ctrbox.embed.vectors.model_server import _distinct
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
 
 KEYS = np.array([5, 7], np.int64)

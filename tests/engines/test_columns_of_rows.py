@@ -17,9 +17,9 @@ from ctrbox.columns.batch import Batch, Ragged
 from ctrbox.columns.json_text import strict_json
 from ctrbox.columns.records import table_of_dicts
 from ctrbox.columns.times import times_of, times_of_numbers, times_of_text
-from ctrbox.engines.aside import locked, replace
 from ctrbox.engines.materialize import Parts, shape
 from ctrbox.errors import DataError, WriteError
+from ctrbox.files.atomic import locked, replace
 
 
 def test_a_batch_without_columns_keeps_its_rows_in_arrow() -> None:

@@ -114,7 +114,7 @@ def test_a_row_behind_a_filter_and_a_user_operator_is_named(least: int, joined_v
     if joined_view:
         view = cb.View(pa.table({"id": [1], "u": [5]}), key="id").join(view, on="u")
     with pytest.raises(cb.DataError, match=r"malformed value \(at memory row 71\)"):
-        cb.evaluate({"a": read}, view)
+        cb.compute({"a": read}, view)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -148,7 +148,7 @@ CTRL_C = """
     table = pa.table({"uid": rows, "v": rows})
     view = cb.View(table, key="uid", name="users").fill(v=0)
     log = cb.View(pa.table({"id": [1], "u": [1]}), key="id").join(view, on="u")
-    cb.evaluate({"v": slow(col("v"))}, log)
+    cb.compute({"v": slow(col("v"))}, log)
 """
 
 

@@ -20,8 +20,8 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines import aside
 from ctrbox.errors import WriteError
+from ctrbox.files import atomic as aside
 
 ROWS = 1000
 VECTORS = cb.Dictionary(["red", "blue"], np.array([[1.5, 2.5, 3.5], [4.0, 5.0, 6.0]]))

@@ -10,7 +10,7 @@ from ctrbox import col
 from ctrbox.engines.cpu.tables import Tables, build
 from ctrbox.engines.plan import Position
 from ctrbox.errors import DataError, PlanError
-from ctrbox.plan.tables import TableSpec
+from ctrbox.plan.language.tables import TableSpec
 
 ROWS = pa.table({"n": list(range(20)), "f": [k / 2 for k in range(20)]})
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.plan.placement import place
+from ctrbox.plan.placement.placement import place
 
 TABLE = pa.table(
     {
@@ -55,7 +55,7 @@ def vowels(words: np.ndarray) -> np.ndarray:
 
 
 def values(e: Any, table: pa.Table = TABLE, **options: Any) -> list[Any]:
-    return cb.evaluate({"out": e}, table, **options)["out"].to_pylist()
+    return cb.compute({"out": e}, table, **options)["out"].to_pylist()
 
 
 # ---- what a function is handed, and what it gives ----------------------------------------------------------
@@ -247,7 +247,7 @@ def test_equal_calls_are_one_call() -> None:
         calls.append(len(n))
         return n
 
-    assert cb.evaluate({"a": counted("n"), "b": counted("n") + 1}, TABLE)["b"].to_pylist() == [2, 3, 4, 5, 6]
+    assert cb.compute({"a": counted("n"), "b": counted("n") + 1}, TABLE)["b"].to_pylist() == [2, 3, 4, 5, 6]
     assert calls == [5]
 
 
@@ -304,13 +304,13 @@ def test_a_function_may_clean_and_filter_a_joined_view() -> None:
     titles = cb.View(pa.table({"n": [1, 2, 3], "title": ["a", "bb", "ccc"]}), key="n")
     titles = titles.fill(title="").with_columns(loud=shout("title")).filter(vowels("title") == 0)
     view = cb.View(TABLE).join(titles, on="n", how="inner")
-    assert cb.evaluate({"loud": col("loud")}, view)["loud"].to_pylist() == ["BB", "CCC"]
+    assert cb.compute({"loud": col("loud")}, view)["loud"].to_pylist() == ["BB", "CCC"]
 
 
 def test_a_function_may_make_a_key_to_join_on() -> None:
     titles = cb.View(pa.table({"word": ["RED", "BLUE"], "rank": [1, 2]}), key="word").fill(rank=0)
     view = cb.View(TABLE).with_columns(loud=shout("word")).join(titles, on="loud")
-    assert cb.evaluate({"rank": col("rank")}, view)["rank"].to_pylist() == [1, 2, 0, 1, 0]
+    assert cb.compute({"rank": col("rank")}, view)["rank"].to_pylist() == [1, 2, 0, 1, 0]
 
 
 def test_a_function_may_feed_a_fit() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ctrbox as cb
-from ctrbox.plan.written import parse_feature
+from ctrbox.plan.language.written import parse_feature
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -135,6 +135,6 @@ def test_a_trial_of_the_planted_taste_is_run_on_an_example(tmp_path: Path, monke
 
 
 def test_the_ad_log_example_is_the_job_that_the_demo_writes() -> None:
-    from ctrbox.demo import demo_job
+    from ctrbox.cli.demo import demo_job
 
     assert (Path(__file__).parents[2] / "examples" / "adlog.py").read_text(encoding="utf-8") == demo_job()

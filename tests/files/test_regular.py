@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ctrbox as cb
-from ctrbox.embed.dims import named_in
+from ctrbox.embed.ssd.dims import named_in
 from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.files.regular import open_regular, read_regular
 from ctrbox.publish.versions import Published

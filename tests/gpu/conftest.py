@@ -10,9 +10,9 @@ import pytest
 
 from ctrbox.engines.cuda.compiler import kernel_folder
 from ctrbox.engines.cuda.runtime import CudaRuntime, cuda_runtime, why_not
-from tests.cuda import expressions, hostile
-from tests.cuda.registers import Registers
-from tests.cuda.user_runtime import NvrtcRuntime
+from tests.engines.cuda import expressions, hostile
+from tests.engines.cuda.registers import Registers
+from tests.engines.cuda.user_runtime import NvrtcRuntime
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,8 @@ ROWS = 300  # more than a block, less than two
 
 
 def operators(runtime: Any) -> None:
-    from tests.cuda import expressions, hostile
-    from tests.cuda.registers import Registers, shrunk
+    from tests.engines.cuda import expressions, hostile
+    from tests.engines.cuda.registers import Registers, shrunk
 
     for family in expressions.FAMILIES.values():
         made = Registers(family(), hostile.sample(True), runtime, fitted=expressions.fitted, graphs=False, capacity=512)
@@ -42,7 +42,7 @@ def operators(runtime: Any) -> None:
 
 def job(runtime: Any) -> None:
     from benchmarks import extract_job
-    from tests.cuda.plans import agree
+    from tests.engines.cuda.plans import agree
 
     root = extract_job.data(2_000)
     plan = extract_job.plan(root, memory=extract_job.tables(root))
@@ -50,8 +50,8 @@ def job(runtime: Any) -> None:
 
 
 def table(runtime: Any) -> None:
-    from tests.embed.test_gpu_pooling import batch_of_keys, expected_push, read_and_push
-    from tests.embed.test_gpu_table import assert_same, pair
+    from tests.embed.gpu.test_gpu_pooling import batch_of_keys, expected_push, read_and_push
+    from tests.embed.gpu.test_gpu_table import assert_same, pair
 
     rng = np.random.default_rng(1)
     fields = {f"f{k}": np.minimum(rng.zipf(1.3, ROWS), 200) + k for k in range(3)}

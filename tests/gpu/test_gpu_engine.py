@@ -1,4 +1,4 @@
-"""Operators and whole plans on a real GPU give the CPU engine's bits: the checks of tests/cuda, and what only a GPU has."""
+"""Operators and whole plans on a real GPU give the CPU engine's bits: the checks of tests/engines/cuda, and what a GPU adds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ctrbox.columns.batch import Batch
 from ctrbox.engines.cuda.extract import CudaExtractor
 from ctrbox.engines.cuda.runtime import CudaRuntime
 from ctrbox.errors import DeviceError
-from tests.cuda.operator_checks import *  # noqa: F403  # the test bodies
-from tests.cuda.plan_checks import *  # noqa: F403
-from tests.cuda.plan_checks import features, log_table, users
-from tests.cuda.plans import assert_same, on_cpu, on_device
+from tests.engines.cuda.operator_checks import *  # noqa: F403  # the test bodies
+from tests.engines.cuda.plan_checks import *  # noqa: F403
+from tests.engines.cuda.plan_checks import features, log_table, users
+from tests.engines.cuda.plans import assert_same, on_cpu, on_device
 
 pytestmark = pytest.mark.gpu
 

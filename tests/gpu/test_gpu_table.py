@@ -1,4 +1,4 @@
-"""The tests of tests/embed/test_gpu_table.py and test_gpu_pooling.py on a GPU, and what only many threads can get wrong."""
+"""The tests of tests/embed/gpu/test_gpu_table.py and test_gpu_pooling.py on a GPU, and what only many threads can get wrong."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.gpu_batch import References
-from ctrbox.embed.gpu_pooling import Reading
-from ctrbox.embed.gpu_table import GpuTable
-from ctrbox.embed.memory import MemoryTable
+from ctrbox.embed.gpu.batch import References
+from ctrbox.embed.gpu.pooling import Reading
+from ctrbox.embed.gpu.table import GpuTable
+from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime, why_not
-from tests.embed.test_gpu_pooling import *  # noqa: F403 - its tests are collected here once more, with this file's runtime
-from tests.embed.test_gpu_pooling import batch_of_keys, expected_push, read_and_push
-from tests.embed.test_gpu_table import *  # noqa: F403
-from tests.embed.test_gpu_table import assert_same, pair
+from tests.embed.gpu.test_gpu_pooling import *  # noqa: F403 - its tests are collected here once more, with this file's runtime
+from tests.embed.gpu.test_gpu_pooling import batch_of_keys, expected_push, read_and_push
+from tests.embed.gpu.test_gpu_table import *  # noqa: F403
+from tests.embed.gpu.test_gpu_table import assert_same, pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a GPU")]
 

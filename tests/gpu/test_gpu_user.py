@@ -9,9 +9,9 @@ import pytest
 import ctrbox as cb
 from ctrbox.engines.cuda.runtime import CudaRuntime, cuda_runtime, why_not
 from ctrbox.errors import DeviceError
-from tests.cuda.plans import on_device
-from tests.cuda.user_checks import *  # noqa: F403  # the test bodies, as they run on the CPU too
-from tests.cuda.user_checks import bent, log, weighed
+from tests.engines.cuda.plans import on_device
+from tests.engines.cuda.user_checks import *  # noqa: F403  # the test bodies, as they run on the CPU too
+from tests.engines.cuda.user_checks import bent, log, weighed
 
 MISSING = why_not()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(MISSING), reason=MISSING or "a GPU is there")]

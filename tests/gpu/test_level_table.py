@@ -1,4 +1,4 @@
-"""The tests of tests/embed/test_level_table.py on a GPU, and what only streams beside each other can get wrong."""
+"""The tests of tests/embed/gpu/test_level_table.py on a GPU, and what only streams beside each other can get wrong."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.gpu_batch import References
+from ctrbox.embed.gpu.batch import References
 from ctrbox.embed.optimizers import Adagrad
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime, why_not
-from tests.embed.test_gpu_pooling import batch_of_keys, expected_push
-from tests.embed.test_gpu_table import assert_same
-from tests.embed.test_level_table import *  # noqa: F403 - its tests are collected here once more, with this file's runtime
-from tests.embed.test_level_table import levels, step
+from tests.embed.gpu.test_gpu_pooling import batch_of_keys, expected_push
+from tests.embed.gpu.test_gpu_table import assert_same
+from tests.embed.gpu.test_level_table import *  # noqa: F403 - its tests are collected here once more, with this file's runtime
+from tests.embed.gpu.test_level_table import levels, step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a GPU")]
 

@@ -89,7 +89,7 @@ def got(
     """One list per path."""
     table = pa.table({"d": pa.array(docs, pa.binary())})
     exprs = {str(k): col("d").json(twin.render(steps), kind) for k, (steps, kind) in enumerate(paths)}
-    out = cb.evaluate(exprs, table, chunk_rows=chunk_rows)
+    out = cb.compute(exprs, table, chunk_rows=chunk_rows)
     columns = []
     for k, (_, kind) in enumerate(paths):
         column = out[str(k)]
@@ -231,14 +231,14 @@ def test_strings_of_every_length_end_where_they_end(length: int) -> None:
 )
 def test_a_path_that_makes_no_sense_is_refused_with_its_place(path: str, says: str) -> None:
     with pytest.raises(cb.PlanError, match="path") as error:
-        cb.evaluate({"out": col("d").json(path)}, pa.table({"d": ["{}"]}))
+        cb.compute({"out": col("d").json(path)}, pa.table({"d": ["{}"]}))
     assert says in str(error.value)
 
 
 def test_strict_names_the_first_malformed_row() -> None:
     table = pa.table({"d": ['{"a":1}', None, "{bad", "[", '{"a":2}']})
     with pytest.raises(cb.DataError, match="2"):
-        cb.evaluate({"out": col("d").json("$.a", "int", strict=True)}, table)
+        cb.compute({"out": col("d").json("$.a", "int", strict=True)}, table)
 
 
 VALUES = [

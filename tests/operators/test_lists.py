@@ -72,8 +72,8 @@ def plain(column: pa.ChunkedArray) -> list[Any]:
 
 def run(expr: cb.Expr, **columns: pa.Array) -> list[Any]:
     table = pa.table(columns)
-    result = plain(cb.evaluate({"out": expr}, table)["out"])
-    assert bits(plain(cb.evaluate({"out": expr}, table, chunk_rows=3)["out"])) == bits(result)
+    result = plain(cb.compute({"out": expr}, table)["out"])
+    assert bits(plain(cb.compute({"out": expr}, table, chunk_rows=3)["out"])) == bits(result)
     return result
 
 

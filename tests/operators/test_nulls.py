@@ -48,7 +48,7 @@ def test_fill_select_and_is_null_choose_by_row(kind: str) -> None:
     def run(data: list[tuple[Any, Any, Any]], chunk_rows: int) -> None:
         c, a, b = ([row[k] for row in data] for k in range(3))
         table = pa.table({"c": pa.array(c, pa.bool_()), "a": array(a, arrow), "b": array(b, arrow)})
-        got = cb.evaluate(
+        got = cb.compute(
             {
                 "fill": col("a").fill(col("b")),
                 "null": col("a").is_null(),
@@ -81,7 +81,7 @@ def test_fill_select_and_is_null_choose_by_row(kind: str) -> None:
     ids=str,
 )
 def test_fill_with_a_constant_leaves_no_null(arrow: pa.DataType, data: list[Any], default: Any) -> None:
-    got = cb.evaluate(
+    got = cb.compute(
         {"out": col("a").fill(default), "null": col("a").fill(default).is_null()},
         pa.table({"a": pa.array(data, arrow)}),
     )
@@ -91,7 +91,7 @@ def test_fill_with_a_constant_leaves_no_null(arrow: pa.DataType, data: list[Any]
 
 def test_nan_is_a_value_not_a_null() -> None:
     table = pa.table({"a": pa.array([math.nan, None], pa.float64())})
-    got = cb.evaluate({"null": col("a").is_null(), "nan": col("a").is_nan(), "fill": col("a").fill(1.0)}, table)
+    got = cb.compute({"null": col("a").is_null(), "nan": col("a").is_nan(), "fill": col("a").fill(1.0)}, table)
     assert got["null"].to_pylist() == [False, True]
     assert got["nan"].to_pylist() == [True, None]
     assert same(got["fill"].to_pylist(), [math.nan, 1.0])
@@ -100,7 +100,7 @@ def test_nan_is_a_value_not_a_null() -> None:
 @pytest.mark.parametrize("rows", [0, 1])
 def test_a_column_of_nulls_and_a_table_of_no_rows(rows: int) -> None:
     table = pa.table({"a": pa.array([None] * rows, pa.int64())})
-    got = cb.evaluate({"fill": col("a").fill(5), "sum": col("a") + 1, "null": col("a").is_null()}, table)
+    got = cb.compute({"fill": col("a").fill(5), "sum": col("a") + 1, "null": col("a").is_null()}, table)
     assert got["fill"].to_pylist() == [5] * rows
     assert got["sum"].to_pylist() == [None] * rows
     assert got["null"].to_pylist() == [True] * rows

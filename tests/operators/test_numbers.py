@@ -51,7 +51,7 @@ def check(
     """``expr`` over columns a, b, … equals ``slow`` row by row."""
     arrow = {"i": pa.int64(), "f": pa.float64(), "b": pa.bool_(), "s": pa.binary(), "t": pa.timestamp("us")}
     table = pa.table({"abc"[k]: pa.array([row[k] for row in data], arrow[kind]) for k, kind in enumerate(types)})
-    got = cb.evaluate({"out": expr}, table, chunk_rows=chunk_rows)["out"]
+    got = cb.compute({"out": expr}, table, chunk_rows=chunk_rows)["out"]
     if pa.types.is_large_string(got.type):
         got = got.cast(pa.large_binary())
     if pa.types.is_timestamp(got.type):
@@ -226,7 +226,7 @@ def test_one_boolean_equals_python(expr: cb.Expr, slow: Callable[..., Any]) -> N
 @given(rows(FLOATS))
 @example([(-1.0,), (-2.0,), (math.inf,), (-math.inf,), (math.nan,), (-0.0,), (5e-324,), (-0.9999999999999999,)])
 def test_log1p_is_within_an_ulp_of_the_truth(data: list[tuple[float | None]]) -> None:
-    got = cb.evaluate({"out": A.log1p()}, pa.table({"a": pa.array([x for (x,) in data], pa.float64())}))[
+    got = cb.compute({"out": A.log1p()}, pa.table({"a": pa.array([x for (x,) in data], pa.float64())}))[
         "out"
     ].to_pylist()
     for (x,), y in zip(data, got, strict=True):
@@ -328,7 +328,7 @@ def test_text_becomes_an_integer_or_null(data: list[tuple[bytes | None]]) -> Non
 @given(st.lists(st.none() | st.lists(st.none() | TEXTS, max_size=6), max_size=12))
 def test_elements_that_are_no_number_are_dropped(data: list[list[bytes | None] | None]) -> None:
     table = pa.table({"a": pa.array(data, pa.list_(pa.binary()))})
-    got = cb.evaluate({"i": A.cast("int"), "f": A.cast("float"), "s": A.cast("int").cast("str")}, table)
+    got = cb.compute({"i": A.cast("int"), "f": A.cast("float"), "s": A.cast("int").cast("str")}, table)
     for row, ints, floats, texts in zip(data, *(got[c].to_pylist() for c in "ifs"), strict=True):
         if row is None:
             assert (ints, floats, texts) == (None, None, None)

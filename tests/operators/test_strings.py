@@ -75,9 +75,9 @@ def as_bytes(column: pa.ChunkedArray) -> list[Any]:
 
 def run(expr: cb.Expr, **values: list[bytes | None]) -> list[Any]:
     table = pa.table({name: strings(column) for name, column in values.items()})
-    result = as_bytes(cb.evaluate({"out": expr}, table)["out"])
+    result = as_bytes(cb.compute({"out": expr}, table)["out"])
     # Five rows a chunk: pools are reset and reused between chunks.
-    assert as_bytes(cb.evaluate({"out": expr}, table, chunk_rows=5)["out"]) == result
+    assert as_bytes(cb.compute({"out": expr}, table, chunk_rows=5)["out"]) == result
     return result
 
 
@@ -234,7 +234,7 @@ def test_every_code_point_has_python_s_case_space_and_category() -> None:
     values = [chr(c).encode() for c in known if not 0xD800 <= c < 0xE000]
     table = pa.table({"x": strings(values)})
     x = col("x")
-    out = cb.evaluate({"lower": x.lower(), "words": cb.concat(cb.lit("a"), x).words(), "strip": x.strip()}, table)
+    out = cb.compute({"lower": x.lower(), "words": cb.concat(cb.lit("a"), x).words(), "strip": x.strip()}, table)
     assert as_bytes(out["lower"]) == [twin.lower(row) for row in values]
     assert as_bytes(out["words"]) == [twin.words(b"a" + row) for row in values]
     assert as_bytes(out["strip"]) == [twin.strip(row) for row in values]

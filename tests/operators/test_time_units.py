@@ -26,7 +26,7 @@ ROWS = pa.table({"ts_s": SECONDS, "ad": [1] * 6, "label": [1, 0] * 3, "f": [0.5]
 @example([-62135596800, -62135596801, 253402300799, 253402300800, 2**63 - 1, -(2**63), 18446744073710, None, 0, -1])
 def test_numbers_of_every_unit_equal_python_and_are_null_beyond_its_years(data: list[int | None]) -> None:
     table = pa.table({"n": pa.array(data, pa.int64())})
-    got = cb.evaluate({unit: col("n").cast("time", unit=unit) for unit in UNITS}, table)
+    got = cb.compute({unit: col("n").cast("time", unit=unit) for unit in UNITS}, table)
     for unit in UNITS:
         want = [None if n is None else twin.of_number(n, unit) for n in data]
         assert got[unit].cast(pa.int64()).to_pylist() == want, unit
@@ -34,7 +34,7 @@ def test_numbers_of_every_unit_equal_python_and_are_null_beyond_its_years(data: 
 
 def test_seconds_have_their_hours_and_rates_change_with_them() -> None:
     time = col("ts_s").cast("time", unit="s").fill(0)
-    assert cb.evaluate({"h": time.hour()}, ROWS)["h"].to_pylist() == [15, 16, 17, 18, 19, 20]
+    assert cb.compute({"h": time.hour()}, ROWS)["h"].to_pylist() == [15, 16, 17, 18, 19, 20]
     rate = cb.rate("ad", time=time, label=col("label"), every="1h")
     plan = cb.compile(cb.View(ROWS), cb.FeatureSet(label=col("label"), dense={"rate": rate}), device="cpu")
     (batch,) = plan.batches(10)
@@ -43,10 +43,10 @@ def test_seconds_have_their_hours_and_rates_change_with_them() -> None:
 
 def test_a_constant_is_a_time_at_once() -> None:
     moment = cb.lit(1574953200).cast("time", unit="s")
-    assert cb.evaluate({"t": moment}, ROWS)["t"][0].as_py() == datetime(2019, 11, 28, 15)
-    assert cb.evaluate({"t": cb.lit(-1).cast("time", unit="ns")}, ROWS)["t"][0].value == -1
+    assert cb.compute({"t": moment}, ROWS)["t"][0].as_py() == datetime(2019, 11, 28, 15)
+    assert cb.compute({"t": cb.lit(-1).cast("time", unit="ns")}, ROWS)["t"][0].value == -1
     with pytest.raises(PlanError, match="1574953200000 lies outside the years 0001 to 9999"):
-        cb.evaluate({"t": cb.lit(1574953200000).cast("time", unit="s")}, ROWS)
+        cb.compute({"t": cb.lit(1574953200000).cast("time", unit="s")}, ROWS)
 
 
 @pytest.mark.parametrize("view", [cb.View(ROWS), cb.View(ROWS).cast(ts_s="time")], ids=["expression", "step of a view"])
@@ -56,7 +56,7 @@ def test_a_number_without_a_unit_is_refused_when_the_plan_is_compiled(view: cb.V
     with pytest.raises(PlanError, match=says):
         cb.compile(view, features, device="cpu")
     with pytest.raises(PlanError, match=says):
-        cb.evaluate({"hour": col("ts_s").cast("time").hour()}, view)
+        cb.compute({"hour": col("ts_s").cast("time").hour()}, view)
 
 
 def test_a_plan_that_was_saved_without_a_unit_goes_on_counting_microseconds(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def times(values: list[int | None]) -> pa.Array:
 @example([951_782_400_000_000, 951_868_799_999_999, 4_107_542_400_000_000, -2_203_891_200_000_000], 0)  # leap years
 @example([-1, 0], 330)
 def test_parts_equal_numpys_calendar(data: list[int | None], offset: int) -> None:
-    got = cb.evaluate({p: getattr(col("t"), p)(offset) for p in PARTS}, pa.table({"t": times(data)}))
+    got = cb.compute({p: getattr(col("t"), p)(offset) for p in PARTS}, pa.table({"t": times(data)}))
     for p in PARTS:
         assert got[p].to_pylist() == [None if t is None else twin.part(p, t, offset) for t in data], p
 
@@ -44,7 +44,7 @@ def test_parts_equal_numpys_calendar(data: list[int | None], offset: int) -> Non
 def test_parts_do_not_depend_on_the_unit_of_the_column(unit: str) -> None:
     seconds = [0, 1_709_251_199, -1, 86_400]
     table = pa.table({"t": pa.array(seconds, pa.int64()).cast(pa.timestamp("s")).cast(pa.timestamp(unit))})
-    got = cb.evaluate({p: getattr(col("t"), p)() for p in PARTS}, table)
+    got = cb.compute({p: getattr(col("t"), p)() for p in PARTS}, table)
     for p in PARTS:
         assert got[p].to_pylist() == [twin.part(p, s * 1_000_000, 0) for s in seconds]
 
@@ -56,7 +56,7 @@ def test_parts_do_not_depend_on_the_unit_of_the_column(unit: str) -> None:
 )
 def test_age_and_difference(unit: str, micros: float, data: list[tuple[int | None, int | None]]) -> None:
     table = pa.table({"a": times([a for a, _ in data]), "b": times([b for _, b in data])})
-    got = cb.evaluate({"age": col("a").age(col("b"), unit), "sub": col("a") - col("b")}, table)
+    got = cb.compute({"age": col("a").age(col("b"), unit), "sub": col("a") - col("b")}, table)
     for (a, b), age, sub in zip(data, got["age"].to_pylist(), got["sub"].to_pylist(), strict=True):
         if a is None or b is None:
             assert (age, sub) == (None, None)
@@ -118,17 +118,17 @@ def damaged(draw: Any) -> str:
     ]
 )
 def test_iso_text_becomes_a_time_or_null(data: list[bytes | None]) -> None:
-    got = cb.evaluate({"t": col("s").cast("time")}, pa.table({"s": pa.array(data, pa.binary())}))["t"]
+    got = cb.compute({"t": col("s").cast("time")}, pa.table({"s": pa.array(data, pa.binary())}))["t"]
     assert got.cast(pa.int64()).to_pylist() == [None if s is None else twin.parse(s) for s in data]
 
 
 @unhurried
 @given(st.lists(st.none() | TIMES, max_size=20), st.lists(TIMES, max_size=20))
 def test_times_compare_and_belong_like_integers(data: list[int | None], members: list[int]) -> None:
-    from ctrbox.plan.expr import Time
+    from ctrbox.plan.language.expr import Time
 
     table = pa.table({"t": times(data), "u": times(data[::-1])})
-    got = cb.evaluate(
+    got = cb.compute(
         {
             "in": col("t").is_in([Time(m) for m in members]),
             "lt": col("t") < col("u"),

@@ -112,7 +112,7 @@ def check_casts(seed: int, count: int, tally: Counter[str]) -> None:
     types = {"s": pa.binary(), "x": pa.float64(), "n": pa.int64(), "t": pa.int64(), "b": pa.bool_()}
     arrays = {name: pa.array(values, types[name], from_pandas=False) for name, values in rows.items()}
     arrays["t"] = arrays["t"].view(pa.timestamp("us"))
-    made = cb.evaluate({str(k): cast[1] for k, cast in enumerate(CASTS)}, cb.View(pa.table(arrays), name="casts"))
+    made = cb.compute({str(k): cast[1] for k, cast in enumerate(CASTS)}, cb.View(pa.table(arrays), name="casts"))
     for k, (name, _, column, twin) in enumerate(CASTS):
         for value, got in zip(rows[column], plain(made[str(k)]), strict=True):
             wanted = None if value is None else twin(value)

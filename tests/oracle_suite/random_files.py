@@ -240,7 +240,7 @@ def _refused_too(seed: int, view: Any, names: list[str], tally: Counter[str]) ->
     tally["files that pyarrow cannot read back"] += 1
     for name in names:
         try:
-            cb.evaluate({"x": col(name)}, view)
+            cb.compute({"x": col(name)}, view)
         except CtrboxError as error:
             if f"{seed}.parquet" not in str(error) and "expected a number" not in str(error):
                 raise Difference(f"seed {seed}: the error does not name the file: {error}") from error
@@ -250,7 +250,7 @@ def _refused_too(seed: int, view: Any, names: list[str], tally: Counter[str]) ->
 
 def _compare(seed: int, view: Any, columns: dict[str, Column], rows: int, told: str, tally: Counter[str]) -> None:
     good = {name: c for name, c in columns.items() if not c.refused}
-    made = cb.evaluate({name: col(name) for name in good}, view)
+    made = cb.compute({name: col(name) for name in good}, view)
     for name, column in good.items():
         _same(plain(made[name]), column.plain, f"seed {seed}, column {name!r} ({column.array.type}), {told}")
         tally["columns"] += 1
@@ -259,7 +259,7 @@ def _compare(seed: int, view: Any, columns: dict[str, Column], rows: int, told: 
         if not column.refused:
             continue
         try:
-            cb.evaluate({"x": col(name)}, view)
+            cb.compute({"x": col(name)}, view)
         except CtrboxError as error:
             if column.refused not in str(error) or name.split(".")[0] not in str(error):
                 raise Difference(f"seed {seed}, column {name!r}: expected {column.refused!r} in: {error}") from error
@@ -294,7 +294,7 @@ def _compare_filtered(
         (col(name) < constant, lambda v: v < limit),
         (col(name) >= constant, lambda v: v >= limit),
     ):
-        made = cb.evaluate({"row": col("row")}, view.filter(condition))["row"].to_pylist()
+        made = cb.compute({"row": col("row")}, view.filter(condition))["row"].to_pylist()
         expected = [r for r, v in zip(columns["row"].plain, values, strict=True) if v is not None and holds(v)]
         _same(made, expected, f"seed {seed}, filter {condition} on {columns[name].array.type}, {told}")
         tally["filters"] += 1

@@ -70,7 +70,7 @@ def check_json(seed: int, count: int, tally: Counter[str]) -> None:
     docs = [document(rng, value(rng)) for _ in range(count)]
     docs[0] = b"[" * 40 + b'{"v": 1}' + b"]" * 40
     view = cb.View(pa.table({"doc": pa.array(docs, pa.binary())}), name="docs")
-    made = cb.evaluate({kind: col("doc").json("$.v", kind) for kind in KINDS}, view)
+    made = cb.compute({kind: col("doc").json("$.v", kind) for kind in KINDS}, view)
     columns = {kind: plain(made[kind]) for kind in KINDS}
     first_broken = None
     for row, doc in enumerate(docs):
@@ -97,7 +97,7 @@ def _check_row_number(view: Any, first_broken: int | None, seed: int) -> None:
     if first_broken is None:
         return
     try:
-        cb.evaluate({"v": col("doc").json("$.v", "str", strict=True)}, view)
+        cb.compute({"v": col("doc").json("$.v", "str", strict=True)}, view)
     except cb.DataError as error:
         if not str(error).endswith(f"row {first_broken})"):
             raise Difference(f"JSON, seed {seed}: row {first_broken} is broken, the error says: {error}") from error

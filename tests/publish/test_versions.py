@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctrbox.engines import aside
 from ctrbox.errors import CtrboxError, DataError, PlanError, WriteError
+from ctrbox.files import atomic as aside
 from ctrbox.publish import Part, Published, Weights, apply, read_weights
 
 

@@ -73,7 +73,7 @@ def plan_over(data: Path) -> cb.Plan:
 def make_world(place: Path, rows: int = 3_000, submodel: torch.nn.Module | None = None, **model: Any) -> ImageWorld:
     log = cb.datasets.adlog(rows, 2, place / "data", images=WIDTH, users=150, ads=120)
     # A tenth of the images is not known when the model is published.
-    images = cb.evaluate({"ad_id": col("ad_id"), "image": col("image")}, cb.View(log.images))
+    images = cb.compute({"ad_id": col("ad_id"), "image": col("image")}, cb.View(log.images))
     file = place / "images.ctrvec"
     cb.write_vectors(file, images.slice(0, images.num_rows * 9 // 10), key=KEY, vector="image")
     return fitted(place, plan_over(place / "data"), file, submodel, **model)

@@ -160,7 +160,7 @@ def ended(server: Running, listener: threading.Thread) -> None:
 
 @contextlib.contextmanager
 def running(
-    folder: Path, *options: str, token: str = "", before: tuple[str, ...] = ("-m", "ctrbox.cli")
+    folder: Path, *options: str, token: str = "", before: tuple[str, ...] = ("-m", "ctrbox")
 ) -> Iterator[Running]:
     for attempt in range(4):
         server, listener = started(folder, options, token, before)

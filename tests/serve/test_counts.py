@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ctrbox.errors import DataError, PlanError, WriteError
+from ctrbox.loop.status import NAMED, Complaints
 from ctrbox.serve import cache as cache_module
 from ctrbox.serve import files
 from ctrbox.serve.cache import ENTRY, ContextCache
@@ -17,7 +18,6 @@ from ctrbox.serve.door import Client, Door, client_of
 from ctrbox.serve.known_keys import REQUESTS, KnownKeys
 from ctrbox.serve.log_limit import KINDS, LogLimit
 from ctrbox.serve.metrics import BOUNDS, ByLabel, Metrics, escaped, milliseconds, quantile, resident
-from ctrbox.serve.online_status import NAMED, Complaints
 from ctrbox.serve.queue import LONGEST_TURN, ScoringQueue, settle
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.reload import passing

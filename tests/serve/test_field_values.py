@@ -19,8 +19,8 @@ from ctrbox.columns.raw import RawColumn
 from ctrbox.datasets.events import encoded
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.errors import CtrboxError, DataError
-from ctrbox.online.chunk import pieces
-from ctrbox.online.events import Layout
+from ctrbox.loop.chunk import pieces
+from ctrbox.loop.events import Layout
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.request import RequestReader
 from ctrbox.serve.tensors import from_json, read_infer

@@ -491,7 +491,7 @@ def test_a_submodel_of_ones_own_is_published_by_its_vectors_alone(world: ImageWo
 def test_a_run_folder_is_pushed_with_its_vector_file(world: ImageWorld, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from ctrbox.publishing import app
+    from ctrbox.cli.publish import app
 
     out = tmp_path / "run"
     server = cb.ModelServer(world.file, cb.ImageEmbedding(WIDTH, (8,), 12))

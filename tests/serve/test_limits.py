@@ -85,7 +85,7 @@ def test_a_head_without_an_end_is_refused_at_its_limit(server: Running) -> None:
 def test_idle_connections_beyond_the_limit_of_files_lock_nobody_out(world: World, body: bytes) -> None:
     code = (
         "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)); "
-        "sys.argv = sys.argv[1:]; runpy.run_module('ctrbox.cli', run_name='__main__', alter_sys=True)"
+        "sys.argv = sys.argv[1:]; runpy.run_module('ctrbox', run_name='__main__', alter_sys=True)"
     )
     with running(world.folder, before=("-c", code, "ctrbox")) as server:
         limit = server.gauge("ctrbox_connections_limit")

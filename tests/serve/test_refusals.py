@@ -22,6 +22,7 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.columns.batch import Batch, Ragged
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
+from ctrbox.files.sealed import sealed
 from ctrbox.serve import own_copy
 from ctrbox.serve.listener import listening_sockets
 from ctrbox.serve.metrics import Metrics
@@ -38,7 +39,6 @@ from ctrbox.serve.served import Live, ServedFfm, open_served
 from ctrbox.serve.server import Settings, check, missing_library, read_token
 from ctrbox.serve.service import Limits, Service
 from ctrbox.serve.tls import Certificate
-from ctrbox.train.sealed import sealed
 from tests.serve.test_scoring import body_of
 from tests.serve.worlds import CONTEXT, World
 

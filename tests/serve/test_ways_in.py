@@ -20,8 +20,8 @@ from ctrbox import col
 from ctrbox.columns.times import TIME, times_of
 from ctrbox.datasets.events import encoded
 from ctrbox.errors import CtrboxError, DataError, PlanError
-from ctrbox.online.chunk import pieces
-from ctrbox.online.events import Layout
+from ctrbox.loop.chunk import pieces
+from ctrbox.loop.events import Layout
 from ctrbox.serve.request import RequestReader
 from ctrbox.serve.tensors import read_infer
 
@@ -399,7 +399,7 @@ TEXTS = st.one_of(
 @given(TEXTS)
 def test_text_is_read_as_the_cast_of_a_plan_reads_it(text: str) -> None:
     table = pa.table({"text": [text]})
-    native = cb.evaluate({"t": col("text").cast("time")}, table)["t"][0]
+    native = cb.compute({"t": col("text").cast("time")}, table)["t"][0]
     try:
         found = times_of([text], None)[0].value
     except ValueError:

@@ -16,9 +16,9 @@ import torch
 
 import ctrbox as cb
 from ctrbox.errors import DataError, DeviceError, PlanError, TrainError
+from ctrbox.evaluate.calibration import curve, intercept, label_shift, weights_advice
+from ctrbox.sklearn.classifier import Classifier
 from ctrbox.train import settings as settings_module
-from ctrbox.train.calibration import curve, intercept, label_shift, weights_advice
-from ctrbox.train.classifier import Classifier
 from ctrbox.train.evaluation import Split, probability, watched, watched_name
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.rows_before import check_tables

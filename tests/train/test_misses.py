@@ -14,10 +14,10 @@ import torch
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.embed import misses
 from ctrbox.embed.dense_optimizer import dense_optimizer
+from ctrbox.embed.vectors import misses
 from ctrbox.errors import DataError, PlanError, TrainError
-from ctrbox.train.report import write_report
+from ctrbox.report.write import write_report
 from ctrbox.train.settings import OF_THE_TRAINER
 from tests.train import worlds
 from tests.train.test_model_server_training import FAST, ITEMS, WIDTH, Visual, rows, server, trained

@@ -10,10 +10,10 @@ import torch
 
 import ctrbox as cb
 from ctrbox.errors import DataError, PlanError
+from ctrbox.evaluate.calibration import curve
+from ctrbox.evaluate.interval import auc_difference
+from ctrbox.evaluate.metrics import Scores, windows
 from ctrbox.models.inputs import Reads
-from ctrbox.train.calibration import curve
-from ctrbox.train.interval import auc_difference
-from ctrbox.train.metrics import Scores, windows
 from tests.train.worlds import checkerboard, plan_of
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from ctrbox.errors import DataError, PlanError, TrainError
-from ctrbox.train import metrics
-from ctrbox.train.interval import auc_difference
-from ctrbox.train.metrics import Scores
+from ctrbox.evaluate import metrics
+from ctrbox.evaluate.interval import auc_difference
+from ctrbox.evaluate.metrics import Scores
+from ctrbox.report.words import duration, few_groups, fixed, remarks, sized, spent
 from ctrbox.train.schedule import Constant, Cosine, Decay, Warmup, factor_at
 from ctrbox.train.state import State, state_of
-from ctrbox.train.words import duration, few_groups, fixed, remarks, sized, spent
 
 LABEL, A, B = np.array([0, 1, 0, 1]), np.array([0.1, 0.9, 0.2, 0.8]), np.array([0.4, 0.6, 0.5, 0.7])
 

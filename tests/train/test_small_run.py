@@ -20,8 +20,9 @@ from torch import nn
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.callbacks import Callback
-from ctrbox.embed.misses import BATCHES
+from ctrbox.embed.vectors.misses import BATCHES
 from ctrbox.errors import DataError, PlanError
+from ctrbox.files.sealed import read_sealed
 from ctrbox.publish.weights import Weights
 from ctrbox.train import fit as fit_module
 from ctrbox.train.handed import Foresight, Handed
@@ -30,7 +31,6 @@ from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock
 from ctrbox.train.published import learner_of, weights_of_run
 from ctrbox.train.run import _and_those_of, other_plan, server_tables, servers_of
-from ctrbox.train.sealed import read_sealed
 from ctrbox.train.settings import Settings
 from ctrbox.train.state import State
 from ctrbox.train.summary import Look, few_valued, summarize, time_column

@@ -18,20 +18,20 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.callbacks import Callback
 from ctrbox.errors import DataError, PlanError, SourceError, TrainError, WriteError
+from ctrbox.evaluate.verdict import Trial
+from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.report.recorded import read_lines, read_run
+from ctrbox.sklearn.classifier_folder import classes_of
 from ctrbox.train.checkpoint import read_state, read_weights, same_weights, shapes_in
-from ctrbox.train.classifier_folder import classes_of
 from ctrbox.train.evaluation import watched
 from ctrbox.train.importance import PIECE, _pieces
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.look_ahead import _Block
 from ctrbox.train.progress import Line
-from ctrbox.train.recorded import read_lines, read_run
 from ctrbox.train.sampling import Labels
-from ctrbox.train.sealed import read_sealed, sealed
 from ctrbox.train.settings import same_run
 from ctrbox.train.tuning import Study, best_of, fresh_table
 from ctrbox.train.untrained import untrained
-from ctrbox.train.verdict import Trial
 from tests.train.test_second_day import FAST, log, planned
 
 
@@ -295,7 +295,7 @@ def classifier() -> cb.Classifier:
 def test_a_folder_that_describes_no_classifier(
     classifier: cb.Classifier, tmp_path: Path, change: Callable[[dict[str, Any]], Any], says: str
 ) -> None:
-    from ctrbox.train.classifier_folder import FILE
+    from ctrbox.sklearn.classifier_folder import FILE
 
     classifier.save(tmp_path / "saved")
     described = read_sealed(tmp_path / "saved" / FILE, "")

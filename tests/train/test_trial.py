@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.columns.batch import Field, Schema
-from ctrbox.plan.expr import Expr
-from ctrbox.plan.written import METHODS, parse_feature, parse_features
-from ctrbox.train.interval import Difference
+from ctrbox.evaluate.interval import Difference
+from ctrbox.plan.language.expr import Expr
+from ctrbox.plan.language.written import METHODS, parse_feature, parse_features
 from ctrbox.train.trial import Candidate, Cost, Trial
 from tests.train import worlds
 

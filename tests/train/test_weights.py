@@ -14,7 +14,7 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.train.calibration import intercept, label_shift, weights_advice
+from ctrbox.evaluate.calibration import intercept, label_shift, weights_advice
 from ctrbox.train.evaluation import watched
 from ctrbox.train.published import learner_of
 from tests.train import worlds

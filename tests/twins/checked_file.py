@@ -1,4 +1,4 @@
-"""A plain twin of native/core/checked_file.h: blocks of bytes, and behind each its checksum, seeded by the one before."""
+"""A plain twin of native/core/system/checked_file.h: blocks of bytes, and behind each its checksum, seeded by the one before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slow twin of `ctrbox.online.join`: lists, looked through from front to back at every event."""
+"""The slow twin of `ctrbox.loop.join`: lists, looked through from front to back at every event."""
 
 from __future__ import annotations
 

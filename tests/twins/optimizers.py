@@ -1,6 +1,6 @@
 """Slow twins of the row-wise optimizers and of a whole table: NumPy float32, one row at a time.
 
-Every operation is one rounding to float32 in the order of native/core/row_optimizers.h, so results agree bit for bit.
+Every operation is one rounding to float32 in the order of native/core/table/row_optimizers.h, so results agree bit for bit.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def step(optimizer: Optimizer, factor: float, w: Array, s: Array, g: Array) -> t
 
 
 class Table:
-    """A dict of rows with the meaning of `ctrbox.embed.memory.MemoryTable`."""
+    """A dict of rows with the meaning of `ctrbox.embed.memory.table.MemoryTable`."""
 
     def __init__(self, row: Row, optimizer: Optimizer, linear: Optimizer, init: float, seed: int) -> None:
         self.row, self.parts, self.init, self.seed = row, (linear, optimizer), init, seed

@@ -52,7 +52,7 @@ def offsets(ends: list[int], width: int) -> bytes:
 
 
 def read(path: Path, inside: str) -> Any:
-    made = cb.evaluate({"c": col("c.x" if inside == "struct" else "c")}, cb.View(str(path), name="text"))["c"]
+    made = cb.compute({"c": col("c.x" if inside == "struct" else "c")}, cb.View(str(path), name="text"))["c"]
     chunk = made.combine_chunks()
     if inside == "list":
         return [chunk.values.view(pa.large_binary())[a:b].to_pylist() for a, b in ((0, 1), (1, 4))]
@@ -106,7 +106,7 @@ def test_a_broken_line_of_json_names_its_row(tmp_path: Path, row: int, broken: s
     file = tmp_path / "log.jsonl"
     file.write_text("\n".join(lines) + "\n")
     with pytest.raises(SourceError, match=rf"log\.jsonl row {row}\b"):
-        cb.evaluate({"a": col("a")}, cb.View(str(file), name="log"))
+        cb.compute({"a": col("a")}, cb.View(str(file), name="log"))
 
 
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"])
@@ -124,5 +124,5 @@ def test_text_of_every_encoding_can_be_read_as_a_dictionary(tmp_path: Path, enco
 @pytest.mark.parametrize("type", [pa.decimal128(5, 2), pa.timestamp("ns"), pa.binary()])
 def test_lists_of_no_element_are_empty_lists(type: pa.DataType) -> None:
     rows = pa.array([[], None, []], pa.list_(type, 0))
-    made = cb.evaluate({"x": col("x")}, cb.View(pa.table({"x": rows}), name="rows"))
+    made = cb.compute({"x": col("x")}, cb.View(pa.table({"x": rows}), name="rows"))
     assert made["x"].to_pylist() == [[], None, []]

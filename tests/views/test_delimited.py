@@ -10,9 +10,9 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.errors import SourceError
+from ctrbox.files.filesystems import find_files
 from ctrbox.views import text
 from ctrbox.views.delimited import Csv
-from ctrbox.views.filesystems import find_files
 from ctrbox.views.json_lines import _broken_column, _check_plain, _lines_before, _rounded, parse_json
 from ctrbox.views.looks import evident_delimiter, is_a_header, is_a_row
 from ctrbox.views.streamed import BlockError

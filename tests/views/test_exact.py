@@ -19,7 +19,7 @@ import ctrbox as cb
 from ctrbox import col
 from ctrbox.columns.exact import decimals_to_float64, times_to_microseconds
 from ctrbox.errors import DataError
-from ctrbox.train.slices import _coded
+from ctrbox.evaluate.slices import _coded
 
 WIDTHS = {4: (pa.decimal32, 9), 8: (pa.decimal64, 18), 16: (pa.decimal128, 38), 32: (pa.decimal256, 76)}
 
@@ -43,7 +43,7 @@ def read(array: Any, cast: str | None = None) -> list[Any]:
     """The column as a plan sees it."""
     table = pa.table({"x": array})
     expression = col("x") if cast is None else col("x").cast(cast)
-    values: list[Any] = cb.evaluate({"x": expression}, cb.View(table, name="rows"))["x"].to_pylist()
+    values: list[Any] = cb.compute({"x": expression}, cb.View(table, name="rows"))["x"].to_pylist()
     return values
 
 
@@ -70,9 +70,9 @@ def test_a_decimal_of_any_width_and_scale_is_the_nearest_double(data: st.DataObj
 def test_every_price_of_two_digits_is_the_float_that_is_written_the_same() -> None:
     prices = pa.array([Decimal(k).scaleb(-2) for k in range(100_000)], pa.decimal128(12, 2))
     view = cb.View(pa.table({"price": prices}), name="prices")
-    made = cb.evaluate({"price": col("price")}, view)["price"].to_pylist()
+    made = cb.compute({"price": col("price")}, view)["price"].to_pylist()
     assert made == [k / 100 for k in range(100_000)]
-    found = cb.evaluate({"price": col("price")}, view.filter(col("price") == 19.99))
+    found = cb.compute({"price": col("price")}, view.filter(col("price") == 19.99))
     assert found["price"].to_pylist() == [19.99]
 
 
@@ -91,7 +91,7 @@ def test_a_decimal_in_parquet_is_the_nearest_double(tmp_path: Path, precision: i
         assert array.type == make(precision, scale)
         file = tmp_path / f"{scale}.parquet"
         pq.write_table(pa.table({"x": array}), file, store_decimal_as_integer=as_integer, row_group_size=64)
-        made = cb.evaluate({"x": col("x")}, cb.View(str(file), name="prices"))["x"].to_pylist()
+        made = cb.compute({"x": col("x")}, cb.View(str(file), name="prices"))["x"].to_pylist()
         assert made == [*(nearest_double(v, scale) for v in unscaled), None]
 
 
@@ -105,7 +105,7 @@ def test_decimals_inside_lists_dictionaries_and_structs_are_the_nearest_doubles(
     assert read(pa.DictionaryArray.from_arrays(pa.array([1, 0, None]), prices)) == [0.07, 19.99, None]
     struct = pa.StructArray.from_arrays([prices], ["price"])
     view = cb.View(pa.table({"x": struct}), name="rows")
-    assert cb.evaluate({"p": col("x.price")}, view)["p"].to_pylist() == [19.99, 0.07, None, 1.13]
+    assert cb.compute({"p": col("x.price")}, view)["p"].to_pylist() == [19.99, 0.07, None, 1.13]
 
 
 MOMENTS = [-(10**18) - 1, -1_000_000_001, -1001, -1000, -999, -1, 0, 1, 999, 1000, 1001, 10**18 + 999]
@@ -119,7 +119,7 @@ def test_nanoseconds_are_rounded_down_before_and_after_1970(tmp_path: Path, zone
     assert read(array.slice(3, 5), "int") == expected[3:8]
     pq.write_table(pa.table({"x": array}), tmp_path / "times.parquet")
     view = cb.View(str(tmp_path / "times.parquet"), name="times")
-    assert cb.evaluate({"x": col("x").cast("int")}, view)["x"].to_pylist() == expected
+    assert cb.compute({"x": col("x").cast("int")}, view)["x"].to_pylist() == expected
 
 
 def test_durations_and_times_of_day_are_rounded_down_too() -> None:
@@ -146,7 +146,7 @@ def test_parts_of_a_time_before_1970_agree_in_every_unit(unit: str, per_second: 
         "year": col("t").year(),
         "epoch_day": col("t").epoch_day(),
     }
-    made = cb.evaluate(parts, view)
+    made = cb.compute(parts, view)
     moments = [datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=v) for v in seconds]
     assert made["hour"].to_pylist() == [m.hour for m in moments]
     assert made["minute"].to_pylist() == [m.minute for m in moments]
@@ -181,7 +181,7 @@ def test_casts_of_text_refuse_white_space_around_a_value_until_it_is_stripped(sp
     for text, kind, value in (("12", "int", 12), ("1.5", "float", 1.5), ("1970-01-02", "time", 86_400_000_000)):
         rows = pa.array([text, space + text, text + space])
         view = cb.View(pa.table({"x": rows}), name="rows")
-        made = cb.evaluate({"x": col("x").cast(kind), "stripped": col("x").strip().cast(kind)}, view)
+        made = cb.compute({"x": col("x").cast(kind), "stripped": col("x").strip().cast(kind)}, view)
         plain, stripped = made["x"].cast(pa.int64() if kind == "time" else made["x"].type), made["stripped"]
         assert plain.to_pylist() == [value, None, None]
         assert stripped.cast(plain.type).to_pylist() == [value] * 3
@@ -197,7 +197,7 @@ def test_a_function_of_ones_own_may_return_decimals() -> None:
         return pa.array([[Decimal("19.99"), Decimal("1.13")], [], [Decimal("0.07")]])
 
     view = cb.View(pa.table({"n": [1, 2, 3]}), name="rows")
-    made = cb.evaluate({"one": price(col("n")), "all": prices(col("n"))}, view)
+    made = cb.compute({"one": price(col("n")), "all": prices(col("n"))}, view)
     assert made["one"].to_pylist() == [19.99, 0.07, 1.13]
     assert made["all"].to_pylist() == [[19.99, 1.13], [], [0.07]]
 
@@ -210,12 +210,12 @@ def test_a_constant_of_numpy_keeps_its_unit() -> None:
         (np.datetime64(0, "s"), 1),
         (np.datetime64(-1, "ns"), 0),
     ):
-        found = cb.evaluate({"same": col("t") == constant}, view)["same"].to_pylist()
+        found = cb.compute({"same": col("t") == constant}, view)["same"].to_pylist()
         assert found == [k == row for k in range(3)], constant
     with pytest.raises(cb.PlanError, match="constant"):
-        cb.evaluate({"same": col("t") == np.timedelta64(1, "ns")}, view)
+        cb.compute({"same": col("t") == np.timedelta64(1, "ns")}, view)
     with pytest.raises(cb.PlanError, match="outside the microseconds of 64 bits"):
-        cb.evaluate({"same": col("t") == np.datetime64(400_000, "Y")}, view)
+        cb.compute({"same": col("t") == np.datetime64(400_000, "Y")}, view)
 
 
 def test_what_float32_cannot_hold_follows_the_documented_rule() -> None:
@@ -233,4 +233,4 @@ def test_a_parquet_file_whose_pages_lack_rows_is_refused(tmp_path: Path) -> None
     lists = pa.array([[], [], []], pa.list_(pa.int64(), 0))
     pq.write_table(pa.table({"x": lists}), tmp_path / "lists.parquet")
     with pytest.raises(cb.SourceError, match=r"lists\.parquet.*cannot be read"):
-        cb.evaluate({"x": col("x")}, cb.View(str(tmp_path / "lists.parquet"), name="lists"))
+        cb.compute({"x": col("x")}, cb.View(str(tmp_path / "lists.parquet"), name="lists"))

@@ -16,10 +16,11 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import PlanError, SourceError
-from ctrbox.views import filesystems, text
+from ctrbox.files import filesystems
+from ctrbox.files.filesystems import Store, _open_s3, _region
+from ctrbox.views import text
 from ctrbox.views.columns import cut
 from ctrbox.views.delimited import _SPARE
-from ctrbox.views.filesystems import Store, _open_s3, _region
 from ctrbox.views.ipc import _check
 from ctrbox.views.json_lines import _broken_line, _check_lines
 from ctrbox.views.simple import castable, choose, leaves
@@ -30,7 +31,7 @@ ROWS = pa.table({"n": [1, 2], "s": ["a", "b"]})
 
 
 def read(view: cb.View, column: str = "n") -> list[Any]:
-    found: list[Any] = cb.evaluate({"x": col(column)}, view)["x"].to_pylist()
+    found: list[Any] = cb.compute({"x": col(column)}, view)["x"].to_pylist()
     return found
 
 

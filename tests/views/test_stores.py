@@ -10,12 +10,12 @@ import pyarrow.fs as pafs
 import pytest
 
 from ctrbox.errors import SourceError
+from ctrbox.files.filesystems import _clean, _hidden, find_files, first_line, natural, open_store
+from ctrbox.files.table_formats import refuse_table_formats
 from ctrbox.views import streamed
-from ctrbox.views.filesystems import _clean, _hidden, find_files, first_line, natural, open_store
 from ctrbox.views.formats import _by_name, codec_of
 from ctrbox.views.readahead import _Line, readahead
 from ctrbox.views.streamed import _Steady, open_stream
-from ctrbox.views.table_formats import refuse_table_formats
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_a_file_with_decimal_commas_is_refused_with_the_name_of_its_delimiter(wr
     path = write("a.csv", "price;clicks\n1,5;2\n2,25;3\n")
     refused(path, "a.csv has one column, 'price;clicks'", "seems to be ';': pass delimiter=';'")
     view = cb.View(path, delimiter=";")
-    prices = cb.evaluate({"price": cb.col("price").replace(",", ".").cast("float")}, view)
+    prices = cb.compute({"price": cb.col("price").replace(",", ".").cast("float")}, view)
     assert prices["price"].to_pylist() == [1.5, 2.25]
 
 

@@ -13,12 +13,12 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.errors import DataError, PlanError, SourceError
-from ctrbox.views import table_formats
+from ctrbox.files import table_formats
+from ctrbox.files.table_formats import _above
 from ctrbox.views.allowed import Allowed, to_allow
 from ctrbox.views.memory import MemorySource
 from ctrbox.views.recorded import AgreeingSource, Described, RecordedSource, opened
 from ctrbox.views.source import like, open_source
-from ctrbox.views.table_formats import _above
 from ctrbox.views.view import bytes_within, parse_bytes, short_name
 
 ROWS = pa.table({"id": [1, 2], "other": [3, 4]})

@@ -23,19 +23,18 @@ FAST = "not slow and not s3 and not gpu and not hdfs and not exhaustive"
 SLOW = "(slow or s3) and not gpu and not hdfs and not exhaustive"
 # Folders of tests for folders of native code; Python's tests mirror its folders.
 NATIVE_TESTS = {
-    "native/core/sparse": ["sparse", "embed"],
-    "native/core/ffm": ["online", "capi"],
-    "native/core/parquet": ["views", "engine"],
+    "native/core/sparse": ["embed"],
+    "native/core/table": ["embed"],
+    "native/core/ffm": ["ffm", "capi"],
+    "native/core/parquet": ["views", "engines"],
     "native/core/publish": ["publish", "capi"],
     "native/core/request": ["serve", "engines"],
-    "native/core/memory_table": ["embed"],
-    "native/core/pooling": ["embed"],
-    "native/operators": ["operators", "engine", "cuda"],
+    "native/operators": ["operators", "engines"],
     "native/capi": ["capi"],
-    "native/core": ["engine", "operators", "engines", "embed"],
-    "native/bindings": ["engine", "embed", "online", "serve"],
+    "native/core": ["engines", "operators", "embed"],
+    "native/bindings": ["engines", "embed", "ffm", "serve"],
 }
-PYTHON_TESTS = {"learning": ["cli", "train"], "training_command": ["cli", "train"], "streaming": ["cli", "online"]}
+PYTHON_TESTS = {"cli/after_training": ["cli", "train"], "cli/train": ["cli", "train"], "cli/online": ["cli", "loop"]}
 CONFIGURATION = """
 [run]
 include = {place}/src/ctrbox/*
@@ -126,8 +125,8 @@ class Recorded:
             folders = next((found for head, found in NATIVE_TESTS.items() if site.path.startswith(head)), [])
         else:
             parts = Path(site.path).parts[2:]
-            folder = parts[0] if len(parts) > 1 else Path(parts[0]).stem
-            folders = PYTHON_TESTS.get(folder, [folder if len(parts) > 1 else "cli"])
+            module = "/".join(parts).removesuffix(".py")
+            folders = PYTHON_TESTS.get(module, [parts[0] if len(parts) > 1 else "cli"])
         files = {str(path.relative_to(ROOT)): path for path in (ROOT / "tests").rglob("test_*.py")}
         stem = Path(site.path).stem
         named = [name for name, path in files.items() if stem in path.read_text(encoding="utf-8")]

@@ -6,7 +6,7 @@
 
 #include "core/ffm/adagrad.h"
 #include "core/ffm/prefetch.h"
-#include "core/parallel.h"
+#include "core/system/parallel.h"
 
 namespace cb {
 

@@ -27,7 +27,7 @@
 #include "core/ffm/examples.h"
 #include "core/ffm/layout.h"
 #include "core/ffm/pass.h"
-#include "core/huge_pages.h"
+#include "core/system/huge_pages.h"
 
 namespace cb {
 

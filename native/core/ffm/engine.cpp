@@ -7,7 +7,7 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "core/parallel.h"
+#include "core/system/parallel.h"
 #include "operators/hash.h"
 
 namespace cb {

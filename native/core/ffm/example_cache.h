@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "core/checked_file.h"
 #include "core/ffm/examples.h"
+#include "core/system/checked_file.h"
 
 namespace cb {
 

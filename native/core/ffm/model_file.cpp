@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/checked_file.h"
+#include "core/system/checked_file.h"
 
 namespace cb {
 

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "core/buffers.h"
+#include "core/system/buffers.h"
 
 namespace cb::parquet {
 

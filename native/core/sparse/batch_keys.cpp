@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "core/parallel.h"
 #include "core/sparse/resident.h"
+#include "core/system/parallel.h"
 
 namespace cb {
 

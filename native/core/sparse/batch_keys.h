@@ -16,8 +16,8 @@
 #include <optional>
 #include <span>
 
-#include "core/buffers.h"
-#include "core/shard.h"
+#include "core/system/buffers.h"
+#include "core/table/shard.h"
 
 namespace cb {
 

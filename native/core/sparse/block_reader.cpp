@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/checked_file.h"
+#include "core/system/checked_file.h"
 
 namespace cb {
 

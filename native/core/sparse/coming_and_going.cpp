@@ -1,9 +1,9 @@
-// Which keys of the Sparse Table get a row, and which rows expire: core/life.h has the rules.
+// Which keys of the Sparse Table get a row, and which rows expire: core/table/life.h has the rules.
 #include <algorithm>
 #include <unordered_set>
 
-#include "core/parallel.h"
 #include "core/sparse/sparse_table.h"
+#include "core/system/parallel.h"
 
 namespace cb {
 

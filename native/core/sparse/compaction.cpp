@@ -20,8 +20,8 @@
 #include <map>
 #include <system_error>
 
-#include "core/parallel.h"
 #include "core/sparse/sparse_table.h"
+#include "core/system/parallel.h"
 
 namespace cb {
 

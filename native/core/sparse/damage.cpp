@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <system_error>
 
-#include "core/checked_file.h"
 #include "core/sparse/manifest.h"
+#include "core/system/checked_file.h"
 
 namespace cb {
 

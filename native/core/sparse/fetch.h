@@ -16,9 +16,9 @@
 #include <memory>
 #include <vector>
 
-#include "core/shard.h"
 #include "core/sparse/block_reader.h"
 #include "core/sparse/run.h"
+#include "core/table/shard.h"
 
 namespace cb {
 

@@ -35,13 +35,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/huge_pages.h"
-#include "core/rows.h"
-#include "core/shard.h"
 #include "core/sparse/block_reader.h"
 #include "core/sparse/paper_bloom.h"
 #include "core/sparse/policy.h"
 #include "core/sparse/segments.h"
+#include "core/system/huge_pages.h"
+#include "core/table/rows.h"
+#include "core/table/shard.h"
 
 namespace cb {
 

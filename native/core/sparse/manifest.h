@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "core/shard.h"
 #include "core/sparse/run.h"
-#include "core/table_file.h"
+#include "core/table/shard.h"
+#include "core/table/table_file.h"
 
 namespace cb {
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "core/shard.h"
 #include "core/sparse/policy.h"
 #include "core/sparse/resident.h"
+#include "core/table/shard.h"
 
 namespace cb {
 

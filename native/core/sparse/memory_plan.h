@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/table_file.h"
+#include "core/table/table_file.h"
 
 namespace cb {
 

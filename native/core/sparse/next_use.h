@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "core/shard.h"
+#include "core/table/shard.h"
 
 namespace cb {
 

@@ -18,9 +18,9 @@
 #include <memory>
 #include <vector>
 
-#include "core/huge_pages.h"
-#include "core/shard.h"
 #include "core/sparse/policy.h"
+#include "core/system/huge_pages.h"
+#include "core/table/shard.h"
 
 namespace cb {
 

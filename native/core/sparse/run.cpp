@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/checked_file.h"
+#include "core/system/checked_file.h"
 
 namespace cb {
 

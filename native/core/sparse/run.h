@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "core/shard.h"
 #include "core/sparse/filter.h"
 #include "core/sparse/segments.h"
+#include "core/table/shard.h"
 
 namespace cb {
 

@@ -12,7 +12,7 @@
 #include <new>
 #include <system_error>
 
-#include "core/checked_file.h"
+#include "core/system/checked_file.h"
 
 namespace cb {
 

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <system_error>
 
-#include "core/checked_file.h"
-#include "core/parallel.h"
+#include "core/system/checked_file.h"
+#include "core/system/parallel.h"
 
 namespace cb {
 

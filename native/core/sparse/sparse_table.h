@@ -20,8 +20,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/memory_table.h"
-#include "core/rows.h"
 #include "core/sparse/batch_keys.h"
 #include "core/sparse/compaction_errors.h"
 #include "core/sparse/fetch.h"
@@ -33,7 +31,9 @@
 #include "core/sparse/run.h"
 #include "core/sparse/scan.h"
 #include "core/sparse/segments.h"
-#include "core/table_file.h"
+#include "core/table/memory_table.h"
+#include "core/table/rows.h"
+#include "core/table/table_file.h"
 
 namespace cb {
 

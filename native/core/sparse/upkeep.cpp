@@ -10,10 +10,10 @@
 #include <set>
 #include <system_error>
 
-#include "core/checked_file.h"
-#include "core/parallel.h"
 #include "core/sparse/damage.h"
 #include "core/sparse/sparse_table.h"
+#include "core/system/checked_file.h"
+#include "core/system/parallel.h"
 
 namespace cb {
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/parallel.h"
 #include "core/sparse/sparse_table.h"
+#include "core/system/parallel.h"
 
 namespace cb {
 

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/parallel.h"
+#include "core/system/parallel.h"
 
 namespace cb {
 

@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "core/buffers.h"
-#include "core/lookup.h"
+#include "core/system/buffers.h"
+#include "core/table/lookup.h"
 
 namespace cb {
 

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "core/buffers.h"
-#include "core/parallel.h"
+#include "core/system/buffers.h"
+#include "core/system/parallel.h"
 #include "core/tower/dropout.h"
 #include "core/tower/field_index.h"
 #include "core/tower/kernels.h"

@@ -26,8 +26,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/lookup.h"
-#include "core/pooling.h"
+#include "core/table/lookup.h"
+#include "core/table/pooling.h"
 #include "core/tower/field_index.h"
 
 namespace cb {

@@ -21,13 +21,13 @@ import ray
 from ctrbox.cluster.handshake import facts_here, host_here
 from ctrbox.cluster.lanes import Lane, Ticket, needed
 from ctrbox.embed.embedder import Embedder, Floats, Keys, Row
-from ctrbox.embed.memory import MemoryTable
-from ctrbox.embed.model_server import ModelServer
+from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.sharded import check_splits, restore_shard, shard_path
-from ctrbox.embed.sparse import SparseTable
-from ctrbox.embed.vector_file import VectorFile, shard_of
-from ctrbox.engines.aside import remove
+from ctrbox.embed.ssd.table import SparseTable
+from ctrbox.embed.vectors.file import VectorFile, shard_of
+from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import PlanError, TrainError
+from ctrbox.files.atomic import remove
 from ctrbox.train.together import Gang, listening
 
 LATE = 1.0  # seconds after which a waiting call looks whether its gang is over

@@ -7,7 +7,7 @@
     FTRL              proximal, with exact zeros from ``l1``: the choice for first-order weights
 
 ``l2`` is weight decay, added to the gradient of the rows of a batch; in `FTRL` it is part of the closed form. Native code
-does the work (``native/core/row_optimizers.h``); ``tests/twins/optimizers.py`` says the same in NumPy, bit for bit.
+does the work (``native/core/table/row_optimizers.h``); ``tests/twins/optimizers.py`` says the same in NumPy, bit for bit.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ import numpy as np
 
 from ctrbox import _native
 from ctrbox.embed.embedder import Embedder, Floats, Keys
-from ctrbox.embed.memory import MemoryTable
-from ctrbox.embed.model_server import ModelServer
-from ctrbox.embed.sparse import SparseTable
-from ctrbox.embed.sparse_folder import absolute, described
+from ctrbox.embed.memory.table import MemoryTable
+from ctrbox.embed.ssd.folder import absolute, described
+from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.table import Table, describe, reading, same_shape, shape_of
-from ctrbox.embed.vector_file import shard_of
-from ctrbox.engines.aside import remove
+from ctrbox.embed.vectors.file import shard_of
+from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import DataError, PlanError
+from ctrbox.files.atomic import remove
 
 NAME = re.compile(r"(\d{5})-of-(\d{5})\.ctrtable")
 MOST_SHARDS = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from ctrbox.plan.device import Device, device_named, gpu_here
+from ctrbox.plan.placement.device import Device, device_named, gpu_here
 
 
 def checked_device(device: Any) -> Any:

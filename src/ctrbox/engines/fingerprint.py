@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from ctrbox.columns.kind import kind_of_arrow
 from ctrbox.engines.plan import Plan
-from ctrbox.plan.graph import Graph
-from ctrbox.plan.serial import Writer, canonical
-from ctrbox.plan.tables import Dictionary
+from ctrbox.plan.graph.graph import Graph
+from ctrbox.plan.graph.serial import Writer, canonical
+from ctrbox.plan.language.tables import Dictionary
 from ctrbox.views.view import Filter, View
 
 KEY_FORMAT = 1  # counts changes of an operator's bits: hashes, salts, float bodies

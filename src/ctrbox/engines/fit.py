@@ -21,9 +21,9 @@ from ctrbox.columns.batch import Schema
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.sketch import Moments, QuantileSketch
 from ctrbox.errors import DataError
-from ctrbox.plan.graph import FitSpec, Graph, Output
-from ctrbox.plan.node import Node, closure
-from ctrbox.plan.typing import origin
+from ctrbox.plan.graph.graph import FitSpec, Graph, Output
+from ctrbox.plan.language.node import Node, closure
+from ctrbox.plan.language.typing import origin
 
 FIT_ROWS = 65_536  # rows handed to the learners at a time; no state depends on it
 NO_BATCH = Schema((), (), False, False, False)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ctrbox.engines.cpu.assemble import Assembled
-from ctrbox.plan.graph import FrameSpec, Graph
-from ctrbox.plan.node import Node, closure
+from ctrbox.plan.graph.graph import FrameSpec, Graph
+from ctrbox.plan.language.node import Node, closure
 from ctrbox.views.memory import StreamSource
 from ctrbox.views.recorded import opened
 

@@ -24,13 +24,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctrbox.columns.kind import kind_of_arrow, name_of
-from ctrbox.engines.aside import written_aside
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.fit import NO_BATCH
 from ctrbox.errors import DataError, PlanError, nearest
-from ctrbox.plan.graph import Output
-from ctrbox.plan.node import Node
+from ctrbox.files.atomic import written_aside
+from ctrbox.plan.graph.graph import Output
+from ctrbox.plan.language.node import Node
 
 PART_ROWS = 1 << 22  # of a file in a folder
 COMPRESSIONS = ("zstd", "lz4", "snappy", "gzip", "brotli", "none")

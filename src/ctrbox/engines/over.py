@@ -12,9 +12,9 @@ from typing import Any
 
 from ctrbox.engines.fingerprint import columns_read
 from ctrbox.engines.plan import Plan
-from ctrbox.plan.build import build
-from ctrbox.plan.gaps import NullsUnfilled
-from ctrbox.plan.unlabelled import unlabelled
+from ctrbox.plan.graph.build import build
+from ctrbox.plan.graph.gaps import NullsUnfilled
+from ctrbox.plan.graph.unlabelled import unlabelled
 from ctrbox.views.recorded import AgreeingSource, Described
 from ctrbox.views.view import Join, Merge, View
 

@@ -24,14 +24,14 @@ from ctrbox.engines.joins import JoinCount
 from ctrbox.engines.request import Requests, names_of, single
 from ctrbox.engines.threads import MOST_EXTRACTING, checked_threads, whole
 from ctrbox.errors import PlanError
-from ctrbox.plan.build import build, build_columns
-from ctrbox.plan.device import Device, device_named, gpu_here
-from ctrbox.plan.features import FeatureSet
-from ctrbox.plan.graph import Graph
-from ctrbox.plan.label_leak import label_leak
-from ctrbox.plan.typing import origin
-from ctrbox.plan.unlabelled import without_label_filters
-from ctrbox.plan.user import UserOperator
+from ctrbox.plan.graph.build import build, build_columns
+from ctrbox.plan.graph.graph import Graph
+from ctrbox.plan.graph.label_leak import label_leak
+from ctrbox.plan.graph.unlabelled import without_label_filters
+from ctrbox.plan.language.features import FeatureSet
+from ctrbox.plan.language.typing import origin
+from ctrbox.plan.language.user import UserOperator
+from ctrbox.plan.placement.device import Device, device_named, gpu_here
 from ctrbox.views.recorded import opened
 from ctrbox.views.view import Merge, View
 
@@ -97,7 +97,7 @@ class Plan:
             self._extractor.threads = self._threads
 
     def _repr_html_(self) -> str:
-        from ctrbox.plan.draw import for_notebook
+        from ctrbox.plan.drawing.draw import for_notebook
 
         return for_notebook(repr(self), self.graph, self._known(self.device))
 
@@ -143,7 +143,7 @@ class Plan:
     def explain(self, device: Any = None, *, json: bool = False) -> str | dict[str, Any]:
         """Layers, placement and its reasons, rows and bytes, in words or as plain data; for another ``cb.Device`` if given.
         For a GPU, behind ``measure()``, with the times it found beside the estimates."""
-        from ctrbox.plan.explain import explain, explain_json
+        from ctrbox.plan.drawing.explain import explain, explain_json
 
         where = self._known(self.device if device is None else device)
         if json:
@@ -179,7 +179,7 @@ class Plan:
 
     def show(self, path: str | os.PathLike[str], device: Any = None) -> None:
         """Draw the plan as an SVG picture."""
-        from ctrbox.plan.draw import draw
+        from ctrbox.plan.drawing.draw import draw
 
         draw(self.graph, path, self._known(self.device if device is None else device))
 
@@ -575,14 +575,14 @@ def compile(
     return plan
 
 
-def evaluate(columns: dict[str, Any], rows: Any, *, chunk_rows: int = CHUNK_ROWS) -> pa.Table:
+def compute(columns: dict[str, Any], rows: Any, *, chunk_rows: int = CHUNK_ROWS) -> pa.Table:
     """Compute expressions over the rows of a view, or of any Arrow data, as a table. Nulls are kept, filters are applied."""
     view = rows if isinstance(rows, View) else View(rows)
     graph = build_columns(view, columns)
     graph.check_units()
     if graph.fits:
         raise PlanError(
-            "evaluate cannot run operators that are fitted (bucketize(quantiles=…), standardise, shows, clicks, rate); "
+            "compute cannot run operators that are fitted (bucketize(quantiles=…), standardise, shows, clicks, rate); "
             "compile a plan"
         )
     extractor = Extractor(graph, {}, schema=Schema((), (), False, False, False), chunk_rows=chunk_rows)

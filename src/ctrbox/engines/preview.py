@@ -12,9 +12,9 @@ from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.threads import whole
 from ctrbox.errors import CtrboxError, PlanError
-from ctrbox.plan.build import Unusable, build_columns, columns_after
-from ctrbox.plan.expr import col
-from ctrbox.plan.node import Node
+from ctrbox.plan.graph.build import Unusable, build_columns, columns_after
+from ctrbox.plan.language.expr import col
+from ctrbox.plan.language.node import Node
 from ctrbox.show.notebook import framed, grid, said
 from ctrbox.views.view import View
 

@@ -31,15 +31,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctrbox.engines.aside import written_aside
 from ctrbox.engines.fingerprint import fingerprint, plain_array
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.saved_views import check_names, read_view, view_entry
 from ctrbox.errors import CtrboxError, DataError, PlanError, nearest
+from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
-from ctrbox.plan.device import Device
-from ctrbox.plan.gaps import NullsUnfilled
-from ctrbox.plan.serial import (
+from ctrbox.plan.graph.gaps import NullsUnfilled
+from ctrbox.plan.graph.serial import (
     Reader,
     Writer,
     a_dict,
@@ -52,8 +51,9 @@ from ctrbox.plan.serial import (
     sizes,
     texts,
 )
-from ctrbox.plan.tables import Dictionary, misfit
-from ctrbox.plan.user import UserOperator
+from ctrbox.plan.language.tables import Dictionary, misfit
+from ctrbox.plan.language.user import UserOperator
+from ctrbox.plan.placement.device import Device
 from ctrbox.views.allowed import Allowed, to_allow
 from ctrbox.views.view import View
 

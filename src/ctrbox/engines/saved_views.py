@@ -20,10 +20,10 @@ from ctrbox.columns.kind import arrow_type, kind_of_arrow
 from ctrbox.columns.times import checked_units
 from ctrbox.engines.fingerprint import columns_of
 from ctrbox.errors import PlanError, SourceError
-from ctrbox.plan.graph import Graph
-from ctrbox.plan.serial import Reader, a_dict, a_list, a_number, a_text, canonical, malformed, texts
+from ctrbox.files.filesystems import find_files
+from ctrbox.plan.graph.graph import Graph
+from ctrbox.plan.graph.serial import Reader, a_dict, a_list, a_number, a_text, canonical, malformed, texts
 from ctrbox.views.allowed import Allowed, to_allow
-from ctrbox.views.filesystems import find_files
 from ctrbox.views.recorded import AgreeingSource, Described, RecordedSource
 from ctrbox.views.source import Source, like
 from ctrbox.views.text_options import TextOptions, checked_options

@@ -28,9 +28,9 @@ from ctrbox.engines.joins import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.request import ORIGIN
 from ctrbox.errors import DataError, PlanError, nearest
-from ctrbox.plan.graph import Graph, Output
-from ctrbox.plan.node import Node, closure
-from ctrbox.plan.unlabelled import LABELS, without_label_filters
+from ctrbox.plan.graph.graph import Graph, Output
+from ctrbox.plan.graph.unlabelled import LABELS, without_label_filters
+from ctrbox.plan.language.node import Node, closure
 from ctrbox.views.morsel import Origin
 
 FEATURES = ("dense", "sparse")

@@ -28,8 +28,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ctrbox import _native
-from ctrbox.engines.aside import written_aside
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
+from ctrbox.files.atomic import written_aside
 from ctrbox.publish.weights import Directory, is_weights, read_directory
 
 Octets = npt.NDArray[np.uint8]

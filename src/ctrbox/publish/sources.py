@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import safetensors
 
 from ctrbox import _native
-from ctrbox.engines.aside import written_aside
 from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
 from ctrbox.publish.weights import MAGIC, SIZES, Directory, Part, Weights, read_weights, write_weights
 

@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox import _native
-from ctrbox.engines.aside import written_aside
 from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
 from ctrbox.publish.buckets import Buckets, buckets, range_of
 

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.feather as feather
 
-from ctrbox.engines.aside import written_aside
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError, nearest
+from ctrbox.ffm.engine import DeepFFM
+from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
-from ctrbox.online.deep_ffm import DeepFFM
-from ctrbox.plan.user import UserOperator
+from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.publish.versions import Published
-from ctrbox.train.sealed import read_sealed, sealed
 from ctrbox.views.view import Merge
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.known_keys import Asked, asked_of_lookup, asked_of_rows
 from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.pooling import pool, sequence
-from ctrbox.embed.published_table import PublishedVectors
+from ctrbox.embed.vectors.published_table import PublishedVectors
 from ctrbox.engines.split import Split
 from ctrbox.errors import DataError
 from ctrbox.models.inputs import Inputs, Pooled

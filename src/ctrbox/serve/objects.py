@@ -20,13 +20,15 @@ from ctrbox.columns.raw import brief
 from ctrbox.embed.embedder import Keys
 from ctrbox.engines.plan import Plan, compile
 from ctrbox.errors import DataError, nearest
-from ctrbox.plan.expr import col
-from ctrbox.plan.features import FeatureSet
-from ctrbox.plan.hashed_kind import hashed_kind
+from ctrbox.plan.language.expr import col
+from ctrbox.plan.language.features import FeatureSet
+from ctrbox.plan.language.hashed_kind import hashed_kind
 from ctrbox.views.view import View
 
 if TYPE_CHECKING:
-    from ctrbox.embed.published_table import PublishedVectors  # brings torch, which a Deep FFM is served without
+    from ctrbox.embed.vectors.published_table import (
+        PublishedVectors,  # brings torch, which a Deep FFM is served without
+    )
 
 MOST_OBJECTS = 64  # of a request: the paper's sub-model takes 0.5 ms for one
 MOST_DIGITS = 20  # of an id that is a whole number, with its sign

@@ -22,8 +22,8 @@ import shutil
 import threading
 import time
 
-from ctrbox.engines.aside import written_aside
 from ctrbox.errors import CtrboxError, DataError, WriteError
+from ctrbox.files.atomic import written_aside
 from ctrbox.publish.versions import Published, Version
 from ctrbox.serve import own_copy
 from ctrbox.serve.metrics import Metrics

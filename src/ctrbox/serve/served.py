@@ -21,8 +21,8 @@ from ctrbox.engines.joins import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.errors import DataError, PlanError, nearest
-from ctrbox.online.deep_ffm import DeepFFM
-from ctrbox.plan.user import UserOperator
+from ctrbox.ffm.engine import DeepFFM
+from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.serve.cache import ContextCache
 from ctrbox.serve.known_keys import KnownKeys

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.errors import PlanError, SourceError
-from ctrbox.plan.user import UserOperator
+from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.serve.files import connections_allowed
 from ctrbox.serve.hosts import AllowedHosts

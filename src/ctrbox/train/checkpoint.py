@@ -27,11 +27,11 @@ from torch import nn
 from ctrbox.embed.dense_optimizer import optimizer_state, restore_optimizer
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.sharded import restore_shard
-from ctrbox.engines.aside import remove, written_aside
 from ctrbox.errors import CompactionError, CtrboxError, DataError
+from ctrbox.files.atomic import remove, written_aside
 from ctrbox.files.checksum import checksums_of_own_files
 from ctrbox.files.regular import kind_of
-from ctrbox.train.sealed import read_sealed, sealed
+from ctrbox.files.sealed import read_sealed, sealed
 
 STATE = "state.json"
 # As safetensors names them.

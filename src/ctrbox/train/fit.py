@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ctrbox.embed.dense_optimizer import dense_optimizer
-from ctrbox.embed.gpu_batch import facts
+from ctrbox.embed.gpu.batch import facts
 from ctrbox.engines.plan import Plan, Position
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
+from ctrbox.evaluate.metrics import tracked
 from ctrbox.train.callbacks import Callbacks, Checkpoint, End, Evaluation, Step
 from ctrbox.train.checkpoint import checkpoint_path, random_states, read_state, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate, fitted_intercept, warn_of_weights, watched, watched_name
@@ -30,7 +31,6 @@ from ctrbox.train.folder import RunFolder
 from ctrbox.train.handed import Foresight, Handed, keyed
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.learner import Learner, Looked
-from ctrbox.train.metrics import tracked
 from ctrbox.train.model_servers import check_found, check_key_kinds, describe_fields, missing_shares, warn_of_misses
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages

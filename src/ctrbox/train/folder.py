@@ -15,14 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ctrbox.engines.aside import remove, written_aside
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, DataError, WriteError
+from ctrbox.files.atomic import remove, written_aside
 from ctrbox.files.regular import read_regular
+from ctrbox.files.sealed import plain, read_sealed, sealed, tidy
 from ctrbox.train.checkpoint import checkpoint_path, remove_older, whole, write_weights
 from ctrbox.train.events import Events
 from ctrbox.train.learner import Learner
-from ctrbox.train.sealed import plain, read_sealed, sealed, tidy
 from ctrbox.train.settings import same_run
 
 OURS = (

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ctrbox.columns.batch import Batch, Ragged, Schema
 from ctrbox.embed.embedder import Keys
-from ctrbox.embed.sparse import SparseTable
+from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.engines.plan import Position
 from ctrbox.errors import PlanError
 from ctrbox.train.learner import Learner, Looked

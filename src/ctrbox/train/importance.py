@@ -16,7 +16,7 @@ import numpy as np
 
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.plan import Plan, Position
-from ctrbox.train.interval import auc_difference
+from ctrbox.evaluate.interval import auc_difference
 from ctrbox.train.learner import Learner
 
 SAMPLE = 20_000

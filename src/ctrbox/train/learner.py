@@ -29,13 +29,13 @@ from torch import nn
 from ctrbox import _native
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.embed.embedder import Embedder, Floats, Keys
-from ctrbox.embed.gpu_batch import Carried, Carrier, References, Told
-from ctrbox.embed.gpu_pooling import Reading
-from ctrbox.embed.gpu_table import GpuTable
+from ctrbox.embed.gpu.batch import Carried, Carrier, References, Told
+from ctrbox.embed.gpu.pooling import Reading
+from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.pooling import pool, sequence
 from ctrbox.embed.shared_keys import check_common, shared
-from ctrbox.embed.sparse import SparseTable
+from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.table import Table
 from ctrbox.errors import DataError, DeviceError, PlanError, TrainError
 from ctrbox.models.dense import DenseInput, checked_logs

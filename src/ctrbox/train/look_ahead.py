@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from ctrbox import _native
 from ctrbox.embed.embedder import Keys
-from ctrbox.embed.sparse import SHARDS
-from ctrbox.engines.aside import FULL
+from ctrbox.embed.ssd.table import SHARDS
 from ctrbox.errors import SourceError
+from ctrbox.files.atomic import FULL
 
 MOST = 64  # batches of a block: a next use is told in 7 bits
 

@@ -6,12 +6,12 @@ import warnings
 from typing import Any
 
 from ctrbox.columns.kind import name_of
-from ctrbox.embed.misses import WARNED_SHARE, plain
-from ctrbox.embed.model_server import ModelServer
+from ctrbox.embed.vectors.misses import WARNED_SHARE, plain
+from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError
-from ctrbox.plan.build import build_columns
-from ctrbox.plan.hashed_kind import hashed_kind
+from ctrbox.plan.graph.build import build_columns
+from ctrbox.plan.language.hashed_kind import hashed_kind
 from ctrbox.train.learner import Learner
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ctrbox.columns.batch import Batch
-from ctrbox.embed.gpu_pooling import Reading
+from ctrbox.embed.gpu.pooling import Reading
 from ctrbox.embed.lookup import Lookup
 from ctrbox.errors import TrainError
 from ctrbox.train.sources import Source

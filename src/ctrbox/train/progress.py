@@ -9,8 +9,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ctrbox.report.words import brief
 from ctrbox.train.pipeline import Clock
-from ctrbox.train.words import brief
 
 RECENT = 2.0  # seconds: what is shown of stages is of the last one or two times as many
 

@@ -24,14 +24,14 @@ from torch import nn
 from ctrbox import models
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.embedder import Embedder, Row
-from ctrbox.embed.model_server import ModelServer
-from ctrbox.embed.published_table import PublishedTable, PublishedVectors
-from ctrbox.embed.submodels import OTHER, TEXT, kind_of, unfilled
 from ctrbox.embed.table import Table
+from ctrbox.embed.vectors.model_server import ModelServer
+from ctrbox.embed.vectors.published_table import PublishedTable, PublishedVectors
+from ctrbox.embed.vectors.submodels import OTHER, TEXT, kind_of, unfilled
 from ctrbox.errors import CtrboxError, DataError, PlanError
+from ctrbox.evaluate.calibration import MOST_SHIFT
 from ctrbox.publish.sources import CLICK_MODEL, table_parts
 from ctrbox.publish.weights import Part, Weights
-from ctrbox.train.calibration import MOST_SHIFT
 from ctrbox.train.checkpoint import DTYPES
 from ctrbox.train.learner import Learner
 from ctrbox.train.untrained import untrained

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.gpu_table import GpuTable
+from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.optimizers import with_rate
 from ctrbox.embed.table import Table
 from ctrbox.errors import PlanError, nearest

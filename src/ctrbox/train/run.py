@@ -15,23 +15,23 @@ from ctrbox import models
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.records import is_dicts
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.memory import MemoryTable
-from ctrbox.embed.model_server import ModelServer
-from ctrbox.embed.server_file import is_server, read_server
-from ctrbox.embed.sparse import SparseTable
-from ctrbox.embed.submodels import OTHER, kind_of_shapes, unfilled
+from ctrbox.embed.memory.table import MemoryTable
+from ctrbox.embed.ssd.table import SparseTable
+from ctrbox.embed.vectors.model_server import ModelServer
+from ctrbox.embed.vectors.server_file import is_server, read_server
+from ctrbox.embed.vectors.submodels import OTHER, kind_of_shapes, unfilled
 from ctrbox.engines.fingerprint import difference, only_filters_differ
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.saved import operators_of
 from ctrbox.errors import DataError, PlanError, SourceError, nearest
-from ctrbox.plan.user import UserOperator
+from ctrbox.evaluate.calibration import MOST_SHIFT
+from ctrbox.files.sealed import read_sealed
+from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.weights import Weights
-from ctrbox.train.calibration import MOST_SHIFT
 from ctrbox.train.checkpoint import read_dense, read_state, same_weights, shapes_in
 from ctrbox.train.evaluation import score_plan, scored
 from ctrbox.train.learner import Learner
 from ctrbox.train.model_servers import check_key_kinds
-from ctrbox.train.sealed import read_sealed
 from ctrbox.train.unlearned import refusing_unknown
 from ctrbox.train.untrained import untrained
 from ctrbox.views.recorded import RecordedSource
@@ -59,7 +59,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the metrics and the learning curve, for notebooks."""
-        from ctrbox.train.notebook import for_notebook
+        from ctrbox.report.notebook import for_notebook
 
         return for_notebook(repr(self), self.metrics, self.folder)
 
@@ -171,7 +171,7 @@ class Run:
         """Write report.html into the run folder and return its path."""
         if self.folder is None:
             raise PlanError("this run has no folder; fit with out='runs/…' to get a report")
-        from ctrbox.train.report import write_report
+        from ctrbox.report.write import write_report
 
         return write_report(self.folder)
 

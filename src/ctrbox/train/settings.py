@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.gpu_table import GpuTable
+from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.engines.cuda.runtime import why_not
 from ctrbox.engines.device import wants_gpu
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.threads import whole
 from ctrbox.errors import DataError, DeviceError, PlanError, nearest
-from ctrbox.train.calibration import MOST_SHIFT
+from ctrbox.evaluate.calibration import MOST_SHIFT
 from ctrbox.train.schedule import Constant, Schedule
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -51,7 +51,7 @@ class Settings:
     clip: float | None = None
     seed: int = 0
     schedule: Schedule = Constant()  # noqa: RUF009 - frozen
-    calibrate: str | float | None = None  # what is added to every logit; see ``ctrbox.train.calibration``
+    calibrate: str | float | None = None  # what is added to every logit; see ``ctrbox.evaluate.calibration``
     adaptive_l2: float = 0.0  # a key's gradient += this · its row / how often it was met: rare keys are held most
 
     def __post_init__(self) -> None:

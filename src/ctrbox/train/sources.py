@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.embed.dims import SparseTables
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.gpu_table import GpuTable
-from ctrbox.embed.memory import MemoryTable
+from ctrbox.embed.gpu.table import GpuTable
+from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import Adagrad
+from ctrbox.embed.ssd.dims import SparseTables
 from ctrbox.errors import PlanError, nearest
 from ctrbox.models.inputs import Reads
 

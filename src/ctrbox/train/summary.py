@@ -14,17 +14,17 @@ import pyarrow as pa
 from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
-from ctrbox.plan.build import build_columns
-from ctrbox.plan.expr import Expr, col
-from ctrbox.plan.typing import UNIT_ADVICE
+from ctrbox.evaluate.metrics import Scores
+from ctrbox.evaluate.slices import Slice, slices, without_figures, worst
+from ctrbox.plan.graph.build import build_columns
+from ctrbox.plan.language.expr import Expr, col
+from ctrbox.plan.language.typing import UNIT_ADVICE
 from ctrbox.train.evaluation import columns_of, scored
 from ctrbox.train.importance import features, sample
 from ctrbox.train.learner import Learner
-from ctrbox.train.metrics import Scores
 from ctrbox.train.passes import HELD, Passes, ratios
 from ctrbox.train.pipeline import Clock
 from ctrbox.train.settings import Settings
-from ctrbox.train.slices import Slice, slices, without_figures, worst
 
 MOST_VALUES = 200  # distinct values of a field that is cut into slices unasked
 WORST = 12

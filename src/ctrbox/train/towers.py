@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from ctrbox.embed.embedder import Floats
-from ctrbox.embed.vector_file import VectorFile
-from ctrbox.embed.vector_write import write_vectors
+from ctrbox.embed.vectors.file import VectorFile
+from ctrbox.embed.vectors.write import write_vectors
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError, nearest
 from ctrbox.models.two_tower import TwoTower

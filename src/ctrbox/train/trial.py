@@ -31,25 +31,25 @@ from torch import nn
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.embed.dense_optimizer import DenseOptimizer, dense_optimizer
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.memory import MemoryTable
+from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import Adagrad, Adam
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.plan import Plan, Position
 from ctrbox.engines.plan import compile as compile_plan
 from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import BudgetError, PlanError, TrainError, nearest
-from ctrbox.plan.build import build_columns
-from ctrbox.plan.expr import Expr, column
-from ctrbox.plan.features import FeatureSet
+from ctrbox.evaluate.interval import auc_difference, logloss_difference
+from ctrbox.evaluate.verdict import Candidate, Cost, Trial
+from ctrbox.plan.graph.build import build_columns
+from ctrbox.plan.language.expr import Expr, column
+from ctrbox.plan.language.features import FeatureSet
 from ctrbox.train.evaluation import Split, probability
-from ctrbox.train.interval import auc_difference, logloss_difference
 from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.settings import Settings, with_batch_size
 from ctrbox.train.sources import reads_of
-from ctrbox.train.verdict import Candidate, Cost, Trial
 
 __all__ = ["Candidate", "Cost", "Trial", "trial"]
 

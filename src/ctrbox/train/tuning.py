@@ -1,4 +1,4 @@
-"""Tuning with Optuna: what a job's search space is, and one study over it. `ctrbox tune` is in tuning_command.py.
+"""Tuning with Optuna: what a job's search space is, and one study over it. `ctrbox tune` is in cli/tune.py.
 
 A job declares its space as a function from a trial to what that trial trains:
 
@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import nn
 
-from ctrbox.embed.memory import MemoryTable
+from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.table import Table
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, PlanError, TrainError, nearest

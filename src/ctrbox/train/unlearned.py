@@ -16,10 +16,10 @@ import torch
 
 from ctrbox.embed.known_keys import Asked, asked_of_lookup
 from ctrbox.embed.lookup import Lookup
-from ctrbox.embed.memory import MemoryTable
-from ctrbox.embed.misses import BATCHES
-from ctrbox.embed.model_server import ModelServer
+from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.table import Table
+from ctrbox.embed.vectors.misses import BATCHES
+from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import DataError
 from ctrbox.train.learner import Learner
 from ctrbox.train.sources import Source

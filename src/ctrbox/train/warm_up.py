@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctrbox.embed.model_server import ModelServer
+from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError, SourceError, nearest
+from ctrbox.files.sealed import read_sealed
 from ctrbox.train.checkpoint import read_dense, read_optimizer, read_state, write_weights
 from ctrbox.train.folder import describe
 from ctrbox.train.learner import Learner
 from ctrbox.train.run import Run
-from ctrbox.train.sealed import read_sealed
 from ctrbox.train.sources import Source
 
 ABSENT = object()

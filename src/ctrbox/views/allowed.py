@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from ctrbox.errors import PlanError
-from ctrbox.views.filesystems import path_of_uri
+from ctrbox.files.filesystems import path_of_uri
 
 VARIABLE = "CTRBOX_ALLOW_VIEWS"
 EVERYTHING = "*"

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from ctrbox.files.checksum import content_checksums
-from ctrbox.views.filesystems import File
+from ctrbox.files.filesystems import File
 from ctrbox.views.morsel import Origin
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.simple import STRINGS, Leaf, choose, is_text, leaves, pick, simplify

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from ctrbox.errors import SourceError, nearest
+from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.fields import DECLARED, Misfit, convert, infer, infer_time, name_of_type, number_as_time
-from ctrbox.views.filesystems import File, first_line
 from ctrbox.views.looks import evident_delimiter, is_a_header, is_a_row
 from ctrbox.views.simple import Leaf
 from ctrbox.views.streamed import BlockError, NoRows, Parse

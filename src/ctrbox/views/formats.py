@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ctrbox.errors import SourceError, nearest
-from ctrbox.views.filesystems import File
+from ctrbox.files.filesystems import File
 
 EXTENSIONS = {
     "parquet": ("parquet", "pq", "parq"),

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox.errors import CtrboxError, SourceError
+from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.columns import Columns, cut, digest
-from ctrbox.views.filesystems import File, first_line
 from ctrbox.views.footers import sound_columns
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
 from ctrbox.views.partitions import Partitions

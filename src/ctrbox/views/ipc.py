@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyarrow import types as pt
 
 from ctrbox.errors import SourceError
-from ctrbox.views.filesystems import File
+from ctrbox.files.filesystems import File
 from ctrbox.views.indexed import Footer
 from ctrbox.views.simple import Leaf
 from ctrbox.views.streamed import Parse, open_stream

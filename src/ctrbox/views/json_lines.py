@@ -21,8 +21,8 @@ import pyarrow.json as pajson
 from pyarrow import types as pt
 
 from ctrbox.errors import SourceError
+from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.fields import DECLARED, EXACT, exact_whole, number_as_time
-from ctrbox.views.filesystems import File, first_line
 from ctrbox.views.simple import Leaf
 from ctrbox.views.streamed import BlockError, Parse
 from ctrbox.views.text import Block, NotText, check_text, no_null_type, one_batch, text_blocks

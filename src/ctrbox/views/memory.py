@@ -17,8 +17,8 @@ from pyarrow import types as pt
 
 from ctrbox.errors import CtrboxError, SourceError
 from ctrbox.files.checksum import WHOLE_BYTES
+from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.columns import Columns, cut, digest, make_batch
-from ctrbox.views.filesystems import File, first_line
 from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
 from ctrbox.views.readahead import readahead
 from ctrbox.views.simple import STRINGS, Leaf, pick, simplify

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ctrbox.errors import SourceError
-from ctrbox.views.filesystems import File, first_line
+from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.footers import read_footer
 from ctrbox.views.indexed import Footer
 from ctrbox.views.pages import decode_columns

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctrbox.errors import SourceError
-from ctrbox.views.filesystems import File
+from ctrbox.files.filesystems import File
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # 007 and +7 are text: as numbers they would not be told from 7

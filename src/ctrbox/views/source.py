@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from ctrbox.errors import SourceError
+from ctrbox.files.filesystems import File, Store, find_files
 from ctrbox.files.version import settle
 from ctrbox.views.delimited import Csv
-from ctrbox.views.filesystems import File, Store, find_files
 from ctrbox.views.formats import format_of
 from ctrbox.views.indexed import IndexedFiles
 from ctrbox.views.ipc import IpcFile, IpcStream, is_stream

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import types as pt
 
 from ctrbox.errors import SourceError
-from ctrbox.views.filesystems import File
+from ctrbox.files.filesystems import File
 from ctrbox.views.streamed import open_stream
 from ctrbox.views.text_options import TextOptions
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from ctrbox import _native
 from ctrbox.engines.cpu.tables import Tables
-from ctrbox.plan.layers import depths
-from ctrbox.plan.node import Node, closure
+from ctrbox.plan.graph.layers import depths
+from ctrbox.plan.language.node import Node, closure
 
 MOST_JSON_PATHS = 32  # that a native scan takes at once
 

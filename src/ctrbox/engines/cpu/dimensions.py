@@ -17,8 +17,8 @@ from ctrbox.engines.cpu.in_order import in_order
 from ctrbox.engines.cpu.stages import Prepared, Stages, located
 from ctrbox.engines.cpu.tables import Tables
 from ctrbox.errors import DataError
-from ctrbox.plan.graph import FrameSpec, Graph
-from ctrbox.plan.node import Node
+from ctrbox.plan.graph.graph import FrameSpec, Graph
+from ctrbox.plan.language.node import Node
 from ctrbox.views.recorded import opened
 from ctrbox.views.source import Morsel
 

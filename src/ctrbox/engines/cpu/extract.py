@@ -31,8 +31,8 @@ from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
 from ctrbox.engines.cpu.tables import Tables
 from ctrbox.engines.joins import Joins
 from ctrbox.errors import DataError
-from ctrbox.plan.graph import Graph, Output
-from ctrbox.plan.node import Node, closure
+from ctrbox.plan.graph.graph import Graph, Output
+from ctrbox.plan.language.node import Node, closure
 from ctrbox.views.source import Morsel
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from ctrbox.plan.graph import FrameSpec
-from ctrbox.plan.node import Node
+from ctrbox.plan.graph.graph import FrameSpec
+from ctrbox.plan.language.node import Node
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "eq": lambda a, b: a == b,

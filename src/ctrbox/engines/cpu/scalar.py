@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ctrbox.columns.kind import ARROW, name_of
 from ctrbox.errors import PlanError
-from ctrbox.plan.user import UserOperator
+from ctrbox.plan.language.user import UserOperator
 
 INSTALL = "pip install 'ctrbox[numba]'"
 TYPES = {"b": "boolean", "i": "int64", "t": "int64", "f": "float64"}  # by kind, as numba calls them

@@ -21,10 +21,10 @@ from ctrbox.engines.cpu.arrow import column_of, frame_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler
 from ctrbox.engines.cpu.scalar import call_scalar, compiled, valid_rows, without_nulls
 from ctrbox.errors import DataError
-from ctrbox.plan.node import Node
-from ctrbox.plan.user import UserOperator
+from ctrbox.plan.language.node import Node
+from ctrbox.plan.language.user import UserOperator
 
-Rows = tuple[Any, np.ndarray | None, int]  # frame, index, base: see native/core/program.h
+Rows = tuple[Any, np.ndarray | None, int]  # frame, index, base: see native/core/program/program.h
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ctrbox import _native
 from ctrbox.errors import PlanError
-from ctrbox.plan.tables import Dictionary, TableSpec, misfit
+from ctrbox.plan.language.tables import Dictionary, TableSpec, misfit
 
 
 class Tables:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctrbox.engines.aside import written_aside
 from ctrbox.errors import CtrboxError, DeviceError
+from ctrbox.files.atomic import written_aside
 
 MAGIC, VERSION = b"CTRKERNL", 1
 HEAD = struct.Struct("<8sIIQ32s")

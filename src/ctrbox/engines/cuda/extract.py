@@ -41,10 +41,10 @@ from ctrbox.engines.cuda.upload import Layout as HeaderLayout
 from ctrbox.engines.cuda.upload import Upload, slices
 from ctrbox.engines.cuda.user import compile_kernels
 from ctrbox.errors import DataError, DeviceError
-from ctrbox.plan.device import device_named
-from ctrbox.plan.graph import Graph
-from ctrbox.plan.node import Node
-from ctrbox.plan.placement import CHUNK_ROWS, SLOTS, place
+from ctrbox.plan.graph.graph import Graph
+from ctrbox.plan.language.node import Node
+from ctrbox.plan.placement.device import device_named
+from ctrbox.plan.placement.placement import CHUNK_ROWS, SLOTS, place
 from ctrbox.views.memory import MemorySource
 from ctrbox.views.source import Morsel
 

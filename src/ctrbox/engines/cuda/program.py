@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ctrbox import _native
-from ctrbox.plan.user import UserOperator
+from ctrbox.plan.language.user import UserOperator
 
 What = Literal["load", "call", "lookup", "gather"]
 

@@ -18,8 +18,8 @@ import torch
 from ctrbox.engines.cuda.compiler import compile_source, expanded, nvrtc
 from ctrbox.engines.cuda.scalar import device_code
 from ctrbox.errors import DeviceError
-from ctrbox.plan.device import gpu_here
-from ctrbox.plan.user import UserOperator
+from ctrbox.plan.language.user import UserOperator
+from ctrbox.plan.placement.device import gpu_here
 
 NONE: Mapping[str, UserOperator] = MappingProxyType({})
 

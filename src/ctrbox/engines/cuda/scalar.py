@@ -16,7 +16,7 @@ import re
 
 from ctrbox.engines.cpu.scalar import INSTALL, TYPES, brief, numba
 from ctrbox.errors import DeviceError
-from ctrbox.plan.user import UserOperator
+from ctrbox.plan.language.user import UserOperator
 
 
 @functools.lru_cache(256)  # numba numbers what it compiles: compiled again, the same function has other bytes

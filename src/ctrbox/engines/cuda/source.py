@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ctrbox.engines.cuda.program import Instruction, Layer, Layout, Output, Register
-from ctrbox.plan.metakernels import MOST_PLAIN
-from ctrbox.plan.user import UserOperator
+from ctrbox.plan.language.user import UserOperator
+from ctrbox.plan.placement.metakernels import MOST_PLAIN
 
 PLAIN = MOST_PLAIN  # operators of a plain group
 EMITTED = 32  # columns of the dense matrix that a thread writes

@@ -8,7 +8,7 @@ Bytes on the GPU (native/cuda/raw.h reads them):
 
 Pointers are shifted, never values: offsets of strings and lists travel as they are, and the pointer they are added to
 stands so many bytes before the range that was sent. Bits begin in the byte of the first row. A range of no bytes points
-at zeros. Python looks at columns and at the ends of ranges, never at a row. Arrow types that native/core/frame.cpp does
+at zeros. Python looks at columns and at the ends of ranges, never at a row. Arrow types that native/core/program/frame.cpp does
 not read are refused here too.
 """
 

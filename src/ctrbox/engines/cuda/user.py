@@ -12,7 +12,7 @@ from ctrbox.engines.cuda.compiler import DoesNotCompile
 from ctrbox.engines.cuda.runtime import Kernel, Runtime
 from ctrbox.engines.cuda.source import Source, user_body
 from ctrbox.errors import DeviceError
-from ctrbox.plan.user import UserOperator
+from ctrbox.plan.language.user import UserOperator
 
 
 def compile_kernels(runtime: Runtime, source: Source) -> dict[str, Kernel]:

@@ -1,0 +1,342 @@
+"""What follows a training on the command line: evaluate, predict, trial, report, demo.
+
+`ctrbox train` is in train.py. Registered by main.py; torch and pyarrow are imported inside the functions.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ctrbox.cli.demo import best_auc, demo_job, generate
+from ctrbox.cli.ended import finish
+from ctrbox.cli.job import blaming
+from ctrbox.cli.options import Servers
+from ctrbox.cli.output import check_output, sink
+from ctrbox.cli.reading_runs import (
+    AllowViews,
+    OtherViews,
+    OwnJob,
+    Ram,
+    RunFolder,
+    evaluate_command,
+    load_run,
+    reading,
+    tell_of_servers,
+)
+from ctrbox.cli.terminal import Mistake, hint, meter, say, say_json, tell, written_aside
+from ctrbox.cli.train import AsJson, JobFile, Limit, Threads, Watch, fit, load_seeded
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+# ---- evaluate ------------------------------------------------------------------------------------
+
+EVALUATE_EXAMPLES = """\b
+Examples:
+  ctrbox evaluate runs/job                     use the rows that the run held back for validation
+  ctrbox evaluate runs/job data/tomorrow       use another log with labels
+  ctrbox evaluate runs/job tomorrow/impressions --view basic=tomorrow/basic
+  ctrbox evaluate runs/job --allow-views /data      the run's views lie outside the current folder
+  ctrbox evaluate runs/own --job own.py             the model's class is defined in own.py
+  ctrbox evaluate runs/images --server ad_image=images.ctrvec
+"""
+
+
+def evaluate(
+    run: RunFolder,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DATA]",
+            help="Path or glob of a log with labels. Default: the rows that the run held back for validation.",
+            show_default=False,
+        ),
+    ] = None,
+    view: OtherViews = None,
+    allow_views: AllowViews = None,
+    server: Servers = None,
+    job: OwnJob = None,
+    threads: Threads = None,
+    ram: Ram = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a trained model on a log with labels.
+
+    Print AUC, log loss and the other validation metrics.
+    """
+    from ctrbox.files.sealed import tidy
+    from ctrbox.report.words import figure_table, remarks
+
+    options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
+    loaded = load_run(run, job, view=view, **options)
+    started = time.perf_counter()
+    with meter("evaluating"), blaming(job), reading(data):
+        found = loaded.evaluate(data)
+    seconds = time.perf_counter() - started
+    tell_of_servers(loaded)
+    if as_json:
+        say_json(**tidy({**found, "seconds": seconds, "run": str(run), "data": data}))
+    else:
+        for line in figure_table(found):
+            say(line)
+    for remark in remarks(found):
+        tell(remark)
+    tell(f"scored {found['rows']:,.0f} rows in {seconds:.1f} s ({found['rows'] / max(seconds, 1e-9):,.0f} rows/s)")
+    if data is None:
+        tell("these are the rows that the run held back for validation")
+    words = ["ctrbox", "predict", str(run), data or "DATA", "-o", "predictions.parquet"]
+    words += ["--job", str(job)] if job is not None else []
+    for option, given in (("--view", view), ("--allow-views", allow_views), ("--server", server)):
+        words += [word for text in given or [] for word in (option, text)]
+    hint(shlex.join(words))
+
+
+# ---- predict -------------------------------------------------------------------------------------
+
+PREDICT_EXAMPLES = """\b
+Examples:
+  ctrbox predict runs/job data/tomorrow -o predictions.parquet
+  ctrbox predict runs/job data/tomorrow -o - | python read_arrow_stream.py
+"""
+
+
+def predict(
+    run: RunFolder,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="Path or glob of a log, with or without labels.", show_default=False)
+    ],
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="File for the predictions: *.parquet, *.arrow or *.csv, or - for an Arrow stream on stdout.",
+        ),
+    ],
+    view: OtherViews = None,
+    allow_views: AllowViews = None,
+    server: Servers = None,
+    job: OwnJob = None,
+    threads: Threads = None,
+    ram: Ram = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the click probability of every row of a log.
+
+    Rows that the plan's filters drop get no prediction. The key columns of the log are written beside each probability.
+    """
+    check_output(output, (".parquet", ".arrow", ".csv"), as_json)
+    options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
+    loaded = load_run(run, job, view=view, **options)
+    started = time.perf_counter()
+    rows = 0
+    with meter("predicting") as tick, sink(output, lambda part: part, lambda: keyed(loaded, None, None)) as write:
+        with blaming(job), reading(data):
+            for part in predictions(loaded, data):
+                write(part)
+                rows += part.num_rows
+                tick(rows)
+    seconds = time.perf_counter() - started
+    tell_of_servers(loaded)
+    if as_json:
+        say_json(rows=rows, seconds=seconds, rows_per_second=rows / seconds, output=output, run=str(run), data=data)
+    if not loaded.plan.log.key:
+        tell(
+            f"warning: view {loaded.plan.log.name!r} has no key, so only the column probability is written, in the order of the "
+            "log. The plan's filters leave rows out, so predictions of a filtered log cannot be matched with its rows. "
+            'Train with a key to get it beside each probability: cb.View(…, key="id")'
+        )
+    where = "" if output == "-" else f" to {output}"
+    tell(f"predicted {rows:,} rows in {seconds:.2f} s ({rows / max(seconds, 1e-9):,.0f} rows/s){where}")
+    hint(f"ctrbox report {shlex.quote(str(run))}")
+
+
+def predictions(run: Any, data: str) -> Iterator[pa.RecordBatch]:
+    """Key columns and probability, in the order of the log; without a key, the probability alone."""
+    import pyarrow as pa
+
+    from ctrbox.plan.language.expr import col
+
+    names = run.plan.log.key
+    if not names:
+        for p in run.predictions(data):
+            yield keyed(run, None, p)
+        return
+    keys = run.plan.over(data, label=False).columns({name: col(name) for name in names})
+    waiting: pa.Table | None = None
+    try:
+        for p in run.predictions(data):
+            while waiting is None or waiting.num_rows < len(p):
+                more = next(keys)
+                waiting = more if waiting is None else pa.concat_tables([waiting, more])
+            yield keyed(run, waiting.slice(0, len(p)), p)
+            waiting = waiting.slice(len(p))
+    finally:
+        keys.close()
+
+
+def keyed(run: Any, keys: pa.Table | None, p: np.ndarray | None) -> pa.RecordBatch:
+    """One part of the predictions; without any, the columns they would have."""
+    import pyarrow as pa
+
+    columns = {} if keys is None else {name: keys.column(name).combine_chunks() for name in keys.column_names}
+    if p is None:
+        types = {name: run.plan.log.source.schema.field(name).type for name in run.plan.log.key}
+        columns = {name: pa.array([], kind) for name, kind in types.items()}
+    return pa.RecordBatch.from_pydict({**columns, "probability": pa.array([] if p is None else p, pa.float64())})
+
+
+# ---- trial ---------------------------------------------------------------------------------------
+
+TRIAL_EXAMPLES = """\b
+Examples:
+  ctrbox trial job.py --add "city_x_ad=cross('city', 'ad_id')"
+  ctrbox trial job.py --add "tags=col('tags').split('|')" --add "h=col('ts').hour()" --limit 200000
+"""
+
+
+TRIAL_SETTINGS = ("valid", "batch_size", "epochs", "limit", "shuffle", "negatives", "clip", "seed", "schedule")
+
+
+def trial(
+    job: JobFile,
+    add: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=EXPR",
+            help="Feature to add to the job's model, as a name and an expression; may be repeated. Each feature is tried "
+            "alone unless --together is given.",
+        ),
+    ],
+    seeds: Annotated[
+        int,
+        typer.Option(min=1, help="Number of seeds; the model is trained with and without the feature once per seed."),
+    ] = 3,
+    together: Annotated[
+        bool, typer.Option("--together", help="Add all features at once instead of one after the other.")
+    ] = False,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of epochs. Default: the job's setting, otherwise 1.", show_default=False),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="ROWS",
+            help="Number of rows per training step. Default: as for `ctrbox train`.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Limit = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what a new feature adds to a job's model.
+
+    Train with and without the feature on the same rows and seeds, and print the difference of the validation metrics and the time
+    that the feature costs.
+    """
+    from ctrbox.plan.language.written import parse_features
+
+    wanted = parse_features(add)
+    loaded = load_seeded(job, 0)
+    model = loaded.needed_model()
+    from ctrbox.train.trial import trial as try_out
+
+    asked = {"epochs": epochs, "batch_size": batch_size, "limit": limit}
+    # A trial trains all sides equally long and keeps no run folder.
+    usual = {k: v for k, v in loaded.settings.items() if k in TRIAL_SETTINGS}
+    settings = {**usual, **{name: value for name, value in asked.items() if value is not None}}
+    watch = Watch()
+    try:
+        with blaming(job):
+            found = try_out(
+                loaded.plan,
+                model,
+                wanted,
+                table=loaded.table,
+                seeds=seeds,
+                together=together,
+                optimizer=loaded.optimizer,
+                threads=threads,
+                progress=watch,
+                **settings,
+            )
+    finally:
+        watch.end()
+    if as_json:
+        say_json(**found.to_dict())
+    else:
+        say(found)
+    hint(f"ctrbox train {shlex.quote(str(job))}")
+
+
+# ---- report --------------------------------------------------------------------------------------
+
+REPORT_EXAMPLES = """\b
+Examples:
+  ctrbox report runs/job
+"""
+
+
+def report(run: RunFolder, as_json: AsJson = False) -> None:
+    """Write the report.html of a run again and print its path."""
+    from ctrbox.report.write import write_report
+
+    place = write_report(run)
+    if as_json:
+        say_json(report=str(place))
+    else:
+        say(place)
+    hint(evaluate_command(run))
+
+
+# ---- demo ----------------------------------------------------------------------------------------
+
+DEMO_EXAMPLES = """\b
+Examples:
+  ctrbox demo
+  ctrbox demo --rows 200000 --out /tmp/demo     faster, but further from the best possible AUC
+"""
+
+
+def demo(
+    rows: Annotated[int, typer.Option(min=1, help="Number of impressions to generate.")] = 2_000_000,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the data, the job file and the run.")] = Path(
+        "ctrbox-demo"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Generate an ad log, train a model on it, and report.
+
+    The demonstration writes a synthetic ad log and a job file, trains the job's model, evaluates it and writes a report. It
+    needs no data of your own and no network.
+    """
+    started = time.perf_counter()
+    generate(rows, 1, out / "data")
+    tell(f"generated {rows:,} impressions in {time.perf_counter() - started:.1f} s: {out / 'data'}")
+
+    path = out / "job.py"
+    if path.exists() and path.read_text(encoding="utf-8", errors="replace") != demo_job():
+        raise Mistake(f"{path} is there and is not the demo's; choose another --out, or move it")
+    with written_aside(path) as aside:
+        aside.write_text(demo_job(), encoding="utf-8")
+    started = time.perf_counter()
+    job = load_seeded(path, 0)
+    tell(f"compiled {path} in {time.perf_counter() - started:.2f} s")
+
+    place = out / "run"
+    best = best_auc(job.plan, out / "data" / "truth")
+    over = (place / "summary.json").exists()
+    done = fit(job, place, {}, overwrite=over, best=best)
+    finish(done, as_json)
+    hint(f"ctrbox predict {shlex.quote(str(place))} {shlex.quote(str(out / 'data' / 'impressions'))} -o clicks.parquet")

@@ -1,0 +1,109 @@
+"""What is said at the end of a training: what the model is worth, where the time went, what the tables were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctrbox.cli.terminal import say, say_json, tell
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished training: what to tell about it."""
+
+    run: Any
+    place: Path
+    report: Path
+
+
+def finish(done: Done, as_json: bool) -> None:
+    """The end of a training: what it is worth, where the time went, where to look."""
+    from ctrbox.files.sealed import tidy
+
+    s = done.run.summary
+    if as_json:
+        say_json(**{**tidy(s), "run": str(done.place), "report": str(done.report)})
+    else:
+        say(done.place)
+    tell_metrics(s["metrics"])
+    rows = s["rows"]
+    passes = f" ({s['epochs']} passes)" if s["epochs"] > 1 else ""
+    tell(
+        f"learned {rows['train']:,.0f} rows{passes} in {s['steps']:,} steps of {s['batch_size']:,} and {s['seconds']:.1f} s "
+        f"({s['rows_per_second']:,.0f} rows/s), {s['table']['keys']:,} keys in the table"
+    )
+    if "patience" not in s["settings"] and 0 < s["best_step"] < s["steps"]:
+        tell(f"validation was best after step {s['best_step']:,}: --patience 1 stops there and keeps those weights")
+    for stage in s["stages"]:
+        busy, count = stage["seconds"], stage["rows"]
+        rate = f"{count / busy:>12,.0f} rows/s" if busy > 0 and count else " " * 19
+        mark = "  ← bottleneck" if stage["name"] == s.get("bottleneck") else ""
+        tell(f"  {stage['name']:<12}{busy:>9.2f} s busy{rate}{stage['utilisation']:>7.0%}{stalls(stage)}{mark}")
+    passes = s["pipeline"]
+    if passes["seconds"]:
+        tell(
+            f"stages one after the other {passes['sequential']:.2f} s, the slowest {passes['slowest']:.2f} s, "
+            f"as a pipeline {passes['seconds']:.2f} s"
+        )
+    for table in s["tables"]:
+        tell(told_of(table))
+    for one in s.get("servers", []):
+        if one["missing"]:
+            named = ", ".join(one["fields"])
+            tell(f"  Model Server of {named}: {one['missing_share']:.1%} of the keys have no row in {one['data']}")
+    for join in s.get("joins", []):
+        if join["missed"]:
+            share = join["missed"] / join["keys"]
+            tell(
+                f"  join of {join['view']} on {', '.join(join['on'])}: {share:.1%} of {join['keys']:,} keys have no row in it"
+            )
+    for what, times in s["warnings"].items():
+        if times:
+            tell(f"  warning: {what}: {times:,} values lost, counted over all passes")
+    waited = f", of batches that waited (--look-ahead {s['look_ahead']})" if s.get("look_ahead") else ""
+    tell(f"intermediate files: {s['intermediate_bytes']:,} bytes{waited}")
+    tell(f"report: {done.report}")
+
+
+def stalls(stage: Mapping[str, Any]) -> str:
+    """What a stage waited for, and how many batches waited behind it."""
+    waits = [(stage["for_input"], "input"), (stage["for_room"], "room")]
+    words = [f"{seconds:.2f} s for {what}" for seconds, what in waits if seconds >= 0.005]
+    queue = f"queue {stage['queue']:.1f}, most {stage['queue_most']}" if "queue" in stage else ""
+    shown = [f"waited {' and '.join(words)}"] if words else []
+    return "".join(f"  {part}" for part in [*shown, *([queue] if queue else [])])
+
+
+def told_of(table: Mapping[str, Any]) -> str:
+    """One line about what a training asked of a table."""
+    from ctrbox.report.words import sized
+
+    asked, hits = table["asked"], table["hit_rate"]
+    parts = [f"{asked:,} keys asked for"]
+    parts += [f"{hits:.1%} of the known ones in memory"] if hits is not None else []
+    parts += [f"{table['new']:,} new"] if "new" in table else []
+    if "reads" in table:
+        wrong = table.get("false_positives", 0)
+        parts.append(f"{table['reads_per_key'] or 0:.3f} pages read a key ({wrong:,} false positives of filters)")
+    parts += [f"{sized(table['disk_bytes'])} on disk"] if "disk_bytes" in table else []
+    where = f" ({table['path']})" if table.get("path") else ""
+    return f"{table['name']}{where}: {', '.join(parts)}"
+
+
+def tell_metrics(m: Mapping[str, float]) -> None:
+    """Print the figures of the validation rows, plain and by weight."""
+    if not m:
+        tell("no metrics, because there are no validation rows; add --valid 0.1")
+        return
+    from ctrbox.report.words import figure_table, remarks
+
+    for line in figure_table(m):
+        tell(line)
+    best = m.get("best_auc")
+    if best is not None:
+        tell(f"best possible AUC {best:.4f}; this model is {best - m['auc']:.4f} below it")
+    for remark in remarks(m):
+        tell(remark)

@@ -1,0 +1,209 @@
+"""Loading a job: a Python file of the user's that defines `plan` and, where a verb learns, `model` and `table`.
+
+What goes wrong inside the file is told as file, line and message, never as our traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, NoReturn
+
+from ctrbox.cli.terminal import Mistake, Stopped, tell
+from ctrbox.errors import CtrboxError, PlanError
+
+FROM_THE_COMMAND_LINE = frozenset(["out", "resume", "overwrite", "progress"])
+OF_THE_JOB = frozenset(["callbacks"])
+READ = ("plan", "model", "table", "optimizer", "settings", "bf16", "engine", "context", "callbacks", "tune")
+ALIKE = (
+    0.8  # similarity of two names, 0 to 1: `optimiser` and `tables` are at least as like, `label` and `table` are not
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job file defines. `model`, `table`, `optimizer` and `engine` are None where it leaves them out; `settings` are the
+    arguments of ``Trainer.fit`` that it wants other than usual, `context` the columns that come once a request."""
+
+    path: Path
+    plan: Any
+    model: Any = None
+    table: Any = None
+    optimizer: Any = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    bf16: bool = False  # products of the dense part in bfloat16, on a GPU
+    engine: Any = None
+    context: tuple[str, ...] = ()
+    callbacks: tuple[Any, ...] = ()  # of its training
+    tuned: Path | None = None  # folder of the study whose best trial this is
+    tune: Any = None  # a function from a trial of Optuna to what that trial trains, for `ctrbox tune`
+
+    def needed_engine(self) -> Any:
+        """The Deep FFM, for a verb that learns online."""
+        from ctrbox.ffm.engine import DeepFFM
+
+        if not isinstance(self.engine, DeepFFM):
+            met = "defines no `engine`" if self.engine is None else f"has a {type(self.engine).__name__} as `engine`"
+            raise Mistake(f"{self.path} {met}; add: engine = cb.DeepFFM(plan.schema)")
+        return self.engine
+
+    def needed_model(self) -> Any:
+        """The model, for a verb that cannot do without one."""
+        if self.model is None:
+            raise Mistake(f"{self.path} defines no `model`; add: model = cb.models.DeepFM(plan.schema)")
+        if isinstance(self.model, type):
+            name = self.model.__name__
+            raise Mistake(f"`model` in {self.path} is the class {name}; expected one of it: {name}(plan.schema)")
+        if not hasattr(self.model, "reads") or not callable(self.model):
+            raise Mistake(
+                f"`model` in {self.path} is a {type(self.model).__name__}; "
+                "expected a torch module with `reads`, such as cb.models.DeepFM(plan.schema)"
+            )
+        return self.model
+
+
+def load_job(path: Path) -> Job:
+    """Run the user's file and return what it defines. Its folder is importable, as for any script."""
+    if path.is_dir():
+        raise Mistake(f"{path} is a folder; expected a job file, such as job.py, that defines `plan`")
+    if not path.is_file():
+        near = sorted(p.name for p in path.parent.glob("*.py"))[:5] if path.parent.is_dir() else []
+        raise Mistake(f"there is no job file {path}" + (f"; here are: {', '.join(near)}" if near else ""))
+    from ctrbox.views.formats import EXTENSIONS
+
+    if path.suffix[1:].lower() in {e for several in EXTENSIONS.values() for e in several}:
+        raise Mistake(
+            f"{path} is data; expected a job file, such as job.py, that reads it by cb.View({str(path)!r}, key=…) "
+            "and defines `plan`"
+        )
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.argv = [str(path)]
+    try:
+        # What a job prints is talk; stdout is for data.
+        with contextlib.redirect_stdout(sys.stderr):
+            names = runpy.run_path(str(path), run_name="ctrbox_job")
+    except (KeyboardInterrupt, Stopped):
+        raise
+    except SystemExit as end:
+        raise Mistake(f"{path} ended by itself (exit code {end.code}) before it defined `plan`") from end
+    except BaseException as error:
+        raise_mistake(error, path)
+    alike = misspelt(names)
+    if "plan" not in names:
+        raise Mistake(
+            f"{path} defines no `plan`; end it with: plan = cb.compile(log, features)"
+            + "".join(f". It defines `{name}`; rename it to `plan`" for name, known in alike.items() if known == "plan")
+        )
+    for name, known in alike.items():
+        tell(
+            f"ctrbox: warning: {path} defines `{name}`, which ctrbox does not read; if it is meant as `{known}`, rename it"
+        )
+    plan = names["plan"]
+    if not hasattr(plan, "batches"):
+        raise Mistake(f"`plan` in {path} is a {type(plan).__name__}; expected what cb.compile returns")
+    settings = names.get("settings", {})
+    if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
+        raise Mistake(f"`settings` in {path} must be a dict of arguments of Trainer.fit, got {settings!r}")
+    for name in FROM_THE_COMMAND_LINE & settings.keys():
+        raise Mistake(f"`settings` in {path} has {name!r}; that one comes from the command line")
+    for name in OF_THE_JOB & settings.keys():
+        raise Mistake(f"`settings` in {path} has {name!r}; define it beside `settings`: {name} = […]")
+    context = names.get("context", ())
+    if "engine" in names and (isinstance(context, str) or not all(isinstance(n, str) for n in listed(context))):
+        raise Mistake(f"`context` in {path} must be a list of the log's columns, got {context!r}")
+    return Job(
+        path,
+        plan,
+        names.get("model"),
+        names.get("table"),
+        names.get("optimizer"),
+        settings,
+        names.get("bf16", False),
+        names.get("engine"),
+        tuple(listed(context)) if "engine" in names else (),
+        callbacks=callbacks_of(names.get("callbacks", []), path),
+        tune=names.get("tune"),
+    )
+
+
+def misspelt(names: Mapping[str, Any]) -> dict[str, str]:
+    """Return names of a job that nothing reads and that look like one that is read and is not defined, with that one.
+
+    Modules, classes and functions are left out: `models` and `tables` are often imported.
+    """
+    missing = [name for name in READ if name not in names]
+    found = {}
+    for name, value in names.items():
+        if name.startswith("_") or name in READ or isinstance(value, ModuleType | FunctionType | type):
+            continue
+        if near := difflib.get_close_matches(name.lower(), missing, n=1, cutoff=ALIKE):
+            found[name] = near[0]
+    return found
+
+
+def callbacks_of(found: Any, path: Path) -> tuple[Any, ...]:
+    """The `callbacks` of a job."""
+    if not isinstance(found, list | tuple):
+        raise Mistake(f"`callbacks` in {path} must be a list of callbacks, got {type(found).__name__}")
+    return tuple(found)
+
+
+def listed(value: Any) -> list[Any]:
+    """What a list holds; a job may use the name for something else, an expression."""
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def load_plan(path: Path) -> Any:
+    """The `plan` of a job, for verbs that learn nothing."""
+    return load_job(path).plan
+
+
+def raise_mistake(error: BaseException, job: Path) -> NoReturn:
+    """Turn an error of the user's file into file:line and its message."""
+    if os.environ.get("CTRBOX_TRACEBACK"):
+        raise error
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        where = job if _same_file(error.filename, job) else error.filename
+        raise Mistake(f"{where}:{error.lineno}: {type(error).__name__}: {error.msg}") from error
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if _same_file(f.filename, job)]
+    if isinstance(error, PlanError) and error.written_at is not None and _same_file(error.written_at[0], job):
+        lines.append(error.written_at[1])  # the line of the expression, not that of compile()
+    where = f"{job}:{lines[-1]}" if lines else str(job)
+    told = " ".join(str(error).split())  # one line, whatever the job raised
+    if isinstance(error, CtrboxError | Mistake):
+        raise Mistake(f"{where}: {told}") from error
+    raise Mistake(f"{where}: {type(error).__name__}: {told}") from error
+
+
+def batches(plan: Any, job: Path, rows: int, limit: int | None = None) -> Iterator[Any]:
+    """The plan's batches; what goes wrong inside a user's operator points at the user's line."""
+    with blaming(job):
+        try:
+            yield from plan.batches(rows, limit=limit)
+        except OSError as error:
+            raise Mistake(f"cannot read: {error}") from error
+
+
+@contextlib.contextmanager
+def blaming(job: Path | None) -> Iterator[None]:
+    """What goes wrong in a line of the user's file, an operator or a model of their own, points at that line."""
+    try:
+        yield
+    except (CtrboxError, Mistake):
+        raise
+    except Exception as error:
+        if job is not None and any(_same_file(f.filename, job) for f in traceback.extract_tb(error.__traceback__)):
+            raise_mistake(error, job)
+        raise
+
+
+def _same_file(name: str | None, job: Path) -> bool:
+    return name is not None and Path(name).resolve() == job.resolve()

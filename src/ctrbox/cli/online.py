@@ -1,0 +1,283 @@
+"""`ctrbox online`: learn from a stream of impressions and clicks, publish every few minutes; and a stream to try it on.
+
+main.py registers the command. Ctrl-C and SIGTERM end it between two batches of examples: it writes a checkpoint and prints the
+command that goes on from there.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctrbox.cli.job import blaming, load_job
+from ctrbox.cli.terminal import hint, say, say_json, stopped_with, tell, utf8
+
+ONLINE_EXAMPLES = """\b
+Examples:
+  ctrbox online job.py --stream events/ --out model/
+  ctrbox online job.py --stream nats://localhost:4222/ADS --out model/ --every 2m
+  ctrbox online job.py --stream events/ --out model/ --warm-up past/ --once
+"""
+
+EVENTS_EXAMPLES = """\b
+Examples:
+  ctrbox datasets events --data data --out events
+  ctrbox datasets events --data data --out events --format jsonl --chunk-rows 1000
+  ctrbox datasets events --data data --out events --rate 500      write 500 events per second
+"""
+
+SECRET = re.compile(r"://[^/@\s]+@")  # of a broker's address; what is said may be kept in a log
+
+JobFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `engine`.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+
+
+def online(
+    job: JobFile,
+    stream: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR|URL",
+            help="Source of the events: a folder of chunk files (Parquet, Arrow or JSON lines), or nats://host:port/STREAM.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="MODEL",
+            help="Model folder to create or continue; `ctrbox serve` opens the same folder.",
+            show_default=False,
+        ),
+    ],
+    every: Annotated[
+        str,
+        typer.Option(
+            metavar="SPAN|N",
+            help="How often to publish a version: after a time span such as 30s, 5m or 1h, or after a number of examples such as "
+            "100000ex.",
+        ),
+    ] = "5m",
+    window: Annotated[
+        str,
+        typer.Option(
+            metavar="SPAN",
+            help="Time after an impression within which a click counts as a click on it; an impression waits this long for its "
+            "label. Examples: 30s, 10m, 1h.",
+        ),
+    ] = "10m",
+    lateness: Annotated[
+        str,
+        typer.Option(
+            metavar="SPAN",
+            help="How much older than the newest event an event may be when it arrives, such as 30s or 1m. Older events are "
+            "counted and left out.",
+        ),
+    ] = "1m",
+    warm_up: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DATA",
+            help="Log of past rows with labels to learn from before the stream; may be repeated. Default: none.",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="SPAN", help="Minimum time between two checkpoints, such as 30s or 5m.")
+    ] = "30s",
+    held: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Maximum memory for impressions that wait for their clicks, such as 500MB; units are powers of 1024.",
+        ),
+    ] = "2GB",
+    ahead: Annotated[
+        str,
+        typer.Option(
+            metavar="SPAN",
+            help="How far an event's time may lie in the future, such as 10m or 1h. Events beyond that are counted and left out.",
+        ),
+    ] = "1h",
+    id_column: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="COLUMN",
+            help="Column with the id by which clicks and impressions are matched. Default: the key of the log.",
+            show_default=False,
+        ),
+    ] = None,
+    time_column: Annotated[
+        str, typer.Option("--time", metavar="COLUMN", help="Column with the time of an event.")
+    ] = "ts",
+    time_unit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="UNIT",
+            help="Unit of event times that are whole numbers since 1970: s, ms, us or ns. Default: the unit that the log's view "
+            "declares.",
+            show_default=False,
+        ),
+    ] = None,
+    event_column: Annotated[
+        str,
+        typer.Option("--event", metavar="COLUMN", help="Column that says what an event is: 'impression' or 'click'."),
+    ] = "event",
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help="Stop when all available events were learned. Default: wait for more events until Ctrl-C."
+        ),
+    ] = False,
+    publish_at_end: Annotated[
+        bool | None,
+        typer.Option(help="Publish one more version at the end. Default: only with --once.", show_default=False),
+    ] = None,
+    delete: Annotated[
+        bool,
+        typer.Option(
+            "--delete",
+            help="Delete chunk files from the stream's folder once both kept checkpoints include them. Default: keep them.",
+        ),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Stop at the first malformed row or chunk. Default: count malformed rows and chunks and leave them out.",
+        ),
+    ] = False,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Number of learner threads. One thread learns one example after the other; several threads learn blocks of up "
+            "to 2048 examples, which gives other weights.",
+        ),
+    ] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Learn from a stream of impressions and clicks.
+
+    Join the impressions with their clicks, learn from them, and publish a patch of the model every few minutes.
+    """
+    utf8(out)
+    given = ["ctrbox", *sys.argv[1:]]  # a job gets an argv of its own
+    loaded = load_job(job)
+    engine = loaded.needed_engine()
+    from ctrbox.loop.loop import OnlineLoop
+    from ctrbox.train.interrupt import end_as_asked
+
+    engine.progress.show = tell
+    options: dict[str, Any] = {
+        "every": every,
+        "window": window,
+        "lateness": lateness,
+        "checkpoint": checkpoint,
+        "held": held,
+        "ahead": ahead,
+        "time": time_column,
+        "time_unit": time_unit,
+        "event": event_column,
+    }
+    with blaming(job):
+        loop = OnlineLoop(
+            loaded.plan,
+            engine,
+            stream,
+            out,
+            context=loaded.context,
+            warm_up=warm_up or (),
+            id=id_column,
+            once=once,
+            publish_at_end=publish_at_end,
+            delete=delete,
+            strict=strict,
+            threads=threads,
+            tell=tell,
+            **options,
+        )
+        found = loop.run()
+    if as_json:
+        say_json(**{name: value for name, value in found.items() if name != "windows"})
+    told(found)
+    if loop.nothing_learned:
+        tell(loop.nothing_learned)
+    if loop.interrupted:
+        stopped_with(f"resume: {SECRET.sub('://…@', shlex.join(given))}")
+        end_as_asked(loop.asked)
+    hint(f"ctrbox serve {shlex.quote(str(out))}")
+
+
+def told(found: dict[str, Any]) -> None:
+    counts = found["counts"]
+    before = found["learned"] - found["examples"]  # of an engine that the job loaded
+    knew = f", and {before:,} before it came here" if before > 0 else ""
+    tell(
+        f"learned from {found['examples']:,} examples, {found['clicked']:,} clicked{knew}; {found['held']:,} impressions wait; "
+        f"version {found['version']}"
+    )
+    if found["examples"]:
+        whole = (
+            f"of the last whole window ({found['auc_examples']:,} examples)" if found["windows"] else "of all examples"
+        )
+        tell(
+            f"loss {found['loss']:.6f} over all examples (the best constant {found['constant']:.6f}), AUC {whole} "
+            f"{found['auc']:.6f}"
+        )
+    for name in (
+        "duplicates",
+        "late_impressions",
+        "late_clicks",
+        "lone_clicks",
+        "outside_clicks",
+        "future",
+        "dropped_by_filters",
+        "left_out",
+        "refused_chunks",
+    ):
+        if counts[name]:
+            tell(f"  {name.replace('_', ' ')}: {counts[name]:,}")
+
+
+def datasets_events(
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of an ad log that `ctrbox datasets adlog` wrote.")
+    ] = Path("data"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the chunk files to.")] = Path("events"),
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Number of impressions to write. Default: all rows of the log.")
+    ] = None,
+    chunk_rows: Annotated[int, typer.Option(min=1, help="Number of events per chunk file.")] = 10_000,
+    format: Annotated[str, typer.Option(help="Format of the chunk files: parquet, arrow or jsonl.")] = "parquet",
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Number of events to write per second. Default: as fast as possible."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the stream; the same seed gives the same events.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write an ad log as a stream of impressions and clicks."""
+    from ctrbox.datasets import adlog_events
+
+    began = time.perf_counter()
+    events = adlog_events(data, out, rows=rows, chunk_rows=chunk_rows, format=format, events_per_s=rate, seed=seed)
+    if as_json:
+        say_json(events=events, out=str(out), seconds=time.perf_counter() - began)
+    else:
+        say(out)
+    tell(f"{events:,} events in {time.perf_counter() - began:.1f} s under {out}")
+    hint(f"ctrbox online JOB.PY --stream {shlex.quote(str(out))} --out model")

@@ -1,0 +1,83 @@
+"""What options of several verbs share: pairs NAME=PATH, --server among them, and errors in the words of a command line."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ctrbox.cli.terminal import Mistake
+from ctrbox.errors import CtrboxError
+
+
+def _allowing(paths: str) -> str:
+    return " ".join(f"--allow-views {path}" for path in paths.split(", "))
+
+
+# What errors call an argument in Python, and the option that sets it.
+WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (re.compile(r"load\(…, views=\{'([^']*)': …\}\)"), r"--view \1=PATH"),
+    (re.compile(r"load\(…, allow_views=\[('[^']*'(?:, '[^']*')*)\]\)"), lambda met: _allowing(met[1])),
+    (re.compile(r"run\.evaluate\(data\)"), "ctrbox evaluate RUN DATA"),
+    (re.compile(r"cb\.Run\.load\(…, servers=\{'([^']*)': cb\.ModelServer\(…\)\}\)"), r"--server \1=PATH"),
+    (re.compile(r"cb\.Plan\.load\(…, allow_operators=True\)"), "--allow-operators"),
+    (re.compile(r"\bservers= is for"), "--server is for"),
+    (re.compile(r"overwrite=True"), "--overwrite"),
+    (re.compile(r"resume=True"), "--resume"),
+    (re.compile(r"\btables='(empty|keep)'"), r"--tables \1"),
+    (re.compile(r"^lr= is"), "--lr is"),
+    (re.compile(r"\bout=(?=[,;]|$)"), "--out"),
+    (re.compile(r"\bout="), "--out "),
+    (re.compile(r"\blook_ahead=(?=\d)"), "--look-ahead "),
+    (re.compile(r"\blook_ahead\b=?"), "--look-ahead"),
+    (re.compile(r"\bcalibrate='(\w+)'"), r"--calibrate \1"),
+    (re.compile(r"\bcalibrate must"), "--calibrate must"),
+    (re.compile(r"\b(patience|cluster)=(?=[ ,;]|$)"), r"--\1"),
+)
+
+Servers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--server",
+        metavar="FIELD=PATH",
+        help="Vector file from which the Model Server of the field FIELD reads; may be repeated.",
+        show_default=False,
+    ),
+]
+
+
+@contextlib.contextmanager
+def in_words_of_options() -> Iterator[None]:
+    """Errors name Python's arguments; on a command line their options are nearer."""
+    try:
+        yield
+    except CtrboxError as error:
+        told = str(error)
+        for argument, option in WORDS:
+            told = argument.sub(option, told)
+        if told == str(error):
+            raise
+        raise Mistake(told) from error
+
+
+def pairs_of(option: str, given: Sequence[str] | None, example: str) -> dict[str, str]:
+    """["users=tomorrow/users"] → {"users": "tomorrow/users"}."""
+    found: dict[str, str] = {}
+    for text in given or []:
+        name, equals, path = text.partition("=")
+        if not name or not equals or not path:
+            raise Mistake(f"{option} {text}: expected NAME=PATH, such as {option} {example}")
+        if name in found:
+            raise Mistake(f"{option} {name}=… is given twice: {found[name]} and {path}; leave one out")
+        # A shell leaves the ~ behind a = as it is.
+        found[name] = str(Path(path).expanduser()) if path.startswith("~") else path
+    return found
+
+
+def vector_files(given: Sequence[str] | None) -> dict[str, str]:
+    """By field, as `Servers` gives them."""
+    return pairs_of("--server", given, "ad_image=images.ctrvec")

@@ -1,0 +1,114 @@
+"""What a verb writes: a Parquet, Arrow or CSV file that appears whole or not at all, or an Arrow stream on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctrbox.cli.terminal import Mistake, utf8, written_aside
+from ctrbox.errors import CtrboxError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def check_output(output: str, endings: tuple[str, ...], as_json: bool) -> None:
+    """Refuse before the work begins what could not be written at its end."""
+    if output == "-" and as_json:
+        raise Mistake("-o - and --json both want stdout; drop one of them")
+    if output == "-" and sys.stdout.isatty():
+        raise Mistake(f"an Arrow stream is no use on a terminal; pipe it, or name a file: -o out{endings[0]}")
+    if output != "-" and Path(output).suffix not in endings:
+        known = f"{', '.join(endings[:-1])} or {endings[-1]}"
+        raise Mistake(f"-o {output}: the name must end in {known}, or be - for stdout")
+    utf8(Path(output))
+
+
+@contextlib.contextmanager
+def writing(output: str) -> Iterator[None]:
+    """A write that fails is the output's, whatever was being read meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CtrboxError):
+            raise
+        # By its number: the text may name the file that is written aside.
+        why = os.strerror(error.errno) if error.errno else error.strerror or error
+        raise Mistake(
+            f"cannot write to stdout ({why})" if output == "-" else f"cannot write {output}: {why}"
+        ) from error
+
+
+@contextlib.contextmanager
+def sink(
+    output: str | None, arrow: Callable[[Any], pa.RecordBatch], nothing: Callable[[], Any]
+) -> Iterator[Callable[[Any], None]]:
+    """`write(rows)`, to nowhere where `output` is None. `arrow` makes a record batch of rows; `nothing` gives no rows."""
+    if output is None:
+        yield lambda rows: None
+        return
+
+    writer: Any = None
+
+    with contextlib.ExitStack() as stack:
+        target: Any = sys.stdout.buffer
+        if output != "-":
+            target = str(stack.enter_context(written_aside(Path(output))))
+
+        def open_writer(schema: pa.Schema) -> Any:
+            # The first rows bring the schema; until then there is nothing to open.
+            if output != "-" and output.endswith(".parquet"):
+                import pyarrow.parquet as pq
+
+                return pq.ParquetWriter(target, schema, compression="zstd", write_page_checksum=True)
+            if output != "-" and output.endswith(".csv"):
+                import pyarrow.csv
+
+                return pyarrow.csv.CSVWriter(target, schema)
+            import pyarrow.ipc as ipc
+
+            return ipc.new_stream(target, schema) if output == "-" else ipc.new_file(target, schema)
+
+        def write(rows: Any) -> None:
+            nonlocal writer
+            columns = arrow(rows)
+            with writing(output):
+                if writer is None:
+                    writer = open_writer(columns.schema)
+                writer.write_batch(columns)
+
+        try:
+            yield write
+            if writer is None:
+                # No row passed the filters: the file has the right columns all the same.
+                write(nothing())
+        finally:
+            # Closing after a failure can fail again, with a less useful message.
+            with contextlib.suppress(Exception) if sys.exc_info()[0] else writing(output):
+                if writer is not None:
+                    writer.close()
+
+
+def no_rows(schema: Any) -> Any:
+    """A batch of a plan's schema without a row."""
+    import numpy as np
+
+    from ctrbox.columns.batch import Batch, Ragged
+
+    def none(present: bool, dtype: Any) -> Any:
+        return np.zeros(0, dtype) if present else None
+
+    empty = Ragged(np.zeros(0, np.int64), np.zeros(1, np.int64))
+    return Batch(
+        schema=schema,
+        rows=0,
+        label=none(schema.label, np.float32),
+        dense=np.zeros((0, schema.dense_width), np.float32),
+        sparse={field.name: empty for field in schema.sparse},
+        group=none(schema.group, np.int64),
+        weight=none(schema.weight, np.float32),
+    )

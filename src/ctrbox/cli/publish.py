@@ -1,0 +1,353 @@
+"""`ctrbox publish`: weights as 16-bit codes, patches between them, and folders of published versions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctrbox.cli.options import Servers, vector_files
+from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, load_run, reading
+from ctrbox.cli.terminal import Mistake, hint, say, say_json, tell
+
+app = typer.Typer(
+    help="Publish the weights of models as versions and small patches.", no_args_is_help=True, rich_markup_mode=None
+)
+
+ModelFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model to publish: a saved Deep FFM, a run folder, a *.safetensors file, a table's Parquet export or a weight file.",
+        show_default=False,
+    ),
+]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of published versions.", show_default=False)]
+Base = Annotated[Path, typer.Argument(metavar="BASE", help="The older of the two weight files.", show_default=False)]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="File to write.", show_default=False)]
+Note = Annotated[str, typer.Option(metavar="TEXT", help="Note about this version, shown by `ctrbox publish log`.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish pack model.ffm -o new.fbw --base old.fbw\n")
+def pack(
+    model: ModelFile,
+    output: Output,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Reuse the quantization buckets of this weight file where the weights still fit, so that a patch between "
+            "the two files is small. Default: new buckets.",
+        ),
+    ] = None,
+    quantise: Annotated[
+        bool, typer.Option(help="Quantize float32 weights to 16-bit codes. --no-quantise keeps them as float32.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Write the weights of a model to a weight file.
+
+    The file holds no optimizer state. Float32 weights are quantized to 16-bit codes unless --no-quantise is given.
+    """
+    from ctrbox import publish
+
+    found = publish.pack(model, output, base=base, quantise=quantise)
+    if as_json:
+        say_json(kind=found.kind, bytes=found.size, quantised_bytes=found.quantised_bytes, output=str(output))
+    tell(f"wrote {found.size:,} bytes of {found.kind} weights to {output}")
+    hint(f"ctrbox publish diff {base or 'old.fbw'} {output} -o update.patch")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish unpack new.fbw -o dense.safetensors\n")
+def unpack(
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help="Weight file to read.", show_default=False)],
+    output: Output,
+) -> None:
+    """Convert a weight file to safetensors or Parquet.
+
+    Tensors are written as safetensors, the rows of a table as Parquet.
+    """
+    from ctrbox import publish
+
+    publish.unpack(weights, output)
+    tell(f"wrote {output}")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish diff old.fbw new.fbw -o update.patch\n")
+def diff(
+    base: Base,
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The newer of the two weight files.", show_default=False)],
+    output: Output,
+    as_json: AsJson = False,
+) -> None:
+    """Write the patch that turns one weight file into another.
+
+    Any other two files work too.
+    """
+    from ctrbox import publish
+
+    began = time.perf_counter()
+    facts = publish.diff(base, new, output)
+    if as_json:
+        say_json(**asdict(facts), seconds=time.perf_counter() - began)
+    share = 100 * facts.bytes / max(facts.result_bytes, 1)
+    tell(f"wrote {facts.bytes:,} bytes ({share:.2f} % of {new}) to {output}")
+    hint(f"ctrbox publish apply {base} {output} -o again.fbw")
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish apply old.fbw update.patch -o new.fbw\n")
+def apply(
+    base: Base,
+    patch: Annotated[
+        Path, typer.Argument(metavar="PATCH", help="Patch file that was made for BASE.", show_default=False)
+    ],
+    output: Output,
+    most_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="BYTES",
+            help="Maximum size of the result in bytes; a patch with a larger result is refused. Default: twice the size of BASE, "
+            "or 1 GiB more than it if that is larger.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Apply a patch to the weight file that it was made for.
+
+    A patch that was made for another file is refused.
+    """
+    from ctrbox import publish
+
+    began = time.perf_counter()
+    facts = publish.apply(base, patch, output, most_bytes=most_bytes)
+    if as_json:
+        say_json(**asdict(facts), seconds=time.perf_counter() - began)
+    tell(f"wrote {facts.result_bytes:,} bytes to {output}")
+    hint(f"ctrbox publish verify {output}")
+
+
+@app.command(
+    epilog="\b\nExamples:\n"
+    "  ctrbox publish create model/ --model model.ffm --job job.py --context user_id,query\n"
+    "  ctrbox publish create model/ --job job.py            use `engine` and `context` of the job\n"
+    "  ctrbox publish create model/ --model runs/today --context user_id,query\n"
+)
+def create(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder to create for the model.", show_default=False)
+    ],
+    job: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="JOB.PY",
+            help="Job file: a Python file that defines `plan`. For a run folder it is needed only if the model's "
+            "class is your own.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Model to publish: run folder, saved Deep FFM or weight file. Default: the job's `engine`.",
+            show_default=False,
+        ),
+    ] = None,
+    view: OtherViews = None,
+    allow_views: AllowViews = None,
+    server: Servers = None,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMNS",
+            help="Names of the log columns that a client sends once per request, separated by commas. Default: the job's "
+            "`context`; required for a run folder.",
+        ),
+    ] = None,
+    note: Note = "",
+    as_json: AsJson = False,
+) -> None:
+    """Create the folder that `ctrbox serve` opens.
+
+    The folder holds a plan and version 1 of the weights of a run or of a Deep FFM.
+    """
+    from ctrbox.cli.job import blaming, load_job
+    from ctrbox.ffm.engine import DeepFFM
+    from ctrbox.publish import Published
+    from ctrbox.serve.model_folder import create as made
+
+    if model is not None and (model / "config.json").is_file():
+        run = load_run(model, job, view=view, allow_views=allow_views, server=server)
+        if context is None:
+            raise Mistake("list the log columns that are sent once per request: --context user_id,query")
+        with blaming(job), reading(None):
+            found = made(folder, run.plan, run, context=names_in(context), note=note)
+        if as_json:
+            say_json(folder=str(folder), context=list(found.context), model=type(run.model).__name__)
+        tell(f"made {folder} with version 1 of {type(run.model).__name__} of {model}")
+        own = "" if job is None else f" --job {job}"
+        hint(f"ctrbox serve {folder}{own}")
+        return
+    if view or allow_views or server:
+        raise Mistake("--view, --allow-views and --server are for the folder of a run: --model runs/today")
+    if job is None:
+        raise Mistake("say where the plan is: --job JOB.PY, or --model with the folder of a run")
+    loaded = load_job(job)
+    columns = loaded.context if context is None else names_in(context)
+    if not columns and context is None:
+        raise Mistake(f"{job} defines no `context`; say which columns come once a request: --context user_id,query")
+    with blaming(job):
+        if model is None:
+            if loaded.engine is None:
+                raise Mistake(f"{job} defines no `engine`; say which saved model it is: --model model.ffm")
+            engine = loaded.needed_engine()
+        else:
+            engine = DeepFFM.load(Published(model).file() if model.is_dir() else model)
+        found = made(folder, loaded.plan, engine, context=columns, note=note)
+    if as_json:
+        say_json(folder=str(folder), context=list(found.context), fields=engine.fields, learned=engine.learned)
+    tell(f"made {folder} with version 1 of a model that learned from {engine.learned:,} examples")
+    hint(f"ctrbox serve {folder}")
+
+
+def names_in(context: str) -> tuple[str, ...]:
+    return tuple(c.strip() for c in context.split(",") if c.strip())
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish verify published\n  ctrbox publish verify update.patch new.fbw\n")
+def verify(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH…", help="Folders of published versions, patches or weight files to check.", show_default=False
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Check the checksums of published files.
+
+    The exit code is 1 if a file is damaged or missing.
+    """
+    found = [line for path in paths for line in wrong_with(path)]
+    if as_json:
+        say_json(damaged=found)
+    for line in found:
+        tell(line)
+    if found:
+        raise Mistake(f"{len(found) if len(found) > 1 else 'one'} of what was checked is damaged or missing")
+    tell("everything is as it was written")
+
+
+def wrong_with(path: Path) -> list[str]:
+    from ctrbox import publish
+    from ctrbox.errors import CtrboxError
+    from ctrbox.publish.weights import is_weights
+
+    if path.is_dir():
+        folder = publish.Published(path)
+        return folder.verify() if folder.log() else [f"{path} holds no published version{served(path)}"]
+    try:
+        publish.read_weights(path) if is_weights(path) else publish.read_facts(path)
+    except CtrboxError as error:
+        return [str(error)]
+    return []
+
+
+@app.command(
+    epilog="\b\nExamples:\n  ctrbox publish push published model.ffm --note 'after lunch'\n"
+    "  ctrbox publish push model/weights runs/today --server ad_image=images.ctrvec\n"
+)
+def push(
+    folder: Folder,
+    model: ModelFile,
+    note: Note = "",
+    server: Servers = None,
+    job: OwnJob = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a model as the next version of a folder.
+
+    A run is published whole, with its tables and Model Servers, if it has Model Servers, if --job is given or if the folder
+    already holds whole runs. Otherwise only its dense weights are published.
+    """
+    from ctrbox import publish
+
+    if other := served(folder):
+        raise Mistake(f"{folder} is what a server opens{other}")
+    published = publish.Published(folder)
+    told(folder, published.publish(whole(published, model, server or [], job), note=note), as_json)
+
+
+def whole(published: Any, model: Path, servers: list[str], job: Path | None = None) -> Any:
+    """The run of a folder, where all of it is to be published; else the path as it is."""
+    from ctrbox.publish.sources import CLICK_MODEL
+
+    files = vector_files(servers)
+    current = published.current
+    if not (model / "config.json").is_file():
+        if files:
+            met = f"{model} is none" if model.exists() else f"there is no {model}"
+            raise Mistake(f"--server is for the folder of a run; {met}")
+        if job is not None:
+            raise Mistake(f"--job is for the folder of a run; {model} is none")
+        return model
+    from ctrbox.train.run import server_tables
+
+    if not files and job is None and (current is None or current.kind != CLICK_MODEL) and not server_tables(model):
+        return model
+    return load_run(model, job, server=servers)
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish rollback published 6\n")
+def rollback(
+    folder: Folder,
+    version: Annotated[
+        int, typer.Argument(metavar="VERSION", help="Number of the older version to publish again.", show_default=False)
+    ],
+    note: Note = "",
+    as_json: AsJson = False,
+) -> None:
+    """Publish an older version again, as the next version."""
+    from ctrbox import publish
+
+    told(folder, publish.Published(folder).rollback(version, note=note), as_json)
+
+
+@app.command(epilog="\b\nExamples:\n  ctrbox publish log published\n")
+def log(folder: Folder, as_json: AsJson = False) -> None:
+    """List the versions of a folder, newest last."""
+    from ctrbox import publish
+
+    versions = publish.Published(folder).log()
+    if as_json:
+        say_json(versions=[asdict(v) for v in versions])
+        return
+    if not versions:
+        other = served(folder) or f"; try: ctrbox publish push {folder} MODEL"
+        raise Mistake(f"{folder} holds no published version{other}")
+    for v in versions:
+        what = f"again version {v.copy_of}" if v.copy_of else v.kind
+        say(
+            f"{v.number:>8}  {v.time}  {v.bytes:>14,}  {v.patch_bytes:>12,}  {v.sha256[:12]}  {what:<16}  {v.note}".rstrip()
+        )
+    tell(
+        f"version {versions[-1].number} is current; columns: version, time, bytes, bytes of its patch, checksum, what, note"
+    )
+
+
+def served(folder: Path) -> str:
+    """Where the versions of a served model's folder are."""
+    return f"; its versions are in {folder / 'weights'}" if (folder / "serve.json").is_file() else ""
+
+
+def told(folder: Path, version: Any, as_json: bool) -> None:
+    if as_json:
+        say_json(**asdict(version))
+    patch = f", a patch of {version.patch_bytes:,}" if version.patch_bytes else ""
+    tell(f"version {version.number} of {folder} is current: {version.bytes:,} bytes{patch}")
+    hint(f"ctrbox publish log {folder}")

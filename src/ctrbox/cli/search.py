@@ -1,0 +1,131 @@
+"""`ctrbox search`: many Deep FFMs over one parsed stream, and the table of how each did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ctrbox.cli.terminal import Mistake, hint, meter, say, say_json, tell
+
+if TYPE_CHECKING:
+    from ctrbox.ffm.examples import ExampleCache
+
+SEARCH_EXAMPLES = """\b
+Examples:
+  ctrbox search train.vw --test test.vw -o search.html
+  ctrbox search train.ctrx --models models.yaml --window 30000 --json
+
+\b
+models.yaml lists the options of each model under the model's name, or a grid of options:
+  small: {k: 4, bits: 18}
+  deep: {k: 4, hidden: [24, 24], bits: 22}
+\b
+  grid: {k: [4, 8], hidden: [[], [16], [24, 24]], ffm: [0.05, 0.12]}
+"""
+USUAL: dict[str, Any] = {"k": [4, 8], "hidden": [(), (16,), (24, 24)], "bits": [20]}
+
+
+def search(
+    train: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRAIN",
+            help="File of training examples: text, or a cache of parsed examples (*.ctrx).",
+            show_default=False,
+        ),
+    ],
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File of test examples in the same format. Default: compare the models by the training examples, each predicted "
+            "before it is learned.",
+        ),
+    ] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.YAML", help="YAML file that lists the models to try. Default: six built-in models."),
+    ] = None,
+    format: Annotated[
+        str, typer.Option(metavar="vw|libffm", help="Text format of the examples: vw (Vowpal Wabbit) or libffm.")
+    ] = "vw",
+    window: Annotated[
+        int, typer.Option(min=2, help="Number of examples per window; the AUC is computed for each window.")
+    ] = 30_000,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="PAGE.html", help="HTML file for the table of results and the curves."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL.ffm", help="File for the best model. Default: the models are not saved."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Number of models trained at the same time. Default: one per core.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
+) -> None:
+    """Train many Deep FFMs at once and compare them.
+
+    All models learn from the same examples, which are read and parsed once.
+    """
+    from ctrbox.ffm.search import search as run
+
+    asked = read_models(models)
+    inputs = [path.resolve() for path in (train, test, models) if path is not None]
+    for written in (output, save):
+        if written is not None and written.resolve() in inputs:
+            raise Mistake(f"{written} is read by this search and would be written over; give another name")
+    with TemporaryDirectory(prefix="ctrbox-search-") as folder, meter("learning") as tick:
+        learned = parsed(train, Path(folder) / "train.ctrx", format, None)
+        tested = None if test is None else parsed(test, Path(folder) / "test.ctrx", format, learned.fields)
+        found = run(learned, asked, test=tested, window=window, threads=threads, tick=tick)
+    if output is not None:
+        found.write(output)
+        tell(f"wrote {output}")
+    if save is not None:
+        found.best.model.save(save)
+        tell(f"wrote {found.best.name} to {save}")
+    if as_json:
+        say_json(**found.json())
+    else:
+        say(str(found))
+    if save is None:
+        hint(f"ctrbox search {train} … --save best.ffm")
+    else:
+        hint(f"ctrbox publish push published {save}")
+
+
+def parsed(path: Path, to: Path, format: str, fields: list[str] | None) -> ExampleCache:
+    from ctrbox.ffm.examples import ExampleCache
+
+    if path.suffix == ".ctrx":
+        return ExampleCache(path)
+    return ExampleCache.parse(path, to, format=format, fields=fields)  # type: ignore[arg-type]
+
+
+def read_models(path: Path | None) -> dict[str, dict[str, Any]]:
+    from ctrbox.ffm.search import grid
+
+    if path is None:
+        return grid(**USUAL)
+    import yaml
+
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise Mistake(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise Mistake(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(given, Mapping) or not given:
+        raise Mistake(f"{path} must hold options by the name of a model, or grid: with lists of values")
+    made: dict[str, dict[str, Any]] = {}
+    for name, options in given.items():
+        if not isinstance(options, Mapping) or not all(isinstance(option, str) for option in options):
+            raise Mistake(f"{path}: {name!r} must hold options of DeepFFM, got {options!r}")
+        made |= grid(**options) if name == "grid" else {str(name): dict(options)}
+    return made

@@ -1,0 +1,247 @@
+"""`ctrbox serve`: a model's folder answers requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctrbox.cli.options import Servers, in_words_of_options, pairs_of, vector_files
+from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, asking_for_the_job, operators_in, own_job, plan_of
+from ctrbox.cli.terminal import Mistake, hint, say_json, tell
+
+MOST_BODY = 256 << 20  # what all bodies together may take
+MOST_CACHE = 1 << 50
+
+EXAMPLES = """\b
+Examples:
+  ctrbox serve model/                              listen at http://127.0.0.1:8000; a page for browsers is at /
+  ctrbox serve model/ --grpc-port 8001             listen for gRPC requests too, such as those of tritonclient
+  ctrbox serve model/ --host 0.0.0.0 --token-file token.txt
+  ctrbox serve runs/today --view users=data/users  serve a run folder; read the view users from data/users
+  ctrbox serve runs/own --job own.py               serve a run whose model class is defined in own.py
+"""
+
+
+def serve(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL/", help="Folder of a published model, or a run folder.", show_default=False)
+    ],
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Network address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP server.")] = 8000,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65_535, help="Port of the gRPC server. Default: no gRPC server.", show_default=False),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the token that requests must carry. Default: the environment variable CTRBOX_TOKEN. A token is "
+            "required if --host is not a loopback address.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the model in the URLs of the v2 protocol. Default: the name of its folder.",
+            show_default=False,
+        ),
+    ] = "",
+    max_candidates: Annotated[
+        int, typer.Option(min=1, max=1_000_000, metavar="N", help="Maximum number of candidates in one request.")
+    ] = 1000,
+    max_body: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="Maximum size of a request body, up to 256MB. Units are powers of 1024: 1MB is 1024KB."
+        ),
+    ] = "1MB",
+    queue: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1_000_000,
+            metavar="N",
+            help="Maximum number of requests that wait to be scored; further requests get status 503.",
+        ),
+    ] = 64,
+    deadline_ms: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=600_000,
+            metavar="MS",
+            help="Maximum time in milliseconds that a request may wait before it gets status 503.",
+        ),
+    ] = 200,
+    body_timeout: Annotated[
+        float,
+        typer.Option(min=0.1, max=600, metavar="S", help="Maximum time in seconds for a complete request to arrive."),
+    ] = 10.0,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            min=16,
+            max=1_000_000,
+            metavar="N",
+            help="Maximum number of open connections, HTTP and gRPC together. The server uses fewer if the process's open-file "
+            "limit is too low.",
+        ),
+    ] = 8192,
+    client_share: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=100,
+            metavar="PERCENT",
+            help="Maximum share, in percent, of the connections, the request memory and the queue that one client address may "
+            "hold. Set it to 100 if all requests come through one proxy.",
+        ),
+    ] = 50,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="PEM file with the certificate chain; enables TLS 1.2 or newer for HTTP and gRPC. The server reloads the file "
+            "when it changes. Default: no TLS.",
+            show_default=False,
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="PEM file with the unencrypted private key. Default: the key is read from the --tls-cert file.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Additional host name that a server without a token accepts in the Host and Origin headers, besides loopback "
+            "names and --host; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    cache: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for cached contexts, such as 256MB (units are powers of 1024); 0 disables the cache.",
+        ),
+    ] = "256MB",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=256,
+            help="Number of threads that score requests; 0 scores on the event loop. Default: 1 for a run folder, otherwise 0.",
+            show_default=False,
+        ),
+    ] = None,
+    view: OtherViews = None,
+    allow_views: AllowViews = None,
+    job: OwnJob = None,
+    servers: Servers = None,
+    allow_operators: Annotated[
+        bool,
+        typer.Option(
+            "--allow-operators",
+            help="Import the Python modules of user-defined operators that the plan names; this runs their code.",
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object to stdout when the server is ready.")
+    ] = False,
+) -> None:
+    """Serve a model over HTTP and gRPC.
+
+    A request holds one context and many candidates; the answer holds the click probability of each candidate.
+    """
+    import logging
+
+    from ctrbox.views.view import bytes_within
+
+    try:
+        from ctrbox.serve.server import Server, Settings, bracketed, missing_library, read_token
+        from ctrbox.serve.service import Limits
+    except ImportError as error:
+        raise Mistake(f"serving needs {error.name}, which is not installed: pip install 'ctrbox[serve]'") from None
+
+    logging.basicConfig(level=logging.INFO, format="ctrbox: %(message)s")
+    if other := no_folder(model):
+        raise Mistake(other)
+    own = own_job(job)
+    limits = Limits(
+        body_bytes=bytes_within("--max-body", max_body, 1, MOST_BODY),
+        candidates=max_candidates,
+        waiting=queue,
+        deadline_ms=deadline_ms,
+        body_seconds=body_timeout,
+        connections=max_connections,
+        client_share=client_share / 100,
+        cache_bytes=bytes_within("--cache", cache, 0, MOST_CACHE),
+    )
+    settings = Settings(
+        host=host,
+        port=port,
+        grpc_port=grpc_port or 0,
+        token=read_token(token_file),
+        name=name,
+        threads=threads,
+        limits=limits,
+        views=(views := pairs_of("--view", view, "users=tomorrow/users")),
+        servers=vector_files(servers),
+        allow_operators=allow_operators or operators_in(own),
+        allow_views=allow_views or (),
+        own_plan=plan_of(own, views),
+        own_model=None if own is None else own.model,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        allow_hosts=tuple(allow_host or ()),
+    )
+    try:
+        with in_words_of_options(), asking_for_the_job(own):
+            server = Server.open(model, settings)
+        url = f"{'https' if tls_cert else 'http'}://{bracketed(host)}:{port}"
+
+        def ready() -> None:
+            served = server.service.served
+            facts: dict[str, Any] = {
+                "model": server.service.name,
+                "kind": served.kind,
+                "version": served.version,
+                "url": url,
+            }
+            if as_json:
+                say_json(**facts, grpc=grpc_port)
+            grpc = f", gRPC at {bracketed(host)}:{grpc_port}" if grpc_port else ""
+            tell(f"serving {model} version {served.version} at {url}{grpc}; Ctrl-C ends it")
+            hint(f"curl {url}/openapi.json    or open {url}/ in a browser")
+
+        server.run(ready)
+    except ImportError as error:
+        raise missing_library(error) from None
+    tell("stopped; every request that was under way was answered")
+
+
+def no_folder(model: Path) -> str:
+    """What to do about a path that is no model's folder; "" where it may be one."""
+    if model.is_file():
+        return (
+            f"{model} is a file; a server opens a folder with a plan beside the weights. Make one: "
+            f"ctrbox publish create {model.stem} --model {model} --job JOB.PY --context COLUMN,…"
+        )
+    if (model / "CURRENT").is_file() and not (model / "serve.json").exists():
+        if (model.parent / "serve.json").exists():
+            return f"{model} holds the versions of a model's folder; serve that: ctrbox serve {model.parent}"
+        return (
+            f"{model} holds published versions without a plan, and a server needs one. Make its folder: "
+            f"ctrbox publish create NEW --model {model} --job JOB.PY --context COLUMN,…"
+        )
+    return ""

@@ -1,0 +1,201 @@
+"""Talking to a person: two streams, one progress line, signals and exit codes.
+
+Data goes to stdout (`say`), everything else to stderr (`tell`). Exit codes: 0 done; 1 a mistake in the job, the data or
+the disk, told in one line; 2 a wrong command line; 130 Ctrl-C; 143 SIGTERM. `CTRBOX_TRACEBACK=1` shows the traceback
+behind a one-line error. Knows no verb and imports nothing heavy at the top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ctrbox.errors import CtrboxError
+
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
+
+
+class Mistake(Exception):
+    """Something the user can put right; shown as one line."""
+
+
+def say(text: object) -> None:
+    """Data, to stdout."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        raise Mistake(f"cannot write to stdout ({error.strerror})") from error
+
+
+def tell(line: str) -> None:
+    """Words about it, to stderr; where they cannot be written the work goes on."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        silence(2)
+
+
+def hint(command: str) -> None:
+    tell(f"next: {command}")
+
+
+def say_json(**fields: Any) -> None:
+    say(json.dumps(_finite(fields), default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """With null where a number is none: JSON has no other word for it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+@contextlib.contextmanager
+def meter(what: str) -> Iterator[Callable[[int], None]]:
+    """`tick(done)` moves a progress line, where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    started = time.perf_counter()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what)
+
+        def tick(done: int) -> None:
+            rate = done / max(time.perf_counter() - started, 1e-9)
+            progress.update(task, description=f"{what} {done:,} rows, {rate:,.0f} rows/s")
+
+        yield tick
+
+
+@contextlib.contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    from ctrbox.files import atomic as aside
+
+    with aside.written_aside(path) as beside:
+        yield beside
+
+
+# ---- the door ------------------------------------------------------------------------------------
+
+
+class Stopped(SystemExit):
+    """A polite kill unwinds like Ctrl-C, so that files written aside are removed."""
+
+
+signals: list[int] = []  # those that came to stop the process
+farewells: list[str] = []  # what is said then, if not that nothing was kept
+
+
+def stopped_with(line: str) -> None:
+    """Say this when a signal ends the process: something unfinished was kept."""
+    farewells.append(line)
+
+
+def stop(number: int, frame: Any) -> NoReturn:
+    signals.append(number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise Stopped(128 + number)
+
+
+def run(command: Callable[[], Any]) -> NoReturn:
+    """Run a command to its end and leave with the exit code of what happened."""
+    open_streams()
+    warnings.showwarning = tell_warning
+    code = 0
+    try:
+        signal.signal(signal.SIGTERM, stop)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, stop)
+        command()
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+    except Exception as error:
+        code = 1
+        if not signals:  # else it is what became of the interrupt in somebody's code
+            if os.environ.get("CTRBOX_TRACEBACK") or not isinstance(error, CtrboxError | Mistake | OSError):
+                raise
+            tell(f"ctrbox: error: {in_words(error)}")
+    if signals and code:
+        code = 128 + signals[-1]
+    if signals and code and farewells:
+        tell(f"ctrbox: stopped\n{farewells[-1]}")
+    elif code == 130:
+        tell("ctrbox: stopped; nothing unfinished was kept")
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        silence(1)
+        if not code:
+            tell(f"ctrbox: error: cannot write to stdout ({error.strerror})")
+            code = 1
+    sys.exit(code)
+
+
+def in_words(error: Exception) -> str:
+    """An error of the system without its number; a name in it cannot colour or move what a terminal shows."""
+    told = str(error)
+    if isinstance(error, OSError) and not isinstance(error, CtrboxError) and error.strerror and error.filename:
+        told = f"cannot use {error.filename}: {error.strerror}"
+    return CONTROLS.sub(lambda met: repr(met[0])[1:-1], told)
+
+
+def utf8(path: Path) -> Path:
+    """A path that native code and Parquet writers take: refused where it, or the folder it is in, is no UTF-8."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise Mistake(f"the path {str(path.absolute())!r} is not UTF-8; rename it, or name another") from None
+    return path
+
+
+def tell_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """What is meant for a user is one line; what is meant for a programmer keeps its file and line."""
+    if issubclass(category, UserWarning):
+        tell(f"ctrbox: warning: {message}")
+    else:
+        tell(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
+
+
+def open_streams() -> None:
+    """Where a stream is closed (`2>&-`), the next file opened would take its number, and print would fail."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # What is read is empty; writing fails on stdout, as on any that is not there, and is lost on stderr.
+            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def silence(number: int) -> None:
+    """Let what a broken stream still holds go nowhere; the interpreter would fail on it at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)

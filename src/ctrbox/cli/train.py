@@ -1,0 +1,438 @@
+"""``ctrbox train``: train a job's model into a run folder, and say how to go on where it was interrupted.
+
+A run folder has one writer. Without --out the run goes to runs/<job>: an unfinished run there is resumed, a finished one is
+kept and the next free name of runs/<job>-2, -3 … is taken. Ctrl-C and SIGTERM leave a checkpoint and print the command that
+resumes it. ``main.py`` registers the command; torch and pyarrow are imported inside the functions.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ctrbox.cli.ended import Done, finish
+from ctrbox.cli.job import Job, blaming, load_job
+from ctrbox.cli.options import in_words_of_options
+from ctrbox.cli.reading_runs import evaluate_command
+from ctrbox.cli.terminal import Mistake, Stopped, hint, stopped_with, tell, utf8, written_aside
+
+if TYPE_CHECKING:
+    from ctrbox.train.progress import Progress
+
+JobFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `model`.", show_default=False
+    ),
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="Number of worker threads. Default: all cores.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        "--rows",
+        min=1,
+        metavar="ROWS",
+        help="Use only the first ROWS rows of the log, for training and validation. Default: the job's setting, else all rows.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+
+# Rows a second on a terminal move by themselves; in a log a line now and then is enough.
+LOG_SECONDS = 15.0
+TRAIN_EXAMPLES = """\b
+Examples:
+  ctrbox train job.py
+  ctrbox train job.py --limit 100000                train on the first 100,000 rows only
+  ctrbox train job.py --out runs/today --epochs 2
+  ctrbox train job.py --valid data/tomorrow         validate on another log
+  ctrbox train job.py --from runs/yesterday         continue from yesterday's run with today's log
+  ctrbox train job.py --cluster local --workers 4 --servers 2      train with 4 workers on this machine
+"""
+
+
+def train(
+    job: JobFile,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the run. Default: runs/<job>; if it holds a finished run, runs/<job>-2 and so on.",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Number of epochs. Default: the job's setting, otherwise 1.")
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="ROWS",
+            help="Number of rows per training step, 1 to 16777216. Default: the job's setting, otherwise a power of two from 64 "
+            "to 16384 that gives about 250 steps per epoch.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Limit = None,
+    valid: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE|DATA",
+            help="Rows to validate on: a share of the log from 0 to 0.9, taken from its end (0 validates on nothing), or the "
+            "path of another log with labels. Default: the job's setting, otherwise 0.1.",
+            show_default=False,
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            "--lr",
+            "--learning-rate",
+            metavar="RATE",
+            help="Learning rate of the embedding tables, above 0 (for FTRL: alpha); replaces the job's. Rows and optimizer "
+            "states are kept. Default: the job's setting.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=2**63 - 1,
+            help="Seed of all random choices; the same seed on the same machine gives the same weights. Default: the job's "
+            "setting, otherwise 0.",
+            show_default=False,
+        ),
+    ] = None,
+    negatives: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the training rows without a click to keep, above 0 and at most 1; predictions are corrected for it. "
+            "Default: the job's setting, otherwise 1.",
+            show_default=False,
+        ),
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="weights|intercept|NUMBER",
+            help="How to correct predictions after training with sample weights: 'weights' adds log(w0 / w1), which requires "
+            "weights that depend only on the label; 'intercept' fits the click rate of the validation rows; a number between "
+            "-50 and 50 is added to every logit. Default: no correction for weights.",
+            show_default=False,
+        ),
+    ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="EVALUATIONS",
+            help="Stop after this number of evaluations in a row without a better result, and keep the best weights; needs "
+            "validation rows. Default: the job's setting, otherwise train all epochs.",
+            show_default=False,
+        ),
+    ] = None,
+    evaluate_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="STEPS",
+            help="Number of steps between evaluations. Default: the job's setting, otherwise once per epoch.",
+        ),
+    ] = None,
+    look_ahead: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=64,
+            metavar="BATCHES",
+            help="Number of batches, 0 to 64, that are read ahead and wait on disk, so that a Sparse Table larger than memory "
+            "keeps rows that are needed again soon. Default: the job's setting, otherwise 0.",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            help="Continue an unfinished run in the run folder from its last checkpoint. --no-resume starts a new run."
+        ),
+    ] = True,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace the run in the run folder and start from step 0; see also --tables."),
+    ] = False,
+    tables: Annotated[
+        str | None,
+        typer.Option(
+            metavar="empty|keep",
+            help="What to do with rows that a table already holds: 'empty' removes them before the first step, 'keep' continues "
+            "from them. Default: keep, with a warning; required with --overwrite if a table holds rows.",
+            show_default=False,
+        ),
+    ] = None,
+    earlier: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Continue from this finished run: start with its weights, tables and optimizer states. The run itself is not "
+            "changed.",
+            show_default=False,
+        ),
+    ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of a `ctrbox tune` study, such as tune/job; train with the parameters of its best trial.",
+            show_default=False,
+        ),
+    ] = None,
+    threads: Threads = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|local",
+            help="Address of the Ray cluster to train on: host:port, 'auto' for the cluster that this machine belongs to, or "
+            "'local' to start one on this machine. Default: train in this process.",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="Number of workers on the cluster; each trains on a part of every batch."),
+    ] = 1,
+    servers: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1024, help="Number of parameter servers on the cluster; each holds a shard of the tables."
+        ),
+    ] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Train the model of a job and write a report.
+
+    Read the raw log, extract its features and train the model on them. The run folder gets the weights, the tables, the
+    metrics and report.html. After Ctrl-C the run can be resumed from a checkpoint.
+    """
+    asked: dict[str, Any] = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "limit": limit,
+        "seed": seed,
+        "negatives": negatives,
+        "calibrate": calibration(calibrate),
+        "patience": patience,
+        "evaluate_every": evaluate_every,
+        "look_ahead": look_ahead,
+    }
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if cluster is None and (workers, servers) != (1, 1):
+        raise Mistake("--workers and --servers are of a cluster; add --cluster local, or its address")
+    place, going_on = run_place(job, out, resume, overwrite)
+    check_earlier(earlier, place)
+    loaded = load_seeded(job, seed or 0)
+    if earlier is not None:
+        for name in {"warm_up", "warm_from"} & loaded.settings.keys():
+            raise Mistake(f"`settings` in {job} has {name!r}, which --from also decides; leave one of them out")
+        asked |= {"warm_up": "continue", "warm_from": str(earlier)}
+    if tables is not None:
+        asked["tables"] = tables
+    if tuned is not None:
+        loaded, asked = with_tuned(loaded, tuned, asked)
+    if going_on:
+        tell(f"going on with the unfinished run in {place}")
+    elif out is None and place.name != job.stem:
+        tell(f"{place.with_name(job.stem)} holds a run; this one goes to {place} (--overwrite replaces the first)")
+    if earlier is not None and not going_on:
+        tell(
+            f"beginning with {earlier}: weights, tables and optimizer states; steps, schedule and metrics count from 0"
+        )
+    where = None if cluster is None else (cluster, workers, servers)
+    done = fit(
+        loaded, place, asked, valid=valid, threads=threads, resume=resume, overwrite=overwrite, cluster=where, lr=lr
+    )
+    finish(done, as_json)
+    hint(evaluate_command(place, job))
+
+
+def calibration(given: str | None) -> str | float | None:
+    """Read --calibrate: a name stays a name, a number becomes one."""
+    try:
+        return None if given is None else float(given)
+    except ValueError:
+        return given
+
+
+def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tuple[Path, bool]:
+    """The folder of a run, and whether an unfinished one is there to go on with."""
+    if out is not None:
+        utf8(out)
+        finished, begun = (out / "summary.json").exists(), (out / "config.json").exists()
+        if finished and not overwrite:
+            raise Mistake(f"{out} holds a finished run; choose another --out, or replace it with --overwrite")
+        if begun and not resume and not overwrite:
+            raise Mistake(f"{out} holds an unfinished run; drop --no-resume to go on, or replace it with --overwrite")
+        return out, going_on(out) and not finished and not overwrite
+    number = 1
+    while True:
+        place = Path("runs") / (job.stem if number == 1 else f"{job.stem}-{number}")
+        finished, begun = (place / "summary.json").exists(), (place / "config.json").exists()
+        if not begun or overwrite:
+            return place, False
+        if not finished and resume:
+            return place, going_on(place)
+        number += 1
+
+
+def with_tuned(job: Job, folder: Path, asked: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
+    """The job with the best parameters of a study; options of the command line come before them."""
+    from ctrbox.train.tuning import best_of, space_of
+
+    with blaming(job.path):
+        parts, arguments = best_of(folder, space_of(job.tune, job.path))
+    return replace(job, **parts, settings={**job.settings, **arguments}, tuned=folder), asked
+
+
+def check_earlier(earlier: Path | None, place: Path) -> None:
+    """Refuse a run to begin with that is not finished, or that would be replaced."""
+    if earlier is None:
+        return
+    if not (earlier / "summary.json").exists():
+        near = sorted(str(p.parent) for p in Path("runs").glob("*/summary.json"))[:5]
+        raise Mistake(f"{earlier} holds no finished run" + (f"; finished are: {', '.join(near)}" if near else ""))
+    if place.exists() and place.samefile(earlier):
+        raise Mistake(f"--from {earlier} is the folder that this run would replace; choose another --out")
+
+
+def going_on(place: Path) -> bool:
+    """Whether there is a checkpoint to go on from."""
+    return any((place / "checkpoints").glob("step-*"))
+
+
+def load_seeded(path: Path, seed: int) -> Job:
+    """A job whose model starts from the same weights every time."""
+    if path.is_file():  # a wrong name is told before torch is waited for
+        import torch
+
+        torch.manual_seed(seed)
+    return load_job(path)
+
+
+def fit(
+    job: Job,
+    place: Path,
+    asked: Mapping[str, Any],
+    *,
+    valid: str | None = None,
+    threads: int | None = None,
+    resume: bool = True,
+    overwrite: bool = False,
+    best: float | None = None,
+    cluster: tuple[str, int, int] | None = None,
+    lr: float | None = None,
+) -> Done:
+    """Train into a folder and write its report; an interrupt says how to go on."""
+    model, plan = job.needed_model(), job.plan
+    if threads is not None:
+        plan.threads = threads
+    command = ["ctrbox", "train", str(job.path), "--out", str(place)]
+    for name, value in [*asked.items(), ("lr", lr), ("valid", valid), ("threads", threads)]:
+        if value is not None and name != "warm_up":
+            command += ["--from" if name == "warm_from" else f"--{name.replace('_', '-')}", str(value)]
+    if job.tuned is not None:
+        command += ["--tuned", str(job.tuned)]
+    if cluster is not None:
+        address, workers, servers = cluster
+        command += ["--cluster", address, "--workers", str(workers), "--servers", str(servers)]
+    from ctrbox.train.trainer import Trainer
+
+    watch = Watch()
+    try:
+        with blaming(job.path), in_words_of_options():
+            settings = {**job.settings, **asked, "callbacks": job.callbacks}
+            if valid is not None:
+                settings["valid"] = validation(plan, valid)
+            if best is not None:
+                settings["best_auc"] = best
+            if cluster is not None:
+                from ctrbox.cluster.launch import Cluster
+
+                settings["cluster"] = Cluster(address, workers=workers, servers=servers, cores=threads, tell=tell)
+            trainer = Trainer(model, job.table, optimizer=job.optimizer, threads=threads, bf16=job.bf16, lr=lr)
+            run = trainer.fit(plan, out=place, resume=resume, overwrite=overwrite, progress=watch, **settings)
+    except (KeyboardInterrupt, Stopped):
+        if (place / "config.json").exists():
+            stopped_with(f"resume: {shlex.join(command)}")
+        raise
+    finally:
+        watch.end()
+    remember(place, command)
+    return Done(run, place, run.report())
+
+
+def validation(plan: Any, valid: str) -> Any:
+    """A share of the log, or another log read by the same plan."""
+    try:
+        return float(valid)
+    except ValueError:
+        return plan.over(valid)
+
+
+def remember(place: Path, command: list[str]) -> None:
+    """Keep the command in config.json, for the report; nothing about the run depends on it."""
+    from ctrbox.files.sealed import read_sealed, sealed
+
+    file = place / "config.json"
+    config = read_sealed(file, "run folder")
+    with written_aside(file) as aside:
+        aside.write_text(sealed({**config, "command": command}), encoding="utf-8")
+
+
+class Watch:
+    """Progress on stderr: one moving line on a terminal, a line now and then in a log; ``quiet``: no evaluations."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        from ctrbox.train.progress import Line
+
+        self.line, self.quiet = Line() if sys.stderr.isatty() else None, quiet
+        self.told = time.monotonic()
+
+    def see(self, progress: Progress) -> None:
+        if self.line is not None:
+            self.line.see(progress)
+        elif time.monotonic() - self.told >= LOG_SECONDS:
+            self.told = time.monotonic()
+            left = progress.seconds_left
+            tell(
+                f"{progress.share:>4.0%}  {progress.rows:,} rows, {progress.rows_per_second:,.0f} rows/s  {progress.shown}  "
+                f"loss {progress.loss:.4f}" + (f"  {left:,.0f} s left" if left is not None else "")
+            )
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        if self.quiet:
+            return
+        if self.line is not None:
+            self.line.evaluated(metrics)
+        else:
+            from ctrbox.report.words import brief
+
+            tell(f"validation  {brief(metrics)}")
+
+    def resumed(self, step: int, rows: int) -> None:
+        tell(f"going on after step {step:,} ({rows:,} rows)")
+
+    def end(self) -> None:
+        """Also after an error: a terminal must get its cursor back."""
+        if self.line is not None:
+            self.line.end()

@@ -1,0 +1,1 @@
+"""Embedders whose rows lie in the memory of a GPU."""

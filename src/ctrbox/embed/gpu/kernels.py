@@ -1,0 +1,78 @@
+"""The kernels of a GPU table for one shape of row: source, compilation, launches. ``native/cuda/table.h`` has the layout.
+
+A shape is compiled once (seconds by NVRTC, then from disk): dim, first-order weight and optimizers are constants of the
+source, so that a row's floats stay in registers. Checks are the callers': what comes here is contiguous and lies on the
+runtime's device. Twin: `ctrbox.embed.memory.table.MemoryTable`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from ctrbox.embed.embedder import Row
+from ctrbox.embed.optimizers import Spec
+from ctrbox.engines.cuda.runtime import Kernel, Runtime
+
+NAMES = (
+    "table_find",
+    "table_settle",
+    "table_rehash",
+    "table_export",
+    "table_import",
+    "table_shape",
+    "table_check",
+    "table_gather",
+    "table_pool",
+    "table_chunks",
+    "table_groups",
+    "table_step",
+)
+MOST_LANES = 32  # of a warp
+MOST_BLOCKS = 1 << 20  # of a launch; loops take the rest
+CHUNK, GROUP = 64, 64 * 64  # references summed together, kChunk and kGroup of table_pool.h
+
+
+def source_of(row: Row, weight: Spec, vector: Spec, lanes: int) -> str:
+    shape = {"DIM": row.dim, "LINEAR": int(row.linear), "WEIGHT": weight[0], "VECTOR": vector[0], "LANES": lanes}
+    return "".join(f"#define CB_{name} {value}\n" for name, value in shape.items()) + '#include "cuda/table_pool.h"\n'
+
+
+def lanes_of(row: Row, runtime: Runtime) -> int:
+    """Threads that share a row: one for every four floats, as a power of two; one where a block is one thread."""
+    if runtime.threads < MOST_LANES:
+        return 1
+    parts = max(1, (row.dim + 3) // 4)
+    return min(MOST_LANES, 1 << (parts.bit_length() - 1))
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def packed(floats: Sequence[float]) -> list[int]:
+    """Floats as a launch takes them: their bits, two in each number."""
+    padded = [*floats, *[0.0] * (len(floats) % 2)]
+    return list(struct.unpack(f"<{len(padded) // 2}q", struct.pack(f"<{len(padded)}f", *padded)))
+
+
+class TableKernels:
+    """Compiled kernels and the sizes they were compiled with."""
+
+    def __init__(self, runtime: Runtime, row: Row, weight: Spec, vector: Spec, lanes: int | None = None) -> None:
+        self.runtime = runtime
+        self.lanes = lanes_of(row, runtime) if lanes is None else lanes
+        source = source_of(row, weight, vector, self.lanes)
+        self.kernels: dict[str, Kernel] = runtime.compile(source, NAMES, name="table")
+        sizes = torch.zeros(3, dtype=torch.int64, device=runtime.device)
+        self.kernels["table_shape"]((1, 1), 1, sizes.data_ptr())
+        self.stride, self.file_floats, self.sums = (int(n) for n in sizes.tolist())
+
+    def __call__(self, name: str, work: int, *args: int, shared: bool = False) -> None:
+        """Launch for so many pieces of work, each for one thread or, ``shared``, for all lanes of a row."""
+        if work:
+            threads = self.runtime.threads
+            blocks = (work * (self.lanes if shared else 1) + threads - 1) // threads
+            self.kernels[name]((min(blocks, MOST_BLOCKS), 1), threads, *args)

@@ -1,0 +1,1 @@
+"""The embedder whose rows all lie in main memory."""

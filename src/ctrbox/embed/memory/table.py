@@ -1,0 +1,254 @@
+"""`MemoryTable`: the embedder whose rows all lie in memory (``native/core/table/memory_table.h`` has layout and file format).
+
+table = cb.MemoryTable(dim=16, optimizer=cb.Adagrad(lr=0.05))
+vectors = table.pull(keys)                 # (n, 16) float32; new keys get vectors that seed and key decide
+table.push(keys, gradients)                # the optimizer moves the rows at once
+
+Refused: rows beyond the budget, gradients that are not finite (naming the key, nothing changed), files that are damaged
+or of another shape. A repeated key is updated once for each time it is given, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ctrbox import _native
+from ctrbox.embed.embedder import Floats, Keys, Row
+from ctrbox.embed.life import Admission, Counters, admission_of, counters_of
+from ctrbox.embed.optimizers import Optimizer, optimizer_of
+from ctrbox.embed.table import (
+    Table,
+    check_row,
+    checked_bytes,
+    checked_keys,
+    describe,
+    reading,
+    same_shape,
+    shape_of,
+    words,
+)
+from ctrbox.errors import BudgetError, PlanError
+from ctrbox.files.atomic import written_aside
+
+
+class MemoryTable(Table):
+    """Trainable rows in memory, on all cores.
+
+    ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
+    ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.05). ``linear``: of the first-order weights; default: the same
+    ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
+    ``budget``     the most memory for rows and index, in bytes or as text ("512MB")
+    ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
+    ``counters``   ``admission``: how rows come and go (`Counters`, `Admission`); default: every key has a row
+    ``nonfinite``  gradients that are not finite: "refuse" the push, or "skip" their keys and count them
+    """
+
+    def __init__(
+        self,
+        dim: int = 16,
+        *,
+        optimizer: Optimizer | None = None,
+        linear: Optimizer | None = None,
+        init: float = 0.01,
+        seed: int = 0,
+        budget: int | str = "8GB",
+        threads: int | None = None,
+        counters: Counters | None = None,
+        admission: Admission | None = None,
+        nonfinite: str = "refuse",
+    ) -> None:
+        self._settle(dim, optimizer, linear, init, seed, threads, counters, admission, nonfinite)
+        self.budget = checked_bytes("budget", budget)
+        self._native = self._empty(self._row)
+
+    # ---- the contract ----
+
+    def open(self, row: Row) -> None:
+        """Take the shape that a model reads; a table that has rows of another shape refuses."""
+        check_row(row)
+        if row != self._row:
+            if len(self):
+                raise PlanError(
+                    f"this table holds {len(self):,} rows of {words(self._row)}, the model reads {words(row)}; "
+                    "give it a table of its own"
+                )
+            self._native = self._empty(row)
+            self._row = row
+        self._opened = True
+
+    def prefetch(self, keys: Keys) -> None:
+        """Create the rows of these keys and remember where they are for the pull of the same keys."""
+        wanted = checked_keys(keys)
+        with self._calling(len(wanted)):
+            self._changing.prefetch(wanted)
+
+    def pull(self, keys: Keys, *, create: bool = True) -> Floats:
+        """Return the rows (n, width). Their memory is reused once the array is dropped."""
+        wanted = checked_keys(keys)
+        with self._calling(len(wanted)):
+            rows: Floats = self._changing.pull(wanted, create)  # type: ignore[assignment]
+        return rows
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all rows and optimizer states to one file with a checksum; the file appears whole or not at all."""
+        with written_aside(Path(path)) as aside:
+            self._changing.save(str(aside))
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Replace the contents with those that ``save`` wrote. For a moment both the old and the new rows are in memory.
+
+        Optimizer settings given to this table are kept; otherwise those of the saved table apply.
+        """
+        found = describe(path)
+        self._take_optimizers(found)
+        row = self._row if self._opened or len(self) else Row(found[0], found[1])
+        same_shape(path, found, self._shape(row))
+        self._native = self._read(path)
+        self._row = Row(found[0], found[1])
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        budget: int | str = "8GB",
+        threads: int | None = None,
+        nonfinite: str = "refuse",
+        optimizer: Optimizer | None = None,
+        linear: Optimizer | None = None,
+    ) -> MemoryTable:
+        """Load a table that ``save`` wrote, with the shape and seed of the file.
+
+        ``optimizer``, ``linear``: other settings than the file's, such as another learning rate, for optimizers of the same kind.
+        """
+        found = describe(path)
+        dim, first_order, weight, vector, init, seed, life = found
+        table = cls(
+            dim,
+            optimizer=optimizer_of(vector) if optimizer is None else optimizer,
+            linear=(optimizer_of(weight) if optimizer is None else optimizer) if linear is None else linear,
+            init=init,
+            seed=seed,
+            budget=budget,
+            threads=threads,
+            counters=counters_of(life),
+            admission=admission_of(life),
+            nonfinite=nonfinite,
+        )
+        table.open(Row(dim, first_order))
+        same_shape(path, found, table._shape(table._row))
+        table._native = table._read(path)
+        return table
+
+    def __len__(self) -> int:
+        return 0 if self._native is None else self._native.size
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._native is None else self._native.bytes
+
+    # ---- beyond the contract ----
+
+    def like(self, row: Row) -> MemoryTable:
+        """Return an empty table with the settings of this one, opened for another row shape, with a budget of its own."""
+        table = MemoryTable(
+            row.dim,
+            optimizer=self.optimizer,
+            linear=self.linear,
+            init=self.init,
+            seed=self.seed,
+            budget=self.budget,
+            threads=self.threads,
+            counters=self.counters,
+            admission=self.admission,
+            nonfinite=self.nonfinite,
+        )
+        table.open(row)
+        return table
+
+    def export(self) -> tuple[Keys, Floats, Floats]:
+        """Return copies of the keys in ascending order, their rows (n, width) and their optimizer states (n, states).
+
+        States of a table that counts end with shows, clicks and the period of the last push.
+        """
+        keys, values, states = self._changing.export()
+        order = np.argsort(keys)
+        return keys[order], values[order], states[order]
+
+    @property
+    def skipped(self) -> int:
+        """Number of keys that were skipped because their gradients were not finite, with ``nonfinite="skip"``."""
+        return self._changing.skipped
+
+    @property
+    def not_admitted(self) -> int:
+        """Number of gradients that were dropped because their keys were not admitted yet."""
+        return self._changing.not_admitted
+
+    def __repr__(self) -> str:
+        return (
+            f"MemoryTable({words(self._row)}, {self.optimizer}, {len(self):,} keys, "
+            f"{self.nbytes:,} of {self.budget:,} bytes)"
+        )
+
+    # ---- inside ----
+
+    def _shape(self, row: Row) -> tuple:
+        return shape_of(row, self.linear, self.optimizer, self.init, self.seed, self._life)
+
+    @property
+    def _changing(self) -> _native.MemoryTable:
+        if self._native is None:
+            raise PlanError("a table of dim=0 has only first-order weights: open(Row(0, linear=True)) before using it")
+        return self._native
+
+    _reading = _changing
+
+    @contextlib.contextmanager
+    def _calling(self, keys: int = 0) -> Iterator[None]:
+        try:
+            yield
+        except MemoryError as error:
+            cause = "" if isinstance(error, _native.TableFull) else "; the machine has no more memory"
+            raise BudgetError(
+                f"the table holds {len(self):,} keys in {self.nbytes:,} bytes and has no room for all of {keys:,} keys "
+                f"within its budget of {self.budget:,} bytes{cause}; raise budget=, lower dim= or take RowwiseAdagrad, "
+                "whose states are smaller"
+            ) from error
+
+    def _empty(self, row: Row) -> _native.MemoryTable | None:
+        if row.width == 0:
+            return None
+        with self._calling():
+            return _native.MemoryTable(self._shape(row), self.budget, self.threads or 0)
+
+    def _read(self, path: str | os.PathLike[str]) -> _native.MemoryTable:
+        with reading(path):
+            try:
+                found = _native.MemoryTable.load(os.fspath(path), self.budget, self.threads or 0)
+            except MemoryError as error:
+                size = Path(path).stat().st_size
+                raise BudgetError(
+                    f"{path} ({size:,} bytes) does not fit the budget of {self.budget:,} bytes; raise budget="
+                ) from error
+        dim, first_order, *_ = describe(path)
+        self._set_native(found, Row(dim, first_order))
+        return found
+
+    def clear(self) -> None:
+        """Remove all rows; keep the shape, optimizers and seed. Saved copies, for example in run folders, are not affected."""
+        self._native = self._empty(self._row)
+
+    def _change_optimizers(self, same_kinds: bool) -> None:
+        if self._native is not None and same_kinds:
+            self._set_native(self._native, self._row)
+        else:
+            self._native = self._empty(self._row)
+
+    def _set_native(self, table: _native.MemoryTable, row: Row) -> None:
+        table.set_optimizers(self._shape(row))

@@ -1,0 +1,158 @@
+"""The folder of a Sparse Table: whose it is, what it holds, and how its files are made, linked and kept over a power cut."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctrbox import _native
+from ctrbox.embed.table import shape_from
+from ctrbox.errors import PlanError, SourceError
+
+SEGMENTS = re.compile(r"segments(-\d+)?")
+OWN = re.compile(r"LOCK|(MANIFEST|COMPACTION_ERRORS)(\.aside)?|segments(-\d+)?|\.ahead-.*")  # names in a table's folder
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """The same folder whatever the working folder is later."""
+    if not os.fspath(path) or "\0" in str(path):
+        raise PlanError(f"a table needs the path of a folder, got {path!r}")
+    place = Path(path).absolute()
+    try:
+        os.fspath(place).encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"the path {os.fspath(place)!r} is not UTF-8; rename it, or name another") from None
+    return place
+
+
+def locked(path: Path, shared: bool) -> int:
+    """A folder that this process alone has open; ``shared``: with others that only read."""
+    try:
+        if not shared:
+            made(path)
+            if not (path / "MANIFEST").exists():
+                if (path / "TABLES").exists():
+                    raise SourceError(f"{path} {several(path)}")
+                strange = sorted(p.name for p in path.iterdir() if not OWN.fullmatch(p.name))
+                if strange:
+                    raise SourceError(
+                        f"{path} holds {strange[0]!r} and no table; a table needs a folder of its own, which may be new"
+                    )
+        lock = os.open(path / "LOCK", os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
+    except FileNotFoundError as error:
+        if shared and path.is_dir():
+            return -1  # a saved table that nobody has opened to write
+        raise SourceError(f"cannot open the table in {path}: {error.strerror}") from error
+    except OSError as error:
+        raise SourceError(f"cannot keep a table in {path}: {error.strerror or error}") from error
+    return flocked(lock, path, shared)
+
+
+def flocked(lock: int, path: Path, shared: bool = False) -> int:
+    """The open LOCK of a folder, held; refused where somebody else holds it."""
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise SourceError(
+            f"the table in {path} is open already, in this process or another; close it there first"
+        ) from error
+    return lock
+
+
+def described(path: Path) -> tuple[Any, ...]:
+    """The shape of the table that a folder holds."""
+    if not (path / "MANIFEST").is_file():
+        if (path / "TABLES").exists():
+            raise SourceError(f"{path} {several(path)}")
+        if path.is_file():
+            raise SourceError(f"{path} is a file, expected the folder of a Sparse Table; MemoryTable.load reads files")
+        raise SourceError(f"{path} holds no table: it has no MANIFEST")
+    try:
+        return shape_from(_native.SparseTable.saved_shape(os.fspath(path)))
+    except _native.DamagedFile as error:
+        raise SourceError(f"cannot read {path / 'MANIFEST'}: {error}; take another saved one") from error
+    except OSError as error:
+        raise SourceError(f"cannot read {path / 'MANIFEST'}: {error.strerror or error}") from error
+
+
+def several(path: Path) -> str:
+    parts = ", ".join(str(p) for p in sorted(path.glob("checkpoint-*/dim-*")))
+    return f"holds tables of several dims (cb.SparseTables); as of its last checkpoint they are {parts}"
+
+
+def saved_part(folder: Path, dim: int) -> Path:
+    """The table of one dim in a folder of several, as of its last checkpoint."""
+    from ctrbox.embed.ssd.dims import saved_in  # which is made of these tables
+
+    found = saved_in(folder)
+    if dim not in found:
+        raise PlanError(f"{folder} holds tables of dims {', '.join(map(str, found))}, not {dim}")
+    return found[dim]
+
+
+def segments_of(path: Path, generation: int) -> Path:
+    return path / (f"segments-{generation}" if generation else "segments")
+
+
+def made(path: Path) -> None:
+    """A folder whose name, and those of the folders above it, outlive a power cut."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        synced(made.parent)
+
+
+def synced(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        synced(target)
+
+
+def warn_of_memory(ram: int) -> None:
+    """Warn about a budget beyond the memory of the machine, which is opened nevertheless."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if ram > machine:
+        warnings.warn(
+            f"ram={ram:,} bytes is more than the {machine:,} bytes of memory that this machine has; the table takes memory as "
+            "rows come, and the system may end the process when there is no more",
+            stacklevel=3,
+        )
+
+
+def joined(parts: list[np.ndarray], order: np.ndarray) -> np.ndarray:
+    """Return the rows of all parts in this order; the parts are emptied on the way, so that rows are held twice at most."""
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    out = np.empty((len(order), *parts[0].shape[1:]), parts[0].dtype)
+    end = len(order)
+    while parts:
+        part = parts.pop()
+        out[rank[end - len(part) : end]] = part
+        end -= len(part)
+    return out
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -1,0 +1,1 @@
+"""Vector files, and the embedders and searches that read them."""

@@ -1,0 +1,201 @@
+"""Rows of a published version, to look up and not to learn.
+
+PublishedTable     of a table: a key that was never learned has its initial row, which seed and key decide
+PublishedVectors   of a Model Server: what its sub-model gave for every object it had, and the sub-model for objects it had not
+
+Threads: any number may look up; the sub-model runs in one at a time. Refused: a key twice, rows and keys of different counts,
+objects of another width, numbers that are not finite, tokens beyond the vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ctrbox import _native
+from ctrbox.embed.embedder import Floats, Keys, Row
+from ctrbox.embed.memory.table import MemoryTable
+from ctrbox.embed.table import checked_init, checked_keys, whole, words
+from ctrbox.errors import DataError, PlanError
+
+NOBODY = np.empty(0, np.int64)
+KEPT, KEPT_BYTES = 65_536, 64 << 20  # objects embedded on request that a version remembers, at most; and their bytes
+
+
+class PublishedTable:
+    """Keys in any order and their rows (n, ``row.width``); an embedder without push."""
+
+    def __init__(self, keys: Keys, rows: Floats, row: Row, *, init: float = 0.0, seed: int = 0) -> None:
+        keys = checked_keys(keys)
+        if rows.shape != (len(keys), row.width) or rows.dtype != np.float32:
+            raise DataError(f"{len(keys):,} keys have rows of {rows.shape} {rows.dtype}, expected {words(row)} each")
+        self._rows, self._row = _native.PublishedRows(keys, np.ascontiguousarray(rows)), row
+        if (twice := self._rows.twice) is not None:
+            raise DataError(f"a published table has key {twice} twice")
+        self._initial = MemoryTable(row.dim, init=checked_init(init), seed=whole("seed", seed, 0, 2**64 - 1))
+        self._initial.open(row)
+        self._alone = threading.Lock()
+
+    def found(self, keys: Keys) -> tuple[Floats, npt.NDArray[np.int64]]:
+        """Rows of keys, as a copy, and which of the keys have none: theirs are 0."""
+        return self._rows.find(keys)
+
+    def pull(self, keys: Keys, *, create: bool = False) -> Floats:
+        return self.pull_told(checked_keys(keys))[0]
+
+    def pull_told(self, keys: Keys) -> tuple[Floats, npt.NDArray[np.int64]]:
+        """Return the rows of keys, and the places of the keys that were never learned: theirs are the initial rows."""
+        rows, lost = self.found(keys)
+        if len(lost):
+            rows[lost] = self._absent(keys[lost])
+        return rows, lost
+
+    def _absent(self, keys: Keys) -> Floats:
+        with self._alone:
+            return np.array(self._initial.pull(keys, create=False))
+
+    # ---- the rest of the contract
+
+    @property
+    def dim(self) -> int:
+        return self._row.dim
+
+    @property
+    def row(self) -> Row:
+        return self._row
+
+    def open(self, row: Row) -> None:
+        if row != self._row:
+            raise PlanError(f"this published table holds rows of {words(self._row)}, the model reads {words(row)}")
+
+    def prefetch(self, keys: Keys) -> None:
+        """All rows are in memory."""
+
+    def push(self, keys: Keys, gradients: Floats) -> None:
+        raise PlanError("a published table is looked up and does not learn")
+
+    def save(self, path: str | os.PathLike[str] | Path) -> None:
+        raise PlanError("a published table lies in its version's file and is not saved again")
+
+    def restore(self, path: str | os.PathLike[str] | Path) -> None:
+        raise PlanError("a published table comes from its version's file")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
+
+
+class PublishedVectors(PublishedTable):
+    """``submodel``: None where it is none that weights alone bring back; then only what was published has vectors.
+
+    ``width``: numbers of an object. ``vocabulary``: of token lists, 0 where objects are floats.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        vectors: Floats,
+        submodel: nn.Module | None,
+        *,
+        width: int,
+        vocabulary: int = 0,
+        kept: int = KEPT,
+    ) -> None:
+        super().__init__(keys, vectors, Row(vectors.shape[1] if vectors.ndim == 2 else 0))
+        self.submodel = None if submodel is None else submodel.eval().requires_grad_(False)
+        self.width, self.vocabulary = width, vocabulary
+        self.kept = max(1, min(kept, KEPT_BYTES // (192 + 4 * self.dim)))  # 192: key, digest, headers
+        self._seen: OrderedDict[int, tuple[bytes, Floats]] = OrderedDict()
+        self._seen_lock = threading.Lock()
+        self.changes = 0  # of what was seen: a look-up with keys that were not published is good until the next
+
+    def checked(self, rows: npt.ArrayLike, what: str = "an object") -> npt.NDArray[np.generic]:
+        """Objects as the sub-model takes them, (n, width): float32, or tokens as int32."""
+        if self.submodel is None:
+            raise DataError(f"{what}: the sub-model of this version is none of ours, so it cannot be run here")
+        text = self.vocabulary > 0
+        given = np.asarray(rows)
+        if given.ndim != 2 or given.shape[1] != self.width:
+            met = given.shape[1] if given.ndim == 2 else f"shape {given.shape}"
+            raise DataError(f"{what} has {met} numbers; expected {self.width}")
+        if text and (
+            given.dtype.kind not in "iu" or given.min(initial=0) < 0 or given.max(initial=0) > self.vocabulary
+        ):
+            raise DataError(f"{what} must hold tokens, whole numbers from 0 to {self.vocabulary:,}")
+        with np.errstate(over="ignore"):
+            made = given.astype(np.int32 if text else np.float32)
+        if not text and not np.isfinite(made).all():
+            raise DataError(f"{what} holds a number that is not finite as float32")
+        return made
+
+    def embed(self, keys: Keys, rows: npt.NDArray[np.generic]) -> tuple[dict[int, Floats], int]:
+        """Vectors of the objects among these that were not published, and for how many the sub-model ran.
+
+        What was computed is remembered by key and content.
+        """
+        fresh = [k for k in self.found(keys)[1].tolist() if keys[k] != 0]
+        digests = {k: hashlib.blake2b(rows[k].tobytes(), digest_size=16).digest() for k in fresh}
+        found: dict[int, Floats] = {}
+        with self._seen_lock:
+            for k in fresh:
+                known = self._seen.get(int(keys[k]))
+                if known is not None and known[0] == digests[k]:
+                    self._seen.move_to_end(int(keys[k]))
+                    found[int(keys[k])] = known[1]
+        todo = [k for k in fresh if int(keys[k]) not in found]
+        if not todo:
+            return found, 0
+        assert self.submodel is not None
+        with self._alone, torch.inference_mode():
+            vectors = self.submodel(torch.from_numpy(rows[todo])).numpy()
+        if not np.isfinite(vectors).all():
+            raise DataError("the sub-model's vector of an object is not finite: are its numbers too large?")
+        with self._seen_lock:
+            self.changes += 1
+            for k, vector in zip(todo, vectors, strict=True):
+                found[int(keys[k])] = vector.copy()
+                self._seen[int(keys[k])] = digests[k], found[int(keys[k])]
+                self._seen.move_to_end(int(keys[k]))
+            while len(self._seen) > self.kept:
+                self._seen.popitem(last=False)
+        return found, len(todo)
+
+    def look_up(self, keys: Keys, own: Mapping[int, Floats] | None = None) -> tuple[Floats, Keys, Keys]:
+        """Vectors; keys that have none anywhere, whose vectors are zero; and keys that were not published.
+
+        ``own``: vectors of objects that came with the request, which count before those that came with others.
+        """
+        found, lost = self.found(keys)
+        if not lost.size:
+            return found, NOBODY, NOBODY
+        without = []
+        with self._seen_lock:
+            for k in lost.tolist():
+                key = int(keys[k])
+                if own is not None and key in own:
+                    found[k] = own[key]
+                elif key in self._seen:
+                    self._seen.move_to_end(key)
+                    found[k] = self._seen[key][1]
+                elif key:
+                    without.append(key)
+        return found, np.array(without, np.int64), keys[lost]
+
+    def pull(self, keys: Keys, *, create: bool = False) -> Floats:
+        return self.look_up(checked_keys(keys))[0]
+
+    @property
+    def remembered(self) -> int:
+        return len(self._seen)

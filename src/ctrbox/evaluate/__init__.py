@@ -1,0 +1,1 @@
+"""Metrics, intervals, calibration, slices and verdicts: arrays go in, numbers come out."""

@@ -1,0 +1,1 @@
+"""The Deep FFM engine, its examples and its search (docs/deep_ffm.md)."""

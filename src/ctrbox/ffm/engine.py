@@ -1,0 +1,440 @@
+"""`DeepFFM`: logistic regression, a field-aware factorisation machine and a small network on both, on the CPU.
+
+    engine = cb.DeepFFM(plan.schema, k=4, bits=22, hidden=(24, 24))
+    engine.learn(plan.batches(65_536))       # one pass, one example at a time
+    engine.predict(batch)
+    engine.save("model.ffm"); cb.DeepFFM.load("model.ffm")
+
+    engine = cb.DeepFFM(plan.schema, context=["user", "hour"])
+    shared = engine.context(one_row)         # once per request
+    engine.score(shared, candidates)         # the bits of predict over whole rows
+
+docs/deep_ffm.md has the network, the layout of the weights and the files. The weights depend on settings and examples
+alone, bit by bit, on every processor; those learned in blocks also on where a batch ends. The number of threads never
+changes them. Refused: fields the model does not have, labels other than 0 and 1, numbers that are not finite, examples
+without a label to learn from, damaged files.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrbox import _native
+from ctrbox.columns.batch import Batch, Schema
+from ctrbox.engines.threads import whole
+from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError, nearest
+from ctrbox.ffm.examples import ExampleCache, ExampleText, names
+from ctrbox.ffm.progress import Progress
+from ctrbox.files.atomic import written_aside
+from ctrbox.publish.sources import ffm_of, ffm_weights
+from ctrbox.publish.weights import Weights, is_weights, read_weights
+
+BATCH_ROWS = 65_536  # of a plan's batches
+BLOCK = 2048  # examples that several threads learn at once
+MOST_THREADS = 32  # that can learn one model at once: a block has so many slices
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate of one part: w -= rate · g / (initial + Σ g²)^power_t. power_t = 0 is plain gradient descent."""
+
+    rate: float
+    power_t: float = 0.5
+    initial: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "power_t", "initial"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+                raise PlanError(f"{name} of a Rate must be a number, got {value!r}")
+
+
+LR, FFM, NN = Rate(0.02), Rate(0.12), Rate(0.05, initial=0.01)
+
+
+class DeepFFM:
+    """A click model that learns from a stream.
+
+    ``fields``    a plan's schema (its dense columns are fields with a value), the names, or an `ExampleCache`
+    ``context``   those of them that come once per request; they are put first
+    ``k``         floats of a latent vector; a feature has one for every field
+    ``hidden``    neurons of the network's layers; none: no network
+    ``bits``      2^bits weights each for lr and ffm; features beyond share places
+    ``lr``, ``ffm``, ``nn``   Adagrad of the three parts (`Rate`, or another rate as a number); None switches lr or ffm off
+    ``norm``      layer norm of the network's input
+    ``residual``  add lr and ffm to the network's output
+    ``ffm_init``  latent weights start uniform within ± ffm_init / sqrt(k)
+    """
+
+    def __init__(
+        self,
+        fields: Schema | Sequence[str] | ExampleCache,
+        *,
+        context: Sequence[str] = (),
+        k: int = 4,
+        hidden: Sequence[int] = (),
+        bits: int = 22,
+        lr: Rate | float | None = LR,
+        ffm: Rate | float | None = FFM,
+        nn: Rate | float = NN,
+        norm: bool = False,
+        residual: bool = True,
+        ffm_init: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        context = checked_context(context)
+        self.fields = context_first(field_names(fields), context)
+        whole("k", k, 1, 64), whole("bits", bits, 4, 36), whole("seed", seed, 0, 2**64 - 1)
+        if isinstance(hidden, int | str) or not isinstance(hidden, Iterable):
+            raise PlanError(f"hidden= must be the neurons of each layer, such as (24, 24), got {hidden!r}")
+        for neurons in hidden:
+            whole("a layer of hidden", neurons, 1, 1024)
+        given = _native.FfmSettings()
+        try:
+            given.context = len(context)
+            given.fields, given.k, given.bits, given.seed = len(self.fields), k, bits, seed
+            given.hidden = list(hidden)
+            given.norm, given.residual, given.ffm_init = bool(norm), bool(residual), float(ffm_init)
+            given.lr, given.ffm = lr is not None, ffm is not None
+            given.lr_rates, given.ffm_rates, given.nn_rates = (
+                _rates(n, r, d) for n, r, d in (("lr", lr, LR), ("ffm", ffm, FFM), ("nn", nn, NN))
+            )
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"a setting of DeepFFM is of the wrong type or out of range: {error}") from error
+        if wrong := given.wrong():
+            raise PlanError(f"DeepFFM: {wrong}")
+        check_memory(given)
+        self._native = _native.DeepFfm(given)
+        self.learned_from_text = False  # here, not before it was saved: keys of text are not those of a plan
+        self.learned = 0
+        self.progress = Progress()
+
+    # ---- learning and predicting ----
+
+    def learn(
+        self,
+        source: Any,
+        *,
+        threads: int | None = 1,
+        block: int | None = None,
+        sparse_updates: bool = True,
+        show: bool | Callable[[str], object] = False,
+    ) -> Progress:
+        """Learn from a batch, batches, a plan, an `ExampleCache` or `ExampleText`, in order, each example once.
+
+        ``threads``  number of threads, 1 to 256, of which 32 are used at most; None: all cores that this process may use.
+                     The number of threads never changes the weights of a given ``block``.
+        ``block``    number of examples, 1 to 4,096, whose gradients are computed with the same weights. 1 learns one
+                     example after the other on one thread. Default: 1 with ``threads=1``, else 2,048. Blocks end where a
+                     batch ends, and the first blocks of a model are smaller.
+        ``sparse_updates``  skip what cannot change a weight; False computes all of it and gives the same weights
+        ``show``     print a running table to stderr, or give its lines to a function
+
+        Returns ``progress``, which goes on over calls.
+        """
+        if block is None:
+            block = 1 if threads == 1 else BLOCK
+        threads = _threads(threads, 1 if whole("block", block, 1, 4096) == 1 else MOST_THREADS)
+        self._can_learn()
+        if show:
+            self.progress.show = show if callable(show) else lambda line: print(line, file=sys.stderr)
+        source = self._read_for(source)
+        counted: Future[None] | None = None
+        with ThreadPoolExecutor(1) as aside:
+            for examples in self._examples(source):
+                if examples.unlabelled:
+                    raise DataError(
+                        f"{examples.unlabelled:,} of {examples.rows:,} examples have no label to learn from"
+                    )
+                self.learned_from_text |= isinstance(source, ExampleCache | ExampleText)
+                predictions, broken = self._native.learn(examples, threads, sparse_updates, block, self.learned)
+                if broken >= 0:
+                    raise TrainError(
+                        f"the model's output for example {self.learned + broken:,} is not finite: a value of a feature or "
+                        "a rate is too large. The weights may be unusable: load the last saved model"
+                    )
+                self.learned += examples.rows
+                if threads == 1:
+                    self.progress.add(examples.labels, predictions, examples.weights)
+                    continue
+                # Meanwhile the next batch is learned: on sixteen cores these figures would take a fifth of the time.
+                if counted:
+                    counted.result()
+                counted = aside.submit(self.progress.add, examples.labels, predictions, examples.weights)
+            if counted:
+                counted.result()
+        if isinstance(source, ExampleText) and source.bad:
+            print(source.complaint(), file=sys.stderr)
+        return self.progress
+
+    def predict(self, source: Any, *, threads: int | None = 1) -> npt.NDArray[np.float32]:
+        """Return click probabilities, in the order of the examples; labels are not needed.
+
+        ``threads``: 1 to 256; None: all cores that this process may use. The result is the same.
+        """
+        threads = _threads(threads, 256)
+        found: list[npt.NDArray[np.float32]] = []
+        before = 0
+        for predictions, broken in self._predicted(self._examples(self._read_for(source)), threads):
+            if broken >= 0:
+                raise DataError(
+                    f"the model's output for example {before + broken:,} is not finite: is a value too large?"
+                )
+            before += len(predictions)
+            found.append(predictions)
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate(found) if found else np.zeros(0, np.float32)
+
+    def _predicted(
+        self, parts: Iterator[_native.Examples], threads: int
+    ) -> Iterator[tuple[npt.NDArray[np.float32], int]]:
+        """Yield the predictions of each part. Two parts are under way at once, so that no thread waits for the last
+        examples of a part, nor for Python between two parts."""
+        ahead = list(islice(parts, 2))
+        if threads == 1 or len(ahead) < 2:
+            for examples in chain(ahead, parts):
+                yield self._native.predict(examples, threads)
+            return
+        under_way: deque[Future[tuple[npt.NDArray[np.float32], int]]] = deque()
+        with ThreadPoolExecutor(2) as callers:  # the two callers are two of the threads
+            for examples in chain(ahead, parts):
+                if len(under_way) == 2:
+                    yield under_way.popleft().result()
+                under_way.append(callers.submit(self._native.predict, examples, threads - 1))
+            while under_way:
+                yield under_way.popleft().result()
+
+    @property
+    def context_fields(self) -> list[str]:
+        """The fields that come once per request."""
+        return self.fields[: self._native.settings.context]
+
+    def context(self, source: Any) -> _native.FfmContext:
+        """Compute what the candidates of one request share, from one row with the context's fields.
+
+        ``source`` is a batch or examples. The result holds for the weights as they are: not after `learn`.
+        """
+        try:
+            return self._native.context(self._part(source, self.context_fields))
+        except ValueError as error:
+            raise DataError(f"the context: {error}") from error
+
+    def score(self, context: _native.FfmContext, candidates: Any) -> npt.NDArray[np.float32]:
+        """Return the click probabilities of candidates, which have the fields that the context lacks.
+
+        The probabilities have the same bits as those of `predict` for whole rows.
+        """
+        if not isinstance(context, _native.FfmContext):
+            raise PlanError(f"score needs what `context` of this model gave, got {type(context).__name__}")
+        try:
+            predictions, broken = self._native.score(
+                context, self._part(candidates, self.fields[self._native.settings.context :])
+            )
+        except ValueError as error:
+            raise DataError(f"candidates: {error}") from error
+        if broken >= 0:
+            raise DataError(f"the model's output for candidate {broken:,} is not finite: is a value too large?")
+        return predictions
+
+    # ---- files ----
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write weights, accumulators and settings to one file; the file appears whole or not at all."""
+        self._can_learn()
+        with written_aside(Path(path)) as aside:
+            self._native.save(str(aside), self.fields, self.learned)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, learns: bool = True) -> Self:
+        """Load the model that ``save`` wrote; it predicts and continues to learn with the same bits.
+
+        Or a published weight file: its accumulators start anew, or take no memory where it only predicts (``learns=False``).
+        """
+        try:
+            found, fields, learned = (
+                ffm_of(read_weights(path), str(path), learns) if is_weights(path) else _native.DeepFfm.load(str(path))
+            )
+        except _native.DamagedFile as error:
+            raise SourceError(f"cannot read {path}: {error}") from error
+        except OSError as error:
+            raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+        self = cls.__new__(cls)
+        self.fields, self.learned, self.progress = fields, learned, Progress()
+        self._native, self.learned_from_text = found, False
+        return self
+
+    def published(self) -> Weights:
+        """Return the weights without accumulators, for `cb.publish`."""
+        return ffm_weights(self._native, self.fields, self.learned)
+
+    @property
+    def simd(self) -> str:
+        """The instruction set in use; CTRBOX_SIMD in the environment asks for another. All give the same bits."""
+        return self._native.simd
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the weights and accumulators in bytes."""
+        return self._native.bytes
+
+    def __repr__(self) -> str:
+        s = self._native.settings
+        parts = [
+            f"{s.fields} fields",
+            "lr" * s.lr,
+            f"ffm k={s.k}" * s.ffm,
+            f"hidden={tuple(s.hidden)}" * bool(s.hidden),
+        ]
+        return f"DeepFFM({', '.join(p for p in parts if p)}, bits={s.bits}, learned={self.learned:,})"
+
+    def _can_learn(self) -> None:
+        if not self._native.learns:
+            raise PlanError("this model only predicts: it was loaded with learns=False and has no accumulators")
+
+    # ---- from sources to examples of this model's fields ----
+
+    def examples(self, batch: Batch) -> _native.Examples:
+        """Convert a batch to the examples that this model learns from.
+
+        Raises DataError, which names the row, if a row cannot be converted.
+        """
+        return self._of_batch(batch)
+
+    def _part(self, source: Any, fields: list[str]) -> _native.Examples:
+        if isinstance(source, _native.Examples):
+            return source
+        if isinstance(source, Batch):
+            return self._of_batch(source, fields)
+        raise PlanError(f"cannot score {type(source).__name__}; expected a Batch or Examples")
+
+    def _read_for(self, source: Any) -> Any:
+        return source.over(self.fields) if isinstance(source, ExampleText) and source.fields != self.fields else source
+
+    def _examples(self, source: Any) -> Iterator[_native.Examples]:
+        if isinstance(source, _native.Examples):
+            yield source
+        elif isinstance(source, Batch):
+            yield self._of_batch(source)
+        elif isinstance(source, ExampleCache):
+            for examples, known in source.blocks():
+                yield self._renumbered(examples, known, str(source.path))
+        elif isinstance(source, ExampleText):
+            for examples in source:
+                yield self._renumbered(examples, source.fields, source.name)
+        elif hasattr(source, "batches"):
+            for batch in source.batches(BATCH_ROWS):
+                yield self._of_batch(batch)
+        elif isinstance(source, Iterable) and not isinstance(source, str | bytes | dict):
+            for part in source:
+                yield from self._examples(part)
+        else:
+            raise PlanError(
+                f"cannot learn from or predict {type(source).__name__}; expected a Batch, batches, a plan, an ExampleCache "
+                "or ExampleText"
+            )
+
+    def _renumbered(self, examples: _native.Examples, known: list[str], where: str) -> _native.Examples:
+        if known == self.fields[: len(known)]:
+            return examples
+        at = {name: n for n, name in enumerate(self.fields)}
+        for name in known:
+            if name not in at:
+                raise DataError(f"{where} has field {name!r}, which this model has not{nearest(name, self.fields)}")
+        return examples.renumbered([at[name] for name in known])
+
+    def _of_batch(self, batch: Batch, fields: list[str] | None = None) -> _native.Examples:
+        batch = batch.cpu()
+        fields = self.fields if fields is None else fields
+        columns = {name: c for c, name in enumerate(batch.schema.dense_names)}
+        for name in fields:
+            if name not in batch.sparse and name not in columns:
+                raise PlanError(f"field {name!r} is not in this batch{nearest(name, [*batch.sparse, *columns])}")
+        keyed = [name for name in fields if name in batch.sparse]
+        valued = [name for name in fields if name not in batch.sparse]
+        chosen = [columns[name] for name in valued]
+        dense = batch.dense if chosen == list(range(batch.dense.shape[1])) else batch.dense[:, chosen]
+        try:
+            examples = _native.Examples.from_batch(
+                [(batch.sparse[name].values, batch.sparse[name].offsets) for name in keyed],
+                np.ascontiguousarray(dense, np.float32),
+                [_native.salt(name.encode()) for name in [*keyed, *valued]],
+                _floats(batch.label),
+                _floats(batch.weight),
+            )
+        except ValueError as error:
+            raise DataError(f"batch, {error}") from error
+        order = [*keyed, *valued]
+        return examples if order == self.fields else self._renumbered(examples, order, "the batch")
+
+
+def field_names(fields: Schema | Sequence[str] | ExampleCache) -> list[str]:
+    if isinstance(fields, Schema):
+        return names([*(f.name for f in fields.sparse), *fields.dense_names])
+    return names(fields.fields if isinstance(fields, ExampleCache) else fields)
+
+
+def checked_context(given: Sequence[str]) -> list[str]:
+    if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
+        raise PlanError(f"context= takes field names in a list, got {given!r}")
+    return names(list(given)) if len(given) else []
+
+
+def context_first(fields: list[str], context: Sequence[str]) -> list[str]:
+    if not context:
+        return fields
+    for name in names(context):
+        if name not in fields:
+            raise PlanError(f"context= names {name!r}, which is no field{nearest(name, fields)}")
+    return [*context, *(name for name in fields if name not in context)]
+
+
+def memory_here() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_memory(settings: _native.FfmSettings) -> None:
+    needed = (8 * settings.lr + 8 * settings.ffm) << settings.bits
+    memory = memory_here()
+    if needed > memory:
+        raise BudgetError(
+            f"bits={settings.bits} needs {needed:,} bytes for weights and accumulators, this machine has {memory:,}; "
+            f"try bits={settings.bits - ((needed - 1) // memory).bit_length()}"
+        )
+
+
+def _rates(name: str, given: Any, usual: Rate) -> _native.BlockRates:
+    if isinstance(given, bool) or not isinstance(given, Rate | int | float | np.integer | np.floating | None):
+        raise PlanError(f"{name}= must be a number, a cb.Rate or None, got {given!r}")
+    rate = given if isinstance(given, Rate) else usual if given is None else replace(usual, rate=float(given))
+    return _native.BlockRates(float(rate.rate), float(rate.power_t), float(rate.initial))
+
+
+def _threads(given: int | None, most: int) -> int:
+    """Return the number of threads to use; warn where not all of those asked for can help."""
+    if given is not None and whole("threads", given, 1, 256) == 1:
+        return 1
+    cores = _native.usable_cores()
+    if given is None:
+        return min(cores, most)
+    if given > min(cores, most):
+        why = f"this process may use {cores} cores" if cores <= most else f"at most {most} can work at once here"
+        warnings.warn(f"threads={given}: {why}; more threads change no result and are not faster", stacklevel=3)
+    return min(given, most)
+
+
+def _floats(column: np.ndarray | None) -> npt.NDArray[np.float32]:
+    return np.zeros(0, np.float32) if column is None else np.ascontiguousarray(column, np.float32)

@@ -1,0 +1,379 @@
+"""Examples for Deep FFM: from text, or parsed once into a compact file.
+
+    cache = cb.ExampleCache.parse("train.vw.gz", "train.ctrx")        # Vowpal Wabbit's text; libffm's with format="libffm"
+    cb.DeepFFM(cache, k=4).learn(cache)
+
+``native/core/ffm/text.h`` says how lines are read, ``example_cache.h`` what the file holds. A bad line is counted and left
+out; ``strict=True`` stops at the first. Sources end in ``.gz`` or ``.zst`` where compressed; ``"-"`` is stdin.
+
+Text and caches are read once per epoch. A file that changed since it was first opened is an error (`files.version`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from ctrbox import _native
+from ctrbox.errors import DataError, PlanError, SourceError, nearest
+from ctrbox.files.atomic import written_aside
+from ctrbox.files.version import FileVersion, settle
+
+Format = Literal["vw", "libffm"]
+FORMATS = ("vw", "libffm")
+
+READ = 4 << 20  # bytes of text parsed at once
+LONGEST = 16 << 20  # bytes of a line
+BLOCK_ROWS = 32_768  # examples of a block in a file, at least
+MOST_UNPACKERS = 2  # threads that unpack blocks: reading and unpacking take about as long (docs/tried.md 25)
+
+
+class ExampleText:
+    """Examples parsed from lines of text.
+
+    Each iteration reads the text again; stdin and open files can be read once.
+
+    ``fields``   names of namespaces; a line with another one is bad. None: as they are met
+    ``ignore``   namespaces to leave out
+    ``interactions``   fields made of several: ("user", "ad") gives field "user*ad", a feature for each pair; needs ``fields``
+    ``strict``   stop at the first bad line
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        format: Format = "vw",
+        fields: Sequence[str] | None = None,
+        ignore: Sequence[str] = (),
+        interactions: Sequence[Sequence[str]] = (),
+        strict: bool = False,
+    ) -> None:
+        if format not in FORMATS:
+            raise PlanError(
+                f"format= must be one of {', '.join(FORMATS)}, got {format!r}{nearest(str(format), FORMATS)}"
+            )
+        self.source, self.format, self.strict = source, format, strict
+        self.given = None if fields is None else names(fields)
+        if isinstance(ignore, str) or not isinstance(ignore, Iterable):
+            raise PlanError(f"ignore= takes field names in a list, got {ignore!r}")
+        self.ignore = [str(name) for name in dict.fromkeys(ignore)]
+        if both := [name for name in self.ignore if name in (self.given or [])]:
+            raise PlanError(f"{both[0]!r} is in fields= and in ignore=")
+        self.interactions = checked_interactions(interactions)
+        self._crossed = crossings(self.given, self.interactions)
+        self._parser = self._fresh()
+        self._version = version_of(source)
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.source, str | os.PathLike):
+            return "stdin" if self.source == "-" else os.fspath(self.source)
+        return str(getattr(self.source, "name", "the stream"))
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields that were given, otherwise those met so far."""
+        if self.given is None:
+            return list(self._parser.fields)
+        return [*self.given, *map(crossed_name, self.interactions)]
+
+    @property
+    def lines(self) -> int:
+        return self._parser.lines
+
+    @property
+    def bad(self) -> int:
+        return self._parser.bad
+
+    @property
+    def first_bad(self) -> list[tuple[int, str]]:
+        """Line number and error of each of the first ten bad lines."""
+        return [(line, self._with_nearest(why)) for line, why in self._parser.first_bad]
+
+    def over(self, fields: Sequence[str]) -> ExampleText:
+        """Return the same text, to be read for these fields, without interactions of its own."""
+        crossed = list(map(crossed_name, self.interactions))
+        text = ExampleText(
+            self.source,
+            format=self.format,
+            fields=[name for name in fields if name not in crossed],
+            ignore=self.ignore,
+            interactions=self.interactions,
+            strict=self.strict,
+        )
+        text._version = self._version
+        return text
+
+    def __iter__(self) -> Iterator[_native.Examples]:
+        self._parser = parser = self._fresh()
+        with opened(self.source, self._version) as stream:
+            for text in whole_lines(stream, self.name):
+                if parser.feed(text) and self.strict:
+                    line, why = self.first_bad[0]
+                    raise DataError(f"{self.name}, line {line:,}: {why}")
+                if parser.rows >= BLOCK_ROWS:
+                    yield self._with_interactions(parser.take())
+        if parser.rows:
+            yield self._with_interactions(parser.take())
+
+    def _with_interactions(self, examples: _native.Examples) -> _native.Examples:
+        if not self._crossed:
+            return examples
+        try:
+            return examples.crossed(self._crossed)
+        except ValueError as error:
+            raise DataError(f"{self.name}: of this part's {examples.rows:,} lines, {error}") from error
+
+    def complaint(self) -> str:
+        """Return a message about the lines that were left out; "" if there were none."""
+        if not self.bad:
+            return ""
+        named = "; ".join(f"line {line:,}: {why}" for line, why in self.first_bad)
+        return f"{self.name}: {self.bad:,} of {self.lines:,} lines left out: {named}"
+
+    def _with_nearest(self, why: str) -> str:
+        unknown = re.fullmatch(r"namespace '(.*)' is none of the fields", why)
+        return why + nearest(unknown[1], self.fields) if unknown else why
+
+    def _fresh(self) -> _native.ExampleParser:
+        return _native.ExampleParser(self.format == "libffm", self.given or [], self.ignore)
+
+
+class ExampleCache:
+    """A file of parsed examples. A damaged block is refused before a model learns from it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._fields: list[str] | None = None
+        self._totals = (0, 0, 0, 0)
+        with self._reading():
+            self._version = FileVersion(pafs.LocalFileSystem(), str(self.path))
+            settle([self._version])
+            _native.ExampleReader(str(self.path))
+
+    @staticmethod
+    def parse(
+        source: str | os.PathLike[str] | BinaryIO,
+        path: str | os.PathLike[str],
+        *,
+        format: Format = "vw",
+        fields: Sequence[str] | None = None,
+        ignore: Sequence[str] = (),
+        interactions: Sequence[Sequence[str]] = (),
+        strict: bool = False,
+    ) -> ExampleCache:
+        """Read text once and write the file; the arguments are those of `ExampleText`.
+
+        Bad lines are told on stderr. Text without one good line is refused, and then nothing is written.
+        """
+        text = ExampleText(
+            source, format=format, fields=fields, ignore=ignore, interactions=interactions, strict=strict
+        )
+        with written_aside(Path(path)) as aside:
+            writer = _native.ExampleWriter(str(aside))
+            rows = 0
+            for examples in text:
+                writer.put(examples, text.fields)
+                rows += examples.rows
+            if not rows:
+                raise DataError(text.complaint() or f"{text.name} holds no examples")
+            writer.close(text.lines, text.bad)
+        if text.bad:
+            print(text.complaint(), file=sys.stderr)
+        return ExampleCache(path)
+
+    @property
+    def fields(self) -> list[str]:
+        self._read_through()
+        assert self._fields is not None
+        return self._fields
+
+    @property
+    def rows(self) -> int:
+        self._read_through()
+        return self._totals[0]
+
+    @property
+    def bad(self) -> int:
+        """Number of lines of the text that were left out."""
+        self._read_through()
+        return self._totals[3]
+
+    def blocks(self) -> Iterator[tuple[_native.Examples, list[str]]]:
+        """Yield blocks of examples with the fields met so far.
+
+        The next blocks are read and unpacked while the caller works on the last one.
+        """
+        unpackers = min(MOST_UNPACKERS, max(1, _native.usable_cores() - 1))
+        with self._reading():
+            self._version.check()
+            reader = _native.ExampleReader(str(self.path))
+            with ThreadPoolExecutor(1) as reading, ThreadPoolExecutor(unpackers) as unpacking:
+
+                def read() -> tuple[Future[_native.Examples] | None, list[str]]:
+                    try:
+                        block = reader.read()
+                    except _native.DamagedFile:
+                        self._version.check()  # a change explains the damage
+                        raise
+                    self._version.check()
+                    return unpacking.submit(block.unpack) if block else None, reader.fields
+
+                coming = deque(reading.submit(read) for _ in range(unpackers))
+                try:
+                    while (found := coming.popleft().result())[0] is not None:
+                        coming.append(reading.submit(read))
+                        yield found[0].result(), found[1]
+                finally:
+                    for future in coming:
+                        future.cancel()
+            self._fields, self._totals = reader.fields, reader.totals
+
+    def __iter__(self) -> Iterator[_native.Examples]:
+        for examples, _ in self.blocks():
+            yield examples
+
+    def _read_through(self) -> None:
+        if self._fields is None:
+            for _ in self.blocks():
+                pass
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except _native.DamagedFile as error:
+            raise SourceError(f"cannot read {self.path}: {error}") from error
+        except OSError as error:
+            raise SourceError(f"cannot read {self.path}: {error.strerror or error}") from error
+
+
+def crossed_name(fields: Sequence[str]) -> str:
+    return "*".join(fields)
+
+
+def checked_interactions(given: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise PlanError(f"interactions= takes lists of field names, such as [('user', 'ad')], got {given!r}")
+    for one in given:
+        if isinstance(one, str) or not isinstance(one, Sequence):
+            raise PlanError(f"an interaction is of two or more fields, such as ('user', 'ad'), got {one!r}")
+    return [tuple(one) for one in given]
+
+
+def crossings(given: list[str] | None, interactions: list[tuple[str, ...]]) -> list[tuple[list[int], int, int]]:
+    """Of each interaction the numbers of its fields, its own, and the hash of its name."""
+    if not interactions:
+        return []
+    if given is None:
+        raise PlanError("interactions= need fields=: their own fields come behind all others")
+    for one in interactions:
+        if len(one) < 2 or any(not isinstance(name, str) or name not in given for name in one):
+            unknown = next((name for name in one if name not in given), None)
+            raise PlanError(
+                f"interactions= names {unknown!r}, which is no field{nearest(str(unknown), given)}"
+                if unknown is not None
+                else f"an interaction is of two or more fields, got {one!r}"
+            )
+    every = names([*given, *map(crossed_name, interactions)])
+    return [
+        ([given.index(name) for name in one], len(given) + n, _native.salt(every[len(given) + n].encode()))
+        for n, one in enumerate(interactions)
+    ]
+
+
+def names(given: Sequence[str]) -> list[str]:
+    """Field names, checked: some, all different."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise PlanError(f"fields= must be names, got {given!r}")
+    found = list(given)
+    if not all(isinstance(name, str) for name in found):
+        raise PlanError(f"fields= must be names, got {found!r}")
+    if not 1 <= len(found) <= 512:
+        raise PlanError(f"a model has 1 to 512 fields, got {len(found):,}")
+    twice = next((name for name in found if found.count(name) > 1), None)
+    if twice is not None:
+        raise PlanError(f"field {twice!r} is named twice")
+    long = next((name for name in found if len(name.encode()) > 1000), None)
+    if long is not None:
+        raise PlanError(f"the name of a field has at most 1,000 bytes, got {len(long.encode()):,}: {long[:40]!r}…")
+    return found
+
+
+def version_of(source: str | os.PathLike[str] | BinaryIO) -> FileVersion | None:
+    """The version of a file as it is now; None for streams and pipes, which are read once."""
+    if not isinstance(source, str | os.PathLike) or source == "-" or not Path(source).is_file():
+        return None
+    version = FileVersion(pafs.LocalFileSystem(), os.fspath(source))
+    settle([version])
+    return version
+
+
+class _Watched(io.RawIOBase):
+    """A file whose version is compared after every read, before anybody sees the bytes."""
+
+    def __init__(self, version: FileVersion) -> None:
+        self._version, self._raw = version, version.open()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        found = bytes(self._raw.read(None if size is None or size < 0 else size))
+        self._version.check(self._raw)
+        return found
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def opened(
+    source: str | os.PathLike[str] | BinaryIO, version: FileVersion | None = None
+) -> Iterator[BinaryIO | io.RawIOBase]:
+    if not isinstance(source, str | os.PathLike):
+        yield source
+        return
+    if source == "-":
+        yield sys.stdin.buffer
+        return
+    path = os.fspath(source)
+    codec = {".gz": "gzip", ".zst": "zstd"}.get(Path(path).suffix)
+    try:
+        with Path(path).open("rb") if version is None else _Watched(version) as file:
+            yield pa.CompressedInputStream(file, codec) if codec else file
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def whole_lines(stream: BinaryIO | io.RawIOBase, name: str) -> Iterator[bytes]:
+    """Bytes up to the end of a line, some megabytes at a time; the last may lack its end."""
+    rest: list[bytes] = []
+    held = 0
+    while text := stream.read(READ):
+        if not isinstance(text, bytes):
+            raise PlanError(f"{name} gives {type(text).__name__}; expected bytes: open it in binary mode")
+        end = text.rfind(b"\n") + 1
+        if end == 0:
+            rest.append(text)
+            held += len(text)
+            if held > LONGEST:
+                raise DataError(f"{name}: a line is longer than {LONGEST:,} bytes")
+            continue
+        yield b"".join([*rest, text[:end]])
+        rest, held = ([text[end:]], len(text) - end) if end < len(text) else ([], 0)
+    if held:
+        yield b"".join(rest)

@@ -1,0 +1,311 @@
+"""Model search: many Deep FFMs over one stream, each example predicted before it is learned from.
+
+    found = cb.search("train.ctrx", cb.grid(k=[4, 8], hidden=[(), (16,), (24, 24)]), test="test.ctrx")
+    print(found)                      # of each: average, median, max, std and min of the windows' AUC, and the test's
+    found.write("search.html")        # the same, and its traces
+    best = found.best.model
+
+The stream is read and parsed once; a block of it goes through all models before the next one. Models are spread over
+threads, one thread a model, so each has the bits it would have alone. All are held at once: their memory is checked before
+the first is made. A model whose output stops being finite is told so and left out from there on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctrbox import _native
+from ctrbox.columns.batch import Batch
+from ctrbox.engines.threads import MOST_LEARNING, checked_threads
+from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError, nearest
+from ctrbox.ffm.engine import DeepFFM, memory_here
+from ctrbox.ffm.examples import ExampleCache, ExampleText
+from ctrbox.ffm.progress import auc
+from ctrbox.files.atomic import written_aside
+from ctrbox.show.charts import Line, line_chart, text
+from ctrbox.show.page import page
+
+HEAD = ("model", "avg", "median", "max", "std", "min", "test")
+OPTIONS = ("context", "k", "hidden", "bits", "lr", "ffm", "nn", "norm", "residual", "ffm_init", "seed")
+MOST = 1_000  # models
+
+
+@dataclass
+class Found:
+    """One model of a search: what was asked, what it became, its AUC on the test's examples."""
+
+    name: str
+    options: Mapping[str, Any]
+    model: DeepFFM
+    test: float = math.nan
+    failed: str = ""
+    aucs: list[float] = field(default_factory=list)  # of the windows
+
+    def score(self, tested: bool) -> float:
+        """Return the AUC by which models are compared; NaN where this one failed or has none."""
+        numbers = [v for v in self.aucs if math.isfinite(v)]
+        if self.failed:
+            return math.nan
+        return self.test if tested else statistics.fmean(numbers) if numbers else math.nan
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        numbers = [v for v in self.aucs if math.isfinite(v)]
+        made = (
+            [
+                statistics.fmean(numbers),
+                statistics.median(numbers),
+                max(numbers),
+                statistics.pstdev(numbers),
+                min(numbers),
+            ]
+            if numbers
+            else [math.nan] * 5
+        )
+        return (self.name, *("-" if math.isnan(v) else f"{v:.4f}" for v in (*made, self.test)))
+
+
+@dataclass
+class Results:
+    """Models in the order they were asked for. AUCs are plain: all examples count alike."""
+
+    found: list[Found]
+    window: int
+    examples: int
+    tested: bool = False  # whether there were test examples, by which the best is then chosen
+
+    @property
+    def best(self) -> Found:
+        """The model with the highest AUC on the test's examples; without a test, with the highest mean over its windows.
+
+        A model that failed, or that has no AUC, is never the best. TrainError where none is left.
+        """
+        found = self._best()
+        if found is None:
+            why = "; ".join(f"{f.name}: {f.failed}" for f in self.found if f.failed)
+            what = "the test's examples" if self.tested else "the examples"
+            raise TrainError(
+                f"no model can be chosen: none of {len(self.found):,} models has an AUC"
+                + (f" ({why})" if why else f": {what} need clicks and non-clicks")
+            )
+        return found
+
+    def _best(self) -> Found | None:
+        scored = [(f.score(self.tested), -n, f) for n, f in enumerate(self.found)]
+        known = [one for one in scored if math.isfinite(one[0])]
+        return max(known, key=lambda one: one[:2])[2] if known else None  # of equal ones the first
+
+    def __str__(self) -> str:
+        rows = [HEAD, *(f.row for f in self.found)]
+        widths = [max(len(row[c]) for row in rows) for c in range(len(HEAD))]
+        lines = []
+        best = self._best()
+        for row in rows:
+            marked = "*" if len(self.found) > 1 and best is not None and row[0] == best.name else " "
+            numbers = (cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))
+            lines.append("  ".join([row[0].ljust(widths[0]), *numbers]) + (f" {marked}" if marked == "*" else ""))
+        lines += [f"{f.name}: {f.failed}" for f in self.found if f.failed]
+        return "\n".join([f"window = {self.window:,}, {self.examples:,} examples", *lines])
+
+    def json(self) -> dict[str, Any]:
+        models = [
+            {
+                "name": f.name,
+                "options": dict(f.options),
+                "windows": [v if math.isfinite(v) else None for v in f.aucs],
+                "test": f.test if math.isfinite(f.test) else None,
+                "failed": f.failed,
+            }
+            for f in self.found
+        ]
+        best = self._best()
+        name = None if best is None else best.name
+        return {"window": self.window, "examples": self.examples, "best": name, "models": models}
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """A page with the table and the traces of all models, the best one in front."""
+        best = self._best()
+        order = sorted(self.found, key=lambda f: f is best)
+        lines = [
+            Line(
+                f.name,
+                [((n + 1) * self.window, v) for n, v in enumerate(f.aucs)],
+                "a" if f is best else "b",
+                f is not best,
+            )
+            for f in order
+        ]
+        cells = "".join(
+            "<tr>"
+            + f'<td class="name">{text(f.row[0])}</td>'
+            + "".join(f'<td class="n">{v}</td>' for v in f.row[1:])
+            + "</tr>"
+            for f in self.found
+        )
+        heads = "".join(f'<th class="n">{h}</th>' if h != "model" else f"<th>{h}</th>" for h in HEAD)
+        front = (
+            "no model has an AUC" if best is None else f"the best, {text(best.name)}, is drawn in front of the others"
+        )
+        body = [
+            f"<h1>Model search <span>{len(self.found):,} models, {self.examples:,} examples</span></h1>",
+            "<section><h2>AUC before learning</h2>"
+            f'<p class="note">In windows of {self.window:,} examples; {front}.</p>',
+            line_chart(lines, label="AUC", across="examples", width=1080, height=380),
+            "</section><section><h2>Of the windows, and of the test</h2>"
+            f'<div class="wide"><table><tr>{heads}</tr>{cells}</table></div></section>',
+        ]
+        with written_aside(Path(path)) as aside:
+            aside.write_text(page("Model search", body), encoding="utf-8")
+
+
+def grid(**options: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Return options for every combination of the given values, named by what differs."""
+    for name, values in options.items():
+        if name not in OPTIONS:
+            raise PlanError(f"DeepFFM has no option {name!r}{nearest(name, OPTIONS)}")
+        if isinstance(values, str | bytes) or not isinstance(values, Sequence) or not values:
+            raise PlanError(f"grid({name}=…) needs a list of values, got {values!r}")
+    varied = [name for name, values in options.items() if len(values) > 1]
+    made = {}
+    for chosen in itertools.product(*options.values()):
+        one = dict(zip(options, chosen, strict=True))
+        made[" ".join(f"{name}={short(one[name])}" for name in varied) or "the model"] = one
+    return made
+
+
+def search(
+    source: Any,
+    models: Mapping[str, Mapping[str, Any]],
+    *,
+    test: Any = None,
+    fields: Any = None,
+    window: int = 30_000,
+    threads: int | None = None,
+    tick: Callable[[int], None] = lambda examples: None,
+) -> Results:
+    """Learn all of ``models`` (options of `DeepFFM` by name) from ``source``; see this file's head.
+
+    ``source``, ``test``  what `DeepFFM.learn` takes, or the path of a cache
+    ``threads``           number of models that learn at once, from 1 to 256; default: the cores that this process may use
+    ``tick``              called with the examples learned from so far
+    ``fields``            needed where the source does not know them: text without ``fields=``, batches
+    """
+    source, test = opened(source), opened(test)
+    if not isinstance(models, Mapping) or not 1 <= len(models) <= MOST:
+        raise PlanError(f"a search needs 1 to {MOST:,} models by name, as cb.grid gives them")
+    if isinstance(window, bool) or not isinstance(window, int) or window < 2:
+        raise PlanError(f"window= must be a whole number of at least 2, got {window!r}")
+    for name, options in models.items():
+        for option in options:
+            if option not in OPTIONS:
+                raise PlanError(f"model {name!r}: DeepFFM has no option {option!r}{nearest(option, OPTIONS)}")
+    used = _native.usable_cores() if threads is None else checked_threads(threads, MOST_LEARNING)
+    over = fields_of(source) if fields is None else fields
+    check_memory(models)
+    found = [Found(name, options, made(name, over, options)) for name, options in models.items()]
+    for f in found:
+        f.model.progress.window = window
+    examples = learn_all(found, source, used, tick)
+    for f in found:
+        f.aucs = [w.auc for w in f.model.progress.windows]
+        if not f.aucs and f.model.progress.examples:
+            f.aucs = [f.model.progress.auc]
+    if test is not None:
+        for f in found:
+            if not f.failed:
+                try:
+                    f.test = test_auc(f.model, test)
+                except DataError as error:  # one model's output is not finite; the others are still compared
+                    f.failed = f"test: {error}"
+    return Results(found, window, examples, test is not None)
+
+
+def learn_all(found: list[Found], source: Any, threads: int, tick: Callable[[int], None]) -> int:
+    reader = found[0].model
+    examples = 0
+
+    def learn(one: tuple[Found, _native.Examples]) -> None:
+        f, block = one
+        try:
+            f.model.learn(block)
+        except TrainError as error:
+            f.failed = str(error)
+
+    with ThreadPoolExecutor(max(1, min(threads, len(found)))) as pool:
+        # Context fields may put the fields of models in another order than the reader's.
+        for block in reader._examples(reader._read_for(source)):
+            examples += block.rows
+            live = [(f, f.model._renumbered(block, reader.fields, "the search")) for f in found if not f.failed]
+            for _ in pool.map(learn, live):
+                pass
+            tick(examples)
+            if not live:
+                break
+    return examples
+
+
+def test_auc(model: DeepFFM, test: Any) -> float:
+    labels, predictions = [], []
+    for block in model._examples(model._read_for(test)):
+        labels.append(block.labels)
+        predictions.append(model.predict(block))
+    if not labels:
+        return math.nan
+    return auc(np.concatenate(labels), np.concatenate(predictions))
+
+
+def opened(source: Any) -> Any:
+    """A path as the cache it is."""
+    if not isinstance(source, str | os.PathLike):
+        return source
+    if not Path(source).exists():
+        raise SourceError(f"cannot read {source}: there is no such file")
+    return ExampleCache(source)
+
+
+def fields_of(source: Any) -> Any:
+    if isinstance(source, ExampleCache):
+        return source
+    if isinstance(source, ExampleText) and source.given is not None:
+        return source.given
+    if isinstance(source, Batch) or hasattr(source, "schema"):
+        return source.schema
+    raise PlanError("this source does not know its fields before it is read: give search(…, fields=[…])")
+
+
+def made(name: str, fields: Any, options: Mapping[str, Any]) -> DeepFFM:
+    try:
+        return DeepFFM(fields, **options)
+    except PlanError as error:
+        raise PlanError(f"model {name!r}: {error}") from error
+
+
+def check_memory(models: Mapping[str, Mapping[str, Any]]) -> None:
+    """All models are held at once."""
+    needed = sum(
+        ((8 * (o.get("lr", 1) is not None) + 8 * (o.get("ffm", 1) is not None)) << bits)
+        for o in models.values()
+        if isinstance(bits := o.get("bits", 22), int) and 0 <= bits <= 36
+    )
+    memory = memory_here()
+    if needed > memory:
+        raise BudgetError(
+            f"{len(models):,} models need {needed:,} bytes at once, this machine has {memory:,}; try fewer models or bits"
+        )
+
+
+def short(value: Any) -> str:
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return "(" + ",".join(map(str, value)) + ")"
+    rate = getattr(value, "rate", None)
+    return str(value if rate is None else rate)

@@ -1,0 +1,403 @@
+"""Paths become files: local disk, S3 and HDFS alike; folders, globs, hidden files, retries.
+
+Files come in natural path order (``part-2`` before ``part-10``), which for dated and numbered logs is log
+order. A list of paths keeps the order it was given in.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from ctrbox.errors import SourceError, nearest
+from ctrbox.files.table_formats import refuse_table_formats
+from ctrbox.files.version import FileVersion, settle
+
+T = TypeVar("T")
+
+RETRY_PAUSES_S = (0.3, 1.2)  # Three tries in all; a dead server is named within seconds.
+RETRY_TOTAL_S = 8.0  # No try begins later than this, however long each one hangs.
+CONNECT_TIMEOUT_S = 3.0
+REQUEST_TIMEOUT_S = 5.0  # without a single byte
+
+# A dead NameNode is given up after seconds; the client's own default is minutes.
+_HDFS_DEFAULTS = {
+    "dfs.client.failover.max.attempts": "3",
+    "dfs.client.failover.sleep.base.millis": "200",
+    "dfs.client.failover.sleep.max.millis": "1000",
+    "dfs.client.socket-timeout": "10000",
+}
+
+_WILD = re.compile(r"[*?\[]")
+_S3_OPTIONS = {
+    "access_key": "access_key",
+    "secret_key": "secret_key",
+    "session_token": "session_token",
+    "endpoint": "endpoint_override",
+    "endpoint_override": "endpoint_override",
+    "region": "region",
+    "scheme": "scheme",
+    "anonymous": "anonymous",
+    "role_arn": "role_arn",
+    "connect_timeout": "connect_timeout",
+    "request_timeout": "request_timeout",
+}
+
+
+@dataclass(frozen=True)
+class Store:
+    """A filesystem, how its paths are shown to people, and whether reads from it may be tried again."""
+
+    fs: pafs.FileSystem
+    prefix: str = ""  # "s3://", "hdfs://host:port"
+    remote: bool = False
+
+    def show(self, path: str) -> str:
+        return self.prefix + path
+
+    def attempt(self, what: str, action: Callable[[], T]) -> T:
+        """Run `action`; on a remote store try I/O errors again, then raise a `SourceError` naming `what`."""
+        pauses = RETRY_PAUSES_S if self.remote else ()
+        began = time.monotonic()
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return action()
+            except FileNotFoundError as error:
+                raise SourceError(
+                    f"{what} does not exist any more: it was there when the view was opened; open the view again to read "
+                    "the files that are there now"
+                ) from error
+            except (OSError, RuntimeError) as error:  # the HDFS client raises RuntimeError
+                spent = time.monotonic() - began
+                if tries > len(pauses) or spent + pauses[tries - 1] > RETRY_TOTAL_S:
+                    tried = f" ({tries} tries in {spent:.1f} s)" if self.remote else ""
+                    raise SourceError(f"{what} cannot be read{tried}: {first_line(error)}") from error
+            time.sleep(pauses[tries - 1])
+
+
+@dataclass(frozen=True)
+class File:
+    """One data file: `path` inside the store, `shown` for people, and the one version of it that is read."""
+
+    store: Store
+    path: str
+    size: int
+    mtime_ns: int
+    version: FileVersion = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        make = lambda: FileVersion(self.store.fs, self.path, self.shown, self.size)
+        object.__setattr__(self, "version", self.store.attempt(self.shown, make))
+        object.__setattr__(self, "size", self.version.size)  # local: of this version, not of the listing before it
+
+    @property
+    def shown(self) -> str:
+        return self.store.show(self.path)
+
+
+def printable(text: str) -> str:
+    """The text with what is no Unicode (bytes of a file name) written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, without the place in Arrow's source where it arose."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].removesuffix(".").strip()
+
+
+def path_of_uri(uri: str) -> str:
+    """Return the local path that a file:// URI names, letter by letter: "?" and "#" belong to the name."""
+    return "/" + uri.removeprefix("file://").partition("/")[2]
+
+
+def open_store(path: str, filesystem: Any = None, options: Mapping[str, Any] | None = None) -> tuple[Store, str]:
+    """The store that `path` lies on and the path inside it."""
+    options = dict(options or {})
+    if filesystem is not None:
+        fs = filesystem if isinstance(filesystem, pafs.FileSystem) else _from_fsspec(filesystem)
+        scheme, _, rest = path.rpartition("://")
+        remote = not isinstance(fs, (pafs.LocalFileSystem, pafs._MockFileSystem))
+        return Store(fs, f"{scheme}://" if scheme else "", remote), rest if scheme else path
+    scheme = path.partition("://")[0] if "://" in path else ""
+    if scheme in ("s3", "s3a", "s3n"):
+        return _open_s3(path, options)
+    if scheme in ("hdfs", "viewfs"):
+        return _open_hdfs(path, options)
+    if options:
+        raise SourceError(f"storage_options are for s3:// and hdfs:// paths; {path!r} is a local path")
+    if scheme == "file":
+        return Store(pafs.LocalFileSystem()), path_of_uri(path)
+    if scheme:
+        known = ("file", "s3", "hdfs")
+        raise SourceError(
+            f"{path!r} is on {scheme}://, expected a local path, s3:// or hdfs://{nearest(scheme, known)} "
+            "(other stores: pass filesystem=, a pyarrow or fsspec filesystem)"
+        )
+    return Store(pafs.LocalFileSystem()), str(Path(path).expanduser())
+
+
+class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
+    """Opens without asking first whether the path is a file: fsspec answers no when a server is dead."""
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return pa.PythonFile(self.fs.open(path, mode="rb"), mode="r")
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return self.open_input_stream(path)
+
+
+def _from_fsspec(filesystem: Any) -> pafs.FileSystem:
+    if not all(hasattr(filesystem, name) for name in ("info", "find", "open")):
+        met = type(filesystem).__name__
+        raise SourceError(f"filesystem is a {met}, expected a pyarrow or fsspec filesystem")
+    return pafs.PyFileSystem(_Handler(filesystem))
+
+
+def _open_s3(path: str, options: dict[str, Any]) -> tuple[Store, str]:
+    bare, _, query = path.partition("?")
+    if query and "=" in query:  # s3://bucket/key?endpoint=…; a lone "?" is a wildcard
+        options = {**dict(parse_qsl(query)), **options}
+    else:
+        bare = path
+    inside = bare.partition("://")[2]
+    arguments: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "request_timeout": REQUEST_TIMEOUT_S,
+        "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=1),
+    }
+    for name, value in options.items():
+        if name not in _S3_OPTIONS:
+            raise SourceError(
+                f"storage option {name!r} is not one for S3, expected one of "
+                f"{', '.join(sorted(_S3_OPTIONS))}{nearest(name, _S3_OPTIONS)}"
+            )
+        arguments[_S3_OPTIONS[name]] = value
+    # Arrow's S3 client does not look at these two itself.
+    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint = arguments.setdefault("endpoint_override", named)
+    if endpoint and "://" in endpoint:
+        scheme, _, arguments["endpoint_override"] = endpoint.partition("://")
+        arguments.setdefault("scheme", scheme)
+    bucket = inside.partition("/")[0]
+    if not bucket:
+        raise SourceError(f"{path!r} names no bucket, expected s3://bucket/path")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if "region" not in arguments and not region:
+        arguments["region"] = _region(bucket, endpoint)
+    try:
+        return Store(pafs.S3FileSystem(**arguments), "s3://", remote=True), inside
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise SourceError(f"{path!r} cannot be opened: {first_line(error)}") from error
+
+
+def _region(bucket: str, endpoint: str | None) -> str:
+    if endpoint:
+        return "us-east-1"  # Servers other than Amazon's take any region, but a signature needs one.
+    try:
+        return str(pafs.resolve_s3_region(bucket))
+    except (pa.ArrowException, OSError):
+        return "us-east-1"
+
+
+def _open_hdfs(path: str, options: dict[str, Any]) -> tuple[Store, str]:
+    try:
+        from hdfs_native import fsspec as hdfs
+    except ImportError as error:
+        raise SourceError(f"{path!r} needs the HDFS client: pip install 'ctrbox[hdfs]'") from error
+    parts = urlsplit(path)
+    kind = hdfs.ViewfsFileSystem if parts.scheme == "viewfs" else hdfs.HdfsFileSystem
+    try:
+        settings = {**_HDFS_DEFAULTS, **{key: str(value) for key, value in options.items()}}
+        client = kind(parts.hostname, parts.port, **settings)
+        store = Store(_from_fsspec(client), f"{parts.scheme}://{parts.netloc}", remote=True)
+    except Exception as error:  # the client raises its own kinds, RuntimeError among them
+        raise SourceError(f"{path!r} cannot be opened: {first_line(error)}") from error
+    return store, path[len(store.prefix) :]
+
+
+def find_files(paths: Iterable[str], filesystem: Any, options: Mapping[str, Any] | None) -> list[File]:
+    """The data files behind paths, folders and globs. Nothing found is an error."""
+    files: list[File] = []
+    opened: dict[str, Store] = {}
+    for path in paths:
+        key = path[: path.find("/", path.find("://") + 3)] if "://" in path else ""
+        if key in opened and "?" not in path:
+            store = opened[key]
+            inside = path[len(store.prefix) :] if "://" in path else str(Path(path).expanduser())
+            if path.startswith("file://"):
+                inside = path_of_uri(path)
+        else:
+            store, inside = open_store(path, filesystem, options)
+            opened[key] = store
+        found = _expand(store, inside.rstrip("/") or "/", path)
+        refuse_table_formats(store.fs, store.prefix, inside, (file.path for file in found))
+        files.extend(found)
+    settle(file.version for file in files)
+    return files
+
+
+def _expand(store: Store, path: str, given: str) -> list[File]:
+    info = _info(store, path)
+    if info.type == pafs.FileType.File:
+        return [_file(store, info)]
+    if info.type == pafs.FileType.Directory:
+        found = _folder(store, path)
+        if not found:
+            raise SourceError(f"folder {given} holds no data files (names that start with '_' or '.' are hidden)")
+        return found
+    if _WILD.search(path):
+        found = _glob(store, path)
+        if not found:
+            raise SourceError(f"{given} matches no file{_hint(store, path)}")
+        return found
+    if info.type == pafs.FileType.Unknown:
+        raise SourceError(f"{given} is a pipe, a socket or a device, expected a regular file or a folder")
+    raise SourceError(f"{given} does not exist{_hint(store, path)}")
+
+
+def _info(store: Store, path: str) -> pafs.FileInfo:
+    return _asked(store, path, lambda: store.fs.get_file_info(path))
+
+
+def _asked(store: Store, path: str, ask: Callable[[], T]) -> T:
+    """What the store says about a path, which must be one that Arrow can be given."""
+    shown = printable(store.show(path))
+    try:
+        return store.attempt(shown, ask)
+    except UnicodeError as error:
+        raise SourceError(f"{shown} is or holds a file whose name is not UTF-8; rename it") from error
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"{shown!r} cannot be read: {first_line(error)}") from error
+
+
+def _list(store: Store, folder: str, recursive: bool) -> list[pafs.FileInfo]:
+    if recursive and isinstance(store.fs, pafs.LocalFileSystem):
+        return _walk(store, folder, ())
+    selector = pafs.FileSelector(folder or ".", allow_not_found=True, recursive=recursive)
+
+    def ask() -> list[pafs.FileInfo]:
+        found: list[pafs.FileInfo] = store.fs.get_file_info(selector)
+        for info in found:
+            info.path.encode()  # a name that is not UTF-8 fails here, and nowhere later
+        return found
+
+    return _asked(store, folder, ask)
+
+
+def _walk(store: Store, folder: str, above: tuple[tuple[int, int], ...]) -> list[pafs.FileInfo]:
+    """All below a local folder; a link that leads back to a folder above itself is not followed."""
+    try:
+        facts = Path(folder or ".").stat()
+    except FileNotFoundError:
+        return []
+    here = (facts.st_dev, facts.st_ino)
+    if here in above:
+        return []
+    found = []
+    for info in _list(store, folder, recursive=False):
+        found.append(info)
+        if info.type == pafs.FileType.Directory:
+            found += _walk(store, info.path, (*above, here))
+    return found
+
+
+def _file(store: Store, info: pafs.FileInfo) -> File:
+    return File(store, _clean(info.path), info.size, info.mtime_ns or 0)
+
+
+def _clean(path: str) -> str:
+    return path[2:] if path.startswith("./") else path
+
+
+def _folder(store: Store, folder: str) -> list[File]:
+    base = folder.rstrip("/")
+    found = [
+        _file(store, info)
+        for info in _list(store, folder, recursive=True)
+        if info.type == pafs.FileType.File and not _hidden(_clean(info.path)[len(_clean(base)) :])
+    ]
+    return sorted(found, key=lambda file: natural(file.path))
+
+
+def _hidden(path: str) -> bool:
+    """Whether a part of `path` is a writer's own file (_SUCCESS, .crc, _metadata, _temporary/…)."""
+    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in path.split("/") if part)
+
+
+def natural(path: str) -> list[tuple[int, int, str]]:
+    """A sort key that reads digits as numbers."""
+    parts = re.split(r"(\d+)", path)
+    return [(1, int(part), part) if part.isdecimal() else (0, 0, part) for part in parts if part]
+
+
+def _glob(store: Store, pattern: str) -> list[File]:
+    """Walk the pattern folder by folder, so that only folders that match are listed."""
+    root = "/" if pattern.startswith("/") else ""
+    *above, last = [part for part in pattern.split("/") if part]
+    folders = [root]
+    for part in above:
+        folders = [inner for folder in folders for inner in _step(store, folder, part)]
+    files: dict[str, File] = {}
+    for folder in folders:
+        if last == "**":
+            files.update((file.path, file) for file in _folder(store, folder))
+            continue
+        matches = _matcher(last)
+        for info in _list(store, folder, recursive=False):
+            if not matches(info.base_name):
+                continue
+            if info.type == pafs.FileType.File:
+                files[_clean(info.path)] = _file(store, info)
+            elif info.type == pafs.FileType.Directory:
+                files.update((file.path, file) for file in _folder(store, _clean(info.path)))
+    return sorted(files.values(), key=lambda file: natural(file.path))
+
+
+def _step(store: Store, folder: str, part: str) -> list[str]:
+    if part == "**":
+        inner = [
+            _clean(info.path)
+            for info in _list(store, folder, recursive=True)
+            if info.type == pafs.FileType.Directory and not _hidden(_clean(info.path)[len(folder) :])
+        ]
+        return [folder, *inner]
+    if not _WILD.search(part):
+        return [part if not folder else f"{folder.rstrip('/')}/{part}"]
+    matches = _matcher(part)
+    return [
+        _clean(info.path)
+        for info in _list(store, folder, recursive=False)
+        if info.type == pafs.FileType.Directory and matches(info.base_name)
+    ]
+
+
+def _matcher(part: str) -> Callable[[str], bool]:
+    """A wildcard matches no hidden name unless it is written with the leading mark."""
+    regex = re.compile(fnmatch.translate(part))
+    return lambda name: regex.match(name) is not None and (part[0] in "._" or not _hidden(name))
+
+
+def _hint(store: Store, path: str) -> str:
+    """The name most like the missing one in the nearest folder that exists."""
+    plain = path[: match.start()] if (match := _WILD.search(path)) else path
+    folder, _, name = plain.rpartition("/")
+    try:
+        while folder and store.fs.get_file_info(folder).type == pafs.FileType.NotFound:
+            folder, _, name = folder.rpartition("/")
+        siblings = [Path(info.path).name for info in _list(store, folder, recursive=False)]
+    except (SourceError, OSError, pa.ArrowException):
+        return ""
+    return nearest(name, siblings)

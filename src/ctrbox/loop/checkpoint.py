@@ -1,0 +1,139 @@
+"""Checkpoints of the online loop: where the stream stands, what waits, and the engine, as one thing.
+
+    model/online/
+      LOCK                     held by the one loop that learns into this folder
+      checkpoint-0000000012/   the last two
+        state.json             sealed: positions, counts, progress; size and SHA-256 of the other files
+        engine.ffm             weights and accumulators, with checksums of its own
+        held.arrow clicks.arrow ready.arrow window.arrow
+
+A folder is written aside, every file synced, and renamed. So at any moment, and after a crash at any moment, what was learned
+from and what is still to come belong together: an event is in the engine's weights, or waits, or lies behind the position.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ctrbox.errors import CtrboxError, DataError, SourceError
+from ctrbox.ffm.engine import DeepFFM
+from ctrbox.files.atomic import locked, remove, written_aside
+from ctrbox.files.sealed import read_sealed, sealed
+
+NAME = re.compile(r"checkpoint-(\d{10})")
+STATE, ENGINE = "state.json", "engine.ffm"
+KEPT = 2
+
+
+@dataclass
+class Checkpoint:
+    number: int
+    state: dict[str, Any]
+    tables: dict[str, pa.Table]
+    engine: DeepFFM
+
+
+class Checkpoints:
+    """The last two checkpoints in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """While inside, no other process learns into this folder."""
+        return locked(self.folder, f"learn into {self.folder.parent}")
+
+    def write(self, number: int, state: Mapping[str, Any], tables: Mapping[str, pa.Table], engine: DeepFFM) -> None:
+        """Whole or not at all; then the oldest goes."""
+        place = self.folder / f"checkpoint-{number:010}"
+        with written_aside(place, folder=True) as aside:
+            aside.mkdir()
+            engine.save(aside / ENGINE)
+            for name, table in tables.items():
+                _write(aside / f"{name}.arrow", table)
+            files = {p.name: _facts(p) for p in sorted(aside.iterdir())}
+            text = sealed({**state, "learned": engine.learned, "files": files})
+            (aside / STATE).write_text(text, encoding="utf-8")
+            for path in [*aside.iterdir(), aside]:
+                _sync(path)
+        for old in self.found()[:-KEPT]:
+            remove(old)
+
+    def found(self) -> list[Path]:
+        """Those that are there, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(p for p in self.folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir())
+
+    def last(self, tell: Any) -> Checkpoint | None:
+        """The newest that is whole; ``tell`` gets what is wrong with newer ones, which go. SourceError where none is."""
+        wrong: dict[Path, str] = {}
+        for place in reversed(self.found()):
+            try:
+                found = _read(place)
+            except CtrboxError as error:
+                wrong[place] = str(error)
+                continue
+            for damaged, why in wrong.items():
+                tell(f"a checkpoint is damaged, going on from the one before: {why}")
+                remove(damaged)  # two that are whole are kept, not this and one
+            return found
+        if wrong:
+            raise SourceError(f"no checkpoint in {self.folder} is whole: {next(iter(wrong.values()))}")
+        return None
+
+
+def _read(place: Path) -> Checkpoint:
+    state = read_sealed(place / STATE, "checkpoint")
+    files = state.get("files")
+    if not isinstance(files, dict) or ENGINE not in files:
+        raise DataError(f"{place / STATE} does not name the files of a checkpoint")
+    tables = {}
+    for name, facts in files.items():
+        path = place / name
+        if Path(name).name != name or not path.is_file():
+            raise SourceError(f"{path} is missing")
+        if _facts(path) != facts:
+            raise DataError(f"{path} is damaged: its size or checksum does not fit")
+        if path.suffix == ".arrow":
+            try:
+                with pa.ipc.open_file(pa.BufferReader(path.read_bytes())) as file:
+                    tables[path.stem] = file.read_all()
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise DataError(f"{path} is damaged: {error}") from error
+    engine = DeepFFM.load(place / ENGINE)
+    if engine.learned != state.get("learned"):
+        raise DataError(f"{place / ENGINE} learned {engine.learned:,} examples, expected {state.get('learned')}")
+    found = NAME.fullmatch(place.name)
+    return Checkpoint(int(found[1]) if found else 0, state, tables, engine)
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with path.open("wb") as sink, pa.ipc.new_file(sink, table.schema, options=options) as file:
+        file.write_table(table)
+
+
+def _facts(path: Path) -> list[Any]:
+    """Size and checksum; the engine's file checks itself."""
+    if path.name == ENGINE:
+        return [path.stat().st_size, ""]
+    with path.open("rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

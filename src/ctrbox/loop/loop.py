@@ -1,0 +1,439 @@
+"""The online loop: events arrive, are joined, learned from, and every few minutes a patch is published.
+
+    OnlineLoop(plan, engine, "events/", "model/", every="5m", window="10m").run()
+
+One thread does everything in turn: take a piece of the stream, learn from the examples that are ready, and between two batches of
+examples write a checkpoint, publish, say how it goes. Only fetching runs beside it. A checkpoint comes before every version, so a
+process that dies is never behind what it published; a version is published once, because the number of examples that it learned
+from stands in it. docs/online.md has the order of things and what happens when one of them fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ctrbox.columns.times import checked_unit
+from ctrbox.engines.plan import Plan
+from ctrbox.errors import DataError, PlanError, SourceError, WriteError
+from ctrbox.ffm.engine import DeepFFM
+from ctrbox.ffm.warm_up import ahead, content_of
+from ctrbox.loop.cadence import Cadence, seconds
+from ctrbox.loop.checkpoint import Checkpoint, Checkpoints
+from ctrbox.loop.events import Layout, Piece
+from ctrbox.loop.join import BEGIN, Join
+from ctrbox.loop.learner import ROWS, Learner
+from ctrbox.loop.status import Complaints, status, write_status
+from ctrbox.loop.stream import Position, Stream, open_stream
+from ctrbox.publish.sources import RATES, SETTINGS
+from ctrbox.publish.versions import Version
+from ctrbox.publish.weights import read_directory
+from ctrbox.serve.model_folder import ModelFolder, create
+from ctrbox.train.interrupt import Asked, asked_to_end
+from ctrbox.views.view import bytes_within
+
+STATUS_S = 2.0
+AGAIN_S = 5.0  # after a write that failed
+
+
+class OnlineLoop:
+    """The loop that learns from ``stream`` and publishes into the folder ``out``, which `ctrbox serve` opens.
+
+    ``every``       a version: a span of time, or a number of examples ("100000ex")
+    ``window``      a click counts within so long of its impression; ``lateness``: events may come so much out of order
+    ``checkpoint``  at least so far apart, and so far that they take no more than ``checkpoint_share`` of the time
+    ``held``        memory for events whose window has not passed
+    ``ahead``       events from further in the future, by this machine's clock, are left out
+    ``warm_up``     past rows with labels, to be learned from first
+    ``once``        end when nothing more is there
+    ``delete``      chunks that both checkpoints hold are removed from the folder
+    ``strict``      the first malformed row or unreadable chunk is an error
+    ``context``     the log's columns that come once a request, for the server
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        engine: DeepFFM,
+        stream: str | os.PathLike[str],
+        out: str | os.PathLike[str],
+        *,
+        context: Sequence[str] = (),
+        every: str | float = "5m",
+        window: str | float = "10m",
+        lateness: str | float = "1m",
+        checkpoint: str | float = "30s",
+        checkpoint_share: float = 0.05,
+        held: str | int = "2GB",
+        ahead: str | float = "1h",
+        warm_up: Sequence[str] = (),
+        in_flight: int = 4,
+        id: str | None = None,
+        time: str = "ts",
+        time_unit: str | None = None,
+        event: str = "event",
+        once: bool = False,
+        delete: bool = False,
+        strict: bool = False,
+        publish_at_end: bool | None = None,
+        threads: int = 1,
+        tell: Callable[[str], object] = print,
+    ) -> None:
+        self.plan, self.out, self.tell = plan, Path(out), tell
+        self.engine, self.threads, self.context = engine, threads, tuple(context)
+        self.where = os.fspath(stream)
+        self.every = Cadence.of(every)
+        self.window_us = int(1e6 * seconds(window, "window", zero=False))
+        self.lateness_us = int(1e6 * seconds(lateness, "lateness"))
+        self.held_bytes, self.ahead_s = bytes_within("held", held, 1, 1 << 50), seconds(ahead, "ahead")
+        self.checkpoint_s = seconds(checkpoint, "checkpoint")
+        if not 0 < checkpoint_share <= 1:
+            raise PlanError(f"checkpoint_share= must be above 0 and at most 1, got {checkpoint_share!r}")
+        self.checkpoint_share = checkpoint_share
+        self.past, self.in_flight = tuple(warm_up), in_flight
+        self.once, self.delete, self.strict = once, delete, strict
+        self.publish_at_end = once if publish_at_end is None else publish_at_end
+        key = plan.log.key[0] if plan.log.key else "id"
+        columns, log = plan.request_schema(), plan.log.source.schema
+        units = plan.time_units | ({} if time_unit is None else {time: checked_unit(time_unit)})
+        self.layout = Layout.of(columns, log, id=id or key, time=time, event=event, time_units=units)
+        self.checkpoints = Checkpoints(self.out / "online")
+        self.warm: dict[str, Any] = {"file": "", "rows": 0, "done": not self.past}
+        self.checkpoint_took_s = 0.0
+        self.failed = ""  # why the last write failed
+        self.began_with = 0  # examples that were learned from before this start
+        self.events_read = 0  # since this start
+        self.asked = Asked()
+        self._number = 0  # of the last checkpoint
+        self._before: Position | None = None  # the position in it
+        self._changed = False  # since then
+        self._owed = False  # a version was due and could not be written
+        self._next_checkpoint = self._next_status = self._next_publish = 0.0
+        self.complaints = Complaints(tell, self.out / "online" / "refused.jsonl", strict)
+        self.learner = self._fresh()
+
+    # ---- the whole
+
+    def run(self) -> dict[str, Any]:
+        """Learn until a signal, or with ``once`` until there are no more events; return what was learned, in numbers."""
+        with contextlib.ExitStack() as stack:
+            # A stream that is not there is told before anything is written.
+            first = None if self.checkpoints.found() else self._open_stream(None, stack)
+            self.folder = self._open_folder()
+            stack.enter_context(self.checkpoints.locked())
+            self.asked = stack.enter_context(asked_to_end())
+            position = self._restore(self.checkpoints.last(self.tell))
+            self.began_with = self.engine.learned
+            self._know_version()
+            self.stream = first if first is not None and position is None else self._open_stream(position, stack)
+            self._went_on()
+            self._warm_up()
+            if not self.interrupted:  # else the past is not learned from whole, and what follows it waits
+                self._follow()
+            self._end()
+        return self._status()
+
+    def _open_stream(self, position: Position | None, stack: contextlib.ExitStack) -> Stream:
+        stream = open_stream(self.where, self.layout, position, self.tell, delete=self.delete)
+        stack.callback(stream.close)
+        return stream
+
+    @property
+    def nothing_learned(self) -> str:
+        """A message that says why nothing was learned since the start; "" if something was learned."""
+        if self.engine.learned > self.began_with:
+            return ""
+        if not self.events_read:
+            known = " new" if self._before is not None and self.began_with else ""
+            return f"nothing was learned: {self.stream.name} has no{known} events"
+        why = f"nothing was learned from {self.events_read:,} events"
+        if not self.learner.join.held:
+            return f"{why}: no impression among them could be used, see the counts"
+        window = (self.window_us + self.lateness_us) / 1e6
+        return (
+            f"{why}: {self.learner.join.held:,} impressions wait for events that are later by more than window and lateness, "
+            f"{window:,.0f} s"
+        )
+
+    @property
+    def interrupted(self) -> bool:
+        return self.asked.by is not None
+
+    def _follow(self) -> None:
+        for piece in self.stream.pieces():
+            if piece is not None:
+                self._take(piece)
+            elif self.once and self.stream.drained():
+                return
+            elif self.once and self.stream.failing:
+                raise SourceError(self.stream.failing)
+            self._between()
+            if self.interrupted:
+                return
+
+    def _take(self, piece: Piece) -> None:
+        for row, why in piece.bad:
+            self.complaints.line(piece.chunk, row, why)
+        if piece.refused:
+            self.complaints.chunk(piece.chunk, piece.refused)
+        if piece.events is not None:
+            self.events_read += len(piece.events)
+            self.learner.add(piece.events, int(1e6 * (time.time() + self.ahead_s)))
+        self.stream.took(piece)  # with what is ready, and not yet learned from
+        self._changed = True
+        self._learn()
+
+    def _learn(self) -> None:
+        while self.learner.waiting and not self.interrupted:
+            self.learner.learn(self.every.left(self.engine.learned))
+            self._changed = True
+            self._between()
+
+    def _warm_up(self) -> None:
+        """Past rows, fetched ahead; they have their labels."""
+        if self.warm["done"]:
+            return
+        columns = self.plan.request_schema(label=True).names
+        start = (self.warm["file"], self.warm["rows"])
+        checksum = content_of(start[0]) if start[0] else ""
+        if start[0] and self.warm.get("checksum", checksum) != checksum:
+            raise DataError(
+                f"{start[0]} changed after {start[1]:,} of its rows were learned from, so learning cannot continue at that "
+                f"position. Restore the old file, or start over with another output folder than {self.out}"
+            )
+        rows = ahead(self.past, columns=columns, in_flight=self.in_flight, start=start)
+        before, began = self.engine.learned, time.perf_counter()
+        for morsel in rows:
+            for at in range(0, morsel.rows.num_rows, ROWS):
+                part = morsel.rows.slice(at, ROWS)
+                self.learner.learn_past(part, morsel.origin.path, morsel.origin.row + at)
+                if morsel.origin.path != self.warm["file"]:
+                    checksum = content_of(morsel.origin.path)
+                rows_done = morsel.origin.row + at + len(part)
+                self.warm = {"file": morsel.origin.path, "rows": rows_done, "done": False, "checksum": checksum}
+                self._changed = True
+                self._between(publish=False)
+                if self.interrupted:
+                    rows.close()
+                    return
+        self.warm |= {"done": True, "learned": self.engine.learned}
+        self._changed = True
+        spent = time.perf_counter() - began
+        self.tell(
+            f"warmed up with {self.engine.learned - before:,} examples in {spent:.1f} s, "
+            f"of which {rows.share_waited:.1%} went by waiting for input"
+        )
+        self._publish()
+
+    def _between(self, publish: bool = True) -> None:
+        """What is done between two batches of examples."""
+        now = time.monotonic()
+        if publish and self._due():
+            self._publish()
+        elif self._changed and now >= self._next_checkpoint:
+            self._checkpoint()
+        if now >= self._next_status:
+            self._write_status()
+
+    def _end(self) -> None:
+        """WriteError where what was learned cannot be kept, or not be published: nobody tries again."""
+        if self._changed or not self._number:
+            self._checkpoint()
+        lost = self._changed or not self._number
+        wanted = (self.publish_at_end or self._owed) and self.engine.learned > self.published_learned
+        if wanted and not lost:
+            self._publish()
+        self._write_status()
+        if lost:
+            behind = f"what was learned behind checkpoint {self._number}" if self._number else "what was learned"
+            raise WriteError(f"{behind} is not kept: {self.failed}; make room and start again: it is learned again")
+        if wanted and self.engine.learned > self.published_learned:
+            raise WriteError(
+                f"checkpoint {self._number} holds what was learned, but it is not published, version {self.version.number} "
+                f"stays: {self.failed}; make room and start again"
+            )
+
+    # ---- checkpoints
+
+    def _checkpoint(self) -> bool:
+        """False where it could not be written: the one before stands, and the next is tried soon."""
+        began = time.monotonic()
+        position = self.stream.position()
+        numbers, tables = self.learner.state()
+        state = {
+            "plan": self.plan.fingerprint,
+            "settings": self._decisive,
+            "stream": position,
+            "warm_up": self.warm,
+            "learner": numbers,
+            "complaints": [self.complaints.lines, self.complaints.chunks],
+        }
+        try:
+            self.checkpoints.write(self._number + 1, state, tables, self.engine)
+        except WriteError as error:
+            self.failed = str(error)
+            self.tell(f"no checkpoint, the one before stands: {error}")
+            self._next_checkpoint = time.monotonic() + max(AGAIN_S, self.checkpoint_s)
+            return False
+        self._number += 1
+        took = time.monotonic() - began
+        self.checkpoint_took_s += took
+        self._next_checkpoint = time.monotonic() + max(self.checkpoint_s, took / self.checkpoint_share)
+        self._changed = False
+        # The older of the two may be gone back to, where the newer is damaged; events before it are not needed again.
+        if self._before is not None:
+            self.stream.kept(self._before)
+        self._before = position
+        return True
+
+    def _restore(self, found: Checkpoint | None) -> Position | None:
+        if found is None:
+            return None
+        self._check(found)
+        found.engine.progress.show = self.engine.progress.show
+        self.engine, self._number = found.engine, found.number
+        self.learner = self._fresh()
+        try:
+            self.learner.restore(found.state["learner"], found.tables)
+            self.complaints.lines, self.complaints.chunks = found.state["complaints"]
+            self.warm = found.state["warm_up"] if self.past else {**found.state["warm_up"], "done": True}
+            self._before = found.state["stream"]
+            if self.past and self.warm["done"] and "learned" not in self.warm:
+                self.tell(f"{self.out} began without rows to warm up with; those of warm_up are not learned from now")
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"checkpoint {found.number} in {self.out} is of another version: {error!r}") from error
+        return self._before
+
+    def _fresh(self) -> Learner:
+        join = Join(self.layout, self.window_us, self.lateness_us, self.held_bytes)
+        return Learner(self.plan, self.engine, join, self.complaints.line, self.threads)
+
+    @property
+    def _decisive(self) -> dict[str, Any]:
+        """What decides which examples there are, and with which label: the same for a folder's whole life."""
+        return {
+            "window": f"{self.window_us / 1e6:g}s",
+            "lateness": f"{self.lateness_us / 1e6:g}s",
+            "id": self.layout.id,
+            "time": self.layout.time,
+            "event": self.layout.event,
+            # Where the log has timestamps, a unit says only how a number may be written.
+            **({"time_unit": self.layout.clock_unit} if self.layout.clock_unit else {}),
+        }
+
+    def _check(self, found: Checkpoint) -> None:
+        if found.state.get("plan") != self.plan.fingerprint:
+            raise PlanError(
+                f"{self.out} was learned through another plan (fingerprint {str(found.state.get('plan'))[:16]}…, the job's is "
+                f"{self.plan.fingerprint[:16]}…); choose another folder"
+            )
+        mine, theirs = self.engine.published().about, found.engine.published().about
+        for name in ("names", *SETTINGS, *RATES):
+            if mine[name] != theirs[name]:
+                raise PlanError(
+                    f"the engine in {self.out} has {name}={theirs[name]!r}, the job's {mine[name]!r}; choose another folder"
+                )
+        settings = found.state.get("settings", {})  # older checkpoints have none
+        for name, mine in self._decisive.items():
+            if settings.get(name, mine) != mine:
+                raise PlanError(
+                    f"{self.out} is learned with {name} {settings[name]}, asked for is {name} {mine}: examples would change "
+                    f"their meaning; go on with {name} {settings[name]}, or choose another folder"
+                )
+
+    def _went_on(self) -> None:
+        if self._number == 0:
+            self._checkpoint()  # from now on a start is a start from a checkpoint
+        else:
+            self.tell(
+                f"going on from checkpoint {self._number}: {self.engine.learned:,} examples, {self.learner.join.held:,} held"
+            )
+        self._between(publish=self.warm["done"])  # a version may be due from before
+        self._learn()
+
+    # ---- versions
+
+    def _open_folder(self) -> ModelFolder:
+        if not self.out.exists() or (self.out.is_dir() and not any(self.out.iterdir())):
+            return create(self.out, self.plan, self.engine, context=self.context, note=_note(self.engine.learned))
+        folder = ModelFolder.open(self.out)
+        if folder.fingerprint != self.plan.fingerprint:
+            raise PlanError(f"{self.out} holds the model of another plan; choose another folder")
+        if not self.checkpoints.found() and self._learned(folder) > self.engine.learned:
+            raise PlanError(
+                f"{self.out} holds a version that learned from {self._learned(folder):,} examples, the job's engine from "
+                f"{self.engine.learned:,}: load it in the job with cb.DeepFFM.load, or choose another folder"
+            )
+        return folder
+
+    def _learned(self, folder: ModelFolder) -> int:
+        found = read_directory(folder.published.file()).about.get("learned", 0)
+        return int(found) if isinstance(found, int) else 0
+
+    def _know_version(self) -> None:
+        found = self.folder.published.current
+        if found is None:
+            raise DataError(f"{self.out} has no published version")
+        self.version: Version = found
+        self.published_learned = self._learned(self.folder)
+        self._published_s = datetime.strptime(found.time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+
+    def _due(self) -> bool:
+        learned = self.engine.learned
+        if learned <= self.published_learned or time.monotonic() < self._next_publish:
+            return False
+        if self.published_learned < self.warm.get("learned", 0):
+            return True
+        return self.every.due(learned, self.published_learned, time.time() - self._published_s)
+
+    def _publish(self) -> None:
+        """A checkpoint, then the version. Where one fails, serving goes on with the version before, and it is tried again."""
+        self._next_publish = time.monotonic() + AGAIN_S
+        if self._changed and not self._checkpoint():
+            return
+        try:
+            self.version = self.folder.published.publish(self.engine, note=_note(self.engine.learned))
+        except WriteError as error:
+            self.failed, self._owed = str(error), True
+            self.tell(f"not published, version {self.version.number} stays: {error}")
+            return
+        self._next_publish, self._owed = 0.0, False
+        self.published_learned, self._published_s = self.engine.learned, time.time()
+        self.tell(
+            f"version {self.version.number}: {self.engine.learned:,} examples, a patch of {self.version.patch_bytes:,} bytes"
+        )
+        self._write_status()
+
+    # ---- saying how it goes
+
+    def _status(self) -> dict[str, Any]:
+        join, newest = self.learner.join, self.learner.join.newest
+        return status(
+            self.engine.progress,
+            published_at=self.version.time,
+            version=self.version.number,
+            lag_s=None if newest == BEGIN else round(time.time() - newest / 1e6, 3),
+            held=join.held,
+            learned=self.engine.learned,
+            waited_s=round(self.stream.waited_s, 3),
+            checkpoints={"number": self._number, "seconds": round(self.checkpoint_took_s, 3)},
+            counts={
+                **vars(join.counts),
+                "dropped_by_filters": self.learner.dropped,
+                "left_out": self.complaints.lines,
+                "refused_chunks": self.complaints.chunks,
+            },
+        )
+
+    def _write_status(self) -> None:
+        self._next_status = time.monotonic() + STATUS_S
+        write_status(self.folder.online, self._status(), self.tell)
+
+
+def _note(learned: int) -> str:
+    return f"online, {learned:,} examples"

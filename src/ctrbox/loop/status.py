@@ -1,0 +1,89 @@
+"""How learning goes, for people: `online.json` beside the model for the server's page, and bad rows by name.
+
+{"examples", "clicked", "loss", "auc", "auc_examples", "constant", "calibration": {"predicted", "clicked"}, "published_at",
+ "version", "lag_s", "windows": [[examples, loss, auc, constant], …], "held", "counts": {…}, "updated_at"}
+
+All examples count alike. Where examples have weights, "weighted": {"loss", "auc", "predicted", "clicked"} tells the same by
+weight.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ctrbox.errors import DataError, WriteError
+from ctrbox.ffm.progress import Progress
+from ctrbox.files.atomic import written_aside
+from ctrbox.files.sealed import tidy
+
+WINDOWS = 200
+NAMED = 10
+
+
+class Complaints:
+    """Counts rows and chunks that were left out; names the first ten rows, and every chunk. ``strict``: the first is an error."""
+
+    def __init__(self, tell: Callable[[str], object], log: Path, strict: bool = False) -> None:
+        self.tell, self.log, self.strict = tell, log, strict
+        self.lines = self.chunks = 0
+
+    def line(self, chunk: str, row: int, why: str) -> None:
+        """``chunk`` "": not known which."""
+        what = f"{chunk} line {row + 1:,}: {why}" if chunk else why
+        self.lines += 1
+        if self.strict:
+            raise DataError(what)
+        if self.lines <= NAMED:
+            self.tell(f"left out: {what}")
+        if self.lines == NAMED:
+            self.tell("further ones are counted")
+
+    def chunk(self, name: str, why: str) -> None:
+        """Set aside by name: in the log, and in a file of its own."""
+        self.chunks += 1
+        if self.strict:
+            raise DataError(f"chunk {name} cannot be read: {why}")
+        self.tell(f"refused: chunk {name}: {why}")
+        try:
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"chunk": name, "why": why, "time": now()}) + "\n")
+        except OSError as error:
+            self.tell(f"cannot write {self.log}: {error.strerror or error}")
+
+
+def status(progress: Progress, **beside: Any) -> dict[str, Any]:
+    predicted, clicked = progress.calibration
+    weighted = {}
+    if progress.has_weights:
+        shares = dict(zip(("predicted", "clicked"), progress.weighted_calibration, strict=True))
+        weighted = {"weighted": {"loss": progress.weighted_loss, "auc": progress.weighted_auc, **shares}}
+    return {
+        "examples": progress.examples,
+        "loss": progress.loss,
+        "auc": progress.auc,
+        "auc_examples": progress.auc_examples,
+        "constant": progress.constant,
+        "clicked": progress.clicks,
+        "calibration": {"predicted": predicted, "clicked": clicked},
+        "windows": [[w.examples, w.loss, w.auc, w.constant] for w in progress.windows[-WINDOWS:]],
+        **weighted,
+        **beside,
+        "updated_at": now(),
+    }
+
+
+def write_status(place: Path, found: Mapping[str, Any], tell: Callable[[str], object]) -> None:
+    """Written aside and renamed; learning does not end for want of it."""
+    try:
+        with written_aside(place) as aside:
+            aside.write_text(json.dumps(tidy(found)), encoding="utf-8")
+    except WriteError as error:
+        tell(str(error))
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,318 @@
+"""A plan in words: what is read, what is computed where, in which layers and meta-kernels, why there, how fast.
+
+`explain_json` gathers the facts as plain data, `explain` sets them as a page (page.py). Reads no row and needs no
+GPU; the same plan, device and measurements give the same page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from ctrbox import _native
+from ctrbox.columns.kind import name_of
+from ctrbox.plan.drawing.page import page
+from ctrbox.plan.graph.graph import FrameSpec, Graph, Output
+from ctrbox.plan.language.expr import Time
+from ctrbox.plan.language.node import Node
+from ctrbox.plan.language.tables import Dictionary, TableSpec
+from ctrbox.plan.placement.costs import Measured
+from ctrbox.plan.placement.expected import Expected, expected
+from ctrbox.plan.placement.metakernels import MetaKernel, launches, metakernels
+from ctrbox.plan.placement.placement import SLOTS, Placed, Placement, live_frames, place
+
+SHOWN_VALUES = 4  # of a set or of boundaries
+
+
+class Words:
+    """Writes operators of one graph compactly."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        spaces = {o.space for o in graph.outputs if o.role == "sparse" and o.space}
+        self.spaces = {
+            signed(_native.salt(space.encode("utf-8", "surrogateescape"))): space for space in sorted(spaces)
+        }
+        self.users = users(graph)
+        self.names = [*(o.name for o in graph.outputs), "(filter)", "(join key)", "(fit)"]
+
+    def operator(self, node: Node) -> str:
+        """Without its number: ``split(%7, " ")``."""
+        frames = self.graph.frames
+        if node.op == "column":
+            return f"column {node.name}"
+        if node.op == "row":
+            return f"row of {frames[node.param('frame')].name}({self.value(node.args[0])})"
+        if node.op == "gather":
+            return f"{frames[node.args[0].param('frame')].name}[{node.args[0]}].{node.inner}"
+        if node.op == "found":
+            return f"found({node.args[0]})"
+        parts = [self.value(a) for a in node.args] + list(self.parameters(node))
+        name = node.param("function").name if node.op == "user" else node.op
+        return f"{name}({', '.join(parts)})"
+
+    def value(self, node: Node) -> str:
+        return constant(node.param("value")) if node.op == "literal" else f"{node}"
+
+    def parameters(self, node: Node) -> Iterable[str]:
+        params = dict(node.params)
+        for number in params.get("ints", ()):
+            space = self.spaces.get(number) if node.op == "key" else None
+            yield f"{space!r}" if space is not None else f"{number}"
+        for number in params.get("floats", ()):
+            yield f"{number:g}"
+        for text in params.get("texts", ()):
+            yield constant(text)
+        if "path" in params:
+            yield params["path"]
+        table = params.get("table")
+        if isinstance(table, TableSpec):
+            yield self.table(table)
+
+    def table(self, spec: TableSpec) -> str:
+        if isinstance(spec.data, Dictionary):
+            return f"{len(spec.data):,} words"
+        if spec.what == "fit":
+            fit = self.graph.fits[int(spec.data)]
+            settings = ", ".join(f"{value}" for name, value in fit.settings if name == "quantiles")
+            return f"fitted {settings + ' ' if settings else ''}{fit.how}"
+        values = [f"{v:g}" if isinstance(v, float) else constant(v) for v in spec.data[:SHOWN_VALUES]]
+        if len(spec.data) > SHOWN_VALUES:
+            values.append(f"… {len(spec.data)}")
+        brackets = "[]" if spec.what == "boundaries" else "{}"
+        return brackets[0] + ", ".join(values) + brackets[1]
+
+    def features(self, node: Node) -> list[str]:
+        """The outputs that an operator is computed for, in their order; then filters, keys, fits."""
+        mask, found = self.users.get(node.id, 0), []
+        while mask:
+            lowest = mask & -mask
+            found.append(self.names[lowest.bit_length() - 1])
+            mask ^= lowest
+        return found
+
+
+def signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+def constant(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    if isinstance(value, Time):
+        return f"{int(value)} µs"
+    if isinstance(value, str):
+        shown = value if len(value) <= 24 else value[:23] + "…"
+        return json.dumps(shown, ensure_ascii=not shown.isprintable())
+    return "[]" if value == () else f"{value!r}"
+
+
+def users(graph: Graph) -> dict[int, int]:
+    """For each node a bit mask of the outputs it is computed for; then bits for filters, keys and fits."""
+    masks: dict[int, int] = {}
+    beyond = len(graph.outputs)
+    for k, output in enumerate(graph.outputs):
+        masks[output.node.id] = masks.get(output.node.id, 0) | 1 << k
+    for frame in graph.frames:
+        for node in frame.filters:
+            masks[node.id] = masks.get(node.id, 0) | 1 << beyond
+        if frame.hash is not None:
+            masks[frame.hash.id] = masks.get(frame.hash.id, 0) | 2 << beyond
+    for fit in graph.fits:
+        for node in fit.inputs:
+            masks[node.id] = masks.get(node.id, 0) | 4 << beyond
+    # Numbers ascend from inputs to users, so one sweep from the top is enough.
+    for node in reversed(graph.typed.nodes.order):
+        mask = masks.get(node.id, 0)
+        if mask:
+            for below in (*node.args, *((node.inner,) if node.inner is not None else ())):
+                masks[below.id] = masks.get(below.id, 0) | mask
+    return masks
+
+
+# ---- the facts --------------------------------------------------------------------------------------------
+
+
+def explain(graph: Graph, device: Any = "auto", *, measured: Measured | None = None) -> str:
+    """The plan as a page of plain text. ``measured``: as of `explain_json`."""
+    return page(explain_json(graph, device, measured=measured))
+
+
+def explain_json(graph: Graph, device: Any = "auto", *, measured: Measured | None = None) -> dict[str, Any]:
+    """Everything `explain` says, as data that JSON can hold.
+
+    ``measured``: nanoseconds a row by device and operator, ``{"cuda": {"json": 2.5, "%12": 0.1, "layer_3": 4.0}}``;
+    they are shown beside the estimates and take their place where an operator's device is chosen.
+    """
+    placement, words = place(graph, device, measured), Words(graph)
+    live = {f.id for f in live_frames(graph)}
+    rows = graph.frames[0].view.source.rows
+    kernels = metakernels(graph, placement)
+    facts = {
+        "device": placement.device.kind,
+        "memory_bytes": placement.device.budget,
+        "note": placement.device.note,
+        "frames": [_frame(graph, f, f.id in live, rows, placement, words) for f in graph.frames],
+        "outputs": [_output(o) for o in graph.outputs],
+        "sharing": _sharing(graph),
+        "fits": [{"how": f.how, "inputs": [str(n) for n in f.inputs], **dict(f.settings)} for f in graph.fits],
+        "placement": _placement(placement, words),
+    }
+    if placement.device.kind == "cuda":
+        facts["cores"] = placement.device.cores
+        facts["pcie_bytes_s"] = placement.device.pcie * 1e9
+        facts["metakernels"] = [_kernel(k) for k in kernels]
+        facts["launches"] = launches(graph, kernels)
+        facts["expected"] = _expected(placement, expected(graph, placement, kernels))
+    return facts
+
+
+def _placement(placement: Placement, words: Words) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "used_bytes": placement.used_bytes,
+        "tables": [
+            {"what": t.what, "device": t.device, "bytes": t.bytes, "reason": t.reason} for t in placement.tables
+        ],
+        "copies": [
+            {
+                "operator": str(c.node),
+                "what": words.operator(c.node),
+                "raw": c.node.op == "column",
+                "way": c.way,
+                "bytes": c.bytes,
+                "row_bytes": c.row_bytes,
+            }
+            for c in placement.copies
+        ],
+    }
+    if placement.device.kind == "cuda":
+        found["memory"] = asdict(placement.memory)
+        found["slots"], found["chunk_rows"], found["filters"] = SLOTS, placement.chunk_rows, placement.filters
+    return found
+
+
+def _kernel(kernel: MetaKernel) -> dict[str, Any]:
+    # What makes one mask of several filters is no operator of the plan and has no number.
+    named = {n.id: str(n) if n.id >= 0 else "mask" for n in kernel.operators}
+    counts: dict[str, int] = {}
+    loads = {n.id for n in kernel.loads}
+    for n in kernel.operators:
+        if n.id not in loads:
+            counts[n.op] = counts.get(n.op, 0) + 1
+    return {
+        "name": kernel.name,
+        "operators": [named[n.id] for n in kernel.operators],
+        "loads": len(loads),
+        "counts": counts,
+        "groups": [{"how": g.how, "operators": [named[n.id] for n in g.operators]} for g in kernel.groups],
+        "row_bytes": kernel.row_bytes,
+        "estimated_ns": kernel.estimated_ns,
+        "measured_ns": kernel.measured_ns,
+    }
+
+
+def _expected(placement: Placement, found: Expected | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    slowest = found.parts[found.bottleneck]
+    return {
+        "parts_ns": found.parts,
+        "bottleneck": found.bottleneck,
+        "rows_s": 1e9 / slowest if slowest else None,
+        "copy_row_bytes": sum(c.row_bytes for c in placement.copies),
+        "cpu_operators": sum(n.op != "column" for n in placement.cpu),
+    }
+
+
+def _output(o: Output) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "role": o.role,
+        "name": o.name,
+        "node": str(o.node),
+        "kind": name_of(o.node.kind),
+    }
+    if o.role == "sparse":
+        found["space"] = o.space
+    if o.width > 1:
+        found["width"] = o.width
+    return found
+
+
+def _frame(
+    graph: Graph, frame: FrameSpec, live: bool, log_rows: int | None, placement: Placement, words: Words
+) -> dict[str, Any]:
+    layers = graph.layers(frame) if live else []
+    rows = frame.view.source.rows
+    hoisted = [n for layer in layers for n in layer if n.op != "column"] if frame.id else []
+    factor = log_rows / rows if frame.id and log_rows and rows else None
+    return {
+        "name": frame.name,
+        "role": frame.role,
+        "read": live,
+        "key": list(frame.key),
+        "sources": [_source(graph, frame, k, live) for k in range(len(frame.sources))],
+        "filters": [words.operator(n) for n in frame.filters],
+        "hoisted": len(hoisted),
+        "hoisted_factor": factor,
+        "layers": [
+            [_operator(n, placement.operators[n.id], words, placement.device.kind == "cuda") for n in layer]
+            for layer in layers
+        ],
+    }
+
+
+def _source(graph: Graph, frame: FrameSpec, place_: int, live: bool) -> dict[str, Any]:
+    spec = frame.sources[place_]
+    read = graph.columns(frame, place_) if live else []
+    ids = [spec.on] if spec.on else list(frame.key) if len(frame.sources) > 1 else []
+    read += [name for name in ids if name not in read]
+    names = spec.view.source.schema.names
+    text = getattr(spec.view.source, "text_options", None)
+    return {
+        "name": spec.view.name,
+        "source": spec.view.source.name,
+        "rows": spec.view.source.rows,
+        "bytes": spec.view.source.bytes,
+        "columns_read": read,
+        "columns_unread": [n for n in names if n not in read],
+        "merged_on": spec.on,
+        "text": text.given() if text is not None else {},
+    }
+
+
+def _operator(node: Node, placed: Placed, words: Words, weighed: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "id": str(node),
+        "op": node.op,
+        "text": words.operator(node),
+        "args": [str(a) for a in node.args if a.op != "literal"],
+        "gathers": str(node.inner) if node.inner is not None else None,
+        "kind": name_of(node.kind),
+        "nullable": node.nullable,
+        "features": words.features(node),
+        "device": placed.device,
+        "reason": placed.reason,
+        "bytes": placed.bytes,
+    }
+    if weighed:
+        found |= {"estimated_ns": placed.estimated_ns, "measured_ns": placed.measured_ns, "again": placed.again}
+    return found
+
+
+def _sharing(graph: Graph) -> dict[str, int]:
+    """Operators if every feature were computed by itself, and how many are left."""
+    live = live_frames(graph)
+    kept = {n.id for f in live for n in graph.nodes(f)}
+    sizes: dict[int, int] = {}
+    dropped = 0
+    for node in graph.typed.nodes.order:
+        own = node.op not in ("column", "literal", "gather")
+        # Each use of a joined column would look it up and compute it anew.
+        below = sum(sizes[a.id] for a in (*node.args, *([node.inner] if node.inner is not None else [])))
+        sizes[node.id] = below + own
+        dropped += own and node.id not in kept
+    roots = [o.node for o in graph.outputs] + [n for f in live for n in graph.roots(f)]
+    counted = [n for n in graph.typed.nodes.order if n.id in kept and n.op not in ("column", "literal", "gather")]
+    return {"written": sum(sizes[n.id] for n in roots), "kept": len(counted), "dropped": dropped}

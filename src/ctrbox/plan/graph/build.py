@@ -1,0 +1,359 @@
+"""From views and features to a graph: names become nodes, joins become look-ups, nulls are accounted for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctrbox import _native
+from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.errors import PlanError, nearest
+from ctrbox.plan.graph.gaps import Gap, NullsUnfilled, present, told
+from ctrbox.plan.graph.graph import FitSpec, FrameSpec, Graph, Output, SourceSpec
+from ctrbox.plan.graph.unlabelled import conjuncts, tested
+from ctrbox.plan.language.expr import Expr, Time, col, expression
+from ctrbox.plan.language.features import FeatureSet, space_of
+from ctrbox.plan.language.node import Node
+from ctrbox.plan.language.operators import crossed, hashed, resolve
+from ctrbox.plan.language.typing import Typed, origin
+from ctrbox.plan.language.user import UserOperator
+from ctrbox.views.recorded import RecordedSource
+from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
+
+NOTHING: dict[str, Any] = {"s": "", "f": 0.0, "i": 0, "b": False, "t": Time(0), "*": ()}  # by the kind's first letter
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A column of a type that no operator takes."""
+
+    type: pa.DataType
+
+
+@dataclass
+class Scope:
+    """The columns of a view at some step, as nodes of its frame."""
+
+    builder: Builder
+    frame: FrameSpec
+    columns: dict[str, Node | Unusable] = field(default_factory=dict)
+    known: dict[int, tuple[Expr, Node]] = field(default_factory=dict)  # cleared when columns change
+
+    @property
+    def typed(self) -> Typed:
+        return self.builder.typed
+
+    def column(self, name: str) -> Node:
+        found = self.columns.get(name)
+        if found is None:
+            raise PlanError(
+                f"column {name!r} is not in view {self.frame.name!r}{nearest(name, self.columns)}"
+                + ("" if nearest(name, self.columns) else f"; it has: {', '.join(list(self.columns)[:20])}")
+            )
+        if isinstance(found, Unusable):
+            raise PlanError(
+                f"column {name!r} of view {self.frame.name!r} has type {found.type}; expected a number, string, bool, time "
+                "or a list of them (fields of a struct are columns named 'struct.field')"
+            )
+        return found
+
+    def fit(self, how: str, inputs: tuple[Node, ...], settings: tuple[tuple[str, Any], ...]) -> int:
+        return self.builder.fit(how, inputs, settings, self.frame)
+
+    def user(self, function: UserOperator, args: tuple[Node, ...]) -> Node:
+        widened = []
+        for k, (arg, kind) in enumerate(zip(args, function.args, strict=True)):
+            if arg.kind != kind and (arg.kind, kind) not in (("b", "i"), ("i", "f"), ("b", "f")):
+                raise PlanError(
+                    f"operator {function.name!r} takes {name_of(kind)} as argument {k + 1}, got {name_of(arg.kind)} "
+                    f"({origin(arg).name!r})"
+                )
+            widened.append(self.typed.widen(arg, kind))
+        why = f"operator {function.name!r} may return nulls" if function.nullable else ""
+        nullable = function.nullable or (function.on_gpu and any(a.nullable for a in widened))
+        return self.typed.node("user", tuple(widened), (("function", function),), function.result, nullable, why)
+
+
+class Builder:
+    def __init__(self) -> None:
+        self.typed = Typed()
+        self.frames: list[FrameSpec] = []
+        self.fits: list[FitSpec] = []
+        self.dimensions: dict[tuple[int, str], Scope] = {}
+        self.views: list[View] = []  # holds views so that their ids stay theirs
+
+    def fit(self, how: str, inputs: tuple[Node, ...], settings: tuple[tuple[str, Any], ...], frame: FrameSpec) -> int:
+        if frame.id != 0:
+            raise PlanError(f"what is fitted is fitted on the log: move it from view {frame.name!r} behind the join")
+        spec = FitSpec(how, inputs, settings)
+        if spec in self.fits:
+            return self.fits.index(spec)
+        self.fits.append(spec)
+        return len(self.fits) - 1
+
+    # ---- views
+    def open(self, view: View, role: str) -> Scope:
+        frame = FrameSpec(len(self.frames), view.name, role, [SourceSpec(view)], key=view.key)
+        self.frames.append(frame)
+        self.views.append(view)
+        scope = Scope(self, frame, self.raw_columns(frame, 0, view, missing=role == "left"))
+        if role != "log":
+            members = tuple(scope.column(k) for k in view.key)
+            frame.hash = self.single_key(scope, members)
+        for step in view.steps:
+            self.apply(scope, step)
+        return scope
+
+    def raw_columns(self, frame: FrameSpec, source: int, view: View, missing: bool) -> dict[str, Node | Unusable]:
+        columns: dict[str, Node | Unusable] = {}
+        for f in view.source.schema:
+            kind = kind_of_arrow(f.type)
+            if kind is None:
+                columns[f.name] = Unusable(f.type)
+                continue
+            if missing:
+                nullable, why = True, f"a key may be missing from view {view.name!r}"
+            else:
+                nullable, why = view.source.nullable(f.name), "its data holds nulls or does not say"
+            width = f.type.list_size if pa.types.is_fixed_size_list(f.type) else 0
+            params = (("name", f.name), ("source", source), ("width", width))
+            columns[f.name] = self.typed.nodes.intern(
+                "column", (), params, kind, nullable, frame.id, name=f.name, why=why if nullable else ""
+            )
+        return columns
+
+    def apply(self, scope: Scope, step: Any) -> None:
+        self.change(scope, step)
+        scope.known.clear()
+
+    def change(self, scope: Scope, step: Any) -> None:
+        match step:
+            case WithColumns(columns):
+                made = {name: resolve(expression(e), scope) for name, e in columns}
+                scope.columns.update(made)
+            case Fill(values):
+                for name, value in values:
+                    scope.columns[name] = resolve(col(name).fill(value), scope)
+                scope.known.clear()
+            case Cast(types):
+                for name, to in types:
+                    scope.columns[name] = resolve(col(name).cast(to), scope)
+            case Filter(condition):
+                self.filter(scope, condition)
+            case Select(names):
+                scope.columns = {name: scope.column(name) for name in names}
+            case Join():
+                self.join(scope, step)
+            case Merge():
+                self.merge(scope, step)
+
+    def filter(self, scope: Scope, condition: Any) -> None:
+        """Add a filter; a column that it asks to be not null is not null in what follows."""
+        asked = [tested(part) for part in conjuncts(condition)] if isinstance(condition, Expr) else []
+        # A condition of its own for each, so that one about the label can be left out where there is no label.
+        parts = conjuncts(condition) if any(asked) else [condition]
+        scope.frame.filters += [self.condition(part, scope) for part in parts]
+        if scope.frame.role == "left":
+            return  # Its null row, the answer for keys that it lacks, passes every filter.
+        scope.known.clear()
+        for name in asked:
+            node = scope.columns.get(name) if name is not None else None
+            if name is not None and isinstance(node, Node) and node.nullable:
+                # The value is never used: rows that would need it do not pass.
+                scope.columns[name] = resolve(col(name).fill(NOTHING[node.kind[0]]), scope)
+
+    def condition(self, e: Any, scope: Scope) -> Node:
+        if not isinstance(e, Expr):
+            raise PlanError(f"filter needs a condition such as col('device') == 'ios', got {e!r}")
+        node = resolve(e, scope)
+        if node.kind != "b":
+            raise PlanError(f"filter needs a condition (bool), got {name_of(node.kind)}: {e!r}")
+        return node
+
+    def join(self, scope: Scope, step: Join) -> None:
+        # Below a left join even an inner one has a row for missing keys: the null row of the view that holds it.
+        role = "left" if scope.frame.role == "left" else step.how
+        key = (id(step.view), role)
+        inner = self.dimensions.get(key)
+        if inner is None:
+            inner = self.dimensions[key] = self.open(step.view, role)
+        members = []
+        for name, theirs in zip(step.on, step.view.key, strict=True):
+            mine, other = scope.column(name), inner.frame.view.source.schema.field(theirs)
+            other_kind = kind_of_arrow(other.type)
+            if mine.kind != other_kind:
+                raise PlanError(
+                    f"join on {name!r}: {name_of(mine.kind)} in view {scope.frame.name!r}, "
+                    f"{name_of(other_kind) if other_kind else other.type} in view {step.view.name!r} ({theirs!r}); "
+                    f"{key_advice(name, mine.kind, theirs, other_kind, step.view)}"
+                )
+            members.append(mine)
+        row = self.row(scope, inner.frame, tuple(members))
+        if step.how == "inner":
+            scope.frame.filters.append(self.typed.node("found", (row,), (), "b", False, ""))
+        self.bring(scope, inner, row, step.prefix, step.view)
+
+    def single_key(self, scope: Scope, members: tuple[Node, ...]) -> Node:
+        """The hash of a join key; PlanError unless each member is one value a row of a type that can be a key."""
+        for member in members:
+            if member.kind not in ("i", "s", "b", "t", "k"):
+                raise PlanError(
+                    f"{origin(member).name!r} of view {scope.frame.name!r} is {name_of(member.kind)}, which cannot be a join "
+                    "key; expected a whole number, a string, a bool or a time"
+                )
+        return crossed(scope, members, 1) if len(members) > 1 else hashed(scope, members[0], "join")
+
+    def row(self, scope: Scope, frame: FrameSpec, members: tuple[Node, ...]) -> Node:
+        value = self.single_key(scope, members)
+        return self.typed.nodes.intern("row", (value,), (("frame", frame.id),), "i", False, scope.frame.id)
+
+    def bring(self, scope: Scope, inner: Scope, row: Node, prefix: str, view: View) -> None:
+        """The columns of a joined view, but for its key, under their names."""
+        for name, node in inner.columns.items():
+            if name in view.key:
+                continue
+            mine = prefix + name
+            if mine in scope.columns:
+                raise PlanError(
+                    f"column {mine!r} is in both {scope.frame.name!r} and {view.name!r}; "
+                    f"join with prefix='{view.name}_' or leave it out with .select(…)"
+                )
+            scope.columns[mine] = node if isinstance(node, Unusable) else self.typed.gather(row, node)
+
+    def merge(self, scope: Scope, step: Merge) -> None:
+        frame, view = scope.frame, step.view
+        mine, theirs = frame.view.key[0], view.key[0]
+        mine_kind, their_kind = (
+            kind_of_arrow(v.source.schema.field(k).type) for v, k in ((frame.view, mine), (view, theirs))
+        )
+        if mine_kind != their_kind or mine_kind not in ("i", "s", "t", "b"):
+            raise PlanError(
+                f"merge by id: {mine!r} of view {frame.name!r} is {frame.view.source.schema.field(mine).type}, {theirs!r} of "
+                f"view {view.name!r} is {view.source.schema.field(theirs).type}; both must be whole numbers, or both strings"
+            )
+        simple = frame.role == "log" and not any(isinstance(s, Join | Merge | Filter) for s in view.steps)
+        if step.ordered and not simple:
+            raise PlanError(f"merge with {view.name!r} can stream only a view without filters and joins into the log")
+        ordered = step.ordered
+        if ordered is None:
+            ordered = simple and mine_kind == "i" and looks_ordered(frame.view, mine) and looks_ordered(view, theirs)
+        if not ordered:
+            inner = self.open(view, "left")
+            inner.frame.budget_bytes = step.budget_bytes
+            self.bring(scope, inner, self.row(scope, inner.frame, (scope.column(mine),)), "", view)
+            return
+        if mine_kind != "i":
+            raise PlanError(f"merge by streaming needs whole-number ids in {mine!r} and {theirs!r}; use ordered=False")
+        frame.sources.append(SourceSpec(view, theirs))
+        self.views.append(view)
+        columns = self.raw_columns(frame, len(frame.sources) - 1, view, missing=True)
+        inner = Scope(self, frame, columns)
+        for other in view.steps:
+            self.apply(inner, other)
+        for name, node in inner.columns.items():
+            if name == theirs:
+                continue
+            if name in scope.columns:
+                raise PlanError(
+                    f"column {name!r} is in both {frame.name!r} and {view.name!r}; leave it out with .select(…)"
+                )
+            scope.columns[name] = node
+
+
+def key_advice(name: str, mine: str, theirs: str, other: str | None, view: View) -> str:
+    """Return what to do about a join key that has another type in the joined view.
+
+    Numbers become text, never text numbers: text that is no number would become null, and a null finds no row.
+    """
+    if mine != "s" or other not in ("i", "b"):
+        return f"cast it before the join: .cast({name}='{name_of(other) if other else 'str'}')"
+    if getattr(view.source, "text_options", None) is not None:
+        return f"read the key as text: View(…, types={{{theirs!r}: 'str'}}) for view {view.name!r}"
+    return (
+        f"convert column {theirs!r} in the data of view {view.name!r} to text, so that both are text (the steps of a joined "
+        "view do not change its key)"
+    )
+
+
+def looks_ordered(view: View, key: str) -> bool:
+    """Whether statistics say that row groups ascend and the first rows do; the stream checks every row it meets."""
+    if not view.source.ordered(key):
+        return False
+    if isinstance(view.source, RecordedSource):
+        return True  # the plan that was saved has looked at the first rows
+    for morsel in view.source.scan([key], threads=0):
+        ids = morsel.rows.column(0).to_numpy(zero_copy_only=False).astype("int64", copy=False)
+        return bool(_native.first_descent(np.ascontiguousarray(ids)) < 0)
+    return True
+
+
+def build(log: View, features: FeatureSet) -> Graph:
+    """The graph of a job; PlanError where it cannot be."""
+    builder = Builder()
+    scope = builder.open(log, "log")
+    outputs: list[Output] = []
+    gaps: list[Gap] = []
+    for role in ("label", "weight"):
+        e = getattr(features, role)
+        if e is not None:
+            node = present(resolve(e, scope), role, gaps)
+            if node.kind not in ("b", "i", "f"):
+                raise PlanError(f"the {role} must be a number, {origin(node).name!r} is {name_of(node.kind)}")
+            outputs.append(Output(role, role, node))
+    if features.group is not None:
+        node = present(hashed(scope, resolve(features.group, scope), "group"), "group", gaps)
+        if node.kind != "k":
+            raise PlanError("the group must be a single value a row, not a list")
+        outputs.append(Output("group", "group", node))
+    for name, e in features.dense.items():
+        outputs.append(dense(name, resolve(e, scope), gaps))
+    for name, e in features.sparse.items():
+        settled, space = space_of(name, e)
+        node = present(resolve(settled, scope), f"feature {name!r}", gaps)
+        outputs.append(Output("sparse", name, node, space=space))
+    if gaps:
+        raise NullsUnfilled(told(gaps))
+    return Graph(builder.typed, builder.frames, outputs, builder.fits)
+
+
+def columns_after(view: View) -> dict[str, Node | Unusable]:
+    """Return the columns of a view after its steps."""
+    return dict(Builder().open(view, "log").columns)
+
+
+def build_columns(log: View, columns: dict[str, Any]) -> Graph:
+    """The graph of plain expressions, nulls and all; outputs have role "column"."""
+    builder = Builder()
+    scope = builder.open(log, "log")
+    steps = len(builder.typed.units_unsaid)  # those of a saved view are not asked for
+    outputs = [Output("column", name, resolve(expression(e), scope)) for name, e in columns.items()]
+    if told := builder.typed.units_unsaid[steps:]:
+        raise PlanError(told[0])
+    return Graph(builder.typed, builder.frames, outputs, builder.fits)
+
+
+def dense(name: str, node: Node, gaps: list[Gap]) -> Output:
+    node = present(node, f"feature {name!r}", gaps)
+    if node.kind in ("b", "i", "f"):
+        return Output("dense", name, node)
+    if node.kind == "*f":
+        width = vector_width(node)
+        if width:
+            return Output("dense", name, node, width)
+        raise PlanError(
+            f"dense feature {name!r} is a list of no fixed length; reduce it with .sum(), .mean(), .max() or .get(n)"
+        )
+    hints = {"t": ".hour() or .age(…)", "*i": ".sum(), .max(), .get(n) or put it under sparse"}
+    hint = hints.get(node.kind, ".length() or put it under sparse")
+    raise PlanError(f"dense feature {name!r} must be a number, it is {name_of(node.kind)}; use {hint}")
+
+
+def vector_width(node: Node) -> int:
+    while node.op in ("gather", "fill"):
+        node = node.inner if node.inner is not None else node.args[0]
+    if node.op == "dictionary_vector":
+        return int(node.param("table").data.width)
+    return int(node.param("width")) if node.op == "column" else 0

@@ -1,0 +1,130 @@
+"""The compiled form of a job: frames, nodes, outputs. Pure data; engines run it.
+
+A frame is a set of rows that operators run over: the log (frame 0) or a dimension view. Each frame has its own sources (its
+view's, and views merged by streaming), filters, and the nodes that are asked of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctrbox.columns.batch import Field, Schema
+from ctrbox.errors import PlanError
+from ctrbox.plan.graph.layers import layers
+from ctrbox.plan.language.node import LITERAL, Node, closure
+from ctrbox.plan.language.typing import Typed
+from ctrbox.views.view import View
+
+
+@dataclass
+class SourceSpec:
+    """One source of a frame. ``on``: the id column a streamed merge is aligned by."""
+
+    view: View
+    on: str | None = None
+
+
+@dataclass
+class FrameSpec:
+    id: int
+    name: str
+    role: str  # "log"; "left" or "inner" for a joined view
+    sources: list[SourceSpec]
+    filters: list[Node] = field(default_factory=list)
+    hash: Node | None = None  # of the key, for a joined view
+    key: tuple[str, ...] = ()
+    budget_bytes: int | None = None  # of a merge that is hashed
+
+    @property
+    def view(self) -> View:
+        return self.sources[0].view
+
+
+@dataclass(frozen=True)
+class Output:
+    """A part of the batch: role is label, weight, group, dense or sparse."""
+
+    role: str
+    name: str
+    node: Node
+    width: int = 1
+    space: str = ""
+
+
+@dataclass(frozen=True)
+class FitSpec:
+    """Something learned from the log before extraction: quantiles, moments, a click history."""
+
+    how: str
+    inputs: tuple[Node, ...]
+    settings: tuple[tuple[str, Any], ...]
+
+
+@dataclass
+class Graph:
+    typed: Typed
+    frames: list[FrameSpec]
+    outputs: list[Output]
+    fits: list[FitSpec]
+
+    def __post_init__(self) -> None:
+        self.asked: list[list[Node]] = self._ask()
+
+    def check_units(self) -> None:
+        """Raise PlanError where a whole number is cast to a time without a unit. A plan that is loaded is not checked."""
+        if self.typed.units_unsaid:
+            raise PlanError(self.typed.units_unsaid[0])
+
+    def _ask(self) -> list[list[Node]]:
+        """What each frame has to compute for others: outputs of the log, gathered nodes of dimensions."""
+        asked: list[dict[int, Node]] = [{} for _ in self.frames]
+        for output in self.outputs:
+            asked[0].setdefault(output.node.id, output.node)
+        for fit in self.fits:
+            for node in fit.inputs:
+                asked[0].setdefault(node.id, node)
+        # A view joined twice may be asked again by a frame that comes after it, hence until nothing is new.
+        grew = True
+        while grew:
+            before = sum(map(len, asked))
+            for frame in self.frames:
+                for node in closure([*asked[frame.id].values(), *self.roots(frame)]):
+                    if node.inner is not None:
+                        asked[node.args[0].param("frame")].setdefault(node.inner.id, node.inner)
+            grew = sum(map(len, asked)) > before
+        return [list(a.values()) for a in asked]
+
+    @staticmethod
+    def roots(frame: FrameSpec) -> list[Node]:
+        """What a frame computes for itself: its filters and the hash of its key."""
+        return [*frame.filters, *([frame.hash] if frame.hash is not None else [])]
+
+    def nodes(self, frame: FrameSpec) -> list[Node]:
+        """Every node of a frame, inputs before users."""
+        return closure([*self.asked[frame.id], *self.roots(frame)])
+
+    def columns(self, frame: FrameSpec, source: int, nodes: Iterable[Node] | None = None) -> list[str]:
+        """The columns that are read from a source, in order of first use."""
+        names: dict[str, None] = {}
+        for node in self.nodes(frame) if nodes is None else nodes:
+            if node.op == "column" and node.param("source") == source:
+                names[node.name] = None
+        return list(names)
+
+    def layers(self, frame: FrameSpec) -> list[list[Node]]:
+        """Operators of a frame by layer; constants belong to none."""
+        nodes = [n for n in self.nodes(frame) if n.frame != LITERAL or n.op != "literal"]
+        return layers({n: [a for a in n.args if a.op != "literal"] for n in nodes})
+
+    def schema(self, fingerprint: str = "") -> Schema:
+        roles = {o.role for o in self.outputs}
+        return Schema(
+            tuple(Field(o.name, o.space, o.node.kind == "*k") for o in self.outputs if o.role == "sparse"),
+            tuple((o.name, o.width) for o in self.outputs if o.role == "dense"),
+            "label" in roles,
+            "group" in roles,
+            "weight" in roles,
+            fingerprint,
+        )

@@ -1,0 +1,84 @@
+"""Features that read what the label reads: a model trained on them learns the label from itself.
+
+Click histories (`cb.shows`, `cb.clicks`, `cb.rate`) read the label of earlier rows only, while they are fitted, so they
+are not among these features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ctrbox.plan.graph.graph import Graph
+from ctrbox.plan.language.node import Node
+from ctrbox.plan.language.typing import origin
+
+PARTS = ("json", "get")  # operators that take one part out of a column that holds several values
+MOST_NAMED = 5  # features that one warning names
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What an output reads: whole columns, and parts of columns with the columns that they are taken from."""
+
+    columns: frozenset[int]
+    parts: frozenset[tuple[int, int]]  # node of the part, node of its column
+
+    def shared(self, other: Reads) -> frozenset[int]:
+        """Return the columns of which both read the same; two different parts of a column are not the same."""
+        mine, theirs = {column for _, column in self.parts}, {column for _, column in other.parts}
+        whole = (self.columns & (other.columns | theirs)) | (other.columns & mine)
+        return whole | {column for _, column in self.parts & other.parts}
+
+
+def label_leak(graph: Graph) -> str:
+    """Return a warning about features that read a column that the label reads, or an empty text."""
+    label = next((o.node for o in graph.outputs if o.role == "label"), None)
+    if label is None:
+        return ""
+    names: dict[int, str] = {}
+    label_reads = _reads(label, names, keys=False)  # A label may be looked up by an id that features read too.
+    found: dict[int, list[str]] = {}
+    for output in graph.outputs:
+        if output.role in ("sparse", "dense"):
+            for column in label_reads.shared(_reads(output.node, names, keys=True)):
+                found.setdefault(column, []).append(output.name)
+    if not found:
+        return ""
+    told = "; ".join(f"{_features(features)} column {names[column]!r}" for column, features in found.items())
+    return (
+        f"the label reads the same column as a feature: {told}. Leave such a feature out, unless its value is known before the "
+        "click: otherwise the model learns the label from itself, and its metrics look better than the predictions are"
+    )
+
+
+def _features(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:MOST_NAMED]))
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    return f"features {shown}{more} read" if len(names) > 1 else f"feature {shown} reads"
+
+
+def _reads(node: Node, names: dict[int, str], keys: bool) -> Reads:
+    """Return what a node reads, through joins as well; with ``keys`` also the keys that choose the rows of joined views.
+
+    The names of the columns are added to ``names``.
+    """
+    columns: set[int] = set()
+    parts: set[tuple[int, int]] = set()
+    seen: set[int] = set()
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if one.id in seen:
+            continue
+        seen.add(one.id)
+        column = origin(one)
+        if one.op == "column":
+            columns.add(one.id)
+            names[one.id] = one.name
+        elif one.op in PARTS and column.op == "column":
+            parts.add((one.id, column.id))
+            names[column.id] = column.name
+        else:
+            waiting += [one.inner] if one.inner is not None else []
+            waiting += one.args if one.inner is None or keys else ()
+    return Reads(frozenset(columns), frozenset(parts))

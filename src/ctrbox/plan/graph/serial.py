@@ -1,0 +1,333 @@
+"""Jobs as plain data: expressions, features and the steps of views, to and from what JSON can hold.
+
+Everything lies in flat tables, and an entry refers only to entries before it: reading needs no recursion and
+cannot loop. Equal expressions are one entry. Reading checks structure, names of operators and sizes before it
+builds anything, runs no code, and answers whatever is malformed with one `PlanError`.
+
+    expressions: [operator, [arguments: places], {parameter: value}]
+    views:       {"name", "key", "keep", "steps": [[step, …]]}; a step's view is a place in this table
+    values:      null, true, 5, "text"; {"float": hex}, {"time": µs}, {"bytes": base64}, {"tuple": […]},
+                 {"dictionary": place}, {"operator": {…}}
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctrbox.errors import PlanError, nearest
+from ctrbox.plan.language.expr import Expr, Time, expression, plain
+from ctrbox.plan.language.features import FeatureSet
+from ctrbox.plan.language.operators import PLAIN, SPECIAL
+from ctrbox.plan.language.tables import Dictionary
+from ctrbox.plan.language.user import UserOperator
+from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, Step, View, WithColumns
+
+OPERATORS = frozenset([*PLAIN, *SPECIAL, "column", "literal"])
+MOST_ENTRIES = 1_000_000  # of a table
+MOST_CALLS = 5_000_000  # of all expressions written out; sharing hides a tree's size
+DEEPEST = 10_000  # calls inside each other
+ROLES = ("label", "group", "weight")
+
+
+def canonical(value: Any) -> str:
+    """One text for equal data, whatever the order of its keys."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+# ---- writing ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Writer:
+    """Collects expressions, dictionaries and views, each once."""
+
+    expressions: list[list[Any]] = field(default_factory=list)
+    dictionaries: list[Dictionary] = field(default_factory=list)
+    operators: list[UserOperator] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)  # in the order of their entries
+    _known: dict[str, int] = field(default_factory=dict)
+    _seen: dict[int, tuple[Expr, int]] = field(default_factory=dict)  # holds what it names by id
+    _placed: dict[int, int] = field(default_factory=dict)
+
+    def expression(self, e: Expr) -> int:
+        """The place of an expression; arguments come before what uses them."""
+        stack = [e]
+        while stack:
+            here = stack[-1]
+            missing = [a for a in here.args if id(a) not in self._seen]
+            if missing and id(here) not in self._seen:
+                stack.extend(reversed(missing))
+                continue
+            stack.pop()
+            if id(here) not in self._seen:
+                params = {name: self.value(value) for name, value in here.params}
+                entry = [here.op, [self._seen[id(a)][1] for a in here.args], params]
+                place = self._known.setdefault(canonical(entry), len(self.expressions))
+                if place == len(self.expressions):
+                    self.expressions.append(entry)
+                self._seen[id(here)] = (here, place)
+        return self._seen[id(e)][1]
+
+    def value(self, value: Any) -> Any:
+        """A parameter as JSON can hold it, bit for bit."""
+        value = plain(value)
+        match value:
+            case None | bool() | str():
+                return value
+            case Time():
+                return {"time": int(value)}
+            case int():
+                return int(value)
+            case float():
+                return {"float": float(value).hex()}
+            case bytes():
+                return {"bytes": base64.b64encode(value).decode()}
+            case tuple() | list():
+                return {"tuple": [self.value(v) for v in value]}
+            case Dictionary():
+                return {"dictionary": self._place(self.dictionaries, value)}
+            case UserOperator():
+                self._place(self.operators, value)
+                kinds = {"args": list(value.args), "result": value.result}
+                return {
+                    "operator": {
+                        "path": value.path,
+                        **kinds,
+                        "nullable": value.nullable,
+                        "arrays": value.arrays,
+                        **({"cuda": value.cuda} if value.cuda else {}),
+                        **({"scalar": True} if value.scalar else {}),
+                    }
+                }
+        raise PlanError(f"a plan with {type(value).__name__} {value!r} as a parameter cannot be saved")
+
+    @staticmethod
+    def _place(table: list[Any], value: Any) -> int:
+        for place, known in enumerate(table):
+            if known is value:
+                return place
+        table.append(value)
+        return len(table) - 1
+
+    def view(self, view: View) -> int:
+        """The place of a view; views it joins come before it. One that is joined twice is one entry."""
+        if id(view) not in self._placed:
+            for step in view.steps:
+                if isinstance(step, Join | Merge):
+                    self.view(step.view)
+            self._placed[id(view)] = len(self.views)
+            self.views.append(view)
+        return self._placed[id(view)]
+
+    def steps(self, view: View) -> list[list[Any]]:
+        return [self._step(step) for step in view.steps]
+
+    def _step(self, step: Step) -> list[Any]:
+        match step:
+            case WithColumns(columns):
+                return ["with_columns", [[name, self.expression(expression(e))] for name, e in columns]]
+            case Fill(values):
+                return ["fill", [[name, self.expression(expression(v))] for name, v in values]]
+            case Cast(types):
+                return ["cast", [[name, to] for name, to in types]]
+            case Filter(condition):
+                return ["filter", self.expression(condition)]
+            case Select(columns):
+                return ["select", list(columns)]
+            case Join(view, on, how, prefix):
+                return ["join", self.view(view), list(on), how, prefix]
+            case Merge(view, ordered, budget):
+                return ["merge", self.view(view), ordered, budget]
+
+    def features(self, features: FeatureSet) -> dict[str, Any]:
+        written: dict[str, Any] = {}
+        for role in ROLES:
+            e = getattr(features, role)
+            written[role] = None if e is None else self.expression(e)
+        for role in ("sparse", "dense"):
+            written[role] = [[name, self.expression(e)] for name, e in getattr(features, role).items()]
+        return written
+
+
+# ---- reading ----------------------------------------------------------------------------------------------
+
+
+def malformed(what: str) -> PlanError:
+    return PlanError(f"the saved plan is malformed: {what}")
+
+
+def a_dict(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise malformed(f"{what} must be an object")
+    return value
+
+
+def a_list(value: Any, what: str, most: int = MOST_ENTRIES, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most or (length is not None and len(value) != length):
+        raise malformed(f"{what} must be a list of {length if length is not None else f'at most {most:,}'}")
+    return value
+
+
+def a_text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise malformed(f"{what} must be a string")
+    return value
+
+
+def a_flag(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise malformed(f"{what} must be true or false")
+    return value
+
+
+def a_number(value: Any, what: str, below: int = 1 << 63) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < below:
+        raise malformed(f"{what} must be a whole number from 0 to {below - 1:,}")
+    return value
+
+
+def texts(value: Any, what: str) -> tuple[str, ...]:
+    return tuple(a_text(v, what) for v in a_list(value, what))
+
+
+def sizes(expressions: list[list[Any]]) -> list[int]:
+    """The calls of each expression, written out; PlanError where one is too large to be kept in a file."""
+    depth: list[int] = []
+    calls: list[int] = []
+    for _, args, _ in expressions:
+        depth.append(1 + max((depth[a] for a in args), default=0))
+        calls.append(1 + sum(calls[a] for a in args))
+        if depth[-1] > DEEPEST or calls[-1] > MOST_CALLS:
+            raise PlanError(
+                f"an expression of {calls[-1]:,} calls, {depth[-1]:,} inside each other, is too large for a saved plan; "
+                f"the most is {MOST_CALLS:,} and {DEEPEST:,}"
+            )
+    return calls
+
+
+@dataclass
+class Reader:
+    """Builds expressions, features and steps from their tables. `operator` finds a user's operator again."""
+
+    dictionaries: Sequence[Dictionary]
+    operator: Callable[[dict[str, Any]], UserOperator]
+    made: list[Expr] = field(default_factory=list)
+    _calls: list[int] = field(default_factory=list)  # of each expression, written out
+
+    def expressions(self, table: Any) -> None:
+        """Check a whole table of expressions, then make it."""
+        entries = a_list(table, "expressions")
+        for place, entry in enumerate(entries):
+            op, args, params = a_list(entry, "an expression", length=3)
+            if a_text(op, "an operator") not in OPERATORS:
+                raise malformed(f"there is no operator {op!r}{nearest(op, OPERATORS)}")
+            for a in a_list(args, "arguments"):
+                a_number(a, "an argument", place)
+            a_dict(params, "parameters")
+        calls = sizes(entries)
+        for op, args, params in entries:
+            values = tuple(sorted((name, self.value(value)) for name, value in params.items()))
+            self.made.append(Expr(op, tuple(self.made[a] for a in args), values))
+        self._calls = calls
+
+    def at(self, place: Any) -> Expr:
+        found = a_number(place, "the place of an expression", max(1, len(self.made)))
+        if found >= len(self.made):
+            raise malformed("it refers to an expression that is not there")
+        return self.made[found]
+
+    def value(self, value: Any, depth: int = 0) -> Any:
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if not isinstance(value, dict) or len(value) != 1 or depth > 4:
+            raise malformed(f"{str(value)[:60]!r} is no value")
+        ((tag, inner),) = value.items()
+        match tag:
+            case "float":
+                try:
+                    return float.fromhex(a_text(inner, "a float"))
+                except (ValueError, OverflowError):
+                    raise malformed(f"{inner[:60]!r} is no float") from None
+            case "time" if isinstance(inner, int) and not isinstance(inner, bool):
+                return Time(inner)
+            case "bytes":
+                try:
+                    return base64.b64decode(a_text(inner, "bytes"), validate=True)
+                except ValueError:
+                    raise malformed("bytes that are not base64") from None
+            case "tuple":
+                return tuple(self.value(v, depth + 1) for v in a_list(inner, "a tuple"))
+            case "dictionary":
+                place = a_number(inner, "a dictionary's place")
+                if place >= len(self.dictionaries):
+                    raise malformed("it refers to a dictionary that is not there")
+                return self.dictionaries[place]
+            case "operator":
+                return self.operator(a_dict(inner, "an operator"))
+        raise malformed(f"{tag[:60]!r} is no kind of value")
+
+    def features(self, written: Any) -> FeatureSet:
+        written = a_dict(written, "features")
+        used: list[int] = []
+
+        def one(place: Any) -> Expr:
+            e = self.at(place)
+            used.append(self._calls[place])
+            return e
+
+        roles: dict[str, Any] = {r: None if written.get(r) is None else one(written[r]) for r in ROLES}
+        many: dict[str, dict[str, Expr]] = {}
+        for role in ("sparse", "dense"):
+            pairs = [a_list(p, "a feature", length=2) for p in a_list(written.get(role), f"{role} features")]
+            many[role] = {a_text(name, "a feature's name"): one(place) for name, place in pairs}
+            if len(many[role]) != len(pairs):
+                raise malformed(f"two {role} features of one name")
+        if sum(used) > MOST_CALLS:
+            raise malformed(f"features of {sum(used):,} calls; the most is {MOST_CALLS:,}")
+        return FeatureSet(**roles, sparse=many["sparse"], dense=many["dense"])
+
+    def step(self, written: Any, views: Sequence[View]) -> Step:
+        """A step of a view; `views`: those made so far."""
+        parts = a_list(written, "a step")
+        if not parts:
+            raise malformed("an empty step")
+        what, rest = parts[0], parts[1:]
+        match what:
+            case "with_columns" | "fill":
+                pairs = [a_list(p, what, length=2) for p in self._rest(rest, 1, what, list)]
+                columns = tuple((a_text(n, what), self.at(e)) for n, e in pairs)
+                return WithColumns(columns) if what == "with_columns" else Fill(columns)
+            case "cast":
+                pairs = [a_list(p, what, length=2) for p in self._rest(rest, 1, what, list)]
+                return Cast(tuple((a_text(n, what), a_text(to, what)) for n, to in pairs))
+            case "filter":
+                return Filter(self.at(self._rest(rest, 1, what, int)))
+            case "select":
+                return Select(texts(self._rest(rest, 1, what, list), what))
+            case "join":
+                view, on, how, prefix = a_list(rest, what, length=4)
+                if how not in ("left", "inner"):
+                    raise malformed(f"a join is left or inner, not {how!r}")
+                return Join(self._view(view, views), texts(on, what), how, a_text(prefix, what))
+            case "merge":
+                view, ordered, budget = a_list(rest, what, length=3)
+                order = None if ordered is None else a_flag(ordered, "ordered")
+                return Merge(self._view(view, views), order, a_number(budget, "a budget"))
+        raise malformed(f"there is no step {str(what)[:60]!r}")
+
+    @staticmethod
+    def _rest(rest: list[Any], length: int, what: str, kind: type) -> Any:
+        (value,) = a_list(rest, what, length=length)
+        if not isinstance(value, kind):
+            raise malformed(f"{what} has a {type(value).__name__}")
+        return value
+
+    @staticmethod
+    def _view(place: Any, views: Sequence[View]) -> View:
+        if not isinstance(place, int) or not 0 <= place < len(views):
+            raise malformed("a step refers to a view that is not before it")
+        return views[place]

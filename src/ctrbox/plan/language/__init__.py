@@ -1,0 +1,1 @@
+"""What users write: expressions, operators and feature sets, and their types."""

@@ -1,0 +1,121 @@
+"""What a plan is asked for: label, group, weight, sparse and dense features; and features made of a log's past."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Never
+
+from ctrbox.errors import PlanError, no_argument
+from ctrbox.plan.language import checks
+from ctrbox.plan.language.expr import Expr, column
+
+RESERVED = {"label", "weight", "group"}
+
+
+@dataclass(frozen=True, init=False)
+class FeatureSet:
+    """The features of a plan: sparse features are keys (one or many per row), dense features are numbers.
+
+    ``group`` is kept as a hash, for GAUC.
+    """
+
+    label: Expr | None
+    group: Expr | None
+    weight: Expr | None
+    sparse: Mapping[str, Expr]
+    dense: Mapping[str, Expr]
+
+    def __init__(
+        self,
+        label: Any = None,
+        group: Any = None,
+        weight: Any = None,
+        sparse: Mapping[str, Any] | None = None,
+        dense: Mapping[str, Any] | None = None,
+        **unknown: Never,
+    ) -> None:
+        if unknown:
+            raise no_argument("FeatureSet", unknown, list(FeatureSet.__init__.__annotations__)[:-2])
+        for role, given in (("sparse", sparse), ("dense", dense)):
+            if given is not None and not isinstance(given, Mapping):
+                raise PlanError(f"{role} features come as a dict, name → expression, got {type(given).__name__}")
+            for name, value in (given or {}).items():
+                checks.name("a feature's name", name)
+                if not isinstance(value, Expr | str):
+                    raise PlanError(
+                        f"feature {name!r} must be an expression or a column's name, got {checks.shown(value)}"
+                    )
+        for name, value in (("label", label), ("group", group), ("weight", weight)):
+            object.__setattr__(self, name, None if value is None else column(value))
+        object.__setattr__(self, "sparse", {k: column(v) for k, v in (sparse or {}).items()})
+        object.__setattr__(self, "dense", {k: column(v) for k, v in (dense or {}).items()})
+        for name, times in Counter([*self.sparse, *self.dense]).items():
+            if name in RESERVED or times > 1:
+                raise PlanError(f"feature name {name!r} is taken; each feature needs a name of its own")
+
+
+def space_of(name: str, e: Expr) -> tuple[Expr, str]:
+    """A sparse feature with its key space settled: the one the user gave, else the feature's name."""
+    params = dict(e.params)
+    if e.op in ("key", "cross", "as_key"):
+        space = params["space"] or name
+        return Expr(e.op, e.args, tuple(sorted({**params, "space": space}.items()))), space
+    return Expr("key", (e,), (("space", name),)), name
+
+
+SPANS = {"m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000, "w": 7 * 86_400_000_000}
+
+
+def span(text: str) -> int:
+    """'6h' → microseconds."""
+    try:
+        return int(text[:-1]) * SPANS[text[-1]]
+    except (KeyError, ValueError, IndexError, TypeError):
+        raise PlanError(f"expected a span such as '30m', '6h', '1d' or '2w', got {text!r}") from None
+
+
+def _history(
+    what: str, members: tuple[Any, ...], time: Any, label: Any, every: str, window: str | None, **more: Any
+) -> Expr:
+    if not members:
+        raise PlanError(f"{what} needs the column or columns to count by")
+    length = span(every)
+    if length <= 0:
+        raise PlanError(f"every must be a span of time, got {every!r}")
+    buckets = 0
+    if window is not None:
+        buckets, rest = divmod(span(window), length)
+        if rest or buckets < 1:
+            raise PlanError(f"window {window!r} must be a whole number of {every!r}")
+    params = checks.history({"what": what, "every": length, "buckets": buckets, **more})
+    args = (column(label), column(time), *(column(m) for m in members))
+    return Expr("history", args, tuple(sorted(params.items())))
+
+
+def shows(*by: Any, time: Any, label: Any, every: str = "1d", window: str | None = None) -> Expr:
+    """Count how often the value was shown before. The counts are fitted on the log; see ``rate``."""
+    return _history("shows", by, time, label, every, window)
+
+
+def clicks(*by: Any, time: Any, label: Any, every: str = "1d", window: str | None = None) -> Expr:
+    """Count how often the value was clicked before. The counts are fitted on the log; see ``rate``."""
+    return _history("clicks", by, time, label, every, window)
+
+
+def rate(
+    *by: Any,
+    time: Any,
+    label: Any,
+    every: str = "1d",
+    window: str | None = None,
+    prior: float = 0.05,
+    weight: float = 20.0,
+) -> Expr:
+    """Return the past click rate of a value or combination, smoothed by ``weight`` shows of click rate ``prior``.
+
+    Time is cut into buckets of ``every``. A row counts the buckets that ended before its own began, the last ``window`` of
+    them (default: all): it can see neither its own click nor any later one.
+    """
+    return _history("rate", by, time, label, every, window, prior=prior, weight=weight)

@@ -1,0 +1,215 @@
+"""The meta-kernels of a plan: one launch for each layer of what the GPU computes, whatever the number of operators.
+
+The log has two programs: the filters', where it has filters and they run on the GPU, and the features'. A layer
+is the depth of an operator below what its program loads: raw columns, results of the CPU, results kept from the
+filters' program. Layer 0 of a program is those loads.
+
+A kernel's groups run side by side, each thread block in one of them:
+
+    plain   up to 4 operators whose result is an entry of fixed width; all columns of one joined row count as one
+    pool    an operator whose results, or whose working memory, are of any length
+    scan    JSON paths of one document, at most 32
+
+Their order is that of the generated kernels, so the number of a group says what was timed when it ran alone.
+
+Constants are part of the code and of no layer. Pure: needs a graph and its placement, no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ctrbox.plan.graph.graph import Graph
+from ctrbox.plan.graph.layers import depths
+from ctrbox.plan.language.node import Node, closure
+from ctrbox.plan.placement.costs import Costs
+from ctrbox.plan.placement.placement import Placement
+from ctrbox.plan.placement.sizes import POINTING, Sizes
+
+MOST_JSON_PATHS = 32  # that one scan takes
+# Operators of a plain group. 40 crosses on an H200: of 4,096 rows 3.7 µs by ones, 4.9 by fours, 10.8 by sixteens, 22.6 as
+# one group; of a million rows at the speed of a copy from twos to eights (benchmarks.gpu_launch).
+MOST_PLAIN = 4
+WORKING = frozenset(["overlap_count", "distinct_count"])  # need working memory of any length
+
+
+@dataclass(frozen=True)
+class Group:
+    """Operators that one thread block runs for its rows, one after the other."""
+
+    how: str  # "plain", "pool" or "scan"
+    operators: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class MetaKernel:
+    """One launch. ``loads``: those of its operators that only fetch what a program starts with."""
+
+    name: str
+    operators: tuple[Node, ...]
+    groups: tuple[Group, ...]
+    loads: tuple[Node, ...]
+    row_bytes: float  # of registers, read and written
+    estimated_ns: float
+    measured_ns: float | None
+
+    @property
+    def ns(self) -> float:
+        return self.estimated_ns if self.measured_ns is None else self.measured_ns
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one run over the rows computes, and what is there already, by node id."""
+
+    name: str  # "filter" or "layer"
+    wanted: tuple[Node, ...]
+    carried: frozenset[int]  # results of the CPU: columns, loaded as such
+    kept: frozenset[int] = frozenset()  # results of the filters' program: entries of the rows that passed
+
+    @property
+    def given(self) -> frozenset[int]:
+        return self.carried | self.kept
+
+
+def metakernels(graph: Graph, placement: Placement) -> list[MetaKernel]:
+    """In the order of their launches; none where nothing runs on the GPU."""
+    if placement.costs is None:
+        return []
+    return [k for program in programs(graph, placement) for k in kernels_of(program, placement.costs)]
+
+
+def programs(graph: Graph, placement: Placement) -> list[Program]:
+    """The filters' program, where the GPU runs it, and the features'."""
+    outputs = list({o.node.id: o.node for o in graph.outputs}.values())
+    filters = graph.frames[0].filters
+    carried = frozenset(c.node.id for c in placement.copies if c.node.op != "column")
+    if not filters or placement.filters == "cpu":
+        return [Program("layer", tuple(outputs), carried)]
+    computed = {n.id: n for n in closure(filters, carried)}
+    later = closure(outputs, carried)
+    # A document scanned for the filter is scanned for the features too. Strict paths wait unless the filter is strict:
+    # a row that it drops is no error of a feature.
+    scanned = {(n.args[0].id, n.param("strict")) for n in computed.values() if n.op == "json"}
+    paths = [n for n in later if n.op == "json" and (n.args[0].id, n.param("strict")) in scanned]
+    extra = [n for n in paths if n.id not in computed]
+    computed |= {n.id: n for n in extra}
+    used = {o.id for o in outputs} | {a.id for n in later if n.id not in computed for a in n.args}
+    kept = frozenset(n.id for n in later if n.id in computed and n.id in used and n.op not in ("column", "literal"))
+    wanted = (*filters, *extra, *conjunction(filters))
+    return [Program("filter", wanted, carried), Program("layer", tuple(outputs), carried, kept)]
+
+
+def conjunction(filters: list[Node]) -> list[Node]:
+    """The operators that make one mask of all filters; they belong to no feature and are in no graph."""
+    made: list[Node] = []
+    both = filters[0]
+    for k, other in enumerate(filters[1:], 1):
+        both = Node(-k, "and", (both, other), (), "b", both.nullable or other.nullable, both.frame)
+        made.append(both)
+    return made
+
+
+def kernels_of(program: Program, costs: Costs) -> list[MetaKernel]:
+    nodes = closure(program.wanted, program.given)
+    nodes = [n for n in nodes if n.op != "literal"]
+    depth = depths({n: [] if n.id in program.given else [a for a in n.args if a.op != "literal"] for n in nodes})
+    by_layer: dict[int, list[Node]] = {}
+    for node in nodes:
+        by_layer.setdefault(depth[node], []).append(node)
+    found = []
+    for number, layer in enumerate(sorted(by_layer)):
+        operators = by_layer[layer]
+        loads = [n for n in operators if is_load(n, program)]
+        others = [n for n in operators if not is_load(n, program)]
+        loaded = sum(load_bytes(n, program, costs.sizes) for n in loads)
+        name = f"{program.name}_{number}"
+        found.append(
+            MetaKernel(
+                name,
+                tuple(operators),
+                grouped(operators, program),
+                tuple(loads),
+                loaded + sum(moved_bytes(n, costs.sizes) for n in others),
+                costs.moved(loaded) + costs.total(others, "cuda"),
+                costs.known.get("cuda", {}).get(name),
+            )
+        )
+    return found
+
+
+def is_load(node: Node, program: Program) -> bool:
+    return node.op == "column" or node.id in program.given
+
+
+def load_bytes(node: Node, program: Program, sizes: Sizes) -> float:
+    """Read and written: of what was kept the entries, of a column its bytes too."""
+    if node.id in program.kept:
+        return 2.0 * sizes.entry(node)
+    return sizes.register(node) + sizes.travelling(node)
+
+
+def moved_bytes(node: Node, sizes: Sizes) -> float:
+    """Entries read; the result, with what it holds beside its entry, written."""
+    return sizes.register(node) + sum(sizes.entry(a) for a in node.args if a.op != "literal")
+
+
+def grouped(operators: list[Node], program: Program) -> tuple[Group, ...]:
+    """Plain ones first, then the others, each in the order of the program: documents and records come last."""
+    plain: list[tuple[Node, ...]] = []
+    alone: list[Group] = []
+    scans: dict[tuple[int, bool], list[Node]] = {}
+    visits: dict[int, list[Node]] = {}
+    for node in operators:
+        load = is_load(node, program)
+        if node.op == "json" and not load:
+            scans.setdefault((node.args[0].id, node.param("strict")), []).append(node)
+        elif node.op == "gather" and not load:
+            visits.setdefault(node.args[0].id, []).append(node)
+        elif node.kind.startswith("*") if load else uses_pool(node):
+            alone.append(Group("pool", (node,)))
+        else:
+            plain.append((node,))
+    plain += [tuple(columns) for columns in visits.values()]
+    groups = [
+        Group("plain", tuple(n for one in plain[k : k + MOST_PLAIN] for n in one))
+        for k in range(0, len(plain), MOST_PLAIN)
+    ]
+    groups += alone
+    for paths in scans.values():
+        groups += [Group("scan", tuple(paths[k : k + MOST_JSON_PATHS])) for k in range(0, len(paths), MOST_JSON_PATHS)]
+    return tuple(groups)
+
+
+def uses_pool(node: Node) -> bool:
+    """Whether an operator needs memory beyond the entry of its result."""
+    if node.op in WORKING:
+        return True
+    return node.op not in POINTING and (node.kind == "s" or node.kind.startswith("*"))
+
+
+def launches(graph: Graph, kernels: list[MetaKernel]) -> list[str]:
+    """Every launch of a chunk by name: the meta-kernels, what makes rows of a mask, what puts the batch together."""
+    filters = [k.name for k in kernels if k.name.startswith("filter_")]
+    names = [*filters, *(["pick_count", "pick_scan", "pick_write"] if filters else [])]
+    names += [k.name for k in kernels if k.name not in filters]
+    if not kernels:
+        return names
+    lists = any(o.role == "sparse" and o.node.kind == "*k" for o in graph.outputs)
+    return [*names, "emit", *(["emit_scan", "emit_write"] if lists else [])]
+
+
+def by_operator(kernels: list[MetaKernel], spent: Mapping[tuple[str, int], float], costs: Costs) -> dict[str, float]:
+    """Nanoseconds a row by operator from those of each (kernel, group), divided as the estimates are."""
+    found: dict[str, float] = {}
+    for kernel in kernels:
+        for number, group in enumerate(kernel.groups):
+            took = spent.get((kernel.name, number))
+            if took is None:
+                continue
+            parts = [costs.gpu_estimate(n) for n in group.operators]
+            for node, part in zip(group.operators, parts, strict=True):
+                if node.id >= 0:
+                    found[str(node)] = found.get(str(node), 0.0) + took * part / sum(parts)
+    return found

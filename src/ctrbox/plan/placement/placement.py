@@ -1,0 +1,453 @@
+"""Where each operator runs. The rule of the paper: on the GPU, unless its memory does not fit there.
+
+Three things keep an operator of the log on the CPU: it is a Python function; the table it looks into (a
+dictionary, the index and the records of a joined view, a set, fitted state) is larger than what is left of the
+GPU; the CPU's cores together are faster, the copies of both ways included (offload.py). What such an operator
+needs is computed on the CPU too, from raw columns, again where the GPU needs it as well: results travel to the
+GPU, never back. Filters go where such an operator is, since they come before it.
+
+Memory: chunks first, of as many rows as fit in half of the GPU; then tables, the smallest first, each once however
+many operators share it. So it is the largest that stay on the CPU.
+
+Joined views are loaded by the CPU, what was hoisted included; index and records are copied once.
+
+Needs no GPU: a placement for any size can be computed and inspected anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from ctrbox.plan.graph.graph import FrameSpec, Graph
+from ctrbox.plan.graph.layers import depths, layers
+from ctrbox.plan.language.node import Node
+from ctrbox.plan.language.tables import TableSpec
+from ctrbox.plan.placement.costs import Costs, Measured
+from ctrbox.plan.placement.device import Device, device_named, gpu_here, shown_bytes
+from ctrbox.plan.placement.offload import Compared, Offload, offload, within
+from ctrbox.plan.placement.sizes import BATCH_ROWS, LIST_ITEMS, TEXT_BYTES, Sizes, described, records_bytes, table_bytes
+
+__all__ = [
+    "BATCH_ROWS",
+    "CHUNK_ROWS",
+    "LIST_ITEMS",
+    "SLOTS",
+    "TEXT_BYTES",
+    "Copy",
+    "Device",
+    "Memory",
+    "OperatorPlacement",
+    "Placed",
+    "Placement",
+    "Table",
+    "crossings",
+    "device_named",
+    "gpu_here",
+    "live_frames",
+    "place",
+    "place_operators",
+    "shown_bytes",
+]
+
+T = TypeVar("T", bound=Hashable)
+
+SLOTS = 3  # chunks under way: the columns of one travel, the kernels of another run, a batch is cut out of the third
+CHUNK_ROWS = 1 << 19  # of a chunk: the larger, the less its launches count; two milliseconds of copying
+LEAST_ROWS = 1_024  # of a chunk; below that a GPU is idle most of the time
+SPARE = 1.25  # memory whose need is learned is made a quarter larger than the need
+
+
+# ---- operators by name ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OperatorPlacement:
+    """Layers and devices of named operators; ``copies``: whose result crosses, and which way."""
+
+    layers: list[list[Any]]
+    devices: dict[Any, str]
+    copies: list[tuple[Any, str]]
+
+
+def place_operators(
+    dependencies: Mapping[T, Sequence[T]],
+    memory: Mapping[T, int],
+    budget: int,
+    *,
+    host_only: Collection[T] = (),
+) -> OperatorPlacement:
+    """The paper's schedule for operators with declared memory: GPU first, layer by layer, while it fits."""
+    schedule = layers(dependencies)
+    devices: dict[T, str] = {}
+    left = budget
+    for layer in schedule:
+        for operator in layer:
+            fits = operator not in host_only and memory[operator] <= left
+            devices[operator] = "cuda" if fits else "cpu"
+            left -= memory[operator] if fits else 0
+    return OperatorPlacement(schedule, devices, crossings(dependencies, devices, dependencies))
+
+
+def crossings(
+    dependencies: Mapping[T, Sequence[T]], devices: Mapping[T, str], delivered: Collection[T]
+) -> list[tuple[T, str]]:
+    """Results that another device needs, once each way. What nobody uses and is delivered goes to the GPU."""
+    ways: dict[tuple[T, str], None] = {}
+    used: set[T] = set()
+    for operator, needs in dependencies.items():
+        for need in needs:
+            used.add(need)
+            if devices[need] != devices[operator]:
+                ways[need, "H2D" if devices[need] == "cpu" else "D2H"] = None
+    if "cuda" in devices.values():
+        for operator in dependencies:
+            if operator in delivered and operator not in used and devices[operator] == "cpu":
+                ways[operator, "H2D"] = None
+    order = {operator: k for k, operator in enumerate(dependencies)}
+    return sorted(ways, key=lambda way: (order[way[0]], way[1]))
+
+
+# ---- a plan -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An operator's device, why, the bytes it needs, and its nanoseconds a row there, estimated and measured.
+
+    ``again``: it runs on the GPU, and on the CPU as well, for operators that are there.
+    """
+
+    node: Node
+    device: str
+    reason: str
+    table_bytes: int
+    register_bytes: int
+    estimated_ns: float | None = None
+    measured_ns: float | None = None
+    again: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return self.table_bytes + self.register_bytes
+
+    @property
+    def ns(self) -> float:
+        return (self.estimated_ns or 0.0) if self.measured_ns is None else self.measured_ns
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A raw column or a result of the CPU that travels to the GPU, once a batch."""
+
+    node: Node
+    way: str  # always "H2D": nothing travels back
+    row_bytes: float
+
+    @property
+    def bytes(self) -> int:
+        """Of a batch."""
+        return int(self.row_bytes * BATCH_ROWS)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Something that stays in memory as long as the plan: what, for whom, how large."""
+
+    what: str
+    device: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of the GPU, in bytes: registers and pool once, since kernels run one chunk after the other; columns as they came
+    and outputs of every chunk under way; tables."""
+
+    registers: int = 0
+    pool: int = 0
+    columns: int = 0
+    outputs: int = 0
+    tables: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.registers + self.pool + self.columns + self.outputs + self.tables
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where everything of a plan is; by node id."""
+
+    device: Device
+    operators: dict[int, Placed]
+    tables: list[Table]
+    copies: list[Copy]
+    memory: Memory = field(default_factory=Memory)
+    chunk_rows: int = 0  # raw rows that the GPU takes at a time
+    filters: str = "cpu"  # where the log's filters run, where it has some
+    gpu: tuple[Node, ...] = ()  # operators of the GPU, inputs before users
+    cpu: tuple[Node, ...] = ()  # what the CPU computes of each chunk, and the raw columns it needs for that
+    costs: Costs | None = None  # None: for the CPU alone nothing is weighed
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the GPU."""
+        return self.memory.bytes
+
+    @property
+    def carried(self) -> list[Node]:
+        """Results of the CPU that travel to the GPU, for operators there or for the batch."""
+        return [c.node for c in self.copies if c.node.op != "column"]
+
+    def device_of(self, node: Node) -> str:
+        return self.operators[node.id].device
+
+
+@dataclass(frozen=True)
+class _Need:
+    """The table an operator looks into; ``key`` is equal for equal tables."""
+
+    key: Any
+    what: str
+    bytes: int | None  # None: nobody knows
+
+
+def place(graph: Graph, device: Any, measured: Measured | None = None) -> Placement:
+    """A device for each operator of a plan, with reasons; the same for the same plan, device and measurements."""
+    placer = _Placer(graph, device_named(device), measured)
+    return placer.on_cpu() if placer.device.kind == "cpu" else placer.on_gpu()
+
+
+class _Placer:
+    def __init__(self, graph: Graph, device: Device, measured: Measured | None) -> None:
+        self.graph = graph
+        self.device = device
+        self.costs = Costs(graph, device, measured)
+        self.sizes: Sizes = self.costs.sizes
+        self.frames = live_frames(graph)
+        self.nodes = {f.id: [n for layer in graph.layers(f) for n in layer] for f in self.frames}
+        self.records = {f.id: records_bytes(graph, f, self.sizes) for f in self.frames[1:]}
+        self.needs = {n.id: need for nodes in self.nodes.values() for n in nodes if (need := self.need(n)) is not None}
+        self.costs.tables.update((k, need.bytes or 0) for k, need in self.needs.items())
+        self.outputs = list({o.node.id: o.node for o in graph.outputs}.values())
+        self.filters = graph.frames[0].filters
+        self.tables: dict[tuple[str, Any], Table] = {}
+        self.pinned: dict[int, str] = {}  # operators of the log that stay on the CPU, and why
+
+    def need(self, node: Node) -> _Need | None:
+        if node.op in ("row", "gather", "found"):
+            frame = node.param("frame") if node.op == "row" else node.args[0].param("frame")
+            what = f"index and records of {self.graph.frames[frame].name}"
+            return _Need(("view", frame), what, self.records[frame])
+        spec = dict(node.params).get("table")
+        if not isinstance(spec, TableSpec):
+            return None
+        key = id(spec.data) if spec.what == "dictionary" else spec.data
+        return _Need((spec.what, key), described(spec, self.graph), table_bytes(spec, self.graph))
+
+    def keep(self, node: Node, where: str, reason: str) -> None:
+        need = self.needs.get(node.id)
+        if need is not None and (where, need.key) not in self.tables:
+            self.tables[where, need.key] = Table(need.what, where, need.bytes or 0, reason)
+
+    def placed(self, node: Node, where: str, reason: str, **more: Any) -> Placed:
+        need = self.needs.get(node.id)
+        register = int(BATCH_ROWS * self.sizes.register(node))
+        return Placed(node, where, reason, 0 if need is None else need.bytes or 0, register, **more)
+
+    def on_cpu(self, reason: str = "the plan is for the CPU") -> Placement:
+        found: dict[int, Placed] = {}
+        for nodes in self.nodes.values():
+            for node in nodes:
+                raw, user = node.op == "column", python_only(node)
+                why = "read and decoded by the CPU" if raw else "a Python function" if user else reason
+                found[node.id] = self.placed(node, "cpu", why)
+                self.keep(node, "cpu", "")
+        return Placement(self.device, found, list(self.tables.values()), [])
+
+    # ---- what cannot be on the GPU, then what should not
+    def on_gpu(self) -> Placement:
+        for node in within([*self.outputs, *self.filters]):
+            if python_only(node):
+                self.pinned[node.id] = "a Python function"
+        nodes = within([*self.outputs, *self.filters], self.pinned)
+        rows = self.chunk(nodes, self.device.budget // 2)
+        chunks = self.memory(nodes, rows).bytes
+        if chunks > self.device.budget:
+            return self.too_small(chunks)
+        self.fit_tables(self.device.budget - chunks)
+        self.moves = offload(self.outputs, self.filters, self.pinned, self.costs)
+        for k, compared in self.moves.moved.items():
+            self.pinned[k] = faster(compared, self.device.cores)
+        self.split()
+        operators = {n.id: self.one(n, frame) for frame in self.frames for n in self.nodes[frame.id]}
+        # Results that travel may take more than those made in place.
+        rows = min(rows, self.chunk(self.here, self.device.budget))
+        if self.memory(self.here, rows).bytes > self.device.budget:
+            return self.too_small(self.memory(self.here, rows).bytes)
+        return Placement(
+            self.device,
+            operators,
+            list(self.tables.values()),
+            [Copy(n, "H2D", self.sizes.travelling(n)) for n in self.travelling],
+            self.memory(self.here, rows),
+            rows,
+            "cpu" if self.filters_there else "cuda",
+            tuple(n for n in self.here if not self.leaf(n)),
+            tuple(self.there),
+            self.costs,
+        )
+
+    def leaf(self, node: Node) -> bool:
+        return node.op == "column" or node.id in self.pinned
+
+    def split(self) -> None:
+        """What each device computes for a batch, and what travels."""
+        moves: Offload = self.moves
+        self.filters_there = bool(self.filters) and (bool(self.pinned) or moves.filters is not None)
+        self.here = within([*self.outputs, *([] if self.filters_there else self.filters)], self.pinned)
+        self.travelling = [n for raw in (True, False) for n in self.here if self.leaf(n) and (n.op == "column") is raw]
+        self.there = within(
+            [*(n for n in self.here if n.id in self.pinned), *(self.filters if self.filters_there else [])]
+        )
+        self.here_ids, self.there_ids = {n.id for n in self.here}, {n.id for n in self.there}
+        self.filter_ids = {n.id for n in within(self.filters)} if self.filters_there else set()
+        self.members: dict[tuple[str, Any], int] = {}
+        views = [n for frame in self.frames[1:] for n in self.nodes[frame.id]]
+        for where, nodes in (("cuda", self.here), ("cpu", [*self.there, *views])):
+            for node in nodes:
+                group = self.costs.group(node)
+                if group is not None and not (where == "cuda" and self.leaf(node)):
+                    self.members[where, group] = self.members.get((where, group), 0) + 1
+
+    def memory(self, nodes: list[Node], rows: int) -> Memory:
+        """What chunks of so many rows take on the GPU, and the tables kept there so far."""
+        pool = sum(self.sizes.register(n) - self.sizes.entry(n) for n in nodes)
+        columns = sum(self.sizes.travelling(n) for n in nodes if self.leaf(n))
+        outputs = 8 * len(self.graph.outputs) + sum(self.sizes.variable(o.node) for o in self.graph.outputs)
+        return Memory(
+            rows * self.live_bytes(nodes),
+            int(rows * SPARE * pool),
+            int(rows * SPARE * columns) * SLOTS,
+            int(rows * SPARE * outputs) * SLOTS,
+            sum(t.bytes for t in self.tables.values() if t.device == "cuda"),
+        )
+
+    def live_bytes(self, nodes: list[Node]) -> int:
+        """Of a row's registers, as many as are alive in any one layer: others take the place of those that are not."""
+        depth = depths({n: [] if self.leaf(n) else [a for a in n.args if a.op != "literal"] for n in nodes})
+        last = dict(depth)
+        for node in nodes:
+            for a in () if self.leaf(node) else node.args:
+                if a.op != "literal":
+                    last[a] = max(last[a], depth[node])
+        end = max(depth.values(), default=0)
+        last.update((n, end) for n in (*self.outputs, *self.filters) if n in last)
+        change = [0] * (end + 2)
+        for node in nodes:
+            change[depth[node]] += self.sizes.entry(node)
+            change[last[node] + 1] -= self.sizes.entry(node)
+        return max(accumulate(change))
+
+    def chunk(self, nodes: list[Node], budget: int) -> int:
+        """Rows of a chunk such that a budget holds all chunks; the least, where it holds not even those."""
+        rows = CHUNK_ROWS
+        while rows > LEAST_ROWS and self.memory(nodes, rows).bytes > budget:
+            rows //= 2
+        return rows
+
+    def too_small(self, chunks: int) -> Placement:
+        self.tables.clear()
+        least = f"{SLOTS} chunks of {LEAST_ROWS:,} rows take {shown_bytes(chunks)}"
+        return self.on_cpu(f"{least}, the GPU has {shown_bytes(self.device.budget)}")
+
+    def fit_tables(self, left: int) -> None:
+        """Pins what looks into a table that does not fit."""
+        nodes = [n for n in within([*self.outputs, *self.filters], self.pinned) if not self.leaf(n)]
+        tables: dict[Any, _Need] = {}
+        for node in nodes:
+            if node.id in self.needs:
+                tables.setdefault(self.needs[node.id].key, self.needs[node.id])
+        out: dict[Any, str] = {}
+        for key, need in sorted(tables.items(), key=lambda item: item[1].bytes or 0):
+            if need.bytes is None:
+                out[key] = f"{need.what}: nobody knows its size before it is read"
+            elif need.bytes > left:
+                room = f"the {shown_bytes(left)} left of {shown_bytes(self.device.budget)}"
+                out[key] = f"{need.what}: {shown_bytes(need.bytes)} do not fit in {room}"
+            else:
+                left -= need.bytes
+        self.unfit = out
+        for node in nodes:
+            if node.id in self.needs and self.needs[node.id].key in out:
+                self.pinned[node.id] = out[self.needs[node.id].key]
+
+    # ---- one operator
+    def one(self, node: Node, frame: FrameSpec) -> Placed:
+        where, reason = self.decide(node, frame)
+        again = where == "cuda" and node.id in self.there_ids
+        self.keep(node, where, self.stays(node, frame) if where == "cpu" else "fits")
+        if again:
+            self.keep(node, "cpu", self.stays(node, frame))
+        if node.op == "column":
+            return self.placed(node, where, reason)
+        estimated = self.costs.estimated(node, where)
+        group = self.costs.group(node)
+        if group is not None:
+            estimated += self.costs.shared(node, where) / self.members.get((where, group), 1)
+        measured = self.costs.measured(node, where)
+        return self.placed(node, where, reason, estimated_ns=estimated, measured_ns=measured, again=again)
+
+    def stays(self, node: Node, frame: FrameSpec) -> str:
+        """Why a table is kept by the CPU."""
+        need = self.needs.get(node.id)
+        _, _, unfit = self.unfit.get(None if need is None else need.key, "").partition(": ")
+        return f"for {frame.name}, which the CPU loads" if frame.id else unfit or "for operators on the CPU"
+
+    def decide(self, node: Node, frame: FrameSpec) -> tuple[str, str]:
+        if node.op == "column":
+            return "cpu", "read and decoded by the CPU"
+        if frame.id:
+            return "cpu", f"once a row of {frame.name}, when the view is loaded"
+        if node.id in self.pinned:
+            return "cpu", self.pinned[node.id]
+        if node.id in self.here_ids:
+            need = self.needs.get(node.id)
+            fits = "fits" if need is None else f"fits with {need.what}"
+            return "cuda", f"{fits}; again on the CPU, for what runs there" if node.id in self.there_ids else fits
+        if node.id in self.filter_ids:
+            own = self.moves.filters
+            return "cpu", "filters go with operators that run on the CPU" if own is None else faster(
+                own, self.device.cores
+            )
+        if node.id in self.there_ids:
+            return "cpu", "only operators on the CPU need it"
+        return "cpu", "only what is fitted needs it, before the first batch"
+
+
+def faster(compared: Compared, cores: int) -> str:
+    return (
+        f"the CPU is faster: {compared.cpu:.2g} ns a row on {cores} cores with the copy of its result, "
+        f"{compared.gpu:.2g} ns on the GPU with the copy of its inputs"
+    )
+
+
+def python_only(node: Node) -> bool:
+    """A user's function that only Python can run: it has no body for a GPU."""
+    return node.op == "user" and not node.param("function").on_gpu
+
+
+def live_frames(graph: Graph) -> list[FrameSpec]:
+    """The log and the joined views that something asks for; others are never read."""
+    live = {0}
+    waiting = [0]
+    while waiting:
+        frame = waiting.pop()
+        joined = {n.param("frame") for n in graph.nodes(graph.frames[frame]) if n.op == "row"}
+        waiting += sorted(joined - live)
+        live |= joined
+    return [f for f in graph.frames if f.id in live]

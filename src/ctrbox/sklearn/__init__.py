@@ -1,0 +1,1 @@
+"""`cb.Classifier`, for people with a dataframe."""

@@ -1,0 +1,346 @@
+"""``cb.Classifier``: a click model for people with a dataframe, in scikit-learn's manner and without needing it.
+
+clf = cb.Classifier("DeepFM", dim=8).fit(frame, clicked)
+p = clf.predict_proba(frame)[:, 1]
+
+What becomes of a column (``sklearn/frames.py`` reads it, ``columns_`` says what was found; ``categorical`` and ``numeric``
+overrule it):
+
+    text, bool, category   keys
+    whole number           keys; with more than 50 distinct values also a number; where more than half of the values
+                           are distinct, a number alone
+    float                  a number: standardised, cut to ±10, and the keys of its 20 quantiles
+    list                   keys, one for each element
+    time, date             keys of hour and weekday
+
+A missing value has a key of its own; a missing number counts as the mean. Keys never seen in ``fit`` have their initial
+vectors. Rows are shuffled, and ``valid`` of each class are held out to stop at the best epoch; with ``shuffle=False``
+rows are in the order of time and the newest are held out.
+
+``save`` and ``load`` keep a fitted classifier in a folder (``sklearn/classifier_folder.py``). A pickle or a copy carries the
+parameters and the bytes of that folder's files, never the weights as Python objects.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import nn
+
+from ctrbox import models
+from ctrbox.columns.batch import Schema
+from ctrbox.embed.memory.table import MemoryTable
+from ctrbox.embed.optimizers import Adagrad, Adam
+from ctrbox.engines.plan import compile as compile_plan
+from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.plan.language.expr import col
+from ctrbox.plan.language.features import FeatureSet
+from ctrbox.sklearn.classifier_folder import (
+    VIEW,
+    classes_of,
+    files_of,
+    frame_of,
+    json_of,
+    of_classes,
+    of_frame,
+    read_description,
+    read_run,
+    unpacked,
+    write_folder,
+)
+from ctrbox.sklearn.column_importance import column_importances
+from ctrbox.sklearn.frames import (
+    Frame,
+    InputError,
+    features_of,
+    labels_of,
+    not_fitted,
+    stratified,
+    weights_of,
+)
+from ctrbox.train.run import Run
+from ctrbox.train.sources import reads_of
+from ctrbox.train.trainer import Trainer
+from ctrbox.views.view import View
+
+STEPS = 50  # about, of an epoch, where no batch size is given
+BATCHES = (32, 4096)
+CHUNK = 65_536  # rows predicted at once
+WINDOW = 1 << 20  # rows within which each epoch is shuffled anew
+LABEL, WEIGHT = "#label", "#weight"  # a frame read by its own names has no # in them
+FITTED = ("run_", "classes_", "n_features_in_", "feature_names_in_", "columns_", "_frame", "_importances")
+
+
+class Classifier:
+    """A click model as an estimator.
+
+    ``model``: a name of ``cb.models`` (``options``: its other arguments) or a function from a schema to a module. ``lr``: of
+    the dense weights; ``table_lr``: of the vectors. ``valid=0`` trains all epochs on all rows.
+    ``calibrate`` ("weights", "intercept" or a number added to every logit; None adds nothing) corrects probabilities after
+    training with ``sample_weight``, as ``Trainer.fit`` does.
+    Afterwards: ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``columns_`` (what each column was taken for),
+    ``feature_importances_`` and ``run_``, the ``cb.Run``.
+    """
+
+    _estimator_type = "classifier"
+
+    def __init__(
+        self,
+        model: str | Callable[[Schema], nn.Module] = "DeepFM",
+        *,
+        dim: int = 8,
+        options: dict[str, Any] | None = None,
+        epochs: int = 10,
+        batch_size: int | None = None,
+        lr: float = 1e-3,
+        table_lr: float = 0.05,
+        valid: float = 0.1,
+        patience: int = 2,
+        shuffle: bool = True,
+        categorical: Sequence[str] | None = None,
+        numeric: Sequence[str] | None = None,
+        calibrate: str | float | None = None,
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        # As given, unchecked: scikit-learn's clone asks for the very same objects back.
+        self.model = model
+        self.dim = dim
+        self.options = options
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.table_lr = table_lr
+        self.valid = valid
+        self.patience = patience
+        self.shuffle = shuffle
+        self.categorical = categorical
+        self.numeric = numeric
+        self.calibrate = calibrate
+        self.seed = seed
+        self.threads = threads
+
+    # ---- what scikit-learn asks of an estimator ----
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [n for n in inspect.signature(cls.__init__).parameters if n != "self"]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._names()}
+
+    def set_params(self, **params: Any) -> Classifier:
+        known = self._names()
+        for name in params:
+            if name not in known:
+                raise InputError(
+                    f"Classifier has no parameter {name!r}{nearest(name, known)}; it has {', '.join(known)}"
+                )
+        for name, value in params.items():
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        default = inspect.signature(type(self).__init__).parameters
+        shown = [f"{n}={v!r}" for n, v in self.get_params().items() if repr(v) != repr(default[n].default)]
+        return f"Classifier({', '.join(shown)})"
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "run_")
+
+    def __sklearn_tags__(self) -> Any:
+        # Only scikit-learn calls this, so it is there; CTRBox itself never imports it.
+        tags = sys.modules["sklearn.utils"]
+        return tags.Tags(
+            estimator_type="classifier",
+            target_tags=tags.TargetTags(required=True),
+            classifier_tags=tags.ClassifierTags(multi_class=False),
+            input_tags=tags.InputTags(categorical=True, string=True, allow_nan=True),
+        )
+
+    # ---- fit and predict ----
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:  # noqa: N803 - scikit-learn's name
+        """Learn from a frame (anything that speaks Arrow) or a 2-D array, and two classes."""
+        if isinstance(self.valid, bool) or not isinstance(self.valid, int | float) or not 0 <= self.valid <= 0.9:
+            raise PlanError(f"valid must be a share from 0 to 0.9, got {self.valid!r}")
+        frame = Frame.of(X, self.categorical, self.numeric)
+        classes, clicked = labels_of(y, frame.rows)
+        weight = weights_of(sample_weight, frame.rows)
+        if self.shuffle:
+            order, held = stratified(clicked, self.valid, self.seed)
+        else:
+            order, held = np.arange(frame.rows), min(round(frame.rows * self.valid), frame.rows - 1)
+        table = frame.table.take(pa.array(order)).append_column(LABEL, pa.array(clicked[order]))
+        if weight is not None:
+            table = table.append_column(WEIGHT, pa.array(weight[order]))
+        sparse, dense = features_of(frame)
+        features = FeatureSet(
+            label=col(LABEL), weight=None if weight is None else col(WEIGHT), sparse=sparse, dense=dense
+        )
+        plan = compile_plan(View(table, name=VIEW), features, threads=self.threads)
+        rows = len(order) - held
+        batch = self._batch(rows)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            module = self._module(plan.schema)
+            dims = reads_of(module).dims
+            tables = {d: MemoryTable(d, optimizer=Adagrad(lr=self.table_lr), seed=self.seed) for d in {*dims.values()}}
+            trainer = Trainer(
+                module,
+                {name: tables[dim] for name, dim in dims.items()},
+                optimizer=Adam(lr=self.lr),
+                threads=self.threads,
+            )
+            run = trainer.fit(
+                plan,
+                valid=held / len(order),
+                epochs=self.epochs,
+                batch_size=batch,
+                shuffle=min(-(-rows // batch), max(1, WINDOW // batch)) * batch if self.shuffle else 0,
+                patience=self.patience if held else None,
+                calibrate=self.calibrate,
+                seed=self.seed,
+                by={},
+            )
+        self._keep(run, classes, frame.without_rows(), None)
+        return self
+
+    def _keep(self, run: Run, classes: np.ndarray, frame: Frame, importances: np.ndarray | None) -> None:
+        """Set everything that a fitted classifier has."""
+        self.run_, self.classes_, self.n_features_in_ = run, classes, len(frame.columns)
+        self.columns_ = frame.kinds
+        self._frame, self._importances = frame, importances
+        if frame.named:
+            self.feature_names_in_ = np.array(frame.names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "run_"):
+            raise not_fitted()
+
+    def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Return the probability of each of ``classes_`` as an array (rows, 2)."""
+        self._check_fitted()
+        table = self._frame.read(X)
+        both = np.empty((table.num_rows, 2))
+        for at in range(0, table.num_rows, CHUNK):
+            part = table.slice(at, CHUNK).combine_chunks()
+            both[at : at + part.num_rows, 1] = self.run_.predict_batch(self.run_.plan.run(part))
+        both[:, 0] = 1 - both[:, 1]
+        return both
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Return the more probable class of each row."""
+        p = self.predict_proba(X)
+        found: np.ndarray = self.classes_[(p[:, 1] > 0.5).astype(np.int64)]
+        return found
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
+        """Return the accuracy, as classifiers of scikit-learn do. For the AUC use scoring="roc_auc"."""
+        found = self.predict(X)
+        given = np.asarray(y).reshape(-1)
+        if len(given) != len(found):
+            raise InputError(f"X has {len(found):,} rows and y has {len(given):,}; expected one label for each row")
+        return float(np.average(found == given, weights=weights_of(sample_weight, len(found))))
+
+    @property
+    def feature_importances_(self) -> np.ndarray:
+        """Permutation importance of each column of X: the ROC AUC that is lost when the column's values are shuffled.
+
+        Measured on up to 5,000 held-out rows (without any, on training rows) and averaged over 3 permutations of ``seed``, so it
+        is the same every time. Computed at the first access, or when the classifier is saved or pickled, and then kept; it costs
+        3 × columns predictions of those rows. The values do not add up to 1, and one of a useless column may be below 0.
+        """
+        self._check_fitted()
+        if self._importances is None:
+            self._importances = column_importances(self.run_, self._frame, self.seed)
+        return self._importances.copy()
+
+    # ---- files, copies and pickles ----
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a fitted classifier to a new folder, and return its path. Rows of the frame are not kept."""
+        self._check_fitted()
+        params = {n: json_of(f"{n}=", v) for n, v in self.get_params().items() if n != "model"}
+        function = None if isinstance(self.model, str) else getattr(self.model, "__qualname__", repr(self.model))
+        model = self.model if function is None else None
+        write_folder(Path(path), self.run_, {"params": params | {"model": model}, "function": function} | self._found())
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, model: Callable[[Schema], nn.Module] | None = None) -> Classifier:
+        """Read a classifier that ``save`` wrote. ``model``: the function that made its model, where it was one of your own."""
+        place = Path(path)
+        found = read_description(place)
+        if (found.get("function") is None) != (model is None):
+            wanted = (
+                "leave model= out" if model is not None else f"give it: Classifier.load(…, model={found['function']})"
+            )
+            raise PlanError(
+                f"{place} was saved with model={found.get('function') or found['params']['model']}; {wanted}"
+            )
+        made = cls(**{**found["params"], **({} if model is None else {"model": model})})
+        made._restore(place, found)
+        return made
+
+    def _found(self) -> dict[str, Any]:
+        """What fit found, beside the run."""
+        importances = self.feature_importances_.tolist()
+        return {"classes": of_classes(self.classes_), "frame": of_frame(self._frame), "importances": importances}
+
+    def _restore(self, place: Path, found: Mapping[str, Any]) -> None:
+        run = read_run(place, found, None if isinstance(self.model, str) else self._module)
+        run.folder = None  # it may go away, and holds no record of the training
+        try:
+            kept = classes_of(found["classes"]), frame_of(found["frame"]), np.array(found["importances"], np.float64)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{place} does not describe a classifier: {error!r}") from None
+        self._keep(run, *kept)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The parameters, and of a fitted classifier the bytes of the files that ``save`` writes."""
+        state: dict[str, Any] = {"params": self.get_params()}
+        known = {*state["params"], *FITTED}
+        state["others"] = {name: value for name, value in vars(self).items() if name not in known}
+        if hasattr(self, "run_"):
+            with tempfile.TemporaryDirectory(prefix="ctrbox-classifier-") as folder:
+                write_folder(Path(folder) / "saved", self.run_, self._found())
+                state["files"] = files_of(Path(folder) / "saved")
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state["params"] | state["others"])
+        if "files" in state:
+            with unpacked(state["files"]) as folder:
+                self._restore(Path(folder), read_description(Path(folder)))
+
+    # ---- parts of fit ----
+
+    def _batch(self, rows: int) -> int:
+        if self.batch_size is not None:
+            return self.batch_size
+        batch = min(max(rows // STEPS, BATCHES[0]), BATCHES[1])
+        # Normalisation over a batch cannot learn from a last batch of one row.
+        return next(b for b in range(batch, batch + rows + 2) if rows % b != 1 or rows == 1)
+
+    def _module(self, schema: Schema) -> nn.Module:
+        if not isinstance(self.model, str):
+            if isinstance(self.model, nn.Module) or not callable(self.model):
+                raise PlanError(
+                    f"model must be a name of cb.models or a function from a schema to a module, got {self.model!r}"
+                )
+            return self.model(schema)
+        known = models.MODELS.get(self.model)
+        takes_dim = known is not None and "dim" in inspect.signature(known).parameters
+        return models.build(self.model, schema, {**({"dim": self.dim} if takes_dim else {}), **(self.options or {})})

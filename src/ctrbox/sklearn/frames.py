@@ -1,0 +1,401 @@
+"""Dataframes and arrays as ``cb.Classifier`` takes them: which columns are keys and which are numbers, nothing missing left.
+
+A frame is anything that speaks Arrow, a dict of columns, or a 2-D array (columns x0, x1, …). ``Frame.of`` decides what
+each column is and remembers it; ``Frame.read`` brings other rows into the same shape, by name where there are names.
+Refused, with the column named: types that are no feature, infinities, a column that is absent or of another type.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctrbox.columns.exact import decimals_to_float64, times_to_microseconds
+from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.plan.language.expr import Expr, col
+
+FEW = 50  # distinct whole numbers up to which they are names of things and nothing else
+QUANTILES = 20
+REACH = 10.0  # deviations at which a standardised number is cut
+LARGEST = float(np.finfo(np.float32).max)
+NONE: dict[str, Any] = {"string": "\0missing", "int64": -(2**63), "bool": False}
+RESERVED = ("label", "weight", "group")
+MARK = "#"  # in names made here; a frame with such names is read as x0, x1, …
+
+
+class InputError(DataError, ValueError):
+    """What was given does not fit; also a ValueError, which is what scikit-learn's tools look for."""
+
+
+class NotFittedYet(PlanError, ValueError, AttributeError):
+    """Asked to predict before ``fit``."""
+
+
+def not_fitted() -> NotFittedYet:
+    """The error for a classifier that was not fitted; also a NotFittedError of scikit-learn where that is loaded."""
+    message = "This Classifier instance is not fitted yet; call fit(X, y) first"
+    theirs = sys.modules.get("sklearn.exceptions")
+    if theirs is None:
+        return NotFittedYet(message)
+    both: type[NotFittedYet] = type("NotFittedYet", (NotFittedYet, theirs.NotFittedError), {})
+    return both(message)
+
+
+@dataclass(frozen=True)
+class Column:
+    """``kind``: keys, number, both, list or time. ``missing``: fit met rows without a value. ``mean``: of a number."""
+
+    given: str  # as the user calls it
+    name: str  # in the table
+    kind: str
+    type: pa.DataType
+    missing: bool = False
+    mean: float = 0.0
+    constant: bool = False
+    family: str = "none"  # what fit met: text, number, bool, time, list, or none
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Columns as they were found in ``fit``, and rows in that shape."""
+
+    columns: tuple[Column, ...]
+    named: bool
+    table: pa.Table
+
+    @property
+    def rows(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def names(self) -> list[str]:
+        return [c.given for c in self.columns]
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        return {c.given: c.kind for c in self.columns}
+
+    @staticmethod
+    def of(given: Any, categorical: Iterable[Any] | None = None, numeric: Iterable[Any] | None = None) -> Frame:
+        names, arrays, named = _arrays(given)
+        if not names:
+            raise InputError(f"X has 0 feature(s) (shape={np.shape(given)}) while a minimum of 1 is required.")
+        rows = len(arrays[0])
+        if not rows:
+            raise InputError("X has no rows (0 samples); expected at least two, of two classes")
+        asked = dict.fromkeys(_asked("categorical", categorical, names), "keys")
+        for n in _asked("numeric", numeric, names):
+            if n in asked:
+                raise InputError(f"column {n!r} is both in categorical= and in numeric=; leave it in one")
+            asked[n] = "number"
+        plain = named and all(n and MARK not in n for n in names)
+        columns = []
+        for k, (name, array) in enumerate(zip(names, arrays, strict=True)):
+            inside = f"x{k}" if not plain else name + MARK if name in RESERVED else name
+            found = _column(name, inside, array, asked.get(name))
+            columns.append(replace(found, family=_family(array.type)))
+        frame = Frame(tuple(columns), named, pa.table({}))
+        return replace(frame, table=frame._table(arrays))
+
+    def read(self, given: Any) -> pa.Table:
+        """Other rows with the columns of ``fit``."""
+        names, arrays, named = _arrays(given)
+        if not (named and self.named):
+            if len(names) != len(self.columns):
+                raise InputError(
+                    f"X has {len(names)} features, but Classifier is expecting {len(self.columns)} features as input"
+                )
+            return self._table(arrays)
+        where = {n: k for k, n in enumerate(names)}
+        for c in self.columns:
+            if c.given not in where:
+                raise InputError(f"X lacks column {c.given!r}, which was there in fit{nearest(c.given, names)}")
+        return self._table([arrays[where[c.given]] for c in self.columns])
+
+    def without_rows(self) -> Frame:
+        return replace(self, table=self.table.slice(0, 0))
+
+    def _table(self, arrays: list[pa.Array]) -> pa.Table:
+        made: dict[str, pa.Array] = {}
+        for c, array in zip(self.columns, arrays, strict=True):
+            _check_family(c, array)
+            if c.kind in ("number", "both"):
+                number = _number(c.given, array)
+                missing = number.is_null()
+                made[c.name + (MARK + "number" if c.kind == "both" else "")] = pc.fill_null(number, c.mean)
+                if c.missing:
+                    made[c.name + MARK + "missing"] = missing
+            if c.kind != "number":
+                made[c.name] = _filled(c, array)
+        return pa.table(made)
+
+
+def _family(type_: pa.DataType) -> str:
+    if pa.types.is_dictionary(type_):
+        return _family(type_.value_type)
+    if pa.types.is_boolean(type_):
+        return "bool"
+    if pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_):
+        return "number"
+    if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
+        return "time"
+    if pa.types.is_null(type_):
+        return "none"
+    return "list" if pa.types.is_nested(type_) else "text"
+
+
+def _check_family(column: Column, array: pa.Array) -> None:
+    """InputError where a column is of another family than in fit: the text "5" is not the number 5, nor is True the number 1."""
+    met = _family(array.type)
+    same = met == column.family or "none" in (met, column.family)
+    if not same and not (column.kind == "number" and column.family == "text" and met == "number"):
+        raise InputError(
+            f"column {column.given!r} was {column.family} in fit ({column.type}) and is {array.type} now; convert it first"
+        )
+
+
+def features_of(frame: Frame) -> tuple[dict[str, Expr], dict[str, Expr]]:
+    """Sparse and dense features of a frame's table."""
+    sparse: dict[str, Expr] = {}
+    dense: dict[str, Expr] = {}
+    for c in frame.columns:
+        name = c.name
+        if c.kind == "time":
+            sparse[name + MARK + "hour"] = col(name).hour()
+            sparse[name + MARK + "weekday"] = col(name).weekday()
+        elif c.kind != "number":
+            sparse[name] = col(name)
+        if c.kind in ("number", "both"):
+            number = name + (MARK + "number" if c.kind == "both" else "")
+            sparse[name + MARK + "bucket"] = col(number).bucketize(quantiles=QUANTILES)
+            if not c.constant:
+                dense[number] = col(number).standardise().clip(-REACH, REACH)
+            if c.missing:
+                sparse[name + MARK + "missing"] = col(name + MARK + "missing")
+    return sparse, dense
+
+
+# ---- what was given ----
+
+
+def _arrays(given: Any) -> tuple[list[str], list[pa.Array], bool]:
+    """Names, one array each, and whether the names are the user's."""
+    if hasattr(given, "tocsr") or hasattr(given, "tocoo"):
+        raise InputError("X is a sparse matrix; expected a dataframe of columns, or a dense 2-D array")
+    if isinstance(given, Mapping) or hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__"):
+        try:
+            table = pa.table(given) if not isinstance(given, pa.Table) else given
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InputError(f"X cannot be read as columns: {error}") from error
+        # pandas hands its row labels over as columns; they are no features.
+        labels = {n for n in (table.schema.pandas_metadata or {}).get("index_columns", []) if isinstance(n, str)}
+        names = [n for n in table.column_names if n not in labels]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"X has two columns {name!r}; give each a name of its own")
+        return names, [table.column(n).combine_chunks() for n in names], True
+    array = np.asarray(given)
+    if array.ndim != 2:
+        raise InputError(
+            f"Expected 2D array, got {array.ndim}D array instead: X has shape {array.shape}. Reshape your data with "
+            "X.reshape(-1, 1) for one column or X.reshape(1, -1) for one row"
+        )
+    if array.dtype.kind not in "biufUSO":
+        what = "Complex data not supported: " if array.dtype.kind == "c" else ""
+        raise InputError(f"{what}X has type {array.dtype}; expected numbers or strings")
+    names = [f"x{k}" for k in range(array.shape[1])]
+    try:
+        made = [pa.array(array[:, k].tolist() if array.dtype.kind in "USO" else array[:, k]) for k in range(len(names))]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"X has a column of mixed types; argument must be a string or a number: {error}") from error
+    return names, made, False
+
+
+def _asked(what: str, chosen: Iterable[Any] | None, names: list[str]) -> list[str]:
+    """Names of columns, or their places."""
+    found = []
+    for one in [chosen] if isinstance(chosen, str) else chosen or ():
+        if isinstance(one, int) and not isinstance(one, bool) and -len(names) <= one < len(names):
+            found.append(names[one])
+        elif one in names:
+            found.append(one)
+        else:
+            raise InputError(f"{what}= names column {one!r}, which X lacks{nearest(str(one), names)}")
+    return found
+
+
+# ---- what a column is ----
+
+
+def _column(given: str, name: str, array: pa.Array, asked: str | None) -> Column:
+    type_ = array.type
+    category = pa.types.is_dictionary(type_)
+    if category:
+        type_ = type_.value_type
+    texts = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+    numbers = pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_)
+    if asked == "number":
+        return _measured(Column(given, name, "number", pa.float64()), array)
+    if pa.types.is_boolean(type_):
+        # Three values where one is missing, hence text.
+        return Column(given, name, "keys", pa.bool_() if not array.null_count else pa.string())
+    if pa.types.is_integer(type_) and (asked == "keys" or category):
+        return Column(given, name, "keys", pa.string() if pa.types.is_uint64(type_) else pa.int64())
+    if texts or pa.types.is_null(type_) or (numbers and (asked == "keys" or category)):
+        return Column(given, name, "keys", pa.string())
+    if pa.types.is_integer(type_):
+        distinct = pc.count_distinct(array).as_py()
+        if distinct <= FEW:
+            return Column(given, name, "keys", pa.string() if pa.types.is_uint64(type_) else pa.int64())
+        kind = "number" if 2 * distinct > len(array) or pa.types.is_uint64(type_) else "both"
+        return _measured(Column(given, name, kind, pa.int64()), array)
+    if numbers:
+        return _measured(Column(given, name, "number", pa.float64()), array)
+    if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
+        return Column(given, name, "time", pa.timestamp("us"))
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+        inner = type_.value_type
+        if pa.types.is_integer(inner):
+            return Column(given, name, "list", pa.list_(pa.int64()))
+        if pa.types.is_string(inner) or pa.types.is_large_string(inner) or pa.types.is_null(inner):
+            return Column(given, name, "list", pa.list_(pa.string()))
+    raise InputError(
+        f"column {given!r} has type {array.type}; expected text, numbers, bools, times, or lists of texts or whole numbers"
+    )
+
+
+def _measured(column: Column, array: pa.Array) -> Column:
+    number = _number(column.given, array)
+    known = number.drop_null()
+    if not len(known):
+        return replace(column, missing=True, constant=True)
+    low, high = pc.min_max(known).values()
+    return replace(
+        column,
+        missing=number.null_count > 0,
+        mean=float(pc.mean(known).as_py()),
+        constant=low.as_py() == high.as_py(),
+    )
+
+
+def _number(given: str, array: pa.Array) -> pa.Array:
+    """float64, NaN as null; an infinity is refused."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    try:
+        number = decimals_to_float64(array) if pa.types.is_decimal(array.type) else array.cast(pa.float64(), safe=False)
+    except pa.ArrowException as error:
+        raise InputError(f"column {given!r} ({array.type}) cannot be read as numbers: {error}") from error
+    bad = pc.fill_null(pc.greater(pc.abs(number), LARGEST), False).to_numpy(zero_copy_only=False)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise InputError(
+            f"X contains infinity or a value too large: column {given!r} is {number[row].as_py()} in row {row}; replace it"
+        )
+    return pc.if_else(pc.is_nan(number), None, number)
+
+
+def _filled(column: Column, array: pa.Array) -> pa.Array:
+    """Values of the type that fit found, a key for what is missing."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_floating(array.type):
+        array = pc.if_else(pc.is_nan(array), None, array)
+    try:
+        values = times_to_microseconds(array) if column.kind == "time" else array.cast(column.type)
+    except pa.ArrowException as error:
+        raise InputError(
+            f"column {column.given!r} was {column.type} in fit and is {array.type} now: {error}"
+        ) from error
+    if column.kind == "time":
+        return pc.fill_null(values, pa.scalar(0, pa.timestamp("us")))
+    if column.kind != "list":
+        return pc.fill_null(values, NONE[str(column.type)])
+    if values.null_count:
+        values = pc.if_else(values.is_valid(), values, pa.scalar([], column.type))
+    inner = values.values
+    if inner.null_count:
+        values = pa.ListArray.from_arrays(values.offsets, pc.fill_null(inner, NONE[str(inner.type)]))
+    return values
+
+
+# ---- what is to be predicted ----
+
+
+def labels_of(y: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The two classes in ascending order, and 1 where a row has the second."""
+    if y is None:
+        raise InputError("requires y to be passed, but the target y is None")
+    given = np.asarray(y)
+    if given.ndim == 2 and given.shape[1] == 1:
+        theirs = sys.modules.get("sklearn.exceptions")
+        warnings.warn(
+            "A column-vector y was passed when a 1d array was expected. Please change the shape of y to (n_samples,), for "
+            "example using ravel().",
+            UserWarning if theirs is None else theirs.DataConversionWarning,
+            stacklevel=3,
+        )
+        given = given[:, 0]
+    if given.ndim != 1:
+        raise InputError(f"y should be a 1d array, got an array of shape {given.shape} instead")
+    if len(given) != rows:
+        raise InputError(f"X has {rows:,} rows and y has {len(given):,}; expected one label for each row")
+    if given.dtype.kind == "c":
+        raise InputError("Complex data not supported: y holds complex numbers; expected two classes")
+    if given.dtype.kind == "f" and not np.isfinite(given).all():
+        row = int(np.argmax(~np.isfinite(given)))
+        raise InputError(f"y is {given[row]} in row {row} (Input y contains NaN or infinity); leave such rows out")
+    if given.dtype.kind == "O" and any(v is None or v != v for v in given):
+        raise InputError("y has rows without a label (None or NaN); leave them out")
+    try:
+        classes, index = np.unique(given, return_inverse=True)
+    except TypeError:
+        raise InputError("y mixes labels of different types; expected two classes") from None
+    if len(classes) != 2:
+        shown = ", ".join(repr(c) for c in classes[:5].tolist())
+        number = "one class" if len(classes) == 1 else f"{len(classes):,} classes"
+        if given.dtype.kind == "f" and (classes % 1 != 0).any():
+            raise InputError(f"Unknown label type: y is continuous, {number} ({shown}, …); make it y > threshold")
+        hint = (
+            ""
+            if len(classes) == 1
+            else "; Only binary classification is supported: make it y > threshold, or y == one class"
+        )
+        raise InputError(f"y has {number} ({shown}{', …' if len(classes) > 5 else ''}), expected two classes{hint}")
+    return classes, index.reshape(-1).astype(np.int8)
+
+
+def weights_of(weight: Any, rows: int) -> np.ndarray | None:
+    if weight is None:
+        return None
+    try:
+        given = np.asarray(weight, np.float64)
+    except (TypeError, ValueError):
+        raise InputError("sample_weight must be numbers, one for each row") from None
+    if given.ndim == 0:
+        given = np.full(rows, float(given))
+    if given.shape != (rows,):
+        raise InputError(f"sample_weight has shape {given.shape}; expected ({rows},), one for each row of X")
+    if not (np.isfinite(given).all() and (given >= 0).all()) or not given.any():
+        raise InputError("sample_weight must be finite, 0 or more, and not zero in all rows")
+    return given
+
+
+def stratified(clicked: Sequence[int] | np.ndarray, share: float, seed: int) -> tuple[np.ndarray, int]:
+    """Rows in a random order, those held out last, and how many those are: ``share`` of each class, never all of one."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(clicked))
+    of = np.asarray(clicked)[order]
+    held = np.zeros(len(order), bool)
+    for value in (0, 1):
+        mine = np.flatnonzero(of == value)
+        count = min(round(len(mine) * share), len(mine) - 1)
+        held[mine[:count]] = True
+    return np.concatenate([order[~held], order[held]]), int(held.sum())

