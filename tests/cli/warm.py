@@ -100,7 +100,7 @@ def end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from ctrbox.cli import main
+    from ctrbox.cli.main import main
 
     import_everything()
     become(next_request())
