@@ -73,7 +73,7 @@ def job(tmp_path: Path, ad_log: Path) -> Path:
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['ctrbox', '--help']\n"
-        "from ctrbox.cli import main\n"
+        "from ctrbox.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'pyarrow', 'numpy', 'pandas'} & set(sys.modules)\n"
@@ -366,7 +366,7 @@ def test_an_interrupt_while_modules_load_is_quiet(tmp_path: Path) -> None:
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Press())\n"
-        "from ctrbox.cli import main\n"
+        "from ctrbox.cli.main import main\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

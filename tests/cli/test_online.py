@@ -76,7 +76,7 @@ def test_a_full_disk_ends_once_with_an_error(place: Path) -> None:
     # No file may outgrow 16 KiB: as on a disk without room, and the engine's file is larger.
     words = ["online", "job.py", "--stream", "few", "--out", "small", "--once", "--json"]
     small = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14)); "
-    code = small + f"sys.argv = ['ctrbox', *{words!r}]; from ctrbox.cli import main; main()"
+    code = small + f"sys.argv = ['ctrbox', *{words!r}]; from ctrbox.cli.main import main; main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=place, env=environment())
     assert ended.returncode == 1, ended.stderr
     assert "error: what was learned behind checkpoint 1 is not kept: cannot write" in ended.stderr
