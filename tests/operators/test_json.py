@@ -123,7 +123,7 @@ def test_values_equal_pythons_json(
     check(docs, paths, chunk_rows)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(mutants(), min_size=1, max_size=8))
 @example(
     [

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -45,181 +44,168 @@ def rows(*values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[tuple[Any, .
     return st.lists(st.tuples(*(st.none() | v for v in values)), max_size=20)
 
 
+Pairs = list[
+    tuple[cb.Expr, Callable[..., Any]]
+]  # an expression over columns a, b, … and its twin over the values of a row
+
+
 def check(
     expr: cb.Expr, types: str, data: list[tuple[Any, ...]], slow: Callable[..., Any], chunk_rows: int = 1024
 ) -> None:
-    """``expr`` over columns a, b, … equals ``slow`` row by row."""
+    """``expr`` over columns a, b, … equals ``slow`` row by row; ``slow`` is given nulls too."""
+    check_columns([(expr, slow)], types, data, chunk_rows)
+
+
+def check_all(pairs: Pairs, types: str, data: list[tuple[Any, ...]]) -> None:
+    """Each expression equals its twin row by row, and is null where a value of the row is. They are one evaluation: a plan for
+    each of them would take longer than its rows."""
+    check_columns([(expr, twin.maybe(slow)) for expr, slow in pairs], types, data)
+
+
+def check_columns(pairs: Pairs, types: str, data: list[tuple[Any, ...]], chunk_rows: int = 1024) -> None:
     arrow = {"i": pa.int64(), "f": pa.float64(), "b": pa.bool_(), "s": pa.binary(), "t": pa.timestamp("us")}
     table = pa.table({"abc"[k]: pa.array([row[k] for row in data], arrow[kind]) for k, kind in enumerate(types)})
-    got = cb.compute({"out": expr}, table, chunk_rows=chunk_rows)["out"]
-    if pa.types.is_large_string(got.type):
-        got = got.cast(pa.large_binary())
-    if pa.types.is_timestamp(got.type):
-        got = got.cast(pa.int64())
-    want = [slow(*row) for row in data]
-    bad = [(d, g, w) for d, g, w in zip(data, got.to_pylist(), want, strict=True) if not twin.same(g, w)]
-    assert not bad, bad
+    found = cb.compute({str(k): expr for k, (expr, _) in enumerate(pairs)}, table, chunk_rows=chunk_rows)
+    for k, (expr, slow) in enumerate(pairs):
+        got = found[str(k)]
+        if pa.types.is_large_string(got.type):
+            got = got.cast(pa.large_binary())
+        if pa.types.is_timestamp(got.type):
+            got = got.cast(pa.int64())
+        want = [slow(*row) for row in data]
+        bad = [(d, g, w) for d, g, w in zip(data, got.to_pylist(), want, strict=True) if not twin.same(g, w)]
+        assert not bad, (expr, bad)
 
 
 A, B = col("a"), col("b")
 
 
-@pytest.mark.parametrize(
-    ("expr", "slow"),
+TWO_INTEGERS: Pairs = [
+    (A + B, lambda a, b: twin.wrap(a + b)),
+    (A - B, lambda a, b: twin.wrap(a - b)),
+    (A * B, lambda a, b: twin.wrap(a * b)),
+    (A // B, lambda a, b: twin.wrap(a // b) if b else None),
+    (A % B, lambda a, b: a % b if b else None),
+    (cb.min_(A, B), min),
+    (cb.max_(A, B), max),
+    (A == B, operator.eq),
+    (A != B, operator.ne),
+    (A < B, operator.lt),
+    (A <= B, operator.le),
+    (A > B, operator.gt),
+    (A >= B, operator.ge),
+]
+
+
+@unhurried
+@given(rows(INTS, INTS))
+@example([(twin.INT_MIN, -1), (twin.INT_MAX, 1), (1, 0), (0, 0), (-7, 2), (7, -2)])
+@example([])
+def test_two_integers_equal_python_modulo_two_to_the_64(data: list[tuple[Any, ...]]) -> None:
+    check_all(TWO_INTEGERS, "ii", data)
+
+
+TWO_FLOATS: Pairs = [
+    (A + B, operator.add),
+    (A - B, operator.sub),
+    (A * B, operator.mul),
+    (A / B, twin.div),
+    (A // B, lambda a, b: twin.floor(twin.div(a, b))),
+    (cb.min_(A, B), twin.least),
+    (cb.max_(A, B), twin.most),
+    (A == B, operator.eq),
+    (A != B, operator.ne),
+    (A < B, operator.lt),
+    (A <= B, operator.le),
+    (A > B, operator.gt),
+    (A >= B, operator.ge),
+]
+
+
+@unhurried
+@given(rows(FLOATS, FLOATS))
+@example([(math.nan, 1.0), (1.0, math.nan), (0.0, -0.0), (-0.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (0.0, 0.0)])
+@example([(math.inf, math.inf), (math.inf, -math.inf), (1e308, 10.0), (5e-324, 0.5)])
+def test_two_floats_equal_ieee_754(data: list[tuple[Any, ...]]) -> None:
+    check_all(TWO_FLOATS, "ff", data)
+
+
+ONE_FLOAT: Pairs = [
+    (-A, operator.neg),
+    (A.abs(), abs),
+    (A.sqrt(), twin.sqrt),
+    (A.floor(), twin.floor),
+    (A.ceil(), twin.ceil),
+    (A.round(), lambda x: twin.round_to(x, 0)),
+    (A.round(2), lambda x: twin.round_to(x, 2)),
+    (A.round(15), lambda x: twin.round_to(x, 15)),
+    (A.clip(-1.5, 2.5), lambda x: twin.clip(x, -1.5, 2.5)),
+    (A.clip(-math.inf, 0.0), lambda x: twin.clip(x, -math.inf, 0.0)),
+    (A.is_nan(), math.isnan),
+    (A.cast("int"), twin.float_to_int),
+]
+
+
+@unhurried
+@given(rows(FLOATS))
+@example(
     [
-        (A + B, lambda a, b: twin.wrap(a + b)),
-        (A - B, lambda a, b: twin.wrap(a - b)),
-        (A * B, lambda a, b: twin.wrap(a * b)),
-        (A // B, lambda a, b: twin.wrap(a // b) if b else None),
-        (A % B, lambda a, b: a % b if b else None),
-        (cb.min_(A, B), min),
-        (cb.max_(A, B), max),
-        (A == B, operator.eq),
-        (A != B, operator.ne),
-        (A < B, operator.lt),
-        (A <= B, operator.le),
-        (A > B, operator.gt),
-        (A >= B, operator.ge),
-    ],
-    ids=lambda v: repr(v) if isinstance(v, cb.Expr) else "",
+        (math.nan,),
+        (0.49999999999999994,),
+        (-0.0,),
+        (4503599627370495.5,),
+        (1e300,),
+        (9.2233720368547758e18,),
+    ]
 )
-def test_two_integers_equal_python_modulo_two_to_the_64(expr: cb.Expr, slow: Callable[..., Any]) -> None:
-    @unhurried
-    @given(rows(INTS, INTS))
-    @example([(twin.INT_MIN, -1), (twin.INT_MAX, 1), (1, 0), (0, 0), (-7, 2), (7, -2)])
-    @example([])
-    def run(data: list[tuple[Any, ...]]) -> None:
-        check(expr, "ii", data, twin.maybe(slow))
-
-    run()
+def test_one_float_equals_its_twin(data: list[tuple[Any, ...]]) -> None:
+    check_all(ONE_FLOAT, "f", data)
 
 
-@pytest.mark.parametrize(
-    ("expr", "slow"),
-    [
-        (A + B, operator.add),
-        (A - B, operator.sub),
-        (A * B, operator.mul),
-        (A / B, twin.div),
-        (A // B, lambda a, b: twin.floor(twin.div(a, b))),
-        (cb.min_(A, B), twin.least),
-        (cb.max_(A, B), twin.most),
-        (A == B, operator.eq),
-        (A != B, operator.ne),
-        (A < B, operator.lt),
-        (A <= B, operator.le),
-        (A > B, operator.gt),
-        (A >= B, operator.ge),
-    ],
-    ids=lambda v: repr(v) if isinstance(v, cb.Expr) else "",
-)
-def test_two_floats_equal_ieee_754(expr: cb.Expr, slow: Callable[..., Any]) -> None:
-    @unhurried
-    @given(rows(FLOATS, FLOATS))
-    @example([(math.nan, 1.0), (1.0, math.nan), (0.0, -0.0), (-0.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (0.0, 0.0)])
-    @example([(math.inf, math.inf), (math.inf, -math.inf), (1e308, 10.0), (5e-324, 0.5)])
-    def run(data: list[tuple[Any, ...]]) -> None:
-        check(expr, "ff", data, twin.maybe(slow))
-
-    run()
+ONE_INTEGER: Pairs = [
+    (-A, lambda a: twin.wrap(-a)),
+    (A.abs(), lambda a: twin.wrap(abs(a))),
+    (A.clip(-3, 4), lambda a: twin.clip(a, -3, 4)),
+    (A.cast("float"), float),
+    (A.cast("bool"), bool),
+    (A.cast("str"), lambda a: str(a).encode()),
+]
 
 
-@pytest.mark.parametrize(
-    ("expr", "slow"),
-    [
-        (-A, operator.neg),
-        (A.abs(), abs),
-        (A.sqrt(), twin.sqrt),
-        (A.floor(), twin.floor),
-        (A.ceil(), twin.ceil),
-        (A.round(), lambda x: twin.round_to(x, 0)),
-        (A.round(2), lambda x: twin.round_to(x, 2)),
-        (A.round(15), lambda x: twin.round_to(x, 15)),
-        (A.clip(-1.5, 2.5), lambda x: twin.clip(x, -1.5, 2.5)),
-        (A.clip(-math.inf, 0.0), lambda x: twin.clip(x, -math.inf, 0.0)),
-        (A.is_nan(), math.isnan),
-        (A.cast("int"), twin.float_to_int),
-    ],
-    ids=lambda v: repr(v) if isinstance(v, cb.Expr) else "",
-)
-def test_one_float_equals_its_twin(expr: cb.Expr, slow: Callable[..., Any]) -> None:
-    @unhurried
-    @given(rows(FLOATS))
-    @example(
-        [
-            (math.nan,),
-            (0.49999999999999994,),
-            (-0.0,),
-            (4503599627370495.5,),
-            (1e300,),
-            (9.2233720368547758e18,),
-        ]
-    )
-    def run(data: list[tuple[Any, ...]]) -> None:
-        check(expr, "f", data, twin.maybe(slow))
-
-    run()
+@unhurried
+@given(rows(INTS))
+def test_one_integer_equals_its_twin(data: list[tuple[Any, ...]]) -> None:
+    check_all(ONE_INTEGER, "i", data)
 
 
-@pytest.mark.parametrize(
-    ("expr", "slow"),
-    [
-        (-A, lambda a: twin.wrap(-a)),
-        (A.abs(), lambda a: twin.wrap(abs(a))),
-        (A.clip(-3, 4), lambda a: twin.clip(a, -3, 4)),
-        (A.cast("float"), float),
-        (A.cast("bool"), bool),
-        (A.cast("str"), lambda a: str(a).encode()),
-    ],
-    ids=lambda v: repr(v) if isinstance(v, cb.Expr) else "",
-)
-def test_one_integer_equals_its_twin(expr: cb.Expr, slow: Callable[..., Any]) -> None:
-    @unhurried
-    @given(rows(INTS))
-    def run(data: list[tuple[Any, ...]]) -> None:
-        check(expr, "i", data, twin.maybe(slow))
-
-    run()
+TWO_BOOLEANS: Pairs = [
+    (A & B, operator.and_),
+    (A | B, operator.or_),
+    (A == B, operator.eq),
+    (A != B, operator.ne),
+    (A < B, operator.lt),
+    (A >= B, operator.ge),
+]
 
 
-@pytest.mark.parametrize(
-    ("expr", "slow"),
-    [
-        (A & B, operator.and_),
-        (A | B, operator.or_),
-        (A == B, operator.eq),
-        (A != B, operator.ne),
-        (A < B, operator.lt),
-        (A >= B, operator.ge),
-    ],
-    ids=lambda v: repr(v) if isinstance(v, cb.Expr) else "",
-)
-def test_two_booleans_equal_python(expr: cb.Expr, slow: Callable[..., Any]) -> None:
-    @unhurried
-    @given(rows(BOOLS, BOOLS))
-    def run(data: list[tuple[Any, ...]]) -> None:
-        check(expr, "bb", data, twin.maybe(slow))
-
-    run()
+@unhurried
+@given(rows(BOOLS, BOOLS))
+def test_two_booleans_equal_python(data: list[tuple[Any, ...]]) -> None:
+    check_all(TWO_BOOLEANS, "bb", data)
 
 
-@pytest.mark.parametrize(
-    ("expr", "slow"),
-    [
-        (~A, operator.not_),
-        (A.cast("int"), int),
-        (A.cast("float"), float),
-        (A.cast("str"), lambda a: b"true" if a else b"false"),
-    ],
-    ids=lambda v: repr(v) if isinstance(v, cb.Expr) else "",
-)
-def test_one_boolean_equals_python(expr: cb.Expr, slow: Callable[..., Any]) -> None:
-    @unhurried
-    @given(rows(BOOLS))
-    def run(data: list[tuple[Any, ...]]) -> None:
-        check(expr, "b", data, twin.maybe(slow))
+ONE_BOOLEAN: Pairs = [
+    (~A, operator.not_),
+    (A.cast("int"), int),
+    (A.cast("float"), float),
+    (A.cast("str"), lambda a: b"true" if a else b"false"),
+]
 
-    run()
+
+@unhurried
+@given(rows(BOOLS))
+def test_one_boolean_equals_python(data: list[tuple[Any, ...]]) -> None:
+    check_all(ONE_BOOLEAN, "b", data)
 
 
 @unhurried
