@@ -1,8 +1,9 @@
-"""libctrbox, built by the system's compilers into build/capi and installed into a folder of the test's own."""
+"""libctrbox, built by the system's compilers into build/capi-tests and installed into a folder of the test's own."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 import subprocess
@@ -24,16 +25,26 @@ def run(*command: str, **more: object) -> str:
 
 
 def installed(prefix: Path) -> Path:
-    """The folder with include/ and lib/. The build stays, so only its first run takes long."""
-    build = ROOT / "build" / "capi"
+    """Build without optimisation, install, and return the folder with include/ and lib/.
+
+    The build stays, so only its first run takes long. It is not the one of `make capi`, which is optimised. Test processes
+    that run at the same time wait for the first of them."""
+    build = ROOT / "build" / "capi-tests"
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build_and_install(build, prefix)
+    return prefix
+
+
+def build_and_install(build: Path, prefix: Path) -> None:
     run(
         tool("cmake"), "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-        "-DCTRBOX_CAPI=ON", "-DCTRBOX_WERROR=ON", "-DCMAKE_CXX_FLAGS_RELEASE=-O0", f"-DCMAKE_INSTALL_PREFIX={prefix}",
-        "-DCMAKE_INSTALL_LIBDIR=lib",
+        "-DCTRBOX_CAPI=ON", "-DCTRBOX_WERROR=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
+        f"-DCMAKE_INSTALL_PREFIX={prefix}", "-DCMAKE_INSTALL_LIBDIR=lib",
     )  # fmt: skip
     run(tool("cmake"), "--build", str(build))
     run(tool("cmake"), "--install", str(build))
-    return prefix
 
 
 def example(prefix: Path, out: Path, **more: str) -> Path:
