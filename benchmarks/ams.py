@@ -41,7 +41,9 @@ def run(job: Job, strategy: str, servers: int, folder: Path) -> dict[str, Any]:
     stored = {"worker": store(job, folder / "samples", inline=strategy == "ps-worker"), "server": 0}
     if strategy != "ps-worker":
         keys = np.arange(1, job.images + 1)
-        file = cb.write_vectors(folder / "images", {"k": keys, "v": job.vectors()}, key="k", vector="v", shards=servers)
+        file = cb.tables.write_vectors(
+            folder / "images", {"k": keys, "v": job.vectors()}, key="k", vector="v", shards=servers
+        )
         stored["server"] = file.nbytes
     config = folder / "config.json"
     config.write_text(json.dumps({"job": asdict(job), "strategy": strategy, "servers": servers, "folder": str(folder)}))

@@ -28,12 +28,12 @@ from benchmarks.ams_wire import Wire, call, listen
 from ctrbox.embed.vectors.file import shard_of
 from ctrbox.train.loss import loss_of
 
-RATE = cb.Adam(lr=0.0003)
+RATE = cb.optim.Adam(lr=0.0003)
 
 
 def submodel(width: int) -> nn.Module:
     torch.manual_seed(1)
-    return cb.ImageEmbedding(width, dim=DIM)
+    return cb.tables.ImageEmbedding(width, dim=DIM)
 
 
 def summing(group: Any) -> Any:
@@ -53,11 +53,11 @@ def summing(group: Any) -> Any:
 
 def serve(job: Job, strategy: str, me: int, servers: int, folder: Path, group: Any) -> dict[str, Any]:
     table = cb.MemoryTable(DIM, optimizer=cb.Adagrad(lr=0.02, initial=0.1), threads=1)
-    file = cb.VectorFile(folder / "images", shard=me) if strategy != "ps-worker" else None
+    file = cb.tables.VectorFile(folder / "images", shard=me) if strategy != "ps-worker" else None
     model = None
     if strategy == "ams":
         assert file is not None
-        model = cb.ModelServer(file, submodel(job.width), optimizer=RATE, synchronise=summing(group))
+        model = cb.tables.ModelServer(file, submodel(job.width), optimizer=RATE, synchronise=summing(group))
     door, port = listen()
     (folder / f"port-{me}.part").write_text(str(port))
     (folder / f"port-{me}.part").rename(folder / f"port-{me}")

@@ -51,7 +51,7 @@ def make_log(folder: Path, rows: int, job: str) -> None:
         cb.datasets.adlog(rows, seed=1, out=folder)
         return
     log = cb.datasets.adlog(rows, seed=1, out=folder, images=WIDTH, ads=ADS)
-    cb.write_vectors(folder / "images.ctrvec", log.images, key=IMAGE, vector="image")
+    cb.tables.write_vectors(folder / "images.ctrvec", log.images, key=IMAGE, vector="image")
 
 
 def plan_of(folder: Path, threads: int, job: str) -> cb.Plan:
@@ -84,7 +84,7 @@ def embedders_of(folder: Path, job: str, threads: int | None = None, **of_server
     ids = cb.MemoryTable(DIM[job], threads=threads)
     if job == "ids":
         return ids
-    server = cb.ModelServer(folder / "images.ctrvec", dim=DIM[job], **of_server)
+    server = cb.tables.ModelServer(folder / "images.ctrvec", dim=DIM[job], **of_server)
     return {"*": ids, **dict.fromkeys(IMAGES, server)}
 
 

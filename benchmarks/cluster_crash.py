@@ -154,7 +154,7 @@ class Rounds:
             killer = self._killer(out, "server", random.randrange(5, STEPS // 2), None)
             try:
                 train(self.plan, out, [], restarts=0)
-            except cb.TrainError:
+            except cb.errors.TrainError:
                 return out
             finally:
                 killer.done.set()

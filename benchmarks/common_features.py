@@ -53,7 +53,7 @@ def main() -> None:
         for how, common in (("user", ("history",)), ("sample", ())):
             torch.manual_seed(0)
             model = cb.models.MODELS[name](plan.schema, dim=12, **({} if name == "DIN" else {"pooling": "sum"}))
-            step = dense_optimizer(cb.Adam())
+            step = dense_optimizer(cb.optim.Adam())
             learners[how] = Learner(model, plan.schema, cb.MemoryTable(12, threads=1), step, common=common)
         logits = [one.score(one.look(batches[0])) for one in learners.values()]
         assert np.array_equal(*logits), f"{name}: other logits"

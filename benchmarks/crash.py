@@ -40,7 +40,7 @@ def train(root: Path, out: Path) -> str:
         return digest_of(cb.Run.load(out))
     job = plan(root)
     model = cb.models.DeepFM(job.schema, dim=4, hidden=(16,), dropout=0.2, batch_norm=True)
-    run = cb.Trainer(model, cb.MemoryTable(4, optimizer=cb.Adam(lr=0.01), threads=2)).fit(
+    run = cb.Trainer(model, cb.MemoryTable(4, optimizer=cb.optim.Adam(lr=0.01), threads=2)).fit(
         job,
         out=out,
         epochs=2,
@@ -50,7 +50,7 @@ def train(root: Path, out: Path) -> str:
         patience=2,
         evaluate_every=10,
         checkpoint_steps=3,
-        schedule=cb.Cosine(60, warmup=5),
+        schedule=cb.optim.Cosine(60, warmup=5),
         explain=False,
     )
     return digest_of(run)

@@ -25,6 +25,7 @@ import ctrbox as cb
 from benchmarks.dicm_plot import write_svg
 from benchmarks.report import finish, fresh, options, table
 from ctrbox import col
+from ctrbox.datasets.synthetic import AdLog
 
 # The strongest of what is planted among ids stands in crosses: learned as products of embeddings it comes late, and the later the
 # more inputs a network has, so that a world with much of it would compare how far two trainings got, not what they know.
@@ -70,7 +71,7 @@ IMAGE_RATE, RATE = 0.0015, 0.003
 FIRST = 501
 
 
-def plan_of(log: cb.datasets.AdLog) -> cb.Plan:
+def plan_of(log: AdLog) -> cb.Plan:
     key = col("ad_id").cast("str").key(space="image")
     behaviour = col("behaviour").split("|").last(CLICKS)
     users = cb.View(log.users, key="user_id").fill(segment=-1, interests="", behaviour="")
@@ -106,19 +107,21 @@ class World:
         self.seed, self.rows = seed, rows
         log = cb.datasets.adlog(rows, seed, folder / "log", images=WIDTH, users=rows // PER_USER, ads=rows // per_ad)
         key = col("ad_id").cast("str").key(space="image")
-        self.file = cb.write_vectors(folder / "images.ctrvec", log.images, key=key, vector="image")
+        self.file = cb.tables.write_vectors(folder / "images.ctrvec", log.images, key=key, vector="image")
         self.plan = plan_of(log)
 
     def fit(self, name: str, limit: int | None = None, valid: float = 0.2, **options: Any) -> cb.Run:
         torch.manual_seed(self.seed)
         model = cb.models.DICM(self.plan.schema, 12, fields=IDS, hidden=(64, 32), query="category", **MODELS[name])
-        server = cb.ModelServer(self.file, cb.ImageEmbedding(WIDTH, (64,), 12), optimizer=cb.Adam(lr=IMAGE_RATE))
+        server = cb.tables.ModelServer(
+            self.file, cb.tables.ImageEmbedding(WIDTH, (64,), 12), optimizer=cb.optim.Adam(lr=IMAGE_RATE)
+        )
         embedders: dict[str, Any] = {n: server for n in IMAGE if n in model.reads.dims}
         # The weights of LR are vectors of one number; no id shares its space with an image.
         width = model.reads.dims["user"]
-        embedders["*"] = cb.MemoryTable(width, optimizer=cb.Adam(lr=RATE), seed=self.seed, threads=1)
-        trainer = cb.Trainer(model, embedders, optimizer=cb.Adam(lr=RATE), threads=1)
-        falling = cb.Cosine(EPOCHS * round((limit or self.rows) * (1 - valid)) // BATCH)
+        embedders["*"] = cb.MemoryTable(width, optimizer=cb.optim.Adam(lr=RATE), seed=self.seed, threads=1)
+        trainer = cb.Trainer(model, embedders, optimizer=cb.optim.Adam(lr=RATE), threads=1)
+        falling = cb.optim.Cosine(EPOCHS * round((limit or self.rows) * (1 - valid)) // BATCH)
         usual: dict[str, Any] = {"batch_size": BATCH, "epochs": EPOCHS, "schedule": falling, "seed": self.seed}
         return trainer.fit(self.plan, limit=limit, valid=valid, **usual, **options)
 

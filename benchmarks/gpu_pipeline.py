@@ -61,7 +61,9 @@ def gpu_site(room: int) -> Site:
 
     return Site(
         "cuda",
-        lambda: cb.GpuTable(DIM, optimizer=cb.Adagrad(lr=0.05, initial=1.0), seed=SEED, memory="48GB", rows=room),
+        lambda: cb.tables.GpuTable(
+            DIM, optimizer=cb.Adagrad(lr=0.05, initial=1.0), seed=SEED, memory="48GB", rows=room
+        ),
     )
 
 

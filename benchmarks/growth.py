@@ -52,7 +52,7 @@ class Growing:
         self.scale, self.size = scale, 0
         self.rng = np.random.default_rng(8)
         self.gradients = self.rng.normal(size=((NEW + OLD) // scale, DIM)).astype(np.float32)
-        optimizer = cb.SGD(lr=LR)
+        optimizer = cb.optim.SGD(lr=LR)
         self.witness = cb.MemoryTable(DIM, optimizer=optimizer, init=INIT, seed=SEED)
         self.before = resident()
         self.table: Any = cb.SparseTable(

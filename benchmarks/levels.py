@@ -47,7 +47,7 @@ def train(job: Any, table: Any, device: torch.device, batch: int, epochs: int, s
 
     torch.manual_seed(0)
     model = cb.models.DeepFM(job.schema, dim=DIM, hidden=HIDDEN)
-    learner = Learner(model, job.schema, table, dense_optimizer(cb.Adam()), device=device, rows=batch)
+    learner = Learner(model, job.schema, table, dense_optimizer(cb.optim.Adam()), device=device, rows=batch)
     done = Side()
     for _ in range(epochs):
         began = time.perf_counter()
@@ -78,7 +78,7 @@ class Question:
         import ctrbox as cb
 
         with cb.SparseTable(self.folder / name, DIM, ram=ram, **shape) as below:
-            table = cb.LevelTable(below, memory=memory, runtime=self.runtime)
+            table = cb.tables.LevelTable(below, memory=memory, runtime=self.runtime)
             spent: dict[str, float] = {"read": 0.0, "write": 0.0}
             for call in spent:
                 setattr(below, call, timed(getattr(below, call), spent, call))
@@ -101,9 +101,14 @@ class Question:
 
         # Kernels are compiled and the extractor is ready behind one epoch.
         train(
-            self.on_gpu, cb.GpuTable(DIM, memory="16GB", runtime=self.runtime, **shape), device, self.batch, 1, nothing
+            self.on_gpu,
+            cb.tables.GpuTable(DIM, memory="16GB", runtime=self.runtime, **shape),
+            device,
+            self.batch,
+            1,
+            nothing,
         )
-        table = cb.GpuTable(DIM, memory="16GB", runtime=self.runtime, **shape)
+        table = cb.tables.GpuTable(DIM, memory="16GB", runtime=self.runtime, **shape)
         sides["all on the GPU"] = train(self.on_gpu, table, device, self.batch, self.epochs, nothing)
         keys = len(table)
         row = 8 + 4 * table.store.kernels.file_floats

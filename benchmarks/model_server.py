@@ -34,13 +34,15 @@ def main() -> None:
     times: dict[str, list[float]] = {"kept": [], "computed again": [], "torch": []}
     with tempfile.TemporaryDirectory() as folder:
         rows = rng.standard_normal((objects, width), np.float32)
-        file = cb.write_vectors(Path(folder) / "v", {"k": keys, "v": rows}, key="k", vector="v")
+        file = cb.tables.write_vectors(Path(folder) / "v", {"k": keys, "v": rows}, key="k", vector="v")
         del rows
         servers = {
-            name: cb.ModelServer(file, seed=1, block=asked, recompute=name != "kept", optimizer=cb.SGD(lr=0.01))
+            name: cb.tables.ModelServer(
+                file, seed=1, block=asked, recompute=name != "kept", optimizer=cb.optim.SGD(lr=0.01)
+            )
             for name in ("kept", "computed again")
         }
-        inside = cb.ModelServer(file, seed=1).submodel
+        inside = cb.tables.ModelServer(file, seed=1).submodel
         step = torch.optim.SGD(inside.parameters(), lr=0.01)
         for _ in range(rounds):
             wanted = rng.permutation(keys)[:asked]

@@ -124,7 +124,7 @@ def fresh(job: Any, threads: int, table: Any = None, network: Callable[[Any], An
     torch.manual_seed(0)
     model = network(job.schema)
     table = cb.MemoryTable(8, threads=threads) if table is None else table
-    return Learner(model, job.schema, table, dense_optimizer(cb.Adam()), threads=threads)
+    return Learner(model, job.schema, table, dense_optimizer(cb.optim.Adam()), threads=threads)
 
 
 def weights(learner: Any) -> dict[str, bytes]:

@@ -37,7 +37,9 @@ def main() -> None:
     times: dict[str, list[float]] = {"ours": [], "torch": []}
     cpu: list[float] = []  # of ours: what others do on the machine does not count
     with tempfile.TemporaryDirectory() as folder:
-        rank = cb.PreRank(cb.write_vectors(Path(folder) / "ads", {"k": keys, "v": vectors}, key="k", vector="v"))
+        rank = cb.tables.PreRank(
+            cb.tables.write_vectors(Path(folder) / "ads", {"k": keys, "v": vectors}, key="k", vector="v")
+        )
         rows = torch.from_numpy(vectors)
         for _ in range(requests):
             user = rng.standard_normal(DIM).astype(np.float32)

@@ -97,7 +97,7 @@ def one(set_: str, name: str, options: dict[str, Any], limit: int | None) -> dic
     )
     steps = o["epochs"] * -(-train.rows // o["batch"])
     began = time.perf_counter()
-    run = cb.Trainer(model, table, optimizer=cb.Adam(lr=o["lr"]), threads=1).fit(
+    run = cb.Trainer(model, table, optimizer=cb.optim.Adam(lr=o["lr"]), threads=1).fit(
         train,
         valid=valid,
         batch_size=o["batch"],
@@ -106,7 +106,7 @@ def one(set_: str, name: str, options: dict[str, Any], limit: int | None) -> dic
         patience=o.get("patience", 2),
         monitor="auc",
         evaluate_every=o.get("every"),
-        schedule=cb.Cosine(steps, floor=0.02) if o.get("cosine") else lambda step: 1.0,
+        schedule=cb.optim.Cosine(steps, floor=0.02) if o.get("cosine") else lambda step: 1.0,
         limit=limit,
         seed=o.get("seed", 0),
         by={},

@@ -68,11 +68,11 @@ def trained(plan: cb.Plan, file: Path | None, base: str) -> cb.Run:
     embedders: dict[str, Any] = {"*": cb.MemoryTable(12)}
     images = {} if file is None else IMAGES
     if file is not None:
-        server = cb.ModelServer(file, dim=12)
+        server = cb.tables.ModelServer(file, dim=12)
         embedders |= {"ad_image": server, "behaviour": server}
     how: dict[str, Any] = {"base": base, "target": "image_id", "history": "clicked_ids"}
     model = cb.models.DICM(plan.schema, 12, query="ad", **how, **images)
-    return cb.Trainer(model, embedders, optimizer=cb.Adam(lr=0.001)).fit(plan, batch_size=500, epochs=1)
+    return cb.Trainer(model, embedders, optimizer=cb.optim.Adam(lr=0.001)).fit(plan, batch_size=500, epochs=1)
 
 
 def requests_of(folder: Path, count: int) -> list[tuple[dict[str, Any], pa.Table]]:
@@ -141,7 +141,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="ctrbox-serve-images-") as name:
         place = Path(name)
         log = cb.datasets.adlog(rows, 3, place / "data", images=WIDTH, ads=ads)
-        file = cb.write_vectors(place / "images.ctrvec", log.images, key=KEY, vector="image")
+        file = cb.tables.write_vectors(place / "images.ctrvec", log.images, key=KEY, vector="image")
         made = requests_of(place, max(256, checked))
         bodies, script = place / "bodies.jsonl", place / "wrk.lua"
         bodies.write_bytes(b"\n".join(orjson.dumps(body) for body, _ in made[:256]) + b"\n")

@@ -52,7 +52,7 @@ def opened(side: str, folder: Path, ram: int, tuning: str = "", policy: str = "d
     """A side's table, empty."""
     import ctrbox as cb
 
-    optimizer = cb.SGD(lr=LR)
+    optimizer = cb.optim.SGD(lr=LR)
     if side == "memory":
         return cb.MemoryTable(DIM, optimizer=optimizer, init=INIT, seed=SEED, budget="64GB")
     path = folder / f"{side}.table"

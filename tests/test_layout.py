@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import ctrbox
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "ctrbox"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -83,12 +81,6 @@ def test_operator_bodies_use_no_standard_library() -> None:
         if name not in allowed
     }
     assert not found
-
-
-def test_a_name_that_ctrbox_has_not_is_answered_with_the_nearest() -> None:
-    with pytest.raises(AttributeError, match="module 'ctrbox' has no attribute 'cros'; nearest: 'cross'"):
-        ctrbox.cros  # noqa: B018
-    assert not hasattr(ctrbox, "zzz")
 
 
 @pytest.mark.parametrize("heavy", ["torch", "ray", "cuda", "pandas", "polars", "duckdb"])

@@ -112,7 +112,8 @@ def api_pages() -> dict[str, str]:
     """Return the pages of the API reference, by their path in the site: one per namespace, and a table of all names."""
     pages = {}
     rows = ["# Python API", "", "| name | what it is |", "|---|---|"]
-    for space, names in public_names().items():
+    spaces = public_names()
+    for space, names in spaces.items():
         path = f"reference/api/{space or 'ctrbox'}.md"
         prefix = f"cb.{space}." if space else "cb."
         parts = [f"# {'ctrbox.' + space if space else 'ctrbox'}", "`import ctrbox as cb`"]
@@ -124,6 +125,9 @@ def api_pages() -> dict[str, str]:
                 parts += [f"## {called}", told]
                 continue
             home = f"{value.__module__}.{value.__qualname__}"
+            if space and spaces[""].get(name) is value:
+                parts += [f"## {called}", f"The same as [`cb.{name}`][{home}]."]
+                continue
             rows.append(f"| [`{called}`][{home}] | {first_sentence(value)} |")
             parts.append(f"::: {home}\n    options:\n      heading: {called}\n      toc_label: {called}")
         pages[path] = "\n\n".join(parts) + "\n"

@@ -54,7 +54,7 @@ def write(folder: Path, *seeds: bytes) -> None:
 def engines(scratch: Path) -> list[cb.DeepFFM]:
     text = scratch / "some.vw"
     text.write_bytes(b"1 |user u1 |ad a7 b2:0.5\n-1 2.0 |user u2 |ad a7\n" * 3)
-    cache = cb.ExampleCache.parse(text, scratch / "some.ctrx")
+    cache = cb.ffm.ExampleCache.parse(text, scratch / "some.ctrx")
     found = [
         cb.DeepFFM(cache, bits=6, k=2, hidden=(3,), context=("user",)),
         cb.DeepFFM(cache, bits=5, k=1, hidden=(), lr=None),
@@ -69,7 +69,7 @@ def caches(scratch: Path) -> list[bytes]:
     out = []
     for n, (text, form) in enumerate([(VW[0], "vw"), (VW[1], "vw"), (LIBFFM[0], "libffm")]):
         (scratch / f"{n}.txt").write_bytes(text)
-        cb.ExampleCache.parse(scratch / f"{n}.txt", scratch / f"{n}.ctrx", format=form)
+        cb.ffm.ExampleCache.parse(scratch / f"{n}.txt", scratch / f"{n}.ctrx", format=form)
         out.append((scratch / f"{n}.ctrx").read_bytes())
     return out
 
@@ -78,8 +78,8 @@ def tables(scratch: Path) -> list[bytes]:
     out = []
     made = [
         cb.MemoryTable(dim=2, budget="64MB"),
-        cb.MemoryTable(dim=1, budget="64MB", linear=cb.FTRL(), counters=cb.Counters(decay=0.9)),
-        cb.MemoryTable(dim=1, budget="64MB", admission=cb.Admission(count=2, sketch=64)),
+        cb.MemoryTable(dim=1, budget="64MB", linear=cb.optim.FTRL(), counters=cb.tables.Counters(decay=0.9)),
+        cb.MemoryTable(dim=1, budget="64MB", admission=cb.tables.Admission(count=2, sketch=64)),
     ]
     for n, table in enumerate(made):
         keys = np.arange(1, 9 * (n + 1), dtype=np.int64)
@@ -117,7 +117,7 @@ def published(scratch: Path) -> tuple[list[bytes], list[bytes]]:
     for n, engine in enumerate(engines(scratch)):
         old, new, patch = scratch / f"{n}.old.fbw", scratch / f"{n}.new.fbw", scratch / f"{n}.patch"
         publish.pack(engine, old, quantise=n != 1)
-        engine.learn(cb.ExampleText(scratch / "some.vw"))
+        engine.learn(cb.ffm.ExampleText(scratch / "some.vw"))
         publish.pack(engine, new, base=old, quantise=n != 1)
         publish.diff(old, new, patch)
         weights += [old.read_bytes(), new.read_bytes()]

@@ -5,6 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+__all__ = [
+    "BudgetError",
+    "CtrboxError",
+    "DataError",
+    "DeviceError",
+    "PlanError",
+    "SourceError",
+    "TrainError",
+    "WriteError",
+]
+
 
 class CtrboxError(Exception):
     """The base class of all errors that CTRBox raises on purpose."""
@@ -44,15 +55,21 @@ class TrainError(CtrboxError):
     """Training cannot go on or begin: a constant label, an empty split, a value that is not a number."""
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return ``"; nearest: 'query'"`` for the name most like `name`, or ``""`` when none is like it."""
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of ``names`` that is most like `name`, or None when none is like it."""
     known = list(dict.fromkeys(names))
     name = name[:100]  # it may be a client's: half a million letters took 0.6 s
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if not found:
         lower = {known_name.lower(): known_name for known_name in known}
         found = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)]
-    return f"; nearest: {found[0]!r}" if found else ""
+    return found[0] if found else None
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return ``"; nearest: 'query'"`` for the name most like `name`, or ``""`` when none is like it."""
+    found = closest(name, names)
+    return "" if found is None else f"; nearest: {found!r}"
 
 
 def lacking(missing: Sequence[str], names: Iterable[str]) -> str:

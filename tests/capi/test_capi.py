@@ -54,7 +54,7 @@ def lines(rows: int, seed: int = 1) -> list[str]:
 def learned(tmp_path: Path, rows: int = 400, **kind: object) -> cb.DeepFFM:
     text = tmp_path / "train.vw"
     text.write_text("\n".join(lines(rows)) + "\n")
-    cache = cb.ExampleCache.parse(text, tmp_path / "train.ctrx")
+    cache = cb.ffm.ExampleCache.parse(text, tmp_path / "train.ctrx")
     engine = cb.DeepFFM(cache, bits=12, **kind)
     engine.learn(cache)
     return engine
@@ -100,7 +100,7 @@ def test_the_example_in_c_gives_pythons_bits(prefix: Path, tmp_path: Path, kind:
     asked = lines(150, seed=2)
     (tmp_path / "asked.vw").write_text("\n".join(asked) + "\n")
     for name in ("model.ffm", "codes.fbw", "floats.fbw"):
-        expected = cb.DeepFFM.load(tmp_path / name).predict(cb.ExampleText(tmp_path / "asked.vw"))
+        expected = cb.DeepFFM.load(tmp_path / name).predict(cb.ffm.ExampleText(tmp_path / "asked.vw"))
         met = run(
             str(score), str(tmp_path / name), input=(tmp_path / "asked.vw").read_text(),
             env={"LD_LIBRARY_PATH": str(prefix / "lib")},
@@ -215,7 +215,7 @@ def test_a_patch_gives_the_files_bytes_and_damage_leaves_nothing(lib: ctypes.CDL
     engine = learned(tmp_path, **KINDS["whole"])
     old, new, patch = (tmp_path / name for name in ("old.fbw", "new.fbw", "update.patch"))
     publish.pack(engine, old)
-    engine.learn(cb.ExampleText(tmp_path / "train.vw"))
+    engine.learn(cb.ffm.ExampleText(tmp_path / "train.vw"))
     publish.pack(engine, new, base=old)
     publish.diff(old, new, patch)
 
@@ -325,7 +325,7 @@ def test_the_header_is_plain_c_and_nothing_else_is_exported(prefix: Path, tmp_pa
 def test_hashed_interactions_have_the_keys_of_python(lib: ctypes.CDLL, tmp_path: Path) -> None:
     text = tmp_path / "train.vw"
     text.write_text("1 |user u1 |ad a7\n-1 |user u2 |ad a7\n1 |user u1 |ad a8\n" * 20)
-    source = cb.ExampleText(text, fields=["user", "ad"], interactions=[("user", "ad")])
+    source = cb.ffm.ExampleText(text, fields=["user", "ad"], interactions=[("user", "ad")])
     engine = cb.DeepFFM(["user", "ad", "user*ad"], bits=8, k=2)
     engine.learn(source)
     engine.save(tmp_path / "model.ffm")

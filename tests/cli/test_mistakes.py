@@ -72,7 +72,7 @@ def job(text: str) -> Path:
         ("raise SystemExit(3)", "job.py ended by itself (exit code 3) before it defined `plan`"),
         ("1 / 0", "job.py:4: ZeroDivisionError: division by zero"),
         ("raise PlanError('too bad')", "job.py:4: NameError: name 'PlanError' is not defined"),
-        ("import ctrbox as cb; raise cb.PlanError('too\\nbad')", "job.py:4: too bad"),
+        ("import ctrbox as cb; raise cb.errors.PlanError('too\\nbad')", "job.py:4: too bad"),
         ("(", "job.py:4: SyntaxError: '(' was never closed"),
     ],
 )
@@ -154,7 +154,7 @@ def test_errors_of_the_data_name_it(data: str | None) -> None:
 def a_model() -> None:
     Path("a.vw").write_text("1 |a x |b y\n-1 |a z |b y\n" * 20)
     engine = cb.DeepFFM(["a", "b"], bits=10)
-    engine.learn(cb.ExampleText("a.vw"))
+    engine.learn(cb.ffm.ExampleText("a.vw"))
     engine.save("model.ffm")
 
 

@@ -38,7 +38,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageWorld]:
 
 @pytest.fixture(scope="module")
 def run(world: ImageWorld, tmp_path_factory: pytest.TempPathFactory) -> cb.Run:
-    server = cb.ModelServer(world.file, cb.ImageEmbedding(WIDTH, (8,), 12))
+    server = cb.tables.ModelServer(world.file, cb.tables.ImageEmbedding(WIDTH, (8,), 12))
     model = cb.models.DICM(world.plan.schema, 12, ad_image="ad_image", behaviour="behaviour", query="ad", hidden=(8,))
     embedders = {"ad_image": server, "behaviour": server, "*": cb.MemoryTable(12, threads=1)}
     out = tmp_path_factory.mktemp("runs") / "run"
@@ -78,19 +78,19 @@ def test_what_is_missing_or_wrong_is_named(run: cb.Run, tmp_path: Path, given: l
     for verb in (["evaluate", str(run.folder)], ["predict", str(run.folder), "x", "-o", str(out)]):
         refused = CliRunner().invoke(app, [*verb, *given])
         assert refused.exit_code != 0
-        with pytest.raises((cb.CtrboxError, Mistake), match=told):
+        with pytest.raises((cb.errors.CtrboxError, Mistake), match=told):
             raise refused.exception or AssertionError(refused.output)
     assert not out.exists()
 
 
 def test_a_file_that_is_no_file_of_these_objects(world: ImageWorld, run: cb.Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    cb.write_vectors(tmp_path / "narrow", pa.table({"k": [1], "v": [[1.0, 2.0]]}), key="k", vector="v")
+    cb.tables.write_vectors(tmp_path / "narrow", pa.table({"k": [1], "v": [[1.0, 2.0]]}), key="k", vector="v")
     for name, told in (("pipe", "pipe is no vector file: it is no regular file"), ("narrow", "narrow, 2 float32 each")):
         refused = CliRunner().invoke(app, ["evaluate", str(run.folder), "--server", f"ad_image={tmp_path / name}"])
-        with pytest.raises(cb.CtrboxError, match=told):
+        with pytest.raises(cb.errors.CtrboxError, match=told):
             raise refused.exception or AssertionError(refused.output)
-    cb.write_vectors(tmp_path / "others", pa.table({"k": [1], "v": [[1.0] * WIDTH]}), key="k", vector="v")
+    cb.tables.write_vectors(tmp_path / "others", pa.table({"k": [1], "v": [[1.0] * WIDTH]}), key="k", vector="v")
     measured = CliRunner().invoke(app, ["evaluate", str(run.folder), "--server", f"ad_image={tmp_path / 'others'}"])
     assert measured.exit_code == 0
     assert f"warning: no object of 'ad_image' has a row in {tmp_path / 'others'}" in measured.stderr
@@ -100,7 +100,7 @@ def test_a_run_without_a_model_server_says_so(world: ImageWorld, tmp_path: Path)
     model = cb.models.LR(world.plan.schema)
     plain = cb.Trainer(model, threads=1).fit(world.plan, batch_size=500, epochs=1, limit=500, out=tmp_path / "plain")
     refused = CliRunner().invoke(app, ["evaluate", str(plain.folder), "--server", f"ad_image={world.file}"])
-    with pytest.raises(cb.CtrboxError, match=r"no Model Server for 'ad_image', it has none$"):
+    with pytest.raises(cb.errors.CtrboxError, match=r"no Model Server for 'ad_image', it has none$"):
         raise refused.exception or AssertionError(refused.output)
 
 
@@ -109,13 +109,13 @@ def test_what_cannot_be_written_is_not_blamed_on_the_log(world: ImageWorld, run:
     refused = CliRunner().invoke(
         app, ["predict", str(run.folder), log, "-o", "/proc/x.parquet", "--server", f"ad_image={world.file}"]
     )
-    with pytest.raises((cb.CtrboxError, Mistake), match=r"cannot write /proc/x\.parquet"):
+    with pytest.raises((cb.errors.CtrboxError, Mistake), match=r"cannot write /proc/x\.parquet"):
         raise refused.exception or AssertionError(refused.output)
 
 
 def test_a_whole_run_is_published_or_nothing(world: ImageWorld, run: cb.Run, tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["publish", "push", str(tmp_path / "new"), str(run.folder)])
-    with pytest.raises((cb.CtrboxError, Mistake), match=r"with its data: --server ad_image=PATH"):
+    with pytest.raises((cb.errors.CtrboxError, Mistake), match=r"with its data: --server ad_image=PATH"):
         raise refused.exception or AssertionError(refused.output)
     assert not (tmp_path / "new").exists()
 
@@ -131,7 +131,7 @@ def test_a_row_damaged_while_it_is_served_is_no_mistake_of_the_client(
     request = served.reader.from_json(orjson.dumps(world.request(0, 40)[0]))
     with copied.open("r+b") as file:
         file.seek(ROWS_AT)
-        file.write(b"\x01" * (4 * WIDTH * len(cb.VectorFile(world.file))))
+        file.write(b"\x01" * (4 * WIDTH * len(cb.tables.VectorFile(world.file))))
     with pytest.raises(Refused, match="a file of the model cannot be read; the server's log has more") as met:
         service.score(request)
     assert met.value.status == 500

@@ -16,7 +16,7 @@ def here(tmp_path: Path) -> Path:
     (tmp_path / "a.vw").write_text("1 |a x |b y\n-1 |a z |b y\n" * 20)
     engine = cb.DeepFFM(["a", "b"], bits=10)
     for name in ("old", "new"):
-        engine.learn(cb.ExampleText(tmp_path / "a.vw"))
+        engine.learn(cb.ffm.ExampleText(tmp_path / "a.vw"))
         engine.save(tmp_path / f"{name}.ffm")
     return tmp_path
 

@@ -110,7 +110,9 @@ def test_the_help_of_export_names_the_columns(folder: Path) -> None:
         "those of the weight, then",
     ):
         assert words in said
-    with cb.SparseTable(folder.parent / "adam", 4, ram="1MB", optimizer=cb.Adam(lr=0.1), linear=cb.Adagrad()) as table:
+    with cb.SparseTable(
+        folder.parent / "adam", 4, ram="1MB", optimizer=cb.optim.Adam(lr=0.1), linear=cb.Adagrad()
+    ) as table:
         table.open(Row(4, linear=True))
         table.push(np.array([7]), np.array([[1, 2, 3, 4, 5]], np.float32))
         values = table.pull(np.array([7]))[0]

@@ -59,7 +59,7 @@ def test_shared_memory_and_arrays_through_ray_end_with_the_same_bits(monkeypatch
     from ctrbox.cluster.shards import Over, Server, Shards, Spec
 
     row, rng = Row(3, linear=True), np.random.default_rng(0)
-    counted = cb.MemoryTable(3, optimizer=cb.Adagrad(lr=0.1), counters=cb.Counters())
+    counted = cb.MemoryTable(3, optimizer=cb.Adagrad(lr=0.1), counters=cb.tables.Counters())
     counted.open(row)
     specs = [Spec.of(counted, 1)]
     server = ray.remote(Server).options(num_cpus=0, max_concurrency=8).remote(0, 1, specs)

@@ -79,7 +79,7 @@ def fit_with(device: str = "cpu", bf16: bool = False, adaptive_l2: float = 0.0, 
         (fit_with(bf16=True), "a cluster trains on CPUs; take device='cpu' for the plan and the trainer"),
         (fit_with(adaptive_l2=0.1), "adaptive_l2 needs to know how often all workers met a key"),
         (fit_with(embedder=object()), "a object cannot be split over servers; take cb.MemoryTable, cb.SparseTable"),
-        (fit_with(embedder=table(counters=cb.Counters())), "servers=1"),
+        (fit_with(embedder=table(counters=cb.tables.Counters())), "servers=1"),
     ],
 )
 def test_what_a_cluster_cannot_train_is_refused(fit: Any, message: str) -> None:
@@ -126,7 +126,7 @@ def test_where_everybody_is_and_what_a_server_holds_is_told(joined: InProcessRay
     row = Row(4, linear=True)
     tables = [
         (["a", "b", "c", "d"], Spec(cb.MemoryTable, row, None, budget=4000)),
-        (["a", "b", "c", "d", "e"], Spec(cb.ModelServer, row, None, budget=5000)),
+        (["a", "b", "c", "d", "e"], Spec(cb.tables.ModelServer, row, None, budget=5000)),
     ]
     order = SimpleNamespace(tables=tables)
     cluster._show(crew, order, 3)
@@ -300,11 +300,11 @@ def test_a_shard_has_its_part_of_the_budget_and_a_folder_of_its_own(tmp_path: Pa
 def test_a_model_server_reads_its_shard_of_vectors_that_are_split_alike(tmp_path: Path) -> None:
     key = col("ad").key(space="image")
     images = {"ad": np.arange(40), "image": np.ones((40, 3), np.float32)}
-    cb.write_vectors(tmp_path / "whole.ctrvec", images, key=key, vector="image")
-    cb.write_vectors(tmp_path / "split.ctrvec", images, key=key, vector="image", shards=2)
+    cb.tables.write_vectors(tmp_path / "whole.ctrvec", images, key=key, vector="image")
+    cb.tables.write_vectors(tmp_path / "split.ctrvec", images, key=key, vector="image", shards=2)
     sizes = {}
     for name in ("whole", "split"):
-        server = cb.ModelServer(tmp_path / f"{name}.ctrvec", torch.nn.Linear(3, 4), budget=8000)
+        server = cb.tables.ModelServer(tmp_path / f"{name}.ctrvec", torch.nn.Linear(3, 4), budget=8000)
         spec = Spec.of(server, 2)
         assert spec.budget == 4000
         sizes[name] = [len(spec.make(0, of).data) for of in (1, 2, 3)]
@@ -331,7 +331,7 @@ def test_keys_are_announced_to_the_servers_that_hold_them(tmp_path: Path, in_pro
 
 
 def test_counts_that_a_worker_does_not_have_are_none(in_process: InProcessRay) -> None:
-    counted = table(counters=cb.Counters())
+    counted = table(counters=cb.tables.Counters())
     counted.open(Row(4, linear=True))
     spec = Spec.of(counted, 1)
     server = Server(0, 1, [spec])

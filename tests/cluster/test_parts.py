@@ -195,9 +195,9 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 def test_tables_that_count_are_not_split(tmp_path: Path) -> None:
     for s in range(2):
-        cb.MemoryTable(2, counters=cb.Counters()).save(shard_path(tmp_path, s, 2))
+        cb.MemoryTable(2, counters=cb.tables.Counters()).save(shard_path(tmp_path, s, 2))
     with pytest.raises(PlanError, match="servers=1"):
-        restore_shard(cb.MemoryTable(2, counters=cb.Counters()), tmp_path)
+        restore_shard(cb.MemoryTable(2, counters=cb.tables.Counters()), tmp_path)
 
 
 # ---- a server, called as Ray would
@@ -276,5 +276,5 @@ def test_a_worker_whose_copy_of_the_log_has_other_rows_is_refused(tmp_path: Path
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(cb.DeviceError, match=r"pip install 'ctrbox\[cluster\]'"):
+    with pytest.raises(cb.errors.DeviceError, match=r"pip install 'ctrbox\[cluster\]'"):
         cb.Cluster(workers=2)

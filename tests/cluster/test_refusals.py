@@ -39,7 +39,7 @@ import ctrbox as cb
 try:
     cb.Cluster(sys.argv[1])._join()
     print("joined")
-except cb.DeviceError as error:
+except cb.errors.DeviceError as error:
     sys.exit(str(error))
 """
 
@@ -72,7 +72,7 @@ def test_a_client_without_the_token_is_refused(running: str, tmp_path: Path) -> 
 
 
 def test_what_a_cluster_cannot_do_is_refused_before_anything_is_written(plan: cb.Plan, tmp_path: Path) -> None:
-    counted = table(counters=cb.Counters())
+    counted = table(counters=cb.tables.Counters())
     with pytest.raises(PlanError, match="servers=1"):
         cb.Trainer(model(plan), counted).fit(plan, **OPTIONS, out=tmp_path / "run", cluster=cluster(1, 2))
     with pytest.raises(PlanError, match="adaptive_l2"):

@@ -20,7 +20,7 @@ def test_a_training_in_bf16_is_refused_before_anything_is_written(plan: cb.Plan,
 
 
 def test_adaptive_l2_is_refused(plan: cb.Plan) -> None:
-    trainer = cb.Trainer(model(plan), table(counters=cb.Counters()))
+    trainer = cb.Trainer(model(plan), table(counters=cb.tables.Counters()))
     with pytest.raises(PlanError, match="adaptive_l2 needs to know how often all workers met a key"):
         trainer.fit(plan, **OPTIONS, adaptive_l2=0.1, cluster=cluster(1, 1))
 

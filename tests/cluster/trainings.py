@@ -35,10 +35,12 @@ def image_training(folder: Path, where: cb.Cluster | None) -> tuple[float, np.nd
     plan = cb.compile(on_disk(folder, 2000).log, features, threads=1)
     vectors = np.random.default_rng(0).standard_normal((40, 16)).astype(np.float32)
     if not (folder / "images.ctrvec").exists():
-        cb.write_vectors(folder / "images.ctrvec", {"ad": np.arange(40), "image": vectors}, key=key, vector="image")
+        cb.tables.write_vectors(
+            folder / "images.ctrvec", {"ad": np.arange(40), "image": vectors}, key=key, vector="image"
+        )
     torch.manual_seed(0)
     submodel = torch.nn.Linear(16, 4)
-    server = cb.ModelServer(folder / "images.ctrvec", submodel, optimizer=cb.SGD(lr=0.5))
+    server = cb.tables.ModelServer(folder / "images.ctrvec", submodel, optimizer=cb.optim.SGD(lr=0.5))
     torch.manual_seed(0)
     net = cb.models.EmbeddingMLP(plan.schema, dim=4)
     run = cb.Trainer(net, {"image": server, "*": cb.MemoryTable(4)}).fit(plan, **OPTIONS, cluster=where)

@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from ctrbox.datasets import AdLog, adlog
 from ctrbox.datasets import text as text_module
-from ctrbox.datasets.synthetic import ADS, BASIC, IMPRESSIONS, TRUTH, USERS, _Score
+from ctrbox.datasets.synthetic import ADS, BASIC, IMPRESSIONS, TRUTH, USERS, AdLog, _Score, adlog
 from ctrbox.datasets.words import COUNTRIES, TOPICS, vocabulary
 from ctrbox.datasets.world import power_law
 from ctrbox.errors import CtrboxError, DataError, WriteError

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.datasets import MovieLens, movielens
-from ctrbox.datasets.movielens import MOVIES, RATINGS
+from ctrbox.datasets.movielens import MOVIES, RATINGS, MovieLens, movielens
 from ctrbox.errors import DataError, SourceError
 
 RATED = [
@@ -109,7 +108,7 @@ def test_it_trains_with_vectors_of_movies(tmp_path: Path) -> None:
     }
     plan = cb.compile(log, cb.FeatureSet(label=col("clicked"), group=col("user_id"), sparse=sparse))
     assert ml.vectors is not None
-    server = cb.ModelServer(cb.write_vectors(tmp_path / "v", ml.vectors, key=key, vector="vector"), dim=4)
+    server = cb.tables.ModelServer(cb.tables.write_vectors(tmp_path / "v", ml.vectors, key=key, vector="vector"), dim=4)
     model = cb.models.DICM(plan.schema, 4, ad_image="poster", behaviour="liked", query="movie", image_dim=4)
     run = cb.Trainer(model, {"poster": server, "liked": server, "*": cb.MemoryTable(4)}).fit(plan, batch_size=100)
     assert 0 < run.metrics["auc"] < 1

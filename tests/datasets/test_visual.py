@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ctrbox.datasets import AdLog, adlog
+from ctrbox.datasets.synthetic import AdLog, adlog
 from ctrbox.datasets.visual import APPEAL, MOOD, TASTE
 from ctrbox.datasets.visual_views import BEHAVIOURS, images_schema
 from ctrbox.datasets.world import World, ad_id

@@ -25,11 +25,18 @@ def table(head: str) -> dict[str, str]:
 
 def test_the_table_of_settings_has_all_that_a_job_may_set() -> None:
     expected = {f.name: repr(f.default) for f in fields(Settings)}
-    elsewhere = {"self", "plan", "settings"} | FROM_THE_COMMAND_LINE | OF_THE_JOB
+    elsewhere = {"self", "plan", "unknown"} | FROM_THE_COMMAND_LINE | OF_THE_JOB
     for name, parameter in inspect.signature(cb.Trainer.fit).parameters.items():
         if name not in elsewhere:
             expected[name] = repr(parameter.default)
     assert table("setting") == expected
+
+
+def test_fit_has_the_settings_with_their_defaults() -> None:
+    parameters = inspect.signature(cb.Trainer.fit).parameters
+    assert {f.name: f.default for f in fields(Settings)} == {
+        f.name: parameters[f.name].default for f in fields(Settings)
+    }
 
 
 def test_the_rule_of_the_batch_size_is_the_one_that_is_written() -> None:

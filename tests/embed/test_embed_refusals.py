@@ -41,8 +41,8 @@ def weights(count: int = 2) -> list[nn.Parameter]:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (cb.Adam, "optimizer must be cb.Adam(…), cb.Adagrad(…), cb.SGD(…) or a function, got Adam"),
-        (0.1, "optimizer must be cb.Adam(…), cb.Adagrad(…), cb.SGD(…) or a function, got 0.1"),
+        (cb.optim.Adam, "optimizer must be cb.optim.Adam(…), cb.Adagrad(…), cb.optim.SGD(…) or a function, got Adam"),
+        (0.1, "optimizer must be cb.optim.Adam(…), cb.Adagrad(…), cb.optim.SGD(…) or a function, got 0.1"),
         (lambda w: "x", "the optimizer function gave a str; expected a torch optimizer"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_state_belongs_to_an_optimizer(tmp_path: Path) -> None:
 
 
 def test_the_clock_of_a_table_has_a_last_period() -> None:
-    table = cb.MemoryTable(2, counters=cb.Counters())
+    table = cb.MemoryTable(2, counters=cb.tables.Counters())
     table.open(Row(2))
     table.advance(MOST_PERIODS)
     table.advance(0)
@@ -126,7 +126,7 @@ def test_paths_of_tables_are_text(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_tables_of_several_dims(tmp_path: Path) -> None:
-    with cb.SparseTables(tmp_path / "t", (2, 4), ram="4MB") as tables:
+    with cb.tables.SparseTables(tmp_path / "t", (2, 4), ram="4MB") as tables:
         tables.save(tmp_path / "saved")
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "file").write_text("")
@@ -141,7 +141,7 @@ def test_a_folder_of_tables_of_several_dims(tmp_path: Path) -> None:
     assert saved_part(tmp_path / "saved", 2).is_dir()
     with pytest.raises(PlanError, match="holds tables of dims 2, 4, not 8"):
         saved_part(tmp_path / "saved", 8)
-    with pytest.raises(SourceError, match=r"saved holds tables of several dims \(cb\.SparseTables\)"):
+    with pytest.raises(SourceError, match=r"saved holds tables of several dims \(cb\.tables\.SparseTables\)"):
         described(tmp_path / "saved")
 
 
@@ -194,7 +194,7 @@ def test_a_file_of_a_model_server_describes_it(tmp_path: Path, monkeypatch: pyte
 
 
 def test_weights_of_a_sub_model_fit_together() -> None:
-    shapes = {n: tuple(t.shape) for n, t in cb.ImageEmbedding(5, (4,), 3).state_dict().items()}
+    shapes = {n: tuple(t.shape) for n, t in cb.tables.ImageEmbedding(5, (4,), 3).state_dict().items()}
     assert kind_of_shapes(shapes) == IMAGE
     assert {n: tuple(t.shape) for n, t in unfilled(IMAGE, shapes).state_dict().items()} == shapes
     with pytest.raises(DataError, match="there is no sub-model of kind 'sound'; expected "):
@@ -205,12 +205,12 @@ def test_weights_of_a_sub_model_fit_together() -> None:
 
 
 @pytest.fixture(scope="module")
-def vectors(tmp_path_factory: pytest.TempPathFactory) -> cb.VectorFile:
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> cb.tables.VectorFile:
     data = {"k": np.arange(1, 5), "v": np.ones((4, 3), np.float32)}
-    return cb.write_vectors(tmp_path_factory.mktemp("vectors") / "v", data, key="k", vector="v")
+    return cb.tables.write_vectors(tmp_path_factory.mktemp("vectors") / "v", data, key="k", vector="v")
 
 
-def test_a_sub_model_gives_one_vector_a_row(vectors: cb.VectorFile) -> None:
+def test_a_sub_model_gives_one_vector_a_row(vectors: cb.tables.VectorFile) -> None:
     class Moody(nn.Module):
         """Two rows are answered as they should be; later ones are not."""
 
@@ -223,15 +223,15 @@ def test_a_sub_model_gives_one_vector_a_row(vectors: cb.VectorFile) -> None:
             return out[:, :1] if self.moody else out
 
     model = Moody()
-    server = cb.ModelServer(vectors, model)
+    server = cb.tables.ModelServer(vectors, model)
     server.open(Row(2))
     server.submodel.moody = True  # type: ignore[assignment]
     with pytest.raises(PlanError, match=r"the sub-model gave \(3, 1\) for 3 rows; expected \(3, 2\)"):
         server.pull(np.array([1, 2, 3]))
 
 
-def test_the_optimizer_of_a_sub_model_has_numbers_of_its_weights(vectors: cb.VectorFile) -> None:
-    server = cb.ModelServer(vectors, nn.Linear(3, 2))
+def test_the_optimizer_of_a_sub_model_has_numbers_of_its_weights(vectors: cb.tables.VectorFile) -> None:
+    server = cb.tables.ModelServer(vectors, nn.Linear(3, 2))
     server._check_states({"0.exp_avg": torch.ones(2, 3), "1.step": torch.tensor(1.0)}, {"0.step": 1}, "f")
     server._check_states({}, None, "f")
     for plain in ([1], {"0.step": "x"}):
@@ -262,23 +262,23 @@ def test_vectors_that_cannot_be_written(tmp_path: Path, data: Any, options: dict
         kind = pa.list_(pa.float32()) if data["v"] == [[]] else None
         given = pa.table({"k": pa.array(data["k"]), "v": pa.array(data["v"], kind)})
     with pytest.raises((PlanError, DataError)) as caught:
-        cb.write_vectors(tmp_path / "v", given, **{"key": "k", "vector": "v", **options})
+        cb.tables.write_vectors(tmp_path / "v", given, **{"key": "k", "vector": "v", **options})
     assert says in str(caught.value)
 
 
 def test_tokens_are_whole_numbers(tmp_path: Path) -> None:
     floats = pa.table({"k": [1], "t": pa.array([[1.0]], pa.list_(pa.float32()))})
     with pytest.raises(PlanError, match="tokens 't' are float32; expected whole numbers above 0"):
-        cb.write_tokens(tmp_path / "v", floats, key="k", tokens="t", width=2)
+        cb.tables.write_tokens(tmp_path / "v", floats, key="k", tokens="t", width=2)
 
 
 def test_a_folder_without_parquet_has_no_vectors(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="empty holds no Parquet files"):
-        cb.write_vectors(tmp_path / "v", tmp_path / "empty", key="k", vector="v")
+        cb.tables.write_vectors(tmp_path / "v", tmp_path / "empty", key="k", vector="v")
 
 
-def test_a_head_that_no_file_of_vectors_has(vectors: cb.VectorFile, tmp_path: Path) -> None:
+def test_a_head_that_no_file_of_vectors_has(vectors: cb.tables.VectorFile, tmp_path: Path) -> None:
     data = bytearray(Path(vectors.path).read_bytes())
     names = ["magic", "version", "kind", "width", "shard", "of", "zero", "rows", "crc"]
     fields = dict(zip(names, HEAD.unpack_from(data), strict=True))
@@ -287,11 +287,11 @@ def test_a_head_that_no_file_of_vectors_has(vectors: cb.VectorFile, tmp_path: Pa
         file = tmp_path / "v"
         file.write_bytes(made + struct.pack("<I", zlib.crc32(made)) + bytes(data[HEAD.size + 4 :]))
         with pytest.raises(SourceError, match=r"v is damaged: kind \d+, width \d+, shard \d+ of \d+"):
-            cb.VectorFile(file)
+            cb.tables.VectorFile(file)
 
 
-def test_a_file_of_vectors_tells_its_shards(vectors: cb.VectorFile, tmp_path: Path) -> None:
+def test_a_file_of_vectors_tells_its_shards(vectors: cb.tables.VectorFile, tmp_path: Path) -> None:
     assert repr(vectors) == f"VectorFile({str(vectors.path)!r}, 4 x 3 float32)"
     data = {"k": np.arange(1, 5), "v": np.ones((4, 3), np.float32)}
-    parts = cb.write_vectors(tmp_path / "v", data, key="k", vector="v", shards=2)
+    parts = cb.tables.write_vectors(tmp_path / "v", data, key="k", vector="v", shards=2)
     assert repr(parts) == f"VectorFile({str(parts.path)!r}, 4 x 3 float32, 2 of 2 shards)"

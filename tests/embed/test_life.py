@@ -53,15 +53,15 @@ def same(found: tuple, twin: LivingTable) -> None:
 @given(
     st.lists(calls, max_size=25),
     st.sampled_from([1.0, 0.9, 0.123]),
-    st.sampled_from([None, cb.Admission(count=3, sketch=64), cb.Admission(5, sketch=10_000), cb.Admission(probability=0.4),
-                     cb.Admission(2, 0.7, 4096)]),
+    st.sampled_from([None, cb.tables.Admission(count=3, sketch=64), cb.tables.Admission(5, sketch=10_000),
+                     cb.tables.Admission(probability=0.4), cb.tables.Admission(2, 0.7, 4096)]),
 )  # fmt: skip
 def test_tables_do_as_the_twin_does(
-    tmp_path_factory: pytest.TempPathFactory, script: list, decay: float, admission: cb.Admission | None
+    tmp_path_factory: pytest.TempPathFactory, script: list, decay: float, admission: cb.tables.Admission | None
 ) -> None:
     folder = tmp_path_factory.mktemp("life")
-    life = life_of(cb.Counters(decay), admission)
-    told = {"optimizer": cb.Adagrad(0.1), "seed": 5, "counters": cb.Counters(decay), "admission": admission}
+    life = life_of(cb.tables.Counters(decay), admission)
+    told = {"optimizer": cb.Adagrad(0.1), "seed": 5, "counters": cb.tables.Counters(decay), "admission": admission}
     twin = LivingTable(
         Row(DIM, True), cb.Adagrad(0.1), cb.Adagrad(0.1), 0.01, 5,
         decay=decay, count=life[1], probability=life[2], sketch=life[3],
@@ -121,11 +121,11 @@ def test_tables_do_as_the_twin_does(
         sparse.close()
 
 
-@pytest.mark.parametrize("admission", [None, cb.Admission(count=3), cb.Admission(probability=0.3)])
+@pytest.mark.parametrize("admission", [None, cb.tables.Admission(count=3), cb.tables.Admission(probability=0.3)])
 def test_a_table_larger_than_memory_comes_and_goes_as_one_in_memory(
-    tmp_path: Path, admission: cb.Admission | None
+    tmp_path: Path, admission: cb.tables.Admission | None
 ) -> None:
-    told = {"counters": cb.Counters(0.9), "admission": admission, "optimizer": cb.SGD(0.1)}
+    told = {"counters": cb.tables.Counters(0.9), "admission": admission, "optimizer": cb.optim.SGD(0.1)}
     memory = cb.MemoryTable(4, **told)
     ram = 22_000_000 if admission and admission.count > 1 else "500KB"
     with cb.SparseTable(tmp_path / "t", 4, ram=ram, **told) as sparse:
@@ -155,7 +155,7 @@ def test_a_table_larger_than_memory_comes_and_goes_as_one_in_memory(
 
 
 def test_rows_that_went_make_room(tmp_path: Path) -> None:
-    table = cb.MemoryTable(8, counters=cb.Counters(), budget="2MB")
+    table = cb.MemoryTable(8, counters=cb.tables.Counters(), budget="2MB")
     for turn in range(20):
         keys = np.arange(1, 8_001) + turn * 8_000
         table.push(keys, np.ones((8_000, 8), np.float32))
@@ -164,8 +164,8 @@ def test_rows_that_went_make_room(tmp_path: Path) -> None:
 
 
 def test_prefetched_keys_that_expire_begin_anew(tmp_path: Path) -> None:
-    memory = cb.MemoryTable(4, counters=cb.Counters())
-    with cb.SparseTable(tmp_path / "t", 4, ram="1MB", counters=cb.Counters()) as sparse:
+    memory = cb.MemoryTable(4, counters=cb.tables.Counters())
+    with cb.SparseTable(tmp_path / "t", 4, ram="1MB", counters=cb.tables.Counters()) as sparse:
         keys = np.arange(1, 100)
         first = memory.pull(keys)
         for table in (memory, sparse):
@@ -180,7 +180,7 @@ def test_prefetched_keys_that_expire_begin_anew(tmp_path: Path) -> None:
 def test_a_trainer_counts(tmp_path: Path) -> None:
     log = checkerboard()
     plan = plan_of(log)
-    told = {"counters": cb.Counters(0.9), "admission": cb.Admission(40, sketch="1MB"), "seed": 4}
+    told = {"counters": cb.tables.Counters(0.9), "admission": cb.tables.Admission(40, sketch="1MB"), "seed": 4}
     found = []
     for made in (cb.MemoryTable(table().dim, **told), cb.SparseTable(tmp_path / "t", table().dim, ram="4MB", **told)):
         cb.Trainer(Small(plan.schema), made).fit(plan, **FAST)
@@ -195,22 +195,22 @@ def test_a_trainer_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: cb.Counters(0), "decay= must be a number above 0"),
-        (lambda: cb.Counters(float("nan")), "decay="),
-        (lambda: cb.Counters(10**400), "decay="),
+        (lambda: cb.tables.Counters(0), "decay= must be a number above 0"),
+        (lambda: cb.tables.Counters(float("nan")), "decay="),
+        (lambda: cb.tables.Counters(10**400), "decay="),
         (lambda: cb.MemoryTable(4).advance(), "counts nothing"),
         (lambda: cb.MemoryTable(4, nonfinite=np.array(["skip"])), "nonfinite="),
-        (lambda: cb.MemoryTable(4, counters=cb.Counters()).expire(unseen=1, click=None), "click="),
-        (lambda: cb.Admission(0), "count= must be a whole number from 1 to 255, got 0"),
-        (lambda: cb.Admission(probability=0), "probability="),
-        (lambda: cb.Admission(3, sketch="1e9TB"), "sketch="),
-        (lambda: cb.MemoryTable(4, counters=0.9), r"counters= must be cb.Counters"),
+        (lambda: cb.MemoryTable(4, counters=cb.tables.Counters()).expire(unseen=1, click=None), "click="),
+        (lambda: cb.tables.Admission(0), "count= must be a whole number from 1 to 255, got 0"),
+        (lambda: cb.tables.Admission(probability=0), "probability="),
+        (lambda: cb.tables.Admission(3, sketch="1e9TB"), "sketch="),
+        (lambda: cb.MemoryTable(4, counters=0.9), r"counters= must be cb.tables.Counters"),
         (lambda: cb.MemoryTable(4, nonfinite="skp"), "nonfinite= must be 'refuse' or 'skip'.*skip"),
         (lambda: cb.MemoryTable(4).expire(unseen=3), "counts nothing; make it with counters="),
         (lambda: cb.MemoryTable(4).counts(KEYS), "counts nothing"),
-        (lambda: cb.MemoryTable(4, counters=cb.Counters()).expire(), "expire needs unseen="),
-        (lambda: cb.MemoryTable(4, counters=cb.Counters()).expire(score=-1), "score="),
-        (lambda: cb.MemoryTable(4, counters=cb.Counters()).advance(1 << 24), "periods="),
+        (lambda: cb.MemoryTable(4, counters=cb.tables.Counters()).expire(), "expire needs unseen="),
+        (lambda: cb.MemoryTable(4, counters=cb.tables.Counters()).expire(score=-1), "score="),
+        (lambda: cb.MemoryTable(4, counters=cb.tables.Counters()).advance(1 << 24), "periods="),
     ],
 )
 def test_what_is_wrong_is_said(wrong, words: str) -> None:
@@ -220,7 +220,7 @@ def test_what_is_wrong_is_said(wrong, words: str) -> None:
 
 def test_rows_written_are_counted_and_checked(tmp_path: Path) -> None:
     keys = np.arange(1, 101)
-    with cb.SparseTable(tmp_path / "t", 4, ram="1MB", counters=cb.Counters(0.9)) as table:
+    with cb.SparseTable(tmp_path / "t", 4, ram="1MB", counters=cb.tables.Counters(0.9)) as table:
         rows = table.read(keys)
         table.advance(5)
         assert table.expire(unseen=1) == 100
@@ -235,11 +235,11 @@ def test_rows_written_are_counted_and_checked(tmp_path: Path) -> None:
 
 def test_shows_of_any_size() -> None:
     some = np.ones((3, 2), np.float32)
-    table = cb.MemoryTable(2, admission=cb.Admission(count=2, sketch=1000))
+    table = cb.MemoryTable(2, admission=cb.tables.Admission(count=2, sketch=1000))
     for _ in range(2):
         table.push(np.array([1, 2, 3]), some, shows=np.full(3, 0.4))
     assert len(table) == 3
-    table = cb.MemoryTable(2, counters=cb.Counters(np.float32(0.5)))
+    table = cb.MemoryTable(2, counters=cb.tables.Counters(np.float32(0.5)))
     for _ in range(2):
         table.push(np.array([1, 2, 3]), some, shows=np.full(3, 3e38))
     assert np.isfinite(table.counts(np.array([1, 9]))[0]).all()
@@ -248,7 +248,7 @@ def test_shows_of_any_size() -> None:
 
 
 def test_shows_that_are_none_change_nothing() -> None:
-    table = cb.MemoryTable(2, counters=cb.Counters())
+    table = cb.MemoryTable(2, counters=cb.tables.Counters())
     keys, zero = np.array([5, 6]), np.zeros((2, 2), np.float32)
     for shows, words in (([1, np.nan], "key 6 are nan"), ([-1, 1], "key 5 are -1"), ([1], r"shape \(2,\)")):
         with pytest.raises(DataError, match=words):
@@ -257,13 +257,13 @@ def test_shows_that_are_none_change_nothing() -> None:
 
 
 def test_a_table_with_a_life_is_not_taken_for_one_without(tmp_path: Path) -> None:
-    table = cb.MemoryTable(2, counters=cb.Counters(0.5))
+    table = cb.MemoryTable(2, counters=cb.tables.Counters(0.5))
     table.pull(np.array([1]))
     table.save(tmp_path / "m")
     with pytest.raises(DataError, match=r"was saved with Counters\(decay=0.5\) and None, this table has None and None"):
         cb.MemoryTable(2).restore(tmp_path / "m")
-    assert cb.MemoryTable.load(tmp_path / "m").counters == cb.Counters(0.5)
-    with cb.SparseTable(tmp_path / "t", 2, ram="1MB", admission=cb.Admission(probability=0.5)) as sparse:
+    assert cb.MemoryTable.load(tmp_path / "m").counters == cb.tables.Counters(0.5)
+    with cb.SparseTable(tmp_path / "t", 2, ram="1MB", admission=cb.tables.Admission(probability=0.5)) as sparse:
         sparse.checkpoint()
     with pytest.raises(DataError, match="Admission"):
         cb.SparseTable(tmp_path / "t", 2, ram="1MB")
@@ -271,6 +271,6 @@ def test_a_table_with_a_life_is_not_taken_for_one_without(tmp_path: Path) -> Non
 
 @given(st.none() | st.floats(0.001, 1), st.integers(1, 255), st.floats(0.001, 1), st.integers(64, 1 << 34))
 def test_settings_come_back(decay: float | None, count: int, probability: float, sketch: int) -> None:
-    counters = None if decay is None else cb.Counters(decay)
-    life = life_of(counters, cb.Admission(count, probability, sketch))
+    counters = None if decay is None else cb.tables.Counters(decay)
+    life = life_of(counters, cb.tables.Admission(count, probability, sketch))
     assert life_of(counters_of(life), admission_of(life)) == life

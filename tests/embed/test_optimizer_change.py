@@ -16,11 +16,11 @@ from ctrbox.errors import DataError, PlanError
 ROW = Row(4, linear=True)
 KEYS = np.arange(1, 40, dtype=np.int64)
 CHANGES = [
-    (cb.SGD(lr=0.1), cb.SGD(lr=0.01, l2=0.1)),
+    (cb.optim.SGD(lr=0.1), cb.optim.SGD(lr=0.01, l2=0.1)),
     (cb.Adagrad(lr=0.1), cb.Adagrad(lr=0.01, eps=1e-3, initial=0.5)),
-    (cb.RowwiseAdagrad(lr=0.1), cb.RowwiseAdagrad(lr=0.01)),
-    (cb.Adam(lr=0.1), cb.Adam(lr=0.01, beta1=0.5)),
-    (cb.FTRL(alpha=0.1), cb.FTRL(alpha=0.01, l1=0.1)),
+    (cb.optim.RowwiseAdagrad(lr=0.1), cb.optim.RowwiseAdagrad(lr=0.01)),
+    (cb.optim.Adam(lr=0.1), cb.optim.Adam(lr=0.01, beta1=0.5)),
+    (cb.optim.FTRL(alpha=0.1), cb.optim.FTRL(alpha=0.01, l1=0.1)),
 ]
 Made = Callable[..., Any]
 
@@ -89,7 +89,7 @@ def test_a_table_in_memory_steps_as_one_on_disk_after_a_change(tmp_path: Path, b
 
 def test_another_kind_is_refused_where_there_are_rows_and_taken_where_there_are_none(made: Made) -> None:
     table = made(optimizer=cb.Adagrad(lr=0.1))
-    table.set_optimizer(cb.Adam(lr=0.01))
+    table.set_optimizer(cb.optim.Adam(lr=0.01))
     table.pull(KEYS)
     table.push(KEYS, gradients(0))
     assert table.export()[2].shape[1] > ROW.width  # Adam has two states a float
@@ -98,8 +98,8 @@ def test_another_kind_is_refused_where_there_are_rows_and_taken_where_there_are_
     ):
         table.set_optimizer(cb.Adagrad())
     with pytest.raises(PlanError, match=r"pass linear=Adam"):
-        table.set_optimizer(cb.Adam(lr=1.0), linear=cb.FTRL())
-    assert table.optimizer == cb.Adam(lr=0.01)
+        table.set_optimizer(cb.optim.Adam(lr=1.0), linear=cb.optim.FTRL())
+    assert table.optimizer == cb.optim.Adam(lr=0.01)
 
 
 def test_a_table_on_disk_is_opened_with_another_rate_and_keeps_it(tmp_path: Path) -> None:
@@ -114,22 +114,22 @@ def test_a_table_on_disk_is_opened_with_another_rate_and_keeps_it(tmp_path: Path
     with cb.SparseTable.load(tmp_path / "t", ram="4MB", optimizer=cb.Adagrad(lr=0.5)) as fourth:
         assert fourth.optimizer == cb.Adagrad(lr=0.5)
     with pytest.raises(DataError, match=r"cannot use those optimizer states; create this table with Adagrad\(…\)"):
-        cb.SparseTable(tmp_path / "t", 4, ram="4MB", optimizer=cb.Adam())
+        cb.SparseTable(tmp_path / "t", 4, ram="4MB", optimizer=cb.optim.Adam())
 
 
 def test_a_saved_table_gives_its_settings_where_none_were_given(tmp_path: Path) -> None:
-    table = cb.MemoryTable(4, optimizer=cb.Adam(lr=0.5))
+    table = cb.MemoryTable(4, optimizer=cb.optim.Adam(lr=0.5))
     table.pull(KEYS)
     table.save(tmp_path / "t")
-    plain, told = cb.MemoryTable(4), cb.MemoryTable(4, optimizer=cb.Adam(lr=0.1))
+    plain, told = cb.MemoryTable(4), cb.MemoryTable(4, optimizer=cb.optim.Adam(lr=0.1))
     for one in (plain, told):
         one.restore(tmp_path / "t")
-    assert (plain.optimizer, told.optimizer) == (cb.Adam(lr=0.5), cb.Adam(lr=0.1))
-    loaded = cb.MemoryTable.load(tmp_path / "t", optimizer=cb.Adam(lr=0.2))
+    assert (plain.optimizer, told.optimizer) == (cb.optim.Adam(lr=0.5), cb.optim.Adam(lr=0.1))
+    loaded = cb.MemoryTable.load(tmp_path / "t", optimizer=cb.optim.Adam(lr=0.2))
     loaded.save(tmp_path / "again")
-    assert cb.MemoryTable.load(tmp_path / "again").optimizer == cb.Adam(lr=0.2)
+    assert cb.MemoryTable.load(tmp_path / "again").optimizer == cb.optim.Adam(lr=0.2)
     with pytest.raises(DataError, match="cannot use those optimizer states"):
-        cb.MemoryTable.load(tmp_path / "t", optimizer=cb.SGD())
+        cb.MemoryTable.load(tmp_path / "t", optimizer=cb.optim.SGD())
 
 
 def test_a_cleared_table_is_a_new_one(made: Made) -> None:

@@ -102,9 +102,9 @@ def test_only_fields_of_several_keys_are_shared(fields: Any, group: bool, says: 
 
 
 @pytest.fixture
-def ranked(tmp_path: Path) -> cb.PreRank:
+def ranked(tmp_path: Path) -> cb.tables.PreRank:
     data = {"k": [1, 2, 3, 4], "v": np.array([[1], [3], [3], [2]], np.float32)}
-    return cb.PreRank(cb.write_vectors(tmp_path / "v", data, key="k", vector="v"))
+    return cb.tables.PreRank(cb.tables.write_vectors(tmp_path / "v", data, key="k", vector="v"))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def ranked(tmp_path: Path) -> cb.PreRank:
     [(1, [1]), (2, [1, 3]), (3, [1, 3, 4]), (4, [1, 3, 4, 0]), (5, [1, 3, 4, 0]), (400, [1, 3, 4, 0])],
 )
 def test_the_best_candidates_come_first_and_equal_ones_in_their_order(
-    ranked: cb.PreRank, k: int, positions: list[int]
+    ranked: cb.tables.PreRank, k: int, positions: list[int]
 ) -> None:
     candidates = ints(1, 2, 9, 3, 4)
     found, scores = ranked.top([2.0], candidates, k)
@@ -127,7 +127,7 @@ def test_the_best_candidates_come_first_and_equal_ones_in_their_order(
 
 
 def test_candidates_that_are_never_found_are_warned_of_once(
-    ranked: cb.PreRank, monkeypatch: pytest.MonkeyPatch
+    ranked: cb.tables.PreRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prerank, "FIRST", 3)
     with warnings.catch_warnings():

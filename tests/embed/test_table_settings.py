@@ -68,14 +68,14 @@ def test_the_spread_of_new_vectors_has_a_range(init: Any, fits: bool) -> None:
 @pytest.mark.parametrize(
     ("factor", "optimizers", "least"),
     [
-        (0, [cb.SGD()], None),
-        (1e6, [cb.SGD()], None),
-        (0, [cb.SGD(), cb.FTRL()], "above 0"),
-        (0.1, [cb.FTRL()], None),
-        (-0.1, [cb.SGD()], "0 or more"),
-        (1e6 + 1, [cb.SGD()], "0 or more"),
-        (True, [cb.SGD()], "0 or more"),
-        (float("nan"), [cb.FTRL()], "above 0"),
+        (0, [cb.optim.SGD()], None),
+        (1e6, [cb.optim.SGD()], None),
+        (0, [cb.optim.SGD(), cb.optim.FTRL()], "above 0"),
+        (0.1, [cb.optim.FTRL()], None),
+        (-0.1, [cb.optim.SGD()], "0 or more"),
+        (1e6 + 1, [cb.optim.SGD()], "0 or more"),
+        (True, [cb.optim.SGD()], "0 or more"),
+        (float("nan"), [cb.optim.FTRL()], "above 0"),
     ],
 )
 def test_a_learning_rate_is_scaled_by_a_number(factor: Any, optimizers: list[Any], least: str | None) -> None:
@@ -145,24 +145,24 @@ def test_a_refused_gradient_names_the_part_of_the_row() -> None:
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (lambda: cb.SGD(lr=0), r"SGD\(lr=…\) must be above 0, got 0"),
-        (lambda: cb.SGD(l2=-1), r"SGD\(l2=…\) must be 0 or more, got -1"),
-        (lambda: cb.SGD(lr=float("inf")), r"SGD\(lr=…\) must be a finite number, got inf"),
-        (lambda: cb.SGD(lr=True), r"SGD\(lr=…\) must be a finite number, got True"),
-        (lambda: cb.Adam(beta1=1), r"Adam\(beta1=…\) must be below 1, got 1"),
-        (lambda: cb.SGD(lr=1.1e30), r"SGD\(lr=…\) must fit a float32 \(1e-30 to 1e30\)"),
-        (lambda: cb.SGD(lr=0.9e-30), r"SGD\(lr=…\) must fit a float32"),
-        (lambda: cb.Counters(decay=0), "decay= must be a number above 0 and at most 1, got 0"),
-        (lambda: cb.Counters(decay=1.1), "decay= must be"),
-        (lambda: cb.Admission(count=0), "count= must be a whole number from 1 to 255, got 0"),
-        (lambda: cb.Admission(count=256), "count= must be"),
-        (lambda: cb.Admission(count=1.5), "count= must be"),  # type: ignore[arg-type]
-        (lambda: cb.Admission(probability=0), "probability= must be a number above 0 and at most 1, got 0"),
-        (lambda: cb.Admission(probability=1.1), "probability= must be"),
-        (lambda: cb.Admission(sketch=63), "sketch= must be from 64 bytes to 17,179,869,184, got 63"),
-        (lambda: cb.Admission(sketch=(1 << 34) + 1), "sketch= must be"),
-        (lambda: life_of(5, None), r"counters= must be cb\.Counters\(…\) or None, got 5"),  # type: ignore[arg-type]
-        (lambda: life_of(None, 5), r"admission= must be cb\.Admission\(…\) or None, got 5"),  # type: ignore[arg-type]
+        (lambda: cb.optim.SGD(lr=0), r"SGD\(lr=…\) must be above 0, got 0"),
+        (lambda: cb.optim.SGD(l2=-1), r"SGD\(l2=…\) must be 0 or more, got -1"),
+        (lambda: cb.optim.SGD(lr=float("inf")), r"SGD\(lr=…\) must be a finite number, got inf"),
+        (lambda: cb.optim.SGD(lr=True), r"SGD\(lr=…\) must be a finite number, got True"),
+        (lambda: cb.optim.Adam(beta1=1), r"Adam\(beta1=…\) must be below 1, got 1"),
+        (lambda: cb.optim.SGD(lr=1.1e30), r"SGD\(lr=…\) must fit a float32 \(1e-30 to 1e30\)"),
+        (lambda: cb.optim.SGD(lr=0.9e-30), r"SGD\(lr=…\) must fit a float32"),
+        (lambda: cb.tables.Counters(decay=0), "decay= must be a number above 0 and at most 1, got 0"),
+        (lambda: cb.tables.Counters(decay=1.1), "decay= must be"),
+        (lambda: cb.tables.Admission(count=0), "count= must be a whole number from 1 to 255, got 0"),
+        (lambda: cb.tables.Admission(count=256), "count= must be"),
+        (lambda: cb.tables.Admission(count=1.5), "count= must be"),  # type: ignore[arg-type]
+        (lambda: cb.tables.Admission(probability=0), "probability= must be a number above 0 and at most 1, got 0"),
+        (lambda: cb.tables.Admission(probability=1.1), "probability= must be"),
+        (lambda: cb.tables.Admission(sketch=63), "sketch= must be from 64 bytes to 17,179,869,184, got 63"),
+        (lambda: cb.tables.Admission(sketch=(1 << 34) + 1), "sketch= must be"),
+        (lambda: life_of(5, None), r"counters= must be cb\.tables\.Counters\(…\) or None, got 5"),  # type: ignore[arg-type]
+        (lambda: life_of(None, 5), r"admission= must be cb\.tables\.Admission\(…\) or None, got 5"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_out_of_range_are_refused(made: Any, says: str) -> None:
@@ -171,31 +171,40 @@ def test_settings_out_of_range_are_refused(made: Any, says: str) -> None:
 
 
 def test_settings_at_the_ends_of_their_ranges_are_taken() -> None:
-    cb.SGD(lr=1e30, l2=0)
-    cb.SGD(lr=1e-30)
-    cb.Adam(beta1=0, beta2=0.999)
-    cb.Admission(count=255, probability=1, sketch=64)
-    cb.Admission(count=1, sketch=1 << 34)
-    assert cb.Counters(decay=1).decay == 1.0
-    assert life_of(cb.Counters(0.5), None) == (0.5, *NO_LIFE[1:])
-    assert life_of(None, cb.Admission()) == NO_LIFE
-    assert life_of(None, cb.Admission(count=2, sketch=64)) == (0.0, 2, 1.0, 64)
-    assert life_of(None, cb.Admission(probability=0.5)) == (0.0, 0, 0.5, 0)
+    cb.optim.SGD(lr=1e30, l2=0)
+    cb.optim.SGD(lr=1e-30)
+    cb.optim.Adam(beta1=0, beta2=0.999)
+    cb.tables.Admission(count=255, probability=1, sketch=64)
+    cb.tables.Admission(count=1, sketch=1 << 34)
+    assert cb.tables.Counters(decay=1).decay == 1.0
+    assert life_of(cb.tables.Counters(0.5), None) == (0.5, *NO_LIFE[1:])
+    assert life_of(None, cb.tables.Admission()) == NO_LIFE
+    assert life_of(None, cb.tables.Admission(count=2, sketch=64)) == (0.0, 2, 1.0, 64)
+    assert life_of(None, cb.tables.Admission(probability=0.5)) == (0.0, 0, 0.5, 0)
     for life in (NO_LIFE, (0.0, 2, 1.0, 64), (0.0, 0, 0.5, 0), (0.0, 3, 0.5, 128)):
         assert life_of(None, admission_of(life)) == life
     assert [number(value) for value in (1, 1.5, np.float32(2), True, float("nan"), 10**400, "1")] == [
         True, True, True, False, False, False, False,
     ]  # fmt: skip
-    for one in (cb.SGD(0.5, 0.25), cb.Adagrad(0.5), cb.RowwiseAdagrad(0.5), cb.Adam(0.5), cb.FTRL(0.5)):
+    for one in (
+        cb.optim.SGD(0.5, 0.25),
+        cb.Adagrad(0.5),
+        cb.optim.RowwiseAdagrad(0.5),
+        cb.optim.Adam(0.5),
+        cb.optim.FTRL(0.5),
+    ):
         assert optimizer_of(spec_of(one)) == one
-    assert with_rate(cb.FTRL(0.5, 2.0), 0.25) == cb.FTRL(0.25, 2.0)
-    assert with_rate(cb.Adam(0.5), 0.25) == cb.Adam(0.25)
+    assert with_rate(cb.optim.FTRL(0.5, 2.0), 0.25) == cb.optim.FTRL(0.25, 2.0)
+    assert with_rate(cb.optim.Adam(0.5), 0.25) == cb.optim.Adam(0.25)
 
 
 # ---- shapes
 
 
-def shape(row: Row = Row(2, linear=True), linear: Any = cb.SGD(), vector: Any = cb.SGD(), **others: Any) -> tuple:  # noqa: B008
+ROW, STEP = Row(2, linear=True), cb.optim.SGD()
+
+
+def shape(row: Row = ROW, linear: Any = STEP, vector: Any = STEP, **others: Any) -> tuple:
     given: dict[str, Any] = {"init": 0.5, "seed": 3, "life": NO_LIFE} | others
     return shape_of(row, linear, vector, given["init"], given["seed"], given["life"])
 
@@ -204,15 +213,19 @@ def shape(row: Row = Row(2, linear=True), linear: Any = cb.SGD(), vector: Any = 
     ("found", "mine", "says"),
     [
         (shape(), shape(), ""),
-        (shape(vector=cb.SGD(0.5)), shape(vector=cb.SGD(0.25)), ""),
-        (shape(Row(2), linear=cb.Adam()), shape(Row(2), linear=cb.SGD()), ""),
-        (shape(Row(0, linear=True), vector=cb.Adam()), shape(Row(0, linear=True)), ""),
+        (shape(vector=cb.optim.SGD(0.5)), shape(vector=cb.optim.SGD(0.25)), ""),
+        (shape(Row(2), linear=cb.optim.Adam()), shape(Row(2), linear=cb.optim.SGD()), ""),
+        (shape(Row(0, linear=True), vector=cb.optim.Adam()), shape(Row(0, linear=True)), ""),
         (shape(Row(2)), shape(Row(3)), "t was saved with dim 2, this table has 3; make this one with dim=2"),
         (shape(Row(2)), shape(), "linear weights False, this table has True; make this one as that one was made"),
         (shape(init=0.25), shape(), r"init 0\.25, this table has 0\.5; make this one with init=0\.25"),
         (shape(seed=1), shape(), "seed 1, this table has 3; make this one with seed=1"),
-        (shape(vector=cb.Adam()), shape(), r"saved with optimizer Adam\(.*, but this table uses SGD\(.*with Adam\(…\)"),
-        (shape(linear=cb.Adam()), shape(), r"saved with linear optimizer Adam\("),
+        (
+            shape(vector=cb.optim.Adam()),
+            shape(),
+            r"saved with optimizer Adam\(.*, but this table uses SGD\(.*with Adam\(…\)",
+        ),
+        (shape(linear=cb.optim.Adam()), shape(), r"saved with linear optimizer Adam\("),
         (
             shape(life=(0.5, 0, 1.0, 0)),
             shape(),
@@ -234,7 +247,7 @@ def test_a_saved_table_of_another_shape_is_refused_by_the_first_difference(
 
 
 def test_periods_scores_and_counts_have_their_ranges() -> None:
-    table = cb.MemoryTable(1, counters=cb.Counters(decay=0.5))
+    table = cb.MemoryTable(1, counters=cb.tables.Counters(decay=0.5))
     ones = np.zeros((2, 1), np.float32)
     table.push(KEYS, ones, shows=np.array([4, 2]), clicks=np.array([2, 0]))
     table.advance(0)
@@ -268,9 +281,9 @@ def test_periods_scores_and_counts_have_their_ranges() -> None:
         cb.MemoryTable(1, **options).takes_shows
         for options in (
             {},
-            {"counters": cb.Counters()},
-            {"admission": cb.Admission(count=2)},
-            {"admission": cb.Admission(probability=0.5)},
+            {"counters": cb.tables.Counters()},
+            {"admission": cb.tables.Admission(count=2)},
+            {"admission": cb.tables.Admission(probability=0.5)},
         )
     ] == [False, True, True, False]
 
@@ -279,7 +292,7 @@ def test_periods_scores_and_counts_have_their_ranges() -> None:
 
 
 def test_a_table_on_disk_takes_another_shape_only_while_it_is_empty(tmp_path: Path) -> None:
-    with cb.SparseTable(tmp_path / "t", 2, ram="4MB", counters=cb.Counters(), seed=1) as table:
+    with cb.SparseTable(tmp_path / "t", 2, ram="4MB", counters=cb.tables.Counters(), seed=1) as table:
         table.advance(3)
         table.open(Row(3, linear=True))
         assert (table.row, table.clock, len(table)) == (Row(3, linear=True), 3, 0)
@@ -305,7 +318,7 @@ def test_a_table_on_disk_takes_another_shape_only_while_it_is_empty(tmp_path: Pa
     [([0, 0, 0], True), ([3, 2, 3], True), ([3, 2, 4], False), ([-1, 0, 0], False), ([np.inf, 0, 0], False)],
 )
 def test_whole_rows_carry_counts_up_to_now(tmp_path: Path, tail: list[float], fits: bool) -> None:
-    with cb.SparseTable(tmp_path / "t", 1, ram="4MB", optimizer=cb.SGD(), counters=cb.Counters()) as table:
+    with cb.SparseTable(tmp_path / "t", 1, ram="4MB", optimizer=cb.optim.SGD(), counters=cb.tables.Counters()) as table:
         table.advance(3)
         rows = np.array([[0.5, *tail]], np.float32)
         if fits:
@@ -445,7 +458,7 @@ def test_a_folder_of_shards_is_complete_or_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is damaged: it holds 3 of 2 shards, or shards of two saves"):
         shards_in(tmp_path)
     check_splits(cb.MemoryTable(1))
-    for options in ({"counters": cb.Counters()}, {"admission": cb.Admission(count=2)}):
+    for options in ({"counters": cb.tables.Counters()}, {"admission": cb.tables.Admission(count=2)}):
         with pytest.raises(PlanError, match="cannot be split: take servers=1"):
             check_splits(cb.MemoryTable(1, **options))
 
@@ -467,8 +480,8 @@ def test_a_copy_with_most_of_its_blocks_alike_is_a_copy(tmp_path: Path) -> None:
 # ---- keys without data
 
 
-def file_of(path: Path, keys: list[int]) -> cb.VectorFile:
-    return cb.write_vectors(path, {"k": keys, "v": np.ones((len(keys), 2), np.float32)}, key="k", vector="v")
+def file_of(path: Path, keys: list[int]) -> cb.tables.VectorFile:
+    return cb.tables.write_vectors(path, {"k": keys, "v": np.ones((len(keys), 2), np.float32)}, key="k", vector="v")
 
 
 def test_keys_that_are_never_found_are_refused_after_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,20 +543,20 @@ def test_keys_that_come_twice_are_told_by_their_first_place(
 # ---- Model Servers
 
 
-def server(tmp_path: Path, **options: Any) -> cb.ModelServer:
+def server(tmp_path: Path, **options: Any) -> cb.tables.ModelServer:
     torch.manual_seed(0)
-    return cb.ModelServer(file_of(tmp_path / "v", [1, 2, 3]), torch.nn.Linear(2, 1, bias=False), **options)
+    return cb.tables.ModelServer(file_of(tmp_path / "v", [1, 2, 3]), torch.nn.Linear(2, 1, bias=False), **options)
 
 
 def test_a_step_that_would_not_be_finite_names_the_largest_gradient(tmp_path: Path) -> None:
-    one = server(tmp_path, optimizer=cb.SGD(lr=1e10))
+    one = server(tmp_path, optimizer=cb.optim.SGD(lr=1e10))
     before = one.submodel.weight.detach().clone()  # type: ignore[union-attr, operator]
     one.pull(np.array([1, 2]))
     with pytest.raises(DataError, match=r"The largest is key 2's, \[-2\.e\+35\]: lower the learning rate"):
         one.push(np.array([1, 2]), np.array([[1e35], [-2e35]], np.float32))
     assert torch.equal(one.submodel.weight, before)  # type: ignore[arg-type]
     assert one.stats()["pushes"] == 0
-    skipping = server(tmp_path, optimizer=cb.SGD(lr=1e10), nonfinite="skip")
+    skipping = server(tmp_path, optimizer=cb.optim.SGD(lr=1e10), nonfinite="skip")
     skipping.push(np.array([1, 2]), np.array([[1e35], [-2e35]], np.float32))
     assert (skipping.stats()["skipped"], skipping.stats()["pushes"]) == (2, 1)
     skipping.push(np.array([1, 2]), np.array([[np.nan], [0]], np.float32))

@@ -85,7 +85,8 @@ def test_duplicates_are_named_across_parts(threads: int, first: int, second: int
     ids: list[int | None] = list(range(100))
     ids[second] = ids[first]
     with pytest.raises(
-        cb.DataError, match=rf"has key user_id={first} more than once \(memory row {first} and memory row {second}\)"
+        cb.errors.DataError,
+        match=rf"has key user_id={first} more than once \(memory row {first} and memory row {second}\)",
     ):
         joined(users(ids), [1], threads)
 
@@ -94,7 +95,7 @@ def test_duplicates_are_named_across_parts(threads: int, first: int, second: int
 @pytest.mark.parametrize("null", [0, 50, 99])
 def test_the_first_null_key_is_named(threads: int, null: int) -> None:
     ids: list[int | None] = [None if k >= null else k for k in range(100)]
-    with pytest.raises(cb.DataError, match=rf"key 'user_id' of view 'users' is null at memory row {null};"):
+    with pytest.raises(cb.errors.DataError, match=rf"key 'user_id' of view 'users' is null at memory row {null};"):
         joined(users(ids), [1], threads)
 
 
@@ -113,7 +114,7 @@ def test_a_row_behind_a_filter_and_a_user_operator_is_named(least: int, joined_v
     read = same(col("document").json("$.a", "int", strict=True).fill(0))
     if joined_view:
         view = cb.View(pa.table({"id": [1], "u": [5]}), key="id").join(view, on="u")
-    with pytest.raises(cb.DataError, match=r"malformed value \(at memory row 71\)"):
+    with pytest.raises(cb.errors.DataError, match=r"malformed value \(at memory row 71\)"):
         cb.compute({"a": read}, view)
 
 
@@ -130,7 +131,7 @@ def test_of_two_errors_the_earlier_is_told(tmp_path: Path, threads: int) -> None
     log = cb.View(pa.table({"id": [1], "u": [5], "clicked": [1]}), key="id").join(view, on="u")
     read = col("document").json("$.a", "int", strict=True).fill(0)
     plan = cb.compile(log, cb.FeatureSet(label=col("clicked"), sparse={"a": read.key()}), threads=threads)
-    with pytest.raises(cb.DataError, match=r"malformed value \(at .*d\.parquet row 3\)"):
+    with pytest.raises(cb.errors.DataError, match=r"malformed value \(at .*d\.parquet row 3\)"):
         next(iter(plan.batches(1)))
 
 

@@ -55,7 +55,7 @@ def test_a_joined_view_that_fails_ends_the_reading_of_the_log() -> None:
     before = set(threading.enumerate())
     twice = pa.table({"user": [1, 2, 1], "age": [1, 2, 3]})
     plan = plan_of(LOG, twice)
-    with pytest.raises(cb.DataError, match="user=1 more than once"):
+    with pytest.raises(cb.errors.DataError, match="user=1 more than once"):
         next(plan.batches(10))
     assert not set(threading.enumerate()) - before
 
@@ -66,7 +66,7 @@ def test_an_error_of_the_log_is_raised_where_its_rows_are_taken() -> None:
 
     plan = plan_of(Told(LOG, broken), USERS)
     for _ in range(2):  # the second time the views are loaded and the log is read as usual
-        with pytest.raises(cb.CtrboxError, match="the disk is gone"):
+        with pytest.raises(cb.errors.CtrboxError, match="the disk is gone"):
             next(plan.batches(10))
 
 

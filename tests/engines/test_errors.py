@@ -46,7 +46,7 @@ def users(keep: str | None = None, **columns: Any) -> cb.View:
 def test_duplicate_keys_of_a_dimension_are_named() -> None:
     view = log().join(users(user_id=[2, 7, 5, 7], age=[1, 2, 3, 4]), on="user_id")
     with pytest.raises(
-        cb.DataError, match=r"'users' has key user_id=7 more than once \(memory row 1 and memory row 3\)"
+        cb.errors.DataError, match=r"'users' has key user_id=7 more than once \(memory row 1 and memory row 3\)"
     ):
         dense(view, col("age"))
 
@@ -56,7 +56,7 @@ def test_duplicate_keys_are_named_in_their_files(tmp_path: Path) -> None:
     pq.write_table(table(user_id=["c", "a"], age=[3, 4]), tmp_path / "1.parquet")
     view = cb.View(table(instance_id=[1], user_id=["a"]), key="instance_id")
     people = cb.View(str(tmp_path), key="user_id", name="users").fill(age=0)
-    with pytest.raises(cb.DataError, match=r"user_id='a'.*0\.parquet row 0 and .*1\.parquet row 1"):
+    with pytest.raises(cb.errors.DataError, match=r"user_id='a'.*0\.parquet row 0 and .*1\.parquet row 1"):
         dense(view.join(people, on="user_id"), col("age"))
     last = cb.View(str(tmp_path), key="user_id", name="users", keep="last").fill(age=0)
     assert dense(view.join(last, on="user_id"), col("age")) == [4.0]
@@ -67,7 +67,7 @@ def test_duplicate_pairs_of_keys_are_named() -> None:
         table(shop=["a", "b", "a"], day=[1, 1, 1], price=[1.0, 2.0, 3.0]), key=["shop", "day"], name="prices"
     )
     view = cb.View(table(instance_id=[1], shop=["a"], day=[1]), key="instance_id")
-    with pytest.raises(cb.DataError, match="shop='a', day=1"):
+    with pytest.raises(cb.errors.DataError, match="shop='a', day=1"):
         dense(view.join(prices.fill(price=0.0), on=["shop", "day"]), col("price"))
 
 
@@ -85,7 +85,7 @@ def test_a_filter_of_the_dimension_comes_before_its_duplicates() -> None:
 
 def test_null_keys_of_a_dimension_are_named_and_can_be_filtered() -> None:
     people = users(user_id=pa.array([1, None], pa.int64()), age=[5, 6])
-    with pytest.raises(cb.DataError, match=r"key 'user_id' of view 'users' is null at memory row 1.*filter"):
+    with pytest.raises(cb.errors.DataError, match=r"key 'user_id' of view 'users' is null at memory row 1.*filter"):
         dense(log().join(people, on="user_id"), col("age"))
     assert dense(log().join(people.filter(~col("user_id").is_null()), on="user_id"), col("age")) == [
         5.0,
@@ -103,7 +103,9 @@ def test_null_keys_of_the_log_meet_no_row() -> None:
 @pytest.mark.parametrize("keys", [["1", "2"], [True, False]])
 def test_a_join_key_of_another_type_is_refused(keys: list[Any]) -> None:
     view = log().join(users(user_id=keys, age=[1, 2]), on="user_id")
-    with pytest.raises(cb.PlanError, match=r"join on 'user_id': int in view 'impressions', \w+ in view 'users'.*cast"):
+    with pytest.raises(
+        cb.errors.PlanError, match=r"join on 'user_id': int in view 'impressions', \w+ in view 'users'.*cast"
+    ):
         cb.compile(view, cb.FeatureSet(dense={"age": col("age")}))
 
 
@@ -119,27 +121,29 @@ def test_a_join_key_cast_to_the_other_type_is_found() -> None:
 
 def test_a_float_cannot_be_a_join_key() -> None:
     people = cb.View(table(score=[0.5], age=[1]), key="score", name="scores").fill(age=0)
-    with pytest.raises(cb.PlanError, match="float, which cannot be a join key"):
+    with pytest.raises(cb.errors.PlanError, match="float, which cannot be a join key"):
         dense(log().join(people, on="score"), col("age"))
 
 
 def test_a_column_of_two_views_needs_a_prefix() -> None:
     people = cb.View(table(user_id=[1], score=[1.0]), key="user_id", name="users")
-    with pytest.raises(cb.PlanError, match=r"column 'score' is in both 'impressions' and 'users'.*prefix='users_'"):
+    with pytest.raises(
+        cb.errors.PlanError, match=r"column 'score' is in both 'impressions' and 'users'.*prefix='users_'"
+    ):
         dense(log().join(people, on="user_id"), col("score"))
 
 
 def test_joins_that_cannot_be_are_refused_at_once() -> None:
     people = cb.View(table(user_id=[1], age=[1]), name="users")
-    with pytest.raises(cb.PlanError, match="has no key to join on"):
+    with pytest.raises(cb.errors.PlanError, match="has no key to join on"):
         log().join(people, on="user_id")
-    with pytest.raises(cb.PlanError, match="as many columns"):
+    with pytest.raises(cb.errors.PlanError, match="as many columns"):
         log().join(users(user_id=[1], age=[1]), on=["user_id", "query"])
-    with pytest.raises(cb.PlanError, match="'left' or 'inner'"):
+    with pytest.raises(cb.errors.PlanError, match="'left' or 'inner'"):
         log().join(users(user_id=[1], age=[1]), on="user_id", how="outer")
-    with pytest.raises(cb.PlanError, match="needs a View"):
+    with pytest.raises(cb.errors.PlanError, match="needs a View"):
         log().join(table(user_id=[1]), on="user_id")  # type: ignore[arg-type]
-    with pytest.raises(cb.PlanError, match=r"not a column.*nearest: 'user_id'"):
+    with pytest.raises(cb.errors.PlanError, match=r"not a column.*nearest: 'user_id'"):
         cb.View(table(user_id=[1]), key="userid")
 
 
@@ -158,40 +162,40 @@ def test_a_merge_finds_rows_in_any_order() -> None:
 @pytest.mark.parametrize("ids", [[1, 3, 2], [1, 2, 2]])
 def test_a_merge_said_to_be_ordered_checks_it(ids: list[int]) -> None:
     view = log().merge(basic(instance_id=ids, ctr=[0.1, 0.2, 0.3]), ordered=True)
-    with pytest.raises(cb.DataError, match=r"'basic' 2 comes after \d at memory row 2.*ordered=False"):
+    with pytest.raises(cb.errors.DataError, match=r"'basic' 2 comes after \d at memory row 2.*ordered=False"):
         dense(view, col("ctr"))
 
 
 def test_a_merge_of_duplicate_ids_names_them() -> None:
     view = log().merge(basic(instance_id=[3, 1, 3], ctr=[0.1, 0.2, 0.3]))
-    with pytest.raises(cb.DataError, match="'basic' has key instance_id=3 more than once"):
+    with pytest.raises(cb.errors.DataError, match="'basic' has key instance_id=3 more than once"):
         dense(view, col("ctr"))
 
 
 def test_null_ids_of_a_merge_are_named() -> None:
     ids = pa.array([1, None, 3], pa.int64())
     view = log().merge(basic(instance_id=ids, ctr=[0.1, 0.2, 0.3]), ordered=True)
-    with pytest.raises(cb.DataError, match="'basic' is null at memory row 1"):
+    with pytest.raises(cb.errors.DataError, match="'basic' is null at memory row 1"):
         dense(view, col("ctr"))
 
 
 def test_a_merge_beyond_its_budget_is_refused() -> None:
     view = log().merge(basic(instance_id=[3, 1], ctr=[0.1, 0.2]), budget="10B")
-    with pytest.raises(cb.DataError, match=r"merging 'basic'.*budget"):
+    with pytest.raises(cb.errors.DataError, match=r"merging 'basic'.*budget"):
         dense(view, col("ctr"))
 
 
 def test_a_merge_that_cannot_stream_says_why() -> None:
     filtered = basic(instance_id=[1, 2], ctr=[0.1, 0.2]).filter(col("ctr") > 0.0)
-    with pytest.raises(cb.PlanError, match="can stream only a view without filters"):
+    with pytest.raises(cb.errors.PlanError, match="can stream only a view without filters"):
         dense(log().merge(filtered, ordered=True), col("ctr"))
-    with pytest.raises(cb.PlanError, match="one key column"):
+    with pytest.raises(cb.errors.PlanError, match="one key column"):
         log().merge(cb.View(table(instance_id=[1])))
 
 
 def test_a_merge_by_ids_of_another_type_is_refused() -> None:
     view = log().merge(basic(instance_id=["1", "2"], ctr=[0.1, 0.2]), ordered=False)
-    with pytest.raises(cb.PlanError, match=r"instance_id.*int.*str"):
+    with pytest.raises(cb.errors.PlanError, match=r"instance_id.*int.*str"):
         dense(view, col("ctr"))
 
 
@@ -231,17 +235,17 @@ def test_malformed_json_is_null_and_counted_or_an_error() -> None:
     plan = cb.compile(log(), cb.FeatureSet(dense={"a": value.fill(-1)}))
     assert [b.dense[:, 0].tolist() for b in plan.batches(10)] == [[1.0, -1.0, -1.0]]
     assert plan.warnings == {"json of 'docs'": 1}  # a value of another type is null without a warning
-    with pytest.raises(cb.DataError, match=r"json: malformed value \(at memory row 1\)"):
+    with pytest.raises(cb.errors.DataError, match=r"json: malformed value \(at memory row 1\)"):
         dense(log(), col("docs").json("$.a", "int", strict=True).fill(-1))
     plan = cb.compile(log(), cb.FeatureSet(dense={"a": col("docs").json("$.a", "int", strict=True).fill(-1)}))
-    with pytest.raises(cb.DataError, match="at request row 1"):
+    with pytest.raises(cb.errors.DataError, match="at request row 1"):
         plan.run(LOG)
     assert plan.run(LOG.slice(0, 1)).dense.tolist() == [[1.0]]
 
 
 def test_a_json_path_that_is_none_is_refused() -> None:
     for path in ("a.b", "$..a", "$[-1]", "$['a", "$.a b", ""):
-        with pytest.raises(cb.PlanError, match="JSON path"):
+        with pytest.raises(cb.errors.PlanError, match="JSON path"):
             dense(log(), col("docs").json(path, "int").fill(0))
 
 
@@ -249,53 +253,57 @@ def test_a_json_path_that_is_none_is_refused() -> None:
 
 
 def test_a_column_that_may_be_null_says_what_to_add() -> None:
-    with pytest.raises(cb.PlanError, match=r"feature 'user' may be null: column 'user_id'.*add \.fill\(user_id=0\)"):
+    with pytest.raises(
+        cb.errors.PlanError, match=r"feature 'user' may be null: column 'user_id'.*add \.fill\(user_id=0\)"
+    ):
         cb.compile(log(), cb.FeatureSet(sparse={"user": col("user_id").key()}))
-    with pytest.raises(cb.PlanError, match=r"label may be null.*add \.with_columns\(label_known=…\)\.filter\("):
+    with pytest.raises(cb.errors.PlanError, match=r"label may be null.*add \.with_columns\(label_known=…\)\.filter\("):
         cb.compile(log(), cb.FeatureSet(label=col("instance_id") // 2))
     people = cb.View(table(user_id=[1], age=[1]), key="user_id", name="users")
-    with pytest.raises(cb.PlanError, match=r"column 'age' may be null \(a key may be missing from view 'users'\)"):
+    with pytest.raises(
+        cb.errors.PlanError, match=r"column 'age' may be null \(a key may be missing from view 'users'\)"
+    ):
         cb.compile(log().join(people, on="user_id"), cb.FeatureSet(dense={"age": col("age")}))
 
 
 def test_an_unknown_column_suggests_the_nearest() -> None:
-    with pytest.raises(cb.PlanError, match="column 'scores_' is not in view 'impressions'; nearest: 'score'"):
+    with pytest.raises(cb.errors.PlanError, match="column 'scores_' is not in view 'impressions'; nearest: 'score'"):
         cb.compile(log(), cb.FeatureSet(sparse={"q": col("scores_").key()}))
 
 
 def test_a_float_cannot_be_a_key() -> None:
     for feature in (col("score").key(), cb.cross("score", "query"), col("score")):
-        with pytest.raises(cb.PlanError, match=r"float, which cannot be a key.*bucketize"):
+        with pytest.raises(cb.errors.PlanError, match=r"float, which cannot be a key.*bucketize"):
             cb.compile(log(), cb.FeatureSet(sparse={"s": feature}))
 
 
 def test_wrong_types_name_what_is_accepted() -> None:
-    with pytest.raises(cb.PlanError, match=r"lower of float \(.score.\) is not possible; it takes str"):
+    with pytest.raises(cb.errors.PlanError, match=r"lower of float \(.score.\) is not possible; it takes str"):
         cb.compile(log(), cb.FeatureSet(sparse={"s": col("score").lower().key()}))
-    with pytest.raises(cb.PlanError, match="dense feature 'q' must be a number, it is str"):
+    with pytest.raises(cb.errors.PlanError, match="dense feature 'q' must be a number, it is str"):
         cb.compile(log(), cb.FeatureSet(dense={"q": col("query")}))
-    with pytest.raises(cb.PlanError, match=r"filter needs a condition \(bool\), got float"):
+    with pytest.raises(cb.errors.PlanError, match=r"filter needs a condition \(bool\), got float"):
         cb.compile(log().filter(col("score")), cb.FeatureSet(dense={"s": col("score")}))
-    with pytest.raises(cb.PlanError, match="no truth value"):
+    with pytest.raises(cb.errors.PlanError, match="no truth value"):
         bool(col("score") > 1)
 
 
 def test_a_column_of_no_simple_type_is_an_error_only_where_it_is_used() -> None:
     view = log(instance_id=[1], nested=pa.array([[[1]]], pa.list_(pa.list_(pa.int64()))), x=[1.0])
     assert dense(view, col("x")) == [1.0]
-    with pytest.raises(cb.PlanError, match=r"column 'nested'.*expected a number"):
+    with pytest.raises(cb.errors.PlanError, match=r"column 'nested'.*expected a number"):
         dense(view, col("nested").length())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_whole_number_cannot_be_filled_with_nan(value: float) -> None:
-    with pytest.raises(cb.PlanError, match="takes int, got"):
+    with pytest.raises(cb.errors.PlanError, match="takes int, got"):
         cb.compile(log(), cb.FeatureSet(dense={"u": col("user_id").fill(value)}))
 
 
 @pytest.mark.parametrize("e", [col("instance_id").is_in([2**70]), col("instance_id").clip(0, 2**70)])
 def test_constants_beyond_64_bits_are_refused(e: Any) -> None:
-    with pytest.raises(cb.PlanError, match="64 bits"):
+    with pytest.raises(cb.errors.PlanError, match="64 bits"):
         dense(log(), e)
 
 
@@ -312,9 +320,9 @@ def plan() -> cb.Plan:
 
 
 def test_a_request_that_lacks_a_column(plan: cb.Plan) -> None:
-    with pytest.raises(cb.DataError, match="the request lacks column 'query'; nearest: 'queri'"):
+    with pytest.raises(cb.errors.DataError, match="the request lacks column 'query'; nearest: 'queri'"):
         plan.run(LOG.rename_columns(["instance_id", "user_id", "queri", "score", "docs"]))
-    with pytest.raises(cb.DataError, match=r"lacks column '\w+'; also '\w+', '\w+'$") as met:
+    with pytest.raises(cb.errors.DataError, match=r"lacks column '\w+'; also '\w+', '\w+'$") as met:
         plan.run(LOG.select(["instance_id"]))
     assert all(f"'{name}'" in str(met.value) for name in ("user_id", "query", "score"))
 
@@ -329,7 +337,7 @@ def test_a_request_needs_only_the_columns_that_are_read(plan: cb.Plan) -> None:
 
 def test_a_request_of_another_type(plan: cb.Plan) -> None:
     wrong = LOG.set_column(3, "score", pa.array(["0.5", "1.5", "x"]))
-    with pytest.raises(cb.DataError, match="column 'score' of the request is str, the plan was built on float"):
+    with pytest.raises(cb.errors.DataError, match="column 'score' of the request is str, the plan was built on float"):
         plan.run(wrong)
     narrow = LOG.set_column(3, "score", pa.array([0.5, 1.5, 2.5], pa.float32()))
     assert plan.run(narrow).dense.tolist() == plan.run(LOG).dense.tolist()
@@ -342,7 +350,7 @@ def test_a_request_with_a_null_where_none_can_be(plan: cb.Plan, as_batch: bool) 
     rows = LOG.set_column(3, "score", pa.array([0.5, None, 2.5]))
     good, bad = (t.combine_chunks().to_batches()[0] if as_batch else t for t in (LOG, rows))
     before = plan.run(good).dense.tolist()
-    with pytest.raises(cb.DataError, match=r"column 'score' is null.*add \.fill\(score=…\).*request row 1"):
+    with pytest.raises(cb.errors.DataError, match=r"column 'score' is null.*add \.fill\(score=…\).*request row 1"):
         plan.run(bad)
     assert plan.run(good).dense.tolist() == before  # and the plan still works
 
@@ -359,12 +367,12 @@ def test_an_empty_request(plan: cb.Plan) -> None:
 
 
 def test_a_request_that_is_no_table(plan: cb.Plan) -> None:
-    with pytest.raises(cb.SourceError, match="speaks Arrow"):
+    with pytest.raises(cb.errors.SourceError, match="speaks Arrow"):
         plan.run(5)
 
 
 def test_a_request_of_rows_that_lack_columns_names_them(plan: cb.Plan) -> None:
-    with pytest.raises(cb.DataError, match="lacks column 'score'; also 'user_id'"):
+    with pytest.raises(cb.errors.DataError, match="lacks column 'score'; also 'user_id'"):
         plan.run([{"query": "a"}])
 
 
@@ -374,7 +382,7 @@ def test_a_null_that_appears_after_the_plan_was_built(tmp_path: Path) -> None:
     plan = cb.compile(cb.View(str(tmp_path), key="instance_id"), cb.FeatureSet(dense={"s": col("score")}))
     assert plan.run(table(instance_id=[1], score=[3.0])).dense.tolist() == [[3.0]]
     pq.write_table(table(instance_id=[1, 2], score=pa.array([1.0, None])), tmp_path / "a.parquet")
-    with pytest.raises((cb.DataError, cb.SourceError), match=r"a\.parquet"):
+    with pytest.raises((cb.errors.DataError, cb.errors.SourceError), match=r"a\.parquet"):
         list(plan.batches(10))
 
 
@@ -384,7 +392,7 @@ def test_a_null_that_appears_after_the_plan_was_built(tmp_path: Path) -> None:
 def test_a_list_cannot_be_a_join_key() -> None:
     left = cb.View(pa.table({"k": [[1, 2], [3]]}))
     right = cb.View(pa.table({"k": [[1, 2], [3]], "v": [7, 8]}), key="k", name="lists").fill(v=0)
-    with pytest.raises(cb.PlanError, match="cannot be a join key"):
+    with pytest.raises(cb.errors.PlanError, match="cannot be a join key"):
         cb.compute({"v": col("v")}, left.join(right, on="k"))
 
 
@@ -418,7 +426,7 @@ def test_a_user_operator_may_run_its_own_plan() -> None:
 
 def test_a_null_inside_a_vector_is_an_error() -> None:
     vectors = pa.array([[1.0, None, 3.0]], pa.list_(pa.float64(), 3))
-    with pytest.raises(cb.DataError, match=r"column .v.*null inside a list of fixed size"):
+    with pytest.raises(cb.errors.DataError, match=r"column .v.*null inside a list of fixed size"):
         cb.compute({"v": col("v")}, pa.table({"v": vectors}))
 
 
@@ -426,7 +434,7 @@ def test_strict_json_in_a_joined_view_names_the_row() -> None:
     users = cb.View(pa.table({"u": [1, 2], "profile": ['{"a": 1}', "{"]}), key="u", name="users")
     age = col("profile").json("$.a", "int", strict=True).fill(0)
     plan = cb.compile(cb.View(pa.table({"u": [1]})).join(users, on="u"), cb.FeatureSet(dense={"a": age}))
-    with pytest.raises(cb.DataError, match=r"malformed value \(at memory row 1\)"):
+    with pytest.raises(cb.errors.DataError, match=r"malformed value \(at memory row 1\)"):
         next(plan.batches(1))
 
 
@@ -440,11 +448,11 @@ def test_pruning_leaves_durations_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sizes", [{"batch_size": 2.5}, {"limit": 2.5}, {"seed": 2**70}, {"start": 5}, {"shuffle": -1}])
 def test_sizes_that_are_no_whole_numbers_are_refused(sizes: dict[str, Any]) -> None:
     plan = cb.compile(cb.View(pa.table({"x": [1]})), cb.FeatureSet(dense={"x": col("x")}))
-    with pytest.raises(cb.PlanError):
+    with pytest.raises(cb.errors.PlanError):
         next(plan.batches(**{"batch_size": 10, **sizes}))
 
 
 @pytest.mark.parametrize("options", [{"threads": -1}, {"threads": 0}, {"chunk_rows": 0}, {"chunk_rows": 2**32}])
 def test_options_out_of_bounds_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(cb.PlanError, match="whole number"):
+    with pytest.raises(cb.errors.PlanError, match="whole number"):
         cb.compile(cb.View(pa.table({"x": [1]})), cb.FeatureSet(dense={"x": col("x")}), **options)

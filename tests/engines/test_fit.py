@@ -235,7 +235,7 @@ def test_no_values_standardise_to_the_fill() -> None:
 
 def test_a_variance_beyond_float64_is_named() -> None:
     view = cb.View(pa.table({"price": [1e300, -1e300]}))
-    with pytest.raises(cb.DataError, match=r"standardise of 'price'.*1e\+300.*clip"):
+    with pytest.raises(cb.errors.DataError, match=r"standardise of 'price'.*1e\+300.*clip"):
         cb.compile(view, cb.FeatureSet(dense={"z": col("price").standardise()})).fit()
 
 
@@ -511,20 +511,22 @@ def test_two_filters_by_fits_are_learned_in_their_order() -> None:
 def test_a_log_without_rows_is_named() -> None:
     empty = pa.table({"x": pa.array([], pa.float64())})
     view = cb.View(empty, name="impressions")
-    with pytest.raises(cb.DataError, match="'impressions' gives no rows to fit standardise of 'x' on: it has none"):
+    with pytest.raises(
+        cb.errors.DataError, match="'impressions' gives no rows to fit standardise of 'x' on: it has none"
+    ):
         cb.compile(view, cb.FeatureSet(dense={"z": col("x").standardise()})).fit()
 
 
 def test_filters_that_leave_no_row_are_named() -> None:
     view = cb.View(pa.table({"x": [1.0, 2.0]}), name="impressions").filter(col("x") > 5.0)
-    with pytest.raises(cb.DataError, match="bucketize of 'x' on: no row passes its filters"):
+    with pytest.raises(cb.errors.DataError, match="bucketize of 'x' on: no row passes its filters"):
         cb.compile(view, cb.FeatureSet(dense={"q": col("x").bucketize(quantiles=2)})).fit()
 
 
 def test_a_bad_document_in_a_fit_names_its_row() -> None:
     view = cb.View(pa.table({"doc": ['{"a": 1}', "{nonsense"]}))
     value = col("doc").json("$.a", "float", strict=True).fill(0.0)
-    with pytest.raises(cb.DataError, match="row 1"):
+    with pytest.raises(cb.errors.DataError, match="row 1"):
         cb.compile(view, cb.FeatureSet(dense={"z": value.standardise()})).fit()
 
 

@@ -165,7 +165,7 @@ def test_the_key_need_not_be_the_first_column(tmp_path: Path) -> None:
 
 
 def test_ids_that_are_not_text_are_named(tmp_path: Path) -> None:
-    with pytest.raises(cb.DataError, match="'instance_id' of view 'impressions' is not UTF-8"):
+    with pytest.raises(cb.errors.DataError, match="'instance_id' of view 'impressions' is not UTF-8"):
         plan(log(3, instance_id=[b"\xff", b"a", b""])).materialize(tmp_path / "b.parquet")
     assert names(tmp_path) == []
 
@@ -193,11 +193,11 @@ def test_basic_features_merge_back_by_id(tmp_path: Path, ordered: bool) -> None:
 
 
 def test_an_unknown_feature_gets_its_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(cb.PlanError, match="'colur'; nearest: 'colour'"):
+    with pytest.raises(cb.errors.PlanError, match="'colur'; nearest: 'colour'"):
         plan().materialize(tmp_path / "b.parquet", ["colur"])
-    with pytest.raises(cb.PlanError, match="'label'"):
+    with pytest.raises(cb.errors.PlanError, match="'label'"):
         plan().materialize(tmp_path / "b.parquet", ["label"])
-    with pytest.raises(cb.PlanError, match="at least one"):
+    with pytest.raises(cb.errors.PlanError, match="at least one"):
         plan().materialize(tmp_path / "b.parquet", [])
 
 
@@ -205,19 +205,19 @@ def test_a_log_needs_one_key_of_a_simple_type(tmp_path: Path) -> None:
     table = pa.table({"a": [1], "b": [2.0]})
     for key, met in (((), "it has no key"), (("a", "b"), "its key is"), ("b", "is float")):
         job = cb.compile(cb.View(table, key=key), cb.FeatureSet(dense={"x": col("b")}))
-        with pytest.raises(cb.PlanError, match=met):
+        with pytest.raises(cb.errors.PlanError, match=met):
             job.materialize(tmp_path / "b.parquet")
 
 
 def test_a_feature_cannot_take_the_name_of_the_key(tmp_path: Path) -> None:
     job = cb.compile(log(), cb.FeatureSet(sparse={"instance_id": col("instance_id").key()}))
-    with pytest.raises(cb.PlanError, match="'instance_id' has the name of the key"):
+    with pytest.raises(cb.errors.PlanError, match="'instance_id' has the name of the key"):
         job.materialize(tmp_path / "b.parquet")
 
 
 def test_a_null_id_is_named(tmp_path: Path) -> None:
     job = plan(log(3, instance_id=[1, None, 3]))
-    with pytest.raises(cb.DataError, match=r"'instance_id' of view 'impressions' is null in row 1 "):
+    with pytest.raises(cb.errors.DataError, match=r"'instance_id' of view 'impressions' is null in row 1 "):
         job.materialize(tmp_path / "b.parquet")
     assert names(tmp_path) == []
 
@@ -236,13 +236,13 @@ def test_places_that_cannot_be_are_refused_before_any_work(tmp_path: Path) -> No
         ("file", "is a file"),
         ("home", "'thesis.txt'"),
     ):
-        with pytest.raises(cb.PlanError, match=met):
+        with pytest.raises(cb.errors.PlanError, match=met):
             plan().materialize(tmp_path / path)
-    with pytest.raises(cb.PlanError, match="local path"):
+    with pytest.raises(cb.errors.PlanError, match="local path"):
         plan().materialize("s3://bucket/basic.parquet")
-    with pytest.raises(cb.PlanError, match="'zip'"):
+    with pytest.raises(cb.errors.PlanError, match="'zip'"):
         plan().materialize(tmp_path / "b.parquet", compression="zip")
-    with pytest.raises(cb.PlanError, match="row_group_rows"):
+    with pytest.raises(cb.errors.PlanError, match="row_group_rows"):
         plan().materialize(tmp_path / "b.parquet", row_group_rows=0)
     assert (tmp_path / "home" / "thesis.txt").read_text() == "precious"
     assert (tmp_path / "pipe").is_fifo()
@@ -277,7 +277,7 @@ def failing_after(rows: int, error: type[BaseException]) -> Any:
 @pytest.mark.parametrize("name", ["basic.parquet", "basic"])
 @pytest.mark.parametrize(
     ("error", "met"),
-    [(ValueError, cb.DataError), (KeyboardInterrupt, KeyboardInterrupt)],
+    [(ValueError, cb.errors.DataError), (KeyboardInterrupt, KeyboardInterrupt)],
 )
 def test_a_failure_midway_leaves_the_old_file(
     tmp_path: Path, name: str, error: type[BaseException], met: type[BaseException]
@@ -333,7 +333,7 @@ table = pa.table({"id": np.arange(rows), "x": np.random.default_rng(0).random(ro
 plan = cb.compile(cb.View(table, key="id"), cb.FeatureSet(dense={"x": col("x")}))
 try:
     plan.materialize(path, row_group_rows=8192)
-except cb.CtrboxError as error:
+except cb.errors.CtrboxError as error:
     print(type(error).__name__, error)
     raise SystemExit(7)
 """
@@ -420,7 +420,7 @@ def test_a_plan_does_not_replace_what_it_reads(tmp_path: Path) -> None:
     basic = cb.View(str(tmp_path / "basic"), key="id").fill(b=0.0)
     plan = cb.compile(cb.View(str(tmp_path / "log"), key="id").merge(basic), cb.FeatureSet(dense={"l": "l", "x": "b"}))
     for place in (tmp_path / "log", tmp_path / "basic", tmp_path, tmp_path / "log" / "part-0.parquet"):
-        with pytest.raises(cb.CtrboxError):
+        with pytest.raises(cb.errors.CtrboxError):
             plan.materialize(place)
     assert pq.read_table(tmp_path / "log").column_names == ["id", "l"]
     assert plan.materialize(tmp_path / "fresh") == 2

@@ -143,7 +143,7 @@ def test_position_is_plain_data() -> None:
 
 
 def test_a_position_inside_a_shuffle_window_needs_the_shuffle() -> None:
-    with pytest.raises(cb.PlanError, match="this position lies inside a shuffle window"):
+    with pytest.raises(cb.errors.PlanError, match="this position lies inside a shuffle window"):
         next(plan_of("plain").batches(10, start=cb.Position(0, 3)))
 
 
@@ -191,14 +191,14 @@ def test_resume_inside_a_shuffle_window(kind: str) -> None:
 def test_position_inside_a_window_needs_the_shuffle() -> None:
     plan = plan_of("plain")
     next(plan.batches(5, shuffle=20))
-    with pytest.raises(cb.PlanError, match="shuffle=20"):
+    with pytest.raises(cb.errors.PlanError, match="shuffle=20"):
         next(plan.batches(5, start=plan.position))
 
 
 def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(cb.PlanError, match="batch_size must be a whole number"):
+    with pytest.raises(cb.errors.PlanError, match="batch_size must be a whole number"):
         next(plan_of("plain").batches(0))
-    with pytest.raises(cb.PlanError, match="at least a batch"):
+    with pytest.raises(cb.errors.PlanError, match="at least a batch"):
         next(plan_of("plain").batches(10, shuffle=5))
 
 
@@ -361,7 +361,7 @@ def test_ids_out_of_order_are_met_after_the_batches_before_them(side: str, threa
     wanted = cb.FeatureSet(dense={"v": col("v")}, sparse={"id": col("id").key()})
     plan = cb.compile(view, wanted, threads=threads)
     got: list[Batch] = []
-    with pytest.raises(cb.DataError, match=r"70 .*comes after 71 at memory row 71"):
+    with pytest.raises(cb.errors.DataError, match=r"70 .*comes after 71 at memory row 71"):
         got.extend(plan.batches(5))
     assert [x for batch in got for x in batch.dense[:, 0].tolist()] == list(range(70))
     assert plan.position == cb.Position(70)
@@ -371,7 +371,7 @@ def test_ids_that_repeat_across_morsels_are_out_of_order() -> None:
     log = pa.table({"id": pa.array([1, 2, 2, 3], pa.int64())})
     basic = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "v": pa.array([1, 2, 3], pa.int64())})
     view = cb.View(chunked(log, 2), key="id").merge(cb.View(basic, key="id").fill(v=0), ordered=True)
-    with pytest.raises(cb.DataError, match=r"2 .*comes after 2"):
+    with pytest.raises(cb.errors.DataError, match=r"2 .*comes after 2"):
         list(cb.compile(view, cb.FeatureSet(dense={"v": col("v")})).batches(1))
 
 
@@ -388,7 +388,7 @@ def test_strict_json_names_file_and_row(where: str, threads: int, tmp_path: Path
     view = view.filter(value == 1) if where == "filter" else view
     plan = cb.compile(view, cb.FeatureSet(dense={"a": value}), threads=threads)
     got: list[Batch] = []
-    with pytest.raises(cb.DataError, match=r"json.*part-2\.parquet row 7"):
+    with pytest.raises(cb.errors.DataError, match=r"json.*part-2\.parquet row 7"):
         got.extend(plan.batches(10))
     assert sum(batch.rows for batch in got) == 60
 
@@ -625,7 +625,7 @@ def test_a_request_needs_no_label_and_no_id_and_says_which_rows_passed() -> None
     assert labelled.label.tolist() == [1.0, 0.0]
     with_merged = plan.run(rows.append_column("id", pa.array([1, 2, 3])).append_column("f", pa.array([1.0, 2.0, 3.0])))
     assert with_merged.dense[:, 1].tolist() == [2.0, 3.0]
-    with pytest.raises(cb.DataError, match="lacks column 'price'"):
+    with pytest.raises(cb.errors.DataError, match="lacks column 'price'"):
         plan.run(rows.drop_columns("price"))
 
 
@@ -635,5 +635,5 @@ def test_a_position_of_another_shuffle_is_refused() -> None:
     next(stream)
     stream.close()
     for other in ({"shuffle": 20, "seed": 8}, {"shuffle": 40, "seed": 7}, {}):
-        with pytest.raises(cb.PlanError, match="shuffle=20, seed=7"):
+        with pytest.raises(cb.errors.PlanError, match="shuffle=20, seed=7"):
             next(plan.batches(5, start=plan.position, **other))

@@ -58,5 +58,5 @@ def test_text_that_is_no_list_of_groups_limits_nothing(text: str, tmp_path: Path
 @pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2"])
 def test_a_number_of_threads_that_makes_no_sense_is_refused(threads: object) -> None:
     features = cb.FeatureSet(label=col("clicked"), sparse={"ad": col("ad").key()})
-    with pytest.raises(cb.PlanError, match="threads"):
+    with pytest.raises(cb.errors.PlanError, match="threads"):
         cb.compile(cb.View(ROWS), features, threads=threads)  # type: ignore[arg-type]

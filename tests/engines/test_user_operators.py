@@ -197,36 +197,36 @@ def test_a_broken_promise_is_named(operator: Any, message: str | None) -> None:
     if message is None:
         assert values(operator("n")) == [1, 2, 3, 4, 5]
         return
-    with pytest.raises(cb.DataError, match=message):
+    with pytest.raises(cb.errors.DataError, match=message):
         values(operator("n"))
-    with pytest.raises(cb.DataError, match=message):
+    with pytest.raises(cb.errors.DataError, match=message):
         list(cb.compile(cb.View(TABLE), cb.FeatureSet(sparse={"k": operator("n")})).batches(2))
 
 
 def test_a_null_that_was_declared_must_be_filled() -> None:
     maybe = broken(pa.array([None, 1, 2, 3, 4]), nullable=True)
-    with pytest.raises(cb.PlanError, match=r"broken' may return nulls; add \.fill"):
+    with pytest.raises(cb.errors.PlanError, match=r"broken' may return nulls; add \.fill"):
         cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"k": maybe("n")}))
     assert values(maybe("n").fill(-1)) == [-1, 1, 2, 3, 4]
 
 
 def test_wrong_arguments_fail_when_the_plan_is_built() -> None:
-    with pytest.raises(cb.PlanError, match="takes 2 columns, got 1"):
+    with pytest.raises(cb.errors.PlanError, match="takes 2 columns, got 1"):
         plus("n")
-    with pytest.raises(cb.PlanError, match=r"'plus' takes int as argument 2, got str \('word'\)"):
+    with pytest.raises(cb.errors.PlanError, match=r"'plus' takes int as argument 2, got str \('word'\)"):
         values(plus("n", "word"))
-    with pytest.raises(cb.PlanError, match="takes int as argument 1, got float"):
+    with pytest.raises(cb.errors.PlanError, match="takes int as argument 1, got float"):
         values(plus("x", "n"))
-    with pytest.raises(cb.PlanError, match="nearest: 'word'"):
+    with pytest.raises(cb.errors.PlanError, match="nearest: 'word'"):
         values(shout("wrod"))
 
 
 def test_wrong_declarations_fail_at_once() -> None:
-    with pytest.raises(cb.PlanError, match="'number' is not a type"):
+    with pytest.raises(cb.errors.PlanError, match="'number' is not a type"):
         cb.operator(args=["number"], result="int")
-    with pytest.raises(cb.PlanError, match="'key' is not a type"):
+    with pytest.raises(cb.errors.PlanError, match="'key' is not a type"):
         cb.operator(args=["int"], result="key")
-    with pytest.raises(cb.PlanError, match="'arrow' or 'numpy', got 'pandas'"):
+    with pytest.raises(cb.errors.PlanError, match="'arrow' or 'numpy', got 'pandas'"):
         cb.operator(args=["int"], result="int", arrays="pandas")
 
 
@@ -446,7 +446,7 @@ def test_how_rows_are_grouped_changes_nothing_for_a_scalar_function() -> None:
 
 
 def test_a_null_argument_makes_a_result_that_must_be_filled() -> None:
-    with pytest.raises(cb.PlanError, match=r"'x'.*\.fill"):
+    with pytest.raises(cb.errors.PlanError, match=r"'x'.*\.fill"):
         cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"d": damped("x", "n")}))
     plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"d": damped("x", "n").fill(-1.0), "e": damped("n", "n")}))
     assert next(plan.batches(9)).dense[2].tolist() == [-1.0, 0.75]
@@ -456,7 +456,7 @@ def test_a_function_beside_a_cuda_body_must_make_no_nulls() -> None:
     def nulls(n: pa.Array) -> Any:
         return [None] * len(n)
 
-    with pytest.raises(cb.DataError, match=r"returned 5 nulls; one with a cuda body makes none"):
+    with pytest.raises(cb.errors.DataError, match=r"returned 5 nulls; one with a cuda body makes none"):
         values(cb.operator(args=["int"], result="int", cuda="return 0;")(nulls)("n"))
 
 
@@ -474,7 +474,7 @@ def test_a_function_beside_a_cuda_body_must_make_no_nulls() -> None:
     ],
 )
 def test_a_scalar_function_that_cannot_be_compiled_is_refused_before_the_first_row(function: Any, message: str) -> None:
-    with pytest.raises(cb.PlanError, match=f"operator '.*<lambda>' {message}"):
+    with pytest.raises(cb.errors.PlanError, match=f"operator '.*<lambda>' {message}"):
         values(cb.operator(args=["int"], result="int", scalar=True)(function)("n"), TABLE.slice(0, 0))
 
 
@@ -494,7 +494,7 @@ def test_a_scalar_function_that_cannot_be_compiled_is_refused_before_the_first_r
     ],
 )
 def test_wrong_bodies_fail_at_once(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(cb.PlanError, match=message):
+    with pytest.raises(cb.errors.PlanError, match=message):
         cb.operator(**{"args": ["int"], "result": "int", **options})
 
 
@@ -517,7 +517,7 @@ def test_functions_that_have_no_place_beside_a_body_fail_at_once() -> None:
         (lambda *n: n, "one named parameter per column: .* has 0 for 1 columns"),
         (lambda n, m: n, "has 2 for 1 columns"),
     ):
-        with pytest.raises(cb.PlanError, match=message):
+        with pytest.raises(cb.errors.PlanError, match=message):
             cb.operator(args=["int"], result="int", scalar=True)(function)
     declare = cb.operator(args=["int"], result="int", cuda="return 0;")
     for function, message in (
@@ -526,7 +526,7 @@ def test_functions_that_have_no_place_beside_a_body_fail_at_once() -> None:
         (lambda n, m: n, "a cuda body needs one named parameter per column: .* has 2 for 1"),
         (3, "3 is not a function"),
     ):
-        with pytest.raises(cb.PlanError, match=message):
+        with pytest.raises(cb.errors.PlanError, match=message):
             declare(function)
 
 
@@ -584,7 +584,7 @@ def test_a_saved_plan_knows_its_bodies(tmp_path: Path, monkeypatch: pytest.Monke
         other = made(written(body, scalar))
         assert other.fingerprint != first.fingerprint
         with pytest.raises(
-            cb.PlanError, match="has another CUDA body, or another way to run, than when the plan was saved"
+            cb.errors.PlanError, match="has another CUDA body, or another way to run, than when the plan was saved"
         ):
             cb.Plan.load(file, views={"log": pa.table({"n": [5]})}, allow_operators=True)
 
@@ -602,7 +602,7 @@ def test_a_word_has_the_id_of_its_first_place() -> None:
 
 def test_a_missing_word_without_a_default_is_null() -> None:
     assert values(col("word").lookup(IDS)) == [10, 20, None, 10, None]
-    with pytest.raises(cb.PlanError, match="may be null: lookup has no value"):
+    with pytest.raises(cb.errors.PlanError, match="may be null: lookup has no value"):
         cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"id": col("word").lookup(IDS)}))
 
 
@@ -614,14 +614,14 @@ def test_a_vector_is_as_many_columns_and_zero_where_missing() -> None:
 
 def test_each_word_of_a_list_is_looked_up() -> None:
     assert values(col("tags").lookup(IDS, default=0)) == [[10, 20], [], [0], [20], [10, 10]]
-    with pytest.raises(cb.PlanError, match="lookup of a list needs a default"):
+    with pytest.raises(cb.errors.PlanError, match="lookup of a list needs a default"):
         values(col("tags").lookup(IDS))
 
 
 def test_whole_numbers_are_words_too() -> None:
     squares = cb.Dictionary([1, 2, 3, -4], [1, 4, 9, 16])
     assert values(col("n").lookup(squares, default=0)) == [1, 4, 9, 0, 0]
-    with pytest.raises(cb.PlanError, match=r"'word' \(str\) in a dictionary of int"):
+    with pytest.raises(cb.errors.PlanError, match=r"'word' \(str\) in a dictionary of int"):
         values(col("word").lookup(squares))
 
 
@@ -646,7 +646,7 @@ def test_dictionaries_are_checked_when_made() -> None:
         (["a"], [1, 2], "1 words, 2 values"),
         (["a"], [1.5], "must be whole numbers"),
     ):
-        with pytest.raises(cb.PlanError, match=message):
+        with pytest.raises(cb.errors.PlanError, match=message):
             cb.Dictionary(words, entries)
-    with pytest.raises(cb.PlanError, match=r"lookup needs a cb\.Dictionary, got dict"):
+    with pytest.raises(cb.errors.PlanError, match=r"lookup needs a cb\.Dictionary, got dict"):
         values(col("word").lookup({"red": 1}))

@@ -910,7 +910,7 @@ def test_casts_selections_and_prefixes_of_views_equal_the_oracle(chunk_rows: int
     wanted = Oracle(made.rows()).features(log, features)
     assert len(wanted) > 20
     assert_equal(list(cb.compile(log, features, chunk_rows=chunk_rows).batches(7)), wanted, 7)
-    with pytest.raises(cb.PlanError, match="column 'query' is not in view"):
+    with pytest.raises(cb.errors.PlanError, match="column 'query' is not in view"):
         cb.compile(log, cb.FeatureSet(sparse={"q": col("query")}))
 
 

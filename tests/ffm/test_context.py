@@ -80,7 +80,7 @@ def test_a_model_that_only_predicts_scores_the_same_in_half_the_memory(tmp_path:
     assert served.context_fields == list(FIELDS[:6])
     assert served.bytes < 0.6 * full.bytes
     for refused in (lambda: served.learn(rows), lambda: served.save(tmp_path / "no.ffm")):
-        with pytest.raises(cb.PlanError, match="only predicts"):
+        with pytest.raises(cb.errors.PlanError, match="only predicts"):
             refused()
     assert not (tmp_path / "no.ffm").exists()
 
@@ -90,10 +90,10 @@ def test_a_context_of_other_weights_is_refused() -> None:
     other = DeepFFM(FIELDS, context=FIELDS[:6], bits=12)
     context, candidates = model.context(examples(["|a x"], FIELDS)), examples([], FIELDS)
     assert len(model.score(context, candidates)) == 0
-    with pytest.raises(cb.DataError, match="of other weights"):
+    with pytest.raises(cb.errors.DataError, match="of other weights"):
         other.score(context, candidates)
     model.learn(examples(["|a x |h y"], FIELDS))
-    with pytest.raises(cb.DataError, match="of other weights"):
+    with pytest.raises(cb.errors.DataError, match="of other weights"):
         model.score(context, candidates)
 
 
@@ -102,17 +102,17 @@ def test_fields_on_the_wrong_side_are_refused() -> None:
     assert model.fields == ["c", "a", *"bdefghijk"]
     assert model.context_fields == ["c", "a"]
     order = tuple(model.fields)
-    with pytest.raises(cb.DataError, match="a context has a field of candidates"):
+    with pytest.raises(cb.errors.DataError, match="a context has a field of candidates"):
         model.context(parsed("1 |c x |b y\n", order))
-    with pytest.raises(cb.DataError, match="one example"):
+    with pytest.raises(cb.errors.DataError, match="one example"):
         model.context(parsed("1 |c x\n1 |c x\n", order))
-    with pytest.raises(cb.DataError, match="a candidate has a field of the context"):
+    with pytest.raises(cb.errors.DataError, match="a candidate has a field of the context"):
         model.score(model.context(parsed("1 |c x\n", order)), parsed("1 |a x\n", order))
-    with pytest.raises(cb.PlanError, match="'z', which is no field"):
+    with pytest.raises(cb.errors.PlanError, match="'z', which is no field"):
         DeepFFM(FIELDS, context=["z"])
-    with pytest.raises(cb.PlanError, match="named twice"):
+    with pytest.raises(cb.errors.PlanError, match="named twice"):
         DeepFFM(FIELDS, context=["a", "a"])
-    with pytest.raises(cb.PlanError, match="expected a Batch or Examples"):
+    with pytest.raises(cb.errors.PlanError, match="expected a Batch or Examples"):
         model.context({"a": 1})
 
 
@@ -133,7 +133,7 @@ def test_batches_give_only_the_fields_that_are_asked() -> None:
     whole = batch(["ad"], 3, [1, 2, 3], ["bid", "age"])
     whole = Batch(schema, 3, None, whole.dense, whole.sparse | {"user": Ragged(np.full(3, 7), np.arange(4))}, None)
     assert scores.tobytes() == model.predict(whole).tobytes()
-    with pytest.raises(cb.PlanError, match="field 'age' is not in this batch"):
+    with pytest.raises(cb.errors.PlanError, match="field 'age' is not in this batch"):
         model.context(batch(["user"], 1, [7], []))
 
 
@@ -151,17 +151,17 @@ def test_batches_give_only_the_fields_that_are_asked() -> None:
             lambda: cb.DeepFFM(["a", "b"], bits=8).score(None, None),
             "score needs what `context` of this model gave, got N",
         ),
-        (lambda: cb.ExampleText("x", interactions=5), "interactions= takes lists of field names, .* got 5"),
+        (lambda: cb.ffm.ExampleText("x", interactions=5), "interactions= takes lists of field names, .* got 5"),
         (
-            lambda: cb.ExampleText("x", fields=["a"], interactions=[5]),
+            lambda: cb.ffm.ExampleText("x", fields=["a"], interactions=[5]),
             "an interaction is of two or more fields.* got 5",
         ),
-        (lambda: cb.ExampleText("x", fields=5), "fields= must be names, got 5"),
-        (lambda: cb.ExampleText("x", ignore=5), "ignore= takes field names in a list, got 5"),
+        (lambda: cb.ffm.ExampleText("x", fields=5), "fields= must be names, got 5"),
+        (lambda: cb.ffm.ExampleText("x", ignore=5), "ignore= takes field names in a list, got 5"),
     ],
 )
 def test_arguments_of_other_kinds_are_refused_in_our_words(make: Any, said: str) -> None:
-    with pytest.raises(cb.PlanError, match=said):
+    with pytest.raises(cb.errors.PlanError, match=said):
         make()
 
 

@@ -178,18 +178,18 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for cut in [*range(0, 200, 7), *random.integers(0, len(whole), 40).tolist()]:
         path.write_bytes(whole[:cut])
-        with pytest.raises(cb.SourceError, match=r"m\.ffm"):
+        with pytest.raises(cb.errors.SourceError, match=r"m\.ffm"):
             DeepFFM.load(path)
     for bit in [*range(0, 1600, 3), *random.integers(0, 8 * len(whole), 300).tolist()]:
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
-        with pytest.raises(cb.SourceError, match=r"m\.ffm"):
+        with pytest.raises(cb.errors.SourceError, match=r"m\.ffm"):
             DeepFFM.load(path)
     path.write_bytes(whole + b"\0")
-    with pytest.raises(cb.SourceError, match="size"):
+    with pytest.raises(cb.errors.SourceError, match="size"):
         DeepFFM.load(path)
-    with pytest.raises(cb.SourceError, match="No such file"):
+    with pytest.raises(cb.errors.SourceError, match="No such file"):
         DeepFFM.load(tmp_path / "none.ffm")
 
 
@@ -244,20 +244,20 @@ def test_what_breaks_a_promise_is_refused_and_named() -> None:
         ({"weight": np.array([1, -1, 1], np.float32)}, "row 1: its weight is -1"),
         ({"label": None}, "no label"),
     ]:
-        with pytest.raises(cb.DataError, match=match):
+        with pytest.raises(cb.errors.DataError, match=match):
             model.learn(batch_of(3, **bad))
     assert weights(model) == before
-    with pytest.raises(cb.PlanError, match="'usr' is not in this batch; nearest: 'user'"):
+    with pytest.raises(cb.errors.PlanError, match="'usr' is not in this batch; nearest: 'user'"):
         DeepFFM(["usr"], bits=10).learn(batch_of(3))
-    with pytest.raises(cb.PlanError, match="cannot learn from"):
+    with pytest.raises(cb.errors.PlanError, match="cannot learn from"):
         model.learn("train.vw")
-    with pytest.raises(cb.PlanError, match="threads must be"):
+    with pytest.raises(cb.errors.PlanError, match="threads must be"):
         model.learn(batch_of(3), threads=0)
 
 
 def test_an_output_that_is_not_finite_stops() -> None:
     model = DeepFFM(("a", "b"), bits=8)
-    with pytest.raises(cb.TrainError, match="example 1 is not finite"):
+    with pytest.raises(cb.errors.TrainError, match="example 1 is not finite"):
         model.learn(parsed("1 |a x |b y\n1 |a x:1e38 |b y:1e38\n", ("a", "b")))
 
 
@@ -277,15 +277,15 @@ def test_an_output_that_is_not_finite_stops() -> None:
         ({"ffm": float("nan")}, "rate"),
         ({"nn": Rate(0.1, power_t=2)}, "power_t"),
         ({"lr": Rate(0.1, initial=0)}, "accumulator"),
-        ({"lr": "0.1"}, "lr= must be a number, a cb.Rate or None, got '0.1'"),
-        ({"ffm": True}, "ffm= must be a number, a cb.Rate or None, got True"),
-        ({"nn": [0.1]}, r"nn= must be a number, a cb.Rate or None, got \[0.1\]"),
+        ({"lr": "0.1"}, "lr= must be a number, a cb.ffm.Rate or None, got '0.1'"),
+        ({"ffm": True}, "ffm= must be a number, a cb.ffm.Rate or None, got True"),
+        ({"nn": [0.1]}, r"nn= must be a number, a cb.ffm.Rate or None, got \[0.1\]"),
         ({"nn": "fast"}, "nn= must be a number"),
         ({"ffm_init": float("nan")}, "ffm_init"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(cb.PlanError, match=match):
+    with pytest.raises(cb.errors.PlanError, match=match):
         DeepFFM(("a", "b"), **options)
 
 
@@ -296,9 +296,9 @@ def test_names_of_fields_are_checked_and_memory_is_bounded() -> None:
         ("ab", "must be names"),
         ((1,), "must be names"),
     ]:
-        with pytest.raises(cb.PlanError, match=match):
+        with pytest.raises(cb.errors.PlanError, match=match):
             DeepFFM(fields)
-    with pytest.raises(cb.BudgetError, match="bits=36 needs"):
+    with pytest.raises(cb.errors.BudgetError, match="bits=36 needs"):
         DeepFFM(("a",), bits=36)
 
 
@@ -312,7 +312,7 @@ def test_names_of_fields_are_checked_and_memory_is_bounded() -> None:
     ],
 )
 def test_a_rate_of_the_wrong_type_is_refused_where_it_is_made(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(cb.PlanError, match=message):
+    with pytest.raises(cb.errors.PlanError, match=message):
         Rate(**given)
 
 

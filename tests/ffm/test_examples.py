@@ -88,7 +88,7 @@ def test_bad_lines_are_counted_and_the_first_ten_named(tmp_path: Path, capsys: p
     assert "13 of 21 lines left out: line 5: value 'oops0' is no number" in told
     assert "line 14" in told
     assert "line 15" not in told
-    with pytest.raises(cb.DataError, match=r"t\.vw, line 5: value 'oops0'"):
+    with pytest.raises(cb.errors.DataError, match=r"t\.vw, line 5: value 'oops0'"):
         ExampleCache.parse(source, tmp_path / "strict.ctrx", fields=["a", "b"], strict=True)
     assert not (tmp_path / "strict.ctrx").exists()
     _, met = parse_all(b"1 |typo x |a y\n", fields=["a"], ignored=["typo"])
@@ -135,7 +135,7 @@ def test_compressed_text_and_stdin(tmp_path: Path, suffix: str, monkeypatch: pyt
     assert cache.rows == 6000
     if suffix == ".gz":
         Path(path).write_bytes(gzip.compress(text)[:-30])
-        with pytest.raises(cb.SourceError, match=r"t\.vw\.gz"):
+        with pytest.raises(cb.errors.SourceError, match=r"t\.vw\.gz"):
             ExampleCache.parse(path, tmp_path / "cut.ctrx")
         assert not (tmp_path / "cut.ctrx").exists()
 
@@ -146,15 +146,15 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for cut in range(0, len(whole), 3):
         path.write_bytes(whole[:cut])
-        with pytest.raises(cb.SourceError, match=r"c\.ctrx"):
+        with pytest.raises(cb.errors.SourceError, match=r"c\.ctrx"):
             list(ExampleCache(path))
     for bit in range(0, 8 * len(whole), 11):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
-        with pytest.raises(cb.SourceError, match=r"c\.ctrx"):
+        with pytest.raises(cb.errors.SourceError, match=r"c\.ctrx"):
             list(ExampleCache(path))
-    with pytest.raises(cb.SourceError, match="No such file"):
+    with pytest.raises(cb.errors.SourceError, match="No such file"):
         ExampleCache(tmp_path / "none")
 
 
@@ -173,11 +173,11 @@ def test_text_that_changes_between_epochs_or_within_one_is_refused(
     next(begun)
     if not suffix:  # the small compressed file was read whole by now
         path.write_bytes(written)
-        with pytest.raises(cb.SourceError, match=r"t\.vw changed after it was opened"):
+        with pytest.raises(cb.errors.SourceError, match=r"t\.vw changed after it was opened"):
             list(begun)
     path.write_bytes(written)
     for other in (text, text.over(["a", "b"])):
-        with pytest.raises(cb.SourceError, match=r"t\.vw.* changed after it was opened"):
+        with pytest.raises(cb.errors.SourceError, match=r"t\.vw.* changed after it was opened"):
             list(other)
 
 
@@ -211,7 +211,7 @@ def test_cache_that_is_replaced_is_refused(tmp_path: Path) -> None:
     cache = ExampleCache.parse(tmp_path / "t.vw", path)
     assert cache.rows == 1500
     ExampleCache.parse(tmp_path / "t.vw", path)
-    with pytest.raises(cb.SourceError, match=r"c\.ctrx changed after it was opened"):
+    with pytest.raises(cb.errors.SourceError, match=r"c\.ctrx changed after it was opened"):
         list(cache)
     assert ExampleCache(path).rows == 1500
 
@@ -229,30 +229,30 @@ def test_models_read_caches_and_text_by_the_names_of_fields(tmp_path: Path, caps
     from_text = DeepFFM(["b", "a", "more"], bits=10)
     from_text.learn(ExampleText(path))
     assert from_text.predict(cache).tobytes() == turned.predict(ExampleText(path)).tobytes()
-    with pytest.raises(cb.DataError, match="has field 'a', which this model has not"):
+    with pytest.raises(cb.errors.DataError, match="has field 'a', which this model has not"):
         DeepFFM(["b", "aa"], bits=10).learn(cache)
     path.write_bytes(GOOD + b"oops\n")
     from_text.learn(ExampleText(path))
     assert "1 of 5 lines left out: line 5: no | in it" in capsys.readouterr().err
     unlabelled = ExampleText(io.BytesIO(b"|a x |b y\n"), fields=["a", "b"])
     assert len(model.predict(unlabelled)) == 1
-    with pytest.raises(cb.DataError, match="no label"):
+    with pytest.raises(cb.errors.DataError, match="no label"):
         model.learn(ExampleText(io.BytesIO(b"|a x |b y\n"), fields=["a", "b"]))
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(cb.SourceError, match="cannot read"):
+    with pytest.raises(cb.errors.SourceError, match="cannot read"):
         ExampleCache.parse(tmp_path / "none.vw", tmp_path / "c.ctrx")
-    with pytest.raises(cb.DataError, match="holds no examples"):
+    with pytest.raises(cb.errors.DataError, match="holds no examples"):
         ExampleCache.parse(io.BytesIO(b"\n\n"), tmp_path / "c.ctrx")
-    with pytest.raises(cb.DataError, match=r"line 1: no \| in it"):
+    with pytest.raises(cb.errors.DataError, match=r"line 1: no \| in it"):
         ExampleCache.parse(io.BytesIO(b"hello"), tmp_path / "c.ctrx")
-    with pytest.raises(cb.DataError, match="longer than"):
+    with pytest.raises(cb.errors.DataError, match="longer than"):
         ExampleCache.parse(io.BytesIO(b"1 |a " + b"x" * (20 << 20)), tmp_path / "c.ctrx")
-    with pytest.raises(cb.PlanError, match="nearest: 'libffm'"):
+    with pytest.raises(cb.errors.PlanError, match="nearest: 'libffm'"):
         ExampleText("x", format="libfm")  # type: ignore[arg-type]
-    with pytest.raises(cb.PlanError, match="binary mode"):
+    with pytest.raises(cb.errors.PlanError, match="binary mode"):
         list(ExampleText(io.StringIO("1 |a x")))  # type: ignore[arg-type]
-    with pytest.raises(cb.PlanError, match="'a' is in fields= and in ignore="):
+    with pytest.raises(cb.errors.PlanError, match="'a' is in fields= and in ignore="):
         ExampleText("x", fields=["a"], ignore=["a"])
     assert not (tmp_path / "c.ctrx").exists()

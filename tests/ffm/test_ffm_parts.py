@@ -52,14 +52,14 @@ def test_a_rate_is_a_number_or_all_three_numbers() -> None:
 
     assert numbers(None) == (float(np.float32(0.02)), 0.5, 1.0)
     assert numbers(0.5) == numbers(np.float32(0.5)) == (0.5, 0.5, 1.0)
-    assert numbers(cb.Rate(0.25, 0.0, 2.0)) == (0.25, 0.0, 2.0)
+    assert numbers(cb.ffm.Rate(0.25, 0.0, 2.0)) == (0.25, 0.0, 2.0)
     for wrong in (True, "0.5", [0.5]):
-        with pytest.raises(PlanError, match=r"lr= must be a number, a cb\.Rate or None, got"):
+        with pytest.raises(PlanError, match=r"lr= must be a number, a cb\.ffm\.Rate or None, got"):
             numbers(wrong)
     for name in ("rate", "power_t", "initial"):
         for value in (True, "1"):
             with pytest.raises(PlanError, match=f"{name} of a Rate must be a number"):
-                cb.Rate(**{"rate": 1.0, name: value})  # type: ignore[arg-type]
+                cb.ffm.Rate(**{"rate": 1.0, name: value})  # type: ignore[arg-type]
 
 
 def test_a_model_tells_what_it_is() -> None:
@@ -95,7 +95,7 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any], says: str) -
 
 
 def examples(text: bytes, fields: list[str]) -> _native.Examples:
-    (found,) = cb.ExampleText(io.BytesIO(text), fields=fields)
+    (found,) = cb.ffm.ExampleText(io.BytesIO(text), fields=fields)
     return found
 
 
@@ -134,7 +134,7 @@ def test_examples_are_learned_in_order_and_bad_lines_are_told(
     model = DeepFFM(["a"], bits=8)
     lines: list[str] = []
     model.progress.window = 1
-    model.learn(cb.ExampleText(path, fields=["a"]), show=lines.append)
+    model.learn(cb.ffm.ExampleText(path, fields=["a"]), show=lines.append)
     assert (model.learned, model.progress.examples, model.learned_from_text) == (2, 2, True)
     assert len(lines) == 3  # a head, windows 1 and 2
     assert "1 of 3 lines left out: line 2: " in capsys.readouterr().err

@@ -140,13 +140,13 @@ def test_threads_that_cannot_help_are_named() -> None:
 def test_a_number_of_threads_that_cannot_be_is_refused(threads: Any) -> None:
     model, few = DeepFFM(BOARD, bits=10), parsed(checkerboard(3), BOARD)
     for call in (model.learn, model.predict):
-        with pytest.raises(cb.PlanError, match="threads must be a whole number from 1 to 256"):
+        with pytest.raises(cb.errors.PlanError, match="threads must be a whole number from 1 to 256"):
             call(few, threads=threads)
 
 
 @pytest.mark.parametrize("block", [0, -1, 5_000, True, "512"])
 def test_a_block_that_cannot_be_is_refused(block: Any) -> None:
-    with pytest.raises(cb.PlanError, match="block must be a whole number from 1 to 4,096"):
+    with pytest.raises(cb.errors.PlanError, match="block must be a whole number from 1 to 4,096"):
         DeepFFM(BOARD, bits=10).learn(parsed(checkerboard(3), BOARD), block=block)
 
 
@@ -154,7 +154,7 @@ def test_a_block_that_cannot_be_is_refused(block: Any) -> None:
 def test_an_output_that_is_not_finite_stops_all_threads(threads: int) -> None:
     text = checkerboard(700) + "1 |user x:1e38 |ad y:1e38\n" + checkerboard(3_000)
     model = DeepFFM(BOARD, bits=12, ffm=Rate(0.2))
-    with pytest.raises(cb.TrainError, match="example 700 is not finite"):
+    with pytest.raises(cb.errors.TrainError, match="example 700 is not finite"):
         model.learn(parsed(text, BOARD), threads=threads)
 
 
@@ -174,7 +174,7 @@ def test_predictions_of_many_parts_are_in_the_order_of_the_parts(threads: int) -
 def test_an_output_that_is_not_finite_is_named_by_its_place_in_all_parts(threads: int) -> None:
     model = DeepFFM(BOARD, bits=12, ffm_init=1.0)
     good, bad = parsed(checkerboard(700), BOARD), parsed(checkerboard(30) + "1 |user x:1e38 |ad y:1e38\n", BOARD)
-    with pytest.raises(cb.DataError, match="example 1,430 is not finite"):
+    with pytest.raises(cb.errors.DataError, match="example 1,430 is not finite"):
         model.predict([good, good, bad, good], threads=threads)
 
 

@@ -62,7 +62,7 @@ def test_text_and_cache_have_them_as_fields(tmp_path: Path) -> None:
     options = {"fields": FIELDS, "interactions": [("a", "b"), ("c", "a")]}
     text = ExampleText(tmp_path / "t.vw", **options)
     assert text.fields == ["a", "b", "c", "a*b", "c*a"]
-    cache = cb.ExampleCache.parse(tmp_path / "t.vw", tmp_path / "t.ctrx", **options)
+    cache = cb.ffm.ExampleCache.parse(tmp_path / "t.vw", tmp_path / "t.ctrx", **options)
     assert cache.fields == text.fields
     one, two, first = (
         DeepFFM(text.fields, bits=10),
@@ -86,15 +86,15 @@ def test_text_and_cache_have_them_as_fields(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_interaction_is_refused(options: dict[str, list], message: str, tmp_path: Path) -> None:
-    with pytest.raises(cb.PlanError, match=message):
+    with pytest.raises(cb.errors.PlanError, match=message):
         ExampleText(tmp_path / "t.vw", **options)
 
 
 def test_too_many_features_are_refused_before_they_are_made(tmp_path: Path) -> None:
     many = " ".join(map(str, range(2_000)))
     (tmp_path / "t.vw").write_text(f"1 |a x |b y\n1 |a {many} |b {many}\n")
-    with pytest.raises(cb.DataError, match="example 1: an interaction has more than 65,535 features"):
+    with pytest.raises(cb.errors.DataError, match="example 1: an interaction has more than 65,535 features"):
         list(ExampleText(tmp_path / "t.vw", fields=FIELDS, interactions=[("a", "b")]))
     (tmp_path / "t.vw").write_text("1 |a x:3e38 |b y:3e38\n")
-    with pytest.raises(cb.DataError, match="not finite"):
+    with pytest.raises(cb.errors.DataError, match="not finite"):
         list(ExampleText(tmp_path / "t.vw", fields=FIELDS, interactions=[("a", "b")]))

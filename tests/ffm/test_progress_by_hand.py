@@ -18,10 +18,10 @@ import pytest
 import ctrbox as cb
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
 from ctrbox.ffm import examples as examples_module
-from ctrbox.ffm import search
+from ctrbox.ffm import model_search
 from ctrbox.ffm.examples import checked_interactions, crossings, names, whole_lines
+from ctrbox.ffm.model_search import Found, Results, grid, short
 from ctrbox.ffm.progress import HEAD, Progress, Sums, Window, auc, entropy, total
-from ctrbox.ffm.search import Found, Results, grid, short
 from ctrbox.loop import chunk as chunk_module
 from ctrbox.loop import nats
 from ctrbox.loop.chunk import pieces, row_of_line
@@ -177,26 +177,26 @@ def test_interactions_are_numbered_behind_all_fields() -> None:
 
 
 def test_text_tells_what_it_left_out() -> None:
-    text = cb.ExampleText(io.BytesIO(b"1 |a x\noops\n"), fields=["a"])
+    text = cb.ffm.ExampleText(io.BytesIO(b"1 |a x\noops\n"), fields=["a"])
     assert text.complaint() == ""
     assert sum(block.rows for block in text) == 1
     assert (text.lines, text.bad) == (2, 1)
     assert text.complaint().startswith("the stream: 1 of 2 lines left out: line 2: ")
     with pytest.raises(PlanError, match=r"format= must be one of vw, libffm, got 'libfm'; nearest: 'libffm'"):
-        cb.ExampleText(io.BytesIO(b""), format="libfm")  # type: ignore[arg-type]
+        cb.ffm.ExampleText(io.BytesIO(b""), format="libfm")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="'a' is in fields= and in ignore="):
-        cb.ExampleText(io.BytesIO(b""), fields=["a"], ignore=["a"])
+        cb.ffm.ExampleText(io.BytesIO(b""), fields=["a"], ignore=["a"])
     for ignore in ("a", 5):
         with pytest.raises(PlanError, match="ignore= takes field names in a list, got"):
-            cb.ExampleText(io.BytesIO(b""), ignore=ignore)  # type: ignore[arg-type]
+            cb.ffm.ExampleText(io.BytesIO(b""), ignore=ignore)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="line 2: "):
-        list(cb.ExampleText(io.BytesIO(b"1 |a x\noops\n"), strict=True))
+        list(cb.ffm.ExampleText(io.BytesIO(b"1 |a x\noops\n"), strict=True))
 
 
 def test_a_cache_needs_an_example(tmp_path: Path) -> None:
     for content, says in ((b"", "the stream holds no examples"), (b"oops\n", "1 of 1 lines left out")):
         with pytest.raises(DataError, match=says):
-            cb.ExampleCache.parse(io.BytesIO(content), tmp_path / "c.ctrx")
+            cb.ffm.ExampleCache.parse(io.BytesIO(content), tmp_path / "c.ctrx")
         assert not (tmp_path / "c.ctrx").exists()
 
 
@@ -358,7 +358,13 @@ def test_a_grid_names_what_differs() -> None:
         "k=4 hidden=()",
         "k=4 hidden=(6,3)",
     ]
-    assert [short(value) for value in (5, "abc", (1, 2), cb.Rate(0.5), None)] == ["5", "abc", "(1,2)", "0.5", "None"]
+    assert [short(value) for value in (5, "abc", (1, 2), cb.ffm.Rate(0.5), None)] == [
+        "5",
+        "abc",
+        "(1,2)",
+        "0.5",
+        "None",
+    ]
     for options, says in (
         ({"kk": [1]}, "no option 'kk'"),
         ({"k": []}, r"grid\(k=…\) needs a list"),
@@ -372,16 +378,16 @@ def test_a_grid_names_what_differs() -> None:
 def test_models_of_a_search_fit_the_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
     models: Any = {"a": {"bits": 10}, "b": {"bits": 10, "lr": None}, "c": {"bits": 37}, "d": {"bits": "x"}}
     needed = (16 << 10) + (8 << 10)
-    monkeypatch.setattr(search, "memory_here", lambda: needed)
-    search.check_memory(models)
-    monkeypatch.setattr(search, "memory_here", lambda: needed - 1)
+    monkeypatch.setattr(model_search, "memory_here", lambda: needed)
+    model_search.check_memory(models)
+    monkeypatch.setattr(model_search, "memory_here", lambda: needed - 1)
     with pytest.raises(BudgetError, match=f"4 models need {needed:,} bytes at once, this machine has {needed - 1:,}"):
-        search.check_memory(models)
+        model_search.check_memory(models)
     with pytest.raises(PlanError, match=r"give search\(…, fields="):
-        search.fields_of([1])
+        model_search.fields_of([1])
     with pytest.raises(SourceError, match="there is no such file"):
-        search.opened("nowhere.ctrx")
-    assert search.opened(None) is None
+        model_search.opened("nowhere.ctrx")
+    assert model_search.opened(None) is None
 
 
 # ---- NATS

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import ctrbox as cb
+from ctrbox.columns.batch import Ragged
+from ctrbox.ffm.model_search import Found, Results
 from ctrbox.ffm.progress import auc
-from ctrbox.ffm.search import Found, Results
 from tests.ffm.test_context import schema_of
 
 FIELDS = ["user", "ad", "hour"]
@@ -33,30 +34,30 @@ def text(rows: int, seed: int) -> str:
 def caches(tmp_path: Path) -> tuple[Path, Path]:
     for name, rows in (("train", 1_000), ("test", 200)):
         (tmp_path / f"{name}.vw").write_text(text(rows, rows))
-        cb.ExampleCache.parse(tmp_path / f"{name}.vw", tmp_path / f"{name}.ctrx", fields=FIELDS)
+        cb.ffm.ExampleCache.parse(tmp_path / f"{name}.vw", tmp_path / f"{name}.ctrx", fields=FIELDS)
     return tmp_path / "train.ctrx", tmp_path / "test.ctrx"
 
 
 def test_each_model_is_what_it_would_be_alone(caches: tuple[Path, Path]) -> None:
     train, test = caches
-    models = cb.grid(k=[2, 4], hidden=[(), (6,)], bits=[12]) | {"lr": {"ffm": None, "bits": 12, "context": ["ad"]}}
+    models = cb.ffm.grid(k=[2, 4], hidden=[(), (6,)], bits=[12]) | {"lr": {"ffm": None, "bits": 12, "context": ["ad"]}}
     assert list(models) == ["k=2 hidden=()", "k=2 hidden=(6)", "k=4 hidden=()", "k=4 hidden=(6)", "lr"]
-    found = cb.search(train, models, test=test, window=300, threads=3)
-    labels = np.concatenate([b.labels for b in cb.ExampleCache(test)])
+    found = cb.ffm.search(train, models, test=test, window=300, threads=3)
+    labels = np.concatenate([b.labels for b in cb.ffm.ExampleCache(test)])
     for one in found.found:
         alone = cb.DeepFFM(FIELDS, **one.options)
         alone.progress.window = 300
-        alone.learn(cb.ExampleCache(train))
+        alone.learn(cb.ffm.ExampleCache(train))
         assert alone._native.weights().tobytes() == one.model._native.weights().tobytes()
         assert one.aucs == [w.auc for w in alone.progress.windows]
         assert len(one.aucs) == 3
-        assert one.test == auc(labels, alone.predict(cb.ExampleCache(test)))
+        assert one.test == auc(labels, alone.predict(cb.ffm.ExampleCache(test)))
     assert found.best.test == max(f.test for f in found.found)
     assert found.examples == 1_000
 
 
 def test_the_table_has_the_numbers_of_the_windows(caches: tuple[Path, Path], tmp_path: Path) -> None:
-    found = cb.search(caches[0], cb.grid(k=[2, 4], bits=[12]), window=250)
+    found = cb.ffm.search(caches[0], cb.ffm.grid(k=[2, 4], bits=[12]), window=250)
     lines = str(found).splitlines()
     assert lines[0] == "window = 250, 1,000 examples"
     assert lines[1].split() == ["model", "avg", "median", "max", "std", "min", "test"]
@@ -74,23 +75,23 @@ def test_the_table_has_the_numbers_of_the_windows(caches: tuple[Path, Path], tmp
 
 def test_a_window_holds_at_least_two_examples(tmp_path: Path) -> None:
     (tmp_path / "t.vw").write_text(text(10, 3))
-    rows = cb.ExampleText(tmp_path / "t.vw", fields=FIELDS)
-    assert len(cb.search(rows, {"a": {"bits": 10}}, window=2).best.aucs) == 5
+    rows = cb.ffm.ExampleText(tmp_path / "t.vw", fields=FIELDS)
+    assert len(cb.ffm.search(rows, {"a": {"bits": 10}}, window=2).best.aucs) == 5
     for window in (1, 0, True, 2.0):
-        with pytest.raises(cb.PlanError, match="window= must be a whole number of at least 2"):
-            cb.search(rows, {"a": {"bits": 10}}, window=window)  # type: ignore[arg-type]
+        with pytest.raises(cb.errors.PlanError, match="window= must be a whole number of at least 2"):
+            cb.ffm.search(rows, {"a": {"bits": 10}}, window=window)  # type: ignore[arg-type]
 
 
 def test_batches_and_text_are_searched_over_their_fields(tmp_path: Path) -> None:
-    rows = cb.ExampleText(tmp_path / "t.vw", fields=FIELDS)
+    rows = cb.ffm.ExampleText(tmp_path / "t.vw", fields=FIELDS)
     (tmp_path / "t.vw").write_text(text(100, 3))
-    assert len(cb.search(rows, {"a": {"bits": 10}}).best.aucs) == 1  # fewer rows than a window: of all
-    with pytest.raises(cb.PlanError, match="give search"):
-        cb.search(cb.ExampleText(tmp_path / "t.vw"), {"a": {}})
+    assert len(cb.ffm.search(rows, {"a": {"bits": 10}}).best.aucs) == 1  # fewer rows than a window: of all
+    with pytest.raises(cb.errors.PlanError, match="give search"):
+        cb.ffm.search(cb.ffm.ExampleText(tmp_path / "t.vw"), {"a": {}})
     schema = schema_of(["ad"], [])
-    keys = cb.Ragged(np.array([1, 2]), np.arange(3))
+    keys = Ragged(np.array([1, 2]), np.arange(3))
     batch = cb.Batch(schema, 2, np.array([0, 1], np.float32), np.zeros((2, 0), np.float32), {"ad": keys}, None)
-    assert cb.search(batch, {"a": {"bits": 10}}).examples == 2
+    assert cb.ffm.search(batch, {"a": {"bits": 10}}).examples == 2
 
 
 def results(*models: tuple[str, float, list[float], str], tested: bool) -> Results:
@@ -122,7 +123,7 @@ def test_the_best_is_never_a_model_that_failed_or_has_no_score(models: Any, test
 
 def test_a_search_without_any_score_has_no_best_and_still_tells_what_happened(tmp_path: Path) -> None:
     found = results(("a", NAN, [NAN], ""), ("b", NAN, [0.7], "not finite at example 3"), tested=True)
-    with pytest.raises(cb.TrainError, match=r"none of 2 models has an AUC.*b: not finite at example 3"):
+    with pytest.raises(cb.errors.TrainError, match=r"none of 2 models has an AUC.*b: not finite at example 3"):
         _ = found.best
     assert "*" not in str(found)
     told = json.loads(json.dumps(found.json(), allow_nan=False))
@@ -130,14 +131,14 @@ def test_a_search_without_any_score_has_no_best_and_still_tells_what_happened(tm
     assert told["models"][0]["windows"] == [None]
     found.write(tmp_path / "search.html")
     assert "no model has an AUC" in (tmp_path / "search.html").read_text()
-    with pytest.raises(cb.TrainError, match="the examples need clicks and non-clicks"):
+    with pytest.raises(cb.errors.TrainError, match="the examples need clicks and non-clicks"):
         _ = results(("a", NAN, [NAN], ""), tested=False).best
 
 
 def test_a_model_that_breaks_is_left_out_and_said(tmp_path: Path) -> None:
     (tmp_path / "t.vw").write_text("1 |user a:1e20 |ad b:1e20\n" * 3 + text(50, 1))
-    rows = cb.ExampleText(tmp_path / "t.vw", fields=FIELDS)
-    found = cb.search(rows, {"wild": {"bits": 10, "ffm": None, "lr": 1e-6}, "calm": {"bits": 10}})
+    rows = cb.ffm.ExampleText(tmp_path / "t.vw", fields=FIELDS)
+    found = cb.ffm.search(rows, {"wild": {"bits": 10, "ffm": None, "lr": 1e-6}, "calm": {"bits": 10}})
     assert "not finite" in found.found[0].failed
     assert found.found[1].failed == ""
     assert found.best.name == "calm"
@@ -146,8 +147,8 @@ def test_a_model_that_breaks_is_left_out_and_said(tmp_path: Path) -> None:
 
 def test_a_model_that_breaks_on_the_test_alone_is_left_out_and_said(caches: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "odd.vw").write_text(text(60, 2) + "1 |user 1:1e38 |ad 2:1e38\n")
-    odd = cb.ExampleText(tmp_path / "odd.vw", fields=FIELDS)
-    found = cb.search(caches[0], {"ffm": {"bits": 10}, "lr": {"bits": 10, "ffm": None, "lr": 1e-6}}, test=odd)
+    odd = cb.ffm.ExampleText(tmp_path / "odd.vw", fields=FIELDS)
+    found = cb.ffm.search(caches[0], {"ffm": {"bits": 10}, "lr": {"bits": 10, "ffm": None, "lr": 1e-6}}, test=odd)
     assert "test: the model's output" in found.found[0].failed
     assert found.best.name == "lr"
 
@@ -162,10 +163,10 @@ def test_a_model_that_breaks_on_the_test_alone_is_left_out_and_said(caches: tupl
     ],
 )
 def test_what_cannot_be_searched_is_refused(models: dict[str, Any], message: str, tmp_path: Path) -> None:
-    rows = cb.ExampleText(tmp_path / "t.vw", fields=FIELDS)
-    with pytest.raises(cb.CtrboxError, match=message):
-        cb.search(rows, models)
-    with pytest.raises(cb.PlanError, match="needs a list of values"):
-        cb.grid(k=4)
-    with pytest.raises(cb.SourceError, match="no such file"):
-        cb.search(tmp_path / "none.ctrx", {"a": {}})
+    rows = cb.ffm.ExampleText(tmp_path / "t.vw", fields=FIELDS)
+    with pytest.raises(cb.errors.CtrboxError, match=message):
+        cb.ffm.search(rows, models)
+    with pytest.raises(cb.errors.PlanError, match="needs a list of values"):
+        cb.ffm.grid(k=4)
+    with pytest.raises(cb.errors.SourceError, match="no such file"):
+        cb.ffm.search(tmp_path / "none.ctrx", {"a": {}})

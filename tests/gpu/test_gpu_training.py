@@ -46,8 +46,10 @@ def on_cpu(log: pa.Table, **more: Any) -> cb.Plan:
     return cb.compile(plan.log, plan.features, threads=2, device="cpu")
 
 
-def gpu_table(runtime: Runtime, dim: int = 4, **more: Any) -> cb.GpuTable:
-    return cb.GpuTable(dim, **{"optimizer": cb.Adagrad(lr=0.1, initial=0.1), "init": 0.1, "runtime": runtime, **more})
+def gpu_table(runtime: Runtime, dim: int = 4, **more: Any) -> cb.tables.GpuTable:
+    return cb.tables.GpuTable(
+        dim, **{"optimizer": cb.Adagrad(lr=0.1, initial=0.1), "init": 0.1, "runtime": runtime, **more}
+    )
 
 
 def fit(plan: cb.Plan, runtime: Runtime, *, bf16: bool = False, dropout: float = 0.1, **options: Any) -> cb.Run:
@@ -221,7 +223,7 @@ def test_a_dense_value_that_is_not_a_number_stops_with_its_feature_and_row(
 
 
 def test_values_that_explode_name_a_key_and_its_field(plan: cb.Plan, runtime: Runtime) -> None:
-    steep = cb.Trainer(Small(plan.schema), gpu_table(runtime, optimizer=cb.SGD(lr=1e30)))
+    steep = cb.Trainer(Small(plan.schema), gpu_table(runtime, optimizer=cb.optim.SGD(lr=1e30)))
     with pytest.raises(
         TrainError, match=r"batch \d+: a (value|gradient) of key -?\d+ of field '\w+' (has grown|is not)"
     ):
@@ -245,7 +247,7 @@ def test_a_gradient_that_is_not_finite_stops_the_training_at_the_next_step(plan:
 
 
 def test_a_table_that_is_full_stops_with_its_budget(plan: cb.Plan, runtime: Runtime) -> None:
-    with pytest.raises(cb.BudgetError, match=r"holds \d+ keys in .* budget of 3,000 bytes"):
+    with pytest.raises(cb.errors.BudgetError, match=r"holds \d+ keys in .* budget of 3,000 bytes"):
         cb.Trainer(Small(plan.schema), gpu_table(runtime, memory=3000)).fit(plan, **FAST)
 
 
@@ -255,7 +257,7 @@ def test_devices_that_do_not_fit_are_refused(plan: cb.Plan, runtime: Runtime) ->
     with pytest.raises(PlanError, match="bf16 must be True or False"):
         cb.Trainer(Small(plan.schema), bf16="yes")  # type: ignore[arg-type]
     other = "cpu" if runtime.device.type == "cuda" else "cuda"
-    with pytest.raises(PlanError, match=f"device={other!r} cannot train with a cb.GpuTable on {runtime.device}"):
+    with pytest.raises(PlanError, match=f"device={other!r} cannot train with a cb.tables.GpuTable on {runtime.device}"):
         cb.Trainer(Small(plan.schema), gpu_table(runtime), device=other).fit(plan, **FAST)
 
 
@@ -277,4 +279,4 @@ def test_a_table_in_memory_serves_a_model_on_the_gpu(plan: cb.Plan) -> None:
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a GPU")
 def test_without_a_table_a_model_on_the_gpu_gets_gpu_tables(plan: cb.Plan) -> None:
     run = cb.Trainer(Small(plan.schema), device="cuda").fit(plan, **FAST)
-    assert isinstance(run.learner.embedders[0], cb.GpuTable)
+    assert isinstance(run.learner.embedders[0], cb.tables.GpuTable)

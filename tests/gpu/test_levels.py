@@ -41,19 +41,19 @@ def plan(log: pa.Table) -> cb.Plan:
     return on_cpu(log)
 
 
-Make = Callable[..., cb.LevelTable]
+Make = Callable[..., cb.tables.LevelTable]
 
 
 @pytest.fixture
 def make(runtime: Runtime, tmp_path: Path) -> Iterator[Make]:
     """Tables of 87 keys with room for so many on the GPU."""
-    made: list[cb.LevelTable] = []
+    made: list[cb.tables.LevelTable] = []
 
-    def one(rows: int = 60, below: Path | None = None) -> cb.LevelTable:
+    def one(rows: int = 60, below: Path | None = None) -> cb.tables.LevelTable:
         folder = tmp_path / f"params-{len(made)}" if below is None else below
         sparse = cb.SparseTable(folder, 4, ram="4MB", optimizer=Adagrad(lr=0.1, initial=0.1), init=0.1)
         row_bytes = 4 * 16  # vector, states, and the weight with its own
-        table = cb.LevelTable(sparse, memory=128 * 16 + (rows + 1) * (row_bytes + 32), runtime=runtime)
+        table = cb.tables.LevelTable(sparse, memory=128 * 16 + (rows + 1) * (row_bytes + 32), runtime=runtime)
         made.append(table)
         return table
 

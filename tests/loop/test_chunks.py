@@ -173,14 +173,14 @@ def test_what_gave_no_event_is_never_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["", " ", "nats://[::1/ADS", "s3://[bad"])
 def test_what_is_no_stream_is_refused(where: str) -> None:
-    with pytest.raises(cb.PlanError, match=r"no name|no address"):
+    with pytest.raises(cb.errors.PlanError, match=r"no name|no address"):
         open_stream(where, LAYOUT, None, print, delete=True)
 
 
 def test_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
     put(tmp_path, "a.jsonl", 1)
     (tmp_path / os.fsdecode(b"bad\xff")).write_text("x")
-    with pytest.raises(cb.DataError, match="not UTF-8"):
+    with pytest.raises(cb.errors.DataError, match="not UTF-8"):
         Reader(tmp_path).ids()
 
 

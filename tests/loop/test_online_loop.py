@@ -283,7 +283,9 @@ def test_warm_up_does_not_go_on_in_a_file_that_changed(world: Path, tmp_path: Pa
     changed = Path(begun.warm["file"])
     rows = pq.read_table(changed)
     pq.write_table(rows.take(list(range(len(rows)))[::-1]), changed)
-    with pytest.raises(cb.DataError, match=rf"{changed.name} changed after [\d,]+ of its rows were learned from"):
+    with pytest.raises(
+        cb.errors.DataError, match=rf"{changed.name} changed after [\d,]+ of its rows were learned from"
+    ):
         loop(world / "data", tmp_path / "empty", tmp_path / "out", **options).run()
 
 
@@ -324,7 +326,7 @@ def test_malformed_lines_are_counted_and_named_or_stop_a_strict_loop(
     few.tell = few.complaints.tell = told.append
     few.run()
     assert sum(line.startswith("left out: a.jsonl line") for line in told) == 10
-    with pytest.raises(cb.DataError, match=r"a\.jsonl line 1: "):
+    with pytest.raises(cb.errors.DataError, match=r"a\.jsonl line 1: "):
         loop(world / "data", stream, tmp_path / "strict", once=True, strict=True).run()
 
 
@@ -359,12 +361,12 @@ def test_whole_numbers_of_the_log_are_event_times_with_their_unit(tmp_path: Path
     (stream / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options: dict[str, Any] = {"window": "10s", "lateness": "0s", "once": True, "time": "ts_s", "tell": lambda _: None}
     engine = cb.DeepFFM(plan.schema, bits=12)
-    with pytest.raises(cb.PlanError, match=r"its unit is unknown; pass the unit: ctrbox online --time-unit s"):
+    with pytest.raises(cb.errors.PlanError, match=r"its unit is unknown; pass the unit: ctrbox online --time-unit s"):
         OnlineLoop(plan, engine, str(stream), tmp_path / "model", **options)
-    with pytest.raises(cb.PlanError, match=r"unit='m' is not a unit of time"):
+    with pytest.raises(cb.errors.PlanError, match=r"unit='m' is not a unit of time"):
         OnlineLoop(plan, engine, str(stream), tmp_path / "model", time_unit="m", **options)
     found = OnlineLoop(plan, engine, str(stream), tmp_path / "model", time_unit="s", **options).run()
-    with pytest.raises(cb.PlanError, match=r"is learned with time_unit s, asked for is time_unit ms"):
+    with pytest.raises(cb.errors.PlanError, match=r"is learned with time_unit s, asked for is time_unit ms"):
         OnlineLoop(plan, engine, str(stream), tmp_path / "model", time_unit="ms", **options).run()
     assert found["learned"] == 49  # the window of the last one has not passed: 100 seconds lie between two
 
@@ -376,13 +378,15 @@ def test_another_plan_another_engine_and_another_version_are_refused(
     shutil.copytree(unbroken[0], model)
     plan, _ = made(world / "data")
     other = cb.DeepFFM(plan.schema, k=8, hidden=(4,), bits=12)
-    with pytest.raises(cb.PlanError, match=r"has k=4, the job's 8; choose another folder"):
+    with pytest.raises(cb.errors.PlanError, match=r"has k=4, the job's 8; choose another folder"):
         OnlineLoop(plan, other, str(world / "parquet"), model, once=True).run()
     for name, other_value, kept in (("window", "30m", "3600s"), ("lateness", "5m", "240s")):
-        with pytest.raises(cb.PlanError, match=rf"is learned with {name} {kept}, asked for is {name} .*choose another"):
+        with pytest.raises(
+            cb.errors.PlanError, match=rf"is learned with {name} {kept}, asked for is {name} .*choose another"
+        ):
             loop(world / "data", world / "parquet", model, once=True, **{name: other_value}).run()
     shutil.rmtree(model / "online")
-    with pytest.raises(cb.PlanError, match=r"learned from .* examples, the job's engine from 0: load it"):
+    with pytest.raises(cb.errors.PlanError, match=r"learned from .* examples, the job's engine from 0: load it"):
         loop(world / "data", world / "parquet", model, once=True).run()
 
 
@@ -394,11 +398,11 @@ def test_a_model_or_a_checkpoint_of_another_plan_is_refused(
     engine = cb.DeepFFM(other.schema, k=4, hidden=(4,), bits=12)
     options: dict[str, Any] = {"context": ["user_id"], "once": True}
     shutil.copytree(unbroken[0], tmp_path / "whole")
-    with pytest.raises(cb.PlanError, match="holds the model of another plan; choose another folder"):
+    with pytest.raises(cb.errors.PlanError, match="holds the model of another plan; choose another folder"):
         OnlineLoop(other, engine, str(world / "parquet"), tmp_path / "whole", **options).run()
     cb.serve.create(tmp_path / "mixed", other, engine, context=["user_id"])
     shutil.copytree(unbroken[0] / "online", tmp_path / "mixed" / "online")
-    with pytest.raises(cb.PlanError, match=r"was learned through another plan .*choose another folder"):
+    with pytest.raises(cb.errors.PlanError, match=r"was learned through another plan .*choose another folder"):
         OnlineLoop(other, engine, str(world / "parquet"), tmp_path / "mixed", **options).run()
 
 
@@ -409,7 +413,7 @@ def test_a_second_loop_is_refused_while_one_learns(
     shutil.copytree(unbroken[0], model)
     with (
         Checkpoints(model / "online").locked(),
-        pytest.raises(cb.WriteError, match=r"cannot learn into .* another process does so"),
+        pytest.raises(cb.errors.WriteError, match=r"cannot learn into .* another process does so"),
     ):
         loop(world / "data", world / "parquet", model, once=True).run()
 
@@ -438,7 +442,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_gives_the_same_end(
 
     for place in Checkpoints(model / "online").found():
         (place / "state.json").write_text("{}")
-    with pytest.raises(cb.SourceError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(cb.errors.SourceError, match=r"no checkpoint in .* is whole"):
         loop(world / "data", stream, model, once=True).run()
 
 
@@ -485,7 +489,7 @@ def test_a_version_that_was_due_and_never_written_is_an_error_at_the_end(
 
     monkeypatch.setattr(aside, "replace", without_room)
     with pytest.raises(
-        cb.WriteError, match=r"holds what was learned, but it is not published, version 1 stays: .*No space"
+        cb.errors.WriteError, match=r"holds what was learned, but it is not published, version 1 stays: .*No space"
     ):
         loop(world / "data", world / "parquet", model, once=True, publish_at_end=False).run()
     assert len(notes(model)) == 1
@@ -519,7 +523,9 @@ def test_a_disk_that_is_really_full(world: Path, unbroken: tuple[Path, dict[str,
         told: list[str] = []
         full = loop(world / "data", world / "parquet", model, once=True, checkpoint=0, checkpoint_share=1)
         full.tell = told.append
-        with pytest.raises(cb.WriteError, match=r"what was learned behind checkpoint 1 is not kept: .*No space left"):
+        with pytest.raises(
+            cb.errors.WriteError, match=r"what was learned behind checkpoint 1 is not kept: .*No space left"
+        ):
             full.run()
         assert any("No space left on device" in line for line in told)
         assert ModelFolder.open(model).published.verify() == []

@@ -31,18 +31,18 @@ __all__ = ["unbroken", "world"]
 
 def test_checkpoints_of_others_are_refused(world: Path, unbroken: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     for share in (0, 1.01):
-        with pytest.raises(cb.PlanError, match=f"checkpoint_share= must be above 0 and at most 1, got {share}"):
+        with pytest.raises(cb.errors.PlanError, match=f"checkpoint_share= must be above 0 and at most 1, got {share}"):
             loop(world / "data", world / "parquet", tmp_path / "model", checkpoint_share=share)
     fresh = loop(world / "data", world / "parquet", tmp_path / "model", checkpoint_share=1)
     found = Checkpoints(unbroken[0] / "online").last(print)
     assert found is not None
     with pytest.raises(
-        cb.PlanError, match=r"was learned through another plan \(fingerprint 0000000000000000…, the job's"
+        cb.errors.PlanError, match=r"was learned through another plan \(fingerprint 0000000000000000…, the job's"
     ):
         fresh._check(replace(found, state={**found.state, "plan": "0" * 64}))
     state = {name: value for name, value in found.state.items() if name != "learner"}
     with pytest.raises(
-        cb.DataError, match=rf"checkpoint {found.number} in .* is of another version: KeyError\('learner"
+        cb.errors.DataError, match=rf"checkpoint {found.number} in .* is of another version: KeyError\('learner"
     ):
         fresh._restore(replace(found, state=state))
     model = tmp_path / "copy"
@@ -50,11 +50,11 @@ def test_checkpoints_of_others_are_refused(world: Path, unbroken: tuple[Path, di
     log = cb.View(f"{world}/data/impressions", key="instance_id")
     plan = cb.compile(log, cb.FeatureSet(label=col("clicked"), sparse={"ad": col("ad_id").key()}), device="cpu")
     other = OnlineLoop(plan, cb.DeepFFM(plan.schema, bits=8), str(world / "parquet"), model, once=True)
-    with pytest.raises(cb.PlanError, match=f"{model} holds the model of another plan; choose another folder"):
+    with pytest.raises(cb.errors.PlanError, match=f"{model} holds the model of another plan; choose another folder"):
         other.run()
     fresh.folder = ModelFolder.open(model)
     shutil.rmtree(model / "weights")
-    with pytest.raises(cb.DataError, match="has no published version"):
+    with pytest.raises(cb.errors.DataError, match="has no published version"):
         fresh._know_version()
 
 
@@ -82,7 +82,7 @@ def test_a_stream_that_fails_ends_a_loop_that_runs_once(world: Path, tmp_path: P
     fresh.stream = SimpleNamespace(pieces=lambda: iter([None]), drained=lambda: False, failing=failing)
     fresh._between = lambda: None
     if once and failing:
-        with pytest.raises(cb.SourceError, match=r"^gone$"):
+        with pytest.raises(cb.errors.SourceError, match=r"^gone$"):
             fresh._follow()
     else:
         fresh._follow()

@@ -114,7 +114,7 @@ def test_the_running_table_goes_to_a_function_or_to_stderr(tmp_path: Path, capsy
     for show in (lines.append, True, False):
         engine = cb.DeepFFM(["a"], bits=8)
         engine.progress.window = 100
-        engine.learn(cb.ExampleText(tmp_path / "a.vw"), show=show)
+        engine.learn(cb.ffm.ExampleText(tmp_path / "a.vw"), show=show)
         told = capsys.readouterr().err
         assert bool(told) is (show is True)
     assert len(lines) > 3
@@ -123,9 +123,9 @@ def test_the_running_table_goes_to_a_function_or_to_stderr(tmp_path: Path, capsy
 @pytest.mark.parametrize("window", [1, 2.0, True, "2"])
 def test_windows_of_a_search_have_at_least_two_examples(window: Any, tmp_path: Path) -> None:
     (tmp_path / "t.vw").write_text("1 |a x\n-1 |a z\n")
-    rows = cb.ExampleText(tmp_path / "t.vw", fields=["a"])
+    rows = cb.ffm.ExampleText(tmp_path / "t.vw", fields=["a"])
     with pytest.raises(PlanError, match=f"window= must be a whole number of at least 2, got {window!r}"):
-        cb.search(rows, {"a": {"bits": 5}}, window=window)
+        cb.ffm.search(rows, {"a": {"bits": 5}}, window=window)
 
 
 def test_a_broker_deletes_nothing() -> None:

@@ -322,7 +322,7 @@ def ad_log(tmp_path_factory: pytest.TempPathFactory) -> cb.Plan:
 
 
 def learned(plan: cb.Plan, model: torch.nn.Module, dim: int) -> cb.Run:
-    trainer = cb.Trainer(model, cb.MemoryTable(dim, optimizer=cb.Adagrad(lr=0.1)), optimizer=cb.Adam(lr=0.01))
+    trainer = cb.Trainer(model, cb.MemoryTable(dim, optimizer=cb.Adagrad(lr=0.1)), optimizer=cb.optim.Adam(lr=0.01))
     return trainer.fit(plan, valid=0.2, epochs=3, batch_size=512, by={})
 
 

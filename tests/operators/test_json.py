@@ -230,14 +230,14 @@ def test_strings_of_every_length_end_where_they_end(length: int) -> None:
     ],
 )
 def test_a_path_that_makes_no_sense_is_refused_with_its_place(path: str, says: str) -> None:
-    with pytest.raises(cb.PlanError, match="path") as error:
+    with pytest.raises(cb.errors.PlanError, match="path") as error:
         cb.compute({"out": col("d").json(path)}, pa.table({"d": ["{}"]}))
     assert says in str(error.value)
 
 
 def test_strict_names_the_first_malformed_row() -> None:
     table = pa.table({"d": ['{"a":1}', None, "{bad", "[", '{"a":2}']})
-    with pytest.raises(cb.DataError, match="2"):
+    with pytest.raises(cb.errors.DataError, match="2"):
         cb.compute({"out": col("d").json("$.a", "int", strict=True)}, table)
 
 

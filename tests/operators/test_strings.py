@@ -222,7 +222,7 @@ def test_results_feed_the_next_operator() -> None:
 
 @pytest.mark.parametrize("build", [lambda x: x.split(""), lambda x: x.ngrams(0), lambda x: x.edit_distance(x, 65)])
 def test_what_cannot_run_is_refused_when_the_plan_is_built(build: Any) -> None:
-    with pytest.raises(cb.PlanError):
+    with pytest.raises(cb.errors.PlanError):
         build(col("x"))
 
 

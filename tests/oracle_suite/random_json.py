@@ -98,7 +98,7 @@ def _check_row_number(view: Any, first_broken: int | None, seed: int) -> None:
         return
     try:
         cb.compute({"v": col("doc").json("$.v", "str", strict=True)}, view)
-    except cb.DataError as error:
+    except cb.errors.DataError as error:
         if not str(error).endswith(f"row {first_broken})"):
             raise Difference(f"JSON, seed {seed}: row {first_broken} is broken, the error says: {error}") from error
     else:

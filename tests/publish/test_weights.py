@@ -36,7 +36,7 @@ def engine(tmp_path: Path) -> cb.DeepFFM:
     (tmp_path / "train.vw").write_text(text(400, 1))
     (tmp_path / "more.vw").write_text(text(20, 2))
     made = cb.DeepFFM(FIELDS, bits=12, hidden=(5,), norm=True)
-    made.learn(cb.ExampleText(tmp_path / "train.vw"))
+    made.learn(cb.ffm.ExampleText(tmp_path / "train.vw"))
     return made
 
 
@@ -47,7 +47,7 @@ def test_a_deep_ffm_is_half_without_accumulators_and_a_quarter_as_codes(engine: 
     full, plain, codes = ((tmp_path / n).stat().st_size for n in ("model.ffm", "plain.fbw", "codes.fbw"))
     assert plain < 0.53 * full
     assert codes < 0.53 * plain
-    source = cb.ExampleText(tmp_path / "train.vw")
+    source = cb.ffm.ExampleText(tmp_path / "train.vw")
     expected = engine.predict(source)
     exact = cb.DeepFFM.load(tmp_path / "plain.fbw")
     assert (exact.fields, exact.learned, repr(exact)) == (engine.fields, engine.learned, repr(engine))
@@ -58,7 +58,7 @@ def test_a_deep_ffm_is_half_without_accumulators_and_a_quarter_as_codes(engine: 
 def test_patched_weights_equal_full_weights_bytewise(engine: cb.DeepFFM, tmp_path: Path) -> None:
     for kind in (True, False):
         publish.pack(engine, tmp_path / "old.fbw", quantise=kind)
-        engine.learn(cb.ExampleText(tmp_path / "more.vw"))
+        engine.learn(cb.ffm.ExampleText(tmp_path / "more.vw"))
         publish.pack(engine, tmp_path / "new.fbw", quantise=kind, base=tmp_path / "old.fbw")
         facts = publish.diff(tmp_path / "old.fbw", tmp_path / "new.fbw", tmp_path / "p")
         assert facts.word == (2 if kind else 4)
@@ -126,7 +126,7 @@ def test_new_keys_of_a_table_leave_the_others_in_their_places(tmp_path: Path) ->
 
 
 def test_a_table_in_memory_and_its_empty_beginning(tmp_path: Path) -> None:
-    table = cb.MemoryTable(3, linear=cb.SGD(lr=0.1))
+    table = cb.MemoryTable(3, linear=cb.optim.SGD(lr=0.1))
     publish.pack(table, tmp_path / "old.fbw")
     keys = np.array([5, 2, 9])
     table.push(keys, np.ones((3, table.row.width), np.float32))

@@ -75,7 +75,7 @@ def make_world(place: Path, rows: int = 3_000, submodel: torch.nn.Module | None 
     # A tenth of the images is not known when the model is published.
     images = cb.compute({"ad_id": col("ad_id"), "image": col("image")}, cb.View(log.images))
     file = place / "images.ctrvec"
-    cb.write_vectors(file, images.slice(0, images.num_rows * 9 // 10), key=KEY, vector="image")
+    cb.tables.write_vectors(file, images.slice(0, images.num_rows * 9 // 10), key=KEY, vector="image")
     return fitted(place, plan_over(place / "data"), file, submodel, **model)
 
 
@@ -84,9 +84,11 @@ def fitted(place: Path, plan: cb.Plan, file: Path, submodel: Any = None, epochs:
     made = cb.models.DICM(
         plan.schema, 12, ad_image="ad_image", behaviour="behaviour", query="category", hidden=(16, 8), **model
     )
-    server = cb.ModelServer(file, cb.ImageEmbedding(WIDTH, (8,), 12) if submodel is None else submodel)
+    server = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (8,), 12) if submodel is None else submodel)
     embedders = {"ad_image": server, "behaviour": server, "*": cb.MemoryTable(12, threads=1)}
-    run = cb.Trainer(made, embedders, optimizer=cb.Adam(lr=0.01), threads=1).fit(plan, batch_size=200, epochs=epochs)
+    run = cb.Trainer(made, embedders, optimizer=cb.optim.Adam(lr=0.01), threads=1).fit(
+        plan, batch_size=200, epochs=epochs
+    )
     return ImageWorld(place, plan, run, file)
 
 
@@ -95,5 +97,5 @@ def unknown_images(world: ImageWorld) -> dict[int, np.ndarray]:
     found = pq.read_table(world.place / "data" / "images")
     every = np.array(found["image"].to_pylist(), np.float32)
     ids = found["ad_id"].to_pylist()
-    known = len(cb.VectorFile(world.file))
+    known = len(cb.tables.VectorFile(world.file))
     return {i: every[k] for k, i in enumerate(ids) if k >= known}

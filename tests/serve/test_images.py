@@ -67,10 +67,10 @@ def seeing_all(world: ImageWorld) -> Learner:
     """The run with a Model Server that has every image."""
     file = world.place / "all.ctrvec"
     if not file.exists():
-        cb.write_vectors(file, pq.read_table(world.place / "data" / "images"), key=KEY, vector="image")
+        cb.tables.write_vectors(file, pq.read_table(world.place / "data" / "images"), key=KEY, vector="image")
     sources = world.run.learner.sources
-    server = next(s.embedder for s in sources if isinstance(s.embedder, cb.ModelServer))
-    every = cb.ModelServer(file, copy.deepcopy(server.submodel))
+    server = next(s.embedder for s in sources if isinstance(s.embedder, cb.tables.ModelServer))
+    every = cb.tables.ModelServer(file, copy.deepcopy(server.submodel))
     tables = {n: every if s.embedder is server else s.embedder for s in sources for n in s.fields}
     learner = Learner(world.run.model, world.plan.schema, tables)
     learner.shift = world.run.learner.shift
@@ -330,7 +330,7 @@ def test_a_patch_brings_vectors_and_submodel_together(
     assert served.objects()["remembered"] == 0
     assert np.abs(ask(served, body) - run.predict(rows)).max() < 1e-6
     embedded = ask(served, {**body, "objects": image})[0]
-    server = next(s.embedder for s in run.learner.sources if isinstance(s.embedder, cb.ModelServer))
+    server = next(s.embedder for s in run.learner.sources if isinstance(s.embedder, cb.tables.ModelServer))
     table = served.live.scorer.tables["ad_image"]
     key = served.keys.of("ad_image", [str(NEW)])
     assert np.allclose(table.pull(key), server.embed([image["ad_image"][str(NEW)]]), atol=1e-6)
@@ -452,14 +452,14 @@ def test_a_text_submodel_takes_token_lists(world: ImageWorld, tmp_path: Path) ->
     ids = pq.read_table(world.place / "data" / "ads", columns=["ad_id"])["ad_id"].to_numpy()
     tokens = np.random.default_rng(0).integers(1, 51, (len(ids), 5))
     file = tmp_path / "titles.ctrvec"
-    cb.write_tokens(file, {"ad_id": ids[1:], "title": tokens[1:].tolist()}, key=KEY, tokens="title", width=5)
-    other = fitted(tmp_path, world.plan, file, cb.TextEmbedding(50, 8, 12))
+    cb.tables.write_tokens(file, {"ad_id": ids[1:], "title": tokens[1:].tolist()}, key=KEY, tokens="title", width=5)
+    other = fitted(tmp_path, world.plan, file, cb.tables.TextEmbedding(50, 8, 12))
     served = opened(create(tmp_path / "model", world.plan, other.run, context=CONTEXT, quantise=False))
     body, rows = world.request(0, 2, ad_id=[int(ids[0]), int(ids[1])])
     assert np.abs(ask(served, body) - other.run.predict(rows)).max() < 1e-6
     blind = ask(served, body)
     seen = ask(served, {**body, "objects": {"ad_image": {str(ids[0]): tokens[0, :3].tolist()}}})
-    server = next(s.embedder for s in other.run.learner.sources if isinstance(s.embedder, cb.ModelServer))
+    server = next(s.embedder for s in other.run.learner.sources if isinstance(s.embedder, cb.tables.ModelServer))
     expected = server.embed([[*tokens[0, :3].tolist(), 0, 0]])
     assert np.allclose(
         served.live.scorer.tables["ad_image"].pull(served.keys.of("ad_image", [str(ids[0])])), expected, atol=1e-6
@@ -470,7 +470,7 @@ def test_a_text_submodel_takes_token_lists(world: ImageWorld, tmp_path: Path) ->
             ask(served, {**body, "objects": {"ad_image": {str(NEW): wrong}}})
 
 
-class Squared(cb.ImageEmbedding):
+class Squared(cb.tables.ImageEmbedding):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = super().forward(rows.square())
         return found
@@ -494,7 +494,7 @@ def test_a_run_folder_is_pushed_with_its_vector_file(world: ImageWorld, tmp_path
     from ctrbox.cli.publish import app
 
     out = tmp_path / "run"
-    server = cb.ModelServer(world.file, cb.ImageEmbedding(WIDTH, (8,), 12))
+    server = cb.tables.ModelServer(world.file, cb.tables.ImageEmbedding(WIDTH, (8,), 12))
     model = cb.models.DICM(world.plan.schema, 12, ad_image="ad_image", behaviour="behaviour", query="ad", hidden=(8,))
     embedders = {"ad_image": server, "behaviour": server, "*": cb.MemoryTable(12, threads=1)}
     run = cb.Trainer(model, embedders, threads=1).fit(world.plan, batch_size=500, epochs=1, limit=1000, out=out)
@@ -525,7 +525,7 @@ def test_a_run_folder_is_pushed_with_its_vector_file(world: ImageWorld, tmp_path
 
 
 def test_a_model_server_is_published_like_a_table(world: ImageWorld, tmp_path: Path) -> None:
-    server = next(s.embedder for s in world.run.learner.sources if isinstance(s.embedder, cb.ModelServer))
+    server = next(s.embedder for s in world.run.learner.sources if isinstance(s.embedder, cb.tables.ModelServer))
     cb.publish.pack(server, tmp_path / "vectors.fbw", quantise=False)
     cb.publish.unpack(tmp_path / "vectors.fbw", tmp_path / "vectors.parquet")
     found = pq.read_table(tmp_path / "vectors.parquet")

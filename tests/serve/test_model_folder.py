@@ -52,7 +52,7 @@ def test_an_engine_that_learned_from_text_is_not_served_behind_a_plan(world: Wor
     text = tmp_path / "train.vw"
     text.write_text("1 |user 7 |ad 3\n-1 |user 8 |ad 4\n")
     engine = cb.DeepFFM(["user", "ad"], bits=10)
-    engine.learn(cb.ExampleText(text))
+    engine.learn(cb.ffm.ExampleText(text))
     with pytest.raises(PlanError, match=r"learned from text.*engine\.learn\(plan\)"):
         create(tmp_path / "model", world.plan, engine, context=CONTEXT)
     assert list(tmp_path.iterdir()) == [text]

@@ -245,14 +245,16 @@ def test_nothing_is_left_where_the_weights_cannot_be_copied(
 
 def test_a_model_of_other_fields_is_refused_when_it_is_pushed(world: World, folder: ModelFolder) -> None:
     other = cb.DeepFFM([*world.engine.fields, "weather"], bits=10)
-    with pytest.raises(cb.DataError, match=r"field 'weather' is no feature of the plan that .*model is served with"):
+    with pytest.raises(
+        cb.errors.DataError, match=r"field 'weather' is no feature of the plan that .*model is served with"
+    ):
         folder.published.publish(other)
     assert [v.number for v in folder.published.log()] == [1]
     assert folder.published.verify() == []
     folder.published.publish(cb.DeepFFM(world.engine.fields[:2], bits=10))  # fewer are the plan's too
     (folder.published.folder / "FEATURES").write_text("{}")
     assert "FEATURES is damaged" in folder.published.verify()[0]
-    with pytest.raises(cb.DataError, match="FEATURES is damaged"):
+    with pytest.raises(cb.errors.DataError, match="FEATURES is damaged"):
         folder.published.publish(world.engine)
 
 

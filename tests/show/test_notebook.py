@@ -73,7 +73,7 @@ def test_an_empty_batch_shows_its_columns() -> None:
 
 
 def test_a_table_shows_its_settings_and_rows() -> None:
-    table = cb.MemoryTable(4, optimizer=cb.SGD(lr=0.5), admission=cb.Admission(count=1))
+    table = cb.MemoryTable(4, optimizer=cb.optim.SGD(lr=0.5), admission=cb.tables.Admission(count=1))
     table.pull(np.array([1, 2, 3], np.int64))
     shown = html_of(table)
     for word in ("MemoryTable", ">3<", "SGD", "Admission"):

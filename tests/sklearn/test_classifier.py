@@ -316,7 +316,7 @@ def test_what_is_no_weight_is_refused(weight: Any) -> None:
 
 def test_what_is_asked_wrongly_is_refused(fitted: cb.Classifier) -> None:
     X, y = world(40)
-    with pytest.raises(cb.CtrboxError, match="not fitted yet"):
+    with pytest.raises(cb.errors.CtrboxError, match="not fitted yet"):
         cb.Classifier().predict(X)
     with pytest.raises(AttributeError, match="not fitted yet"):
         cb.Classifier().predict_proba(X)
@@ -332,13 +332,13 @@ def test_what_is_asked_wrongly_is_refused(fitted: cb.Classifier) -> None:
         fitted.score(X, y[1:])
     with pytest.raises(InputError, match="no parameter 'epoch'; nearest: 'epochs'"):
         cb.Classifier().set_params(epoch=3)
-    with pytest.raises(cb.PlanError, match="there is no model 'DepFM'; nearest: 'DeepFM'"):
+    with pytest.raises(cb.errors.PlanError, match="there is no model 'DepFM'; nearest: 'DeepFM'"):
         cb.Classifier("DepFM").fit(X, y)
-    with pytest.raises(cb.PlanError, match=r"a name of cb\.models or a function"):
+    with pytest.raises(cb.errors.PlanError, match=r"a name of cb\.models or a function"):
         cb.Classifier(3).fit(X, y)  # type: ignore[arg-type]
-    with pytest.raises(cb.PlanError, match="valid must be a share"):
+    with pytest.raises(cb.errors.PlanError, match="valid must be a share"):
         cb.Classifier(valid=1).fit(X, y)
-    with pytest.raises(cb.PlanError, match="epochs must be"):
+    with pytest.raises(cb.errors.PlanError, match="epochs must be"):
         cb.Classifier(epochs=0).fit(X, y)
 
 

@@ -109,27 +109,27 @@ def test_a_model_of_ones_own_is_given_again_when_it_is_loaded(tmp_path: Path) ->
     X, y = world(100)
     clf = cb.Classifier(own_model, epochs=1, threads=1).fit(X, y)
     clf.save(tmp_path / "saved")
-    with pytest.raises(cb.PlanError, match=r"give it: Classifier.load\(…, model=own_model\)"):
+    with pytest.raises(cb.errors.PlanError, match=r"give it: Classifier.load\(…, model=own_model\)"):
         cb.Classifier.load(tmp_path / "saved")
     for again in (cb.Classifier.load(tmp_path / "saved", model=own_model), pickled(clf)):
         assert np.array_equal(again.predict_proba(X), clf.predict_proba(X))
 
 
 def test_what_cannot_be_saved_or_loaded_is_told(fitted: cb.Classifier, tmp_path: Path) -> None:
-    with pytest.raises(cb.PlanError, match="not fitted yet"):
+    with pytest.raises(cb.errors.PlanError, match="not fitted yet"):
         cb.Classifier().save(tmp_path / "unfitted")
     assert not (tmp_path / "unfitted").exists()
-    with pytest.raises(cb.SourceError, match="there is no folder"):
+    with pytest.raises(cb.errors.SourceError, match="there is no folder"):
         cb.Classifier.load(tmp_path / "unfitted")
     fitted.save(tmp_path / "there")
-    with pytest.raises(cb.CtrboxError, match="exists and is not empty"):
+    with pytest.raises(cb.errors.CtrboxError, match="exists and is not empty"):
         fitted.save(tmp_path / "there")
-    with pytest.raises(cb.PlanError, match="leave model= out"):
+    with pytest.raises(cb.errors.PlanError, match="leave model= out"):
         cb.Classifier.load(tmp_path / "there", model=own_model)
     strange = copy.deepcopy(fitted).set_params(options={"a": object()})
-    with pytest.raises(cb.PlanError, match=r"options= is .* cannot be written to a file"):
+    with pytest.raises(cb.errors.PlanError, match=r"options= is .* cannot be written to a file"):
         strange.save(tmp_path / "strange")
-    with pytest.raises(cb.CtrboxError, match="expected a path within its folder"):
+    with pytest.raises(cb.errors.CtrboxError, match="expected a path within its folder"):
         unpacked({"../outside": b""})
 
 
@@ -140,7 +140,7 @@ def test_damage_in_any_file_is_noticed(fitted: cb.Classifier, tmp_path: Path) ->
     for path in files:
         whole = path.read_bytes()
         path.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
-        with pytest.raises(cb.CtrboxError):
+        with pytest.raises(cb.errors.CtrboxError):
             cb.Classifier.load(tmp_path / "saved")
         path.write_bytes(whole)
     cb.Classifier.load(tmp_path / "saved")
@@ -175,7 +175,7 @@ def test_importances_are_there_without_held_out_rows_and_for_columns_of_many_fea
 
 def test_a_classifier_that_was_not_fitted_raises_scikit_learns_own_error() -> None:
     exceptions = pytest.importorskip("sklearn.exceptions")
-    for error in (exceptions.NotFittedError, cb.PlanError, ValueError, AttributeError):
+    for error in (exceptions.NotFittedError, cb.errors.PlanError, ValueError, AttributeError):
         with pytest.raises(error, match="not fitted yet"):
             cb.Classifier().predict([[1]])
 

@@ -40,7 +40,7 @@ def state(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
 @given(
     sizes=st.lists(st.sampled_from([1, 3, 16, 77]), min_size=1, max_size=3),
     asked=st.builds(
-        cb.Adam,
+        cb.optim.Adam,
         lr=st.sampled_from([1e-3, 0.1]),
         beta1=st.sampled_from([0.0, 0.9]),
         beta2=st.sampled_from([0.5, 0.999]),
@@ -48,7 +48,7 @@ def state(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
         l2=st.sampled_from([0.0, 0.01]),
     ),
 )
-def test_native_steps_are_those_of_torch(sizes: list[int], asked: cb.Adam) -> None:
+def test_native_steps_are_those_of_torch(sizes: list[int], asked: cb.optim.Adam) -> None:
     ours, theirs = weights(sizes), weights(sizes)
     mine, twin = dense_optimizer(asked)(ours), dense_optimizer(asked)(theirs)
     native = AdamStep(mine)
@@ -69,7 +69,7 @@ def test_weights_have_the_same_bits_for_any_number_of_threads() -> None:
     found = []
     for threads in (1, 2, 5, 16):
         mine = weights([100_003, 1, 40_000])
-        native = AdamStep(dense_optimizer(cb.Adam(lr=0.01))(mine))
+        native = AdamStep(dense_optimizer(cb.optim.Adam(lr=0.01))(mine))
         for step in range(3):
             gradients(mine, step)
             native.step(threads)
@@ -79,7 +79,7 @@ def test_weights_have_the_same_bits_for_any_number_of_threads() -> None:
 
 def test_native_steps_go_on_where_torch_or_a_checkpoint_left_the_state() -> None:
     ours, theirs = weights([20]), weights([20])
-    mine, twin = (dense_optimizer(cb.Adam(lr=0.01))(w) for w in (ours, theirs))
+    mine, twin = (dense_optimizer(cb.optim.Adam(lr=0.01))(w) for w in (ours, theirs))
     native = AdamStep(mine)
     for step in range(6):
         gradients(ours, step)
@@ -99,7 +99,7 @@ def test_native_steps_go_on_where_torch_or_a_checkpoint_left_the_state() -> None
 def test_weights_without_a_gradient_stay() -> None:
     mine = weights([4, 5])
     before = mine[1].detach().clone()
-    optimizer = dense_optimizer(cb.Adam(lr=0.01))(mine)
+    optimizer = dense_optimizer(cb.optim.Adam(lr=0.01))(mine)
     gradients(mine[:1], 0)
     AdamStep(optimizer).step(1)
     assert torch.equal(mine[1].detach(), before)
@@ -130,7 +130,7 @@ def test_a_training_step_of_a_usual_model_takes_the_native_step() -> None:
     for native in (True, False):
         torch.manual_seed(0)
         model = cb.models.FM(plan.schema, 4)
-        one = Learner(model, plan.schema, cb.MemoryTable(4), dense_optimizer(cb.Adam(lr=0.01)))
+        one = Learner(model, plan.schema, cb.MemoryTable(4), dense_optimizer(cb.optim.Adam(lr=0.01)))
         assert one.adam is not None
         calls: list[int] = []
         if native:
@@ -147,6 +147,6 @@ def test_a_training_step_of_a_usual_model_takes_the_native_step() -> None:
 
 def test_another_optimizer_is_left_to_torch() -> None:
     plan = plan_of(checkerboard(100))
-    for other in (cb.SGD(lr=0.1), lambda p: torch.optim.AdamW(p, lr=0.1)):
+    for other in (cb.optim.SGD(lr=0.1), lambda p: torch.optim.AdamW(p, lr=0.1)):
         made = dense_optimizer(other)
         assert Learner(cb.models.FM(plan.schema, 4), plan.schema, cb.MemoryTable(4), made).adam is None

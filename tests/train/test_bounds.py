@@ -23,7 +23,7 @@ from ctrbox.train.evaluation import Split, probability, watched, watched_name
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.rows_before import check_tables
 from ctrbox.train.sampling import Labels, thin, uniform
-from ctrbox.train.settings import Settings, described, device_for, same_run, settings_of, with_batch_size
+from ctrbox.train.settings import Settings, described, device_for, no_setting, same_run, with_batch_size
 from ctrbox.train.state import State, state_of
 from ctrbox.train.trainer import check_arguments, check_have_effect
 from ctrbox.train.warm_up import WarmUp, differences
@@ -56,7 +56,7 @@ def plan() -> cb.Plan:
         ("adaptive_l2", (0, 1e6), (-1e-9, 1e6 + 1, NAN, "1"), "adaptive_l2 must be a number from 0 to 1,000,000"),
         ("monitor", (None, "auc", "weighted_gauc"), ("accuracy", ""), "monitor must be one of logloss, auc"),
         ("calibrate", (None, "weights", "intercept", 0, 49.9, -49.9), ("platt", 50, -50, True, NAN, INF), "calibrate must be"),
-        ("schedule", (cb.Cosine(3), lambda step: 1.0), (0.5,), "schedule must give a factor for a step"),
+        ("schedule", (cb.optim.Cosine(3), lambda step: 1.0), (0.5,), "schedule must give a factor for a step"),
     ],
 )  # fmt: skip
 def test_every_setting_is_taken_up_to_its_bounds_and_refused_beyond(
@@ -80,36 +80,30 @@ def test_the_batch_size_gives_about_250_steps_an_epoch(rows: int, size: int) -> 
 
 def test_arguments_of_the_trainer_are_no_settings() -> None:
     for name in ("embedder", "optimizer", "threads", "device", "bf16", "common", "lr"):
-        with pytest.raises(PlanError, match=rf"{name} is an argument of the trainer, .*cb.Trainer\(…, {name}=1\)"):
-            settings_of({name: 1})
+        found = str(no_setting({name: 1}, ["epochs"]))
+        assert f"{name} is an argument of the trainer, " in found
+        assert f"cb.Trainer(…, {name}=1)" in found
     for name, told in (("lr", True), ("learning_rate", True), ("threads", False)):
-        with pytest.raises(PlanError) as caught:
-            settings_of({name: 1})
-        assert ("on the command line: ctrbox train --lr" in str(caught.value)) == told
-    with pytest.raises(PlanError, match="there is no setting 'epoch'; nearest: 'epochs'"):
-        settings_of({"epoch": 1})
-    assert settings_of({"epochs": 3}) == Settings(epochs=3)
-    long = "x" * 100
-    with pytest.raises(PlanError, match=rf"optimizer='{'x' * 76}…\)"):
-        settings_of({"optimizer": long})
-    with pytest.raises(PlanError, match=rf"optimizer='{'x' * 78}'\)"):
-        settings_of({"optimizer": "x" * 78})
+        assert ("on the command line: ctrbox train --lr" in str(no_setting({name: 1}, []))) == told
+    assert "there is no setting 'epoch'; nearest: 'epochs'" in str(no_setting({"epoch": 1}, ["epochs", "seed"]))
+    assert f"optimizer='{'x' * 76}…)" in str(no_setting({"optimizer": "x" * 100}, []))
+    assert f"optimizer='{'x' * 78}')" in str(no_setting({"optimizer": "x" * 78}, []))
 
 
 def test_a_number_for_calibration_is_the_shift() -> None:
     assert [Settings(calibrate=value).shift for value in (None, "weights", 1, -0.5)] == [0.0, 0.0, 1.0, -0.5]
 
 
-def gpu_table(number: int) -> cb.GpuTable:
+def gpu_table(number: int) -> cb.tables.GpuTable:
     """A table that would lie on a GPU; nothing is allocated before it is opened."""
-    return cb.GpuTable(4, runtime=SimpleNamespace(device=torch.device("cuda", number)))  # type: ignore[arg-type]
+    return cb.tables.GpuTable(4, runtime=SimpleNamespace(device=torch.device("cuda", number)))  # type: ignore[arg-type]
 
 
 def test_a_model_trains_where_its_gpu_tables_are(plan: cb.Plan) -> None:
     table = gpu_table(1)
     assert device_for("auto", table, plan) == torch.device("cuda", 1)
     assert device_for("cuda", {"user": table, "ad": cb.MemoryTable(4)}, plan) == torch.device("cuda", 1)
-    with pytest.raises(PlanError, match=r"device='cpu' cannot train with a cb.GpuTable on cuda:1"):
+    with pytest.raises(PlanError, match=r"device='cpu' cannot train with a cb.tables.GpuTable on cuda:1"):
         device_for("cpu", table, plan)
     with pytest.raises(PlanError, match="these tables lie on cuda:0 and cuda:1; give all of them one device"):
         device_for("auto", {"user": table, "ad": gpu_table(0)}, plan)

@@ -160,7 +160,9 @@ def test_callbacks_do_not_go_with_a_cluster(plan: cb.Plan) -> None:
 
 def test_a_tracker_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "mlflow", None)
-    with pytest.raises(cb.DeviceError, match=r"needs mlflow, which is not installed: pip install 'ctrbox\[mlflow\]'"):
+    with pytest.raises(
+        cb.errors.DeviceError, match=r"needs mlflow, which is not installed: pip install 'ctrbox\[mlflow\]'"
+    ):
         cb.callbacks.MLflow()
 
 

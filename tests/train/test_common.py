@@ -127,7 +127,7 @@ def test_what_cannot_be_shared_is_refused(plan: cb.Plan) -> None:
         with pytest.raises(PlanError, match=message):
             trained(plan, common)
     with pytest.raises(PlanError, match="with tables that count no shows"):
-        trained(plan, ["history"], counters=cb.Counters())
+        trained(plan, ["history"], counters=cb.tables.Counters())
     view = cb.View(log(), key="id").fill(history=[])
     alone = cb.compile(view, cb.FeatureSet(label=col("clicked"), sparse={"history": col("history")}))
     with pytest.raises(PlanError, match="shared within a group; give one"):

@@ -48,8 +48,8 @@ class Sum(nn.Module):
 
 
 def made(plan: cb.Plan, bias: float = 0.0, table: Any = None, **options: Any) -> Learner:
-    table = cb.MemoryTable(1, optimizer=cb.SGD(lr=0.5), init=0.0) if table is None else table
-    return Learner(Sum(plan.schema, bias), plan.schema, table, dense_optimizer(cb.SGD(lr=0.25)), **options)
+    table = cb.MemoryTable(1, optimizer=cb.optim.SGD(lr=0.5), init=0.0) if table is None else table
+    return Learner(Sum(plan.schema, bias), plan.schema, table, dense_optimizer(cb.optim.SGD(lr=0.25)), **options)
 
 
 def rows_of(learner: Learner) -> dict[int, float]:
@@ -121,9 +121,9 @@ def test_predictions_are_shifted_back_to_the_log_before_downsampling() -> None:
 
 def test_rare_keys_are_held_most_by_adaptive_regularisation() -> None:
     plan = planned()
-    counting = cb.MemoryTable(1, optimizer=cb.SGD(lr=1.0), init=0.5, counters=cb.Counters())
+    counting = cb.MemoryTable(1, optimizer=cb.optim.SGD(lr=1.0), init=0.5, counters=cb.tables.Counters())
     learner = made(plan, table=counting, adaptive_l2=0.25)
-    plain = made(plan, table=cb.MemoryTable(1, optimizer=cb.SGD(lr=1.0), init=0.5))
+    plain = made(plan, table=cb.MemoryTable(1, optimizer=cb.optim.SGD(lr=1.0), init=0.5))
     before = dict(zip(*_pulled(plain, only_batch(plan)), strict=True))
     for one in (learner, plain):
         one.learn(one.look(only_batch(plan)))
@@ -331,8 +331,8 @@ def test_first_order_weights_are_those_of_the_wide_fields(wide: list[str] | None
     for natively in (True, False):
         torch.manual_seed(1)
         model = cb.models.WideDeep(plan.schema, 2, wide=wide, hidden=(3,))
-        table = cb.MemoryTable(2, optimizer=cb.SGD(lr=0.5), init=0.5)
-        learner = Learner(model, plan.schema, table, dense_optimizer(cb.SGD(lr=0.25)))
+        table = cb.MemoryTable(2, optimizer=cb.optim.SGD(lr=0.5), init=0.5)
+        learner = Learner(model, plan.schema, table, dense_optimizer(cb.optim.SGD(lr=0.25)))
         assert learner.tower is not None
         if not natively:
             learner.tower = None

@@ -24,9 +24,9 @@ from tests.train.test_model_server_training import FAST, ITEMS, WIDTH, Visual, r
 from tests.train.test_model_server_training import plan as plan
 
 
-def file_of(path: Path, keys: Any, of: str | cb.Expr, count: int = ITEMS) -> cb.VectorFile:
+def file_of(path: Path, keys: Any, of: str | cb.Expr, count: int = ITEMS) -> cb.tables.VectorFile:
     vectors = rows()[1]
-    return cb.write_vectors(path, {"ad": keys[:count], "v": vectors[:count]}, key=of, vector="v")
+    return cb.tables.write_vectors(path, {"ad": keys[:count], "v": vectors[:count]}, key=of, vector="v")
 
 
 def test_a_file_written_with_text_ids_is_refused_by_a_field_of_numbers(plan: cb.Plan, tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_a_schedule_reaches_an_embedder_of_ones_own_or_is_refused(plan: cb.Plan)
         return embedder
 
     with pytest.raises(PlanError, match=r"Own cannot follow it; add a method scale_lr"):
-        fit(Own(), schedule=cb.Warmup(20))
+        fit(Own(), schedule=cb.optim.Warmup(20))
     fit(Own())  # without a schedule nothing is missing
-    mine, theirs = fit(Following(), schedule=cb.Warmup(20)), fit(cb.MemoryTable(4), schedule=cb.Warmup(20))
+    mine, theirs = fit(Following(), schedule=cb.optim.Warmup(20)), fit(cb.MemoryTable(4), schedule=cb.optim.Warmup(20))
     assert np.array_equal(mine.table.export()[1], theirs.export()[1])
 
 
@@ -140,7 +140,7 @@ def test_gauc_cannot_be_monitored_without_groups() -> None:
         cb.Trainer(cb.models.LR(plan.schema)).fit(plan, monitor="gauc", patience=1, **FAST)
 
 
-@pytest.mark.parametrize("kind", [cb.SGD, cb.Adagrad, cb.Adam])
+@pytest.mark.parametrize("kind", [cb.optim.SGD, cb.Adagrad, cb.optim.Adam])
 def test_weight_decay_of_the_dense_optimizer_is_honoured(kind: Any) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     step = dense_optimizer(kind(lr=0.1, l2=0.5))([weight])
@@ -154,7 +154,7 @@ def test_adaptive_l2_without_tables_is_refused(tmp_path: Path) -> None:
     sparse = {"image": col("ad").key(space="image")}
     plan = cb.compile(view, cb.FeatureSet(label=col("clicked"), sparse=sparse), threads=1)
     file = file_of(tmp_path / "images.ctrvec", np.arange(ITEMS), col("ad").key(space="image"))
-    one = cb.ModelServer(file, cb.ImageEmbedding(WIDTH, (6,), 4))
+    one = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (6,), 4))
     model = cb.models.EmbeddingMLP(plan.schema, dim=4)
     with pytest.raises(PlanError, match="adaptive_l2 regularises the rows of tables, and this model reads none"):
         cb.Trainer(model, one).fit(plan, adaptive_l2=0.1, **FAST)
@@ -216,7 +216,7 @@ def test_predictions_warn_of_a_field_of_which_no_key_was_learned() -> None:
 
 def test_a_pre_rank_whose_candidates_are_all_unknown_says_so_once(tmp_path: Path) -> None:
     file = file_of(tmp_path / "ads.ctrvec", np.arange(1, ITEMS + 1), col("ad").key(space="ad"))
-    rank, user = cb.PreRank(file), np.ones(file.width, np.float32)
+    rank, user = cb.tables.PreRank(file), np.ones(file.width, np.float32)
     rank.top(user, np.arange(1, 1000))
     with pytest.warns(
         UserWarning, match="none of the first 1,998 candidates has a vector in .*; a candidate is 1, a key"

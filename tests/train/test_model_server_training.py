@@ -52,11 +52,11 @@ def plan() -> cb.Plan:
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> cb.VectorFile:
+def file(tmp_path_factory: pytest.TempPathFactory) -> cb.tables.VectorFile:
     _, images = rows()
     path = tmp_path_factory.mktemp("images") / "images.ctrvec"
     data = {"ad": np.arange(ITEMS), "v": images}
-    return cb.write_vectors(path, data, key=col("ad").key(space="image"), vector="v")
+    return cb.tables.write_vectors(path, data, key=col("ad").key(space="image"), vector="v")
 
 
 class Visual(torch.nn.Module):
@@ -75,19 +75,19 @@ class Visual(torch.nn.Module):
 
 def submodel() -> torch.nn.Module:
     torch.manual_seed(3)
-    return cb.ImageEmbedding(WIDTH, (6,), DIM)
+    return cb.tables.ImageEmbedding(WIDTH, (6,), DIM)
 
 
-def server(file: cb.VectorFile, **more: Any) -> cb.ModelServer:
-    return cb.ModelServer(file, submodel(), optimizer=cb.Adam(lr=0.01), **more)
+def server(file: cb.tables.VectorFile, **more: Any) -> cb.tables.ModelServer:
+    return cb.tables.ModelServer(file, submodel(), optimizer=cb.optim.Adam(lr=0.01), **more)
 
 
-def embedders(one: cb.ModelServer) -> dict[str, Any]:
+def embedders(one: cb.tables.ModelServer) -> dict[str, Any]:
     return {"image": one, "seen": one, "*": cb.MemoryTable(DIM)}
 
 
-def trained(plan: cb.Plan, one: cb.ModelServer, **options: Any) -> cb.Run:
-    return cb.Trainer(Visual(plan.schema), embedders(one), optimizer=cb.Adam(lr=0.01), threads=1).fit(
+def trained(plan: cb.Plan, one: cb.tables.ModelServer, **options: Any) -> cb.Run:
+    return cb.Trainer(Visual(plan.schema), embedders(one), optimizer=cb.optim.Adam(lr=0.01), threads=1).fit(
         plan, **{**FAST, **options}
     )
 
@@ -98,12 +98,14 @@ def bits(*models: torch.nn.Module) -> list[bytes]:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("recompute", [True, False])
-def test_the_weights_are_those_of_one_graph(plan: cb.Plan, file: cb.VectorFile, overlap: bool, recompute: bool) -> None:
+def test_the_weights_are_those_of_one_graph(
+    plan: cb.Plan, file: cb.tables.VectorFile, overlap: bool, recompute: bool
+) -> None:
     one = server(file, recompute=recompute)
     run = trained(plan, one, valid=0.0, overlap=overlap)
 
     model, inside, users = Visual(plan.schema), submodel(), cb.MemoryTable(DIM)
-    steps = [dense_optimizer(cb.Adam(lr=0.01))(list(m.parameters())) for m in (model, inside)]
+    steps = [dense_optimizer(cb.optim.Adam(lr=0.01))(list(m.parameters())) for m in (model, inside)]
     torch.manual_seed(0)
     for batch in plan.batches(100):
         ids, images = Lookup.of(batch, ["user"]), Lookup.of(batch, ["image", "seen"])
@@ -132,7 +134,7 @@ def test_the_weights_are_those_of_one_graph(plan: cb.Plan, file: cb.VectorFile, 
     assert bits(run.model, one.submodel) == bits(model, inside)
 
 
-def test_images_are_learned(plan: cb.Plan, file: cb.VectorFile) -> None:
+def test_images_are_learned(plan: cb.Plan, file: cb.tables.VectorFile) -> None:
     one = server(file)
     with_images = trained(plan, one, epochs=8).metrics["auc"]
     assert with_images > 0.65
@@ -141,7 +143,7 @@ def test_images_are_learned(plan: cb.Plan, file: cb.VectorFile) -> None:
 
 
 def test_a_run_that_was_stopped_goes_on_exactly(
-    tmp_path: Path, plan: cb.Plan, file: cb.VectorFile, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, plan: cb.Plan, file: cb.tables.VectorFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told_at_every_step(monkeypatch)
     whole = server(file)
@@ -155,12 +157,12 @@ def test_a_run_that_was_stopped_goes_on_exactly(
     assert bits(run.model, again.submodel) == expected
 
 
-def test_a_run_comes_back_with_the_data_it_is_given(tmp_path: Path, plan: cb.Plan, file: cb.VectorFile) -> None:
+def test_a_run_comes_back_with_the_data_it_is_given(tmp_path: Path, plan: cb.Plan, file: cb.tables.VectorFile) -> None:
     run = trained(plan, server(file), out=tmp_path / "run")
     ask = rows(40, seed=5)[0]
     expected = run.predict(ask)
     views = {"memory": rows()[0]}
-    fresh = cb.ModelServer(file, cb.ImageEmbedding(WIDTH, (6,), DIM))
+    fresh = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (6,), DIM))
     loaded = cb.Run.load(tmp_path / "run", views=views, model=Visual(plan.schema, 9), servers={"image": fresh})
     assert np.array_equal(loaded.predict(ask), expected)
     with pytest.raises(PlanError, match=r"vectors of 'image', 'seen' with a Model Server; give one, with its data"):
@@ -169,8 +171,8 @@ def test_a_run_comes_back_with_the_data_it_is_given(tmp_path: Path, plan: cb.Pla
         cb.Run.load(tmp_path / "run", views=views, model=Visual(plan.schema), servers={"user": fresh, "seen": fresh})
 
 
-def test_a_run_does_not_go_on_with_another_submodel(tmp_path: Path, plan: cb.Plan, file: cb.VectorFile) -> None:
+def test_a_run_does_not_go_on_with_another_submodel(tmp_path: Path, plan: cb.Plan, file: cb.tables.VectorFile) -> None:
     with pytest.raises(Stop):
         trained(plan, server(file), out=tmp_path / "run", checkpoint_steps=2, progress=StopAt(1))
-    with pytest.raises(cb.DataError, match="differs in tables"):
+    with pytest.raises(cb.errors.DataError, match="differs in tables"):
         trained(plan, server(file, block=7), out=tmp_path / "run")

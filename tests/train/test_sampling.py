@@ -19,5 +19,5 @@ def batch(*labels: float) -> cb.Batch:
     ("label", "advice"), [(float("nan"), r"filter\(~col\(…\)\.is_nan\(\)\)"), (3.0, r"col\(…\) > 0")]
 )
 def test_a_label_that_is_neither_0_nor_1_is_refused_with_advice(label: float, advice: str) -> None:
-    with pytest.raises(cb.DataError, match=rf"the label is {label} in row 11 of the training rows.*{advice}"):
+    with pytest.raises(cb.errors.DataError, match=rf"the label is {label} in row 11 of the training rows.*{advice}"):
         Labels().add(batch(1.0, label), 10, "training")

@@ -45,7 +45,7 @@ def days() -> tuple[cb.Plan, cb.Plan, cb.Plan]:
 def trainer(plan: cb.Plan, table: Any, **options: Any) -> cb.Trainer:
     torch.manual_seed(7)
     model = cb.models.DeepFM(plan.schema, dim=4, hidden=(8,), dropout=0.3)  # dropout: the random state matters, too
-    return cb.Trainer(model, table, optimizer=cb.Adam(lr=0.01), threads=1, **options)
+    return cb.Trainer(model, table, optimizer=cb.optim.Adam(lr=0.01), threads=1, **options)
 
 
 def weights(run: cb.Run) -> list[bytes]:
@@ -122,11 +122,11 @@ def test_another_dense_optimizer_or_table_kind_cannot_continue(days: Any, tmp_pa
     trainer(first, cb.MemoryTable(4)).fit(first, out=tmp_path / "one", **FAST)
     options = {**FAST, "warm_up": "continue", "warm_from": tmp_path / "one"}
     other = trainer(second, cb.MemoryTable(4))
-    other.optimizer = cb.SGD(lr=0.1)
+    other.optimizer = cb.optim.SGD(lr=0.1)
     with pytest.raises(PlanError, match="trained with the dense optimizer Adam, but this training uses SGD"):
         other.fit(second, **options)
     with pytest.raises(DataError, match="cannot use those optimizer states"):
-        trainer(second, cb.MemoryTable(4, optimizer=cb.SGD())).fit(second, **options)
+        trainer(second, cb.MemoryTable(4, optimizer=cb.optim.SGD())).fit(second, **options)
 
 
 def test_the_second_day_may_have_another_learning_rate(days: Any, tmp_path: Path) -> None:

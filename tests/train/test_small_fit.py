@@ -63,7 +63,7 @@ class Notes(Callback):
 def fitted(notes: Notes, plan: cb.Plan | None = None, lr: float = 0.05, **options: Any) -> cb.Run:
     plan = planned() if plan is None else plan
     torch.manual_seed(0)
-    trainer = cb.Trainer(cb.models.LR(plan.schema), cb.MemoryTable(0, optimizer=cb.SGD(lr=lr)), threads=1)
+    trainer = cb.Trainer(cb.models.LR(plan.schema), cb.MemoryTable(0, optimizer=cb.optim.SGD(lr=lr)), threads=1)
     usual = {"valid": 0.1, "epochs": 2, "batch_size": BATCH, "callbacks": [notes], "explain": False}
     return trainer.fit(plan, **{**usual, **options})
 

@@ -38,7 +38,7 @@ from ctrbox.train.trial import _Arm
 from ctrbox.train.unlearned import refusing_unknown
 
 ROWS, ADS, WIDTH, DIM, BATCH = 200, 20, 3, 2, 20
-DECAY = cb.Decay(0.5, every=2)
+DECAY = cb.optim.Decay(0.5, every=2)
 
 
 def log(rows: int = ROWS, seed: int = 0) -> pa.Table:
@@ -78,7 +78,7 @@ class World:
 
     run: cb.Run
     folder: Path
-    file: cb.VectorFile
+    file: cb.tables.VectorFile
     losses: list[float]
     took: float  # seconds
 
@@ -88,10 +88,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     place = tmp_path_factory.mktemp("small")
     vectors = np.random.default_rng(1).standard_normal((ADS, WIDTH)).astype(np.float32)
     data = {"ad": np.arange(ADS), "v": vectors}
-    file = cb.write_vectors(place / "images.ctrvec", data, key=col("ad").key(space="image"), vector="v")
+    file = cb.tables.write_vectors(place / "images.ctrvec", data, key=col("ad").key(space="image"), vector="v")
     plan, steps = planned(log()), Steps()
     torch.manual_seed(0)
-    server = cb.ModelServer(file, cb.ImageEmbedding(WIDTH, (4,), DIM))
+    server = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (4,), DIM))
     model = cb.models.EmbeddingMLP(plan.schema, dim=DIM, hidden=(4,))
     trainer = cb.Trainer(model, {"image": server, "*": cb.MemoryTable(DIM)}, threads=1)
     began = time.perf_counter()
@@ -466,7 +466,9 @@ class OwnTable:
 def test_rows_of_an_embedder_of_ones_own_cannot_be_published(world: World) -> None:
     schema = world.run.plan.schema
     learner = Learner(cb.models.EmbeddingMLP(schema, dim=DIM, hidden=(4,)), schema, OwnTable())  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match=r"cannot publish the rows of OwnTable; expected a table or a cb.ModelServer"):
+    with pytest.raises(
+        PlanError, match=r"cannot publish the rows of OwnTable; expected a table or a cb.tables.ModelServer"
+    ):
         weights_of_run(learner)
 
 

@@ -29,7 +29,7 @@ def test_training_trials_and_searches_refuse_a_number_of_threads_that_cannot_be(
     with pytest.raises(PlanError, match=says):
         cb.trial(plan, cb.models.FM(plan.schema, 4), {"more": col("ad").key()}, threads=threads, batch_size=100)
     with pytest.raises(PlanError, match=says):
-        cb.search(list(plan.batches(100)), {"a": {"k": 2}}, fields=plan.schema, threads=threads)
+        cb.ffm.search(list(plan.batches(100)), {"a": {"k": 2}}, fields=plan.schema, threads=threads)
 
 
 @pytest.mark.parametrize("threads", [0, -1])

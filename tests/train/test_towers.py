@@ -26,8 +26,8 @@ def run() -> cb.Run:
 
 
 def test_exported_vectors_give_the_logits_of_the_model(run: cb.Run, tmp_path: Path) -> None:
-    users = cb.export_vectors(run, "user", tmp_path / "users", batch_size=512)
-    ads = cb.export_vectors(run, "ad", tmp_path / "ads", batch_size=700)
+    users = cb.tables.export_vectors(run, "user", tmp_path / "users", batch_size=512)
+    ads = cb.tables.export_vectors(run, "ad", tmp_path / "ads", batch_size=700)
     assert (len(users), len(ads), users.width) == (40, 40, 5)
     batches = list(run.plan.batches(1000))
     last = batches[-1]
@@ -40,14 +40,14 @@ def test_exported_vectors_give_the_logits_of_the_model(run: cb.Run, tmp_path: Pa
 
 def test_what_has_no_vectors_is_refused(run: cb.Run, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="nearest: 'user'"):
-        cb.export_vectors(run, "users", tmp_path / "v")
+        cb.tables.export_vectors(run, "users", tmp_path / "v")
     with pytest.raises(PlanError, match="'user' is no field of the ad"):
-        cb.export_vectors(run, "ad", tmp_path / "v", key="user")
+        cb.tables.export_vectors(run, "ad", tmp_path / "v", key="user")
     with pytest.raises(PlanError, match="'tags' has rows with other than one key"):
-        cb.export_vectors(run, "ad", tmp_path / "v", key="tags")
+        cb.tables.export_vectors(run, "ad", tmp_path / "v", key="tags")
     other = cb.Trainer(Small(run.plan.schema), cb.MemoryTable(4)).fit(run.plan, **FAST, limit=600)
     with pytest.raises(PlanError, match=r"only cb\.models\.TwoTower"):
-        cb.export_vectors(other, "ad", tmp_path / "v")
+        cb.tables.export_vectors(other, "ad", tmp_path / "v")
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,13 +70,15 @@ def test_the_top_is_that_of_a_plain_sort(
 
 
 ROWS = np.random.default_rng(0).integers(-3, 4, (20, 3)).astype(np.float32)
-MADE: list[cb.PreRank] = []
+MADE: list[cb.tables.PreRank] = []
 
 
-def ranked(tmp_path_factory: pytest.TempPathFactory) -> cb.PreRank:
+def ranked(tmp_path_factory: pytest.TempPathFactory) -> cb.tables.PreRank:
     if not MADE:
         path = tmp_path_factory.mktemp("rank") / "ads"
-        MADE.append(cb.PreRank(cb.write_vectors(path, {"k": np.arange(1, 21), "v": ROWS}, key="k", vector="v")))
+        MADE.append(
+            cb.tables.PreRank(cb.tables.write_vectors(path, {"k": np.arange(1, 21), "v": ROWS}, key="k", vector="v"))
+        )
     return MADE[0]
 
 
@@ -89,9 +91,9 @@ def test_bad_users_and_files_are_refused(tmp_path: Path, tmp_path_factory: pytes
     for user in wrong:
         with pytest.raises(DataError, match="a user vector of 3 finite floats"):
             rank.top(user, np.array([1]))
-    tokens = cb.write_tokens(tmp_path / "t", {"k": [1], "t": [[1]]}, key="k", tokens="t", width=2)
+    tokens = cb.tables.write_tokens(tmp_path / "t", {"k": [1], "t": [[1]]}, key="k", tokens="t", width=2)
     with pytest.raises(PlanError, match="holds tokens"):
-        cb.PreRank(tokens)
+        cb.tables.PreRank(tokens)
 
 
 # ---- adaptive regularisation
@@ -104,9 +106,9 @@ def test_adaptive_regularisation_is_its_formula() -> None:
     for strength in (0.0, 0.5):
         torch.manual_seed(0)
         model = cb.models.LR(plan.schema, fields=["user", "ad"])
-        table = cb.MemoryTable(0, optimizer=cb.SGD(lr=0.1), counters=cb.Counters())
+        table = cb.MemoryTable(0, optimizer=cb.optim.SGD(lr=0.1), counters=cb.tables.Counters())
         options = {"valid": 0.0, "batch_size": 200, "adaptive_l2": strength}
-        made[strength] = cb.Trainer(model, table, optimizer=cb.SGD(lr=0.1)).fit(plan, **options)
+        made[strength] = cb.Trainer(model, table, optimizer=cb.optim.SGD(lr=0.1)).fit(plan, **options)
     weight, bias = {}, 0.0
     met: dict[int, int] = {}
     dense = np.zeros(1)
@@ -139,7 +141,7 @@ def test_adaptive_regularisation_is_its_formula() -> None:
 
 def test_adaptive_regularisation_needs_tables_that_count() -> None:
     plan = plan_of(checkerboard(600))
-    with pytest.raises(PlanError, match=r"make it with counters=cb\.Counters\(\)"):
+    with pytest.raises(PlanError, match=r"make it with counters=cb\.tables\.Counters\(\)"):
         cb.Trainer(Small(plan.schema), cb.MemoryTable(4)).fit(plan, **FAST, adaptive_l2=0.1)
     with pytest.raises(PlanError, match="adaptive_l2 must be a number"):
         cb.Trainer(Small(plan.schema), cb.MemoryTable(4)).fit(plan, **FAST, adaptive_l2=-1)

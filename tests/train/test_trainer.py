@@ -140,18 +140,18 @@ def test_schedules_scale_dense_weights_and_tables(plan: cb.Plan) -> None:
     fresh = Small(plan.schema)
     for name, value in still.model.named_parameters():
         assert torch.allclose(value, dict(fresh.named_parameters())[name], atol=1e-6), name
-    assert cb.Warmup(4)(0) == 0.25
-    assert cb.Warmup(4)(9) == 1.0
-    assert cb.Cosine(10)(0) == 1.0
-    assert cb.Cosine(10)(10) == 0.0
-    assert math.isclose(cb.Cosine(10)(5), 0.5)
-    assert cb.Decay(0.5, 10)(25) == 0.25
+    assert cb.optim.Warmup(4)(0) == 0.25
+    assert cb.optim.Warmup(4)(9) == 1.0
+    assert cb.optim.Cosine(10)(0) == 1.0
+    assert cb.optim.Cosine(10)(10) == 0.0
+    assert math.isclose(cb.optim.Cosine(10)(5), 0.5)
+    assert cb.optim.Decay(0.5, 10)(25) == 0.25
 
 
 def test_clipping_bounds_the_dense_step(plan: cb.Plan) -> None:
     model = Small(plan.schema)
     before = {k: v.detach().clone() for k, v in model.named_parameters()}
-    cb.Trainer(model, table(), optimizer=cb.SGD(lr=1.0)).fit(plan, clip=1e-3, limit=600, **FAST)
+    cb.Trainer(model, table(), optimizer=cb.optim.SGD(lr=1.0)).fit(plan, clip=1e-3, limit=600, **FAST)
     steps = math.ceil(540 / 256)
     moved = math.sqrt(sum(float((v.detach() - before[k]).square().sum()) for k, v in model.named_parameters()))
     assert 0 < moved <= steps * 1e-3 * 1.01
@@ -232,7 +232,7 @@ def test_a_value_that_is_not_a_number_stops_with_its_batch_feature_and_row(log: 
 def test_a_diverging_table_names_field_and_key(plan: cb.Plan) -> None:
     model = Small(plan.schema)
     with pytest.raises(TrainError, match=r"key -?\d+ of field '(user|ad|tags|device)' has grown to"):
-        cb.Trainer(model, cb.MemoryTable(4, optimizer=cb.SGD(lr=1e25), init=1.0)).fit(plan, **FAST)
+        cb.Trainer(model, cb.MemoryTable(4, optimizer=cb.optim.SGD(lr=1e25), init=1.0)).fit(plan, **FAST)
 
 
 @pytest.mark.parametrize(

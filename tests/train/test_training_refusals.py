@@ -67,7 +67,7 @@ def run(plan: cb.Plan) -> cb.Run:
     [
         (lambda p: cb.Trainer("DeepFM"), "Trainer needs a torch module, got str: cb.models.DeepFM(plan.schema)"),  # type: ignore[arg-type]
         (lambda p: cb.Trainer(model(p)).fit(p.log), "fit needs a plan, as cb.compile gives it, got View"),  # type: ignore[arg-type]
-        (lambda p: fitted(p, schedule=0.5), "schedule must give a factor for a step, as cb.Cosine does, got 0.5"),
+        (lambda p: fitted(p, schedule=0.5), "schedule must give a factor for a step, as cb.optim.Cosine does, got 0.5"),
         (
             lambda p: fitted(p, {"bid": cb.MemoryTable(4)}),
             "an embedder is given for 'bid', which the model does not read",

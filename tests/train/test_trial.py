@@ -150,7 +150,7 @@ def test_what_cannot_be_tried_is_refused(log: Any) -> None:
     model = cb.models.LR(plan.schema)
     add = {"both": BOTH}
 
-    def refused(words: str, *args: Any, error: type[Exception] = cb.PlanError, **more: Any) -> None:
+    def refused(words: str, *args: Any, error: type[Exception] = cb.errors.PlanError, **more: Any) -> None:
         with pytest.raises(error, match=words):
             cb.trial(*args, **{**FAST, **more})
 
@@ -163,7 +163,15 @@ def test_what_cannot_be_tried_is_refused(log: Any) -> None:
     refused("may be null.*add .fill", plan, model, {"x": col("user") % 2})
     refused("needs a plan", "plan", model, add)
     refused("takes no patience=", plan, model, add, patience=2)
-    refused("unexpected keyword argument 'rows'", plan, model, add, rows=2)
+    refused(
+        "trial has no argument 'batchsize'; nearest: 'batch_size'; it has plan, model, add, ",
+        plan,
+        model,
+        add,
+        batchsize=2,
+    )
+    for name in ("calibrate", "adaptive_l2"):  # settings of a training that a trial does not use
+        refused(f"trial has no argument '{name}'", plan, model, add, **{name: 1.0})
     refused("valid= a share above 0", plan, model, add, valid=0)
     refused("seeds is a number from 1", plan, model, add, seeds=0)
     refused("seeds is a number from 1", plan, model, add, seeds=[1, 1])
@@ -176,11 +184,11 @@ def test_what_cannot_be_tried_is_refused(log: Any) -> None:
     tiny = cb.MemoryTable(4, budget=2000)
     refused(
         "divides the budget among its 2 learners",
-        plan, worlds.Small, add, error=cb.BudgetError, table=tiny, seeds=1,
+        plan, worlds.Small, add, error=cb.errors.BudgetError, table=tiny, seeds=1,
     )  # fmt: skip
     blind = cb.compile(plan.log, cb.FeatureSet(sparse={"user": "user"}))
-    refused("no label to judge by", blind, model, add, error=cb.TrainError)
-    with pytest.raises(cb.PlanError, match="'bath' was not tried; nearest: 'both'"):
+    refused("no label to judge by", blind, model, add, error=cb.errors.TrainError)
+    with pytest.raises(cb.errors.PlanError, match="'bath' was not tried; nearest: 'both'"):
         Trial({"both": None}, model="", data="", seeds=(0,), train_rows=0, valid_rows=0, aucs=(), loglosses=(),
               extract_us=0, learn_us=0, seconds=0)["bath"]  # type: ignore[dict-item]  # fmt: skip
 
@@ -201,7 +209,7 @@ def test_a_selected_batch_equals_the_batch_of_a_smaller_plan(log: Any) -> None:
             assert part.to_arrow().equals(small.to_arrow())
             assert part.dense.flags.c_contiguous
     assert big.select(whole.schema).dense is big.dense
-    with pytest.raises(cb.PlanError, match="'bth' is not in this batch; nearest: 'both'"):
+    with pytest.raises(cb.errors.PlanError, match="'bth' is not in this batch; nearest: 'both'"):
         big.select(Schema((Field("bth", "bth", False),), (), True, True, False))
 
 
@@ -235,7 +243,7 @@ def test_a_selected_batch_equals_the_batch_of_a_smaller_plan(log: Any) -> None:
 )
 def test_a_written_feature_is_what_python_would_have_built(text: str, expected: Any) -> None:
     if expected is None:
-        with pytest.raises(cb.PlanError, match="without a call"):
+        with pytest.raises(cb.errors.PlanError, match="without a call"):
             parse_feature(text)
         return
     name, found = parse_feature(text)
@@ -330,7 +338,7 @@ ATTACKS = [
 
 @pytest.mark.parametrize("text", ATTACKS, ids=lambda t: repr(t[:30]))
 def test_what_is_not_a_feature_is_refused_in_words(text: str) -> None:
-    with pytest.raises(cb.PlanError):
+    with pytest.raises(cb.errors.PlanError):
         parse_feature(text)
 
 
@@ -340,7 +348,7 @@ def test_no_text_gets_past_the_reader(text: str) -> None:
     """Either a plain expression or a PlanError; whatever is accepted holds only known operators."""
     try:
         _, found = parse_feature("a=" + text)
-    except cb.PlanError:
+    except cb.errors.PlanError:
         return
     assert isinstance(found, Expr)
     ast.parse(text.strip(), mode="eval")
@@ -351,7 +359,7 @@ def test_no_text_gets_past_the_reader(text: str) -> None:
 def test_only_public_operators_are_called(method: str, arguments: str) -> None:
     try:
         found = parse_feature(f"a=x.{method}({arguments})")[1]
-    except cb.PlanError:
+    except cb.errors.PlanError:
         return
     assert method in METHODS
     # is_not_null is written as the negation of is_null, so that the column lies one step deeper.
@@ -361,18 +369,18 @@ def test_only_public_operators_are_called(method: str, arguments: str) -> None:
 
 def test_several_features_need_names_of_their_own() -> None:
     assert list(parse_features(["a=x", "b=y"])) == ["a", "b"]
-    with pytest.raises(cb.PlanError, match="'a' is written twice"):
+    with pytest.raises(cb.errors.PlanError, match="'a' is written twice"):
         parse_features(["a=x", "a=y"])
-    with pytest.raises(cb.PlanError, match="written as name=expression"):
+    with pytest.raises(cb.errors.PlanError, match="written as name=expression"):
         parse_features([3])  # type: ignore[list-item]
 
 
 def test_a_misspelt_function_names_the_nearest() -> None:
-    with pytest.raises(cb.PlanError, match="nearest: 'cross'"):
+    with pytest.raises(cb.errors.PlanError, match="nearest: 'cross'"):
         parse_feature("a=crss('x', 'y')")
-    with pytest.raises(cb.PlanError, match="nearest: 'lower'"):
+    with pytest.raises(cb.errors.PlanError, match="nearest: 'lower'"):
         parse_feature("a=x.lowr()")
-    with pytest.raises(cb.PlanError, match=r"expected \.then"):
+    with pytest.raises(cb.errors.PlanError, match=r"expected \.then"):
         parse_feature("a=when(x).than(3)")
 
 

@@ -21,11 +21,11 @@ class Caught(Exception):
     pass
 
 
-def begun(plan: cb.Plan, file: cb.VectorFile, **options: Any) -> dict[str, bytes]:  # noqa: F811
+def begun(plan: cb.Plan, file: cb.tables.VectorFile, **options: Any) -> dict[str, bytes]:  # noqa: F811
     """All weights as they are before the first step."""
     from ctrbox.train import learner
 
-    one = cb.ModelServer(file, cb.ImageEmbedding(WIDTH, (6,), DIM), optimizer=cb.Adam(lr=0.01))
+    one = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (6,), DIM), optimizer=cb.optim.Adam(lr=0.01))
     table = options.pop("table", None) or cb.MemoryTable(DIM)
     trainer = cb.Trainer(Visual(plan.schema, seed=8), {"image": one, "seen": one, "*": table})
     original = learner.Learner._learn
@@ -42,7 +42,7 @@ def begun(plan: cb.Plan, file: cb.VectorFile, **options: Any) -> dict[str, bytes
     return parts(trainer.model, one, table)
 
 
-def parts(model: torch.nn.Module, one: cb.ModelServer, table: cb.MemoryTable) -> dict[str, bytes]:
+def parts(model: torch.nn.Module, one: cb.tables.ModelServer, table: cb.MemoryTable) -> dict[str, bytes]:
     def bits(module: torch.nn.Module) -> bytes:
         return b"".join(v.numpy().tobytes() for v in module.state_dict().values())
 
@@ -57,7 +57,7 @@ def parts(model: torch.nn.Module, one: cb.ModelServer, table: cb.MemoryTable) ->
 @pytest.fixture(scope="module")
 def earlier(
     plan: cb.Plan,  # noqa: F811
-    file: cb.VectorFile,  # noqa: F811
+    file: cb.tables.VectorFile,  # noqa: F811
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[cb.Run, dict[str, bytes]]:
     one, table = server(file), cb.MemoryTable(DIM)
@@ -70,7 +70,7 @@ def earlier(
 @pytest.mark.parametrize("how", ["run", "folder", "memory"])
 def test_a_training_begins_with_the_parts_asked_for(
     plan: cb.Plan,  # noqa: F811
-    file: cb.VectorFile,  # noqa: F811
+    file: cb.tables.VectorFile,  # noqa: F811
     earlier: tuple[cb.Run, dict[str, bytes]],
     kind: str,
     how: str,
@@ -88,7 +88,7 @@ def test_a_training_begins_with_the_parts_asked_for(
 
 def test_partial_warm_up_refuses_tables_that_hold_rows(
     plan: cb.Plan,  # noqa: F811
-    file: cb.VectorFile,  # noqa: F811
+    file: cb.tables.VectorFile,  # noqa: F811
     earlier: tuple[cb.Run, dict[str, bytes]],
 ) -> None:
     table = cb.MemoryTable(DIM)
@@ -103,7 +103,7 @@ def test_partial_warm_up_refuses_tables_that_hold_rows(
 
 def test_what_cannot_be_begun_from_is_refused(
     plan: cb.Plan,  # noqa: F811
-    file: cb.VectorFile,  # noqa: F811
+    file: cb.tables.VectorFile,  # noqa: F811
     earlier: tuple[cb.Run, dict[str, bytes]],
     tmp_path: Path,
 ) -> None:
@@ -129,7 +129,7 @@ def test_what_cannot_be_begun_from_is_refused(
 
 def test_a_warm_run_that_was_stopped_goes_on_exactly(
     plan: cb.Plan,  # noqa: F811
-    file: cb.VectorFile,  # noqa: F811
+    file: cb.tables.VectorFile,  # noqa: F811
     earlier: tuple[cb.Run, dict[str, bytes]],
     tmp_path: Path,
 ) -> None:
@@ -145,6 +145,6 @@ def test_a_warm_run_that_was_stopped_goes_on_exactly(
         fit(**options, progress=StopAt(9))
     one = server(file)
     cold = cb.Trainer(Visual(plan.schema, seed=8), {"image": one, "seen": one, "*": cb.MemoryTable(DIM)})
-    with pytest.raises(cb.DataError, match="differs in warm up"):
+    with pytest.raises(cb.errors.DataError, match="differs in warm up"):
         cold.fit(plan, **FAST, **options)
     assert fit(**options) == expected

@@ -112,23 +112,23 @@ def test_a_number_is_added_to_every_logit() -> None:
     ],
 )
 def test_a_correction_that_would_be_wrong_is_refused(more: dict[str, Any], message: str) -> None:
-    with pytest.raises(cb.PlanError, match=message):
+    with pytest.raises(cb.errors.PlanError, match=message):
         fitted(weighted_log(1000, by_label=False), **more)
 
 
 def test_correcting_for_weights_that_are_not_there_is_refused() -> None:
     plan = worlds.plan_of(worlds.checkerboard(500))
-    with pytest.raises(cb.PlanError, match="this plan has none"):
+    with pytest.raises(cb.errors.PlanError, match="this plan has none"):
         cb.Trainer(cb.models.LR(plan.schema)).fit(plan, calibrate="weights")
-    with pytest.raises(cb.PlanError, match="monitor='weighted_auc' needs sample weights"):
+    with pytest.raises(cb.errors.PlanError, match="monitor='weighted_auc' needs sample weights"):
         cb.Trainer(cb.models.LR(plan.schema)).fit(plan, monitor="weighted_auc")
 
 
 def test_the_shift_is_derived_from_the_odds() -> None:
     assert label_shift({0: (1.0, 1.0), 1: (4.0, 4.0)}) == pytest.approx(-math.log(4))
-    with pytest.raises(cb.TrainError, match="all rows have label 1"):
+    with pytest.raises(cb.errors.TrainError, match="all rows have label 1"):
         label_shift({1: (1.0, 1.0)})
-    with pytest.raises(cb.PlanError, match="above 0 for both labels"):
+    with pytest.raises(cb.errors.PlanError, match="above 0 for both labels"):
         label_shift({0: (0.0, 0.0), 1: (1.0, 1.0)})
 
 
@@ -138,7 +138,7 @@ def test_an_intercept_makes_predicted_and_met_clicks_equal() -> None:
     label = random.random(5000) < 0.03
     shift = intercept(label, logit)
     assert (1 / (1 + np.exp(-(logit + shift)))).sum() == pytest.approx(label.sum(), abs=1e-6)
-    with pytest.raises(cb.TrainError, match="0 of the 3 validation rows are clicks"):
+    with pytest.raises(cb.errors.TrainError, match="0 of the 3 validation rows are clicks"):
         intercept(np.zeros(3), np.zeros(3))
 
 

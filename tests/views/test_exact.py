@@ -212,9 +212,9 @@ def test_a_constant_of_numpy_keeps_its_unit() -> None:
     ):
         found = cb.compute({"same": col("t") == constant}, view)["same"].to_pylist()
         assert found == [k == row for k in range(3)], constant
-    with pytest.raises(cb.PlanError, match="constant"):
+    with pytest.raises(cb.errors.PlanError, match="constant"):
         cb.compute({"same": col("t") == np.timedelta64(1, "ns")}, view)
-    with pytest.raises(cb.PlanError, match="outside the microseconds of 64 bits"):
+    with pytest.raises(cb.errors.PlanError, match="outside the microseconds of 64 bits"):
         cb.compute({"same": col("t") == np.datetime64(400_000, "Y")}, view)
 
 
@@ -232,5 +232,5 @@ def test_what_float32_cannot_hold_follows_the_documented_rule() -> None:
 def test_a_parquet_file_whose_pages_lack_rows_is_refused(tmp_path: Path) -> None:
     lists = pa.array([[], [], []], pa.list_(pa.int64(), 0))
     pq.write_table(pa.table({"x": lists}), tmp_path / "lists.parquet")
-    with pytest.raises(cb.SourceError, match=r"lists\.parquet.*cannot be read"):
+    with pytest.raises(cb.errors.SourceError, match=r"lists\.parquet.*cannot be read"):
         cb.compute({"x": col("x")}, cb.View(str(tmp_path / "lists.parquet"), name="lists"))

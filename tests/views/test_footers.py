@@ -72,7 +72,7 @@ def test_row_groups_that_do_not_add_up_to_the_file_are_refused(tmp_path: Path, n
     path = tmp_path / "log.parquet"
     pq.write_table(pa.table({"id": range(167)}), path, row_group_size=130, store_schema=False)
     rewritten(path, b"\x16\x4a", new)  # field 3 of the last row group: 37 rows, as Thrift writes it
-    with pytest.raises(cb.SourceError, match="damaged footer") as caught:
+    with pytest.raises(cb.errors.SourceError, match="damaged footer") as caught:
         list(cb.View(path).source.scan(["id"]))
     assert word in str(caught.value)
     assert "log.parquet" in str(caught.value)

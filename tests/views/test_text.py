@@ -40,7 +40,7 @@ def column(path: Path, name: str = "v", **options: Any) -> list[Any]:
     return [row[name] for row in rows(path, **options)]
 
 
-def refused(path: Path, *words: str, kind: type[Exception] = cb.SourceError, **options: Any) -> None:
+def refused(path: Path, *words: str, kind: type[Exception] = cb.errors.SourceError, **options: Any) -> None:
     with pytest.raises(kind) as caught:
         rows(path, **options)
     for word in words:
@@ -176,8 +176,8 @@ def test_an_encoding_that_does_not_fit_names_the_byte(write: Write, monkeypatch:
     monkeypatch.setattr(text, "BLOCK_BYTES", 5)
     path = write("a.csv", "a,b\n1,é\n2,x\n")
     refused(path, "byte 6 of ", "a.csv is not valid ascii", encoding="ascii")
-    refused(path, "encoding must be one", "'klingon'", kind=cb.PlanError, encoding="klingon")
-    refused(path, "encoding must be one", kind=cb.PlanError, encoding="base64")
+    refused(path, "encoding must be one", "'klingon'", kind=cb.errors.PlanError, encoding="klingon")
+    refused(path, "encoding must be one", kind=cb.errors.PlanError, encoding="base64")
 
 
 def test_nul_is_a_letter_only_where_the_encoding_is_named(write: Write) -> None:
@@ -372,7 +372,7 @@ def test_declared_types_hold_and_misfits_name_the_row(write: Write) -> None:
     refused(path, "a.csv row 0", "column 'zip'", "'007'", "int", types={"zip": "int"})
     refused(path, "a.csv row 0", "column 'seen'", "'1.5'", "int", types={"seen": "int"})
     refused(path, "types names the column 'zap'", "zip", types={"zap": "int"})
-    refused(path, "must be one of int, float", kind=cb.PlanError, types={"zip": "int8"})
+    refused(path, "must be one of int, float", kind=cb.errors.PlanError, types={"zip": "int8"})
 
 
 # ---- JSON lines --------------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ def test_declared_json_columns_exist_before_they_are_met(write: Write) -> None:
 
 def test_options_that_do_not_apply_are_refused(write: Write) -> None:
     refused(write("a.jsonl", '{"a": 1}\n'), "delimiter= is for delimited text", delimiter=";")
-    with pytest.raises(cb.SourceError, match="encoding= is for text files"):
+    with pytest.raises(cb.errors.SourceError, match="encoding= is for text files"):
         cb.View(pa.table({"a": [1]}), encoding="latin-1")
     path = write("a.csv", "a,b\n1,2\n")
     for options, word in (
@@ -466,7 +466,7 @@ def test_options_that_do_not_apply_are_refused(write: Write) -> None:
         ({"quote": "''"}, "quote must be one"),
         ({"types": ["a"]}, "types must map"),
     ):
-        refused(path, word, kind=cb.PlanError, **options)
+        refused(path, word, kind=cb.errors.PlanError, **options)
 
 
 OPTIONS: dict[str, Any] = {
@@ -538,7 +538,7 @@ def test_numbers_in_a_column_declared_a_time_are_told_how_to_become_one(
     write: Write, name: str, content: str, column: str
 ) -> None:
     path = write(name, content)
-    with pytest.raises(cb.SourceError) as caught:
+    with pytest.raises(cb.errors.SourceError) as caught:
         rows(path, types={column: "time"})
     told = str(caught.value)
     assert f"{name} row 0: column {column!r}: " in told

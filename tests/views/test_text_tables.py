@@ -62,7 +62,7 @@ def test_a_json_field_becomes_what_the_page_says(
     lines = ['{"name": "x"}' if field is None else f'{{"name": "x", "v": {field}}}' for field in fields]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if kind == "refused":
-        with pytest.raises(cb.SourceError, match=r"a\.jsonl row \d"):
+        with pytest.raises(cb.errors.SourceError, match=r"a\.jsonl row \d"):
             cb.View(path)
     else:
         check(path, kind, values)

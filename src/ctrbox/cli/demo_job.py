@@ -82,8 +82,8 @@ features = cb.FeatureSet(
 plan = cb.compile(log, features)
 model = cb.models.DeepFM(plan.schema, dim=8, hidden=(64, 32), dropout=0.1)
 table = cb.MemoryTable(8, optimizer=cb.Adagrad(lr=0.05, initial=1.0))
-optimizer = cb.Adam(lr=0.002)
+optimizer = cb.optim.Adam(lr=0.002)
 
 epochs, batch_size = 2, 8192
 steps = epochs * -(-plan.rows * 9 // 10 // batch_size)
-settings = {"epochs": epochs, "batch_size": batch_size, "schedule": cb.Cosine(steps, floor=0.02)}
+settings = {"epochs": epochs, "batch_size": batch_size, "schedule": cb.optim.Cosine(steps, floor=0.02)}

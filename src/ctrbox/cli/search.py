@@ -73,7 +73,7 @@ def search(
 
     All models learn from the same examples, which are read and parsed once.
     """
-    from ctrbox.ffm.search import search as run
+    from ctrbox.ffm.model_search import search as run
 
     asked = read_models(models)
     inputs = [path.resolve() for path in (train, test, models) if path is not None]
@@ -109,7 +109,7 @@ def parsed(path: Path, to: Path, format: str, fields: list[str] | None) -> Examp
 
 
 def read_models(path: Path | None) -> dict[str, dict[str, Any]]:
-    from ctrbox.ffm.search import grid
+    from ctrbox.ffm.model_search import grid
 
     if path is None:
         return grid(**USUAL)

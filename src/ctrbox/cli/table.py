@@ -209,7 +209,7 @@ def _lists(floats: Any) -> Any:
 
 
 def of_a_checkpoint(folder: Path) -> bool:
-    """Whether it is a part of what several tables saved (cb.SparseTables)."""
+    """Whether it is a part of what several tables saved (cb.tables.SparseTables)."""
     return (folder.resolve().parent.parent / "TABLES").exists()
 
 
@@ -226,7 +226,9 @@ def of_a_run(folder: Path) -> Path | None:
 def refuse_of_a_run(folder: Path) -> None:
     """A run counts the bytes of its tables, and shares their files with other checkpoints: nobody changes them."""
     if of_a_checkpoint(folder):
-        raise Mistake(f"{folder} is part of a checkpoint of several tables; compact() those with cb.SparseTables")
+        raise Mistake(
+            f"{folder} is part of a checkpoint of several tables; compact() those with cb.tables.SparseTables"
+        )
     run = of_a_run(folder)
     if run is not None:
         copied = folder.resolve().stem

@@ -56,7 +56,8 @@ class Spec:
             return Spec(ModelServer, embedder.row, embedder.data.path.resolve(), options, budget, reads=reads)
         if not isinstance(embedder, MemoryTable | SparseTable):
             raise PlanError(
-                f"a {type(embedder).__name__} cannot be split over servers; take cb.MemoryTable, cb.SparseTable or cb.ModelServer"
+                f"a {type(embedder).__name__} cannot be split over servers; take cb.MemoryTable, cb.SparseTable "
+                "or cb.tables.ModelServer"
             )
         if servers > 1:
             check_splits(embedder)

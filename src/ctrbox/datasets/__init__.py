@@ -10,15 +10,13 @@ from ctrbox.datasets.bundled import ClickSet, criteo_attribution, criteo_sample,
 from ctrbox.datasets.delimited import avazu, criteo
 from ctrbox.datasets.events import adlog_events
 from ctrbox.datasets.lines import TextLog
-from ctrbox.datasets.movielens import MovieLens, movielens
-from ctrbox.datasets.synthetic import AdLog, adlog
+from ctrbox.datasets.movielens import movielens
+from ctrbox.datasets.synthetic import adlog
 from ctrbox.datasets.tokens import libffm, vw
 from ctrbox.errors import no_attribute
 
 __all__ = [
-    "AdLog",
     "ClickSet",
-    "MovieLens",
     "TextLog",
     "adlog",
     "adlog_events",

@@ -37,7 +37,9 @@ def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimi
             )
     if not callable(given) or isinstance(given, type):
         shown = given.__name__ if isinstance(given, type) else repr(given)
-        raise PlanError(f"optimizer must be cb.Adam(…), cb.Adagrad(…), cb.SGD(…) or a function, got {shown}")
+        raise PlanError(
+            f"optimizer must be cb.optim.Adam(…), cb.Adagrad(…), cb.optim.SGD(…) or a function, got {shown}"
+        )
 
     def made(weights: Any) -> torch.optim.Optimizer:
         found = given(weights)

@@ -1,6 +1,6 @@
 """How rows of a table come and go: counters of shows and clicks that fade, which keys get a row, which rows expire.
 
-table = cb.MemoryTable(16, counters=cb.Counters(decay=0.98), admission=cb.Admission(count=3))
+table = cb.MemoryTable(16, counters=cb.tables.Counters(decay=0.98), admission=cb.tables.Admission(count=3))
 table.push(keys, gradients, shows=shows, clicks=clicks)   # a trainer gives them by itself
 table.advance()                                           # a period has passed: a day, say
 table.expire(unseen=30, score=0.5)                        # rows not pushed for 30 periods, or of too low a score

@@ -223,7 +223,7 @@ class Table(ABC):
 
     def _check_counts(self) -> None:
         if self.counters is None:
-            raise PlanError("this table counts nothing; make it with counters=cb.Counters(decay=…)")
+            raise PlanError("this table counts nothing; make it with counters=cb.tables.Counters(decay=…)")
 
 
 # ---- checks

@@ -418,7 +418,7 @@ def check_memory(settings: _native.FfmSettings) -> None:
 
 def _rates(name: str, given: Any, usual: Rate) -> _native.BlockRates:
     if isinstance(given, bool) or not isinstance(given, Rate | int | float | np.integer | np.floating | None):
-        raise PlanError(f"{name}= must be a number, a cb.Rate or None, got {given!r}")
+        raise PlanError(f"{name}= must be a number, a cb.ffm.Rate or None, got {given!r}")
     rate = given if isinstance(given, Rate) else usual if given is None else replace(usual, rate=float(given))
     return _native.BlockRates(float(rate.rate), float(rate.power_t), float(rate.initial))
 

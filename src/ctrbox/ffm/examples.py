@@ -1,6 +1,6 @@
 """Examples for Deep FFM: from text, or parsed once into a compact file.
 
-    cache = cb.ExampleCache.parse("train.vw.gz", "train.ctrx")        # Vowpal Wabbit's text; libffm's with format="libffm"
+    cache = cb.ffm.ExampleCache.parse("train.vw.gz", "train.ctrx")        # Vowpal Wabbit's text; libffm's with format="libffm"
     cb.DeepFFM(cache, k=4).learn(cache)
 
 ``native/core/ffm/text.h`` says how lines are read, ``example_cache.h`` what the file holds. A bad line is counted and left

@@ -28,5 +28,5 @@ def check_counting(embedders: Sequence[Embedder]) -> None:
         if getattr(one, "summed", True) and not (isinstance(one, Table) and one.counters is not None):
             raise PlanError(
                 f"adaptive_l2 needs tables that count their keys, and this {type(one).__name__} does not; make it with "
-                "counters=cb.Counters()"
+                "counters=cb.tables.Counters()"
             )

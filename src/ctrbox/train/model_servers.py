@@ -27,7 +27,8 @@ def check_key_kinds(learner: Learner, plan: Plan) -> None:
                 raise DataError(
                     f"field {name!r} hashes its values to keys, so none of them can be in {server.data.path}: the keys in this "
                     f"file are small plain numbers; they were not hashed. The first is {int(server.data.keys[0])}. Write the "
-                    "file with the plan's key expression, for example cb.write_vectors(…, key=col('ad_id').key(space='image'))"
+                    "file with the plan's key expression, for example "
+                    "cb.tables.write_vectors(…, key=col('ad_id').key(space='image'))"
                 )
 
 

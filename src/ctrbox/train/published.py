@@ -58,7 +58,7 @@ def weights_of_run(learner: Learner) -> Weights:
             about |= {"init": embedder.init, "seed": embedder.seed}
         else:
             raise PlanError(
-                f"cannot publish the rows of {type(embedder).__name__}; expected a table or a cb.ModelServer"
+                f"cannot publish the rows of {type(embedder).__name__}; expected a table or a cb.tables.ModelServer"
             )
         keys, rows, _ = embedder.export()
         linear = int(embedder.row.linear)

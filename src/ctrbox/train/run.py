@@ -265,7 +265,7 @@ def _tables(
             if len(given) != 1:
                 raise PlanError(
                     f"{place} computes the vectors of {', '.join(map(repr, fields))} with a Model Server; give one, with its "
-                    f"data: cb.Run.load(…, servers={{{fields[0]!r}: cb.ModelServer(…)}})"
+                    f"data: cb.Run.load(…, servers={{{fields[0]!r}: cb.tables.ModelServer(…)}})"
                 )
             table = given.popitem()[1]
             table.restore(file, optimizer=False)
@@ -294,7 +294,9 @@ def _fields_of_tables(model: Path, state: Mapping[str, Any]) -> list[list[str]]:
 
 
 def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str, ModelServer]:
-    """Model Servers for `Run.load`, over vector files by field; their sub-models are cb.ImageEmbedding or cb.TextEmbedding."""
+    """Return Model Servers for `Run.load`, over vector files by field.
+
+    Their sub-models are `cb.tables.ImageEmbedding` or `cb.tables.TextEmbedding`."""
     place = Path(folder)
     found: dict[str, ModelServer] = {}
     tables = server_tables(place)
@@ -317,7 +319,7 @@ def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str,
         if kind == OTHER:
             raise PlanError(
                 f"the sub-model of {mine[0]!r} is none of ours, so that a file of vectors does not suffice; from Python: "
-                f"cb.Run.load(folder, servers={{{mine[0]!r}: cb.ModelServer(path, submodel)}})"
+                f"cb.Run.load(folder, servers={{{mine[0]!r}: cb.tables.ModelServer(path, submodel)}})"
             )
         found[mine[0]] = ModelServer(files[mine[0]], unfilled(kind, shapes).to_empty(device="cpu"))
     return found

@@ -23,6 +23,9 @@ class Constant:
         return 1.0
 
 
+CONSTANT = Constant()
+
+
 @dataclass(frozen=True)
 class Warmup:
     """A learning-rate schedule that rises linearly from nearly 0 to 1 in ``steps`` steps and stays at 1."""

@@ -7,8 +7,8 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -23,7 +23,7 @@ from ctrbox.engines.plan import Plan
 from ctrbox.engines.threads import whole
 from ctrbox.errors import DataError, DeviceError, PlanError, nearest
 from ctrbox.evaluate.calibration import MOST_SHIFT
-from ctrbox.train.schedule import Constant, Schedule
+from ctrbox.train.schedule import CONSTANT, Schedule
 
 DEVICES = ("auto", "cpu", "cuda")
 MONITORS = ("logloss", "auc", "gauc", "weighted_logloss", "weighted_auc", "weighted_gauc")
@@ -50,7 +50,7 @@ class Settings:
     evaluate_every: int | None = None  # steps; None: after each epoch
     clip: float | None = None
     seed: int = 0
-    schedule: Schedule = Constant()  # noqa: RUF009 - frozen
+    schedule: Schedule = CONSTANT
     calibrate: str | float | None = None  # what is added to every logit; see ``ctrbox.evaluate.calibration``
     adaptive_l2: float = 0.0  # a key's gradient += this · its row / how often it was met: rare keys are held most
 
@@ -80,7 +80,7 @@ class Settings:
                 f"added to every logit, got {self.calibrate!r}"
             )
         if not callable(self.schedule):
-            raise PlanError(f"schedule must give a factor for a step, as cb.Cosine does, got {self.schedule!r}")
+            raise PlanError(f"schedule must give a factor for a step, as cb.optim.Cosine does, got {self.schedule!r}")
 
     @property
     def shift(self) -> float:
@@ -88,7 +88,7 @@ class Settings:
         return float(self.calibrate) if isinstance(self.calibrate, int | float) else 0.0
 
     def plain(self) -> dict[str, Any]:
-        return {**asdict(replace(self, schedule=Constant())), "schedule": described(self.schedule)}
+        return {**asdict(replace(self, schedule=CONSTANT)), "schedule": described(self.schedule)}
 
 
 def with_batch_size(settings: Settings, rows: int) -> Settings:
@@ -101,18 +101,17 @@ def with_batch_size(settings: Settings, rows: int) -> Settings:
     return replace(settings, batch_size=size)
 
 
-def settings_of(given: dict[str, Any]) -> Settings:
-    known = [f.name for f in fields(Settings)]
-    for name in given:
-        if name in OF_THE_TRAINER or name == "learning_rate":
-            right = "lr" if name == "learning_rate" else name
-            raise PlanError(
-                f"{name} is an argument of the trainer, not of a training: cb.Trainer(…, {right}={_short(given[name])})"
-                + ("; on the command line: ctrbox train --lr" if right == "lr" else "")
-            )
-        if name not in known:
-            raise PlanError(f"there is no setting {name!r}{nearest(name, known)}; expected one of {', '.join(known)}")
-    return Settings(**given)
+def no_setting(given: Mapping[str, Any], names: Iterable[str]) -> PlanError:
+    """Return the error for arguments that ``Trainer.fit`` does not take; ``names`` are those that it takes."""
+    name, value = next(iter(given.items()))
+    if name in OF_THE_TRAINER or name == "learning_rate":
+        right = "lr" if name == "learning_rate" else name
+        return PlanError(
+            f"{name} is an argument of the trainer, not of a training: cb.Trainer(…, {right}={_short(value)})"
+            + ("; on the command line: ctrbox train --lr" if right == "lr" else "")
+        )
+    known = [known for known in names if known not in ("self", "plan", "unknown")]
+    return PlanError(f"there is no setting {name!r}{nearest(name, known)}; expected one of {', '.join(known)}")
 
 
 def device_for(asked: str, embedder: Any, plan: Plan) -> torch.device:
@@ -128,7 +127,7 @@ def device_for(asked: str, embedder: Any, plan: Plan) -> torch.device:
         home = homes.pop()
         if asked != "auto" and asked != home.type:
             raise PlanError(
-                f"device={asked!r} cannot train with a cb.GpuTable on {home}; take device='auto', or cb.MemoryTable"
+                f"device={asked!r} cannot train with a cb.tables.GpuTable on {home}; take device='auto', or cb.MemoryTable"
             )
         return home
     named = plan.device != "auto" or embedder is None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from torch import nn
 
@@ -20,7 +21,8 @@ from ctrbox.train.look_ahead import MOST
 from ctrbox.train.progress import Watcher, watcher
 from ctrbox.train.rows_before import check_tables
 from ctrbox.train.run import Run
-from ctrbox.train.settings import DEVICES, Settings, settings_of, with_batch_size
+from ctrbox.train.schedule import CONSTANT, Schedule
+from ctrbox.train.settings import DEVICES, Settings, no_setting, with_batch_size
 from ctrbox.train.sources import Embedders
 from ctrbox.train.summary import Look
 from ctrbox.train.warm_up import WarmUp
@@ -32,11 +34,11 @@ class Trainer:
     ``embedder``: one for all fields, a dict by field (``"*"``: the rest), `SparseTables` by dim, or
     None for tables on the model's device.
     ``threads``: number of threads that learn, from 1 to 256; default: as many as the plan has. The weights do not depend on it.
-    ``optimizer``: of the dense weights, ``cb.Adam(lr=…)``, ``cb.Adagrad``, ``cb.SGD``, or a function from parameters to a torch
-    optimizer. ``device``: of the model, "cpu", "cuda" or "auto": where its tables are, or its plan was told to run. ``bf16``:
-    products of the dense part in bfloat16, weights and tables stay float32. ``common``: fields of many keys a row that rows of
-    one group share, such as a user's history: looked up and pooled once a user and batch. ``lr``: learning rate of the tables
-    (`FTRL`: ``alpha``) in place of the one they were made with; their rows and optimizer states stay.
+    ``optimizer``: of the dense weights, ``cb.optim.Adam(lr=…)``, ``cb.Adagrad``, ``cb.optim.SGD``, or a function from parameters
+    to a torch optimizer. ``device``: of the model, "cpu", "cuda" or "auto": where its tables are, or its plan was told to run.
+    ``bf16``: products of the dense part in bfloat16, weights and tables stay float32. ``common``: fields of many keys a row
+    that rows of one group share, such as a user's history: looked up and pooled once a user and batch. ``lr``: learning rate
+    of the tables (`FTRL`: ``alpha``) in place of the one they were made with; their rows and optimizer states stay.
     """
 
     def __init__(
@@ -74,7 +76,20 @@ class Trainer:
         self,
         plan: Plan,
         *,
+        batch_size: int | None = None,
+        epochs: int = 1,
         valid: float | Plan = 0.1,
+        limit: int | None = None,
+        shuffle: int = 0,
+        negatives: float = 1.0,
+        patience: int | None = None,
+        monitor: str | None = None,
+        evaluate_every: int | None = None,
+        clip: float | None = None,
+        seed: int = 0,
+        schedule: Schedule = CONSTANT,
+        calibrate: str | float | None = None,
+        adaptive_l2: float = 0.0,
         out: str | Path | None = None,
         resume: bool = True,
         overwrite: bool = False,
@@ -93,33 +108,72 @@ class Trainer:
         warm_up: str = "none",
         warm_from: Run | str | Path | None = None,
         cluster: Elsewhere | None = None,
-        **settings: Any,
+        **unknown: Never,
     ) -> Run:
-        """Train, evaluate, and keep everything in the run folder ``out``.
+        """Train, evaluate, and keep everything in the run folder ``out``. Rows are rows of the log.
 
-        ``valid``: share of the log, its newest rows, or another plan of the same features. ``resume``: continue where an
-        unfinished run in ``out`` stopped. ``overlap=False``: one stage after the other, same weights. ``look_ahead``: batches,
-        up to 64, that are read ahead and wait on disk, so that tables larger than memory keep the rows that come again;
-        0: none, same weights. ``time`` and ``by``:
-        expressions that split the final evaluation into windows and slices. ``explain``: search for the worst slices and
-        compute feature importance; default: True if ``out`` is given. ``callbacks``: called after steps, evaluations
-        and checkpoints and at the end (docs/callbacks.md). ``tables``: what to do with rows that tables already hold: "empty"
-        removes them, "keep" continues from them; default: keep with a warning, and an error with ``overwrite``. ``warm_up``:
-        start with the weights of the run ``warm_from``: "full" with all, "partial" without the embeddings of ids, "continue"
-        with optimizer states too, as if that training had not ended. ``cluster``: where to train, such as
-        ``cb.Cluster(workers=2, servers=2)``; default: train in this process. Other settings: see
-        ``ctrbox.train.settings.Settings`` (batch_size, epochs, limit, shuffle, negatives, patience, monitor,
-        evaluate_every, clip, seed, schedule, calibrate, adaptive_l2). ``calibrate`` corrects predictions after training
-        with sample weights: "weights" adds log(w0 / w1), which requires weights that depend only on the label; "intercept" fits
-        the click rate of the validation rows; a number (between -50 and 50) is added to every logit.
+        Arguments that decide the weights:
+
+        - ``batch_size``: rows per step; default: a power of two that gives about 250 steps per epoch.
+        - ``epochs``: how many times to train on the log, from 1 to 10,000.
+        - ``valid``: share of the log to evaluate on, its newest rows, from 0 (none) to 0.9; or another plan of the same features.
+        - ``limit``: number of rows of the log to use, to try something out; default: all.
+        - ``shuffle``: number of rows within which the order is shuffled; 0 keeps the order of the log.
+        - ``negatives``: share of the rows without a click to train on, above 0 and up to 1.
+        - ``patience``: number of evaluations without improvement of ``monitor`` after which training stops; default: never.
+        - ``monitor``: the metric to improve: "logloss", "auc", "gauc", or one of them after "weighted_"; default: the loss that
+          training lowers.
+        - ``evaluate_every``: steps between evaluations; default: one after each epoch.
+        - ``clip``: maximum norm of a step's gradient of the dense weights; default: none.
+        - ``seed``: of random numbers, 0 or more.
+        - ``schedule``: a factor of the learning rate for each step, such as ``cb.optim.Cosine(steps=1000)``.
+        - ``calibrate``: corrects predictions after training with sample weights. "weights" adds log(w0 / w1), which requires
+          weights that depend only on the label; "intercept" fits the click rate of the validation rows; a number (between -50
+          and 50) is added to every logit.
+        - ``adaptive_l2``: adds this number · row / (how often its key was met) to the gradient of each row of a table.
+        - ``tables``: what to do with rows that tables already hold: "empty" removes them, "keep" continues from them; default:
+          keep with a warning, and an error with ``overwrite``.
+        - ``warm_up``: start with the weights of the run ``warm_from``: "full" with all, "partial" without the embeddings of
+          ids, "continue" with optimizer states too, as if that training had not ended.
+
+        Arguments that change no weight:
+
+        - ``resume``: continue where an unfinished run in ``out`` stopped. ``overwrite``: replace a run in ``out``.
+        - ``overlap=False``: run the stages one after the other. ``ahead``: batches that a stage may be ahead of the next.
+        - ``look_ahead``: batches, up to 64, that are read ahead and wait on disk, so that tables larger than memory keep the rows
+          that are used again soon; 0: none.
+        - ``checkpoint_seconds``, ``checkpoint_steps``: time or steps between checkpoints.
+        - ``time`` and ``by``: expressions that split the final evaluation into windows and slices. ``explain``: search for the
+          worst slices and compute feature importance; default: True if ``out`` is given. ``best_auc``: the AUC of the true click
+          probabilities, for the report.
+        - ``progress``: True shows a progress bar. ``callbacks``: called after steps, evaluations and checkpoints and at the end
+          (docs/callbacks.md).
+        - ``cluster``: where to train, such as ``cb.Cluster(workers=2, servers=2)``; default: in this process.
         """
+        if unknown:
+            raise no_setting(unknown, FIT)
         check_tables(tables)
         check_arguments(out, ahead, look_ahead, checkpoint_seconds, checkpoint_steps, progress)
         if not isinstance(plan, Plan):
             raise PlanError(f"fit needs a plan, as cb.compile gives it, got {type(plan).__name__}")
         warm = WarmUp(warm_up, warm_from)
         share = 0.0 if isinstance(valid, Plan) else valid
-        chosen = settings_of({**settings, "valid": share})
+        chosen = Settings(
+            batch_size=batch_size,
+            epochs=epochs,
+            valid=share,
+            limit=limit,
+            shuffle=shuffle,
+            negatives=negatives,
+            patience=patience,
+            monitor=monitor,
+            evaluate_every=evaluate_every,
+            clip=clip,
+            seed=seed,
+            schedule=schedule,
+            calibrate=calibrate,
+            adaptive_l2=adaptive_l2,
+        )
         split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
         chosen = with_calibration(with_batch_size(chosen, split.train_rows), plan, split)
         # A plan with as many threads has warned of too few cores already.
@@ -156,6 +210,9 @@ class Trainer:
             tables=tables,
             cluster=cluster,
         )
+
+
+FIT = tuple(inspect.signature(Trainer.fit).parameters)
 
 
 def check_have_effect(

@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.plan import Plan, Position
 from ctrbox.engines.plan import compile as compile_plan
 from ctrbox.engines.threads import MOST_LEARNING, checked_threads
-from ctrbox.errors import BudgetError, PlanError, TrainError, nearest
+from ctrbox.errors import BudgetError, PlanError, TrainError, nearest, no_argument
 from ctrbox.evaluate.interval import auc_difference, logloss_difference
 from ctrbox.evaluate.verdict import Candidate, Cost, Trial
 from ctrbox.plan.graph.build import build_columns
@@ -48,6 +48,7 @@ from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.sampling import Labels, thin
+from ctrbox.train.schedule import CONSTANT, Schedule
 from ctrbox.train.settings import Settings, with_batch_size
 from ctrbox.train.sources import reads_of
 
@@ -68,33 +69,50 @@ def trial(
     table: MemoryTable | Mapping[str, MemoryTable] | None = None,
     seeds: int | Sequence[int] = 3,
     together: bool = False,
+    batch_size: int | None = None,
+    epochs: int = 1,
     valid: float | Plan = 0.1,
+    limit: int | None = None,
+    shuffle: int = 0,
+    negatives: float = 1.0,
+    clip: float | None = None,
+    seed: int = 0,
+    schedule: Schedule = CONSTANT,
     optimizer: DenseOptimizer | None = None,
     threads: int | None = None,
     overlap: bool = True,
     progress: bool | Watcher = False,
-    **settings: Any,
+    **unknown: Never,
 ) -> Trial:
     """Train with and without each feature of ``add`` on the same rows and seeds, and compare.
 
     ``model``: one of ``cb.models``, or a function from a schema to a module. ``table``: a memory table whose settings each
     learner's own table takes; its budget is divided among them. ``seeds``: how many, or which. ``together``: all of ``add`` as
-    one candidate. ``valid`` and other settings (batch_size, epochs, limit, shuffle, negatives, clip, seed, schedule) as for
-    ``Trainer.fit``.
+    one candidate. ``batch_size`` to ``optimizer`` are as for ``Trainer.fit`` and ``cb.Trainer``.
     """
+    for name in unknown:
+        if name in ("patience", "evaluate_every", "monitor"):
+            raise PlanError(f"a trial trains every learner equally long, so it takes no {name}=; give epochs=")
+        raise no_argument(
+            "trial", [name], [known for known in trial.__annotations__ if known not in ("unknown", "return")]
+        )
     if not isinstance(plan, Plan):
         raise PlanError(f"trial needs a plan, as cb.compile gives it, got {type(plan).__name__}")
     if plan.features.label is None:
         raise TrainError("the plan has no label to judge by; give one: cb.FeatureSet(label=col('clicked'), …)")
     used = plan.threads if threads is None else checked_threads(threads, MOST_LEARNING)
     candidates = _candidates(plan, add, together)
-    for name in ("patience", "evaluate_every", "monitor"):
-        if name in settings:
-            raise PlanError(f"a trial trains every learner equally long, so it takes no {name}=; give epochs=")
-    try:
-        chosen = Settings(**{**settings, "valid": 0.0 if isinstance(valid, Plan) else valid})
-    except TypeError as error:
-        raise PlanError(f"trial: {error}") from None
+    chosen = Settings(
+        batch_size=batch_size,
+        epochs=epochs,
+        valid=0.0 if isinstance(valid, Plan) else valid,
+        limit=limit,
+        shuffle=shuffle,
+        negatives=negatives,
+        clip=clip,
+        seed=seed,
+        schedule=schedule,
+    )
     if not isinstance(valid, Plan) and not chosen.valid:
         raise PlanError("a trial judges by validation rows; give valid= a share above 0, or another plan")
     numbers = _seeds(seeds, chosen.seed)

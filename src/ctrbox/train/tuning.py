@@ -31,9 +31,8 @@ from ctrbox.embed.table import Table
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, PlanError, TrainError, nearest
 from ctrbox.train.progress import Watcher
-from ctrbox.train.settings import Settings
 from ctrbox.train.trackers import OptunaPruning, imported
-from ctrbox.train.trainer import Trainer
+from ctrbox.train.trainer import FIT, Trainer
 
 # Metrics by which trials are compared, and whether less of them is better.
 METRICS = {"logloss": "minimize", "auc": "maximize", "gauc": "maximize", "rig": "maximize"}
@@ -65,8 +64,7 @@ def chosen(tune: Callable[[Any], Mapping[str, Any]], trial: Any) -> tuple[dict[s
         raise PlanError(
             f"`tune` gave a {type(found).__name__}; expected a dict with 'model', 'table' or settings of Trainer.fit"
         )
-    arguments = [n for n in inspect.signature(Trainer.fit).parameters if n not in ("self", "settings", *NOT_HERE)]
-    known = [*PARTS, *arguments, *(n for n in Settings.__dataclass_fields__ if n not in arguments)]
+    known = [*PARTS, *(name for name in FIT if name not in ("self", "unknown", *NOT_HERE))]
     for name in found:
         if name not in known:
             near = nearest(str(name), known)

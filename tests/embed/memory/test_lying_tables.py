@@ -78,7 +78,7 @@ def test_a_head_that_contradicts_itself_is_refused(table: list[bytes], tmp_path:
 def counted(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """Blocks of a saved table whose rows are counted: head, clock, 64 shards and end."""
     path = tmp_path_factory.mktemp("counted") / "t"
-    made = MemoryTable(2, counters=cb.Counters(decay=0.5))
+    made = MemoryTable(2, counters=cb.tables.Counters(decay=0.5))
     made.save(path)
     whole = path.read_bytes()
     return unsealed(whole, [WITH_LIFE, len(whole) - WITH_LIFE - 8 - 64 * 16 - 24 - 8, *[8] * 64])
@@ -219,7 +219,7 @@ def test_keys_gradients_and_counts_fit_each_other() -> None:
 
 
 def test_periods_end_before_a_float_cannot_tell_them_apart() -> None:
-    made = MemoryTable(2, counters=cb.Counters(decay=0.5))
+    made = MemoryTable(2, counters=cb.tables.Counters(decay=0.5))
     made._native.advance((1 << 24) - 2)
     assert made._native.clock == (1 << 24) - 2
     with pytest.raises(ValueError, match="more than 16,777,215 periods"):

@@ -372,9 +372,11 @@ def test_a_table_of_the_other_kind_is_told_who_reads_it(tmp_path: Path) -> None:
     memory = MemoryTable(4)
     memory.pull(np.arange(1, 4))
     memory.save(tmp_path / "file")
-    with pytest.raises(cb.SourceError, match=r"saved is a folder, expected a file; SparseTable\.load reads folders"):
+    with pytest.raises(
+        cb.errors.SourceError, match=r"saved is a folder, expected a file; SparseTable\.load reads folders"
+    ):
         MemoryTable.load(tmp_path / "saved")
     with pytest.raises(
-        cb.SourceError, match=r"file is a file, expected the folder of a Sparse Table; MemoryTable\.load"
+        cb.errors.SourceError, match=r"file is a file, expected the folder of a Sparse Table; MemoryTable\.load"
     ):
         cb.SparseTable.load(tmp_path / "file")

@@ -104,7 +104,7 @@ class Patient:
         """Open, verify and read a damaged table; where the damage was found."""
         try:
             table = opened(place)
-        except cb.SourceError as error:
+        except cb.errors.SourceError as error:
             if name not in str(error):
                 raise Unnoticed(f"{what}: refused without naming the file: {error}") from error
             return "open"
@@ -126,7 +126,7 @@ class Patient:
             part = slice(at, at + 50)
             try:
                 found = table.pull(self.keys[part], create=False)
-            except cb.SourceError as error:
+            except cb.errors.SourceError as error:
                 if name not in str(error):
                     raise Unnoticed(f"{what}: a pull is refused without naming the file: {error}") from error
                 refused += 1
@@ -135,7 +135,7 @@ class Patient:
                 raise Unnoticed(f"{what}: a pull gives wrong rows, from key {self.keys[part][0]} on")
         try:
             keys, values, states = table.export()
-        except cb.SourceError as error:
+        except cb.errors.SourceError as error:
             if name not in str(error):
                 raise Unnoticed(f"{what}: export is refused without naming the file: {error}") from error
             return refused + 1

@@ -149,13 +149,13 @@ def look(folder: Path, replay: Replay, said: str, beside: bool, where: str) -> i
 
     try:
         table = opened(copy)
-    except cb.CtrboxError as error:
+    except cb.errors.CtrboxError as error:
         raise broken(f"it does not open: {error}") from error
     try:
         damage = table.verify()
         rows = table.export()
         parts = [table.pull(rows[0][at : at + 100], create=False) for at in range(0, len(rows[0]), 100)]
-    except cb.CtrboxError as error:
+    except cb.errors.CtrboxError as error:
         raise broken(f"it cannot be read: {error}") from error
     finally:
         table.close(checkpoint=False)

@@ -117,14 +117,14 @@ def test_weights_of_a_run_are_whole_when_a_compaction_error_is_raised(tmp_path: 
 
 
 def test_several_dims_are_checkpointed_when_a_compaction_error_is_raised(tmp_path: Path) -> None:
-    tables = cb.SparseTables(tmp_path / "both", dims=(DIM, 2), ram="8MB", segment_bytes=1 << 16)
+    tables = cb.tables.SparseTables(tmp_path / "both", dims=(DIM, 2), ram="8MB", segment_bytes=1 << 16)
     runs_added(tables[DIM], KEYS[:6_000], 5)
     flipped(tmp_path / "both" / f"dim-{DIM}")
     runs_added(tables[DIM], KEYS[6_000:], 5)
     until(lambda: tables[DIM].stats()["compaction_errors"] > 0)
     with pytest.raises(CompactionError, match=f"dim-{DIM}"):
         tables.close()
-    with cb.SparseTables(tmp_path / "both", dims=(DIM, 2), ram="8MB") as again:
+    with cb.tables.SparseTables(tmp_path / "both", dims=(DIM, 2), ram="8MB") as again:
         assert len(again) == len(KEYS)
 
 

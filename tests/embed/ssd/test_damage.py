@@ -125,7 +125,7 @@ def test_a_push_that_meets_damage_changes_nothing(patient: Patient, tmp_path: Pa
                 try:
                     table.push(keys, gradients)
                     pushed.append(keys)
-                except cb.SourceError as error:
+                except cb.errors.SourceError as error:
                     assert path.name in str(error)  # noqa: PT017 - the other way out is right as well
                     refused += 1
             path.write_bytes(good)
@@ -142,7 +142,7 @@ def test_a_refused_open_lets_go_of_the_lock(patient: Patient, tmp_path: Path) ->
     good = manifest.read_bytes()
     manifest.write_bytes(good[:-1])
     for _ in range(3):
-        with pytest.raises(cb.SourceError, match="MANIFEST"):
+        with pytest.raises(cb.errors.SourceError, match="MANIFEST"):
             opened(tmp_path / "table")
     manifest.write_bytes(good)
     with opened(tmp_path / "table") as table:

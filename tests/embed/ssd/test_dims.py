@@ -20,17 +20,17 @@ from ctrbox.errors import CtrboxError, PlanError, SourceError
 KEYS = np.arange(1, 500)
 
 
-def tables(path: Path, dims: tuple[int, ...] = (4, 16), **options) -> cb.SparseTables:
-    return cb.SparseTables(path, dims, ram="4MB", optimizer=cb.Adagrad(0.1), seed=2, **options)
+def tables(path: Path, dims: tuple[int, ...] = (4, 16), **options) -> cb.tables.SparseTables:
+    return cb.tables.SparseTables(path, dims, ram="4MB", optimizer=cb.Adagrad(0.1), seed=2, **options)
 
 
-def pushed(made: cb.SparseTables, times: int = 1) -> None:
+def pushed(made: cb.tables.SparseTables, times: int = 1) -> None:
     for part in made:
         for _ in range(times):
             part.push(KEYS, np.ones((len(KEYS), part.dim), np.float32))
 
 
-def rows(made: cb.SparseTables) -> dict[int, np.ndarray]:
+def rows(made: cb.tables.SparseTables) -> dict[int, np.ndarray]:
     return {part.dim: part.export()[1] for part in made}
 
 

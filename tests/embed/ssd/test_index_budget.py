@@ -11,7 +11,7 @@ import pytest
 import ctrbox as cb
 
 RAM, BATCH = 1_000_000, 400
-SETTINGS: dict[str, Any] = {"optimizer": cb.SGD(lr=0.5), "init": 0.01, "seed": 3}
+SETTINGS: dict[str, Any] = {"optimizer": cb.optim.SGD(lr=0.5), "init": 0.01, "seed": 3}
 POLICIES = ["heat", "s3fifo", "clock", "lru", "lfu"]
 
 

@@ -42,18 +42,18 @@ def damaged(path: Path, at: int = 5_000) -> Path:
 
 def test_a_flipped_bit_a_cut_and_a_lost_file(saved: tuple[Path, Path, np.ndarray]) -> None:
     path, elsewhere, rows = saved
-    assert cb.repair(path, elsewhere) == []
+    assert cb.tables.repair(path, elsewhere) == []
     for hurt in (damaged, lambda p: damaged(p, 70_000)):
         file = hurt(path)
-        assert cb.repair(path, elsewhere) == [file]
-        assert cb.repair(path, elsewhere) == []
+        assert cb.tables.repair(path, elsewhere) == [file]
+        assert cb.tables.repair(path, elsewhere) == []
     file = min((path / "segments").glob("*.seg"))
     whole = file.read_bytes()
     file.unlink()
     file.write_bytes(whole[:9_000])
-    assert cb.repair(path, elsewhere) == [file]
+    assert cb.tables.repair(path, elsewhere) == [file]
     file.unlink()
-    assert cb.repair(path, elsewhere) == [file]
+    assert cb.tables.repair(path, elsewhere) == [file]
     with cb.SparseTable.load(path, ram="1MB") as table:
         assert table.verify() == []
         assert (table.export()[1] == rows).all()
@@ -69,23 +69,23 @@ def test_what_cannot_be_repaired_is_left_as_it_is(saved: tuple[Path, Path, np.nd
         one.seek(5_000)
         one.write(bytes([byte[0] ^ 1]))
     with pytest.raises(SourceError, match="has no copy of it"):  # the same files, linked
-        cb.repair(path, tmp_path / "saved")
+        cb.tables.repair(path, tmp_path / "saved")
     before = file.read_bytes()
     damaged(elsewhere, 6_000)
     with pytest.raises(SourceError, match="damaged too"):
-        cb.repair(path, elsewhere)
+        cb.tables.repair(path, elsewhere)
     assert file.read_bytes() == before
     with cb.SparseTable(tmp_path / "other", 8, ram="1MB", segment_bytes=1 << 17, seed=9) as other:
         for turn in range(4):
             other.push(KEYS, np.full((len(KEYS), 8), 7.0 + turn, np.float32))
             other.flush()
     with pytest.raises(SourceError, match=r"has no copy of it.*older checkpoint"):
-        cb.repair(path, tmp_path / "other")
+        cb.tables.repair(path, tmp_path / "other")
     with pytest.raises(SourceError, match="holds no table"):
-        cb.repair(path, tmp_path / "nowhere")
+        cb.tables.repair(path, tmp_path / "nowhere")
     (path / "MANIFEST").write_bytes(b"x" * 100)
     with pytest.raises(SourceError, match="MANIFEST"):
-        cb.repair(path, elsewhere)
+        cb.tables.repair(path, elsewhere)
 
 
 def test_a_segment_that_came_after_the_save_is_not_there(saved: tuple[Path, Path, np.ndarray]) -> None:
@@ -95,4 +95,4 @@ def test_a_segment_that_came_after_the_save_is_not_there(saved: tuple[Path, Path
         table.checkpoint()
     damaged(path)
     with pytest.raises(SourceError, match="has no copy of it"):
-        cb.repair(path, elsewhere)
+        cb.tables.repair(path, elsewhere)

@@ -26,7 +26,9 @@ def shards_of(keys: np.ndarray) -> np.ndarray:
 
 def test_rows_that_are_changed_and_evicted_during_a_scan_come_once_as_they_are_then(tmp_path: Path) -> None:
     keys = np.arange(1, 6_001, dtype=np.int64)
-    with cb.SparseTable(tmp_path / "t", 1024, ram="16MB", optimizer=cb.SGD(lr=1.0), segment_bytes=1 << 20) as table:
+    with cb.SparseTable(
+        tmp_path / "t", 1024, ram="16MB", optimizer=cb.optim.SGD(lr=1.0), segment_bytes=1 << 20
+    ) as table:
         rng = np.random.default_rng(3)
         for some in np.array_split(keys, 30):
             table.pull(some)
@@ -63,10 +65,10 @@ print(rows, before)
 def test_a_scan_and_a_check_of_a_large_shard_need_little_memory(tmp_path: Path) -> None:
     candidates = np.arange(1, 800_000, dtype=np.int64)
     keys = candidates[shards_of(candidates) == 7][:12_000]  # 100 MB in one shard
-    with cb.SparseTable(tmp_path / "t", 2048, ram="512MB", optimizer=cb.SGD(lr=1.0)) as table:
+    with cb.SparseTable(tmp_path / "t", 2048, ram="512MB", optimizer=cb.optim.SGD(lr=1.0)) as table:
         for some in np.array_split(keys, 60):
             table.pull(some)
-    with cb.SparseTable(tmp_path / "empty", 2048, ram="16MB", optimizer=cb.SGD(lr=1.0)) as table:
+    with cb.SparseTable(tmp_path / "empty", 2048, ram="16MB", optimizer=cb.optim.SGD(lr=1.0)) as table:
         table.checkpoint()
     peaks = {}
     for name, count in (("t", len(keys)), ("empty", 0)):

@@ -20,7 +20,7 @@ from ctrbox.embed.embedder import Embedder, Row
 from ctrbox.errors import BudgetError, CtrboxError, DataError, PlanError, SourceError
 
 SMALL = 300_000  # bytes: some thousand rows of 4 floats
-OPTIMIZERS = [cb.SGD(), cb.Adagrad(), cb.RowwiseAdagrad(), cb.Adam(), cb.FTRL(l1=0.01)]
+OPTIMIZERS = [cb.optim.SGD(), cb.Adagrad(), cb.optim.RowwiseAdagrad(), cb.optim.Adam(), cb.optim.FTRL(l1=0.01)]
 
 
 def same(sparse: cb.SparseTable, memory: cb.MemoryTable) -> None:
@@ -71,8 +71,10 @@ def test_no_policy_and_no_number_of_threads_changes_a_bit(tmp_path: Path, policy
 
 @pytest.mark.parametrize("row", [Row(0, True), Row(1), Row(7, True), Row(1100)])
 def test_rows_of_any_width(tmp_path: Path, row: Row) -> None:
-    with cb.SparseTable(tmp_path / "t", row.dim, ram=max(SMALL, 3000 * row.width * 8), optimizer=cb.Adam()) as table:
-        memory = cb.MemoryTable(row.dim, optimizer=cb.Adam())
+    with cb.SparseTable(
+        tmp_path / "t", row.dim, ram=max(SMALL, 3000 * row.width * 8), optimizer=cb.optim.Adam()
+    ) as table:
+        memory = cb.MemoryTable(row.dim, optimizer=cb.optim.Adam())
         for t in (table, memory):
             t.open(row)
         trained([table, memory], 12, n=900)
@@ -235,7 +237,7 @@ def test_a_batch_larger_than_the_budget_is_refused_and_loses_nothing(tmp_path: P
 def test_the_memory_that_would_do_counts_a_sketch_once(tmp_path: Path) -> None:
     keys, gradients, shows = np.arange(1, 500_001), np.ones((500_000, 4), np.float32), np.full(500_000, 2, np.float32)
     with (
-        cb.SparseTable(tmp_path / "t", 4, ram="12MB", admission=cb.Admission(count=2, sketch="8MB")) as table,
+        cb.SparseTable(tmp_path / "t", 4, ram="12MB", admission=cb.tables.Admission(count=2, sketch="8MB")) as table,
         pytest.raises(BudgetError, match=r"no room for all of 500,000 keys") as refused,
     ):
         table.push(keys, gradients, shows=shows, clicks=0 * shows)
@@ -255,7 +257,7 @@ def test_another_shape_is_refused_by_name(tmp_path: Path) -> None:
         trained([table], 2)
     for options, said in (
         ({"dim": 8}, "saved with dim 4, this table has 8"),
-        ({"dim": 4, "optimizer": cb.Adam()}, r"saved with .*optimizer Adagrad.* this table uses Adam"),
+        ({"dim": 4, "optimizer": cb.optim.Adam()}, r"saved with .*optimizer Adagrad.* this table uses Adam"),
         ({"dim": 4, "seed": 3}, "saved with seed 0, this table has 3"),
     ):
         with pytest.raises(DataError, match=said):

@@ -32,12 +32,12 @@ from ctrbox.embed.table import shape_of
 RAMS = [1.0, 1.3, 3.0]
 OPTIMIZERS = [
     cb.Adagrad(lr=0.05),
-    cb.SGD(lr=0.3, l2=0.01),
-    cb.RowwiseAdagrad(lr=0.2, initial=0.5),
-    cb.Adam(lr=0.01),
-    cb.FTRL(alpha=0.5, beta=0.1, l1=0.05, l2=0.3),
+    cb.optim.SGD(lr=0.3, l2=0.01),
+    cb.optim.RowwiseAdagrad(lr=0.2, initial=0.5),
+    cb.optim.Adam(lr=0.01),
+    cb.optim.FTRL(alpha=0.5, beta=0.1, l1=0.05, l2=0.3),
 ]
-ADMISSIONS = [None, None, cb.Admission(count=2, sketch=4096), cb.Admission(probability=0.5)]
+ADMISSIONS = [None, None, cb.tables.Admission(count=2, sketch=4096), cb.tables.Admission(probability=0.5)]
 # In memory a sync costs nothing: 5 s instead of 40. Real disks are for test_crash.py.
 QUICK_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 EXTREMES = [0, 1, -1, 2**63 - 1, -(2**63), 2**32, -(2**32)]
@@ -78,7 +78,7 @@ class SparseTableMachine(RuleBasedStateMachine):
         ram=st.sampled_from(RAMS),
         threads=st.sampled_from([1, 2, None]),
         policy=st.sampled_from(POLICIES),
-        counters=st.sampled_from([None, cb.Counters(0.8)]),
+        counters=st.sampled_from([None, cb.tables.Counters(0.8)]),
         admission=st.sampled_from(ADMISSIONS),
         warm=st.sampled_from([50, 0, 90]),
     )
@@ -91,8 +91,8 @@ class SparseTableMachine(RuleBasedStateMachine):
         ram: float,
         threads: int | None,
         policy: str,
-        counters: cb.Counters | None,
-        admission: cb.Admission | None,
+        counters: cb.tables.Counters | None,
+        admission: cb.tables.Admission | None,
         warm: int,
     ) -> None:
         self.row, self.policy = Row(dim, linear), policy
@@ -199,16 +199,16 @@ class SparseTableMachine(RuleBasedStateMachine):
             return
         gradients = self.gradients(seed, keys)
         gradients[at, -1] = bad
-        with pytest.raises(cb.DataError, match=str(keys[at])):
+        with pytest.raises(cb.errors.DataError, match=str(keys[at])):
             self.table.push(keys, gradients)
 
     @rule(seed=SEEDS)
     def call_with_keys_of_another_kind(self, seed: int) -> None:
         keys = self.keys(seed, 7)
         for wrong in (keys.astype(np.float64), keys.astype(np.uint64), keys.reshape(1, -1)):
-            with pytest.raises(cb.DataError):
+            with pytest.raises(cb.errors.DataError):
                 self.table.pull(wrong)  # type: ignore[arg-type]
-        with pytest.raises(cb.DataError):
+        with pytest.raises(cb.errors.DataError):
             self.table.push(keys, np.zeros((7, self.row.width + 1), np.float32))
 
     # ---- how rows go

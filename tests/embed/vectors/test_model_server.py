@@ -24,27 +24,27 @@ from tests.models.conftest import one_thread  # noqa: F401
 WIDTH = 9
 
 
-def data(folder: Path, rows: int = 40, shards: int | None = None, seed: int = 0) -> cb.VectorFile:
+def data(folder: Path, rows: int = 40, shards: int | None = None, seed: int = 0) -> cb.tables.VectorFile:
     vectors = np.random.default_rng(seed).standard_normal((rows, WIDTH)).astype(np.float32)
-    return cb.write_vectors(
+    return cb.tables.write_vectors(
         folder / f"v{shards}", {"k": np.arange(1, rows + 1), "v": vectors}, key="k", vector="v", shards=shards
     )
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int | None, cb.VectorFile]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int | None, cb.tables.VectorFile]:
     return {shards: data(tmp_path_factory.mktemp("files"), shards=shards) for shards in (None, 2)}
 
 
 def submodel(seed: int = 0, dim: int = 3) -> nn.Module:
     torch.manual_seed(seed)
-    return cb.ImageEmbedding(WIDTH, (7, 5), dim)
+    return cb.tables.ImageEmbedding(WIDTH, (7, 5), dim)
 
 
 class InGraph:
     """The slow twin: rows gathered from a dict, the sub-model inside the graph of the loss."""
 
-    def __init__(self, file: cb.VectorFile, model: nn.Module, block: int) -> None:
+    def __init__(self, file: cb.tables.VectorFile, model: nn.Module, block: int) -> None:
         self.rows = dict(zip(file.keys.tolist(), file.read(file.find(file.keys)), strict=True))
         self.model, self.block = model, block
         self.step = torch.optim.Adam(model.parameters(), lr=0.01, foreach=True)
@@ -82,7 +82,7 @@ def bits(model: nn.Module, what: str = "grad") -> dict[str, bytes]:
     prefetch=st.booleans(),
 )
 def test_gradients_and_weights_are_those_of_the_graph_bit_for_bit(
-    files: dict[int | None, cb.VectorFile],
+    files: dict[int | None, cb.tables.VectorFile],
     batches: list[list[int]],
     block: int,
     recompute: bool,
@@ -91,7 +91,7 @@ def test_gradients_and_weights_are_those_of_the_graph_bit_for_bit(
 ) -> None:
     file = files[shards]
     twin = InGraph(file, submodel(), block)
-    server = cb.ModelServer(file, submodel(), optimizer=cb.Adam(lr=0.01), block=block, recompute=recompute)
+    server = cb.tables.ModelServer(file, submodel(), optimizer=cb.optim.Adam(lr=0.01), block=block, recompute=recompute)
     weight = torch.linspace(-1, 1, 3)
     missing = 0
     for asked in batches:
@@ -112,7 +112,7 @@ def test_gradients_and_weights_are_those_of_the_graph_bit_for_bit(
 
 def test_a_key_given_twice_is_computed_once_and_its_gradients_are_added_up(tmp_path: Path) -> None:
     file = data(tmp_path)
-    server, once = cb.ModelServer(file, submodel()), cb.ModelServer(file, submodel())
+    server, once = cb.tables.ModelServer(file, submodel()), cb.tables.ModelServer(file, submodel())
     keys = np.array([5, 3, 5, 99, 3, 5])
     vectors = server.pull(keys)
     assert server.stats()["computed"] == 2
@@ -127,7 +127,7 @@ def test_a_key_given_twice_is_computed_once_and_its_gradients_are_added_up(tmp_p
 
 def test_looking_between_pull_and_push_changes_nothing_but_the_forward(tmp_path: Path) -> None:
     file = data(tmp_path)
-    one, other = cb.ModelServer(file, submodel()), cb.ModelServer(file, submodel())
+    one, other = cb.tables.ModelServer(file, submodel()), cb.tables.ModelServer(file, submodel())
     keys, g = np.arange(1, 9), np.ones((8, 3), np.float32)
     one.pull(keys)
     one.pull(np.arange(20, 30), create=False)
@@ -139,7 +139,7 @@ def test_looking_between_pull_and_push_changes_nothing_but_the_forward(tmp_path:
 def test_dropout_is_the_one_of_the_pull(tmp_path: Path) -> None:
     torch.manual_seed(0)
     dropped = nn.Sequential(nn.Linear(WIDTH, 30), nn.Dropout(0.5), nn.Linear(30, 3))
-    server = cb.ModelServer(data(tmp_path), dropped, optimizer=cb.SGD(lr=1.0))
+    server = cb.tables.ModelServer(data(tmp_path), dropped, optimizer=cb.optim.SGD(lr=1.0))
     before = copy.deepcopy(dropped)
     keys = np.arange(1, 20)
     torch.manual_seed(5)
@@ -159,11 +159,11 @@ def test_dropout_is_the_one_of_the_pull(tmp_path: Path) -> None:
     assert kept is not None
     server.push(keys, np.ones((19, 3), np.float32))
     with pytest.raises(PlanError, match="its Dropout would differ"):
-        cb.ModelServer(server.data, dropped, recompute=True)
+        cb.tables.ModelServer(server.data, dropped, recompute=True)
 
 
 def test_it_is_an_embedder_and_says_what_it_gives(tmp_path: Path) -> None:
-    server = cb.ModelServer(data(tmp_path), dim=3)
+    server = cb.tables.ModelServer(data(tmp_path), dim=3)
     assert isinstance(server, Embedder)
     server.open(Row(3))
     for row in (Row(4), Row(3, linear=True)):
@@ -174,18 +174,18 @@ def test_it_is_an_embedder_and_says_what_it_gives(tmp_path: Path) -> None:
 
 
 def test_the_usual_submodel_is_the_papers() -> None:
-    sizes = [m.weight.shape for m in cb.ImageEmbedding() if isinstance(m, nn.Linear)]
+    sizes = [m.weight.shape for m in cb.tables.ImageEmbedding() if isinstance(m, nn.Linear)]
     assert [tuple(s) for s in sizes] == [(256, 4096), (64, 256), (12, 64)]
-    assert [m.num_parameters for m in cb.ImageEmbedding() if isinstance(m, nn.PReLU)] == [256, 64]
+    assert [m.num_parameters for m in cb.tables.ImageEmbedding() if isinstance(m, nn.PReLU)] == [256, 64]
 
 
 def test_text_is_embedded_by_its_tokens(tmp_path: Path) -> None:
     data = {"k": [1, 2, 3], "t": [[4, 4, 2], [], [1]]}
-    file = cb.write_tokens(tmp_path / "t", data, key="k", tokens="t", width=4)
+    file = cb.tables.write_tokens(tmp_path / "t", data, key="k", tokens="t", width=4)
     with pytest.raises(PlanError, match="give a sub-model for them"):
-        cb.ModelServer(file)
-    text = cb.TextEmbedding(5, hidden=6, dim=3)
-    server = cb.ModelServer(file, text, optimizer=cb.SGD(lr=0.1))
+        cb.tables.ModelServer(file)
+    text = cb.tables.TextEmbedding(5, hidden=6, dim=3)
+    server = cb.tables.ModelServer(file, text, optimizer=cb.optim.SGD(lr=0.1))
     with torch.no_grad():
         text.tokens.weight[0] = 7.0  # of the zeros behind a list: read by nobody
         mean = (2 * text.tokens.weight[4] + text.tokens.weight[2]) / 3
@@ -200,7 +200,7 @@ def test_text_is_embedded_by_its_tokens(tmp_path: Path) -> None:
 
 
 def test_an_unseen_object_is_embedded(tmp_path: Path) -> None:
-    server = cb.ModelServer(data(tmp_path), submodel(), block=16)
+    server = cb.tables.ModelServer(data(tmp_path), submodel(), block=16)
     everything = dict(zip(*(np.concatenate(p).tolist() for p in zip(*server.vectors(), strict=True)), strict=True))
     rows = server.data.read(server.data.find(np.arange(1, 41)))
     assert np.allclose(server.embed(rows), [everything[k] for k in range(1, 41)], atol=1e-6)
@@ -213,7 +213,7 @@ def test_an_unseen_object_is_embedded(tmp_path: Path) -> None:
 def test_servers_of_shards_that_add_up_their_gradients_stay_one_model(tmp_path: Path) -> None:
     """Two servers, each with its keys, in lockstep: the sum of their gradients is that of one server with all keys."""
     file = data(tmp_path, shards=2)
-    whole = cb.ModelServer(file, submodel(), optimizer=cb.SGD(lr=0.1))
+    whole = cb.tables.ModelServer(file, submodel(), optimizer=cb.optim.SGD(lr=0.1))
     pushed: list[list[torch.Tensor]] = []
 
     def collect(weights: Any) -> None:
@@ -222,8 +222,8 @@ def test_servers_of_shards_that_add_up_their_gradients_stay_one_model(tmp_path: 
             for one, two, weight in zip(pushed[0], pushed[1], weights, strict=True):
                 weight.grad = one + two
 
-    parts = [cb.VectorFile(file.path, shard=k) for k in range(2)]
-    servers = [cb.ModelServer(p, submodel(), optimizer=cb.SGD(lr=0.1), synchronise=collect) for p in parts]
+    parts = [cb.tables.VectorFile(file.path, shard=k) for k in range(2)]
+    servers = [cb.tables.ModelServer(p, submodel(), optimizer=cb.optim.SGD(lr=0.1), synchronise=collect) for p in parts]
     keys, g = np.arange(1, 41), np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
     mine = [np.flatnonzero(p.find(keys) >= 0) for p in parts]
     assert all(len(m) for m in mine)
@@ -232,7 +232,9 @@ def test_servers_of_shards_that_add_up_their_gradients_stay_one_model(tmp_path: 
     whole.push(keys, g)
     for a, b in zip(servers[1].submodel.parameters(), whole.submodel.parameters(), strict=True):
         torch.testing.assert_close(a, b)
-    idle = cb.ModelServer(parts[0], submodel(), synchronise=lambda weights: pushed.append([w.grad for w in weights]))
+    idle = cb.tables.ModelServer(
+        parts[0], submodel(), synchronise=lambda weights: pushed.append([w.grad for w in weights])
+    )
     idle.push(np.array([99]), np.ones((1, 3), np.float32))  # nothing of the batch is here
     assert all(not t.any() for t in pushed[-1])
 
@@ -240,17 +242,17 @@ def test_servers_of_shards_that_add_up_their_gradients_stay_one_model(tmp_path: 
 # ---- checkpoints
 
 
-@pytest.mark.parametrize("optimizer", [cb.Adam(lr=0.01), cb.SGD(lr=0.1), cb.Adagrad(lr=0.1)])
+@pytest.mark.parametrize("optimizer", [cb.optim.Adam(lr=0.01), cb.optim.SGD(lr=0.1), cb.Adagrad(lr=0.1)])
 def test_a_saved_server_goes_on_exactly(tmp_path: Path, optimizer: Any) -> None:
     file = data(tmp_path)
-    server = cb.ModelServer(file, submodel(), optimizer=optimizer)
+    server = cb.tables.ModelServer(file, submodel(), optimizer=optimizer)
     keys, g = np.arange(1, 30), np.random.default_rng(0).standard_normal((29, 3)).astype(np.float32)
     server.push(keys, g)
     server.save(tmp_path / "s")
-    other = cb.ModelServer(file, submodel(seed=9), optimizer=optimizer)
+    other = cb.tables.ModelServer(file, submodel(seed=9), optimizer=optimizer)
     other.push(keys, -g)
     other.restore(tmp_path / "s")
-    weights = cb.ModelServer(file, submodel(seed=9), optimizer=cb.SGD(lr=1.0))
+    weights = cb.tables.ModelServer(file, submodel(seed=9), optimizer=cb.optim.SGD(lr=1.0))
     weights.restore(tmp_path / "s", optimizer=False)
     assert bits(weights.submodel, "data") == bits(server.submodel, "data")
     for one in (server, other):
@@ -262,7 +264,7 @@ def test_a_saved_server_goes_on_exactly(tmp_path: Path, optimizer: Any) -> None:
 
 
 def test_no_damage_of_a_saved_server_goes_unseen(tmp_path: Path) -> None:
-    server = cb.ModelServer(data(tmp_path), submodel())
+    server = cb.tables.ModelServer(data(tmp_path), submodel())
     path = tmp_path / "s"
     server.save(path)
     whole, before = path.read_bytes(), bits(server.submodel, "data")
@@ -279,13 +281,13 @@ def test_no_damage_of_a_saved_server_goes_unseen(tmp_path: Path) -> None:
 
 def test_another_submodel_or_optimizer_is_refused(tmp_path: Path) -> None:
     file = data(tmp_path)
-    cb.ModelServer(file, submodel()).save(tmp_path / "s")
+    cb.tables.ModelServer(file, submodel()).save(tmp_path / "s")
     for other, message in (
-        (cb.ModelServer(file, submodel(dim=4)), "saved with dim 3, this Model Server has 4"),
-        (cb.ModelServer(file, cb.ImageEmbedding(WIDTH, (8, 5), 3)), r"weight '0\.\w+' is \(7,"),
-        (cb.ModelServer(file, nn.Linear(WIDTH, 3)), "is on one side only"),
+        (cb.tables.ModelServer(file, submodel(dim=4)), "saved with dim 3, this Model Server has 4"),
+        (cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (8, 5), 3)), r"weight '0\.\w+' is \(7,"),
+        (cb.tables.ModelServer(file, nn.Linear(WIDTH, 3)), "is on one side only"),
         (
-            cb.ModelServer(file, submodel(), optimizer=cb.SGD()),
+            cb.tables.ModelServer(file, submodel(), optimizer=cb.optim.SGD()),
             "saved with optimizer 'Adam', this Model Server has 'SGD'",
         ),
     ):
@@ -299,17 +301,17 @@ def test_another_submodel_or_optimizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_keys_are_an_error_where_asked(tmp_path: Path) -> None:
-    server = cb.ModelServer(data(tmp_path), dim=3, missing="error")
+    server = cb.tables.ModelServer(data(tmp_path), dim=3, missing="error")
     server.pull(np.array([0, 1, 2]))  # the null slot is no missing key
     with pytest.raises(DataError, match=r"key 77 and 1 others of a batch have no row in .*missing='zero'"):
         server.pull(np.array([1, 77, 0, -5]))
     with pytest.raises(PlanError, match="nearest: 'error'"):
-        cb.ModelServer(server.data, missing="eror")
+        cb.tables.ModelServer(server.data, missing="eror")
 
 
 def test_the_budget_is_refused_before_the_forward(tmp_path: Path) -> None:
     file = data(tmp_path)
-    server = cb.ModelServer(file, submodel(), budget=1500, block=4)
+    server = cb.tables.ModelServer(file, submodel(), budget=1500, block=4)
     with pytest.raises(BudgetError, match=r"40 keys need [\d,]+ bytes of rows and activations, the budget .* is 1,500"):
         server.pull(np.arange(1, 41))
     server.prefetch(np.arange(1, 41))  # touches pages only
@@ -320,13 +322,13 @@ def test_the_budget_is_refused_before_the_forward(tmp_path: Path) -> None:
     server.pull(np.arange(10, 19))  # what was read ahead gives way
     assert len(server._ahead) == 0
     assert len(server.pull(np.arange(1, 41), create=False)) == 40  # block by block
-    again = cb.ModelServer(file, submodel(), budget=1500, block=4, recompute=True)
+    again = cb.tables.ModelServer(file, submodel(), budget=1500, block=4, recompute=True)
     assert again.pull(np.arange(1, 41)).shape == (40, 3)
     again.push(np.arange(1, 41), np.ones((40, 3), np.float32))
 
 
 def test_gradients_that_are_not_finite_change_nothing(tmp_path: Path) -> None:
-    server = cb.ModelServer(data(tmp_path), submodel())
+    server = cb.tables.ModelServer(data(tmp_path), submodel())
     before = bits(server.submodel, "data")
     server.pull(np.array([3, 4]))
     g = np.zeros((2, 3), np.float32)
@@ -339,11 +341,12 @@ def test_gradients_that_are_not_finite_change_nothing(tmp_path: Path) -> None:
     assert bits(server.submodel, "data") == before
 
 
-@pytest.mark.parametrize("optimizer", [cb.Adam(), cb.Adagrad(), cb.SGD(lr=10.0), cb.SGD(lr=1e-9)])
+@pytest.mark.parametrize("optimizer", [cb.optim.Adam(), cb.Adagrad(), cb.optim.SGD(lr=10.0), cb.optim.SGD(lr=1e-9)])
 @pytest.mark.parametrize("size", [3e38, 1e25, 1e16, 1e10])
 def test_gradients_whose_step_would_not_be_finite_change_nothing(tmp_path: Path, optimizer: Any, size: float) -> None:
     server, skips = (
-        cb.ModelServer(data(tmp_path), submodel(), optimizer=optimizer, nonfinite=how) for how in ("refuse", "skip")
+        cb.tables.ModelServer(data(tmp_path), submodel(), optimizer=optimizer, nonfinite=how)
+        for how in ("refuse", "skip")
     )
     keys = np.arange(1, 11)
     for one in (server, skips):
@@ -351,7 +354,7 @@ def test_gradients_whose_step_would_not_be_finite_change_nothing(tmp_path: Path,
         one.save(tmp_path / "before")
     before = (tmp_path / "before").read_bytes()
     g = np.full((10, 3), size, np.float32)
-    refused = size == 3e38 or (size == 1e25 and not isinstance(optimizer, cb.SGD))
+    refused = size == 3e38 or (size == 1e25 and not isinstance(optimizer, cb.optim.SGD))
     expected = pytest.raises(DataError, match="would leave weights that are not finite; nothing was changed")
     with expected if refused else contextlib.nullcontext():
         server.push(keys, g)
@@ -364,12 +367,12 @@ def test_gradients_whose_step_would_not_be_finite_change_nothing(tmp_path: Path,
         assert torch.isfinite(states).all()
 
 
-def state_of(server: cb.ModelServer) -> list[torch.Tensor]:
+def state_of(server: cb.tables.ModelServer) -> list[torch.Tensor]:
     return [t for state in server._step.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_with_its_key_where_asked(tmp_path: Path) -> None:
-    server, other = (cb.ModelServer(data(tmp_path), submodel(), nonfinite="skip") for _ in range(2))
+    server, other = (cb.tables.ModelServer(data(tmp_path), submodel(), nonfinite="skip") for _ in range(2))
     g = np.ones((3, 3), np.float32)
     other.push(np.array([3, 4, 5]), g * np.array([[1], [0], [1]], np.float32))
     g[1, 2] = np.nan
@@ -378,13 +381,13 @@ def test_a_gradient_that_is_not_finite_is_skipped_with_its_key_where_asked(tmp_p
     assert server.stats()["skipped"] == 1
     twice = np.full((2, 3), 3e38, np.float32)  # finite one by one, not together
     with pytest.raises(DataError, match=r"the gradient of key 4 is \[inf"):
-        cb.ModelServer(data(tmp_path), submodel()).push(np.array([4, 4]), twice)
+        cb.tables.ModelServer(data(tmp_path), submodel()).push(np.array([4, 4]), twice)
 
 
 @pytest.mark.parametrize("device", ["nope", "cuda:99", 7.5, None])
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path, device: Any) -> None:
     with pytest.raises(PlanError, match=r"device= must be 'cpu', or 'cuda' where a GPU is, got"):
-        cb.ModelServer(data(tmp_path), device=device)
+        cb.tables.ModelServer(data(tmp_path), device=device)
 
 
 class Odd(nn.Module):
@@ -408,20 +411,20 @@ class Odd(nn.Module):
 )
 def test_odd_submodels_are_refused_when_the_server_is_made(tmp_path: Path, answer: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        cb.ModelServer(data(tmp_path), Odd(answer))
+        cb.tables.ModelServer(data(tmp_path), Odd(answer))
 
 
 def test_a_submodel_that_blows_up_names_the_key(tmp_path: Path) -> None:
-    server = cb.ModelServer(data(tmp_path), Odd(lambda y: y / (y[:, :1] * 0 if len(y) == 1 else 1)))
+    server = cb.tables.ModelServer(data(tmp_path), Odd(lambda y: y / (y[:, :1] * 0 if len(y) == 1 else 1)))
     with pytest.raises(DataError, match=r"the sub-model gives .*(nan|inf).* for key 9"):
         server.pull(np.array([9]))
     with pytest.raises(PlanError, match="has no weights to train"):
-        cb.ModelServer(server.data, nn.Flatten())
+        cb.tables.ModelServer(server.data, nn.Flatten())
 
 
 def test_prefetch_runs_beside_pull_and_push(tmp_path: Path) -> None:
     file = data(tmp_path)
-    server, alone = (cb.ModelServer(file, submodel(), block=8) for _ in range(2))
+    server, alone = (cb.tables.ModelServer(file, submodel(), block=8) for _ in range(2))
     rng = np.random.default_rng(0)
     batches = [rng.permutation(np.arange(1, 41))[: rng.integers(1, 40)] for _ in range(30)]
     looking = threading.Thread(target=lambda: [server.prefetch(keys) for keys in batches])

@@ -43,8 +43,8 @@ def test_a_file_is_a_dict(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(vector_write, "CHUNK", 4 * width * 3)  # three rows
         path = Path(folder) / "v"
-        cb.write_vectors(path, {"k": np.array(keys), "v": rows}, key="k", vector="v", dtype=dtype, shards=shards)
-        file = cb.VectorFile(path)
+        cb.tables.write_vectors(path, {"k": np.array(keys), "v": rows}, key="k", vector="v", dtype=dtype, shards=shards)
+        file = cb.tables.VectorFile(path)
         assert (len(file), file.width, file.verify()) == (len(keys), width, len(keys))
         asked = np.array([*others, *rng.permutation(np.array(keys)), *others], np.int64)
         places = file.find(asked)
@@ -56,7 +56,7 @@ def test_a_file_is_a_dict(
         assert set(file.keys.tolist()) == set(keys)
         if shards == 3:
             for number in range(3):
-                one = cb.VectorFile(path, shard=number)
+                one = cb.tables.VectorFile(path, shard=number)
                 mine = shard_of(asked, 3) == number
                 assert np.array_equal(one.find(asked) >= 0, there & mine)
                 assert np.array_equal(one.read(one.find(asked[there & mine])), file.read(places[there & mine]))
@@ -72,7 +72,7 @@ def test_shards_are_even_for_keys_in_steps() -> None:
 def test_every_source_gives_the_same_bytes(tmp_path: Path, kind: str) -> None:
     rng = np.random.default_rng(1)
     ids, rows = np.arange(50) * 3 + 1, rng.standard_normal((50, 6)).astype(np.float32)
-    cb.write_vectors(tmp_path / "numpy", {"id": ids, "v": rows}, key="id", vector="v")
+    cb.tables.write_vectors(tmp_path / "numpy", {"id": ids, "v": rows}, key="id", vector="v")
     flat = pa.array(rows.reshape(-1).astype(np.float64 if kind == "float64" else np.float32))
     if kind == "fixed":
         column: Any = pa.FixedSizeListArray.from_arrays(flat, 6)
@@ -90,7 +90,7 @@ def test_every_source_gives_the_same_bytes(tmp_path: Path, kind: str) -> None:
             (tmp_path / "in").mkdir(exist_ok=True)
             pq.write_table(data.slice(25 * part, 25), tmp_path / "in" / f"{part}.parquet")
         data = str(tmp_path / "in")
-    cb.write_vectors(tmp_path / "other", data, key="id", vector="v")
+    cb.tables.write_vectors(tmp_path / "other", data, key="id", vector="v")
     assert (tmp_path / "other").read_bytes() == (tmp_path / "numpy").read_bytes()
 
 
@@ -99,22 +99,22 @@ def test_an_expression_gives_the_keys_of_a_plan(tmp_path: Path) -> None:
     key = col("ad").key(space="image")
     plan = cb.compile(cb.View(log, key="id"), cb.FeatureSet(label=col("clicked"), sparse={"image": key}))
     vectors = {"ad": np.array(["c", "a", "b"]), "v": np.array([[3.0], [1.0], [2.0]], np.float32)}
-    file = cb.write_vectors(tmp_path / "v", vectors, key=key, vector="v")
+    file = cb.tables.write_vectors(tmp_path / "v", vectors, key=key, vector="v")
     (batch,) = plan.batches(3)
     assert file.read(file.find(batch.sparse["image"].values)).ravel().tolist() == [1.0, 2.0, 3.0]
     with pytest.raises(PlanError, match=r"key 'ad' is string; .*key=col\('ad'\)\.key"):
-        cb.write_vectors(tmp_path / "w", vectors, key="ad", vector="v")
+        cb.tables.write_vectors(tmp_path / "w", vectors, key="ad", vector="v")
 
 
 def test_tokens_end_with_zeros(tmp_path: Path) -> None:
     data = {"id": [1, 2, 3], "t": [[5, 6], [], [7, 8, 9, 10]]}
     with pytest.raises(DataError, match=r"'t' of row 2 \(key 3\) has 4 tokens; expected at most 3, or cut=True"):
-        cb.write_tokens(tmp_path / "t", data, key="id", tokens="t", width=3)
-    file = cb.write_tokens(tmp_path / "t", data, key="id", tokens="t", width=3, cut=True)
+        cb.tables.write_tokens(tmp_path / "t", data, key="id", tokens="t", width=3)
+    file = cb.tables.write_tokens(tmp_path / "t", data, key="id", tokens="t", width=3, cut=True)
     assert file.tokens
     assert file.read(file.find(np.array([3, 1, 2]))).tolist() == [[7, 8, 9], [5, 6, 0], [0, 0, 0]]
     with pytest.raises(DataError, match=r"row 1 \(key 2\) holds token 0"):
-        cb.write_tokens(tmp_path / "u", {"id": [1, 2], "t": [[1], [0]]}, key="id", tokens="t", width=3)
+        cb.tables.write_tokens(tmp_path / "u", {"id": [1, 2], "t": [[1], [0]]}, key="id", tokens="t", width=3)
 
 
 NAN, INF = float("nan"), float("inf")
@@ -143,7 +143,7 @@ def test_bad_vectors_are_refused_by_row_and_key(
     (tmp_path / "v").write_text("before")
     table = pa.table({"id": pa.array(ids, pa.int64()), "v": pa.array(vectors, LISTS)})
     with pytest.raises(DataError, match=message):
-        cb.write_vectors(tmp_path / "v", table, key="id", vector="v", **options)
+        cb.tables.write_vectors(tmp_path / "v", table, key="id", vector="v", **options)
     assert [p.name for p in tmp_path.iterdir()] == ["v"]  # nothing half-written
     assert (tmp_path / "v").read_text() == "before"
 
@@ -151,20 +151,20 @@ def test_bad_vectors_are_refused_by_row_and_key(
 def test_names_that_are_not_there_are_refused(tmp_path: Path) -> None:
     data = {"ad_id": [1], "image": [[1.0]]}
     with pytest.raises(PlanError, match="no column 'imge'; nearest: 'image'"):
-        cb.write_vectors(tmp_path / "v", data, key="ad_id", vector="imge")
+        cb.tables.write_vectors(tmp_path / "v", data, key="ad_id", vector="imge")
     with pytest.raises(PlanError, match="no column 'adid'; nearest: 'ad_id'"):
-        cb.write_vectors(tmp_path / "v", data, key="adid", vector="image")
+        cb.tables.write_vectors(tmp_path / "v", data, key="adid", vector="image")
     with pytest.raises(PlanError, match="nearest: 'float16'"):
-        cb.write_vectors(tmp_path / "v", data, key="ad_id", vector="image", dtype="float6")
+        cb.tables.write_vectors(tmp_path / "v", data, key="ad_id", vector="image", dtype="float6")
     with pytest.raises(DataError, match="2 keys were given for 3 vectors"):
-        cb.write_vectors(tmp_path / "v", {"a": [1, 2], "v": np.ones((3, 1))}, key="a", vector="v")
+        cb.tables.write_vectors(tmp_path / "v", {"a": [1, 2], "v": np.ones((3, 1))}, key="a", vector="v")
     with pytest.raises(SourceError, match="cannot read"):
-        cb.write_vectors(tmp_path / "v", tmp_path / "nothing.parquet", key="a", vector="v")
+        cb.tables.write_vectors(tmp_path / "v", tmp_path / "nothing.parquet", key="a", vector="v")
 
 
-def small(path: Path, shards: int | None = None) -> cb.VectorFile:
+def small(path: Path, shards: int | None = None) -> cb.tables.VectorFile:
     rows = np.arange(30, dtype=np.float32).reshape(10, 3)
-    return cb.write_vectors(path, {"k": np.arange(1, 11), "v": rows}, key="k", vector="v", shards=shards)
+    return cb.tables.write_vectors(path, {"k": np.arange(1, 11), "v": rows}, key="k", vector="v", shards=shards)
 
 
 @pytest.mark.parametrize(("place", "number"), [("row", -5), ("row", 10**9), ("key", 10**9)])
@@ -178,7 +178,7 @@ def test_an_index_that_is_forged_with_its_checksums(tmp_path: Path, place: str, 
     struct.pack_into("<I", whole, HEAD.size, zlib.crc32(whole[: HEAD.size]))
     path.write_bytes(whole)
     with pytest.raises(SourceError, match="rows that are not there, or its keys are not in order"):
-        cb.VectorFile(path)
+        cb.tables.VectorFile(path)
 
 
 def test_no_damage_goes_unseen(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_no_damage_goes_unseen(tmp_path: Path) -> None:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
         if ROWS_AT <= at < ROWS_AT + 120:
             row = (at - ROWS_AT) // 12
-            file = cb.VectorFile(path)
+            file = cb.tables.VectorFile(path)
             file.read(file.find(np.array([(row + 1) % 10 + 1])))  # others can be read
             with pytest.raises(SourceError, match=rf"row {row}, of key {row + 1}, does not fit"):
                 file.read(file.find(np.array([row + 1])))
@@ -200,16 +200,16 @@ def test_no_damage_goes_unseen(tmp_path: Path) -> None:
                 file.verify()
         elif at >= first_of_index or at < ROWS_AT:
             with pytest.raises(SourceError, match=r"damaged|no vector file|version"):
-                cb.VectorFile(path)
+                cb.tables.VectorFile(path)
     for length in (0, 10, 63, 64, 100, size - 1):
         path.write_bytes(whole[:length])
         with pytest.raises(SourceError):
-            cb.VectorFile(path)
+            cb.tables.VectorFile(path)
 
 
 def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(tmp_path: Path) -> None:
     rows = np.ones((3000, 64), np.float32)
-    file = cb.write_vectors(tmp_path / "v", {"k": np.arange(1, 3001), "v": rows}, key="k", vector="v")
+    file = cb.tables.write_vectors(tmp_path / "v", {"k": np.arange(1, 3001), "v": rows}, key="k", vector="v")
     places = file.find(np.array([3000]))
     with (tmp_path / "v").open("rb+") as written:
         written.truncate(4096)
@@ -218,7 +218,7 @@ def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(tmp_path: Pat
         lambda: file.find(np.array([1])),
         file.verify,
         lambda: file.keys,
-        lambda: cb.VectorFile(tmp_path / "v"),
+        lambda: cb.tables.VectorFile(tmp_path / "v"),
     ):
         with pytest.raises(SourceError, match=r"was cut off while it is open: it has 4,096 bytes|damaged: 4,096 bytes"):
             touch()
@@ -227,7 +227,7 @@ def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(tmp_path: Pat
 def test_a_file_that_is_written_to_while_it_is_open_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "v"
     rows = np.ones((3, 8), np.float32)
-    file = cb.write_vectors(path, {"k": np.arange(1, 4), "v": rows}, key="k", vector="v")
+    file = cb.tables.write_vectors(path, {"k": np.arange(1, 4), "v": rows}, key="k", vector="v")
     places = file.find(np.array([1, 2, 3]))
     assert file.read(places).sum() == 24  # every row was checked; none is checked again
     facts = path.stat()
@@ -242,8 +242,8 @@ def test_a_file_that_is_written_to_while_it_is_open_is_an_error(tmp_path: Path) 
 
 def test_a_file_that_another_was_renamed_over_is_read_as_it_was(tmp_path: Path) -> None:
     data = {"k": np.arange(1, 4), "v": np.ones((3, 8), np.float32)}
-    file = cb.write_vectors(tmp_path / "v", data, key="k", vector="v")
-    cb.write_vectors(tmp_path / "v", {**data, "v": data["v"] * 2}, key="k", vector="v")
+    file = cb.tables.write_vectors(tmp_path / "v", data, key="k", vector="v")
+    cb.tables.write_vectors(tmp_path / "v", {**data, "v": data["v"] * 2}, key="k", vector="v")
     assert file.read(file.find(np.array([1, 2, 3]))).sum() == 24
 
 
@@ -254,7 +254,7 @@ def test_fingerprint_covers_every_shard(tmp_path: Path) -> None:
     for change in (0.0, 1.0):
         rows = np.zeros((1000, 2), np.float32)
         rows[last - 1] = change
-        file = cb.write_vectors(tmp_path / f"v{change}", {"k": keys, "v": rows}, key="k", vector="v", shards=12)
+        file = cb.tables.write_vectors(tmp_path / f"v{change}", {"k": keys, "v": rows}, key="k", vector="v", shards=12)
         prints.append(file.fingerprint)
     assert prints[0] != prints[1]
 
@@ -275,7 +275,7 @@ def test_parquet_that_changes_while_vectors_are_written_is_refused(
 
     monkeypatch.setattr(vector_write._Chunks, "_keys", keys)
     with pytest.raises(SourceError, match=r"images\.parquet changed after it was opened"):
-        cb.write_vectors(tmp_path / "v", path, key="id", vector="v")
+        cb.tables.write_vectors(tmp_path / "v", path, key="id", vector="v")
     assert not (tmp_path / "v").exists()
 
 
@@ -283,19 +283,19 @@ def test_vectors_of_a_table_of_delta_lake_are_refused(tmp_path: Path) -> None:
     (tmp_path / "images" / "_delta_log").mkdir(parents=True)
     pq.write_table(pa.table({"id": [1], "v": [[1.0]]}), tmp_path / "images" / "a.parquet")
     with pytest.raises(SourceError, match="images is a table of Delta Lake"):
-        cb.write_vectors(tmp_path / "v", tmp_path / "images", key="id", vector="v")
+        cb.tables.write_vectors(tmp_path / "v", tmp_path / "images", key="id", vector="v")
 
 
 def test_only_vectors_are_written_over(tmp_path: Path) -> None:
     small(tmp_path / "a", shards=2)
     small(tmp_path / "a", shards=3)
     (tmp_path / "a" / "thesis.txt").write_text("years of work")
-    with pytest.raises(cb.WriteError, match=r"holds thesis\.txt, which is no file of vectors"):
+    with pytest.raises(cb.errors.WriteError, match=r"holds thesis\.txt, which is no file of vectors"):
         small(tmp_path / "a", shards=2)
     assert (tmp_path / "a" / "thesis.txt").read_text() == "years of work"
     pq.write_table(pa.table({"id": [1], "v": [[1.0]]}), tmp_path / "v.parquet")
-    with pytest.raises(cb.WriteError, match="it is the data"):
-        cb.write_vectors(tmp_path / "v.parquet", tmp_path / "v.parquet", key="id", vector="v")
+    with pytest.raises(cb.errors.WriteError, match="it is the data"):
+        cb.tables.write_vectors(tmp_path / "v.parquet", tmp_path / "v.parquet", key="id", vector="v")
     assert pq.read_table(tmp_path / "v.parquet").num_rows == 1
 
 
@@ -303,15 +303,15 @@ def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     small(tmp_path / "a", shards=3)
     small(tmp_path / "b", shards=2)
     with pytest.raises(PlanError, match="shard= must be a whole number from 0 to 2"):
-        cb.VectorFile(tmp_path / "a", shard=3)
+        cb.tables.VectorFile(tmp_path / "a", shard=3)
     (tmp_path / "a" / "00001-of-00003.ctrvec").unlink()
     with pytest.raises(SourceError, match="is shard 0 of 3"):
-        cb.VectorFile(tmp_path / "a")
+        cb.tables.VectorFile(tmp_path / "a")
     (tmp_path / "b" / "00000-of-00002.ctrvec").replace(tmp_path / "a" / "00001-of-00003.ctrvec")
     with pytest.raises(SourceError, match=r"is shard 0 of 2.*expected shard 1 of 3"):
-        cb.VectorFile(tmp_path / "a")
+        cb.tables.VectorFile(tmp_path / "a")
     with pytest.raises(SourceError, match="is no folder of shards"):
-        cb.VectorFile(small(tmp_path / "v").path, shard=0)
+        cb.tables.VectorFile(small(tmp_path / "v").path, shard=0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="holds no vector files"):
-        cb.VectorFile(tmp_path / "empty")
+        cb.tables.VectorFile(tmp_path / "empty")

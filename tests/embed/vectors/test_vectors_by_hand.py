@@ -35,7 +35,7 @@ def test_the_index_begins_at_a_multiple_of_eight(rows: int, width: int, at: int)
 
 def test_a_file_has_the_bytes_that_the_page_describes(tmp_path: Path) -> None:
     data = {"k": np.array([9, -4]), "v": np.array([[1.5], [2.5]], np.float32)}
-    cb.write_vectors(tmp_path / "v", data, key="k", vector="v")
+    cb.tables.write_vectors(tmp_path / "v", data, key="k", vector="v")
     rows = [struct.pack("<f", 1.5), struct.pack("<f", 2.5)]
     index = struct.pack("<qqqqII", -4, 9, 1, 0, zlib.crc32(rows[0]), zlib.crc32(rows[1]))
     head = struct.pack("<8sIIIIIIQI", b"CTRVECT\n", 1, 1, 1, 0, 1, 0, 2, zlib.crc32(index))
@@ -72,59 +72,61 @@ def forged(path: Path, **changed: int) -> None:
 def test_a_head_that_cannot_be_is_refused(tmp_path: Path, changed: dict[str, int], says: str) -> None:
     path = tmp_path / "v"
     rows = np.arange(30, dtype=np.float32).reshape(10, 3)
-    cb.write_vectors(path, {"k": np.arange(1, 11), "v": rows}, key="k", vector="v")
+    cb.tables.write_vectors(path, {"k": np.arange(1, 11), "v": rows}, key="k", vector="v")
     assert path.stat().st_size == 384
     forged(path, **changed)
     with pytest.raises(SourceError, match=says):
-        cb.VectorFile(path)
+        cb.tables.VectorFile(path)
 
 
 def test_a_file_of_64_bytes_is_long_enough_to_be_judged_by_its_first(tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(b"x" * 63)
     with pytest.raises(SourceError, match="is no vector file: it has 63 bytes"):
-        cb.VectorFile(tmp_path / "v")
+        cb.tables.VectorFile(tmp_path / "v")
     (tmp_path / "v").write_bytes(b"x" * 64)
     with pytest.raises(SourceError, match=r"is no vector file: it begins with b'xxxxxxxx', expected b'CTRVECT"):
-        cb.VectorFile(tmp_path / "v")
+        cb.tables.VectorFile(tmp_path / "v")
     (tmp_path / "d").mkdir()
     with pytest.raises(SourceError, match=r"d holds no vector files \(\*\.ctrvec\)"):
-        cb.VectorFile(tmp_path / "d")
+        cb.tables.VectorFile(tmp_path / "d")
     with pytest.raises(SourceError, match="is no folder of shards; leave shard= out"):
-        cb.VectorFile(tmp_path / "v", shard=0)
+        cb.tables.VectorFile(tmp_path / "v", shard=0)
 
 
 def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     data = {"k": np.arange(1, 41), "v": np.ones((40, 2), np.float32)}
-    cb.write_vectors(tmp_path / "two", data, key="k", vector="v", shards=2)
-    whole = cb.VectorFile(tmp_path / "two")
+    cb.tables.write_vectors(tmp_path / "two", data, key="k", vector="v", shards=2)
+    whole = cb.tables.VectorFile(tmp_path / "two")
     assert (len(whole), whole.of, whole.shard) == (40, 2, None)
     assert repr(whole).endswith("40 x 2 float32, 2 of 2 shards)")
-    parts = [cb.VectorFile(tmp_path / "two", shard=shard) for shard in (0, 1)]
+    parts = [cb.tables.VectorFile(tmp_path / "two", shard=shard) for shard in (0, 1)]
     assert len(parts[0]) + len(parts[1]) == 40
     assert repr(parts[1]).endswith(f"{len(parts[1])} x 2 float32, 1 of 2 shards)")
     assert sorted([*parts[0].keys.tolist(), *parts[1].keys.tolist()]) == list(range(1, 41))
     assert len({whole.fingerprint, parts[0].fingerprint, parts[1].fingerprint}) == 3
     for shard in (-1, 2):
         with pytest.raises(PlanError, match="shard"):
-            cb.VectorFile(tmp_path / "two", shard=shard)
+            cb.tables.VectorFile(tmp_path / "two", shard=shard)
     first, second = (tmp_path / "two" / shard_name(shard, 2) for shard in (0, 1))
     kept = second.read_bytes()
     second.unlink()
     with pytest.raises(SourceError, match=r"is shard 0 of 2, .*; expected shard 0 of 1"):
-        cb.VectorFile(tmp_path / "two")
+        cb.tables.VectorFile(tmp_path / "two")
     second.write_bytes(first.read_bytes())
     with pytest.raises(SourceError, match=r"is shard 0 of 2, .*; expected shard 1 of 2"):
-        cb.VectorFile(tmp_path / "two")
+        cb.tables.VectorFile(tmp_path / "two")
     with pytest.raises(SourceError, match=r"is shard 0 of 2, .*; expected shard 1 of 2"):
-        cb.VectorFile(tmp_path / "two", shard=1)
-    cb.write_vectors(tmp_path / "wide", {**data, "v": np.ones((40, 3), np.float32)}, key="k", vector="v", shards=2)
+        cb.tables.VectorFile(tmp_path / "two", shard=1)
+    cb.tables.write_vectors(
+        tmp_path / "wide", {**data, "v": np.ones((40, 3), np.float32)}, key="k", vector="v", shards=2
+    )
     second.write_bytes((tmp_path / "wide" / shard_name(1, 2)).read_bytes())
     with pytest.raises(
         SourceError, match=r"is shard 1 of 2, 3 numbers of float32 a row; expected shard 1 of 2, 2 numbers"
     ):
-        cb.VectorFile(tmp_path / "two")
+        cb.tables.VectorFile(tmp_path / "two")
     second.write_bytes(kept)
-    assert len(cb.VectorFile(tmp_path / "two")) == 40
+    assert len(cb.tables.VectorFile(tmp_path / "two")) == 40
 
 
 def test_the_shard_of_a_key_never_changes() -> None:
@@ -143,8 +145,8 @@ def test_the_shard_of_a_key_never_changes() -> None:
 
 def test_the_fingerprint_of_many_shards_is_short(tmp_path: Path) -> None:
     data = {"k": np.arange(1, 200), "v": np.ones((199, 1), np.float32)}
-    eight = cb.write_vectors(tmp_path / "8", data, key="k", vector="v", shards=8).fingerprint
-    nine = cb.write_vectors(tmp_path / "9", data, key="k", vector="v", shards=9).fingerprint
+    eight = cb.tables.write_vectors(tmp_path / "8", data, key="k", vector="v", shards=8).fingerprint
+    nine = cb.tables.write_vectors(tmp_path / "9", data, key="k", vector="v", shards=9).fingerprint
     assert (eight.count("-"), len(eight)) == (7, 8 * 8 + 7 + len(":199x1"))
     assert (nine.count("-"), len(nine)) == (0, 32 + len(":199x1"))
 
@@ -180,18 +182,18 @@ def test_a_later_chunk_names_its_rows_by_their_place_in_the_source(
     ):
         table = pa.table({"k": pa.array(ids, pa.int64()), "v": pa.array(vectors, pa.list_(pa.float32()))})
         with pytest.raises(DataError, match=says):
-            cb.write_vectors(tmp_path / "v", table, key="k", vector="v")
+            cb.tables.write_vectors(tmp_path / "v", table, key="k", vector="v")
     matrix: Any = {"k": [1, 2, 3], "v": np.array([[1.0, 1.0], [1.0, 1.0], [1.0, np.inf]])}
     with pytest.raises(DataError, match=r"'v' of row 2 \(key 3\) is inf at place 1; expected finite numbers"):
-        cb.write_vectors(tmp_path / "v", matrix, key="k", vector="v")
+        cb.tables.write_vectors(tmp_path / "v", matrix, key="k", vector="v")
 
 
 def test_lists_keep_their_rows_where_the_array_is_a_slice(tmp_path: Path) -> None:
     table = pa.table({"k": [1, 2, 3, 4], "v": [[9.0], [1.0], [2.0], [9.0]]}).slice(1, 2)
-    file = cb.write_vectors(tmp_path / "v", table, key="k", vector="v")
+    file = cb.tables.write_vectors(tmp_path / "v", table, key="k", vector="v")
     assert file.read(file.find(np.array([2, 3]))).tolist() == [[1.0], [2.0]]
     fixed = pa.table({"k": [1, 2, 3], "v": pa.array([[9.0], [1.0], [2.0]], pa.list_(pa.float64(), 1))}).slice(1)
-    file = cb.write_vectors(tmp_path / "w", fixed, key="k", vector="v")
+    file = cb.tables.write_vectors(tmp_path / "w", fixed, key="k", vector="v")
     assert file.read(file.find(np.array([2, 3]))).tolist() == [[1.0], [2.0]]
 
 
@@ -199,11 +201,11 @@ def test_lists_keep_their_rows_where_the_array_is_a_slice(tmp_path: Path) -> Non
 def test_tokens_are_whole_numbers_of_32_bits_above_0(tmp_path: Path, token: int, fits: bool) -> None:
     data = {"k": [5, 6], "t": [[1], [2, token]]}
     if fits:
-        file = cb.write_tokens(tmp_path / "t", data, key="k", tokens="t", width=3)
+        file = cb.tables.write_tokens(tmp_path / "t", data, key="k", tokens="t", width=3)
         assert file.read(file.find(np.array([6, 5]))).tolist() == [[2, token, 0], [1, 0, 0]]
     else:
         with pytest.raises(DataError, match=rf"row 1 \(key 6\) holds token {token}; expected 1 to 2,147,483,647"):
-            cb.write_tokens(tmp_path / "t", data, key="k", tokens="t", width=3)
+            cb.tables.write_tokens(tmp_path / "t", data, key="k", tokens="t", width=3)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_tokens_are_whole_numbers_of_32_bits_above_0(tmp_path: Path, token: int,
 )
 def test_what_is_no_list_of_tokens_is_refused(tmp_path: Path, data: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        cb.write_tokens(tmp_path / "t", data, **{"key": "k", "tokens": "t", "width": 2, **options})
+        cb.tables.write_tokens(tmp_path / "t", data, **{"key": "k", "tokens": "t", "width": 2, **options})
 
 
 def test_nothing_but_vectors_is_replaced(tmp_path: Path) -> None:

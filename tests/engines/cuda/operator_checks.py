@@ -198,7 +198,7 @@ def same_error(registers: Registers, rows: Any) -> str:
     """What both engines say of these rows."""
     said = []
     for run in (registers.on_cpu, registers.on_device):
-        with pytest.raises(cb.DataError) as caught:
+        with pytest.raises(cb.errors.DataError) as caught:
             run(rows)
         said.append(str(caught.value))
     assert said[0] == said[1]
@@ -244,7 +244,7 @@ def test_a_null_inside_a_vector_is_an_error(runtime: Runtime) -> None:
     values: list[Any] = [[1.0, 2.0]] * 9
     values[5] = [1.0, None]
     for run in (registers.on_cpu, registers.on_device):
-        with pytest.raises(cb.DataError, match="null inside"):
+        with pytest.raises(cb.errors.DataError, match="null inside"):
             run(pa.RecordBatch.from_pydict({"v": pa.array(values, type_)}))
     values[5] = None
     registers.check(pa.RecordBatch.from_pydict({"v": pa.array(values, type_)}))
@@ -257,5 +257,5 @@ def test_a_dictionary_index_outside_is_an_error(runtime: Runtime) -> None:
         indices = pa.array([0, 1, None, wrong, 0], pa.int32())
         batch = pa.RecordBatch.from_pydict({"d": pa.DictionaryArray.from_arrays(indices, words, safe=False)})
         for run in (registers.on_cpu, registers.on_device):
-            with pytest.raises(cb.DataError, match=r"column 'd'.*dictionary index outside its dictionary"):
+            with pytest.raises(cb.errors.DataError, match=r"column 'd'.*dictionary index outside its dictionary"):
                 run(batch)

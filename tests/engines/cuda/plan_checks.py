@@ -445,7 +445,7 @@ def until_error(extractor: Extractor, size: int) -> tuple[Stream, str]:
     got: Stream = []
     try:
         got.extend(extractor.batches(size))
-    except cb.DataError as error:
+    except cb.errors.DataError as error:
         return got, str(error)
     raise AssertionError("there was no error")
 

@@ -151,7 +151,7 @@ def test_without_numba_one_sentence_says_what_to_install(monkeypatch: pytest.Mon
     assert [n["device"] for n in planned["frames"][0]["layers"][1]] == ["cuda"]  # it is planned without numba
     for run in (lambda: next(plan.batches(9)), lambda: device_code(twice, "f", "sm_90")):
         with pytest.raises(
-            cb.PlanError, match=r"compiled by numba, which cannot be imported .*: pip install 'ctrbox\[numba\]'"
+            cb.errors.PlanError, match=r"compiled by numba, which cannot be imported .*: pip install 'ctrbox\[numba\]'"
         ):
             run()
 

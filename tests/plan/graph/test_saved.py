@@ -227,7 +227,7 @@ def test_saving_replaces_whole_files_and_a_failure_leaves_the_old_one(tmp_path: 
     with pytest.raises(PlanError):
         world.plan(extra=local(col("user_id"))).save(path)
     assert path.read_bytes() == old
-    with pytest.raises(cb.WriteError, match="cannot write"):
+    with pytest.raises(cb.errors.WriteError, match="cannot write"):
         plan.save(path / "below a file")
     assert path.read_bytes() == old
     assert [p.name for p in tmp_path.iterdir()] == ["p.plan"]

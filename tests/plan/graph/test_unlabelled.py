@@ -29,7 +29,7 @@ def features(**more: Any) -> cb.FeatureSet:
 
 
 def test_no_fill_is_advised_for_what_is_unknown() -> None:
-    with pytest.raises(cb.PlanError) as caught:
+    with pytest.raises(cb.errors.PlanError) as caught:
         cb.compile(log(), features(weight=col("paid"), group=col("user")))
     for column in ("click", "paid", "user"):
         assert f'.filter(col("{column}").is_not_null())' in str(caught.value)
@@ -51,7 +51,7 @@ def test_the_advised_filter_is_enough_and_drops_just_those_rows() -> None:
 
 def test_a_label_that_is_computed_is_filtered_under_its_name() -> None:
     view = log(click=["1", "maybe", "0", "1"]).with_columns(known=col("click").cast("float"))
-    with pytest.raises(cb.PlanError, match=r'filter\(col\("label_known"\)\.is_not_null\(\)\)'):
+    with pytest.raises(cb.errors.PlanError, match=r'filter\(col\("label_known"\)\.is_not_null\(\)\)'):
         cb.compile(view, features(label=col("known")))
     plan = cb.compile(view.filter(col("known").is_not_null()), features(label=col("known")), device="cpu")
     assert next(plan.batches(9)).rows == 3
@@ -85,7 +85,7 @@ def test_a_filter_that_features_need_as_well_stays_for_rows_to_be_scored() -> No
 def test_a_filter_inside_a_joined_view_does_not_hide_its_missing_keys() -> None:
     people = cb.View(pa.table({"user": ["a", "b"], "age": [1, None]}), key="user", name="people")
     joined = log(user=["a", "b", "c", "d"]).join(people.filter(col("age").is_not_null()), on="user")
-    with pytest.raises(cb.PlanError, match=r"column 'age' may be null"):
+    with pytest.raises(cb.errors.PlanError, match=r"column 'age' may be null"):
         cb.compile(joined, cb.FeatureSet(dense={"age": col("age")}))
     inner = log(user=["a", "b", "c", "d"]).join(people.filter(col("age").is_not_null()), on="user", how="inner")
     assert next(cb.compile(inner, cb.FeatureSet(dense={"age": col("age")}), device="cpu").batches(9)).rows == 1

@@ -434,10 +434,10 @@ def test_a_plan_is_written_to_files_only(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     for target in (tmp_path, tmp_path / "pipe", tmp_path / "link"):
-        with pytest.raises(cb.WriteError, match="cannot write"):
+        with pytest.raises(cb.errors.WriteError, match="cannot write"):
             plan.save(target)
     assert (tmp_path / "pipe").is_fifo()
-    with pytest.raises(cb.WriteError, match="cannot write"):
+    with pytest.raises(cb.errors.WriteError, match="cannot write"):
         plan.save(tmp_path / "a\0b")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe"]
 

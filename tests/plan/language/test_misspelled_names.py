@@ -35,12 +35,12 @@ def test_an_unknown_attribute_is_answered_with_the_nearest_name(owner: Any, wron
 def test_unknown_arguments_are_answered_with_the_nearest_name() -> None:
     wrong: dict[str, Any] = {"delimeter": ";"}
     with pytest.raises(
-        cb.PlanError, match=r"View has no argument 'delimeter'; nearest: 'delimiter'; it has data, key, .*types$"
+        cb.errors.PlanError, match=r"View has no argument 'delimeter'; nearest: 'delimiter'; it has data, key, .*types$"
     ):
         cb.View(TABLE, **wrong)
     wrong = {"lable": "a"}
     with pytest.raises(
-        cb.PlanError, match=r"FeatureSet has no argument 'lable'; nearest: 'label'; it has label, .*dense$"
+        cb.errors.PlanError, match=r"FeatureSet has no argument 'lable'; nearest: 'label'; it has label, .*dense$"
     ):
         cb.FeatureSet(**wrong)
 

@@ -62,7 +62,7 @@ def outcome(text: str) -> str:
         expression = eval(text, {"cb": cb, "col": col, "datetime": datetime, "world": world})  # noqa: S307
         view = LOG.with_columns(made=expression).filter(col("made").is_null())
         graph = cb.compile(view, cb.FeatureSet(dense={"f": col("f")}), device="cpu").graph
-    except cb.PlanError as error:
+    except cb.errors.PlanError as error:
         return f"PlanError: {error}"
     (made,) = graph.frames[0].filters[0].args
     return shown(made) + (" ?" if made.nullable else "")

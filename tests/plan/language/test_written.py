@@ -60,7 +60,7 @@ from ctrbox.plan.language.written import parse_feature
     ],
 )
 def test_a_refusal_says_what_was_met_and_what_to_write(text: str, said: str) -> None:
-    with pytest.raises(cb.PlanError, match="^" + re.escape(said)):
+    with pytest.raises(cb.errors.PlanError, match="^" + re.escape(said)):
         parse_feature(text)
 
 
@@ -76,7 +76,7 @@ def test_a_feature_may_be_nested_100_deep(minus: int, fits: bool) -> None:
     if fits:
         assert repr(parse_feature(text)[1]).count("not()") == minus
     else:
-        with pytest.raises(cb.PlanError, match=r"^feature 'a' is nested deeper than 100; use a job file$"):
+        with pytest.raises(cb.errors.PlanError, match=r"^feature 'a' is nested deeper than 100; use a job file$"):
             parse_feature(text)
 
 
@@ -87,7 +87,7 @@ def test_calls_and_methods_and_lists_count_as_levels() -> None:
         "cross(x, y=" * 101 + "x" + ")" * 101,
         "x.is_in([" * 60 + "x" + "])" * 60,
     ):
-        with pytest.raises(cb.PlanError, match="nested deeper than 100"):
+        with pytest.raises(cb.errors.PlanError, match="nested deeper than 100"):
             parse_feature("a=" + deep)
 
 
@@ -96,5 +96,7 @@ def test_a_feature_may_be_2000_characters_long(length: int, fits: bool) -> None:
     if fits:
         assert parse_feature("a=" + "x" * length)[0] == "a"
     else:
-        with pytest.raises(cb.PlanError, match=r"^a feature may be 2,000 characters long, got 2,001; use a job file$"):
+        with pytest.raises(
+            cb.errors.PlanError, match=r"^a feature may be 2,000 characters long, got 2,001; use a job file$"
+        ):
             parse_feature("a=" + "x" * length)

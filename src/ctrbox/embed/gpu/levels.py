@@ -1,8 +1,8 @@
 """`LevelTable`: GPU memory, main memory and an SSD as one embedder (docs/gpu.md has threads, bytes and failures).
 
     below = cb.SparseTable("params/", dim=16, ram="8GB", optimizer=cb.Adagrad(lr=0.05))
-    table = cb.LevelTable(below, memory="4GB")
-    cb.Trainer(model, table).fit(plan)         # the bits of cb.GpuTable, whatever fits where
+    table = cb.tables.LevelTable(below, memory="4GB")
+    cb.Trainer(model, table).fit(plan)         # the bits of cb.tables.GpuTable, whatever fits where
     table.checkpoint()                         # "params/" is an ordinary Sparse Table, which opens without a GPU
 
 The rows of the batches under way are on the GPU, brought as whole rows while the batches before are learned
@@ -99,7 +99,7 @@ class LevelTable(GpuTable):
 
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
         raise PlanError(
-            "set the optimizer of the Sparse Table before a cb.LevelTable is made over it: below.set_optimizer(…)"
+            "set the optimizer of the Sparse Table before a cb.tables.LevelTable is made over it: below.set_optimizer(…)"
         )
 
     def prefetch(self, keys: Any) -> None:
@@ -243,7 +243,7 @@ class LevelTable(GpuTable):
         self.close(checkpoint=error is None)
 
     def like(self, row: Row) -> GpuTable:
-        raise PlanError(f"a table like {self!r} needs a folder of its own: cb.LevelTable(cb.SparseTable(…))")
+        raise PlanError(f"a table like {self!r} needs a folder of its own: cb.tables.LevelTable(cb.SparseTable(…))")
 
     def __repr__(self) -> str:
         return f"LevelTable({self.below!r}, memory {self.memory:,} on {self.device})"

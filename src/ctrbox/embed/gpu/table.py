@@ -1,6 +1,6 @@
 """`GpuTable`: the embedder whose rows lie in the memory of a GPU. `MemoryTable`'s twin: same rows, same steps, same file.
 
-table = cb.GpuTable(dim=16, optimizer=cb.Adagrad(lr=0.05), rows=20_000_000)
+table = cb.tables.GpuTable(dim=16, optimizer=cb.Adagrad(lr=0.05), rows=20_000_000)
 vectors = table.pull(keys)                 # CUDA keys give a CUDA tensor, NumPy keys an array
 cb.Trainer(model, table).fit(plan)         # trains on the GPU: keys never leave it
 
@@ -217,7 +217,7 @@ class GpuTable:
         if len(self):
             raise PlanError(
                 f"this table holds {len(self):,} rows on {self.device}; save it, and restore it into a new "
-                "cb.GpuTable(optimizer=…) with the settings that you want"
+                "cb.tables.GpuTable(optimizer=…) with the settings that you want"
             )
         self.optimizer, self._told = checked_optimizer("optimizer", optimizer), True
         self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)

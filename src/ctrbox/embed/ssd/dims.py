@@ -1,6 +1,6 @@
 """`SparseTables`: rows of several dims in one folder, one budget and one checkpoint.
 
-tables = cb.SparseTables("params/", dims=(8, 32), ram="4GB", optimizer=cb.Adagrad(lr=0.05))
+tables = cb.tables.SparseTables("params/", dims=(8, 32), ram="4GB", optimizer=cb.Adagrad(lr=0.05))
 cb.Trainer(model, tables).fit(plan)        # a field's rows lie in the part of its dim
 tables[32].pull(keys)                      # a part is a SparseTable
 tables.checkpoint()                        # all parts, or none

@@ -85,7 +85,7 @@ def described(path: Path) -> tuple[Any, ...]:
 
 def several(path: Path) -> str:
     parts = ", ".join(str(p) for p in sorted(path.glob("checkpoint-*/dim-*")))
-    return f"holds tables of several dims (cb.SparseTables); as of its last checkpoint they are {parts}"
+    return f"holds tables of several dims (cb.tables.SparseTables); as of its last checkpoint they are {parts}"
 
 
 def saved_part(folder: Path, dim: int) -> Path:

@@ -564,7 +564,9 @@ class SparseTable(Table):
         try:
             yield
         except _native.DamagedFile as error:
-            raise SourceError(f"the table in {self.path} is damaged: {error}; cb.repair it from a saved one") from error
+            raise SourceError(
+                f"the table in {self.path} is damaged: {error}; cb.tables.repair it from a saved one"
+            ) from error
         except _native.TableFull as error:
             raise BudgetError(
                 f"the table in {self.path} has no room for all of {keys:,} keys within ram={self.ram:,} bytes: {error}; take "

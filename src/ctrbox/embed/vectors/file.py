@@ -1,6 +1,6 @@
 """`VectorFile`: what is known of objects, a row of numbers a key, in checked files that are mapped, not read.
 
-file = cb.VectorFile("images.ctrvec")          # or a folder of shards; shard=2: that one alone
+file = cb.tables.VectorFile("images.ctrvec")          # or a folder of shards; shard=2: that one alone
 places = file.find(keys)                       # -1 where a key has no row
 rows = file.read(places)                       # (n, width) float32; tokens: int32
 

@@ -67,6 +67,6 @@ class Misses:
         raise DataError(
             f"none of the {self.asked:,} keys in the first {self.batches:,} batches has a row in {data.path}, which holds "
             f"{len(known):,} keys; {examples}. {self.reads}{cause}. Write the file with the same key expression and id "
-            "type as the plan, for example cb.write_vectors(…, key=col('ad_id').cast('str').key(space='image')), or cast the "
-            "plan's column to the type of the ids in the file"
+            "type as the plan, for example cb.tables.write_vectors(…, key=col('ad_id').cast('str').key(space='image')), or cast "
+            "the plan's column to the type of the ids in the file"
         )

@@ -1,6 +1,6 @@
 """`ModelServer`: the embedder whose vector of a key is ``submodel(data[key])``, trained through ``push``.
 
-server = cb.ModelServer("images.ctrvec", dim=12)                 # 4096-256-64-12 over a vector file
+server = cb.tables.ModelServer("images.ctrvec", dim=12)                 # 4096-256-64-12 over a vector file
 vectors = server.pull(keys)                                      # each distinct key is computed once
 server.push(keys, gradients)                                     # by the vectors; the sub-model's own optimizer steps
 
@@ -64,7 +64,7 @@ class ModelServer:
 
     ``data``       a `VectorFile` or its path
     ``submodel``   any torch module from a block of rows to (n, dim) float32; `ImageEmbedding` to ``dim`` floats unless given
-    ``optimizer``  of the sub-model: cb.Adam, cb.Adagrad, cb.SGD or a function from parameters to a torch optimizer
+    ``optimizer``  of the sub-model: cb.optim.Adam, cb.Adagrad, cb.optim.SGD or a function from parameters to a torch optimizer
     ``missing``    keys without data: "zero" vectors, counted, or an "error". Training is refused where no key at all has data
     ``block``      keys a forward; the order of sums depends on it
     ``budget``     the most memory for rows and activations, in bytes or as text
@@ -353,7 +353,9 @@ class ModelServer:
 
     def _usual(self, dim: int) -> nn.Module:
         if self.data.tokens:
-            raise PlanError("this file holds tokens; give a sub-model for them: submodel=cb.TextEmbedding(vocabulary)")
+            raise PlanError(
+                "this file holds tokens; give a sub-model for them: submodel=cb.tables.TextEmbedding(vocabulary)"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return ImageEmbedding(self.data.width, dim=dim)

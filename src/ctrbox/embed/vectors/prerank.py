@@ -1,6 +1,6 @@
 """`PreRank`: from some thousand candidates to the few hundred whose vectors have the largest product with the user's.
 
-rank = cb.PreRank("ads.ctrvec")                        # as `export_vectors` wrote them
+rank = cb.tables.PreRank("ads.ctrvec")                        # as `export_vectors` wrote them
 positions, scores = rank.top(user_vector, candidates, 400)
 
 The vectors lie in memory. Candidates without a vector are left out and counted (``found``, ``missing``); equal scores keep the

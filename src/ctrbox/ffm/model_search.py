@@ -1,6 +1,6 @@
 """Model search: many Deep FFMs over one stream, each example predicted before it is learned from.
 
-    found = cb.search("train.ctrx", cb.grid(k=[4, 8], hidden=[(), (16,), (24, 24)]), test="test.ctrx")
+    found = cb.ffm.search("train.ctrx", cb.ffm.grid(k=[4, 8], hidden=[(), (16,), (24, 24)]), test="test.ctrx")
     print(found)                      # of each: average, median, max, std and min of the windows' AUC, and the test's
     found.write("search.html")        # the same, and its traces
     best = found.best.model
@@ -202,7 +202,7 @@ def search(
     """
     source, test = opened(source), opened(test)
     if not isinstance(models, Mapping) or not 1 <= len(models) <= MOST:
-        raise PlanError(f"a search needs 1 to {MOST:,} models by name, as cb.grid gives them")
+        raise PlanError(f"a search needs 1 to {MOST:,} models by name, as cb.ffm.grid gives them")
     if isinstance(window, bool) or not isinstance(window, int) or window < 2:
         raise PlanError(f"window= must be a whole number of at least 2, got {window!r}")
     for name, options in models.items():

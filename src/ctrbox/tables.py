@@ -1,0 +1,44 @@
+"""``cb.tables``: embedders, which turn keys into trainable vectors, and the vector files that some of them read."""
+
+from typing import TYPE_CHECKING, Any
+
+from ctrbox.embed.embedder import Embedder
+from ctrbox.embed.gpu.levels import LevelTable
+from ctrbox.embed.gpu.table import GpuTable
+from ctrbox.embed.life import Admission, Counters
+from ctrbox.embed.memory.table import MemoryTable
+from ctrbox.embed.ssd.dims import SparseTables
+from ctrbox.embed.ssd.repair import repair
+from ctrbox.embed.ssd.table import SparseTable
+from ctrbox.embed.vectors.file import VectorFile
+from ctrbox.embed.vectors.model_server import ModelServer
+from ctrbox.embed.vectors.prerank import PreRank
+from ctrbox.embed.vectors.submodels import ImageEmbedding, TextEmbedding
+from ctrbox.embed.vectors.write import write_tokens, write_vectors
+from ctrbox.errors import no_attribute
+from ctrbox.train.towers import export_vectors
+
+__all__ = [
+    "Admission",
+    "Counters",
+    "Embedder",
+    "GpuTable",
+    "ImageEmbedding",
+    "LevelTable",
+    "MemoryTable",
+    "ModelServer",
+    "PreRank",
+    "SparseTable",
+    "SparseTables",
+    "TextEmbedding",
+    "VectorFile",
+    "export_vectors",
+    "repair",
+    "write_tokens",
+    "write_vectors",
+]
+
+if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
+
+    def __getattr__(name: str) -> Any:
+        raise no_attribute("module 'ctrbox.tables'", name, __all__)
