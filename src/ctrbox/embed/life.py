@@ -69,7 +69,7 @@ class Admission:
 def life_of(counters: Counters | None, admission: Admission | None) -> Life:
     for name, given, kind in (("counters", counters, Counters), ("admission", admission, Admission)):
         if given is not None and not isinstance(given, kind):
-            raise PlanError(f"{name}= must be cb.{kind.__name__}(…) or None, got {given!r}")
+            raise PlanError(f"{name}= must be cb.tables.{kind.__name__}(…) or None, got {given!r}")
     decay = 0.0 if counters is None else float(counters.decay)
     if admission is None or (admission.count == 1 and admission.probability == 1):
         return (decay, *NO_LIFE[1:])
