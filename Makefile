@@ -106,7 +106,8 @@ bench-gpu: $(SETUP)  ## every benchmark of the GPU, one after the other; says so
 
 # ---- check ----------------------------------------------------------------------------------------------------------
 
-test: lint bodies  ## everything but GPU and HDFS: lint, bodies under nvcc, all tests, two sanitizers
+test: setup  ## everything but GPU and HDFS: lint, bodies under nvcc, all tests, two sanitizers
+	$(MAKE) --no-print-directory -j 2 lint bodies
 	$(PY) -m pytest -n $(JOBS) -m 'not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
 	$(MAKE) --no-print-directory test-sanitize SANITIZERS=address,undefined
 
