@@ -182,7 +182,7 @@ def main() -> None:
     options.add_argument("--plot", default=str(report.ROOT / ".cache" / "growth.svg"))
     options.add_argument("--folder", help="where the table lies; a folder under .cache unless given")
     given = options.parse_args()
-    from ctrbox.views.view import parse_bytes
+    from ctrbox.arguments.sizes import parse_bytes
 
     scale = 10 if given.quick else 1
     ram = parse_bytes(given.ram) if given.ram else RAM // scale

@@ -129,7 +129,7 @@ def optimizer(asked: list[Any]) -> Any:
     import ctrbox as cb
 
     name, options = asked
-    return getattr(cb, name)(**options)
+    return getattr(cb.optim, name)(**options)
 
 
 def best_of(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ def _advice(name: str) -> str:
     """Return ``"; nearest: cb.tables.Counters"``: the public name most like `name`, or ``""`` when none is like it."""
     if name.startswith("_"):  # Python and libraries ask for names such as __wrapped__ all the time
         return ""
-    from ctrbox.errors import closest
+    from ctrbox.arguments.names import closest
 
     known = {inner: f"cb.{inner}" for inner in HOME}
     for space in [space for space, home in HOME.items() if home == "ctrbox"]:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ctrbox.errors import no_attribute
+from ctrbox.arguments.names import no_attribute
 from ctrbox.train.callbacks import Callback, Checkpoint, End, Evaluation, Step, StopTraining
 from ctrbox.train.trackers import MLflow, OptunaPruning, WeightsAndBiases
 

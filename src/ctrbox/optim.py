@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ctrbox.arguments.names import no_attribute
 from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
-from ctrbox.errors import no_attribute
 from ctrbox.train.schedule import Cosine, Decay, Warmup
 
 __all__ = ["FTRL", "SGD", "Adagrad", "Adam", "Cosine", "Decay", "RowwiseAdagrad", "Warmup"]

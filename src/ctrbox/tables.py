@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ctrbox.arguments.names import no_attribute
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu.levels import LevelTable
 from ctrbox.embed.gpu.table import GpuTable
@@ -15,7 +16,6 @@ from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.embed.vectors.prerank import PreRank
 from ctrbox.embed.vectors.submodels import ImageEmbedding, TextEmbedding
 from ctrbox.embed.vectors.write import write_tokens, write_vectors
-from ctrbox.errors import no_attribute
 from ctrbox.train.towers import export_vectors
 
 __all__ = [

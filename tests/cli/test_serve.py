@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import typer
 
+from ctrbox.arguments.sizes import bytes_within
 from ctrbox.cli.main import app
 from ctrbox.cli.terminal import Mistake
 from ctrbox.datasets import adlog
 from ctrbox.errors import CtrboxError
 from ctrbox.serve.model_folder import ModelFolder
 from ctrbox.serve.server import read_token
-from ctrbox.views.view import bytes_within
 
 JOB = """\
 import ctrbox as cb

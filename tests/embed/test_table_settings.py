@@ -14,7 +14,7 @@ import ctrbox as cb
 from ctrbox import _native
 from ctrbox.embed.dense_optimizer import SAFE, finite_step, restore_optimizer
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.life import NO_LIFE, admission_of, life_of, number
+from ctrbox.embed.life import NO_LIFE, admission_of, life_of
 from ctrbox.embed.optimizers import optimizer_of, spec_of, with_rate
 from ctrbox.embed.sharded import check_splits, shard_path, shards_in
 from ctrbox.embed.ssd.dims import _check_own, _checked_dims, _checked_shares, named_in, saved_in
@@ -28,7 +28,6 @@ from ctrbox.embed.table import (
     refused,
     same_shape,
     shape_of,
-    whole,
     words,
 )
 from ctrbox.embed.vectors import misses as misses_module
@@ -40,18 +39,6 @@ KEYS = np.array([5, 7], np.int64)
 
 
 # ---- numbers and their ranges
-
-
-@pytest.mark.parametrize(
-    ("value", "fits"), [(1, False), (2, True), (9, True), (10, False), (True, False), (2.0, False)]
-)
-def test_a_whole_number_lies_within_its_range(value: Any, fits: bool) -> None:
-    if fits:
-        assert whole("n", value, 2, 9) == value
-        assert type(whole("n", np.int32(value), 2, 9)) is int  # type: ignore[arg-type]
-    else:
-        with pytest.raises(PlanError, match="n= must be a whole number from 2 to 9, got"):
-            whole("n", value, 2, 9)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +170,6 @@ def test_settings_at_the_ends_of_their_ranges_are_taken() -> None:
     assert life_of(None, cb.tables.Admission(probability=0.5)) == (0.0, 0, 0.5, 0)
     for life in (NO_LIFE, (0.0, 2, 1.0, 64), (0.0, 0, 0.5, 0), (0.0, 3, 0.5, 128)):
         assert life_of(None, admission_of(life)) == life
-    assert [number(value) for value in (1, 1.5, np.float32(2), True, float("nan"), 10**400, "1")] == [
-        True, True, True, False, False, False, False,
-    ]  # fmt: skip
     for one in (
         cb.optim.SGD(0.5, 0.25),
         cb.Adagrad(0.5),

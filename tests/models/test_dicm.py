@@ -156,7 +156,7 @@ def test_without_images_dicm_is_its_base() -> None:
         ({**BOTH, "aggregator": "atentive"}, "nearest: 'attentive'"),
         ({"base": "dim"}, "nearest: 'din'"),
         ({**BOTH, "pooling": {"history": "none"}}, "DICM reads no sequences; field 'history'"),
-        ({**BOTH, "aggregator": "concatenation", "longest": 0}, "whole numbers of 1 or more"),
+        ({**BOTH, "aggregator": "concatenation", "longest": 0}, "longest must be a whole number from 1 to"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -203,7 +203,7 @@ def test_the_logit_is_the_product_of_vectors_that_know_one_side_only() -> None:
         ({"user": []}, "at least one field of the user"),
         ({"user": ["user", "ad"]}, "'ad' is a field of both sides"),
         ({"user": ["user"], "images": ["behaviour"]}, "'behaviour' is among images but on neither side"),
-        ({"vector": 0}, "whole numbers of 1 or more"),
+        ({"vector": 0}, "vector must be a whole number from 1 to"),
         ({"pooling": {"history": "none"}}, "TwoTower reads no sequences"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from ctrbox.arguments.names import one_of
 from ctrbox.errors import PlanError
 from ctrbox.models import MODELS, Reads
-from ctrbox.models.asked import asked, one_of, sizes, whole
+from ctrbox.models.asked import asked, sizes
 from tests.models.worlds import inputs, made, schema
 
 SUMMANDS = {"first", "pairs", "tower", "of_cin", "of_cross", "score"}
@@ -69,9 +70,9 @@ def test_one_more_on_the_bias_is_one_more_on_every_logit(name: str) -> None:
         ((), ""),
         ((1,) * 256, ""),
         ((1,) * 257, "hidden has 257 layers; expected at most 256"),
-        ((0,), "hidden must be made of whole numbers of 1 or more, got 0"),
-        ((True,), "hidden must be made of whole numbers of 1 or more, got True"),
-        ((1.0,), "hidden must be made of whole numbers of 1 or more, got 1.0"),
+        ((0,), "each layer of hidden must be a whole number from 1 to 1,048,576, got 0"),
+        ((True,), "each layer of hidden must be a whole number from 1 to 1,048,576, got True"),
+        ((1.0,), "each layer of hidden must be a whole number from 1 to 1,048,576, got 1.0"),
         ("12", "hidden must be a list of layer widths such as (128, 64), got '12'"),
         (12, "hidden must be a list of layer widths such as (128, 64), got 12"),
     ],
@@ -91,12 +92,8 @@ def test_a_list_of_widths_that_must_not_be_empty() -> None:
         sizes("cin", (), empty=False)
 
 
-def test_a_number_of_layers_may_have_a_limit() -> None:
-    assert whole("layers", 256, 256) == 256
-    assert whole("layers", 257) == 257
-    with pytest.raises(PlanError, match=r"^layers must be at most 256, got 1,257$"):
-        whole("layers", 1_257, 256)
-    with pytest.raises(PlanError, match=r"^layers of DCNv2 must be at most 256, got 257$"):
+def test_a_number_of_layers_has_a_limit() -> None:
+    with pytest.raises(PlanError, match=r"^layers of DCNv2 must be a whole number from 1 to 256, got 257$"):
         made("DCNv2", schema(), layers=257)
 
 

@@ -30,7 +30,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 
-from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError
 from ctrbox.views import text
 from ctrbox.views.delimited import Csv
 from ctrbox.views.readahead import readahead

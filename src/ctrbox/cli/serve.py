@@ -165,7 +165,7 @@ def serve(
     """
     import logging
 
-    from ctrbox.views.view import bytes_within
+    from ctrbox.arguments.sizes import bytes_within
 
     try:
         from ctrbox.serve.server import Server, Settings, bracketed, missing_library, read_token

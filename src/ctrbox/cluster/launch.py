@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ctrbox import _native
+from ctrbox.arguments.numbers import whole
 from ctrbox.embed.vectors.model_server import ModelServer
-from ctrbox.engines.threads import whole
 from ctrbox.errors import DeviceError, PlanError
 from ctrbox.train.fit import Fit
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctrbox.errors import PlanError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import PlanError
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.exact import times_to_microseconds
 from ctrbox.columns.kind import kind_of_arrow, name_of
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError
 
 TIME = pa.timestamp("us")
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}

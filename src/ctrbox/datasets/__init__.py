@@ -6,6 +6,7 @@ key="row")` needs nothing from here, and a path of an `AdLog` is a folder of Par
 
 from typing import TYPE_CHECKING, Any
 
+from ctrbox.arguments.names import no_attribute
 from ctrbox.datasets.bundled import ClickSet, criteo_attribution, criteo_sample, frappe, open_bandit
 from ctrbox.datasets.delimited import avazu, criteo
 from ctrbox.datasets.events import adlog_events
@@ -13,7 +14,6 @@ from ctrbox.datasets.lines import TextLog
 from ctrbox.datasets.movielens import movielens
 from ctrbox.datasets.synthetic import adlog
 from ctrbox.datasets.tokens import libffm, vw
-from ctrbox.errors import no_attribute
 
 __all__ = [
     "ClickSet",

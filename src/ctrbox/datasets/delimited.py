@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from ctrbox.arguments.names import nearest
 from ctrbox.datasets.lines import OnError, Paths, TextLog, Unparsed, find, head, shown
-from ctrbox.errors import DataError, nearest
+from ctrbox.errors import DataError
 
 CRITEO_INTS = tuple(f"I{i}" for i in range(1, 14))
 CRITEO_CATEGORIES = tuple(f"C{i}" for i in range(1, 27))

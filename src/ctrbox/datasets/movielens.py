@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from ctrbox.errors import DataError, SourceError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import DataError, SourceError
 
 RATINGS = pa.schema(
     [("user_id", pa.int64()), ("movie_id", pa.int64()), ("rating", pa.float32()), ("timestamp", pa.int64())]

@@ -10,12 +10,11 @@ The same calls give the same rows in a `MemoryTable` and a `SparseTable`, whatev
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Real
 
+from ctrbox.arguments.numbers import is_number
+from ctrbox.arguments.sizes import parse_bytes
 from ctrbox.errors import PlanError
-from ctrbox.views.view import parse_bytes
 
 Life = tuple[float, int, float, int]  # decay or 0, count, probability, bytes of the sketch
 NO_LIFE: Life = (0.0, 0, 1.0, 0)
@@ -33,7 +32,7 @@ class Counters:
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if not number(self.decay) or not 0 < self.decay <= 1:
+        if not is_number(self.decay) or not 0 < self.decay <= 1:
             raise PlanError(f"decay= must be a number above 0 and at most 1, got {self.decay!r}")
         object.__setattr__(self, "decay", float(self.decay))
 
@@ -52,9 +51,9 @@ class Admission:
     sketch: int | str = "16MB"
 
     def __post_init__(self) -> None:
-        if not number(self.count) or not 1 <= self.count <= MOST_COUNT or self.count != int(self.count):
+        if not is_number(self.count) or not 1 <= self.count <= MOST_COUNT or self.count != int(self.count):
             raise PlanError(f"count= must be a whole number from 1 to {MOST_COUNT}, got {self.count!r}")
-        if not number(self.probability) or not 0 < self.probability <= 1:
+        if not is_number(self.probability) or not 0 < self.probability <= 1:
             raise PlanError(f"probability= must be a number above 0 and at most 1, got {self.probability!r}")
         try:
             size = parse_bytes(self.sketch)
@@ -95,12 +94,3 @@ def admission_of(life: Life) -> Admission | None:
 
 def shown(life: Life) -> str:
     return f"{counters_of(life)} and {admission_of(life)}"
-
-
-def number(value: object) -> bool:
-    """A finite number, NumPy's among them."""
-    kind = Real if not isinstance(value, bool) else ()
-    try:
-        return isinstance(value, kind) and math.isfinite(value)  # type: ignore[arg-type]
-    except OverflowError:  # a whole number beyond all floats
-        return False

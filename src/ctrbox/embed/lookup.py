@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox import _native
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch
-from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.errors import DataError, PlanError
 
 Ints = npt.NDArray[np.int64]
 

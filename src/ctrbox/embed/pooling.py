@@ -19,9 +19,10 @@ import numpy.typing as npt
 import torch
 
 from ctrbox import _native
+from ctrbox.arguments.names import nearest
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.lookup import Lookup
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError
 
 KINDS = ("sum", "mean", "max")
 

@@ -15,8 +15,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch, Ragged
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError
 
 Ints = npt.NDArray[np.int64]
 

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox import _native
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import is_number, whole
 from ctrbox.embed.embedder import Floats, Keys, Row
-from ctrbox.embed.life import Admission, Counters, Life, life_of, number, shown
+from ctrbox.embed.life import Admission, Counters, Life, life_of, shown
 from ctrbox.embed.optimizers import FTRL, KINDS, Adagrad, Optimizer, optimizer_of, spec_of
-from ctrbox.errors import DataError, PlanError, SourceError, nearest
-from ctrbox.views.view import bytes_within
+from ctrbox.errors import DataError, PlanError, SourceError
 
 MOST_DIM = 4096
-MOST_BUDGET = 1 << 50
 MOST_PERIODS = (1 << 24) - 1
 NONFINITE = ("refuse", "skip")
 USUAL = Adagrad(lr=0.05)  # the optimizer of a new table, unless one is given
@@ -55,12 +55,12 @@ class Table(ABC):
         self.optimizer = USUAL if optimizer is None else checked_optimizer("optimizer", optimizer)
         self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
         self.init = checked_init(init)
-        self.seed = whole("seed", seed, 0, 2**64 - 1)
-        self.threads = None if threads is None else whole("threads", threads, 1, 256)
+        self.seed = whole("seed=", seed, 0, 2**64 - 1)
+        self.threads = None if threads is None else whole("threads=", threads, 1, 256)
         self._life: Life = life_of(counters, admission)
         self.counters, self.admission = counters, admission
         self.nonfinite = checked_nonfinite(nonfinite)
-        self._row = Row(whole("dim", dim, 0, MOST_DIM))
+        self._row = Row(whole("dim=", dim, 0, MOST_DIM))
         self._opened = False
         self._factor = 1.0
 
@@ -182,7 +182,7 @@ class Table(ABC):
     def advance(self, periods: int = 1) -> None:
         """So many periods have passed: what was counted fades, and what is not pushed grows old."""
         self._check_counts()
-        more = whole("periods", periods, 0, MOST_PERIODS)
+        more = whole("periods=", periods, 0, MOST_PERIODS)
         if more + self.clock > MOST_PERIODS:
             raise PlanError(f"the clock is at {self.clock:,} and goes to {MOST_PERIODS:,} periods, got {more:,} more")
         with self._calling():
@@ -203,9 +203,9 @@ class Table(ABC):
         self._check_counts()
         if unseen is None and score is None:
             raise PlanError("expire needs unseen= (periods), score= (the least that stays), or both")
-        age = -1 if unseen is None else whole("unseen", unseen, 0, MOST_PERIODS)
+        age = -1 if unseen is None else whole("unseen=", unseen, 0, MOST_PERIODS)
         for name, value in (("score", score), ("click", click), ("nonclick", nonclick)):
-            if (value is not None or name != "score") and not (number(value) and 0 <= value <= 1e30):  # type: ignore[operator]
+            if (value is not None or name != "score") and not (is_number(value) and 0 <= value <= 1e30):  # type: ignore[operator]
                 raise PlanError(f"{name}= must be a finite number, 0 or more, got {value!r}")
         with self._calling():
             return int(self._changing.expire(age, float(score or 0.0), float(click), float(nonclick)))
@@ -268,27 +268,16 @@ def checked_init(init: float) -> float:
     return float(init)
 
 
-def checked_bytes(name: str, budget: int | str) -> int:
-    """A budget of memory."""
-    return bytes_within(f"{name}=", budget, 1, MOST_BUDGET)
-
-
 def checked_nonfinite(given: str) -> str:
     if not isinstance(given, str) or given not in NONFINITE:
         raise PlanError(f"nonfinite= must be 'refuse' or 'skip', got {given!r}{nearest(str(given), NONFINITE)}")
     return given
 
 
-def whole(name: str, value: int, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
-        raise PlanError(f"{name}= must be a whole number from {least:,} to {most:,}, got {value!r}")
-    return int(value)
-
-
 def check_row(row: Row) -> None:
     if row.width == 0:
         raise PlanError("a row needs a vector (dim above 0) or a first-order weight (linear=True), got neither")
-    whole("dim", row.dim, 0, MOST_DIM)
+    whole("dim=", row.dim, 0, MOST_DIM)
 
 
 def words(row: Row) -> str:

@@ -23,11 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.fit import NO_BATCH
-from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.errors import DataError, PlanError
 from ctrbox.files.atomic import written_aside
 from ctrbox.plan.graph.graph import Output
 from ctrbox.plan.language.node import Node

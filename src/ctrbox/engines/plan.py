@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox import _native
+from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.kind import arrow_type
 from ctrbox.columns.records import is_dicts, table_of_dicts
@@ -22,7 +23,7 @@ from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
 from ctrbox.engines.device import checked_device, wants_gpu
 from ctrbox.engines.joins import JoinCount
 from ctrbox.engines.request import Requests, names_of, single
-from ctrbox.engines.threads import MOST_EXTRACTING, checked_threads, whole
+from ctrbox.engines.threads import MOST_EXTRACTING, checked_threads
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.build import build, build_columns
 from ctrbox.plan.graph.graph import Graph
@@ -70,7 +71,7 @@ class Plan:
         self.features = features
         self.device = checked_device(device)
         self._threads = _native.usable_cores() if threads is None else whole("threads", threads, 1, MOST_EXTRACTING)
-        whole("chunk_rows", chunk_rows, 1, 65_536)
+        chunk_rows = whole("chunk_rows", chunk_rows, 1, 65_536)
         self.chunk_rows = chunk_rows
         self.graph: Graph = build(log, features)
         self.fitted: dict[int, dict[str, np.ndarray]] = {}
@@ -278,12 +279,11 @@ class Plan:
         stop: int | None = None,
     ) -> Generator[tuple[Batch, Position], None, None]:
         """Yield what ``batches`` yields, each batch with the position after it."""
-        whole("batch_size", batch_size, 1, 2**31 - 1)
-        whole("shuffle", shuffle, 0, 2**31 - 1)
-        whole("seed", seed, 0, 2**64 - 1)
-        for name, rows in (("limit", limit), ("stop", stop)):
-            if rows is not None:
-                whole(name, rows, 0, 2**62)
+        batch_size = whole("batch_size", batch_size, 1, 2**31 - 1)
+        shuffle = whole("shuffle", shuffle, 0, 2**31 - 1)
+        seed = whole("seed", seed, 0, 2**64 - 1)
+        limit = None if limit is None else whole("limit", limit, 0, 2**62)
+        stop = None if stop is None else whole("stop", stop, 0, 2**62)
         if start is not None and not isinstance(start, Position):
             raise PlanError(f"start must be a Position, as plan.position gives it, got {start!r}")
         if start is not None and (start.row < 0 or start.window < 0 or start.skip < 0 or 0 < shuffle <= start.skip):

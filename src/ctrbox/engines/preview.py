@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
 from ctrbox.columns.kind import arrow_type
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.extract import Extractor
-from ctrbox.engines.threads import whole
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.plan.graph.build import Unusable, build_columns, columns_after
 from ctrbox.plan.language.expr import col

@@ -11,13 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from ctrbox.arguments.names import lacking
 from ctrbox.columns.batch import Batch
 from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.columns.raw import narrowed
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.stages import Prepared, Rows
-from ctrbox.errors import DataError, lacking
+from ctrbox.errors import DataError
 from ctrbox.views.source import Origin, Source, open_source
 
 ORIGIN = Origin("request", 0)

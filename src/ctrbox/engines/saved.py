@@ -31,10 +31,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ctrbox.arguments.names import nearest
 from ctrbox.engines.fingerprint import fingerprint, plain_array
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.saved_views import check_names, read_view, view_entry
-from ctrbox.errors import CtrboxError, DataError, PlanError, nearest
+from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
 from ctrbox.plan.graph.gaps import NullsUnfilled

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox import _native
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch, Ragged, Schema
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.extract import Extractor
@@ -27,7 +28,7 @@ from ctrbox.engines.cpu.stages import Prepared, Rows, located
 from ctrbox.engines.joins import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.request import ORIGIN
-from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.errors import DataError, PlanError
 from ctrbox.plan.graph.graph import Graph, Output
 from ctrbox.plan.graph.unlabelled import LABELS, without_label_filters
 from ctrbox.plan.language.node import Node, closure

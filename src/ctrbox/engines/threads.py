@@ -6,16 +6,9 @@ import warnings
 from typing import Any
 
 from ctrbox import _native
-from ctrbox.errors import PlanError
+from ctrbox.arguments.numbers import whole
 
 MOST_EXTRACTING, MOST_LEARNING = 1024, 256  # threads
-
-
-def whole(name: str, value: Any, low: int, high: int) -> int:
-    """Return the value if it is a whole number within bounds."""
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise PlanError(f"{name} must be a whole number from {low:,} to {high:,}, got {value!r}")
-    return value
 
 
 def checked_threads(threads: Any, most: int, *, rows: int | None = None, stacklevel: int = 3) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ctrbox.errors import PlanError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import PlanError
 from ctrbox.evaluate.interval import Difference
 
 FEW = 10  # clicks, or non-clicks, below which nothing is called better or worse

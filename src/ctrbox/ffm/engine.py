@@ -32,9 +32,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox import _native
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Batch, Schema
-from ctrbox.engines.threads import whole
-from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError, nearest
+from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError
 from ctrbox.ffm.examples import ExampleCache, ExampleText, names
 from ctrbox.ffm.progress import Progress
 from ctrbox.files.atomic import written_aside
@@ -96,11 +97,10 @@ class DeepFFM:
     ) -> None:
         context = checked_context(context)
         self.fields = context_first(field_names(fields), context)
-        whole("k", k, 1, 64), whole("bits", bits, 4, 36), whole("seed", seed, 0, 2**64 - 1)
+        k, bits, seed = whole("k", k, 1, 64), whole("bits", bits, 4, 36), whole("seed", seed, 0, 2**64 - 1)
         if isinstance(hidden, int | str) or not isinstance(hidden, Iterable):
             raise PlanError(f"hidden= must be the neurons of each layer, such as (24, 24), got {hidden!r}")
-        for neurons in hidden:
-            whole("a layer of hidden", neurons, 1, 1024)
+        hidden = [whole("a layer of hidden", neurons, 1, 1024) for neurons in hidden]
         given = _native.FfmSettings()
         try:
             given.context = len(context)

@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ctrbox import _native
-from ctrbox.errors import DataError, PlanError, SourceError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.version import FileVersion, settle
 

@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 
 from ctrbox import _native
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.threads import MOST_LEARNING, checked_threads
-from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError, nearest
+from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError
 from ctrbox.ffm.engine import DeepFFM, memory_here
 from ctrbox.ffm.examples import ExampleCache, ExampleText
 from ctrbox.ffm.progress import auc

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.sizes import parse_bytes
 from ctrbox.errors import PlanError
 from ctrbox.files.checksum import content_checksums
 from ctrbox.files.filesystems import File, find_files
 from ctrbox.views.morsel import Morsel
 from ctrbox.views.source import open_files
-from ctrbox.views.view import parse_bytes
 
 T = TypeVar("T")
 
@@ -44,9 +45,7 @@ class Ahead(Generic[T]):
         in_flight: int = IN_FLIGHT,
         bytes: str | int = BYTES,  # noqa: A002
     ) -> None:
-        if isinstance(in_flight, bool) or not isinstance(in_flight, int) or not 1 <= in_flight <= 256:
-            raise PlanError(f"in_flight= must be a whole number from 1 to 256, got {in_flight!r}")
-        self.in_flight, self.budget = in_flight, parse_bytes(bytes)
+        self.in_flight, self.budget = whole("in_flight=", in_flight, 1, 256), parse_bytes(bytes)
         if self.budget <= 0:
             raise PlanError(f"bytes= must be above 0, got {bytes!r}")
         self.waited_s = 0.0

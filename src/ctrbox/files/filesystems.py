@@ -19,7 +19,8 @@ from urllib.parse import parse_qsl, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from ctrbox.errors import SourceError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import SourceError
 from ctrbox.files.table_formats import refuse_table_formats
 from ctrbox.files.version import FileVersion, settle
 

@@ -22,10 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.kind import kind_of_arrow
 from ctrbox.columns.raw import WRONG, RawColumn, brief, narrowed
 from ctrbox.columns.times import FIRST, LAST, TIME, UNITS, accepted, outside_years, times_of_numbers, times_of_text
-from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.errors import DataError, PlanError
 from ctrbox.files.filesystems import first_line
 from ctrbox.views.memory import MemorySource
 from ctrbox.views.simple import castable, conform, is_text

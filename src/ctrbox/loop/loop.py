@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ctrbox.arguments.sizes import bytes_within
 from ctrbox.columns.times import checked_unit
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
@@ -35,7 +36,6 @@ from ctrbox.publish.versions import Version
 from ctrbox.publish.weights import read_directory
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.train.interrupt import Asked, asked_to_end
-from ctrbox.views.view import bytes_within
 
 STATUS_S = 2.0
 AGAIN_S = 5.0  # after a write that failed

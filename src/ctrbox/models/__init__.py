@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ctrbox.arguments.names import nearest, no_attribute
 from ctrbox.columns.batch import Schema
-from ctrbox.errors import PlanError, nearest, no_attribute
+from ctrbox.errors import PlanError
 from ctrbox.models.aggregators import (
     AttentivePooling,
     Concatenation,

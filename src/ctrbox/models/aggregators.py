@@ -16,8 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import one_of
+from ctrbox.arguments.numbers import whole
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import one_of, whole
+from ctrbox.models.asked import MOST_WIDTH
 from ctrbox.models.attention import LocalActivation, OneHistory
 from ctrbox.models.mlp import linear
 from ctrbox.models.one_row import stands_for_all
@@ -28,7 +30,7 @@ AGGREGATORS = ("concatenation", "max", "sum", "attentive", "multi_query")
 class Concatenation(nn.Module):
     def __init__(self, dim: int, longest: int = 20) -> None:
         super().__init__()
-        self.longest = whole("longest", longest)
+        self.longest = whole("longest", longest, 1, MOST_WIDTH)
         self.width = dim * longest
 
     def forward(self, items: torch.Tensor, lengths: torch.Tensor, *queries: torch.Tensor) -> torch.Tensor:

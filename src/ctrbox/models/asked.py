@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrbox.errors import PlanError, nearest
+import numpy as np
+
+from ctrbox.arguments.numbers import whole
+from ctrbox.errors import PlanError
 from ctrbox.models.inputs import Reads
 
+MOST_WIDTH = 1 << 20  # inputs of a layer
 MOST_LAYERS = 256  # a config may come from a file: parts are made one by one before any weight is compared
 
 
@@ -22,7 +26,7 @@ def asked(**given: Any) -> dict[str, Any]:
             return {str(name): plain(v) for name, v in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [plain(v) for v in value]
-        return value
+        return value.item() if isinstance(value, np.generic) else value
 
     return {name: plain(value) for name, value in given.items()}
 
@@ -56,19 +60,5 @@ def sizes(what: str, given: Any, *, empty: bool = True) -> tuple[int, ...]:
     if len(given) > MOST_LAYERS:
         raise PlanError(f"{what} has {len(given):,} layers; expected at most {MOST_LAYERS}")
     for width in given:
-        whole(what, width)
-    return tuple(given)
-
-
-def whole(what: str, given: int, most: int | None = None) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise PlanError(f"{what} must be made of whole numbers of 1 or more, got {given!r}")
-    if most is not None and given > most:
-        raise PlanError(f"{what} must be at most {most}, got {given:,}")
-    return given
-
-
-def one_of(what: str, given: str, known: Sequence[str]) -> str:
-    if given not in known:
-        raise PlanError(f"{what} is {given!r}{nearest(str(given), known)}; expected one of {', '.join(known)}")
-    return given
+        whole(f"each layer of {what}", width, 1, MOST_WIDTH)
+    return tuple(int(width) for width in given)

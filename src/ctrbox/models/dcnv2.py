@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import one_of
+from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import MOST_LAYERS, asked, needs_inputs, one_of, pooled_only, sizes, whole
+from ctrbox.models.asked import MOST_LAYERS, MOST_WIDTH, asked, needs_inputs, pooled_only, sizes
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import MLP
@@ -59,13 +61,13 @@ class DCNv2(nn.Module):
         needs_inputs("DCNv2", self.reads)
         self.structure = one_of("structure", structure, ("parallel", "stacked"))
         width = self.reads.width + self.reads.dense
-        whole("layers of DCNv2", layers, MOST_LAYERS)
+        whole("layers of DCNv2", layers, 1, MOST_LAYERS)
         self.dense = DenseInput(self.reads.dense)
         if rank is None:
             self.cross: nn.Module = CrossNetwork(width, layers)
         else:
-            whole("rank of DCNv2", rank)
-            self.cross = CrossMixture(width, layers, rank, whole("experts of DCNv2", experts, MOST_LAYERS))
+            whole("rank of DCNv2", rank, 1, MOST_WIDTH)
+            self.cross = CrossMixture(width, layers, rank, whole("experts of DCNv2", experts, 1, MOST_LAYERS))
         self.of_cross = MLP(width, (1,), bias=False) if structure == "parallel" else None
         self.tower = MLP(width, (*sizes("hidden", hidden), 1), dropout=dropout, batch_norm=batch_norm, bias=False)
         self.bias = nn.Parameter(torch.zeros(1))

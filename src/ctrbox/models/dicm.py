@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import nearest, one_of
 from ctrbox.columns.batch import Schema
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError
 from ctrbox.models import aggregators
 from ctrbox.models.aggregators import AGGREGATORS, one_behaviour
-from ctrbox.models.asked import asked, needs_inputs, one_of, sizes
+from ctrbox.models.asked import asked, needs_inputs, sizes
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.din import pairs_of

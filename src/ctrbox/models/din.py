@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import nearest, one_of
 from ctrbox.columns.batch import Schema
-from ctrbox.errors import PlanError, nearest
-from ctrbox.models.asked import asked, one_of, sizes
+from ctrbox.errors import PlanError
+from ctrbox.models.asked import asked, sizes
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.inputs import Inputs, Reads

@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.embedder import Row
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError
 
 POOLINGS = ("sum", "mean", "max", "none")
 
@@ -58,8 +60,7 @@ class Reads:
             if name not in known:
                 raise PlanError(f"{name!r} is no sparse field of this plan{nearest(name, known)}; it has {known}")
         for name, width in [("dim", dim), *(dims or {}).items()]:
-            if not isinstance(width, int) or isinstance(width, bool) or not 0 <= width <= 4096:
-                raise PlanError(f"dim of {name!r} must be a whole number from 0 to 4,096, got {width!r}")
+            whole(f"dim of {name!r}", width, 0, 4096)
         otherwise = pooling if isinstance(pooling, str) else "mean"
         how = {name: by_field.get(name, otherwise) for name in asked}
         for name, kind in how.items():

@@ -17,9 +17,10 @@ from itertools import accumulate
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import nearest, one_of
 from ctrbox.columns.batch import Schema
-from ctrbox.errors import PlanError, nearest
-from ctrbox.models.asked import asked, needs_inputs, one_of, pooled_only, sizes
+from ctrbox.errors import PlanError
+from ctrbox.models.asked import asked, needs_inputs, pooled_only, sizes
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import MLP, Affine, side_by_side

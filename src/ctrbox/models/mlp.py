@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ctrbox import _native
+from ctrbox.arguments.names import one_of
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import one_of, sizes
+from ctrbox.models.asked import sizes
 from ctrbox.models.one_row import stands_for_all
 
 ACTIVATIONS = ("relu", "prelu", "dice", "tanh", "sigmoid")

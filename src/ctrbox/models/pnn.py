@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import one_of
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_vectors, one_of, pooled_only, sizes
+from ctrbox.models.asked import asked, needs_vectors, pooled_only, sizes
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import MLP

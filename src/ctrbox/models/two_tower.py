@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
-from ctrbox.errors import PlanError, nearest
-from ctrbox.models.asked import asked, pooled_only, sizes, whole
+from ctrbox.errors import PlanError
+from ctrbox.models.asked import MOST_WIDTH, asked, pooled_only, sizes
 from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import MLP, linear
 from ctrbox.models.mlp import activation as _activation
@@ -85,7 +87,7 @@ class TwoTower(nn.Module):
             fields=[*user, *ad],
         )
         pooled_only("TwoTower", self.reads)
-        whole("vector", vector)
+        whole("vector", vector, 1, MOST_WIDTH)
         self.towers = nn.ModuleDict()
         for side, names in self.sides.items():
             inputs = sum(self.reads.dims[name] for name in names)

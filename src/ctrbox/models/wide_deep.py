@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Schema
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError
 from ctrbox.models.asked import asked, needs_inputs, pooled_only, sizes
 from ctrbox.models.dense import DenseInput, FirstOrder
 from ctrbox.models.inputs import Inputs, Reads

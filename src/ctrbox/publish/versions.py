@@ -26,7 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
 from ctrbox.files.atomic import failure, locked, remove, written_aside
 from ctrbox.files.regular import open_regular, read_regular
 from ctrbox.publish.patch import apply, diff, read_facts

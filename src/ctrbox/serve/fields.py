@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from ctrbox.arguments.names import lacking, nearest
 from ctrbox.columns.raw import RawColumn, brief
-from ctrbox.errors import DataError, lacking, nearest
+from ctrbox.errors import DataError
 
 
 class RowReader:

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.feather as feather
 
+from ctrbox.arguments.names import nearest
 from ctrbox.engines.plan import Plan
-from ctrbox.errors import DataError, PlanError, SourceError, WriteError, nearest
+from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular

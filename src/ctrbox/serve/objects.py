@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.raw import brief
 from ctrbox.embed.embedder import Keys
 from ctrbox.engines.plan import Plan, compile
-from ctrbox.errors import DataError, nearest
+from ctrbox.errors import DataError
 from ctrbox.plan.language.expr import col
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.language.hashed_kind import hashed_kind

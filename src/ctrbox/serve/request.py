@@ -21,8 +21,9 @@ import orjson
 import pyarrow as pa
 
 from ctrbox import _native
+from ctrbox.arguments.names import lacking, nearest
 from ctrbox.columns.raw import RawColumn, brief
-from ctrbox.errors import DataError, lacking, nearest
+from ctrbox.errors import DataError
 from ctrbox.serve import objects
 from ctrbox.serve.body import read_json
 from ctrbox.serve.fields import RowReader

@@ -16,11 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ctrbox import _native
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.joins import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
-from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.errors import DataError, PlanError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM

@@ -37,11 +37,12 @@ import torch
 from torch import nn
 
 from ctrbox import models
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import Adagrad, Adam
 from ctrbox.engines.plan import compile as compile_plan
-from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.errors import DataError, PlanError
 from ctrbox.plan.language.expr import col
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.sklearn.classifier_folder import (

@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+from ctrbox.arguments.names import nearest
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.optimizers import with_rate
 from ctrbox.embed.table import Table
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError
 
 TABLES = ("keep", "empty")
 

@@ -12,6 +12,8 @@ import pyarrow as pa
 from torch import nn
 
 from ctrbox import models
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.sizes import parse_bytes
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.records import is_dicts
 from ctrbox.embed.embedder import Embedder
@@ -23,7 +25,7 @@ from ctrbox.embed.vectors.submodels import OTHER, kind_of_shapes, unfilled
 from ctrbox.engines.fingerprint import difference, only_filters_differ
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.saved import operators_of
-from ctrbox.errors import DataError, PlanError, SourceError, nearest
+from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.evaluate.calibration import MOST_SHIFT
 from ctrbox.files.sealed import read_sealed
 from ctrbox.plan.language.user import UserOperator
@@ -35,7 +37,6 @@ from ctrbox.train.model_servers import check_key_kinds
 from ctrbox.train.unlearned import refusing_unknown
 from ctrbox.train.untrained import untrained
 from ctrbox.views.recorded import RecordedSource
-from ctrbox.views.view import parse_bytes
 
 ROWS = 16_384
 BUDGET = 8 << 30  # of a loaded table at least; it holds what it held, and may go on learning

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import share, whole
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.engines.cuda.runtime import why_not
 from ctrbox.engines.device import wants_gpu
 from ctrbox.engines.plan import Plan
-from ctrbox.engines.threads import whole
-from ctrbox.errors import DataError, DeviceError, PlanError, nearest
+from ctrbox.errors import DataError, DeviceError, PlanError
 from ctrbox.evaluate.calibration import MOST_SHIFT
 from ctrbox.train.schedule import CONSTANT, Schedule
 
@@ -29,6 +30,16 @@ DEVICES = ("auto", "cpu", "cuda")
 MONITORS = ("logloss", "auc", "gauc", "weighted_logloss", "weighted_auc", "weighted_gauc")
 CALIBRATIONS = ("weights", "intercept")
 OF_THE_TRAINER = ("embedder", "optimizer", "threads", "device", "bf16", "common", "lr")  # arguments of cb.Trainer
+# Settings that are whole numbers: the least and the largest that each may be.
+WHOLE = {
+    "batch_size": (1, 2**24),
+    "epochs": (1, 10_000),
+    "limit": (1, 2**62),
+    "shuffle": (0, 2**31 - 1),
+    "patience": (1, 2**62),
+    "evaluate_every": (1, 2**62),
+    "seed": (0, 2**63 - 1),
+}
 STEPS = 250  # of an epoch: with fewer a model of fresh weights has hardly moved
 LEAST_BATCH, MOST_BATCH = 64, 16_384
 
@@ -55,16 +66,11 @@ class Settings:
     adaptive_l2: float = 0.0  # a key's gradient += this · its row / how often it was met: rare keys are held most
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None:
-            whole("batch_size", self.batch_size, 1, 2**24)
-        whole("epochs", self.epochs, 1, 10_000)
-        whole("shuffle", self.shuffle, 0, 2**31 - 1)
-        whole("seed", self.seed, 0, 2**63 - 1)
-        for name in ("limit", "patience", "evaluate_every"):
-            if getattr(self, name) is not None:
-                whole(name, getattr(self, name), 1, 2**62)
-        _share("valid", self.valid, 0.0, 0.9)
-        _share("negatives", self.negatives, 1e-6, 1.0)
+        for name, (low, high) in WHOLE.items():
+            if getattr(self, name) is not None or name in ("epochs", "shuffle", "seed"):
+                object.__setattr__(self, name, whole(name, getattr(self, name), low, high))
+        object.__setattr__(self, "valid", share("valid", self.valid, 0.0, 0.9))
+        object.__setattr__(self, "negatives", share("negatives", self.negatives, 1e-6, 1.0))
         if self.clip is not None and not (isinstance(self.clip, int | float) and 0 < self.clip < float("inf")):
             raise PlanError(f"clip must be a number above 0, got {self.clip!r}")
         if not isinstance(self.adaptive_l2, int | float) or not 0 <= self.adaptive_l2 <= 1e6:
@@ -227,8 +233,3 @@ def described(value: Any) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
-
-
-def _share(name: str, value: Any, low: float, high: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise PlanError(f"{name} must be a share from {low:g} to {high:g}, got {value!r}")

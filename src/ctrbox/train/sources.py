@@ -9,13 +9,14 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import Adagrad
 from ctrbox.embed.ssd.dims import SparseTables
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError
 from ctrbox.models.inputs import Reads
 
 CPU = torch.device("cpu")

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ctrbox.arguments.names import nearest
 from ctrbox.embed.embedder import Floats
 from ctrbox.embed.vectors.file import VectorFile
 from ctrbox.embed.vectors.write import write_vectors
 from ctrbox.engines.plan import Plan
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError
 from ctrbox.models.two_tower import TwoTower
 from ctrbox.train.run import ROWS, Run
 

@@ -10,11 +10,13 @@ from typing import Any, Never
 from torch import nn
 
 from ctrbox import _native
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import whole
 from ctrbox.embed.dense_optimizer import DenseOptimizer
 from ctrbox.embed.optimizers import Adam
 from ctrbox.engines.plan import Plan
-from ctrbox.engines.threads import MOST_LEARNING, checked_threads, whole
-from ctrbox.errors import PlanError, nearest
+from ctrbox.engines.threads import MOST_LEARNING, checked_threads
+from ctrbox.errors import PlanError
 from ctrbox.train.evaluation import Split, with_calibration
 from ctrbox.train.fit import Elsewhere, Fit
 from ctrbox.train.look_ahead import MOST
@@ -59,7 +61,7 @@ class Trainer:
         self.embedder = embedder
         self.optimizer = Adam(lr=1e-3) if optimizer is None else optimizer
         if threads is not None:
-            whole("threads", threads, 1, MOST_LEARNING)
+            threads = whole("threads", threads, 1, MOST_LEARNING)
         self.threads = threads
         if device not in DEVICES:
             raise PlanError(

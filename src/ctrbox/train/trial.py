@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import nearest, no_argument
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.embed.dense_optimizer import DenseOptimizer, dense_optimizer
 from ctrbox.embed.embedder import Embedder
@@ -37,7 +38,7 @@ from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.plan import Plan, Position
 from ctrbox.engines.plan import compile as compile_plan
 from ctrbox.engines.threads import MOST_LEARNING, checked_threads
-from ctrbox.errors import BudgetError, PlanError, TrainError, nearest, no_argument
+from ctrbox.errors import BudgetError, PlanError, TrainError
 from ctrbox.evaluate.interval import auc_difference, logloss_difference
 from ctrbox.evaluate.verdict import Candidate, Cost, Trial
 from ctrbox.plan.graph.build import build_columns

@@ -26,10 +26,11 @@ from typing import Any
 
 from torch import nn
 
+from ctrbox.arguments.names import nearest
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.table import Table
 from ctrbox.engines.plan import Plan
-from ctrbox.errors import CtrboxError, PlanError, TrainError, nearest
+from ctrbox.errors import CtrboxError, PlanError, TrainError
 from ctrbox.train.progress import Watcher
 from ctrbox.train.trackers import OptunaPruning, imported
 from ctrbox.train.trainer import FIT, Trainer

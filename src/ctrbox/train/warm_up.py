@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctrbox.arguments.names import nearest
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.engines.plan import Plan
-from ctrbox.errors import PlanError, SourceError, nearest
+from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.sealed import read_sealed
 from ctrbox.train.checkpoint import read_dense, read_optimizer, read_state, write_weights
 from ctrbox.train.folder import describe

@@ -14,7 +14,8 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from ctrbox.errors import SourceError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File, first_line
 from ctrbox.views.fields import DECLARED, Misfit, convert, infer, infer_time, name_of_type, number_as_time
 from ctrbox.views.looks import evident_delimiter, is_a_header, is_a_row

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctrbox.errors import SourceError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import SourceError
 from ctrbox.files.filesystems import File
 
 EXTENSIONS = {

@@ -16,8 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctrbox.arguments.names import lacking
 from ctrbox.columns.kind import kind_of_arrow, name_of
-from ctrbox.errors import DataError, PlanError, lacking
+from ctrbox.errors import DataError, PlanError
 from ctrbox.views.morsel import Morsel, Source
 from ctrbox.views.text_options import TextOptions
 

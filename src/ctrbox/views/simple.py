@@ -30,9 +30,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.exact import decimals_to_float64, floor_divide, times_to_microseconds
 from ctrbox.columns.times import TIME
-from ctrbox.errors import DataError, SourceError, nearest
+from ctrbox.errors import DataError, SourceError
 from ctrbox.views.morsel import Origin
 
 STRINGS = pa.dictionary(pa.int32(), pa.utf8())

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ctrbox.errors import PlanError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import PlanError
 from ctrbox.views.fields import DECLARED
 
 FOR_JSON = ("encoding", "types")

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch, as_array
 from ctrbox.embed.lookup import arrays_of, from_zero
-from ctrbox.errors import DataError, PlanError, nearest
+from ctrbox.errors import DataError, PlanError
 
 
 def facts(batch: Batch) -> Batch:

@@ -25,6 +25,8 @@ import numpy as np
 import torch
 
 from ctrbox import _native
+from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.gpu.batch import References
 from ctrbox.embed.gpu.store import Gradients, NoRoom, Store
@@ -35,7 +37,6 @@ from ctrbox.embed.table import (
     USUAL,
     check_factor,
     check_row,
-    checked_bytes,
     checked_init,
     checked_optimizer,
     describe,
@@ -43,7 +44,6 @@ from ctrbox.embed.table import (
     refused,
     same_shape,
     shape_of,
-    whole,
     words,
 )
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime
@@ -80,10 +80,10 @@ class GpuTable:
         self.optimizer = USUAL if optimizer is None else checked_optimizer("optimizer", optimizer)
         self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
         self.init = checked_init(init)
-        self.seed = whole("seed", seed, 0, 2**64 - 1)
+        self.seed = whole("seed=", seed, 0, 2**64 - 1)
         self.memory = checked_bytes("memory", memory)
-        self.rows = whole("rows", rows, 0, MOST_ROWS)
-        self._row = Row(whole("dim", dim, 0, MOST_DIM))
+        self.rows = whole("rows=", rows, 0, MOST_ROWS)
+        self._row = Row(whole("dim=", dim, 0, MOST_DIM))
         self.runtime = cuda_runtime() if runtime is None else runtime
         self._opened = False
         self.factor = 1.0

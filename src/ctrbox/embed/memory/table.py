@@ -18,20 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from ctrbox import _native
+from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.life import Admission, Counters, admission_of, counters_of
 from ctrbox.embed.optimizers import Optimizer, optimizer_of
-from ctrbox.embed.table import (
-    Table,
-    check_row,
-    checked_bytes,
-    checked_keys,
-    describe,
-    reading,
-    same_shape,
-    shape_of,
-    words,
-)
+from ctrbox.embed.table import Table, check_row, checked_keys, describe, reading, same_shape, shape_of, words
 from ctrbox.errors import BudgetError, PlanError
 from ctrbox.files.atomic import written_aside
 

@@ -27,12 +27,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.optimizers import Optimizer
 from ctrbox.embed.ssd.folder import absolute, described, flocked, made, synced
 from ctrbox.embed.ssd.table import SparseTable
-from ctrbox.embed.table import MOST_DIM, checked_bytes, whole
-from ctrbox.errors import CompactionError, PlanError, SourceError, nearest
+from ctrbox.embed.table import MOST_DIM
+from ctrbox.errors import CompactionError, PlanError, SourceError
 from ctrbox.files.atomic import remove, written_aside
 from ctrbox.files.regular import read_regular
 
@@ -307,7 +310,7 @@ def _name(folder: Path, number: int, dims: tuple[int, ...]) -> None:
 def _checked_dims(dims: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(dims, list | tuple) or not 1 <= len(dims) <= MOST_DIMS:
         raise PlanError(f"dims= must be one to {MOST_DIMS} different dims, such as (8, 32), got {dims!r}")
-    found = tuple(sorted(whole("dims", d, 1, MOST_DIM) for d in dims))
+    found = tuple(sorted(whole("dims=", d, 1, MOST_DIM) for d in dims))
     if len(set(found)) < len(found):
         raise PlanError(f"dims= must be different dims, such as (8, 32), got {dims!r}")
     return found

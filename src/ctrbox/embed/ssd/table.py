@@ -25,6 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox import _native
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.life import NO_LIFE, Admission, Counters, admission_of, counters_of
 from ctrbox.embed.optimizers import Optimizer, optimizer_of
@@ -40,17 +43,8 @@ from ctrbox.embed.ssd.folder import (
     segments_of,
     warn_of_memory,
 )
-from ctrbox.embed.table import (
-    Table,
-    check_row,
-    checked_bytes,
-    checked_keys,
-    same_shape,
-    shape_of,
-    whole,
-    words,
-)
-from ctrbox.errors import BudgetError, CompactionError, DataError, PlanError, SourceError, nearest
+from ctrbox.embed.table import Table, check_row, checked_keys, same_shape, shape_of, words
+from ctrbox.errors import BudgetError, CompactionError, DataError, PlanError, SourceError
 from ctrbox.files.atomic import FULL, remove, written_aside
 
 SHARDS = 64
@@ -105,10 +99,10 @@ class SparseTable(Table):
             near = nearest(policy, POLICIES) if isinstance(policy, str) else ""
             raise PlanError(f"policy= must be one of {', '.join(POLICIES)}, got {policy!r}{near}")
         self.policy = policy
-        self.segment_bytes = whole("segment_bytes", segment_bytes, 1 << 16, 1 << 40)
+        self.segment_bytes = whole("segment_bytes=", segment_bytes, 1 << 16, 1 << 40)
         self.compaction_mb_per_s = compaction_mb_per_s
         if compaction_mb_per_s is not None:
-            self.compaction_mb_per_s = whole("compaction_mb_per_s", compaction_mb_per_s, 1, 1_000_000)
+            self.compaction_mb_per_s = whole("compaction_mb_per_s=", compaction_mb_per_s, 1, 1_000_000)
         self._native: _native.SparseTable | None = None
         self.read_only = read_only
         self._process = os.getpid()
@@ -400,7 +394,7 @@ class SparseTable(Table):
 
         Each key that is in the table during the whole scan comes once, with its row as it is at that moment.
         """
-        whole("since", since, 0, 2**63)
+        whole("since=", since, 0, 2**63)
         for shard in range(SHARDS):
             scan = _native.TableScan(shard, since)
             while True:

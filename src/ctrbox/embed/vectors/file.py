@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ctrbox.arguments.numbers import whole
 from ctrbox.embed.embedder import Keys
-from ctrbox.embed.table import checked_keys, whole
+from ctrbox.embed.table import checked_keys
 from ctrbox.errors import SourceError
 
 MAGIC = b"CTRVECT\n"
@@ -259,4 +260,4 @@ def _files(path: Path, shard: int | None) -> list[Path]:
         raise SourceError(f"{path} holds no vector files (*{SUFFIX})")
     if shard is None:
         return names
-    return [names[whole("shard", shard, 0, len(names) - 1)]]
+    return [names[whole("shard=", shard, 0, len(names) - 1)]]

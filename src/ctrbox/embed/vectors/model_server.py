@@ -28,6 +28,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.dense_optimizer import (
     DenseOptimizer,
     checked_device,
@@ -38,12 +41,12 @@ from ctrbox.embed.dense_optimizer import (
 )
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.optimizers import Adam
-from ctrbox.embed.table import check_factor, checked_bytes, checked_keys, checked_nonfinite, whole, words
+from ctrbox.embed.table import check_factor, checked_keys, checked_nonfinite, words
 from ctrbox.embed.vectors.file import Data, Places, VectorFile
 from ctrbox.embed.vectors.misses import Misses
 from ctrbox.embed.vectors.server_file import read_server, write_server
 from ctrbox.embed.vectors.submodels import ImageEmbedding
-from ctrbox.errors import BudgetError, DataError, PlanError, nearest
+from ctrbox.errors import BudgetError, DataError, PlanError
 
 AHEAD = 4  # batches whose rows are kept for their pull: two in the queue, one on either side of it
 MISSING = ("zero", "error")
@@ -97,9 +100,9 @@ class ModelServer:
         if not isinstance(missing, str) or missing not in MISSING:
             raise PlanError(f"missing must be 'zero' or 'error', got {missing!r}{nearest(str(missing), MISSING)}")
         self.missing, self.recompute, self.optimizer = missing, recompute, optimizer
-        self.block = whole("block", block, 1, 1 << 24)
+        self.block = whole("block=", block, 1, 1 << 24)
         self.budget = checked_bytes("budget", budget)
-        self.seed = whole("seed", seed, 0, 2**63 - 1)
+        self.seed = whole("seed=", seed, 0, 2**63 - 1)
         self.nonfinite = checked_nonfinite(nonfinite)
         self.device = checked_device(device)
         self.submodel = (self._usual(dim) if submodel is None else submodel).to(self.device)
@@ -393,7 +396,7 @@ class ModelServer:
             met = f"{tuple(out.shape)} {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
             raise PlanError(f"{name} gave {met} for two rows; expected (2, dim) torch.float32")
         self._graph_bytes = sum(held.values()) // 2
-        return whole("the vectors of a sub-model: dim", out.shape[1], 1, 4096)
+        return whole("the vectors of a sub-model: dim=", out.shape[1], 1, 4096)
 
     def _forward(self, rows: Data) -> torch.Tensor:
         out: torch.Tensor = self.submodel(torch.from_numpy(rows).to(self.device))

@@ -16,8 +16,8 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
+from ctrbox.arguments.numbers import whole
 from ctrbox.embed.embedder import Floats, Keys
-from ctrbox.embed.table import whole
 from ctrbox.embed.vectors.file import VectorFile
 from ctrbox.errors import DataError, PlanError
 
@@ -44,7 +44,7 @@ class PreRank:
         vector = np.asarray(user, np.float32)
         if vector.shape != (self.dim,) or not np.isfinite(vector).all():
             raise DataError(f"expected a user vector of {self.dim} finite floats, got {vector.shape} {vector.dtype}")
-        whole("k", k, 1, 1 << 30)
+        whole("k=", k, 1, 1 << 30)
         places = self.file.find(candidates)
         there = np.flatnonzero(places >= 0)
         self.found += len(there)

@@ -22,9 +22,10 @@ import torch
 from torch import nn
 
 from ctrbox import _native
+from ctrbox.arguments.numbers import whole
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.table import checked_init, checked_keys, whole, words
+from ctrbox.embed.table import checked_init, checked_keys, words
 from ctrbox.errors import DataError, PlanError
 
 NOBODY = np.empty(0, np.int64)
@@ -41,7 +42,7 @@ class PublishedTable:
         self._rows, self._row = _native.PublishedRows(keys, np.ascontiguousarray(rows)), row
         if (twice := self._rows.twice) is not None:
             raise DataError(f"a published table has key {twice} twice")
-        self._initial = MemoryTable(row.dim, init=checked_init(init), seed=whole("seed", seed, 0, 2**64 - 1))
+        self._initial = MemoryTable(row.dim, init=checked_init(init), seed=whole("seed=", seed, 0, 2**64 - 1))
         self._initial.open(row)
         self._alone = threading.Lock()
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from ctrbox.embed.table import whole
+from ctrbox.arguments.numbers import whole
 from ctrbox.errors import DataError, PlanError
 
 
@@ -20,11 +20,11 @@ class ImageEmbedding(nn.Sequential):
     """(n, width) → (n, dim), a PReLU with a slope a neuron behind each hidden layer."""
 
     def __init__(self, width: int = 4096, hidden: Sequence[int] = (256, 64), dim: int = 12) -> None:
-        sizes = [whole("width", width, 1, 1 << 20), *(whole("hidden", h, 1, 1 << 16) for h in hidden)]
+        sizes = [whole("width=", width, 1, 1 << 20), *(whole("hidden=", h, 1, 1 << 16) for h in hidden)]
         layers: list[nn.Module] = []
         for inputs, outputs in itertools.pairwise(sizes):
             layers += [nn.Linear(inputs, outputs), nn.PReLU(outputs)]
-        layers.append(nn.Linear(sizes[-1], whole("dim", dim, 1, 4096)))
+        layers.append(nn.Linear(sizes[-1], whole("dim=", dim, 1, 4096)))
         super().__init__(*layers)
         for layer in self:
             if isinstance(layer, nn.Linear):
@@ -38,7 +38,7 @@ class TextEmbedding(nn.Module):
     def __init__(self, vocabulary: int, hidden: int = 32, dim: int = 12) -> None:
         super().__init__()
         self.tokens = nn.EmbeddingBag(
-            whole("vocabulary", vocabulary, 1, 1 << 31) + 1, hidden, mode="mean", padding_idx=0
+            whole("vocabulary=", vocabulary, 1, 1 << 31) + 1, hidden, mode="mean", padding_idx=0
         )
         self.between = nn.PReLU(hidden)
         self.out = nn.Linear(hidden, dim)

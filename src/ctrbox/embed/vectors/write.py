@@ -26,8 +26,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import whole
 from ctrbox.embed.embedder import Keys
-from ctrbox.embed.table import whole
 from ctrbox.embed.vectors.file import (
     HEAD,
     KINDS,
@@ -44,7 +45,7 @@ from ctrbox.embed.vectors.file import (
     shard_of,
 )
 from ctrbox.engines.plan import compute
-from ctrbox.errors import DataError, PlanError, SourceError, WriteError, nearest
+from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.table_formats import refuse_table_formats
 from ctrbox.files.version import FileVersion, settle
@@ -71,7 +72,7 @@ def write_vectors(
     if dtype not in FLOATS:
         raise PlanError(f"dtype must be float32 or float16, got {dtype!r}{nearest(str(dtype), FLOATS)}")
     if width is not None:
-        whole("width", width, 1, MOST_WIDTH)
+        whole("width=", width, 1, MOST_WIDTH)
     return _write(path, _Chunks(data, key, vector), FLOATS[dtype], width, shards)
 
 
@@ -86,14 +87,14 @@ def write_tokens(
     shards: int | None = None,
 ) -> VectorFile:
     """Write lists of tokens, whole numbers above 0; shorter ones than ``width`` end with zeros, longer ones only with ``cut``."""
-    whole("width", width, 1, MOST_WIDTH)
+    whole("width=", width, 1, MOST_WIDTH)
     return _write(path, _Chunks(data, key, tokens, cut), TOKENS, width, shards)
 
 
 def _write(
     path: str | os.PathLike[str], chunks: _Chunks, kind: int, width: int | None, shards: int | None
 ) -> VectorFile:
-    place, of = Path(path), 1 if shards is None else whole("shards", shards, 1, MOST_SHARDS)
+    place, of = Path(path), 1 if shards is None else whole("shards=", shards, 1, MOST_SHARDS)
     check_place(place, chunks.data)
     with written_aside(place, folder=shards is not None) as aside, contextlib.ExitStack() as stack:
         if shards is not None:

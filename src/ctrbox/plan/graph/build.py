@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox import _native
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.kind import kind_of_arrow, name_of
-from ctrbox.errors import PlanError, nearest
+from ctrbox.errors import PlanError
 from ctrbox.plan.graph.gaps import Gap, NullsUnfilled, present, told
 from ctrbox.plan.graph.graph import FitSpec, FrameSpec, Graph, Output, SourceSpec
 from ctrbox.plan.graph.unlabelled import conjuncts, tested

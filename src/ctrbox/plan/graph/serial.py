@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctrbox.errors import PlanError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import PlanError
 from ctrbox.plan.language.expr import Expr, Time, expression, plain
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.language.operators import PLAIN, SPECIAL

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ctrbox.arguments.names import no_attribute
 from ctrbox.columns.times import checked_unit
-from ctrbox.errors import PlanError, no_attribute
+from ctrbox.errors import PlanError
 from ctrbox.plan.language import checks
 from ctrbox.plan.language.written_at import Where, written_at
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Never
 
-from ctrbox.errors import PlanError, no_argument
+from ctrbox.arguments.names import no_argument
+from ctrbox.errors import PlanError
 from ctrbox.plan.language import checks
 from ctrbox.plan.language.expr import Expr, column
 

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctrbox.arguments.names import nearest
 from ctrbox.columns.kind import kind_of_arrow
-from ctrbox.errors import PlanError, SourceError, nearest
+from ctrbox.errors import PlanError, SourceError
 from ctrbox.plan.language.checks import shown
 
 

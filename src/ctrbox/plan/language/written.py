@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ctrbox.errors import PlanError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import PlanError
 from ctrbox.plan.language import checks, expr
 from ctrbox.plan.language.expr import Expr, Then, When, col, column, expression
 from ctrbox.plan.language.features import clicks, rate, shows

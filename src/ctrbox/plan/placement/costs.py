@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctrbox.errors import PlanError, nearest
+from ctrbox.arguments.names import nearest
+from ctrbox.errors import PlanError
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.typing import kernels

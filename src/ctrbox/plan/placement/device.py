@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctrbox.errors import PlanError, nearest
-from ctrbox.views.view import parse_bytes
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.sizes import parse_bytes
+from ctrbox.errors import PlanError
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 CONTROL = Path("/dev/nvidiactl")  # all there is to see in some containers

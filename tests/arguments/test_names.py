@@ -1,0 +1,49 @@
+"""Names as users give them: the nearest known one, and the errors that name it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ctrbox.arguments.names import closest, lacking, nearest, no_argument, no_attribute, one_of
+from ctrbox.errors import PlanError
+
+
+def test_the_nearest_name_is_found_whatever_its_case() -> None:
+    assert closest("Query", ["hour", "query"]) == "query"
+    assert closest("QUERY", ["hour", "query"]) == "query"
+    assert closest("zzz", ["hour", "query"]) is None
+    assert nearest("qury", ["hour", "query"]) == "; nearest: 'query'"
+    assert nearest("zzz", ["hour"]) == ""
+
+
+def test_a_very_long_name_is_answered_at_once() -> None:
+    before = time.process_time()
+    assert closest("x" * 500_000, ["query"] * 100) is None
+    assert time.process_time() - before < 5
+
+
+def test_all_missing_columns_are_named_in_one_sentence() -> None:
+    assert lacking(["qury"], ["query"]) == "column 'qury'; nearest: 'query'"
+    assert lacking(["a", "b", "c"], []) == "column 'a'; also 'b', 'c'"
+    assert lacking([f"c{n}" for n in range(12)], []).endswith("'c10' and 1 more")
+
+
+def test_an_attribute_of_python_gets_no_advice() -> None:
+    assert (
+        str(no_attribute("a View", "filtr", ["filter", "_filter"]))
+        == "a View has no attribute 'filtr'; nearest: 'filter'"
+    )
+    assert str(no_attribute("a View", "__deepcopy__", ["deepcopy"])) == "a View has no attribute '__deepcopy__'"
+
+
+def test_an_argument_that_does_not_exist_is_answered_with_those_that_do() -> None:
+    error = no_argument("View", {"kye": 1}, ["self", "key", "name"])
+    assert str(error) == "View has no argument 'kye'; nearest: 'key'; it has key, name"
+
+
+def test_a_name_is_one_of_the_known() -> None:
+    assert one_of("product", "inner", ("inner", "outer")) == "inner"
+    with pytest.raises(PlanError, match=r"^product is 'iner'; nearest: 'inner'; expected one of inner, outer$"):
+        one_of("product", "iner", ("inner", "outer"))
