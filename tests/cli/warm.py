@@ -48,7 +48,8 @@ def run_command(
 @functools.cache
 def warm_process() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.cli.warm"]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}  # it serves many tests
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(process.communicate)  # closes its input, which ends it
     return process
 
@@ -76,6 +77,10 @@ def become(request: dict[str, Any]) -> None:
         opened = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
+    # Where coverage.py records which test executes which line, these lines are of the test that runs this command.
+    coverage = sys.modules.get("coverage")
+    if coverage is not None and (measured := coverage.Coverage.current()) is not None:
+        measured.switch_context(os.environ.get("PYTEST_CURRENT_TEST", ""))
 
 
 def import_everything() -> None:

@@ -145,9 +145,16 @@ class Recorded:
         tests = set()
         for name in found - {""}:
             test, _, phase = name.rpartition(" (")
-            # What a fixture did may serve every test of its file.
-            tests |= set(self.files.get(test.split("::")[0], [])) if phase == "setup)" else {test} & set(self.tests)
+            tests |= self._served(test) if phase == "setup)" else {test} & set(self.tests)
         return tests
+
+    def _served(self, test: str) -> set[str]:
+        """Tests that a fixture of this one may serve: those of its file, or of its folder where fixtures are shared."""
+        file = test.split("::")[0]
+        folder = Path(file).parent
+        if not (ROOT / folder / "conftest.py").exists():
+            return set(self.files.get(file, []))
+        return {test for file, tests in self.files.items() if Path(file).parent == folder for test in tests}
 
     def _lines_when_recorded(self, site: Site) -> set[int]:
         """Where the lines of the changed statement were when the tests were recorded; none for a new statement."""

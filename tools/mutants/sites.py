@@ -87,7 +87,7 @@ class Site:
 
 def python_sites(root: Path, folder: str = "src/ctrbox") -> Iterator[Site]:
     for path in sorted((root / folder).rglob("*.py")):
-        if "cuda" in path.parts or path.name.startswith("gpu_"):
+        if not {"cuda", "gpu"}.isdisjoint(path.parts):
             continue
         yield from _Walk(str(path.relative_to(root)), path.read_text(encoding="utf-8")).sites()
 
