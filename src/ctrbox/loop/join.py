@@ -161,7 +161,7 @@ class Join:
                 watermark = time - self.lateness
                 while order and order[0][0] + window < watermark:
                     found.append(held.pop(heapq.heappop(order)[2]))
-                if self._expiry and self._expiry[0][0] + window < watermark:
+                if self._expiry:
                     self._forget(watermark)
         self.newest, self._arrived = newest, arrived
         if block.waiting:

@@ -22,7 +22,7 @@ from ctrbox.serve.door import client_of
 from ctrbox.serve.head import HEAD_BYTES
 from ctrbox.serve.listener import IDLE_SECONDS
 from ctrbox.serve.refused import Refused
-from ctrbox.serve.service import Service
+from ctrbox.serve.service import Limits, Service
 from ctrbox.serve.tensors import NUMPY, OUTPUT, check_output, checked_shape, from_binary, objects, wrong
 from ctrbox.serve.tls import Certificate
 
@@ -232,6 +232,20 @@ def client_of_peer(peer: str) -> str:
     return client_of(rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer)
 
 
+def options(limits: Limits, threads: int, most_connections: int) -> list[tuple[str, int]]:
+    """Return gRPC's settings that keep the limits of the service."""
+    return [
+        ("grpc.max_receive_message_length", limits.body_bytes),
+        ("grpc.max_metadata_size", HEAD_BYTES),
+        ("grpc.absolute_max_metadata_size", 2 * HEAD_BYTES),
+        ("grpc.max_concurrent_streams", limits.waiting + threads),  # of one connection
+        ("grpc.max_allowed_incoming_connections", most_connections),
+        ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
+        ("grpc.server_handshake_timeout_ms", int(1000 * limits.body_seconds)),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
 def grpc_server(
     service: Service, address: str, threads: int, most_connections: int = 1024, certificate: Certificate | None = None
 ) -> Any:
@@ -241,16 +255,7 @@ def grpc_server(
         ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-grpc"),
         maximum_concurrent_rpcs=limits.waiting + threads,
         interceptors=[TokenFirst(service)],
-        options=[
-            ("grpc.max_receive_message_length", limits.body_bytes),
-            ("grpc.max_metadata_size", HEAD_BYTES),
-            ("grpc.absolute_max_metadata_size", 2 * HEAD_BYTES),
-            ("grpc.max_concurrent_streams", limits.waiting + threads),  # of one connection
-            ("grpc.max_allowed_incoming_connections", most_connections),
-            ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
-            ("grpc.server_handshake_timeout_ms", int(1000 * limits.body_seconds)),
-            ("grpc.so_reuseport", 0),
-        ],
+        options=options(limits, threads, most_connections),
     )
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(service), server)
     try:
