@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -295,3 +297,21 @@ def test_a_file_of_vectors_tells_its_shards(vectors: cb.tables.VectorFile, tmp_p
     data = {"k": np.arange(1, 5), "v": np.ones((4, 3), np.float32)}
     parts = cb.tables.write_vectors(tmp_path / "v", data, key="k", vector="v", shards=2)
     assert repr(parts) == f"VectorFile({str(parts.path)!r}, 4 x 3 float32, 2 of 2 shards)"
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "the disk of {0} is full; nothing was lost: make room and go on"),
+        (errno.EDQUOT, "the disk of {0} is full; nothing was lost: make room and go on"),
+        (errno.EIO, "cannot use the table in {0}: Input/output error"),
+    ],
+)
+def test_a_table_says_whether_its_disk_is_full_or_fails(tmp_path: Path, number: int, says: str) -> None:
+    with cb.SparseTable(tmp_path / "t", 2, ram="1MB", threads=1) as table:
+        with pytest.raises(SourceError) as caught, table._calling():
+            raise OSError(number, os.strerror(number))
+        assert str(caught.value) == says.format(table.path)
+        with pytest.raises(SourceError) as caught, table._calling():
+            raise OSError("no number")
+        assert str(caught.value) == f"cannot use the table in {table.path}: no number"

@@ -71,6 +71,19 @@ def test_auc_of_a_set_without_rows_is_unknown() -> None:
     assert np.isnan(auc_and_error(none, 2, none.astype(np.uint8), none.astype(np.float32))[0]).tolist() == [True, True]
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_set_of_one_class_leaves_the_sets_behind_it_alone(missing: int) -> None:
+    """With weights, which are divided by those of their class: by nothing where it has none."""
+    ids = np.array([0, 0, 1, 1, 1, 1])
+    label = np.array([1 - missing, 1 - missing, 0, 1, 0, 1], np.uint8)
+    score = np.array([0.1, 0.2, 0.1, 0.2, 0.3, 0.4], np.float32)
+    with np.errstate(all="raise"):
+        area, error = auc_and_error(ids, 2, label, score, np.ones(6))
+    assert np.isnan(area).tolist() == np.isnan(error).tolist() == [True, False]
+    assert area[1] == 0.75
+    assert error[1] == auc_and_error(ids[2:] * 0, 1, label[2:], score[2:], np.ones(4))[1][0]
+
+
 def test_a_ratio_without_a_divisor_is_unknown() -> None:
     assert ratio(np.array([1.0, 1.0, 3.0]), np.array([0.0, -1.0, 2.0])).tolist() == pytest.approx(
         [math.nan, math.nan, 1.5], nan_ok=True

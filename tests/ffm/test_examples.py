@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import _native
+from ctrbox.errors import SourceError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.ffm.examples import ExampleCache, ExampleText
 from tests.twins import example_text as twin
@@ -256,3 +257,10 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(cb.errors.PlanError, match="'a' is in fields= and in ignore="):
         ExampleText("x", fields=["a"], ignore=["a"])
     assert not (tmp_path / "c.ctrx").exists()
+
+
+@pytest.mark.parametrize("kind", [ExampleText, ExampleCache])
+def test_a_file_that_is_not_there_is_named_with_the_reason(tmp_path: Path, kind: type) -> None:
+    with pytest.raises(SourceError) as caught:
+        list(kind(tmp_path / "none.vw"))
+    assert str(caught.value) == f"cannot read {tmp_path / 'none.vw'}: No such file or directory"

@@ -78,6 +78,9 @@ def test_a_stream_goes_on_behind_its_position_and_acknowledges_what_is_kept(brok
     first.kept(position)
     assert ids(taker.take(1)) == [4]  # behind the checkpoint: it is gone with the process
     first.close()
+    assert not first._thread.is_alive()
+    assert first._loop.is_closed()
+    first.close()  # a second time: nothing is left to end
 
     again = opened(broker, position)
     try:

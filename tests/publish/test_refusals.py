@@ -16,7 +16,7 @@ from ctrbox.errors import CtrboxError
 from ctrbox.publish import Part, Published, Weights, diff, pack, read_weights, unpack, write_weights
 from ctrbox.publish.sources import DEEP_FFM, FFM_MAGIC
 from ctrbox.publish.versions import _sealed
-from ctrbox.publish.weights import HEAD, MAGIC, _sum
+from ctrbox.publish.weights import HEAD, MAGIC, _entry, _sum
 
 
 def weights(*names: str) -> Weights:
@@ -92,6 +92,40 @@ def test_a_directory_whose_parts_do_not_fill_the_file_is_refused(tmp_path: Path)
         path.write_bytes(HEAD.pack(MAGIC, 1, length, _sum(directory), HEAD.size + len(body)) + body)
         with pytest.raises(CtrboxError, match=r"its directory contradicts itself: ValueError\('parts and size'\)"):
             read_weights(path)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "first", "good"),
+    [
+        (1e-300, 0, True),
+        (0.0, 0, False),
+        (-1.0, 0, False),
+        (float("inf"), 0, False),
+        (float("nan"), 0, False),
+        (1.0, 1 << 21, True),
+        (1.0, -(1 << 21), True),
+        (1.0, (1 << 21) + 1, False),
+        (1.0, -(1 << 21) - 1, False),
+    ],
+)
+def test_buckets_of_codes_have_a_finite_width_and_a_first_number_near_0(bucket: float, first: int, good: bool) -> None:
+    facts = {
+        "name": "a",
+        "dtype": "F32",
+        "shape": [2],
+        "at": 64,
+        "bytes": 4,
+        "sum": "0",
+        "bucket": bucket,
+        "first": first,
+    }
+    if good:
+        codes = _entry(facts).codes
+        assert codes is not None
+        assert (codes.bucket, codes.first) == (bucket, first)
+        return
+    with pytest.raises(ValueError, match="buckets"):
+        _entry(facts)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

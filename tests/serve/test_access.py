@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from ctrbox.errors import CtrboxError, PlanError
 from ctrbox.serve.hosts import AllowedHosts, name_of
-from ctrbox.serve.rpc import client_of_peer, grpc_server
+from ctrbox.serve.rpc import client_of_peer, grpc_server, options
 from ctrbox.serve.server import Settings, check
 from ctrbox.serve.service import Limits
 from ctrbox.serve.tls import Certificate
@@ -109,6 +109,20 @@ def test_grpc_asks_for_the_token_before_it_reads_the_message(world: World, rpc: 
         with pytest.raises(InferenceServerException):
             client.get_server_metadata(headers={**headers, "more": "x" * 40_000})
     assert server.service.metrics.requests["grpc", 200] == 1
+
+
+def test_grpc_is_told_the_limits_of_the_service() -> None:
+    limits = Limits(body_bytes=5000, waiting=7, body_seconds=1.5)
+    assert dict(options(limits, 2, 33)) == {
+        "grpc.max_receive_message_length": 5000,
+        "grpc.max_metadata_size": 16_384,
+        "grpc.absolute_max_metadata_size": 32_768,
+        "grpc.max_concurrent_streams": 9,
+        "grpc.max_allowed_incoming_connections": 33,
+        "grpc.max_connection_idle_ms": 75_000,
+        "grpc.server_handshake_timeout_ms": 1500,
+        "grpc.so_reuseport": 0,
+    }
 
 
 def test_grpc_takes_no_more_connections_than_it_may(rpc: tuple[Listening, int]) -> None:

@@ -299,6 +299,18 @@ def test_a_body_that_keeps_its_pace_has_until_the_limit(world: World) -> None:
     assert b"the request was not complete within 10 s" in found.sent
 
 
+def test_the_time_of_a_request_begins_with_its_first_byte(service: Service, body: bytes) -> None:
+    ask = LENGTH % len(body) + body
+
+    def pieces(connection: Connection, transport: Kept) -> None:
+        for piece, begins in ((ask[:5], True), (ask[5 : -len(body)], False), (body[:9], False), (body[9:20], False)):
+            connection.since = 0.0
+            connection.data_received(piece)
+            assert (connection.since > 0.0) is begins, piece
+
+    met(service, HEALTH, then=pieces)
+
+
 def test_idle_and_deaf_connections_are_closed_when_their_time_is_over(service: Service) -> None:
     def idle(connection: Connection, transport: Kept) -> None:
         connection.since = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -15,7 +16,7 @@ from ctrbox import _native
 from ctrbox.columns.kind import kind_of_arrow
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.errors import CtrboxError
-from ctrbox.serve.request import RequestReader
+from ctrbox.serve.request import RequestReader, fast_reader
 
 SCHEMA = pa.schema(
     [
@@ -286,3 +287,42 @@ def test_a_body_of_another_form_is_left_to_the_slow_way(body: str) -> None:
     reader = _native.RequestRows([("a", "i", -10, 10, False)], [], 3)
     assert reader.read(b'{"candidates": [{"a": 1}]}') is not None
     assert reader.read(body.replace("GOOD", '[{"a": 1}]').encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("types", "read"),
+    [
+        ([pa.int64(), pa.uint32(), pa.bool_(), pa.float32(), pa.large_string()], True),
+        ([pa.uint64()], False),
+        ([pa.int64(), pa.uint64()], False),
+        ([pa.int64(), pa.float16()], False),
+        ([pa.timestamp("us")], False),
+        ([pa.list_(pa.int64())], False),
+        ([], False),
+    ],
+)
+def test_the_fast_reader_is_made_for_columns_that_it_reads(types: list[pa.DataType], read: bool) -> None:
+    schema = pa.schema([("user", pa.uint64()), *((f"c{k}", type) for k, type in enumerate(types))])
+    found = fast_reader(schema, frozenset({"user"}), [*schema.names, "extra"], 3)
+    assert (found is not None) == read
+    if read:
+        row = {"c0": 1, "c1": 2, "c2": True, "c3": 0.5, "c4": "a", "extra": None}
+        assert found.read(json.dumps({"candidates": [row] * 3}).encode())[2].rows == 3
+        assert found.read(json.dumps({"candidates": [row] * 4}).encode()) is None
+        assert found.read(json.dumps({"candidates": [{**row, "c0": 2**63}]}).encode()) is None
+        assert found.read(json.dumps({"candidates": [{**row, "user": 1}]}).encode()) is None
+
+
+def test_orders_of_names_and_divisions_are_remembered_up_to_a_bound() -> None:
+    reader = RequestReader(SCHEMA, KNOWN, None, 50)
+    row = {"user": 1, "ad": 5, "slot": 3, "size": 9, "price": 1.5, "rate": 2, "title": "", "text": "", "shown": True}
+    each = reader.readers({})[1]
+    for order in itertools.islice(itertools.permutations(row), 70):
+        assert each.rows([{name: row[name] for name in order}]).to_pylist() == [row]
+    assert len(each.seen) == 64
+    for names in itertools.islice(itertools.combinations(row, 3), 70):
+        asked = {"context": {name: row[name] for name in names}}
+        asked["candidates"] = [{name: value for name, value in row.items() if name not in names}]
+        found = reader.from_json(json.dumps(asked).encode())
+        assert found.context().to_pylist() == [{name: row[name] for name in row if name in names}]
+    assert len(reader._readers) == 64

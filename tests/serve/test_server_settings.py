@@ -103,10 +103,13 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_run_is_scored_by_a_thread_and_other_models_on_the_loop(opened: Any) -> None:
+    torch.set_num_threads(3)
     for kind, threads in ((RUN, 1), (DEEP_FFM, 0), (CLICK_MODEL, 0)):
         server = opened(kind)
         assert len(server.service.queue.threads) == threads
         assert (server.reloader is None) == (kind == RUN)
+        assert torch.get_num_threads() == (3 if kind == DEEP_FFM else 1)  # only torch's models need torch
+        torch.set_num_threads(3)
         server.service.queue.drain(1.0)
     server = opened(RUN, threads=0)
     assert not server.service.queue.threads

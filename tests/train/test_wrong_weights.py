@@ -14,8 +14,8 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox.errors import DataError, PlanError, TrainError
-from ctrbox.publish.weights import Part
-from ctrbox.train.published import _finite, _floats, _tensor_parts
+from ctrbox.publish.weights import Part, Weights
+from ctrbox.train.published import _finite, _floats, _tensor_parts, _tensors
 from ctrbox.train.rows_before import set_rate
 from ctrbox.train.warm_up import _check_continues
 from tests.train.test_second_day import FAST, log, planned
@@ -64,3 +64,25 @@ def test_published_parts_are_finite_floats() -> None:
     module.register_buffer("b", torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(PlanError, match=r"weight 'b' is of torch\.complex64, which is not published"):
         list(_tensor_parts("x.", module))
+
+
+def test_published_weights_fit_the_model_by_name_shape_and_type() -> None:
+    module = nn.Linear(2, 1, bias=False)
+    part = Part("dense.weight", "F32", (1, 2), np.array([1.0, 2.0], np.float32))
+    other = Part("else.weight", "F32", (1,), np.array([3.0], np.float32))
+
+    def read(*parts: Part) -> dict[str, torch.Tensor]:
+        return _tensors(module, Weights("click model", {}, list(parts)), "dense.", "v1")
+
+    assert {name: tensor.tolist() for name, tensor in read(part, other).items()} == {"weight": [[1.0, 2.0]]}
+    for wrong in ([], [Part("dense.bias", "F32", (1,), part.data[:1]), part]):
+        with pytest.raises(DataError, match=r"v1 holds another model: weight '(weight|bias)' is on one side only"):
+            read(*wrong)
+    for shape, dtype, data in (((2, 1), "F32", part.data), ((1, 2), "I32", part.data.view(np.uint8))):
+        says = rf"v1 holds another model: weight 'weight' is \({shape[0]}, {shape[1]}\) {dtype}, expected \(1, 2\) F32"
+        with pytest.raises(DataError, match=says):
+            read(Part("dense.weight", dtype, shape, data))
+    empty = nn.Module()
+    empty.register_buffer("weight", torch.empty(3, 0))
+    nothing = Weights("click model", {}, [Part("dense.weight", "F32", (3, 0), np.zeros(0, np.float32))])
+    assert _tensors(empty, nothing, "dense.", "v1")["weight"].shape == (3, 0)
