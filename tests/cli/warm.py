@@ -30,6 +30,9 @@ def run_command(
 ) -> subprocess.CompletedProcess[Any]:
     """Run `ctrbox` with these arguments and return its exit code and both streams, as `subprocess.run` does."""
     words = [str(a) for a in arguments]
+    if "COVERAGE_PROCESS_START" in os.environ:  # tools/mutants records by test what each program executes
+        command = [sys.executable, "-m", "ctrbox", *words]
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=text, timeout=300)
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder) / name for name in ("stdout", "stderr")]
         request = {"argv": words, "cwd": str(cwd), "env": dict(env or os.environ), "streams": [str(s) for s in streams]}
