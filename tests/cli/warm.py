@@ -30,9 +30,6 @@ def run_command(
 ) -> subprocess.CompletedProcess[Any]:
     """Run `ctrbox` with these arguments and return its exit code and both streams, as `subprocess.run` does."""
     words = [str(a) for a in arguments]
-    if "COVERAGE_PROCESS_START" in os.environ:  # tools/mutants records by test what each program executes
-        command = [sys.executable, "-m", "ctrbox", *words]
-        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=text, timeout=300)
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder) / name for name in ("stdout", "stderr")]
         request = {"argv": words, "cwd": str(cwd), "env": dict(env or os.environ), "streams": [str(s) for s in streams]}
@@ -80,7 +77,7 @@ def become(request: dict[str, Any]) -> None:
         opened = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
-    # Where coverage.py records which test executes which line, these lines are of the test that runs this command.
+    # Where coverage.py records which test executes which line (tools/mutants), these are lines of the test that runs the command.
     coverage = sys.modules.get("coverage")
     if coverage is not None and (measured := coverage.Coverage.current()) is not None:
         measured.switch_context(os.environ.get("PYTEST_CURRENT_TEST", ""))
