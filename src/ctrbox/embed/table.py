@@ -318,6 +318,15 @@ def shape_from(native: tuple[Any, ...]) -> tuple[Any, ...]:
 AS_SAVED = "make this one as that one was made"
 
 
+def same_dim(path: str | os.PathLike[str], saved: int, mine: int) -> None:
+    """Refuse a saved table whose vectors have another length than those of this one."""
+    if saved != mine:
+        raise DataError(
+            f"{path} was saved with dim {saved}, this table has {mine}; make this one with dim={saved}, or open the saved "
+            "table with load"
+        )
+
+
 def same_shape(path: str | os.PathLike[str], found: tuple, mine: tuple) -> None:
     """Refuse a saved table that is not as this one is, and name the first difference."""
     names = ("dim", "linear weights", "linear optimizer", "optimizer", "init", "seed", "counters and admission")

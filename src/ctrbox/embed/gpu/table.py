@@ -42,6 +42,7 @@ from ctrbox.embed.table import (
     describe,
     reading,
     refused,
+    same_dim,
     same_shape,
     shape_of,
     words,
@@ -168,6 +169,7 @@ class GpuTable:
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Replace the contents with those that ``save`` wrote. For a moment both the old and the new rows are in memory."""
         found = describe(path)
+        same_dim(path, found[0], self.dim)
         if not self._told:
             self.linear, self.optimizer = optimizer_of(found[2]), optimizer_of(found[3])
         row = self._row if self._opened or len(self) else Row(found[0], found[1])

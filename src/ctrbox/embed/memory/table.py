@@ -22,7 +22,7 @@ from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.life import Admission, Counters, admission_of, counters_of
 from ctrbox.embed.optimizers import Optimizer, optimizer_of
-from ctrbox.embed.table import Table, check_row, checked_keys, describe, reading, same_shape, shape_of, words
+from ctrbox.embed.table import Table, check_row, checked_keys, describe, reading, same_dim, same_shape, shape_of, words
 from ctrbox.errors import BudgetError, PlanError
 from ctrbox.files.atomic import written_aside
 
@@ -96,6 +96,7 @@ class MemoryTable(Table):
         Optimizer settings given to this table are kept; otherwise those of the saved table apply.
         """
         found = describe(path)
+        same_dim(path, found[0], self.dim)
         self._take_optimizers(found)
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
         same_shape(path, found, self._shape(row))

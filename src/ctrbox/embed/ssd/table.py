@@ -43,7 +43,7 @@ from ctrbox.embed.ssd.folder import (
     segments_of,
     warn_of_memory,
 )
-from ctrbox.embed.table import Table, check_row, checked_keys, same_shape, shape_of, words
+from ctrbox.embed.table import Table, check_row, checked_keys, same_dim, same_shape, shape_of, words
 from ctrbox.errors import BudgetError, CompactionError, DataError, PlanError, SourceError
 from ctrbox.files.atomic import FULL, remove, written_aside
 
@@ -233,6 +233,7 @@ class SparseTable(Table):
         if (source / "TABLES").exists():  # several dims
             source = saved_part(source, self.dim)
         found = described(source)
+        same_dim(source, found[0], self.dim)
         if take:
             self._take_optimizers(found)
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
