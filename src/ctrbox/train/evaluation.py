@@ -17,6 +17,7 @@ from ctrbox.errors import PlanError, TrainError
 from ctrbox.evaluate.calibration import intercept, label_shift, weights_advice
 from ctrbox.evaluate.metrics import Scores
 from ctrbox.train.learner import Learner, Looked
+from ctrbox.train.naming_rows import naming_rows
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.sampling import Labels, no_rows, weights_by_label
 from ctrbox.train.settings import Settings
@@ -73,8 +74,9 @@ def scored_logits(
 
     stages = run_stages(walk, Clock("extract"), [Stage(Clock("lookup"), look)], overlap=overlap)
     try:
-        for looked in stages:
-            yield facts(looked.batch), learner.score(looked)
+        with naming_rows(plan, start, stop):
+            for looked in stages:
+                yield facts(looked.batch), learner.score(looked)
     finally:
         stages.close()
 
@@ -95,7 +97,8 @@ def score_plan(
 ) -> Scores:
     scores, labels = Scores(), Labels()
     for batch, p in scored(learner, plan, batch_size, start, stop, overlap):
-        labels.add(batch, labels.rows, "validation")
+        with naming_rows(plan, start, stop):
+            labels.add(batch, labels.rows, "validation")
         scores.add(batch.label, p, weight=batch.weight, group=batch.group)
     if labels.rows == 0:
         raise TrainError(no_rows("validation", plan, start, stop))

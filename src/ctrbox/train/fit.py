@@ -32,6 +32,7 @@ from ctrbox.train.handed import Foresight, Handed, keyed
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.learner import Learner, Looked
 from ctrbox.train.model_servers import check_found, check_key_kinds, describe_fields, missing_shares, warn_of_misses
+from ctrbox.train.naming_rows import naming_rows
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
@@ -237,7 +238,8 @@ class Fit:
         with asked_to_end() as asked:
             for epoch in range(self.state.epoch, self.settings.epochs):
                 if not self.state.finished:
-                    self._epoch(epoch, asked)
+                    with naming_rows(self.plan, 0, self.split.train_stop):
+                        self._epoch(epoch, asked)
         self.learner.settle()
         self.state.seconds = time.perf_counter() - self.began
 

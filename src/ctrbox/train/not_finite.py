@@ -12,6 +12,7 @@ from ctrbox.columns.batch import Batch
 from ctrbox.embed.gpu.pooling import Reading
 from ctrbox.embed.lookup import Lookup
 from ctrbox.errors import TrainError
+from ctrbox.train.naming_rows import RefusedInTraining, Sought
 from ctrbox.train.sources import Source
 
 if TYPE_CHECKING:
@@ -29,11 +30,13 @@ def culprit(learner: Learner, looked: Looked, pulled: Sequence[Pulled], value: f
         name = learner.schema.dense_names[column]
         met = batch.dense[row, column]
         remedy = "clip it" if np.isinf(met) else "replace it, cb.when(x.is_nan()).then(0.0).otherwise(x),"
-        return TrainError(f"{where}: dense feature {name!r} is {met} in row {row} of the batch; {remedy} in the plan")
-    for array, what in ((batch.weight, "the sample weight"), (batch.label, "the label")):
+        told = f"{where}: dense feature {name!r} is {met} in row {row} of the batch; {remedy} in the plan"
+        return RefusedInTraining(told, Sought("dense", name))
+    parts = ((batch.weight, "the sample weight", Sought("weight")), (batch.label, "the label", Sought("label")))
+    for array, what, sought in parts:
         bad = np.flatnonzero(~np.isfinite(array if array is not None else 0.0))
         if len(bad) and array is not None:
-            return TrainError(f"{where}: {what} is {array[bad[0]]} in row {bad[0]} of the batch")
+            return RefusedInTraining(f"{where}: {what} is {array[bad[0]]} in row {bad[0]} of the batch", sought)
     for what in ("value", "gradient"):
         for source, rows in zip(learner.sources, pulled, strict=False):
             size, name, key = _largest(learner, what, source, rows, batch)

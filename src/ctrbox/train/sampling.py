@@ -10,7 +10,8 @@ import numpy as np
 
 from ctrbox.columns.batch import Batch, as_array
 from ctrbox.engines.plan import Plan
-from ctrbox.errors import DataError, PlanError, TrainError
+from ctrbox.errors import PlanError, TrainError
+from ctrbox.train.naming_rows import RefusedInData, Sought
 from ctrbox.views.view import Filter, Join, Step
 
 
@@ -75,16 +76,18 @@ class Labels:
                 if np.isnan(label[at])
                 else "label=(col(…) > 0) turns counts into clicks"
             )
-            raise DataError(
-                f"the label is {label[at]} in row {first + at:,} of the {where} rows; expected 0 or 1: {advice}"
+            raise RefusedInData(
+                f"the label is {label[at]} in row {first + at:,} of the {where} rows; expected 0 or 1: {advice}",
+                Sought("label"),
             )
         if batch.weight is not None:
             weight = as_array(batch.weight)
             odd = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
             if len(odd):
-                raise DataError(
+                raise RefusedInData(
                     f"the sample weight is {weight[odd[0]]} in row {first + int(odd[0]):,} of the {where} rows; expected a "
-                    "number that is 0 or more"
+                    "number that is 0 or more",
+                    Sought("weight"),
                 )
         self.rows += batch.rows
         self.clicks += int(label.sum())

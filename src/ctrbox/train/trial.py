@@ -46,6 +46,7 @@ from ctrbox.plan.language.expr import Expr, column
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.train.evaluation import Split, probability
 from ctrbox.train.learner import Learner, Looked
+from ctrbox.train.naming_rows import naming_rows
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.sampling import Labels, thin
@@ -126,12 +127,14 @@ def trial(
         arms = _arms(union.schema, candidates, build, table, numbers, optimizer, used, chosen)
         began = time.perf_counter()
         try:
-            rows = _learn(union, arms, chosen, split, overlap, watcher(progress))
+            with naming_rows(union, 0, split.train_stop):
+                rows = _learn(union, arms, chosen, split, overlap, watcher(progress))
         except BudgetError as error:
             count = len(arms) * len(numbers)
             raise BudgetError(f"{error} (a trial divides the budget among its {count} learners)") from None
         seconds = time.perf_counter() - began
-        label, scores = _score(judged, arms, chosen.batch_size or 1, split, overlap)
+        with naming_rows(judged, split.start, split.stop):
+            label, scores = _score(judged, arms, chosen.batch_size or 1, split, overlap)
     extracted = _extraction_cost(union, arms, split.train_stop)
     base = arms[0]
     found = {}
