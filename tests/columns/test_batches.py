@@ -106,3 +106,10 @@ def test_arrow_and_pytorch_give_back_what_they_were_given(roles: tuple[bool, boo
     assert plain(Batch.from_arrow(schema, rows.slice(1))) == plain(whole.take(np.array([1, 2])))
     assert plain(Batch.from_torch(schema, whole.torch())) == plain(whole)
     assert set(whole.torch()) == {"dense", "sparse", *names}
+
+
+def test_a_batch_without_columns_keeps_its_number_of_rows_in_arrow() -> None:
+    schema = Schema((), (), label=False, group=False, weight=False)
+    rows = Batch(schema, 3, None, np.empty((3, 0), np.float32), {}, None).to_arrow()
+    assert (rows.num_rows, rows.num_columns) == (3, 0)
+    assert Batch.from_arrow(schema, rows).rows == 3

@@ -216,10 +216,6 @@ def documents(rng: random.Random, rows: int) -> Column:
     return Column(pa.ExtensionArray.from_storage(pa.json_(), stored), plain)
 
 
-def nothing(_: random.Random, rows: int) -> Column:
-    return Column(pa.nulls(rows), [None] * rows)
-
-
 SCALARS: dict[str, Maker] = {
     "bool": bools,
     **{f"int{b}": integers(b, True) for b in (8, 16, 32, 64)},
@@ -241,7 +237,6 @@ SCALARS: dict[str, Maker] = {
     "fixed binary": fixed_bytes,
     "uuid": uuids,
     "json": documents,
-    "null": nothing,
 }
 
 

@@ -502,7 +502,6 @@ def simple_cases() -> dict[str, tuple[pa.Array, pa.DataType, list[Any]]]:
         "large": (pa.array(text, pa.large_utf8()), pa.large_utf8(), text),
         "binary": (pa.array([b"a", None]), pa.utf8(), ["a", None]),
         "fixed": (pa.array([b"ab", None], pa.binary(2)), pa.utf8(), ["ab", None]),
-        "null": (pa.nulls(2), pa.utf8(), [None, None]),
         "words": (
             pa.array(text, pa.large_utf8()).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.large_utf8())),
             pa.dictionary(pa.int32(), pa.utf8()),

@@ -292,7 +292,7 @@ def test_offsets_and_indices_that_lead_outside_are_refused() -> None:
         (pa.large_binary(), pa.large_utf8()),
         (pa.binary(3), pa.utf8()),
         (pa.binary_view(), pa.utf8()),
-        (pa.null(), pa.utf8()),
+        (pa.null(), None),
         (pa.dictionary(pa.int8(), pa.binary()), pa.dictionary(pa.int32(), pa.utf8())),
         (pa.dictionary(pa.int8(), pa.float64()), pa.float64()),
         (pa.list_(pa.dictionary(pa.int8(), pa.utf8())), pa.list_(pa.utf8())),

@@ -19,6 +19,7 @@ from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.stages import Prepared, Rows
 from ctrbox.errors import DataError
+from ctrbox.views.recorded import AgreeingSource, Described
 from ctrbox.views.source import Origin, Source, open_source
 
 ORIGIN = Origin("request", 0)
@@ -59,7 +60,7 @@ class Requests:
         if self.knows(rows) and self.known is not None:
             frames = [frame_of(rows.select(places)) if places else None for places in self.known[1]]
             return [(frame, None, 0) for frame in frames], rows.num_rows
-        source = open_source(rows)
+        source = self.typed(open_source(rows))
         names = source.schema.names
         self.check(source)
         log, *merged = self.extractor.columns
@@ -69,6 +70,14 @@ class Requests:
         if isinstance(rows, pa.RecordBatch) and batch.schema.equals(rows.schema.empty_table().select(every).schema):
             self.known = (rows.schema, [[rows.schema.get_field_index(n) for n in part] for part in wanted])
         return [(frame_of(batch.select(part)) if part else None, None, 0) for part in wanted], batch.num_rows
+
+    def typed(self, source: Source) -> Source:
+        """Give a column of Arrow type null, of which no value is known, the type that the plan was built on."""
+        null = {f.name for f in source.schema if pa.types.is_null(f.type)}
+        if not null:
+            return source
+        types = {f.name: f.type for f in self.extractor.log.view.source.schema if f.name in null}
+        return AgreeingSource(source, Described(self.extractor.log.view.name, types, frozenset(types)), strict=False)
 
     def planned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Round float64 to the nearest float32 where the plan was built on that, as a request of JSON is: keys and buckets of

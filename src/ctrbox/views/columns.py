@@ -21,10 +21,22 @@ class Columns:
     def __init__(self, stored: pa.Schema, shown: str, partitions: Partitions | None = None):
         self.stored = leaves(stored, shown)
         self.partitions = partitions
+        self._join()
+
+    def _join(self) -> None:
         self.all = dict(self.stored)
-        for field in partitions.fields if partitions else ():
+        for field in self.partitions.fields if self.partitions else ():
             self.all[field.name] = Leaf(field.name, (field.name,), field.type, field.type, field.nullable)
         self.schema = pa.schema([leaf.field for leaf in self.all.values()])
+
+    def settle(self, files: Sequence[Mapping[str, Leaf]]) -> None:
+        """Give each column of Arrow type null the type that it has in the first of ``files`` that stores values of it."""
+        for name, leaf in self.stored.items():
+            if pa.types.is_null(leaf.stored):
+                others = (file[name] for file in files if name in file)
+                typed = next((other for other in others if other.type is not None), leaf)
+                self.stored[name] = replace(leaf, stored=typed.stored, type=typed.type)
+        self._join()
 
     def choose(self, columns: Sequence[str], source: str, dictionary: Sequence[str] = ()) -> list[Leaf]:
         """The leaves asked for; those in `dictionary` that are text come as ``dictionary<int32, utf8>``."""

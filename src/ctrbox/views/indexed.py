@@ -124,7 +124,9 @@ class IndexedFiles:
         self._read_footers: list[Footer] | None = None
         self._first = self._footer(files[0])
         self._columns = Columns(self._first.schema, files[0].shown, partitions)
-        self._first.leaves = self._columns.stored
+        self._first.leaves = dict(self._columns.stored)
+        if any(pa.types.is_null(leaf.stored) for leaf in self._first.leaves.values()):
+            self._columns.settle([footer.leaves for footer in self._footers()])
 
     @property
     def schema(self) -> pa.Schema:
@@ -332,7 +334,7 @@ class IndexedFiles:
             )
         if theirs is wanted:
             return theirs
-        if theirs.type is None or not castable(theirs.type, wanted.type, theirs.stored):
+        if not castable(theirs.type, wanted.type, theirs.stored):
             raise SourceError(
                 f"column {leaf.name!r} of {shown} is {theirs.stored}, expected {wanted.stored} as in {first}; "
                 "write it again with that type, or make views of their own for files that differ"

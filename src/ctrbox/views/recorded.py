@@ -54,11 +54,15 @@ class AgreeingSource:
         self.described = described
         self.strict = strict
         self.schema: pa.Schema = pa.schema([self._field(f) for f in inner.schema])
+        both = zip(inner.schema, self.schema, strict=True)
+        self._valueless = {mine.name for mine, f in both if mine.type != f.type and pa.types.is_null(mine.type)}
 
     def _field(self, mine: pa.Field) -> pa.Field:
         then = self.described.types.get(mine.name)
         if then is not None and kind_of_arrow(mine.type) == "i" and kind_of_arrow(then) == "f":
             return pa.field(mine.name, pa.float64(), mine.nullable)
+        if then is not None and pa.types.is_null(mine.type):  # a column without any value may have every type
+            return pa.field(mine.name, then)
         return mine
 
     def check(self, columns: Sequence[str]) -> None:
@@ -108,16 +112,19 @@ class AgreeingSource:
     def nullable(self, column: str) -> bool:
         if self.nullable_then(column):
             return True
-        return (not self.strict or column not in self.described.types) and self.inner.nullable(column)
+        return (not self.strict or column not in self.described.types) and self._nullable_now(column)
+
+    def _nullable_now(self, column: str) -> bool:
+        return column in self._valueless or self.inner.nullable(column)
 
     def nullable_then(self, column: str) -> bool:
         """Return whether the column could be null in the data that the plan was made on."""
         if column in self.described.types:
             return column in self.described.maybe_null
-        return self.inner.nullable(column)
+        return self._nullable_now(column)
 
     def ordered(self, column: str) -> bool:
-        return self.inner.ordered(column)
+        return column not in self._valueless and self.inner.ordered(column)
 
     def fingerprint(self) -> str:
         return self.inner.fingerprint()
@@ -129,15 +136,18 @@ class AgreeingSource:
                 f"{self.described.view!r}"
             )
         self.check(columns)
-        floats = [n for n in columns if self.schema.field(n).type != self.inner.schema.field(n).type]
-        full = [n for n in columns if self.strict and not self.nullable(n) and self.inner.nullable(n)]
-        return self._agreeing(columns, floats, full, options) if floats or full else self.inner.scan(columns, **options)
+        changed = [n for n in columns if self.schema.field(n).type != self.inner.schema.field(n).type]
+        full = [n for n in columns if self.strict and not self.nullable(n) and self._nullable_now(n)]
+        if not changed and not full:
+            return self.inner.scan(columns, **options)
+        return self._agreeing(columns, changed, full, options)
 
     def _agreeing(
-        self, columns: Sequence[str], floats: list[str], full: list[str], options: Mapping[str, Any]
+        self, columns: Sequence[str], changed: list[str], full: list[str], options: Mapping[str, Any]
     ) -> Iterator[Morsel]:
-        for morsel in self.inner.scan(columns, **options):
-            rows = morsel.rows
+        floats = [name for name in changed if name not in self._valueless]
+        for morsel in self.inner.scan([name for name in columns if name not in self._valueless], **options):
+            rows = self._with_valueless(morsel.rows, columns)
             for name in full:
                 column = rows.column(name)
                 if column.null_count:
@@ -153,6 +163,17 @@ class AgreeingSource:
                     _as_floats(rows.column(name), name, morsel),
                 )
             yield Morsel(rows, morsel.origin, morsel.start)
+
+    def _with_valueless(self, rows: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        """Return the rows with the columns that hold no value put where they are asked for, as nulls of the described type."""
+        if not self._valueless:
+            return rows
+        fields = [self.schema.field(name) if name in self._valueless else rows.schema.field(name) for name in columns]
+        arrays = [
+            pa.nulls(rows.num_rows, field.type) if field.name in self._valueless else rows.column(field.name)
+            for field in fields
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _as_floats(column: pa.Array, name: str, morsel: Morsel) -> pa.Array:

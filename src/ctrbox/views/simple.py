@@ -11,7 +11,7 @@
 | utf8, binary, their views, fixed-size binary | utf8 (large_utf8 for the large ones)               |
 | dictionary of strings / of anything else     | dictionary<int32, utf8> / decoded                  |
 | run-end encoded, extension                   | what they hold                                     |
-| null                                         | utf8, all null                                     |
+| null                                         | the type of a later file; else refused when read   |
 | list, large list, list view of the above     | list, large list                                   |
 | fixed-size list                              | fixed-size list                                    |
 | struct                                       | its fields under dotted names                      |
@@ -89,13 +89,13 @@ def _simple_scalar(stored: pa.DataType) -> pa.DataType | None:
         return TIME
     if pt.is_large_string(stored) or pt.is_large_binary(stored):
         return pa.large_utf8()
-    if pt.is_null(stored) or is_text(stored) or _is_bytes(stored):
+    if is_text(stored) or _is_bytes(stored):
         return pa.utf8()
     return None
 
 
 def _element_type(stored: pa.DataType) -> pa.DataType | None:
-    element = simple_type(stored.value_type)
+    element = pa.utf8() if pt.is_null(stored.value_type) else simple_type(stored.value_type)
     if element is None or is_list(element):
         return None
     return element.value_type if pt.is_dictionary(element) else element
@@ -146,6 +146,11 @@ def choose(found: dict[str, Leaf], columns: Sequence[str], source: str) -> list[
         if leaf is None:
             instead = nearest(column, found) or _listing(found)
             raise SourceError(f"{source} has no column {column!r}{instead}")
+        if pt.is_null(leaf.stored):
+            raise SourceError(
+                f"column {column!r} of {source} has Arrow type null: none of its values is known, so its type is not known "
+                "either; write it with the type that it should have, such as pa.nulls(rows, pa.int64())"
+            )
         if leaf.type is None:
             raise SourceError(
                 f"column {column!r} of {source} is {leaf.stored}, which has no simple type; "
@@ -193,11 +198,13 @@ def conform(array: pa.Array, target: pa.DataType) -> pa.Array:
     return array if array.type == target else array.cast(target)
 
 
-def castable(found: pa.DataType, wanted: pa.DataType, stored: pa.DataType) -> bool:
+def castable(found: pa.DataType | None, wanted: pa.DataType, stored: pa.DataType) -> bool:
     """Whether a later file's column may be read as the first file's: strings as strings, numbers as numbers
     they can equal, all-null columns as anything."""
     if found == wanted or pt.is_null(stored):
         return True
+    if found is None:
+        return False
     if _text_like(found) and _text_like(wanted):
         return True
     if pt.is_integer(wanted):
@@ -298,7 +305,11 @@ def _misfit(array: pa.Array, leaf: Leaf, origin: Origin, error: Exception) -> Da
         value = str(array[low].as_py())
     except (ValueError, OverflowError):
         value = str(error)
+    told = f"{origin.name(low)}: column {leaf.name!r} holds {value} ({array.type}), which does not fit {leaf.type}"
+    if array.type == leaf.stored:
+        return DataError(f"{told}; store such values as text")
+    wide = simple_type(array.type)
     return DataError(
-        f"{origin.name(low)}: column {leaf.name!r} holds {value} ({array.type}), "
-        f"which does not fit {leaf.type}; store such values as text"
+        f"{told}, the type of this column in the first file of the view; write the first file again with {wide}, or put a "
+        f"file that has {wide} first"
     )

@@ -54,6 +54,11 @@ class Scope:
                 f"column {name!r} is not in view {self.frame.name!r}{nearest(name, self.columns)}"
                 + ("" if nearest(name, self.columns) else f"; it has: {', '.join(list(self.columns)[:20])}")
             )
+        if isinstance(found, Unusable) and pa.types.is_null(found.type):
+            raise PlanError(
+                f"column {name!r} of view {self.frame.name!r} has Arrow type null: none of its values is known, so its type is "
+                "not known either; write it with the type that it should have, such as pa.nulls(rows, pa.int64())"
+            )
         if isinstance(found, Unusable):
             raise PlanError(
                 f"column {name!r} of view {self.frame.name!r} has type {found.type}; expected a number, string, bool, time "
