@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 import ctrbox as cb
+from ctrbox.errors import DataError
 from tests.cuda_host import HostRuntime
 
 KEYS = np.arange(5)
 
 
 def gpu_table(path: Path, dim: int, **settings: Any) -> Any:
-    return cb.GpuTable(dim, memory="64MB", runtime=HostRuntime(), **settings)
+    return cb.tables.GpuTable(dim, memory="64MB", runtime=HostRuntime(), **settings)
 
 
 def level_table(path: Path, dim: int, **settings: Any) -> Any:
-    return cb.LevelTable(cb.SparseTable(path, dim, ram="10MB", **settings), memory="64MB", runtime=HostRuntime())
+    return cb.tables.LevelTable(cb.SparseTable(path, dim, ram="10MB", **settings), memory="64MB", runtime=HostRuntime())
 
 
 TABLES: dict[str, Callable[..., Any]] = {
@@ -33,12 +34,12 @@ TABLES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_restoring_rows_of_another_dim_is_refused_and_changes_nothing(tmp_path: Path, kind: str) -> None:
-    saved = TABLES[kind](tmp_path / "saved", 8, optimizer=cb.SGD(lr=0.3))
+    saved = TABLES[kind](tmp_path / "saved", 8, optimizer=cb.optim.SGD(lr=0.3))
     saved.pull(KEYS)
     saved.save(tmp_path / "kept")
     table = TABLES[kind](tmp_path / "table", 16)
     settings = str(table.optimizer) if kind != "levels" else ""
-    with pytest.raises(cb.DataError, match="kept was saved with dim 8, this table has 16; make this one with dim=8"):
+    with pytest.raises(DataError, match="kept was saved with dim 8, this table has 16; make this one with dim=8"):
         table.restore(tmp_path / "kept")
     assert table.dim == 16
     assert kind == "levels" or str(table.optimizer) == settings
