@@ -1,4 +1,7 @@
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
 
 #include "bindings/bindings.h"
 #include "core/program/sinks.h"
@@ -19,6 +22,15 @@ void bind_batch(nb::module_& m) {
                    [](std::shared_ptr<Batch> b) {
                      return shared_array(b->dense.data(), {static_cast<size_t>(b->rows), size_t{b->dense_width}}, b);
                    })
+      .def_prop_ro(
+          "values_per_row",
+          [](const Batch& b) {
+            std::vector<double> found;
+            for (const Batch::Field& f : b.fields)
+              found.push_back(static_cast<double>(f.values.size()) / static_cast<double>(std::max<int64_t>(b.rows, 1)));
+            return found;
+          },
+          "Average number of keys per row, by field.")
       .def("values",
            [](std::shared_ptr<Batch> b, size_t k) {
              Batch::Field& f = b->fields.at(k);

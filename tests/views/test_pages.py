@@ -65,7 +65,8 @@ def decoded(file: bytes, group: int = 0) -> tuple[dict[str, pa.Array], pa.Table]
             with pa.OSFile(kept.name) as raw:
                 footer = Footer(opened.schema_arrow, rows, meta, written=read_footer(raw, meta))
                 found = decode_columns(raw, footer, group, list(leaves(opened.schema_arrow, "test").values()))
-        return found, opened.read_row_group(group)
+        columns = {} if found is None else dict(zip(found.schema.names, found.columns, strict=True))
+        return columns, opened.read_row_group(group)
 
 
 def same(ours: pa.Array, theirs: pa.ChunkedArray) -> None:

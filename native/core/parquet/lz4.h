@@ -56,20 +56,32 @@ inline bool lz4_decompress(const uint8_t* in, size_t in_size, uint8_t* out, size
   uint8_t* const begin = out;
   uint8_t* const end = out + out_size;
   while (in < in_end) {
-    // Most sequences are short: while 32 bytes are left to read and kSlack to write, they need no loop and one test.
+    // Most sequences are short: while 32 bytes are left to read and kSlack to write, they need no loop and few tests. A
+    // quarter of the matches in JSON texts has 19 bytes or more; up to 40 bytes they need no loop either. Copies of
+    // eight bytes read what the copies before have just stored without waiting for it; wider ones often do wait.
     while (in_end - in >= 32 && end - out >= static_cast<ptrdiff_t>(kSlack)) {
       const uint8_t token = *in;
-      const size_t literals = token >> 4, length = (token & 15) + size_t{4};
+      const size_t literals = token >> 4, half = token & 15;
       if (literals == 15) break;
-      std::memcpy(out, in + 1, 16);
+      std::memcpy(out, in + 1, 8);
+      std::memcpy(out + 8, in + 9, 8);
       const uint8_t* behind = in + 1 + literals;
       const size_t back = static_cast<size_t>(behind[0]) | static_cast<size_t>(behind[1]) << 8;
       uint8_t* to = out + literals;
-      if (length == 19 || back < 8 || back > static_cast<size_t>(to - begin)) break;
+      if ((back < 8) | (back > static_cast<size_t>(to - begin))) break;
       std::memcpy(to, to - back, 8);
       std::memcpy(to + 8, to + 8 - back, 8);
       std::memcpy(to + 16, to + 16 - back, 2);
-      in = behind + 2;
+      if (half < 15) {
+        in = behind + 2;
+        out = to + half + 4;
+        continue;
+      }
+      const size_t extra = behind[2], length = 19 + extra;
+      if (extra == 255 || length > static_cast<size_t>(end - to)) break;
+      for (size_t k = 16; k < 40; k += 8) std::memcpy(to + k, to + k - back, 8);
+      for (size_t k = 40; k < length; k += 8) std::memcpy(to + k, to + k - back, 8);
+      in = behind + 3;
       out = to + length;
     }
     const uint8_t token = *in++;

@@ -44,7 +44,7 @@ Str keep_entry(const std::string& kind, Str entry, Bump& to) {
 
 BatchSink::BatchSink(const std::vector<BatchSlot>& slots, uint32_t dense_width, size_t fields, int64_t expected,
                      const std::vector<double>& hints)
-    : slots_(slots), batch_(std::make_shared<Batch>()) {
+    : slots_(slots), batch_(std::make_shared<Batch>()), expected_(expected) {
   size_t n = static_cast<size_t>(expected);
   batch_->dense_width = dense_width;
   batch_->fields.resize(fields);
@@ -176,7 +176,12 @@ void BatchSink::take(int slot, const Column& c, const Bump&) {
       int64_t* offsets = f.offsets.data() + row + 1;
       int64_t total = f.offsets.data()[row], from = total;
       for (uint32_t r = 0; r < chunk_; ++r) offsets[r] = total += lists[r].n;
-      f.values.reserve(static_cast<size_t>(total) + kCopy);
+      if (static_cast<size_t>(total) + kCopy > f.values.capacity()) {
+        // As many as the rows so far make likely, and a tenth more: growing step by step would copy all of them each time.
+        const double per_row = static_cast<double>(total) / static_cast<double>(row + chunk_);
+        const size_t likely = static_cast<size_t>(per_row * 1.1 * static_cast<double>(expected_));
+        f.values.reserve(std::max(static_cast<size_t>(total), likely) + kCopy);
+      }
       f.values.resize(static_cast<size_t>(total));
       int64_t* out = f.values.data() + from;
       if (detail::end_to_end(lists, chunk_)) {

@@ -47,6 +47,7 @@ class BatchSink : public Sink {
  private:
   const std::vector<BatchSlot>& slots_;
   std::shared_ptr<Batch> batch_;
+  int64_t expected_;  // rows in all
   uint32_t chunk_ = 0;
   // Dense values of the chunk column by column; end() turns them into rows. Writing each column straight into rows
   // would touch every row's cache line once per column.

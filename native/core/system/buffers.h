@@ -93,6 +93,7 @@ class Buffer {
   T* data() { return data_; }
   const T* data() const { return data_; }
   size_t size() const { return size_; }
+  size_t capacity() const { return capacity_ / sizeof(T); }
 
   // Room for n elements in all; what is there stays.
   void reserve(size_t n) {

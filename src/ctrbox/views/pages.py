@@ -17,12 +17,13 @@ from ctrbox import _native
 from ctrbox.views.indexed import Footer
 from ctrbox.views.simple import Leaf
 
-CODECS = {"UNCOMPRESSED": 0, "LZ4": 1, "SNAPPY": 2}
+# Row groups of a file are usually stored alike, so only the first one is asked; the core refuses what it does not know.
 ENCODINGS = frozenset({"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "BIT_PACKED"})
+CODECS = {"UNCOMPRESSED": 0, "LZ4": 1, "SNAPPY": 2}
 
 
-def decode_columns(raw: pa.NativeFile, footer: Footer, group: int, leaves: Sequence[Leaf]) -> dict[str, pa.Array]:
-    """Decode those of `leaves` that the core can read from a local file; by name, in the types they are stored in.
+def decode_columns(raw: pa.NativeFile, footer: Footer, group: int, leaves: Sequence[Leaf]) -> pa.RecordBatch | None:
+    """Decode those of `leaves` that the core can read from a local file, in the types they are stored in; None: it can read none.
 
     All of them are read by one call without the interpreter's lock: sixteen threads that would each ask for the lock
     several times per column would spend their time waiting for it.
@@ -38,16 +39,16 @@ def decode_columns(raw: pa.NativeFile, footer: Footer, group: int, leaves: Seque
             found.append(column)
             chunks.append(chunk)
     if not chunks:
-        return {}
+        return None
     done, capsule = _native.read_parquet_columns(raw.fileno(), chunks, count)
     found = [column for column, read in zip(found, done, strict=True) if read]
     schema = pa.schema([column.field for column in found])
     batch = pa.RecordBatch._import_from_c_capsule(schema.__arrow_c_schema__(), capsule)
-    # A value beyond a narrow type's range is cut as pyarrow's reader cuts it.
-    return {
-        column.field.name: array if column.narrow is None else array.cast(column.narrow, safe=False)
-        for column, array in zip(found, batch.columns, strict=True)
-    }
+    for place, column in enumerate(found):
+        if column.narrow is not None:  # a value beyond a narrow type's range is cut as pyarrow's reader cuts it
+            field = column.field.with_type(column.narrow)
+            batch = batch.set_column(place, field, batch.column(place).cast(column.narrow, safe=False))
+    return batch if found else None
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _flat(footer: Footer, leaf: Leaf) -> Flat | None:
     found = None
     column: Any = None if place is None or len(leaf.path) > 1 else footer.detail.schema.column(place)
     width = None if column is None else _width(column, leaf.stored)
-    if place is not None and width is not None:
+    if place is not None and width is not None and ENCODINGS.issuperset(footer.detail.row_group(0).column(place).encodings):
         narrow = leaf.stored if _narrow(leaf.stored) else None
         type = leaf.stored if narrow is None else pa.int32()
         found = Flat(place, width, column.max_definition_level == 1, pa.field(leaf.name, type, leaf.nullable), narrow)
@@ -78,7 +79,7 @@ def _flat(footer: Footer, leaf: Leaf) -> Flat | None:
 def _chunk(chunk: Any, column: Flat, rows: int) -> tuple[int, int, int, int, bool] | None:
     """Where a column chunk lies and how it is stored, as the core wants to know it; None where it cannot read it."""
     codec = CODECS.get(chunk.compression)
-    if codec is None or chunk.num_values != rows or chunk.file_path or not ENCODINGS.issuperset(chunk.encodings):
+    if codec is None or chunk.num_values != rows or chunk.file_path:
         return None
     start = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:

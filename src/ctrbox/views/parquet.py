@@ -55,26 +55,23 @@ class Parquet:
         dictionary: Sequence[str],
     ) -> list[pa.RecordBatch]:
         with file.version.reading() as raw:
-            quick: dict[str, pa.Array] = {}
+            quick: pa.RecordBatch | None = None
             if len(groups) == 1 and file.version.local:  # pyarrow reads ahead from afar, and joins small groups
                 plain = [leaf for leaf in leaves if leaf.name not in dictionary]
                 quick = decode_columns(raw, footer, groups[0], plain)
-            rest = [leaf for leaf in leaves if leaf.name not in quick]
+            if quick is not None and quick.num_columns == len(leaves):
+                return [quick]
+            done = set() if quick is None else set(quick.schema.names)
+            rest = [leaf for leaf in leaves if leaf.name not in done]
             batches = self._read(file, raw, footer, groups, rest, dictionary) if rest else []
-            if quick and rest and [batch.num_rows for batch in batches] != [footer.rows[groups[0]]]:
+            if quick is not None and rest and [batch.num_rows for batch in batches] != [footer.rows[groups[0]]]:
                 # Strings of more than 2 GB came in pieces, or the file contradicts itself.
                 return self._read(file, raw, footer, groups, leaves, dictionary)
-        if not quick:
+        if quick is None:
             return batches
-        if not rest and len(quick) == len(leaves):
-            fields = [pa.field(leaf.name, leaf.stored, leaf.nullable) for leaf in leaves]
-            return [pa.RecordBatch.from_arrays(list(quick.values()), schema=pa.schema(fields))]
-        names = [name for batch in batches for name in batch.schema.names]
-        return [
-            pa.RecordBatch.from_arrays(
-                [*quick.values(), *(column for batch in batches for column in batch.columns)], [*quick, *names]
-            )
-        ]
+        parts = [quick, *batches]
+        columns = [column for part in parts for column in part.columns]
+        return [pa.RecordBatch.from_arrays(columns, [name for part in parts for name in part.schema.names])]
 
     def _read(
         self,

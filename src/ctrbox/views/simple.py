@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class Leaf:
     type: pa.DataType | None  # None: it has no simple type
     nullable: bool
 
-    @property
+    @cached_property
     def field(self) -> pa.Field:
         return pa.field(self.name, self.stored if self.type is None else self.type, self.nullable)
 

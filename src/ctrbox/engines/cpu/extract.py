@@ -9,6 +9,7 @@ workers.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -25,7 +26,7 @@ from ctrbox.engines.cpu.assemble import Assembled, Assembler, Dimension
 from ctrbox.engines.cpu.dimensions import load_dimension
 from ctrbox.engines.cpu.early import EarlyScan
 from ctrbox.engines.cpu.in_order import in_order
-from ctrbox.engines.cpu.merge import Aligned, MergeCursor, ascends, ids_of, in_one_batch
+from ctrbox.engines.cpu.merge import Aligned, MergeCursor, ascends, ids_of, in_one_batch, parts_of
 from ctrbox.engines.cpu.prune import prune_expression
 from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
 from ctrbox.engines.cpu.tables import Tables
@@ -199,7 +200,7 @@ class Extractor:
 
         sparse = Fields(self.names, ragged, native)
         if rows > 1024:
-            self.hints = [len(native.values(k)) / rows * 1.05 for k in range(len(self.names))]
+            self.hints = [1.05 * values for values in native.values_per_row]
         s = self.schema
         return Batch(
             s,
@@ -221,10 +222,19 @@ class Extractor:
             morsel.rows.num_rows, [(frame_of(morsel.rows), None, 0), *beside], morsel.origin, morsel.start
         )
 
-    def staged(self, rows: int, sources: list[Rows], origin: Any, start: int) -> Prepared:
+    def prepare_parts(self, morsel: Morsel, merged: list[Aligned]) -> list[Prepared]:
+        """The rows of a morsel in parts, cut where a merged view goes on in other memory."""
+        log = frame_of(morsel.rows)
+        prepared = []
+        for begin, end, beside in parts_of(morsel.rows.num_rows, merged):
+            others = [(None if rows is None else frame_of(rows), index, base) for rows, index, base in beside]
+            prepared.append(self.staged(end - begin, [(log, None, begin), *others], morsel.origin, morsel.start, begin))
+        return prepared
+
+    def staged(self, rows: int, sources: list[Rows], origin: Any, start: int, first: int = 0) -> Prepared:
         """Rows through the stages before the last program."""
         began = time.perf_counter()
-        prepared = self.stages.prepare(rows, sources, origin, start)
+        prepared = self.stages.prepare(rows, sources, origin, start, first)
         self.stats.add("filter", rows, time.perf_counter() - began)
         return prepared
 
@@ -306,9 +316,9 @@ class Extractor:
         """The rows of each batch, filters applied, in order; a batch is a list of (prepared rows, begin, count)."""
         gathered: list[tuple[Prepared, int, int]] = []
         missing, left = batch_size, limit
-        morsels = in_order(lambda item: self.prepare(*item), self.stream(start, stop), pool, self.under_way)
+        morsels = in_order(lambda item: self.prepare_parts(*item), self.stream(start, stop), pool, self.under_way)
         try:
-            for prepared in morsels:
+            for prepared in itertools.chain.from_iterable(morsels):
                 begin, end = 0, prepared.rows
                 if left is not None:
                     end = min(end, left)

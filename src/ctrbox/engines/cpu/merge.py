@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,8 @@ def ascends(view: View, column: str) -> bool:
 
 # Rows of a merged view for those of a morsel: slices that follow each other, index and base as in stages.Rows.
 Aligned = tuple[list[pa.RecordBatch], np.ndarray | None, int]
+# The same with one slice, None where the view has no row for them.
+Beside = tuple[pa.RecordBatch | None, np.ndarray | None, int]
 
 
 def in_one_batch(slices: list[pa.RecordBatch]) -> pa.RecordBatch | None:
@@ -51,6 +53,50 @@ def in_one_batch(slices: list[pa.RecordBatch]) -> pa.RecordBatch | None:
     if len(slices) < 2:
         return slices[0] if slices else None
     return pa.Table.from_batches(slices).combine_chunks().to_batches()[0]
+
+
+MOST_CUTS = 8  # of a morsel: with more of them, copying the slices costs less than running their rows apart
+
+
+def parts_of(rows: int, merged: Sequence[Aligned]) -> list[tuple[int, int, list[Beside]]]:
+    """Cut the rows of a morsel where a merged view goes on in its next slice, so that slices need not be put together.
+
+    Return begin and end of each part and, for each merged view, the one slice that holds all rows for this part, with index and
+    base as in stages.Rows. Slices are put together after all where they would cut the rows into many parts.
+    """
+    if sum(len(slices) - 1 for slices, _, _ in merged if slices) > MOST_CUTS:
+        merged = [([whole] if (whole := in_one_batch(slices)) else [], index, base) for slices, index, base in merged]
+    begins = [_begins(rows, slices, index) for slices, index, _ in merged]
+    cuts = sorted({0, *(begin for places in begins for begin, _ in places if begin < rows)})
+    parts = []
+    for begin, end in zip(cuts, [*cuts[1:], rows], strict=True):
+        beside: list[Beside] = []
+        for (slices, index, base), places in zip(merged, begins, strict=True):
+            if not slices:
+                beside.append((None, None, 0))
+                continue
+            at = max(k for k, (first, _) in enumerate(places) if first <= begin)
+            before = places[at][1]
+            if index is None:
+                beside.append((slices[at], None, base + begin - before))
+            else:
+                own = index[base + begin : base + end]
+                beside.append((slices[at], np.maximum(own - np.int32(before), np.int32(-1)) if before else own, 0))
+        parts.append((begin, end, beside))
+    return parts
+
+
+def _begins(rows: int, slices: list[pa.RecordBatch], index: np.ndarray | None) -> list[tuple[int, int]]:
+    """Find for each slice the row of the morsel from which on it is used, and the rows of the slices before it."""
+    places, before = [], 0
+    for k, part in enumerate(slices):
+        begin = before
+        if k and index is not None:
+            reached = index >= before
+            begin = int(reached.argmax()) if reached.any() else rows
+        places.append((begin, before))
+        before += part.num_rows
+    return places
 
 
 class MergeCursor:

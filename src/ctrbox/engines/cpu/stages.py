@@ -36,13 +36,14 @@ class Prepared:
     selected: np.ndarray | None  # position → row of the morsel; None: all of them
     origin: Any = None  # where the rows came from, for messages
     start: int = 0  # of the morsel in its source
+    first: int = 0  # row of the morsel at which these rows begin
 
     def piece(self, begin: int, rows: int) -> tuple[int, list[Rows]]:
         return rows, [(frame, index, base + begin) for frame, index, base in self.sources]
 
     def row(self, position: int) -> int:
         """The row of the morsel at a position."""
-        return position if self.selected is None else int(self.selected[position])
+        return self.first + (position if self.selected is None else int(self.selected[position]))
 
 
 @dataclass
@@ -136,8 +137,11 @@ class Stages:
     def programs(self) -> list[Assembled]:
         return [step.program for step in self.steps if isinstance(step, Native)]
 
-    def prepare(self, rows: int, sources: list[Rows], origin: Any = None, start: int = 0) -> Prepared:
-        """Rows of a morsel that lies at ``start`` of its source and came from ``origin``, ready for the last program."""
+    def prepare(
+        self, rows: int, sources: list[Rows], origin: Any = None, start: int = 0, first: int = 0
+    ) -> Prepared:
+        """Make rows ready for the last program. They begin at row ``first`` of a morsel that lies at ``start`` of its source and
+        came from ``origin``."""
         selected: np.ndarray | None = None
         kept_frame: Any = None
         for step in self.steps:
@@ -147,7 +151,7 @@ class Stages:
                 try:
                     kept_frame, picked = step.program.native.run_frame([(rows, sources)], kinds, nullable, keep)
                 except _native.RowError as error:
-                    raise located(error, [(Prepared(rows, sources, selected, origin, start), 0, rows)]) from None
+                    raise located(error, [(Prepared(rows, sources, selected, origin, start, first), 0, rows)]) from None
                 if step.masked:
                     sources = [narrowed(source, picked) for source in sources]
                     selected = picked if selected is None else selected[picked]
@@ -167,7 +171,7 @@ class Stages:
                         *sources,
                         (frame_of(pa.RecordBatch.from_arrays([result], ["result"])), None, 0),
                     ]
-        return Prepared(rows, sources, selected, origin, start)
+        return Prepared(rows, sources, selected, origin, start, first)
 
 
 def located(error: Any, pieces: list[tuple[Prepared, int, int]]) -> DataError:
