@@ -68,7 +68,11 @@ def _flat(footer: Footer, leaf: Leaf) -> Flat | None:
     found = None
     column: Any = None if place is None or len(leaf.path) > 1 else footer.detail.schema.column(place)
     width = None if column is None else _width(column, leaf.stored)
-    if place is not None and width is not None and ENCODINGS.issuperset(footer.detail.row_group(0).column(place).encodings):
+    if (
+        place is not None
+        and width is not None
+        and ENCODINGS.issuperset(footer.detail.row_group(0).column(place).encodings)
+    ):
         narrow = leaf.stored if _narrow(leaf.stored) else None
         type = leaf.stored if narrow is None else pa.int32()
         found = Flat(place, width, column.max_definition_level == 1, pa.field(leaf.name, type, leaf.nullable), narrow)

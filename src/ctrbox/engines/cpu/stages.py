@@ -137,9 +137,7 @@ class Stages:
     def programs(self) -> list[Assembled]:
         return [step.program for step in self.steps if isinstance(step, Native)]
 
-    def prepare(
-        self, rows: int, sources: list[Rows], origin: Any = None, start: int = 0, first: int = 0
-    ) -> Prepared:
+    def prepare(self, rows: int, sources: list[Rows], origin: Any = None, start: int = 0, first: int = 0) -> Prepared:
         """Make rows ready for the last program. They begin at row ``first`` of a morsel that lies at ``start`` of its source and
         came from ``origin``."""
         selected: np.ndarray | None = None
