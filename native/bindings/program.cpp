@@ -53,8 +53,8 @@ std::vector<Piece> pieces_from(nb::list list) {
   return pieces;
 }
 
-// Rows from which on a short loop gives the interpreter's lock away. Below, a loop takes less time (some ten microseconds)
-// than waiting for the lock again, which on sixteen cores several threads ask for at any time.
+// Rows from which on a short loop gives the interpreter's lock away. Below, a loop takes less time (some ten
+// microseconds) than waiting for the lock again, which on sixteen cores several threads ask for at any time.
 constexpr size_t kMostLocked = 100'000;
 
 struct ReleaseIfLong {

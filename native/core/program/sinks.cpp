@@ -177,7 +177,8 @@ void BatchSink::take(int slot, const Column& c, const Bump&) {
       int64_t total = f.offsets.data()[row], from = total;
       for (uint32_t r = 0; r < chunk_; ++r) offsets[r] = total += lists[r].n;
       if (static_cast<size_t>(total) + kCopy > f.values.capacity()) {
-        // As many as the rows so far make likely, and a tenth more: growing step by step would copy all of them each time.
+        // As many as the rows so far make likely, and a tenth more: growing step by step would copy all of them each
+        // time.
         const double per_row = static_cast<double>(total) / static_cast<double>(row + chunk_);
         const size_t likely = static_cast<size_t>(per_row * 1.1 * static_cast<double>(expected_));
         f.values.reserve(std::max(static_cast<size_t>(total), likely) + kCopy);
