@@ -1,8 +1,8 @@
 """``cb.callbacks``: what a training calls, and callbacks for experiment trackers and pruning (docs/callbacks.md)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ctrbox.arguments.names import no_attribute
+from ctrbox.arguments.names import refuse_unknown
 from ctrbox.train.callbacks import Callback, Checkpoint, End, Evaluation, Step, StopTraining
 from ctrbox.train.trackers import MLflow, OptunaPruning, WeightsAndBiases
 
@@ -19,6 +19,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
-
-    def __getattr__(name: str) -> Any:
-        raise no_attribute("module 'ctrbox.callbacks'", name, __all__)
+    __getattr__ = refuse_unknown(__name__, __all__)

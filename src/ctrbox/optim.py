@@ -1,14 +1,12 @@
 """``cb.optim``: optimizers of tables and dense weights, and schedules of their learning rate."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ctrbox.arguments.names import no_attribute
+from ctrbox.arguments.names import refuse_unknown
 from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
 from ctrbox.train.schedule import Cosine, Decay, Warmup
 
 __all__ = ["FTRL", "SGD", "Adagrad", "Adam", "Cosine", "Decay", "RowwiseAdagrad", "Warmup"]
 
 if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
-
-    def __getattr__(name: str) -> Any:
-        raise no_attribute("module 'ctrbox.optim'", name, __all__)
+    __getattr__ = refuse_unknown(__name__, __all__)

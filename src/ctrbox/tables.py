@@ -1,8 +1,8 @@
 """``cb.tables``: embedders, which turn keys into trainable vectors, and the vector files that some of them read."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ctrbox.arguments.names import no_attribute
+from ctrbox.arguments.names import refuse_unknown
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.gpu.levels import LevelTable
 from ctrbox.embed.gpu.table import GpuTable
@@ -39,6 +39,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
-
-    def __getattr__(name: str) -> Any:
-        raise no_attribute("module 'ctrbox.tables'", name, __all__)
+    __getattr__ = refuse_unknown(__name__, __all__)

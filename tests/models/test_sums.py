@@ -106,7 +106,8 @@ def test_a_name_that_is_none_of_the_known_ones() -> None:
 
 
 def test_what_was_asked_is_plain_json() -> None:
-    found = asked(hidden=(1, 2), dims={"a": 3}, name="text", none=None, nested=({"b": (4,)},))
+    given = {"hidden": (1, 2), "dims": {"a": 3}, "name": "text", "none": None, "nested": ({"b": (4,)},)}
+    found = asked({"self": 0, "schema": 1, **given})
     assert found == {"hidden": [1, 2], "dims": {"a": 3}, "name": "text", "none": None, "nested": [{"b": [4]}]}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 from ctrbox.errors import PlanError
 
@@ -37,6 +38,15 @@ def no_attribute(owner: str, name: str, names: Iterable[str]) -> AttributeError:
     # Python and libraries ask for names such as __deepcopy__ all the time; those need no advice.
     advice = "" if name.startswith("_") else nearest(name, (known for known in names if not known.startswith("_")))
     return AttributeError(f"{owner} has no attribute {name!r}{advice}", name=name)
+
+
+def refuse_unknown(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
+    """Return a ``__getattr__`` for a module: it answers an unknown name with the nearest of its public ``names``."""
+
+    def answer(name: str) -> NoReturn:
+        raise no_attribute(f"module {module!r}", name, names)
+
+    return answer
 
 
 def no_argument(owner: str, given: Iterable[str], names: Iterable[str]) -> PlanError:

@@ -23,7 +23,7 @@ WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     (re.compile(r"load\(…, views=\{'([^']*)': …\}\)"), r"--view \1=PATH"),
     (re.compile(r"load\(…, allow_views=\[('[^']*'(?:, '[^']*')*)\]\)"), lambda met: _allowing(met[1])),
     (re.compile(r"run\.evaluate\(data\)"), "ctrbox evaluate RUN DATA"),
-    (re.compile(r"cb\.Run\.load\(…, servers=\{'([^']*)': cb\.ModelServer\(…\)\}\)"), r"--server \1=PATH"),
+    (re.compile(r"cb\.Run\.load\(…, servers=\{'([^']*)': cb\.tables\.ModelServer\(…\)\}\)"), r"--server \1=PATH"),
     (re.compile(r"cb\.Plan\.load\(…, allow_operators=True\)"), "--allow-operators"),
     (re.compile(r"\bservers= is for"), "--server is for"),
     (re.compile(r"overwrite=True"), "--overwrite"),

@@ -4,9 +4,9 @@ This folder knows no view: a reader is anything that speaks Arrow, so `cb.View(c
 key="row")` needs nothing from here, and a path of an `AdLog` is a folder of Parquet files like any other.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ctrbox.arguments.names import no_attribute
+from ctrbox.arguments.names import refuse_unknown
 from ctrbox.datasets.bundled import ClickSet, criteo_attribution, criteo_sample, frappe, open_bandit
 from ctrbox.datasets.delimited import avazu, criteo
 from ctrbox.datasets.events import adlog_events
@@ -32,6 +32,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
-
-    def __getattr__(name: str) -> Any:
-        raise no_attribute("module 'ctrbox.datasets'", name, __all__)
+    __getattr__ = refuse_unknown(__name__, __all__)

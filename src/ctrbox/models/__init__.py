@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ctrbox.arguments.names import nearest, no_attribute
+from ctrbox.arguments.names import nearest, refuse_unknown
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
 from ctrbox.models.aggregators import (
@@ -114,6 +114,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # so that type checkers still refuse unknown names
-
-    def __getattr__(name: str) -> Any:
-        raise no_attribute("module 'ctrbox.models'", name, __all__)
+    __getattr__ = refuse_unknown(__name__, __all__)

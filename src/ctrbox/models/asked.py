@@ -18,8 +18,11 @@ MOST_WIDTH = 1 << 20  # inputs of a layer
 MOST_LAYERS = 256  # a config may come from a file: parts are made one by one before any weight is compared
 
 
-def asked(**given: Any) -> dict[str, Any]:
-    """Keyword arguments as plain JSON: tuples become lists, mappings become dicts."""
+def asked(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a model's constructor, but not its schema, as plain JSON: tuples become lists.
+
+    A constructor calls ``asked(locals())`` before it has any variable of its own.
+    """
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -28,7 +31,7 @@ def asked(**given: Any) -> dict[str, Any]:
             return [plain(v) for v in value]
         return value.item() if isinstance(value, np.generic) else value
 
-    return {name: plain(value) for name, value in given.items()}
+    return {name: plain(value) for name, value in arguments.items() if name not in ("self", "schema", "__class__")}
 
 
 def pooled_only(model: str, reads: Reads) -> None:

@@ -13,10 +13,10 @@ from torch import nn
 from ctrbox.arguments.names import one_of
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import MOST_LAYERS, MOST_WIDTH, asked, needs_inputs, pooled_only, sizes
+from ctrbox.models.asked import MOST_LAYERS, MOST_WIDTH, asked, needs_inputs, pooled_only
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.inputs import Inputs, Reads
-from ctrbox.models.mlp import MLP
+from ctrbox.models.mlp import MLP, scoring_tower
 from ctrbox.models.products import CrossMixture, CrossNetwork
 
 
@@ -43,19 +43,7 @@ class DCNv2(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim,
-            dims=dims,
-            pooling=pooling,
-            fields=fields,
-            layers=layers,
-            rank=rank,
-            experts=experts,
-            structure=structure,
-            hidden=hidden,
-            dropout=dropout,
-            batch_norm=batch_norm,
-        )
+        self.config = asked(locals())
         self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
         pooled_only("DCNv2", self.reads)
         needs_inputs("DCNv2", self.reads)
@@ -69,7 +57,7 @@ class DCNv2(nn.Module):
             whole("rank of DCNv2", rank, 1, MOST_WIDTH)
             self.cross = CrossMixture(width, layers, rank, whole("experts of DCNv2", experts, 1, MOST_LAYERS))
         self.of_cross = MLP(width, (1,), bias=False) if structure == "parallel" else None
-        self.tower = MLP(width, (*sizes("hidden", hidden), 1), dropout=dropout, batch_norm=batch_norm, bias=False)
+        self.tower = scoring_tower(width, hidden, dropout=dropout, batch_norm=batch_norm)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:

@@ -44,9 +44,7 @@ class DeepCrossing(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim, dims=dims, pooling=pooling, fields=fields, hidden=hidden, dropout=dropout, batch_norm=batch_norm
-        )
+        self.config = asked(locals())
         self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
         pooled_only("DeepCrossing", self.reads)
         needs_inputs("DeepCrossing", self.reads)

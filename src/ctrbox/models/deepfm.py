@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_vectors, pooled_only, sizes
+from ctrbox.models.asked import asked, needs_vectors, pooled_only
 from ctrbox.models.dense import DenseInput, FirstOrder
 from ctrbox.models.inputs import Inputs, Reads
-from ctrbox.models.mlp import MLP
+from ctrbox.models.mlp import scoring_tower
 from ctrbox.models.products import PairSum
 
 
@@ -34,22 +34,14 @@ class DeepFM(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim, dims=dims, pooling=pooling, fields=fields, hidden=hidden, dropout=dropout, batch_norm=batch_norm
-        )
+        self.config = asked(locals())
         self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
         pooled_only("DeepFM", self.reads)
         needs_vectors("DeepFM", self.reads)
         self.dense = DenseInput(self.reads.dense)
         self.first = FirstOrder(self.reads.dense)
         self.pairs = PairSum(self.reads.dense, self.reads.dim)
-        self.tower = MLP(
-            self.reads.width + self.reads.dense,
-            (*sizes("hidden", hidden), 1),
-            dropout=dropout,
-            batch_norm=batch_norm,
-            bias=False,
-        )
+        self.tower = scoring_tower(self.reads.width + self.reads.dense, hidden, dropout=dropout, batch_norm=batch_norm)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:

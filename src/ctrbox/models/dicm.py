@@ -17,12 +17,12 @@ from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
 from ctrbox.models import aggregators
 from ctrbox.models.aggregators import AGGREGATORS, one_behaviour
-from ctrbox.models.asked import asked, needs_inputs, sizes
+from ctrbox.models.asked import asked, needs_inputs
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.din import pairs_of
 from ctrbox.models.inputs import Inputs, Reads
-from ctrbox.models.mlp import MLP, linear
+from ctrbox.models.mlp import linear, scoring_tower
 from ctrbox.models.one_row import stands_for_all
 
 BASES = ("lr", "mlp", "din")
@@ -62,26 +62,7 @@ class DICM(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim,
-            base=base,
-            ad_image=ad_image,
-            behaviour=behaviour,
-            aggregator=aggregator,
-            query=query,
-            image_dim=image_dim,
-            longest=longest,
-            attention=attention,
-            target=target,
-            history=history,
-            dims=dims,
-            pooling=pooling,
-            fields=fields,
-            hidden=hidden,
-            activation=activation,
-            dropout=dropout,
-            batch_norm=batch_norm,
-        )
+        self.config = asked(locals())
         self.base = one_of("base", base, BASES)
         one_of("aggregator", aggregator, AGGREGATORS)
         self.ad_image, self.behaviour = ad_image, behaviour
@@ -130,13 +111,8 @@ class DICM(nn.Module):
             self.images = linear(seen, 1, bias=False, last=True) if seen else None
             self.columns = nn.Parameter(torch.zeros(self.reads.dense))
         else:
-            self.tower = MLP(
-                inputs + seen,
-                (*sizes("hidden", hidden), 1),
-                activation=activation,
-                dropout=dropout,
-                batch_norm=batch_norm,
-                bias=False,
+            self.tower = scoring_tower(
+                inputs + seen, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm
             )
         self.bias = nn.Parameter(torch.zeros(1))
 

@@ -18,7 +18,7 @@ from ctrbox.models.asked import asked, sizes
 from ctrbox.models.attention import LocalActivation
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.inputs import Inputs, Reads
-from ctrbox.models.mlp import ACTIVATIONS, MLP
+from ctrbox.models.mlp import ACTIVATIONS, scoring_tower
 
 
 class DIN(nn.Module):
@@ -45,20 +45,7 @@ class DIN(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim,
-            target=target,
-            history=history,
-            dims=dims,
-            pooling=pooling,
-            fields=fields,
-            attention=attention,
-            softmax=softmax,
-            activation=activation,
-            hidden=hidden,
-            dropout=dropout,
-            batch_norm=batch_norm,
-        )
+        self.config = asked(locals())
         one_of("activation", activation, ACTIVATIONS)
         sizes("the attention of DIN", attention, empty=False)
         self.pairs = pairs_of(schema, target, history, fields)
@@ -77,14 +64,7 @@ class DIN(nn.Module):
             for _, past in self.pairs
         )
         width = self.reads.width + self.reads.dense + sum(self.reads.dims[past] for _, past in self.pairs)
-        self.tower = MLP(
-            width,
-            (*sizes("hidden", hidden), 1),
-            activation=activation,
-            dropout=dropout,
-            batch_norm=batch_norm,
-            bias=False,
-        )
+        self.tower = scoring_tower(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_inputs, pooled_only, sizes
+from ctrbox.models.asked import asked, needs_inputs, pooled_only
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.inputs import Inputs, Reads
-from ctrbox.models.mlp import MLP
+from ctrbox.models.mlp import scoring_tower
 
 
 class EmbeddingMLP(nn.Module):
@@ -34,28 +34,13 @@ class EmbeddingMLP(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim,
-            dims=dims,
-            pooling=pooling,
-            fields=fields,
-            hidden=hidden,
-            activation=activation,
-            dropout=dropout,
-            batch_norm=batch_norm,
-        )
+        self.config = asked(locals())
         self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
         pooled_only("EmbeddingMLP", self.reads)
         needs_inputs("EmbeddingMLP", self.reads)
         self.dense = DenseInput(self.reads.dense)
-        self.tower = MLP(
-            self.reads.width + self.reads.dense,
-            (*sizes("hidden", hidden), 1),
-            activation=activation,
-            dropout=dropout,
-            batch_norm=batch_norm,
-            bias=False,
-        )
+        inputs = self.reads.width + self.reads.dense
+        self.tower = scoring_tower(inputs, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:

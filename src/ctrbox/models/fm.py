@@ -30,7 +30,7 @@ class FM(nn.Module):
         fields: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        self.config = asked(dim=dim, dims=dims, pooling=pooling, fields=fields)
+        self.config = asked(locals())
         self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
         pooled_only("FM", self.reads)
         needs_vectors("FM", self.reads)

@@ -78,17 +78,7 @@ class JointTowers(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim,
-            towers=towers,
-            embedding=embedding,
-            dims=dims,
-            pooling=pooling,
-            fields=fields,
-            hidden=hidden,
-            dropout=dropout,
-            batch_norm=batch_norm,
-        )
+        self.config = asked(locals())
         self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
         pooled_only("JointTowers", self.reads)
         needs_inputs("JointTowers", self.reads)

@@ -27,7 +27,7 @@ class LR(nn.Module):
         self, schema: Schema, *, pooling: str | Mapping[str, str] = "mean", fields: Sequence[str] | None = None
     ) -> None:
         super().__init__()
-        self.config = asked(pooling=pooling, fields=fields)
+        self.config = asked(locals())
         self.reads = Reads(schema, 0, pooling=pooling, fields=fields, linear=True)
         pooled_only("LR", self.reads)
         if not self.reads.fields and not self.reads.dense:

@@ -8,6 +8,7 @@ running statistics, so a last batch of one row trains too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -179,3 +180,11 @@ class MLP(nn.Module):
 
 
 _activation = activation  # MLP has an argument of that name
+
+
+def scoring_tower(
+    inputs: int, hidden: Any, *, activation: str = "relu", dropout: float = 0.0, batch_norm: bool = False
+) -> MLP:
+    """Return a tower from ``inputs`` columns to one logit; the model adds the bias itself."""
+    widths = (*sizes("hidden", hidden), 1)
+    return MLP(inputs, widths, activation=activation, dropout=dropout, batch_norm=batch_norm, bias=False)

@@ -12,10 +12,10 @@ from torch import nn
 
 from ctrbox.arguments.names import one_of
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_vectors, pooled_only, sizes
+from ctrbox.models.asked import asked, needs_vectors, pooled_only
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.inputs import Inputs, Reads
-from ctrbox.models.mlp import MLP
+from ctrbox.models.mlp import scoring_tower
 from ctrbox.models.products import InnerProducts, OuterProducts
 
 
@@ -36,16 +36,7 @@ class PNN(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim,
-            dims=dims,
-            pooling=pooling,
-            fields=fields,
-            product=product,
-            hidden=hidden,
-            dropout=dropout,
-            batch_norm=batch_norm,
-        )
+        self.config = asked(locals())
         self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
         pooled_only("PNN", self.reads)
         needs_vectors("PNN", self.reads)
@@ -57,7 +48,7 @@ class PNN(nn.Module):
         if product != "inner":
             self.products.append(OuterProducts(self.reads.dim))
         width = self.reads.width + self.reads.dense + sum(layer.width for layer in self.products)
-        self.tower = MLP(width, (*sizes("hidden", hidden), 1), dropout=dropout, batch_norm=batch_norm, bias=False)
+        self.tower = scoring_tower(width, hidden, dropout=dropout, batch_norm=batch_norm)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:

@@ -46,20 +46,7 @@ class TwoTower(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim,
-            user=user,
-            ad=ad,
-            images=images,
-            image_dim=image_dim,
-            vector=vector,
-            dims=dims,
-            pooling=pooling,
-            hidden=hidden,
-            activation=activation,
-            dropout=dropout,
-            batch_norm=batch_norm,
-        )
+        self.config = asked(locals())
         known = [f.name for f in schema.sparse]
         self.sides = {"user": tuple(user), "ad": tuple(ad)}
         for side, names in self.sides.items():

@@ -13,10 +13,10 @@ from torch import nn
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import asked, needs_inputs, pooled_only, sizes
+from ctrbox.models.asked import asked, needs_inputs, pooled_only
 from ctrbox.models.dense import DenseInput, FirstOrder
 from ctrbox.models.inputs import Inputs, Reads
-from ctrbox.models.mlp import MLP
+from ctrbox.models.mlp import scoring_tower
 
 
 class WideDeep(nn.Module):
@@ -39,16 +39,7 @@ class WideDeep(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim,
-            dims=dims,
-            pooling=pooling,
-            fields=fields,
-            wide=wide,
-            hidden=hidden,
-            dropout=dropout,
-            batch_norm=batch_norm,
-        )
+        self.config = asked(locals())
         self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
         pooled_only("WideDeep", self.reads)
         needs_inputs("WideDeep", self.reads)
@@ -61,13 +52,7 @@ class WideDeep(nn.Module):
         self.wide = None if wide is None else [self.reads.fields.index(name) for name in wide]
         self.dense = DenseInput(self.reads.dense)
         self.first = FirstOrder(self.reads.dense)
-        self.tower = MLP(
-            self.reads.width + self.reads.dense,
-            (*sizes("hidden", hidden), 1),
-            dropout=dropout,
-            batch_norm=batch_norm,
-            bias=False,
-        )
+        self.tower = scoring_tower(self.reads.width + self.reads.dense, hidden, dropout=dropout, batch_norm=batch_norm)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_vectors, pooled_only, sizes
+from ctrbox.models.asked import asked, needs_vectors, pooled_only
 from ctrbox.models.cin import CIN
 from ctrbox.models.dense import DenseInput, FirstOrder
 from ctrbox.models.inputs import Inputs, Reads
-from ctrbox.models.mlp import MLP
+from ctrbox.models.mlp import MLP, scoring_tower
 
 
 class XDeepFM(nn.Module):
@@ -35,16 +35,7 @@ class XDeepFM(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim,
-            dims=dims,
-            pooling=pooling,
-            fields=fields,
-            cin=cin,
-            hidden=hidden,
-            dropout=dropout,
-            batch_norm=batch_norm,
-        )
+        self.config = asked(locals())
         self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
         pooled_only("XDeepFM", self.reads)
         needs_vectors("XDeepFM", self.reads)
@@ -52,13 +43,7 @@ class XDeepFM(nn.Module):
         self.first = FirstOrder(self.reads.dense)
         self.cin = CIN(len(self.reads.fields), cin)
         self.of_cin = MLP(self.cin.width, (1,), bias=False)
-        self.tower = MLP(
-            self.reads.width + self.reads.dense,
-            (*sizes("hidden", hidden), 1),
-            dropout=dropout,
-            batch_norm=batch_norm,
-            bias=False,
-        )
+        self.tower = scoring_tower(self.reads.width + self.reads.dense, hidden, dropout=dropout, batch_norm=batch_norm)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Inputs) -> torch.Tensor:

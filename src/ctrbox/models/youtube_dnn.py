@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_inputs, pooled_only, sizes
+from ctrbox.models.asked import asked, needs_inputs, pooled_only
 from ctrbox.models.dense import DenseInput
 from ctrbox.models.inputs import Inputs, Reads
-from ctrbox.models.mlp import MLP
+from ctrbox.models.mlp import scoring_tower
 
 
 class YouTubeDNN(nn.Module):
@@ -37,19 +37,13 @@ class YouTubeDNN(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.config = asked(
-            dim=dim, dims=dims, pooling=pooling, fields=fields, hidden=hidden, dropout=dropout, batch_norm=batch_norm
-        )
+        self.config = asked(locals())
         self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
         pooled_only("YouTubeDNN", self.reads)
         needs_inputs("YouTubeDNN", self.reads)
         self.dense = DenseInput(self.reads.dense)
-        self.tower = MLP(
-            self.reads.width + 3 * self.reads.dense,
-            (*sizes("hidden", hidden), 1),
-            dropout=dropout,
-            batch_norm=batch_norm,
-            bias=False,
+        self.tower = scoring_tower(
+            self.reads.width + 3 * self.reads.dense, hidden, dropout=dropout, batch_norm=batch_norm
         )
         self.bias = nn.Parameter(torch.zeros(1))
 

@@ -1,16 +1,18 @@
-"""The columns of a source of files: stored ones, brought to simple types, and those that paths tell."""
+"""The columns of a source: stored ones, brought to simple types, and those that paths tell; and a base for such sources."""
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ctrbox.files.checksum import content_checksums
 from ctrbox.files.filesystems import File
-from ctrbox.views.morsel import Origin
+from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.simple import STRINGS, Leaf, choose, is_text, leaves, pick, simplify
 
@@ -110,3 +112,51 @@ def digest(schema: pa.Schema, files: Sequence[File] = (), extra: str = "") -> st
         state.update(f"{name}\0{file.size}\0{file.mtime_ns}\0{content}\n".encode())
     state.update(extra.encode())
     return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The arguments of `Source.scan`, without the columns."""
+
+    start: int
+    rows: int
+    ahead: int
+    threads: int
+    prune: pc.Expression | None
+    dictionary: Sequence[str]
+
+
+class ColumnSource(ABC):
+    """A `Source` whose columns are known. It proves nothing about their values unless a subclass does."""
+
+    name: str
+    _columns: Columns
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._columns.schema
+
+    def nullable(self, column: str) -> bool:
+        (leaf,) = self._columns.choose([column], self.name)
+        return leaf.nullable
+
+    def ordered(self, column: str) -> bool:
+        self._columns.choose([column], self.name)
+        return False
+
+    def scan(
+        self,
+        columns: Sequence[str],
+        *,
+        start: int = 0,
+        rows: int = MORSEL_ROWS,
+        ahead: int = 2,
+        threads: int = 2,
+        prune: pc.Expression | None = None,
+        dictionary: Sequence[str] = (),
+    ) -> Iterator[Morsel]:
+        return self._scan(columns, Scan(start, rows, ahead, threads, prune, dictionary))
+
+    @abstractmethod
+    def _scan(self, columns: Sequence[str], asked: Scan) -> Iterator[Morsel]:
+        """Yield what `scan` promises."""

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from ctrbox.errors import CtrboxError, SourceError
 from ctrbox.files.filesystems import File, first_line
-from ctrbox.views.columns import Columns, cut, digest
+from ctrbox.views.columns import Columns, ColumnSource, Scan, cut, digest
 from ctrbox.views.footers import sound_columns
-from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
+from ctrbox.views.morsel import Morsel, Origin
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.readahead import readahead
 from ctrbox.views.simple import Leaf, castable, leaves
@@ -102,7 +102,7 @@ class _Piece:
     rows: int
 
 
-class IndexedFiles:
+class IndexedFiles(ColumnSource):
     """A `Source` over files of an `Indexed` format."""
 
     def __init__(
@@ -127,10 +127,6 @@ class IndexedFiles:
         self._first.leaves = dict(self._columns.stored)
         if any(pa.types.is_null(leaf.stored) for leaf in self._first.leaves.values()):
             self._columns.settle([footer.leaves for footer in self._footers()])
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._columns.schema
 
     @property
     def rows(self) -> int | None:
@@ -169,18 +165,8 @@ class IndexedFiles:
     def fingerprint(self) -> str:
         return digest(self.schema, self._files)
 
-    def scan(
-        self,
-        columns: Sequence[str],
-        *,
-        start: int = 0,
-        rows: int = MORSEL_ROWS,
-        ahead: int = 2,
-        threads: int = 2,
-        prune: pc.Expression | None = None,
-        dictionary: Sequence[str] = (),
-    ) -> Iterator[Morsel]:
-        chosen = self._columns.choose(columns, self.name, dictionary)
+    def _scan(self, columns: Sequence[str], asked: Scan) -> Iterator[Morsel]:
+        chosen = self._columns.choose(columns, self.name, asked.dictionary)
         footers = self._footers()
         stored = [leaf for leaf in chosen if leaf.name not in self._partitions.columns]
         alike = [self._first.leaves[leaf.name] for leaf in stored]
@@ -188,22 +174,22 @@ class IndexedFiles:
             alike if footer.leaves is self._first.leaves else [self._agree(i, footer, leaf) for leaf in stored]
             for i, footer in enumerate(footers)
         ]
-        pieces = self._pieces(footers, start, rows, prune)
-        coded = [leaf.name for leaf in stored if leaf.name in dictionary]
+        pieces = self._pieces(footers, asked.start, asked.rows, asked.prune)
+        coded = [leaf.name for leaf in stored if leaf.name in asked.dictionary]
 
         def task(piece: _Piece) -> Callable[[], tuple[_Piece, list[pa.RecordBatch]]]:
             file = piece.file
             return lambda: (piece, self._decode(piece, footers[file], chosen, theirs[file], coded))
 
         # One piece needs no thread: starting one costs more than it hides.
-        first = list(itertools.islice(pieces, max(threads, 2)))
-        crew = min(threads, len(first)) if len(first) > 1 else 0
+        first = list(itertools.islice(pieces, max(asked.threads, 2)))
+        crew = min(asked.threads, len(first)) if len(first) > 1 else 0
         tasks = (task(piece) for piece in itertools.chain(first, pieces))
-        for piece, batches in readahead(tasks, threads=crew, ahead=ahead):
+        for piece, batches in readahead(tasks, threads=crew, ahead=asked.ahead):
             row = 0
             for batch in batches:
-                skip = max(0, min(batch.num_rows, start - piece.start - row))
-                for offset, part in cut(batch, skip, rows):
+                skip = max(0, min(batch.num_rows, asked.start - piece.start - row))
+                for offset, part in cut(batch, skip, asked.rows):
                     at = row + offset
                     origin = Origin(self._files[piece.file].shown, piece.row + at)
                     yield Morsel(part, origin, piece.start + at)

@@ -18,8 +18,8 @@ from pyarrow import types as pt
 from ctrbox.errors import CtrboxError, SourceError
 from ctrbox.files.checksum import WHOLE_BYTES
 from ctrbox.files.filesystems import File, first_line
-from ctrbox.views.columns import Columns, cut, digest, make_batch
-from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
+from ctrbox.views.columns import Columns, ColumnSource, Scan, cut, digest, make_batch
+from ctrbox.views.morsel import Morsel, Origin
 from ctrbox.views.readahead import readahead
 from ctrbox.views.simple import STRINGS, Leaf, pick, simplify
 
@@ -27,7 +27,7 @@ UNNAMED_LABELS = re.compile(r"__index_level_\d+__")
 HEAD_ROWS = 10_000  # by which a dataset without files is identified
 
 
-class MemorySource:
+class MemorySource(ColumnSource):
     """A table in memory. Columns of simple types are handed out without a copy, others are converted
     morsel by morsel, so that no second copy of the table ever exists."""
 
@@ -39,10 +39,6 @@ class MemorySource:
         self._lock = threading.Lock()
         self._facts: dict[tuple[str, str], bool] = {}
         self._batches = [_plain_dictionaries(batch) for batch in table.to_batches() if batch.num_rows]
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._columns.schema
 
     @property
     def table(self) -> pa.Table | None:
@@ -95,22 +91,13 @@ class MemorySource:
             sink.update(rows.serialize())
         return sink.hexdigest()
 
-    def scan(
-        self,
-        columns: Sequence[str],
-        *,
-        start: int = 0,
-        rows: int = MORSEL_ROWS,
-        ahead: int = 2,
-        threads: int = 2,
-        prune: pc.Expression | None = None,
-        dictionary: Sequence[str] = (),
-    ) -> Iterator[Morsel]:
+    def _scan(self, columns: Sequence[str], asked: Scan) -> Iterator[Morsel]:
         chosen = self._columns.choose(columns, self.name)
         # Slices of simple columns cost nothing, so there is nothing to do ahead.
-        crew = threads if any(leaf.stored != leaf.type for leaf in chosen) and (self.rows or 0) > rows else 0
-        tasks = self._tasks(chosen, start, rows)
-        yield from readahead(tasks, threads=crew, ahead=ahead)
+        converted = any(leaf.stored != leaf.type for leaf in chosen)
+        crew = asked.threads if converted and (self.rows or 0) > asked.rows else 0
+        tasks = self._tasks(chosen, asked.start, asked.rows)
+        yield from readahead(tasks, threads=crew, ahead=asked.ahead)
 
     def _tasks(self, chosen: Sequence[Leaf], start: int, rows: int) -> Iterator[Callable[[], Morsel]]:
         at = 0
@@ -151,7 +138,7 @@ def _plain_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-class StreamSource:
+class StreamSource(ColumnSource):
     """Something that hands out a fresh stream for each scan; it is never held in memory as a whole."""
 
     bytes: int | None = None
@@ -170,37 +157,15 @@ class StreamSource:
         self._identity = identity
         self._columns = Columns(schema, name)
 
-    @property
-    def schema(self) -> pa.Schema:
-        return self._columns.schema
-
-    def nullable(self, column: str) -> bool:
-        (leaf,) = self._columns.choose([column], self.name)
-        return leaf.nullable
-
-    def ordered(self, column: str) -> bool:
-        self._columns.choose([column], self.name)
-        return False
-
     def fingerprint(self) -> str:
         return digest(self.schema, extra=self._identity())
 
-    def scan(
-        self,
-        columns: Sequence[str],
-        *,
-        start: int = 0,
-        rows: int = MORSEL_ROWS,
-        ahead: int = 2,
-        threads: int = 2,
-        prune: pc.Expression | None = None,
-        dictionary: Sequence[str] = (),
-    ) -> Iterator[Morsel]:
+    def _scan(self, columns: Sequence[str], asked: Scan) -> Iterator[Morsel]:
         chosen = self._columns.choose(columns, self.name)
         at = 0
-        for batch in readahead(self._tasks(chosen), threads=min(threads, 1), ahead=ahead):
-            skip = max(0, min(batch.num_rows, start - at))
-            for offset, part in cut(batch, skip, rows):
+        for batch in readahead(self._tasks(chosen), threads=min(asked.threads, 1), ahead=asked.ahead):
+            skip = max(0, min(batch.num_rows, asked.start - at))
+            for offset, part in cut(batch, skip, asked.rows):
                 origin = Origin(self.name, at + offset)
                 arrays = [simplify(pick(part, leaf.path), leaf, origin) for leaf in chosen]
                 yield Morsel(make_batch(arrays, chosen, part.num_rows), origin, at + offset)

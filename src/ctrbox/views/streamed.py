@@ -13,13 +13,12 @@ from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ctrbox.errors import CtrboxError, SourceError
 from ctrbox.files.filesystems import File, first_line
-from ctrbox.views.columns import Columns, cut, digest
+from ctrbox.views.columns import Columns, ColumnSource, Scan, cut, digest
 from ctrbox.views.formats import codec_of
-from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin
+from ctrbox.views.morsel import Morsel, Origin
 from ctrbox.views.partitions import Partitions
 from ctrbox.views.readahead import readahead
 from ctrbox.views.simple import Leaf
@@ -62,7 +61,7 @@ class Streamed(Protocol):
         """One callable for each block, to be called by any thread; it may raise `BlockError`."""
 
 
-class StreamedFiles:
+class StreamedFiles(ColumnSource):
     """A `Source` over files of a `Streamed` format. Empty files hold no rows."""
 
     rows: int | None = None
@@ -76,10 +75,6 @@ class StreamedFiles:
         self._columns = Columns(schema, first.shown, partitions)
 
     @property
-    def schema(self) -> pa.Schema:
-        return self._columns.schema
-
-    @property
     def text_options(self) -> TextOptions | None:
         """How the view says that its text is to be read; None where the files are not text."""
         return self._format.options
@@ -89,45 +84,27 @@ class StreamedFiles:
         """The name of the format, as `View(…, format=)` takes it."""
         return self._format.name
 
-    def nullable(self, column: str) -> bool:
-        (leaf,) = self._columns.choose([column], self.name)
-        return leaf.nullable
-
-    def ordered(self, column: str) -> bool:
-        self._columns.choose([column], self.name)
-        return False
-
     def fingerprint(self) -> str:
         said = self.text_options
         return digest(self.schema, self._files, said.shown() if said is not None else "")
 
-    def scan(
-        self,
-        columns: Sequence[str],
-        *,
-        start: int = 0,
-        rows: int = MORSEL_ROWS,
-        ahead: int = 2,
-        threads: int = 2,
-        prune: pc.Expression | None = None,
-        dictionary: Sequence[str] = (),
-    ) -> Iterator[Morsel]:
+    def _scan(self, columns: Sequence[str], asked: Scan) -> Iterator[Morsel]:
         chosen = self._columns.choose(columns, self.name)
         stored = [leaf for leaf in chosen if self._is_stored(leaf)]
         paths = {leaf.name: leaf.path for leaf in stored}
         at, file, row = 0, -1, 0
-        for place, outcome in readahead(self._tasks(stored), threads=threads, ahead=ahead):
+        for place, outcome in readahead(self._tasks(stored), threads=asked.threads, ahead=asked.ahead):
             if place != file:
                 file, row = place, 0
             shown = self._files[place].shown
             if isinstance(outcome, BlockError):
                 where = "" if outcome.row is None else f" row {row + outcome.row}"
                 raise SourceError(f"{shown}{where}: {outcome}") from outcome.__cause__
-            skip = max(0, min(outcome.num_rows, start - at))
+            skip = max(0, min(outcome.num_rows, asked.start - at))
             if skip < outcome.num_rows:
                 origin = Origin(shown, row)
                 batch = self._columns.assemble(outcome, chosen, paths, place, origin)
-                for offset, part in cut(batch, skip, rows):
+                for offset, part in cut(batch, skip, asked.rows):
                     yield Morsel(part, Origin(shown, row + offset), at + offset)
             at += outcome.num_rows
             row += outcome.num_rows
