@@ -120,9 +120,9 @@ class Trial:
         return ""
 
     def _portions(self, slow: bool) -> Iterator[list[tuple[str, float]]]:
-        """A first portion of some 20 seconds, which catches most, then the rest within the budget."""
+        """A first portion of some 20 seconds, which catches most, then portions that grow, until the budget is spent."""
         portion: list[tuple[str, float]] = []
-        spent, first = 0.0, True
+        spent, pause = 0.0, 20.0
         for name, seconds in self.recorded.chosen(self.site, slow):
             if name in self.broken:
                 continue
@@ -131,9 +131,9 @@ class Trial:
                 continue
             spent += seconds
             portion.append((name, seconds))
-            if first and spent > 20:
+            if spent > pause:
                 yield portion
-                portion, first = [], False
+                portion, pause = [], 4 * spent
         yield portion
 
     def _first_failure(self, tree: Tree, tests: list[tuple[str, float]], marks: str, patience: float = 1) -> str:

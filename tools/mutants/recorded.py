@@ -21,18 +21,21 @@ from tools.mutants.tree import ROOT, Tree
 
 FAST = "not slow and not s3 and not gpu and not hdfs and not exhaustive"
 SLOW = "(slow or s3) and not gpu and not hdfs and not exhaustive"
-# Folders of tests for folders of native code; Python's tests mirror its folders.
+# Folders of tests for folders of native code, the most telling first; Python's tests mirror its folders.
 NATIVE_TESTS = {
-    "native/core/sparse": ["embed"],
-    "native/core/table": ["embed"],
+    "native/core/sparse": ["embed/ssd", "embed"],
+    "native/core/table": ["embed/memory", "embed"],
     "native/core/ffm": ["ffm", "capi"],
+    "native/core/tower": ["train", "engines"],
     "native/core/parquet": ["views", "engines"],
     "native/core/publish": ["publish", "capi"],
     "native/core/request": ["serve", "engines"],
+    "native/core/join": ["engines", "serve", "plan"],
+    "native/core/program": ["engines", "operators", "plan"],
+    "native/core/system": ["embed", "ffm", "engines"],
     "native/operators": ["operators", "engines"],
     "native/capi": ["capi"],
-    "native/core": ["engines", "operators", "embed"],
-    "native/bindings": ["engines", "embed", "ffm", "serve"],
+    "native/bindings": ["engines", "embed", "ffm", "publish", "serve", "train", "views"],
 }
 PYTHON_TESTS = {"cli/after_training": ["cli", "train"], "cli/train": ["cli", "train"], "cli/online": ["cli", "loop"]}
 CONFIGURATION = """
@@ -115,12 +118,12 @@ class Recorded:
 
         def order(test: str) -> tuple[int, float, str, float]:
             file = test.split("::")[0]
-            return near.get(file, 2), of_file[file], file, seconds[test]
+            return near.get(file, len(near) + 1), of_file[file], file, seconds[test]
 
         return [(test, seconds[test]) for test in sorted(seconds, key=order)]
 
     def _near(self, site: Site) -> dict[str, int]:
-        """Test files near the change: 0 for those that name the changed file, 1 for those in the folder that belongs to it."""
+        """Test files near the change: 0 for those that name the changed file, then the folders that belong to it, in order."""
         if site.path.startswith("native/"):
             folders = next((found for head, found in NATIVE_TESTS.items() if site.path.startswith(head)), [])
         else:
@@ -130,7 +133,11 @@ class Recorded:
         files = {str(path.relative_to(ROOT)): path for path in (ROOT / "tests").rglob("test_*.py")}
         stem = Path(site.path).stem
         named = [name for name, path in files.items() if stem in path.read_text(encoding="utf-8")]
-        near = {name: 1 for name in files if Path(name).parts[1] in folders}
+        near: dict[str, int] = {}
+        for place, folder in enumerate(folders, 1):
+            for name in files:
+                if name.startswith(f"tests/{folder}/"):
+                    near.setdefault(name, place)
         return near | (dict.fromkeys(named, 0) if len(named) <= 12 else {})
 
     def _executing(self, site: Site) -> set[str]:
