@@ -21,6 +21,7 @@ from tools.mutants.tree import ROOT, Tree
 
 FAST = "not slow and not s3 and not gpu and not hdfs and not exhaustive"
 SLOW = "(slow or s3) and not gpu and not hdfs and not exhaustive"
+QUICK = 0.5  # seconds
 # Folders of tests for folders of native code, the most telling first; Python's tests mirror its folders.
 NATIVE_TESTS = {
     "native/core/sparse": ["embed/ssd", "embed"],
@@ -93,7 +94,10 @@ class Recorded:
             self.files.setdefault(test.split("::")[0], []).append(test)
 
     def chosen(self, site: Site, slow: bool) -> list[tuple[str, float]]:
-        """The tests that can notice the change with the seconds of each: nearest files first, then the quickest.
+        """The tests that can notice the change with the seconds of each.
+
+        Near files come first. Among them, tests of up to `QUICK` seconds come before all others: they are most of the tests
+        and little of the time. Then the nearest folder comes first, and in it the quickest file.
 
         A whole file stands for its tests where it is not as it was when recorded.
         """
@@ -116,9 +120,9 @@ class Recorded:
             file = test.split("::")[0]
             of_file[file] = of_file.get(file, 0) + value
 
-        def order(test: str) -> tuple[int, float, str, float]:
+        def order(test: str) -> tuple[bool, bool, int, float, str, float]:
             file = test.split("::")[0]
-            return near.get(file, len(near) + 1), of_file[file], file, seconds[test]
+            return file not in near, seconds[test] > QUICK, near.get(file, 0), of_file[file], file, seconds[test]
 
         return [(test, seconds[test]) for test in sorted(seconds, key=order)]
 
