@@ -227,6 +227,20 @@ def test_a_saved_table_of_another_shape_is_refused_by_the_first_difference(
             same_shape("t", found, mine)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+def test_a_seed_is_any_number_of_64_bits(seed: int) -> None:
+    assert cb.MemoryTable(1, init=0.5, seed=seed).seed == seed
+    rows = cb.MemoryTable(1, init=0.5, seed=seed).pull(KEYS)
+    assert np.array_equal(rows, cb.MemoryTable(1, init=0.5, seed=seed).pull(KEYS))
+    assert not np.array_equal(rows, cb.MemoryTable(1, init=0.5, seed=2).pull(KEYS))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_beyond_64_bits_is_refused(seed: int) -> None:
+    with pytest.raises(PlanError, match=f"seed= must be a whole number from 0 to 18,446,744,073,709,551,615, got {seed}"):
+        cb.MemoryTable(1, seed=seed)
+
+
 # ---- counting tables
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ctrbox as cb
+from ctrbox.sklearn.classifier import shuffled_together
 from ctrbox.sklearn.frames import FEW, Frame, InputError, labels_of, stratified, weights_of
 
 QUICK: dict[str, Any] = {"model": "FM", "dim": 2, "epochs": 2, "threads": 1}
@@ -239,6 +240,31 @@ def test_rows_in_the_order_of_time_are_held_out_from_the_end() -> None:
     assert clf.run_.metrics["clicks"] == (y[-50:] == "yes").sum()
     everything = cb.Classifier(**QUICK, valid=0).fit(X, y)
     assert everything.run_.summary["rows"] == {"train": 400, "valid": 0}
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_largest_share_is_held_out_and_one_row_of_each_class_stays(shuffle: bool) -> None:
+    clf = cb.Classifier(**{**QUICK, "epochs": 1}, shuffle=shuffle, valid=0.9)
+    clf.fit([["a"], ["b"]] * 10, [0, 1] * 10)
+    assert clf.run_.summary["rows"] == {"train": 2, "valid": 18}
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "together"),
+    [
+        (1, 32, 32),
+        (32, 32, 32),
+        (33, 32, 64),
+        (1 << 20, 1 << 10, 1 << 20),
+        ((1 << 20) + 1, 1 << 10, 1 << 20),
+        (3_000_000, 3_000, 349 * 3_000),
+        (3_000_000, (1 << 20) - 1, (1 << 20) - 1),
+        (3_000_000, 1 << 20, 1 << 20),
+        (3_000_000, 2_000_000, 2_000_000),
+    ],
+)
+def test_rows_are_shuffled_in_whole_batches_of_about_a_million_rows(rows: int, batch: int, together: int) -> None:
+    assert shuffled_together(rows, batch) == together
 
 
 def test_labels_in_order_of_class_are_learned_as_well_as_shuffled_ones() -> None:

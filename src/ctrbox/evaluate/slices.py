@@ -296,6 +296,6 @@ def _measured(column: str, values: list[str], rows: Rows, ids: Array) -> list[Sl
 def _divergence(rate: Array, mean_p: Array) -> Array:
     """KL(rate ‖ mean_p) of two coins; predictions are clipped as in log loss."""
     q = np.clip(mean_p, CLIP, 1 - CLIP)
-    up = np.where(rate > 0, rate * np.log(np.where(rate > 0, rate, 1) / q), 0.0)
-    down = np.where(rate < 1, (1 - rate) * np.log(np.where(rate < 1, 1 - rate, 1) / (1 - q)), 0.0)
+    up = rate * np.log(np.where(rate > 0, rate, 1) / q)
+    down = (1 - rate) * np.log(np.where(rate < 1, 1 - rate, 1) / (1 - q))
     return np.maximum(up + down, 0.0)

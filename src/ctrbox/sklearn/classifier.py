@@ -81,6 +81,11 @@ LABEL, WEIGHT = "#label", "#weight"  # a frame read by its own names has no # in
 FITTED = ("run_", "classes_", "n_features_in_", "feature_names_in_", "columns_", "_frame", "_importances")
 
 
+def shuffled_together(rows: int, batch: int) -> int:
+    """Compute how many rows are shuffled together: whole batches, at most `WINDOW` rows, and no more than hold all rows."""
+    return min(-(-rows // batch), max(1, WINDOW // batch)) * batch
+
+
 class Classifier:
     """A click model as an estimator.
 
@@ -207,7 +212,7 @@ class Classifier:
                 valid=held / len(order),
                 epochs=self.epochs,
                 batch_size=batch,
-                shuffle=min(-(-rows // batch), max(1, WINDOW // batch)) * batch if self.shuffle else 0,
+                shuffle=shuffled_together(rows, batch) if self.shuffle else 0,
                 patience=self.patience if held else None,
                 calibrate=self.calibrate,
                 seed=self.seed,

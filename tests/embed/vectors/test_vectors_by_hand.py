@@ -79,6 +79,33 @@ def test_a_head_that_cannot_be_is_refused(tmp_path: Path, changed: dict[str, int
         cb.tables.VectorFile(path)
 
 
+@pytest.mark.parametrize(
+    ("keys", "rows", "good"),
+    [
+        ([-4, 9], [1, 0], True),
+        ([-4, 9], [0, 0], True),
+        ([-4, 9], [-1, 0], False),
+        ([-4, 9], [0, 2], False),
+        ([9, 9], [0, 1], False),
+        ([9, -4], [0, 1], False),
+    ],
+)
+def test_an_index_names_rows_that_are_there_by_rising_keys(
+    tmp_path: Path, keys: list[int], rows: list[int], good: bool
+) -> None:
+    path = tmp_path / "v"
+    cb.write_vectors(path, {"k": np.array([9, -4]), "v": np.ones((2, 1), np.float32)}, key="k", vector="v")
+    sums = path.read_bytes()[-8:]
+    index = struct.pack("<4q", *keys, *rows) + sums
+    path.write_bytes(path.read_bytes()[: -len(index)] + index)
+    forged(path, crc=zlib.crc32(index))
+    if good:
+        assert cb.VectorFile(path).keys.tolist() == keys
+        return
+    with pytest.raises(SourceError, match="its index names rows that are not there, or its keys are not in order"):
+        cb.VectorFile(path)
+
+
 def test_a_file_of_64_bytes_is_long_enough_to_be_judged_by_its_first(tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(b"x" * 63)
     with pytest.raises(SourceError, match="is no vector file: it has 63 bytes"):
