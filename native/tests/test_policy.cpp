@@ -528,6 +528,41 @@ void rows_that_come_again_stay_the_soonest_longest() {
   CHECK(all_victims(policy, 1) == Rows{3});
 }
 
+// Due numbers go round every 255 batches. Row 0 is due at batch 3 and row 1 is warmer, so row 0 stays up to batch 3 and
+// leaves first ever after, however many batches lie between two calls.
+void what_was_due_long_ago_is_forgotten() {
+  for (const uint64_t gap : {1u, 2u, 63u, 64u, 65u, 127u, 128u, 129u, 200u, 255u, 256u})
+    for (uint64_t last = 1; last < 600; last += last < 400 && gap > 2 ? 1 : 7) {
+      policy::Heat heat(2, 1000);
+      heat.foresee(1);
+      heat.insert(0, 0);
+      heat.insert(1, 0);
+      heat.hit(1);
+      heat.due(0, 2);
+      for (uint64_t batch = 1 + gap; batch < last; batch += gap) heat.foresee(batch);
+      heat.foresee(last);
+      CHECK(all_victims(heat, 1) == (last <= 3 ? Rows{1} : Rows{0}));
+    }
+}
+
+// What is due after as many batches as can be said is still due when all but one of them are over.
+void the_farthest_due_is_kept_until_it_comes() {
+  for (const uint64_t now : {1u, 2u, 64u, 126u, 127u}) {
+    policy::Heat heat(2, 1000);
+    heat.foresee(1);
+    heat.insert(0, 0);
+    heat.insert(1, 0);
+    heat.hit(1);
+    heat.due(0, Policy::kFarthest);
+    heat.foresee(now);
+    CHECK(all_victims(heat, 1) == Rows{1});
+    heat.due(0, Policy::kFarthest + 1);  // farther than can be said: nobody knows
+    heat.insert(1, 0);
+    heat.hit(1);
+    CHECK(all_victims(heat, 1) == Rows{0});
+  }
+}
+
 void ghosts_come_back_into_the_main_queue() {
   policy::S3Fifo policy(100);
   for (uint32_t row = 0; row < 100; ++row) policy.insert(row, (row + 1) * 0x9e3779b97f4a7c15ull);
@@ -583,6 +618,8 @@ int main() {
   memory_is_what_the_head_of_the_file_says();
   heat_survives_the_way_over_the_disk();
   rows_that_come_again_stay_the_soonest_longest();
+  what_was_due_long_ago_is_forgotten();
+  the_farthest_due_is_kept_until_it_comes();
   ghosts_come_back_into_the_main_queue();
   a_stream_of_new_keys_does_not_wash_out_hot_rows();
   an_unknown_name_is_refused();

@@ -237,7 +237,9 @@ def test_a_seed_is_any_number_of_64_bits(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**64])
 def test_a_seed_beyond_64_bits_is_refused(seed: int) -> None:
-    with pytest.raises(PlanError, match=f"seed= must be a whole number from 0 to 18,446,744,073,709,551,615, got {seed}"):
+    with pytest.raises(
+        PlanError, match=f"seed= must be a whole number from 0 to 18,446,744,073,709,551,615, got {seed}"
+    ):
         cb.MemoryTable(1, seed=seed)
 
 

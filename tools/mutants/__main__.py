@@ -6,13 +6,13 @@
 The first command runs all tests once and records which test executes which line (`recorded.py`); the second does so where no
 record exists. The second command draws changes with a seed, so that a run can be repeated, and makes them in copies of the
 committed tree. A Python change meets the fast tests that execute the changed statement; a C++ change meets all fast tests,
-those of its folder first. A change that survives the fast tests meets the type checker (Python) or the native tests (C++),
-which `make test` runs too, and then the slow tests, chosen in the same way.
+quick ones of the folders that belong to it first. A change that survives the fast tests meets the type checker (Python) or
+the native tests (C++), which `make test` runs too, and then the slow tests, chosen in the same way.
 
 A change is caught when a test fails, crashes or exceeds its time limit, does so again when it is run alone, and passes in the
-unchanged tree: a test that fails by chance catches nothing. Tests beyond --budget seconds per change are left out, and a
-change that only they would catch counts as a survivor; the line of such a survivor says so. The printed percentages are
-therefore lower bounds.
+unchanged tree: a test that fails by chance catches nothing. Where --budget is given, tests beyond so many seconds per change
+are left out, and a change that only they would catch counts as a survivor; the line of such a survivor says so, and the
+printed percentages are lower bounds. A measurement leaves --budget out: then a survivor has met all tests.
 
 The command prints a line for each change, the survivors, and a last line of JSON. It exits with 1 where fewer than --least
 percent (fast tests) or --least-all percent (all of `make test`) were caught.
@@ -126,7 +126,7 @@ class Trial:
         for name, seconds in self.recorded.chosen(self.site, slow):
             if name in self.broken:
                 continue
-            if spent + seconds > self.budget:
+            if self.budget and spent + seconds > self.budget:
                 self.left_out += seconds
                 continue
             spent += seconds
@@ -190,7 +190,9 @@ def main() -> None:
     parser.add_argument(
         "--under", default="", help="folders, with commas between them, such as src/ctrbox/plan: no changes outside"
     )
-    parser.add_argument("--budget", type=float, default=600, help="seconds of tests per change and step (default: 600)")
+    parser.add_argument(
+        "--budget", type=float, default=0, help="seconds of tests per change and step; 0: all tests (default)"
+    )
     parser.add_argument("--least", type=float, default=90, help="percent that fast tests must catch (default: 90)")
     parser.add_argument("--least-all", type=float, default=95, help="percent that all tests must catch (default: 95)")
     parser.add_argument("--minutes", type=float, default=0, help="stop drawing after this time; 0: never (default)")

@@ -15,8 +15,7 @@ constexpr size_t kMostText = 2000;  // bytes of an error's text that are kept
 
 }  // namespace
 
-CompactionErrors::CompactionErrors(const std::string& folder, bool read_only)
-    : path_(folder + "/COMPACTION_ERRORS"), read_only_(read_only) {
+CompactionErrors::CompactionErrors(const std::string& folder) : path_(folder + "/COMPACTION_ERRORS") {
   const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (file < 0) return;
   char text[kMostText + 32];
@@ -42,7 +41,7 @@ void CompactionErrors::clear() {
   count_ = told_ = 0;
   last_.clear();
   kept_ = true;
-  if (!read_only_) ::unlink(path_.c_str());
+  ::unlink(path_.c_str());
 }
 
 uint64_t CompactionErrors::count() const {
@@ -64,7 +63,6 @@ CompactionErrors::News CompactionErrors::take() {
 }
 
 void CompactionErrors::keep() {
-  if (read_only_) return;
   kept_ = false;
   const std::string aside = path_ + ".aside", text = std::to_string(count_) + "\n" + last_;
   const int file = ::open(aside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);

@@ -13,8 +13,9 @@ namespace cb {
 
 class CompactionErrors {
  public:
-  // Takes over what earlier processes left in the folder.
-  CompactionErrors(const std::string& folder, bool read_only);
+  // Takes over what earlier processes left in the folder. A table that is only read has no compaction, so nothing is
+  // written for it.
+  explicit CompactionErrors(const std::string& folder);
 
   void add(const std::string& what);
   void clear();
@@ -31,7 +32,6 @@ class CompactionErrors {
   void keep();  // under the lock
 
   const std::string path_;
-  const bool read_only_;
   mutable std::mutex lock_;
   uint64_t count_ = 0, told_ = 0;
   std::string last_;

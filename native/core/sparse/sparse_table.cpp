@@ -53,7 +53,7 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
       shards_(new Shard[kShards]),
       life_(std::make_unique<LifeState>(shape.life, shape.seed)),
       process_(::getpid()),
-      errors_(folder_, options.read_only),
+      errors_(folder_),
       bandwidth_(options.compaction_bytes_per_s) {
   if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
   const MemoryPlan plan = plan_memory(shape, options.policy, options.ram);

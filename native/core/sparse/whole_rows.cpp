@@ -91,8 +91,9 @@ std::map<std::string, uint64_t> SparseTable::stats() const {
     resident += shard.rows.count();
     capacity += shard.rows.capacity();
     for (uint32_t place = 0; place < shard.rows.places(); ++place) {
-      pinned += shard.rows.mark(place).pins > 0;
-      dirty += shard.rows.mark(place).dirty;
+      const Mark& mark = shard.rows.mark(place);
+      pinned += mark.pins > 0;
+      dirty += mark.key != 0 && mark.dirty;  // a place that a row left keeps its marks
     }
   }
   const Counters& c = counters_;
