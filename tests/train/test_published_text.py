@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-import ctrbox as cb
 from ctrbox.embed.vectors.published_table import PublishedVectors
+from ctrbox.embed.vectors.submodels import TextEmbedding
+from ctrbox.errors import DataError
 from ctrbox.publish.weights import Part, Weights
 from ctrbox.train.published import _table, _tensor_parts
 
@@ -18,7 +19,7 @@ WORDS, LONGEST, DIM = 5, 3, 2
 
 def opened(server: dict[str, Any], dim: int = DIM, submodel_dim: int = DIM) -> PublishedVectors:
     torch.manual_seed(0)
-    submodel = cb.TextEmbedding(WORDS, hidden=4, dim=submodel_dim)
+    submodel = TextEmbedding(WORDS, hidden=4, dim=submodel_dim)
     keys = Part("table.0.key", "I64", (1,), np.array([7], np.int64).view(np.uint8))
     vector = Part.floats("table.0.vector", np.ones((1, dim), np.float32))
     weights = Weights("learner", {}, [keys, vector, *_tensor_parts("table.0.model.", submodel)])
@@ -32,10 +33,10 @@ def test_every_word_of_the_vocabulary_is_known_and_none_beyond_it() -> None:
     table = opened({})
     assert (table.vocabulary, table.width, table.dim) == (WORDS, LONGEST, DIM)
     assert table.checked(np.array([[1, WORDS, 0]])).tolist() == [[1, WORDS, 0]]
-    with pytest.raises(cb.DataError, match="5"):
+    with pytest.raises(DataError, match="5"):
         table.checked(np.array([[1, WORDS + 1, 0]]))
     torch.manual_seed(0)
-    submodel = cb.TextEmbedding(WORDS, hidden=4, dim=DIM)
+    submodel = TextEmbedding(WORDS, hidden=4, dim=DIM)
     found, _ = table.embed(np.array([8]), np.array([[2, 3, 0]]))
     assert found[8].tolist() == submodel(torch.tensor([[2, 3, 0]]))[0].tolist()
 
