@@ -56,7 +56,8 @@ def main() -> None:
             step = dense_optimizer(cb.optim.Adam())
             learners[how] = Learner(model, plan.schema, cb.MemoryTable(12, threads=1), step, common=common)
         logits = [one.score(one.look(batches[0])) for one in learners.values()]
-        assert np.array_equal(*logits), f"{name}: other logits"
+        # Native threads sum what is looked up once a sample, torch what is looked up once a user: the last bits may differ.
+        assert np.allclose(*logits, rtol=1e-5, atol=1e-7), f"{name}: other logits"
         times: dict[str, list[float]] = {"user": [], "sample": []}
         for batch in batches:
             for how, one in learners.items():

@@ -1,0 +1,180 @@
+"""Benchmarks do not rot: every one can be imported and finds the names that it uses, and most run here at a tiny size.
+
+A benchmark that starts many processes, or that needs a GPU or a peer that is not installed, is checked by its names alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ctrbox as cb
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
+# Packages of peers, which are not among the packages for development.
+PEERS = {
+    "polars",
+    "duckdb",
+    "pyspark",
+    "vowpalwabbit",
+    "rocksdict",
+    "torchrec",
+    "lightgbm",
+    "catboost",
+    "fastapi",
+    "uvicorn",
+}
+TINY = 2_000  # rows of the ad log
+
+
+def module(name: str) -> Any:
+    """Import a benchmark, or skip where a peer that it is about is not installed."""
+    try:
+        return importlib.import_module(f"benchmarks.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in PEERS:
+            raise
+        pytest.skip(f"benchmarks.{name} compares with {error.name}, which is not installed")
+
+
+def dotted(node: ast.expr) -> list[str]:
+    """Return ``["cb", "optim", "Adam"]`` for ``cb.optim.Adam``, or an empty list for what is no plain name."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    before = dotted(node.value) if isinstance(node, ast.Attribute) else []
+    return [*before, node.attr] if before and isinstance(node, ast.Attribute) else []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_benchmark_can_be_imported_and_names_what_ctrbox_has(name: str) -> None:
+    module(name)
+    lost = []
+    for node in ast.walk(ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("ctrbox", "benchmarks"):
+            source = importlib.import_module(str(node.module))
+            for alias in node.names:
+                if not hasattr(source, alias.name):
+                    try:
+                        importlib.import_module(f"{node.module}.{alias.name}")
+                    except ModuleNotFoundError as error:
+                        if str(error.name).split(".")[0] not in PEERS:
+                            lost.append(f"{node.module}.{alias.name}")
+        path = dotted(node) if isinstance(node, ast.Attribute) else []
+        if path[:1] == ["cb"]:
+            found: Any = cb
+            for k, part in enumerate(path[1:], 1):
+                if not hasattr(found, part):
+                    lost.append(".".join(path[: k + 1]))
+                    break
+                found = getattr(found, part)
+                if not isinstance(found, type(cb)):
+                    break  # a class or a function: what it holds may be made when it is called
+    assert lost == []
+
+
+# ---- tiny runs ----
+
+
+@pytest.fixture(scope="module")
+def ad_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from benchmarks import extract_job
+
+    folder = tmp_path_factory.mktemp("bench") / "adlog"
+    cb.datasets.adlog(rows=TINY, seed=1, out=folder)
+    extract_job.write_words(folder)
+    return folder
+
+
+class Tiny:
+    """What a tiny run may change of a benchmark before its ``main`` is called."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, ad_log: Path) -> None:
+        from benchmarks import extract_job, report
+
+        self.patch, self.ad_log = patch, ad_log
+        patch.setattr(report, "pin", lambda cores: None)  # the tests share this process
+        patch.setattr(report, "commit", lambda: "tests")
+        patch.setattr(extract_job, "data", lambda rows, **sizes: ad_log)
+
+    def set(self, found: Any, **constants: Any) -> None:
+        for name, value in constants.items():
+            self.patch.setattr(found, name, value)
+
+
+def overlap(tiny: Tiny, found: Any) -> None:
+    tiny.set(found, data=lambda rows: tiny.ad_log)
+
+
+def levels(tiny: Tiny, found: Any) -> None:
+    """Run with the CPU in place of the GPU: the same kernels, compiled by g++."""
+    from benchmarks import extract_job, gpu
+    from tests.cuda_host import HostRuntime
+
+    plan = extract_job.plan
+    tiny.set(gpu, runtime_here=lambda name: HostRuntime(), gpu_in_words=lambda: "a CPU in place of a GPU")
+    tiny.set(extract_job, plan=lambda root, *, memory, device: plan(root, memory=memory, device="cpu"))
+    tiny.set(found, DIM=4, HIDDEN=(8,), QUICK_BATCH=32)
+
+
+def patch(tiny: Tiny, found: Any) -> None:
+    tiny.set(found, ROWS=20_000, TEST=5_000, FURTHER=(1_000, 2_000))
+
+
+# By benchmark: the arguments of its command line, and what else makes it small.
+RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
+    "common_features": (["--quick"], lambda tiny, found: tiny.set(found, BATCH=64, pin=lambda cores: None)),
+    "disk": (["--quick"], lambda tiny, found: tiny.set(found, QUICK_SIZE=8 << 20)),
+    "faults": (
+        ["--quick"],
+        lambda tiny, found: tiny.set(found, QUICK=3, flips=_few(found.flips), cuts=_few(found.cuts)),
+    ),
+    "levels": (["--quick", "--epochs", "2"], levels),
+    "model_server": (["--quick"], lambda tiny, found: tiny.set(found, pin=lambda cores: None)),
+    "online": (["--rows", "2000", "--bits", "12"], None),
+    "overlap": (["--quick"], overlap),
+    "patch": (["--quick"], patch),
+    "prerank": (["--quick"], lambda tiny, found: tiny.set(found, pin=lambda cores: None)),
+    "table_crash": (["--kills", "1", "--cuts", "0", "--flips", "2"], None),
+}
+
+
+def _few(made: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with a limit of twenty items."""
+    from itertools import islice
+
+    return lambda *given: islice(made(*given), 20)
+
+
+# These two wait for a disk and for processes, for seconds.
+SLOW = ("disk", "table_crash")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in RUNS])
+def test_a_benchmark_runs_at_a_tiny_size_and_ends_with_its_line(
+    name: str, ad_log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, smaller = RUNS[name]
+    found = module(name)
+    tiny = Tiny(monkeypatch, ad_log)
+    if smaller is not None:
+        smaller(tiny, found)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    threads = torch.get_num_threads()
+    try:
+        found.main()
+    finally:
+        torch.set_num_threads(threads)
+    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert {"ours", "peers", "ratios", "unit", "machine"} <= set(last)
+    assert last["ours"] is not None
+    if name == "levels":
+        assert all(last["goals"].values())
