@@ -17,8 +17,6 @@ NATIVE = sorted(p for p in (ROOT / "native").rglob("*") if p.suffix in {".h", ".
 
 # Words that name no noun: whatever lives there belongs somewhere else.
 EMPTY_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "base", "manager"}
-# Generated tables may be as long as they need to be.
-LONG_FILES = {"unicode_tables.h"}
 
 
 def test_no_module_has_an_empty_name() -> None:
@@ -26,13 +24,27 @@ def test_no_module_has_an_empty_name() -> None:
     assert not found
 
 
-def test_no_file_is_longer_than_600_lines() -> None:
-    long = {
-        str(p.relative_to(ROOT)): lines
-        for p in [*SOURCES, *NATIVE]
-        if p.name not in LONG_FILES and (lines := len(p.read_text(encoding="utf-8").splitlines())) > 600
-    }
-    assert not long
+def head_of(path: Path) -> str:
+    """Return the first sentence of a file's head: of its docstring, or of the comment before any code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        head = ast.get_docstring(ast.parse(text)) or ""
+    else:
+        found = re.match(r"((?:[ \t]*//[^\n]*\n)+)|/\*(.*?)\*/", text, re.DOTALL)
+        head = "" if found is None else re.sub(r"^\s*(?://|\*)", "", found[1] or found[2], flags=re.MULTILINE)
+    return re.split(r"(?<=[.?!])\s|\n\s*\n", head.strip())[0]
+
+
+def tells_elsewhere(path: Path) -> bool:
+    """Tell whether the story of a native source stands in a header: the one of its name, or the list of bindings."""
+    return path.suffix == ".cpp" and (path.with_suffix(".h").exists() or path.parent.name == "bindings")
+
+
+def test_the_head_of_every_file_says_its_one_story_in_a_sentence() -> None:
+    """A file may be as long as its story, and a story that needs two sentences to be named belongs into two files."""
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    files = [p for p in [*SOURCES, *tests, *NATIVE] if not tells_elsewhere(p)]
+    assert {str(p.relative_to(ROOT)): head for p in files if len((head := head_of(p)).split()) < 4} == {}
 
 
 def imports(tree: ast.AST) -> set[str]:

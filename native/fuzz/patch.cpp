@@ -1,5 +1,5 @@
-// Changes and codes. The first byte chooses: a change made from two pieces, which must come back; streams and regions
-// of a forger, which are refused or stay within their memory; codes of any floats.
+// Fuzzes the changes and the codes of patches. The first byte chooses: a change made from two pieces, which must come
+// back; streams and regions of a forger, which are refused or stay within their memory; codes of any floats.
 #include "core/publish/patch.h"
 
 #include <cmath>

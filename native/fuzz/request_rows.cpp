@@ -1,6 +1,6 @@
-// Bodies of requests. The first byte chooses the reader and how the others are spelled: as they are; those from 0x80 on
-// as whole words of a request; or as choices of one that is put together. What the fast reader takes, the scanner of
-// JSON reads as well, with the same values; and a plain request is taken.
+// Fuzzes the bodies of requests. The first byte chooses the reader and how the others are spelled: as they are; those
+// from 0x80 on as whole words of a request; or as choices of one that is put together. What the fast reader takes, the
+// scanner of JSON reads as well, with the same values; and a plain request is taken.
 #include "core/request/request_rows.h"
 
 #include <cfloat>

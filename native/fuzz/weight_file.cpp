@@ -1,4 +1,4 @@
-// Published weights. What loads predicts.
+// Fuzzes the reader of published weights: what it loads must predict.
 #include "capi/weight_file.h"
 
 #include "fuzz/fuzz.h"

@@ -1,5 +1,5 @@
-// String operators. Positions and lengths count code points (units of operators/unicode.h), comparison is by
-// bytes.
+// Operators that read or make strings. Positions and lengths count code points (units of operators/unicode.h),
+// comparison is by bytes.
 //
 // Whatever is a part of its input is a view of it: no bytes move. Searching compares bytes, which for UTF-8
 // is the same as comparing code points. A search costs the string's length, times the needle's in the worst

@@ -1,3 +1,5 @@
+"""The progress of a Deep FFM: losses and AUC of its learning, as figures, text and files."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""Plans in files.
+"""The file that a plan is saved to, and how it is read.
 
     offset          bytes  what
     0               8      b"CTRBOXPL"
