@@ -31,7 +31,7 @@ extern "C" {
 #endif
 
 #define CTRBOX_ABI 1
-#define CTRBOX_VERSION "0.1.0"
+#define CTRBOX_VERSION "0.2.0"
 
 #if defined(__GNUC__)
 #define CTRBOX_API __attribute__((visibility("default")))
