@@ -129,14 +129,21 @@ def patch(tiny: Tiny, found: Any) -> None:
     tiny.set(found, ROWS=20_000, TEST=5_000, FURTHER=(1_000, 2_000))
 
 
+def quick_enough(tiny: Tiny, found: Any) -> None:
+    """Let a loaded machine be slow: this asks whether the benchmark runs, not whether the goals are met."""
+    tiny.set(found, LIMIT_SECONDS=float("inf"), LIMIT_OVERHEAD_US=float("inf"))
+
+
 # By benchmark: the arguments of its command line, and what else makes it small.
 RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
     "common_features": (["--quick"], lambda tiny, found: tiny.set(found, BATCH=64, pin=lambda cores: None)),
+    "compile": (["--quick"], quick_enough),
     "disk": (["--quick"], lambda tiny, found: tiny.set(found, QUICK_SIZE=8 << 20)),
     "faults": (
         ["--quick"],
         lambda tiny, found: tiny.set(found, QUICK=3, flips=_few(found.flips), cuts=_few(found.cuts)),
     ),
+    "ffm": (["--quick"], lambda tiny, found: tiny.set(found, ROWS=20_000, TEST=5_000)),
     "levels": (["--quick", "--epochs", "2"], levels),
     "model_server": (["--quick"], lambda tiny, found: tiny.set(found, pin=lambda cores: None)),
     "online": (["--rows", "2000", "--bits", "12"], None),
@@ -178,3 +185,17 @@ def test_a_benchmark_runs_at_a_tiny_size_and_ends_with_its_line(
     assert last["ours"] is not None
     if name == "levels":
         assert all(last["goals"].values())
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("gpu_")])
+def test_a_benchmark_of_the_gpu_says_what_is_missing(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ctrbox.engines.cuda.runtime import why_not
+
+    missing = why_not()
+    if not missing:
+        pytest.skip("there is a GPU here: make bench-gpu runs it")
+    monkeypatch.setattr(sys, "argv", [name, "--quick"])
+    module(name).main()
+    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])["skipped"] == missing
