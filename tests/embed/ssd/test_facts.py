@@ -15,6 +15,7 @@ DIM = 3
 FLOATS = 2 * DIM  # values and one number of Adagrad's state for each
 KEYS = np.arange(1, 1001)
 FEW = KEYS[:10]
+MOST_PREFETCHED = 4  # batches
 
 
 def shards(keys: np.ndarray) -> int:
@@ -174,3 +175,28 @@ def test_a_link_in_the_place_of_kept_errors_is_not_followed(tmp_path: Path) -> N
     (tmp_path / "t" / "COMPACTION_ERRORS").symlink_to(tmp_path / "other")
     with cb.SparseTable(tmp_path / "t", DIM, ram="4MB", threads=1) as table:
         assert table.stats()["compaction_errors"] == 0
+
+
+# ---- batches that are prefetched
+
+
+def test_only_so_many_prefetched_batches_stay_in_use(tmp_path: Path) -> None:
+    batches = [np.arange(1, 11) + 10 * k for k in range(MOST_PREFETCHED + 2)]
+    with cb.SparseTable(tmp_path / "t", DIM, ram="4MB", threads=1) as table:
+        for k, batch in enumerate(batches, 1):
+            table.prefetch(batch)
+            assert table.stats()["pinned"] == 10 * min(k, MOST_PREFETCHED)
+        asked = table.stats()["asked"]
+        table.pull(batches[-1])  # it is there
+        assert table.stats()["asked"] == asked
+        table.pull(batches[0])  # the oldest was let go, so it is asked for anew
+        assert table.stats()["asked"] == asked + 10
+
+
+def test_a_next_use_is_given_for_every_key(tmp_path: Path) -> None:
+    with cb.SparseTable(tmp_path / "t", DIM, ram="4MB", threads=1) as table:
+        table.pull(FEW)
+        for size in (9, 11):
+            with pytest.raises(ValueError, match="next uses are not one a key"):
+                table._changing.prefetch(FEW, np.zeros(size, np.uint8))
+        table._changing.prefetch(FEW, np.zeros(10, np.uint8))
