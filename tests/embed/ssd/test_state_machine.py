@@ -7,6 +7,7 @@ checkpoint; what is opened from it must be the twin as it was at that checkpoint
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -125,7 +126,7 @@ class SparseTableMachine(RuleBasedStateMachine):
         self.committed = self.twin.export()
         self.snapshots[self.version] = self.committed
         self.changed_then = dict(self.changed)
-        self.synced = {path: path.stat().st_size for path in self.files()}
+        self.synced = self.sizes()
 
     def revert(self) -> None:
         """The twin goes back to the last checkpoint."""
@@ -134,6 +135,14 @@ class SparseTableMachine(RuleBasedStateMachine):
 
     def files(self) -> list[Path]:
         return [path for path in self.folder.rglob("*") if path.is_file()]
+
+    def sizes(self) -> dict[Path, int]:
+        """Return the size of each file. A compaction in the background may remove a file after it was listed."""
+        found = {}
+        for path in self.files():
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = path.stat().st_size
+        return found
 
     def keys(self, seed: int, count: int, repeat: bool = False) -> np.ndarray:
         rng = np.random.default_rng(seed)
@@ -308,7 +317,7 @@ class SparseTableMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
         self.folder, self.table = copy, table
         self.revert()
-        self.synced = {path: path.stat().st_size for path in self.files()}
+        self.synced = self.sizes()
 
     def copied(self, to: Path, rng: random.Random | None) -> None:
         """The files as they are, or without some of the bytes that came after the last checkpoint."""
