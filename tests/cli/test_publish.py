@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,13 @@ def here(tmp_path: Path) -> Path:
 def test_pack_diff_apply_verify(here: Path) -> None:
     ctrbox("publish", "pack", "old.ffm", "-o", "old.fbw", cwd=here)
     ctrbox("publish", "pack", "new.ffm", "-o", "new.fbw", "--base", "old.fbw", cwd=here)
+    began = time.perf_counter()
     told = json.loads(ctrbox("publish", "diff", "old.fbw", "new.fbw", "-o", "p", "--json", cwd=here).stdout)
     assert told["bytes"] == (here / "p").stat().st_size
-    ctrbox("publish", "apply", "old.fbw", "p", "-o", "again.fbw", cwd=here)
+    assert 0 < told["seconds"] < time.perf_counter() - began
+    began = time.perf_counter()
+    told = json.loads(ctrbox("publish", "apply", "old.fbw", "p", "-o", "again.fbw", "--json", cwd=here).stdout)
+    assert 0 < told["seconds"] < time.perf_counter() - began
     assert (here / "again.fbw").read_bytes() == (here / "new.fbw").read_bytes()
     assert "as it was written" in ctrbox("publish", "verify", "again.fbw", "p", cwd=here).stderr
     wrong = ctrbox("publish", "apply", "new.fbw", "p", "-o", "no.fbw", cwd=here, check=1).stderr

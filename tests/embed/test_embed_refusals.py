@@ -27,7 +27,7 @@ from ctrbox.embed.vectors.file import HEAD
 from ctrbox.embed.vectors.published_table import PublishedTable
 from ctrbox.embed.vectors.server_file import read_server, write_server
 from ctrbox.embed.vectors.submodels import IMAGE, kind_of_shapes, unfilled
-from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
 
 KEYS = np.array([3, 5])
 VECTORS = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -315,3 +315,8 @@ def test_a_table_says_whether_its_disk_is_full_or_fails(tmp_path: Path, number: 
         with pytest.raises(SourceError) as caught, table._calling():
             raise OSError("no number")
         assert str(caught.value) == f"cannot use the table in {table.path}: no number"
+        with (
+            pytest.raises(BudgetError, match="the machine has no memory for ram=1,048,576 bytes; lower it"),
+            table._calling(),
+        ):
+            raise MemoryError

@@ -10,6 +10,7 @@ import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from ctrbox.serve.listener import listening_sockets
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.model_scorer import single_keys
-from ctrbox.serve.objects import ObjectKeys
+from ctrbox.serve.objects import ObjectKeys, Objects, matrix
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.refused import Refused
 from ctrbox.serve.reload import Reloader
@@ -309,6 +310,38 @@ def test_objects_are_named_by_fields_of_one_plain_id() -> None:
     for beyond in (1 << 63, -(1 << 63) - 1):
         with pytest.raises(DataError, match=f"id '{beyond}' is no whole number of 64 bits"):
             keys.of("number", [str(beyond)])
+    for other in (
+        "",
+        "-",
+        "--1",
+        "1.0",
+        "+1",
+        " 1",
+        "x",
+        "\u00b2",
+        "\u0661",
+        "1" * 5000,
+    ):  # int() would take some of them
+        with pytest.raises(DataError, match=r"objects of 'number': id .* is no whole number of 64 bits"):
+            keys.of("number", [other])
+
+
+def test_objects_of_a_request_fill_rows_of_numbers() -> None:
+    table: Any = SimpleNamespace(width=2, vocabulary=0, checked=lambda rows, what: rows.tolist())
+    words: Any = SimpleNamespace(width=2, vocabulary=9, checked=lambda rows, what: rows.tolist())
+    assert matrix("image", Objects(["7"], [[1, 0.5]]), table) == [[1.0, 0.5]]
+    assert matrix("title", Objects(["7", "8"], [[3], []]), words) == [[3, 0], [0, 0]]
+    assert matrix("image", Objects([], []), table).shape == (0, 2)
+    for row, says in (
+        ([1], "object '7' of 'image' has 1 numbers; expected 2"),
+        ([1, 2, 3], "object '7' of 'image' has 3 numbers; expected 2"),
+        ([1, True], "object '7' of 'image' must be a list of 2 numbers, got"),
+        ("ab", "object '7' of 'image' must be a list of 2 numbers, got"),
+    ):
+        with pytest.raises(DataError, match=says):
+            matrix("image", Objects(["7"], [row]), table)
+    with pytest.raises(DataError, match="object '7' of 'title' has 3 numbers; expected 2"):
+        matrix("title", Objects(["7"], [[1, 2, 3]]), words)
 
 
 # ---- folders

@@ -313,6 +313,18 @@ def test_the_fast_reader_is_made_for_columns_that_it_reads(types: list[pa.DataTy
         assert found.read(json.dumps({"candidates": [{**row, "user": 1}]}).encode()) is None
 
 
+def test_a_row_with_other_names_is_told_from_the_first() -> None:
+    each = RequestReader(SCHEMA, KNOWN, None, 50).readers({})[1]
+    row: dict[str, Any] = {f.name: None for f in SCHEMA}
+    other = {("extra" if name == "ad" else name): value for name, value in row.items()}
+    with pytest.raises(CtrboxError, match="row 0 has column 'ad', row 1 has not; every row needs the same"):
+        each.rows([row, other])
+    with pytest.raises(CtrboxError, match="row 1 must be an object of columns, got"):
+        each.rows([row, 7])
+    with pytest.raises(CtrboxError, match="row 1 has column 'extra', row 0 has not"):
+        each.rows([row, {**row, "extra": 1}])
+
+
 def test_orders_of_names_and_divisions_are_remembered_up_to_a_bound() -> None:
     reader = RequestReader(SCHEMA, KNOWN, None, 50)
     row = {"user": 1, "ad": 5, "slot": 3, "size": 9, "price": 1.5, "rate": 2, "title": "", "text": "", "shown": True}

@@ -8,13 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
 
 import ctrbox as cb
+from ctrbox import col
 from ctrbox.errors import DataError, PlanError, TrainError
 from ctrbox.publish.weights import Part, Weights
+from ctrbox.train.model_servers import check_key_kinds
 from ctrbox.train.published import _finite, _floats, _tensor_parts, _tensors
 from ctrbox.train.rows_before import set_rate
 from ctrbox.train.warm_up import _check_continues
@@ -86,3 +89,23 @@ def test_published_weights_fit_the_model_by_name_shape_and_type() -> None:
     empty.register_buffer("weight", torch.empty(3, 0))
     nothing = Weights("click model", {}, [Part("dense.weight", "F32", (3, 0), np.zeros(0, np.float32))])
     assert _tensors(empty, nothing, "dense.", "v1")["weight"].shape == (3, 0)
+
+
+def test_a_vector_file_of_plain_numbers_is_refused_for_a_field_of_hashed_keys(tmp_path: Path) -> None:
+    vectors = {"k": np.array([5, 9]), "v": np.ones((2, 3), np.float32)}
+    cb.tables.write_vectors(tmp_path / "v", vectors, key="k", vector="v")
+    server = cb.tables.ModelServer(tmp_path / "v", dim=2)
+    log = cb.View(pa.table({"ad": [5, 9], "name": ["a", "b"]}))
+    sparse = {"hashed": col("ad").key(), "text": col("name").key()}
+    plan = cb.compile(log, cb.FeatureSet(sparse=sparse), device="cpu", threads=1)
+
+    def check(embedder: Any, *fields: str) -> None:
+        learner: Any = SimpleNamespace(sources=[SimpleNamespace(embedder=embedder, fields=fields)])
+        check_key_kinds(learner, plan)
+
+    check(server, "of another plan")
+    check(cb.tables.MemoryTable(2), "hashed", "text")
+    for fields in (["hashed"], ["of another plan", "text"]):
+        says = rf"field '{fields[-1]}' hashes its values to keys, so none of them can be in .*v: .* The first is 5\."
+        with pytest.raises(DataError, match=says):
+            check(server, *fields)

@@ -16,6 +16,7 @@ from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files import table_formats
 from ctrbox.files.table_formats import _above
 from ctrbox.views.allowed import Allowed, to_allow
+from ctrbox.views.formats import format_of
 from ctrbox.views.memory import MemorySource
 from ctrbox.views.recorded import AgreeingSource, Described, RecordedSource, opened
 from ctrbox.views.source import like, open_source
@@ -364,3 +365,18 @@ def test_recorded_data_is_opened_when_rows_are_asked_for_and_once() -> None:
     assert times == [1]
     plain = MemorySource(ROWS)
     assert opened(plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("parquet", "parquet"), (".PARQUET", "parquet"), ("CSV", "csv"), ("tsv", "tsv"), ("jsonl", "json")],
+)
+def test_a_format_is_known_by_its_name_or_an_ending(given: str, expected: str) -> None:
+    assert format_of([], given) == expected
+
+
+def test_a_format_that_is_none_is_refused_with_those_there_are() -> None:
+    with pytest.raises(SourceError, match=r"format 'parket' is not known, accepted: .*parquet.*; nearest: 'parquet'"):
+        format_of([], "parket")
+    with pytest.raises(SourceError, match="format is a int, expected one of parquet, "):
+        format_of([], 7)  # type: ignore[arg-type]

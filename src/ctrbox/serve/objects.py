@@ -126,10 +126,7 @@ def matrix(field: str, objects: Objects, table: PublishedVectors) -> Any:
                 raise DataError(f"{what} must be a list of {table.width} numbers, got {brief(row)}")
             if len(row) > table.width or (len(row) < table.width and not table.vocabulary):
                 raise DataError(f"{what} has {len(row):,} numbers; expected {table.width:,}")
-        try:
-            rows = np.array([[*row, *[0] * (table.width - len(row))] for row in rows])
-        except (OverflowError, ValueError):
-            raise DataError(f"objects of {field!r} hold a number that is too large") from None
+        rows = np.array([[*row, *[0] * (table.width - len(row))] for row in rows])
     if not len(rows):
         return np.empty((0, table.width), np.float32)
     return table.checked(rows, f"an object of {field!r}")
