@@ -35,6 +35,7 @@ SUMMARY: dict[str, Any] = {
     "look_ahead": 8,
     "intermediate_bytes": 1000,
 }
+METRICS = {"rows": 100.0, "clicks": 20.0, "auc": 0.75, "logloss": 0.4}
 END = "validation was best after step 20: --patience 1 stops there and keeps those weights"
 
 
@@ -110,3 +111,17 @@ def test_what_was_asked_of_a_table() -> None:
     assert told.startswith("table 0 (params): 5,000 keys asked for, 75.0% of the known ones in memory, 1,200 new, ")
     assert "0.010 pages read a key (3 false positives of filters)" in told
     assert told.endswith(" on disk")
+
+
+def test_joins_that_found_no_row_and_the_distance_to_the_best_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    joins = [
+        {"view": "users", "on": ["user", "day"], "keys": 4000, "missed": 1000},
+        {"view": "ads", "on": ["ad"], "keys": 10, "missed": 0},
+    ]
+    told = lines(capsys, joins=joins)[1]
+    assert [line for line in told if line.startswith("join of")] == [
+        "join of users on user, day: 25.0% of 4,000 keys have no row in it"
+    ]
+    told = lines(capsys, metrics={**METRICS, "best_auc": 0.81})[1]
+    assert "best possible AUC 0.8100; this model is 0.0600 below it" in told
+    assert not [line for line in lines(capsys, metrics=METRICS)[1] if "best possible" in line]
