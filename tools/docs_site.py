@@ -109,14 +109,18 @@ def first_sentence(value: Any) -> str:
 
 
 def api_pages() -> dict[str, str]:
-    """Return the pages of the API reference, by their path in the site: one per namespace, and a table of all names."""
+    """Return the pages of the API reference, by their path in the site: one per namespace, and tables of all names."""
+    import ctrbox
+
     pages = {}
-    rows = ["# Python API", "", "| name | what it is |", "|---|---|"]
+    rows = ["# Python API"]
     spaces = public_names()
     for space, names in spaces.items():
         path = f"reference/api/{space or 'ctrbox'}.md"
         prefix = f"cb.{space}." if space else "cb."
-        parts = [f"# {'ctrbox.' + space if space else 'ctrbox'}", "`import ctrbox as cb`"]
+        told_of = first_sentence(getattr(ctrbox, space) if space else ctrbox)
+        parts = [f"# {'ctrbox.' + space if space else 'ctrbox'}", "`import ctrbox as cb`", told_of]
+        rows += ["", f"## {prefix.rstrip('.')}", "", told_of, "", "| name | what it is |", "|---|---|"]
         for name, value in names.items():
             called = prefix + name
             if not hasattr(value, "__qualname__"):  # a constant, which has no docstring of its own
