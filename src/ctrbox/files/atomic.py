@@ -103,11 +103,16 @@ def replace(aside: Path, place: Path) -> None:
     else:
         aside.replace(place)
     remove_leftovers(place, "old")
-    folder = os.open(place.parent, os.O_RDONLY)
+    synced(place.parent)  # the new name is on disk too
+
+
+def synced(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name is on disk too
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def remove(path: Path) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ import pyarrow as pa
 
 from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.ffm.engine import DeepFFM
-from ctrbox.files.atomic import locked, remove, written_aside
+from ctrbox.files.atomic import locked, remove, synced, written_aside
 from ctrbox.files.sealed import read_sealed, sealed
 
 NAME = re.compile(r"checkpoint-(\d{10})")
@@ -64,7 +63,7 @@ class Checkpoints:
             text = sealed({**state, "learned": engine.learned, "files": files})
             (aside / STATE).write_text(text, encoding="utf-8")
             for path in [*aside.iterdir(), aside]:
-                _sync(path)
+                synced(path)
         for old in self.found()[:-KEPT]:
             remove(old)
 
@@ -129,11 +128,3 @@ def _facts(path: Path) -> list[Any]:
         return [path.stat().st_size, ""]
     with path.open("rb") as file:
         return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,14 +13,14 @@ from torch import nn
 from ctrbox.arguments.names import one_of
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import MOST_LAYERS, MOST_WIDTH, asked, needs_inputs, pooled_only
-from ctrbox.models.dense import DenseInput
-from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.asked import MOST_LAYERS, MOST_WIDTH, needs_inputs
+from ctrbox.models.click_model import ClickModel
+from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import MLP, scoring_tower
 from ctrbox.models.products import CrossMixture, CrossNetwork
 
 
-class DCNv2(nn.Module):
+class DCNv2(ClickModel):
     """y = b + w · cross(x) + tower(x) (``structure="parallel"``) or b + tower(cross(x)) (``"stacked"``).
 
     ``rank=None`` gives cross layers a full matrix; a number makes each a mixture of ``experts`` of that rank.
@@ -42,15 +42,11 @@ class DCNv2(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.config = asked(locals())
-        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
-        pooled_only("DCNv2", self.reads)
+        super().__init__(locals())
         needs_inputs("DCNv2", self.reads)
         self.structure = one_of("structure", structure, ("parallel", "stacked"))
         width = self.reads.width + self.reads.dense
         whole("layers of DCNv2", layers, 1, MOST_LAYERS)
-        self.dense = DenseInput(self.reads.dense)
         if rank is None:
             self.cross: nn.Module = CrossNetwork(width, layers)
         else:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_inputs, pooled_only, sizes
-from ctrbox.models.dense import DenseInput
-from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.asked import needs_inputs, sizes
+from ctrbox.models.click_model import ClickModel
+from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import MLP
 
 
@@ -28,7 +28,7 @@ class Residual(nn.Module):
         return torch.relu(x + self.maps(x))
 
 
-class DeepCrossing(nn.Module):
+class DeepCrossing(ClickModel):
     """y = b + w · units(vectors, dense); ``hidden`` gives the inner width of each residual unit."""
 
     def __init__(
@@ -43,13 +43,9 @@ class DeepCrossing(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.config = asked(locals())
-        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
-        pooled_only("DeepCrossing", self.reads)
+        super().__init__(locals())
         needs_inputs("DeepCrossing", self.reads)
         width = self.reads.width + self.reads.dense
-        self.dense = DenseInput(self.reads.dense)
         self.units = nn.Sequential(
             *(Residual(width, inside, dropout=dropout, batch_norm=batch_norm) for inside in sizes("hidden", hidden))
         )

@@ -11,14 +11,15 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_vectors, pooled_only
-from ctrbox.models.dense import DenseInput, FirstOrder
-from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.asked import needs_vectors
+from ctrbox.models.click_model import ClickModel
+from ctrbox.models.dense import FirstOrder
+from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
 from ctrbox.models.products import PairSum
 
 
-class DeepFM(nn.Module):
+class DeepFM(ClickModel):
     """y = b + first order + Σ_{i<j} <v_i, v_j> + tower(vectors, dense)."""
 
     def __init__(
@@ -33,12 +34,8 @@ class DeepFM(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.config = asked(locals())
-        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
-        pooled_only("DeepFM", self.reads)
+        super().__init__(locals(), linear=True)
         needs_vectors("DeepFM", self.reads)
-        self.dense = DenseInput(self.reads.dense)
         self.first = FirstOrder(self.reads.dense)
         self.pairs = PairSum(self.reads.dense, self.reads.dim)
         self.tower = scoring_tower(self.reads.width + self.reads.dense, hidden, dropout=dropout, batch_norm=batch_norm)

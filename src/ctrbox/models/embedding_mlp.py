@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_inputs, pooled_only
-from ctrbox.models.dense import DenseInput
-from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.asked import needs_inputs
+from ctrbox.models.click_model import ClickModel
+from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
 
 
-class EmbeddingMLP(nn.Module):
+class EmbeddingMLP(ClickModel):
     """y = b + tower(vectors, dense)."""
 
     def __init__(
@@ -33,12 +33,8 @@ class EmbeddingMLP(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.config = asked(locals())
-        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
-        pooled_only("EmbeddingMLP", self.reads)
+        super().__init__(locals())
         needs_inputs("EmbeddingMLP", self.reads)
-        self.dense = DenseInput(self.reads.dense)
         inputs = self.reads.width + self.reads.dense
         self.tower = scoring_tower(inputs, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
         self.bias = nn.Parameter(torch.zeros(1))

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_vectors, pooled_only
-from ctrbox.models.dense import DenseInput, FirstOrder
-from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.asked import needs_vectors
+from ctrbox.models.click_model import ClickModel
+from ctrbox.models.dense import FirstOrder
+from ctrbox.models.inputs import Inputs
 from ctrbox.models.products import PairSum
 
 
-class FM(nn.Module):
+class FM(ClickModel):
     """y = b + Σ w_i x_i + Σ_{i<j} <v_i, v_j> x_i x_j. Dense columns are features like the others."""
 
     def __init__(
@@ -29,12 +30,8 @@ class FM(nn.Module):
         pooling: str | Mapping[str, str] = "mean",
         fields: Sequence[str] | None = None,
     ) -> None:
-        super().__init__()
-        self.config = asked(locals())
-        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
-        pooled_only("FM", self.reads)
+        super().__init__(locals(), linear=True)
         needs_vectors("FM", self.reads)
-        self.dense = DenseInput(self.reads.dense)
         self.first = FirstOrder(self.reads.dense)
         self.pairs = PairSum(self.reads.dense, self.reads.dim)
         self.bias = nn.Parameter(torch.zeros(1))

@@ -20,9 +20,9 @@ from torch import nn
 from ctrbox.arguments.names import nearest, one_of
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import asked, needs_inputs, pooled_only, sizes
-from ctrbox.models.dense import DenseInput
-from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.asked import needs_inputs, sizes
+from ctrbox.models.click_model import ClickModel
+from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import MLP, Affine, side_by_side
 
 
@@ -55,7 +55,7 @@ class Tower(nn.Module):
         return first, last, share(last).squeeze(1)
 
 
-class JointTowers(nn.Module):
+class JointTowers(ClickModel):
     """y = b + w · (last₁, …, last_K), tower k over (e, dense_k, first and last hidden layer of tower k - 1).
 
     ``towers`` names the dense features of each tower, every feature in one at least: ``[["age", "user_ctr"], ["bid"]]``. By
@@ -77,10 +77,7 @@ class JointTowers(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.config = asked(locals())
-        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
-        pooled_only("JointTowers", self.reads)
+        super().__init__(locals())
         needs_inputs("JointTowers", self.reads)
         layers = sizes("hidden of JointTowers", hidden, empty=False)
         self.kinds = kinds_of(schema) if towers is None else checked(schema, towers)
@@ -99,7 +96,6 @@ class JointTowers(nn.Module):
             )
         # Of one hidden layer, which is the first and the last, only one is passed on.
         passed = layers[0] if len(layers) == 1 else layers[0] + layers[-1]
-        self.dense = DenseInput(self.reads.dense)
         self.towers = nn.ModuleList()
         for k, runs in enumerate(self.runs):
             inputs = width + sum(run.stop - run.start for run in runs) + (passed if k else 0)

@@ -12,14 +12,14 @@ from torch import nn
 
 from ctrbox.arguments.names import one_of
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_vectors, pooled_only
-from ctrbox.models.dense import DenseInput
-from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.asked import needs_vectors
+from ctrbox.models.click_model import ClickModel
+from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
 from ctrbox.models.products import InnerProducts, OuterProducts
 
 
-class PNN(nn.Module):
+class PNN(ClickModel):
     """y = b + tower(vectors, products, dense). ``product``: "inner" (pairs of fields), "outer" (of their sum) or "both"."""
 
     def __init__(
@@ -35,13 +35,9 @@ class PNN(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.config = asked(locals())
-        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
-        pooled_only("PNN", self.reads)
+        super().__init__(locals())
         needs_vectors("PNN", self.reads)
         one_of("product", product, ("inner", "outer", "both"))
-        self.dense = DenseInput(self.reads.dense)
         self.products = nn.ModuleList()
         if product != "outer":
             self.products.append(InnerProducts(len(self.reads.fields)))

@@ -13,13 +13,14 @@ from torch import nn
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
-from ctrbox.models.asked import asked, needs_inputs, pooled_only
-from ctrbox.models.dense import DenseInput, FirstOrder
-from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.asked import needs_inputs
+from ctrbox.models.click_model import ClickModel
+from ctrbox.models.dense import FirstOrder
+from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
 
 
-class WideDeep(nn.Module):
+class WideDeep(ClickModel):
     """y = b + wide(first-order weights, dense) + tower(vectors, dense).
 
     ``wide`` names the fields of the wide part, the paper's crosses; all by default. A field of dim 0 in ``dims`` is wide only.
@@ -38,10 +39,7 @@ class WideDeep(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.config = asked(locals())
-        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
-        pooled_only("WideDeep", self.reads)
+        super().__init__(locals(), linear=True)
         needs_inputs("WideDeep", self.reads)
         for name in wide or ():
             if name not in self.reads.fields:
@@ -50,7 +48,6 @@ class WideDeep(nn.Module):
                     f"wide field {name!r} is not read by this model{nearest(name, known)}; it reads {known}"
                 )
         self.wide = None if wide is None else [self.reads.fields.index(name) for name in wide]
-        self.dense = DenseInput(self.reads.dense)
         self.first = FirstOrder(self.reads.dense)
         self.tower = scoring_tower(self.reads.width + self.reads.dense, hidden, dropout=dropout, batch_norm=batch_norm)
         self.bias = nn.Parameter(torch.zeros(1))

@@ -11,14 +11,15 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_vectors, pooled_only
+from ctrbox.models.asked import needs_vectors
 from ctrbox.models.cin import CIN
-from ctrbox.models.dense import DenseInput, FirstOrder
-from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.click_model import ClickModel
+from ctrbox.models.dense import FirstOrder
+from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import MLP, scoring_tower
 
 
-class XDeepFM(nn.Module):
+class XDeepFM(ClickModel):
     """y = b + first order + w · cin(vectors) + tower(vectors, dense); ``cin`` gives the maps of each layer."""
 
     def __init__(
@@ -34,12 +35,8 @@ class XDeepFM(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.config = asked(locals())
-        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields, linear=True)
-        pooled_only("XDeepFM", self.reads)
+        super().__init__(locals(), linear=True)
         needs_vectors("XDeepFM", self.reads)
-        self.dense = DenseInput(self.reads.dense)
         self.first = FirstOrder(self.reads.dense)
         self.cin = CIN(len(self.reads.fields), cin)
         self.of_cin = MLP(self.cin.width, (1,), bias=False)

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from ctrbox.columns.batch import Schema
-from ctrbox.models.asked import asked, needs_inputs, pooled_only
-from ctrbox.models.dense import DenseInput
-from ctrbox.models.inputs import Inputs, Reads
+from ctrbox.models.asked import needs_inputs
+from ctrbox.models.click_model import ClickModel
+from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
 
 
-class YouTubeDNN(nn.Module):
+class YouTubeDNN(ClickModel):
     """y = b + tower(vectors, u, u², √u), u a dense column's place in its distribution, from 0 to 1.
 
     The paper takes quantiles; here u is the normal distribution function of the standardised column.
@@ -36,12 +36,8 @@ class YouTubeDNN(nn.Module):
         dropout: float = 0.0,
         batch_norm: bool = False,
     ) -> None:
-        super().__init__()
-        self.config = asked(locals())
-        self.reads = Reads(schema, dim, dims=dims, pooling=pooling, fields=fields)
-        pooled_only("YouTubeDNN", self.reads)
+        super().__init__(locals())
         needs_inputs("YouTubeDNN", self.reads)
-        self.dense = DenseInput(self.reads.dense)
         self.tower = scoring_tower(
             self.reads.width + 3 * self.reads.dense, hidden, dropout=dropout, batch_norm=batch_norm
         )

@@ -13,7 +13,6 @@ to refuse.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from ctrbox.embed.dense_optimizer import optimizer_state, restore_optimizer
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.sharded import restore_shard
 from ctrbox.errors import CompactionError, CtrboxError, DataError
-from ctrbox.files.atomic import remove, written_aside
+from ctrbox.files.atomic import remove, synced, written_aside
 from ctrbox.files.checksum import checksums_of_own_files
 from ctrbox.files.regular import kind_of
 from ctrbox.files.sealed import read_sealed, sealed
@@ -72,7 +71,7 @@ def write_weights(
         files = {p.name: _facts(p) for p in sorted(aside.iterdir())}
         (aside / STATE).write_text(sealed({**state, "optimizer": plain, "files": files}), encoding="utf-8")
         for path in [*aside.iterdir(), *aside.glob("*.ctrtable/*.ctrtable"), aside]:
-            _sync(path)
+            synced(path)
     if failed is not None:
         raise failed
 
@@ -258,14 +257,6 @@ def _check(place: Path, name: str, facts: Any) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _tensors(path: Path) -> dict[str, torch.Tensor]:

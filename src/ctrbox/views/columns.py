@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -116,14 +117,14 @@ def digest(schema: pa.Schema, files: Sequence[File] = (), extra: str = "") -> st
 
 @dataclass(frozen=True)
 class Scan:
-    """The arguments of `Source.scan`, without the columns."""
+    """The options of `Source.scan`, which says what they mean."""
 
-    start: int
-    rows: int
-    ahead: int
-    threads: int
-    prune: pc.Expression | None
-    dictionary: Sequence[str]
+    start: int = 0
+    rows: int = MORSEL_ROWS
+    ahead: int = 2
+    threads: int = 2
+    prune: pc.Expression | None = None
+    dictionary: Sequence[str] = ()
 
 
 class ColumnSource(ABC):
@@ -144,18 +145,8 @@ class ColumnSource(ABC):
         self._columns.choose([column], self.name)
         return False
 
-    def scan(
-        self,
-        columns: Sequence[str],
-        *,
-        start: int = 0,
-        rows: int = MORSEL_ROWS,
-        ahead: int = 2,
-        threads: int = 2,
-        prune: pc.Expression | None = None,
-        dictionary: Sequence[str] = (),
-    ) -> Iterator[Morsel]:
-        return self._scan(columns, Scan(start, rows, ahead, threads, prune, dictionary))
+    def scan(self, columns: Sequence[str], **options: Any) -> Iterator[Morsel]:
+        return self._scan(columns, Scan(**options))
 
     @abstractmethod
     def _scan(self, columns: Sequence[str], asked: Scan) -> Iterator[Morsel]:

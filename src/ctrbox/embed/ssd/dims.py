@@ -32,11 +32,11 @@ from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.optimizers import Optimizer
-from ctrbox.embed.ssd.folder import absolute, described, flocked, made, synced
+from ctrbox.embed.ssd.folder import absolute, described, flocked, made
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.table import MOST_DIM
 from ctrbox.errors import CompactionError, PlanError, SourceError
-from ctrbox.files.atomic import remove, written_aside
+from ctrbox.files.atomic import remove, synced, written_aside
 from ctrbox.files.regular import read_regular
 
 HEAD = "CTRTABLES 1"

@@ -15,6 +15,7 @@ import numpy as np
 from ctrbox import _native
 from ctrbox.embed.table import shape_from
 from ctrbox.errors import PlanError, SourceError
+from ctrbox.files.atomic import synced
 
 SEGMENTS = re.compile(r"segments(-\d+)?")
 OWN = re.compile(r"LOCK|(MANIFEST|COMPACTION_ERRORS)(\.aside)?|segments(-\d+)?|\.ahead-.*")  # names in a table's folder
@@ -108,14 +109,6 @@ def made(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for made in missing:
         synced(made.parent)
-
-
-def synced(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def link(source: Path, target: Path) -> None:

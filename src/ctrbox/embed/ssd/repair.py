@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 
 from ctrbox import _native
-from ctrbox.embed.ssd.folder import absolute, described, link, locked, segments_of, synced
+from ctrbox.embed.ssd.folder import absolute, described, link, locked, segments_of
 from ctrbox.errors import SourceError
+from ctrbox.files.atomic import synced
 
 PAGE = 4096
 
