@@ -547,20 +547,21 @@ void what_was_due_long_ago_is_forgotten() {
 
 // What is due after as many batches as can be said is still due when all but one of them are over.
 void the_farthest_due_is_kept_until_it_comes() {
-  for (const uint64_t now : {1u, 2u, 64u, 126u, 127u}) {
-    policy::Heat heat(2, 1000);
-    heat.foresee(1);
-    heat.insert(0, 0);
-    heat.insert(1, 0);
-    heat.hit(1);
-    heat.due(0, Policy::kFarthest);
-    heat.foresee(now);
-    CHECK(all_victims(heat, 1) == Rows{1});
-    heat.due(0, Policy::kFarthest + 1);  // farther than can be said: nobody knows
-    heat.insert(1, 0);
-    heat.hit(1);
-    CHECK(all_victims(heat, 1) == Rows{0});
-  }
+  for (const uint64_t start : {1u, 300u})
+    for (const uint64_t passed : {0u, 1u, 63u, 125u, 126u}) {
+      policy::Heat heat(2, 1000);
+      for (uint64_t batch = 1; batch <= start; ++batch) heat.foresee(batch);
+      heat.insert(0, 0);
+      heat.insert(1, 0);
+      heat.hit(1);
+      heat.due(0, Policy::kFarthest);
+      for (uint64_t batch = start + 1; batch <= start + passed; ++batch) heat.foresee(batch);
+      CHECK(all_victims(heat, 1) == Rows{1});
+      heat.due(0, Policy::kFarthest + 1);  // farther than can be said: nobody knows
+      heat.insert(1, 0);
+      heat.hit(1);
+      CHECK(all_victims(heat, 1) == Rows{0});
+    }
 }
 
 void ghosts_come_back_into_the_main_queue() {
