@@ -12,6 +12,7 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.engines.cpu.early import EarlyScan
+from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.views.source import Morsel
 
 LOG = pa.table({"id": range(100), "user": [k % 7 for k in range(100)]})
@@ -94,3 +95,13 @@ def test_batches_from_another_row_than_the_early_scan_are_the_same() -> None:
     rows = [age for batch, _ in extractor.batches(30, 10) for age in batch.dense[:, 0].tolist()]
     assert rows == [10.0 * (k % 7) for k in range(10, 100)]
     assert extractor.early is None
+
+
+def test_the_log_is_read_early_only_where_a_scan_follows_and_views_are_still_to_be_loaded() -> None:
+    asked = plan_of(LOG, USERS).extractor(begin=0)
+    assert asked.early is not None
+    asked._end_early_scan()
+    plan = plan_of(LOG, USERS)
+    assert plan.extractor().early is None
+    again = Extractor(plan.graph, plan.fitted, schema=plan.schema, dimensions=asked.dimensions, begin=0)
+    assert again.early is None
