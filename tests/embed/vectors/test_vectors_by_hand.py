@@ -94,16 +94,16 @@ def test_an_index_names_rows_that_are_there_by_rising_keys(
     tmp_path: Path, keys: list[int], rows: list[int], good: bool
 ) -> None:
     path = tmp_path / "v"
-    cb.write_vectors(path, {"k": np.array([9, -4]), "v": np.ones((2, 1), np.float32)}, key="k", vector="v")
+    cb.tables.write_vectors(path, {"k": np.array([9, -4]), "v": np.ones((2, 1), np.float32)}, key="k", vector="v")
     sums = path.read_bytes()[-8:]
     index = struct.pack("<4q", *keys, *rows) + sums
     path.write_bytes(path.read_bytes()[: -len(index)] + index)
     forged(path, crc=zlib.crc32(index))
     if good:
-        assert cb.VectorFile(path).keys.tolist() == keys
+        assert cb.tables.VectorFile(path).keys.tolist() == keys
         return
     with pytest.raises(SourceError, match="its index names rows that are not there, or its keys are not in order"):
-        cb.VectorFile(path)
+        cb.tables.VectorFile(path)
 
 
 def test_a_file_of_64_bytes_is_long_enough_to_be_judged_by_its_first(tmp_path: Path) -> None:
