@@ -555,7 +555,9 @@ void the_farthest_due_is_kept_until_it_comes() {
       heat.insert(1, 0);
       heat.hit(1);
       heat.due(0, Policy::kFarthest);
-      for (uint64_t batch = start + 1; batch <= start + passed; ++batch) heat.foresee(batch);
+      // Of batches 2 to 126 nobody need tell; later ones come one by one.
+      for (uint64_t batch = start == 1 ? start + passed : start + 1; batch <= start + passed; ++batch)
+        heat.foresee(batch);
       CHECK(all_victims(heat, 1) == Rows{1});
       heat.due(0, Policy::kFarthest + 1);  // farther than can be said: nobody knows
       heat.insert(1, 0);
