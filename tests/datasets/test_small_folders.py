@@ -196,7 +196,7 @@ def test_a_stream_is_written_once_and_at_its_rate(tmp_path: Path, monkeypatch: p
     chunks = len(list((tmp_path / "out").iterdir()))
     assert chunks == -(-done // 100)
     assert slept == [0.0] + [2.0] * (chunks - 1)
-    with pytest.raises(WriteError, match=r"out holds a stream already \(chunk-000000\.\w+ …\)"):
+    with pytest.raises(WriteError, match=r"out already holds a stream \(chunk-000000\.\w+ …\)"):
         adlog_events(tmp_path / "log", tmp_path / "out")
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match=r"cannot write a stream to .*file: File exists"):

@@ -214,7 +214,7 @@ def test_a_constant_of_numpy_keeps_its_unit() -> None:
         assert found == [k == row for k in range(3)], constant
     with pytest.raises(cb.errors.PlanError, match="constant"):
         cb.compute({"same": col("t") == np.timedelta64(1, "ns")}, view)
-    with pytest.raises(cb.errors.PlanError, match="outside the microseconds of 64 bits"):
+    with pytest.raises(cb.errors.PlanError, match="does not fit into 64-bit microseconds;"):
         cb.compute({"same": col("t") == np.datetime64(400_000, "Y")}, view)
 
 

@@ -107,7 +107,7 @@ def test_later_files_are_read_as_the_first_or_refused(tmp_path: Path) -> None:
             ask()
     pq.write_table(pa.table({"y": ["b"]}), tmp_path / "1.parquet")
     with pytest.raises(
-        SourceError, match=r"1\.parquet has no column 'x', expected int32 as in .*0\.parquet; write it again"
+        SourceError, match=r"1\.parquet has no column 'x', expected int32 as in .*0\.parquet; write the file again"
     ):
         values(open_source(tmp_path))
     pq.write_table(pa.table({"x": [2**31], "y": ["b"]}), tmp_path / "1.parquet")

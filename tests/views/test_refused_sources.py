@@ -42,16 +42,16 @@ def read(view: cb.View, column: str = "n") -> list[Any]:
     ("options", "says"),
     [
         ({"names": []}, "names must name at least one column, got an empty list"),
-        ({"names": ["a", ""]}, "names must be texts that are not empty, got ''"),
-        ({"names": ["a", 5]}, "names must be texts that are not empty, got 5"),
+        ({"names": ["a", ""]}, "names must be strings that are not empty, got ''"),
+        ({"names": ["a", 5]}, "names must be strings that are not empty, got 5"),
         ({"names": ["a", "a"]}, "names holds 'a' twice; expected each name once"),
         ({"quote": ";", "delimiter": ";"}, "quote ';' must not be part of the delimiter ';'"),
         ({"quote": ":", "delimiter": "::"}, "quote ':' must not be part of the delimiter '::'"),
         (
             {"names": ["user"], "types": {"usr": "str"}},
-            "types names the column 'usr', which is not in names; nearest: 'user'",
+            "types= names the column 'usr', which is not in names=; nearest: 'user'",
         ),
-        ({"types": {5: "str"}}, "types names the column 5, which is not in names"),
+        ({"types": {5: "str"}}, "types= names the column 5, which is not in names"),
     ],
 )
 def test_an_option_of_text_that_cannot_be(options: dict[str, Any], says: str) -> None:
@@ -110,7 +110,7 @@ def test_each_line_of_json_holds_one_object() -> None:
         _check_lines(block, 2)
     with pytest.raises(BlockError, match="2 lines hold 3 JSON objects, expected one on each line"):
         _check_lines(two, 3)
-    with pytest.raises(BlockError, match="a line holds other than one JSON object"):
+    with pytest.raises(BlockError, match="a line does not hold exactly one JSON object"):
         _check_lines(b'{"a": 1} {"a": 2}\n', 2)
 
 
@@ -153,7 +153,7 @@ def test_text_inside_other_types_must_be_utf8() -> None:
     bad = pa.Array.from_buffers(pa.utf8(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
     _check(bad)
     _check(pa.array([["a"]], pa.list_(pa.utf8(), 1)))
-    with pytest.raises(pa.ArrowInvalid, match=r"text in a fixed_size_list<.*>.* is not UTF-8"):
+    with pytest.raises(pa.ArrowInvalid, match=r"a value of type fixed_size_list<.*>.* is not UTF-8"):
         _check(pa.FixedSizeListArray.from_arrays(bad, 1))
 
 
@@ -322,9 +322,9 @@ def test_the_environment_names_the_endpoint_and_the_region_of_s3(no_aws: pytest.
 @pytest.mark.parametrize(
     ("path", "options", "says"),
     [
-        ("s3://", {"endpoint": "h"}, "'s3://' names no bucket, expected s3://bucket/path"),
-        ("s3:///k", {"endpoint": "h"}, "'s3:///k' names no bucket, expected s3://bucket/path"),
-        ("s3://b/k", {"regoin": "x"}, "storage option 'regoin' is not one for S3, expected one of"),
+        ("s3://", {"endpoint": "h"}, "'s3://' has no bucket name; expected s3://bucket/path"),
+        ("s3:///k", {"endpoint": "h"}, "'s3:///k' has no bucket name; expected s3://bucket/path"),
+        ("s3://b/k", {"regoin": "x"}, "storage option 'regoin' is not an option for S3; expected one of"),
         ("s3://b/k", {"endpoint": "h", "access_key": "a", "scheme": 5}, "'s3://b/k' cannot be opened: "),
     ],
 )

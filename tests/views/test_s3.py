@@ -116,7 +116,7 @@ def test_mistakes_on_s3_are_named(server: S3Server, folder: Path) -> None:
         open_source(url, storage_options={"endpont": "x"})
     with pytest.raises(SourceError, match="s3://logs/wrong"):
         open_source(url, storage_options={**server.options, "secret_key": "guess"})
-    with pytest.raises(SourceError, match="names no bucket"):
+    with pytest.raises(SourceError, match="has no bucket name;"):
         open_source("s3://", storage_options=server.options)
 
 

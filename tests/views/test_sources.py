@@ -456,7 +456,7 @@ def test_a_column_in_memory_with_nulls_or_lists_is_not_ordered() -> None:
 
 def test_an_address_without_a_bucket_is_refused() -> None:
     for path in ("s3://", "s3:///log.parquet"):
-        with pytest.raises(SourceError, match="names no bucket, expected s3://bucket/path"):
+        with pytest.raises(SourceError, match="has no bucket name; expected s3://bucket/path"):
             open_source(path, storage_options={"region": "none", "endpoint_override": "localhost:1"})
 
 
@@ -775,9 +775,9 @@ def test_missing_path_names_the_nearest(tmp_path: Path) -> None:
 def test_formats_unknown_or_mixed(tmp_path: Path) -> None:
     pq.write_table(log(1), tmp_path / "a.parquet")
     (tmp_path / "b.csv").write_text("a\n1\n")
-    fails(tmp_path, "b.csv is csv", "a.parquet is parquet", "expected one format")
+    fails(tmp_path, "b.csv is csv", "a.parquet is parquet", "expected files of one format: select them")
     (tmp_path / "c.dat").write_text("")
-    fails(tmp_path / "c.dat", "does not tell its format", ".parquet", ".jsonl")
+    fails(tmp_path / "c.dat", "cannot be seen from its name; expected one of", ".parquet", ".jsonl")
     fails(tmp_path / "a.parquet", "format 'parqet'", "nearest: 'parquet'", format="parqet")
     (tmp_path / "a.parquet").rename(tmp_path / "000000_0")
     assert read(open_source(tmp_path / "000000_0", format="parquet")).num_rows == 1
@@ -1037,7 +1037,7 @@ def test_json_lines_that_are_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "n.json"
     for nothing in ("null\n", " null \nnull\n", "{}\n", "null\n{}\n"):
         path.write_text(nothing)
-        fails(path, "n.json begins without a JSON object that has fields")
+        fails(path, "n.json does not begin with a JSON object that has fields;")
     path.write_text('null\n{"a": 1}\nnull\n')
     assert read(open_source(path))["a"].to_pylist() == [None, 1, None]
     path.write_text('null\n{"a": 1}\n[]\n')
@@ -1111,15 +1111,15 @@ def test_the_errors_of_a_streaming_reader_survive() -> None:
 def test_arguments_of_a_wrong_type_are_named(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     pq.write_table(log(5), path)
-    with pytest.raises(SourceError, match="format is a int, expected one of parquet"):
+    with pytest.raises(SourceError, match="format must be a string, got a int; expected one of parquet"):
         View(path, format=5)  # type: ignore[arg-type]
     for key in (5, None, ["id", 5], b"id"):
-        with pytest.raises(PlanError, match="key takes names of columns, got"):
+        with pytest.raises(PlanError, match="key takes the names of columns, got"):
             View(path, key=key)  # type: ignore[arg-type]
     view = View(path, key="id")
-    with pytest.raises(PlanError, match="on takes names of columns, got None"):
+    with pytest.raises(PlanError, match="on takes the names of columns, got None"):
         view.join(view, on=None)  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match="select takes names of columns, got 5"):
+    with pytest.raises(PlanError, match="select takes the names of columns, got 5"):
         view.select(5)  # type: ignore[arg-type]
     for budget in (None, 1.5, True):
         with pytest.raises(PlanError, match="expected a size such as"):

@@ -179,10 +179,13 @@ def test_a_name_tells_the_format_and_the_compression(path: str, name: str, codec
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("x.csv/a", "the name of x.csv/a does not tell its format, accepted: parquet (.parquet"),
-        ("a.gz", "the name of a.gz does not tell its format"),
-        ("csv", "the name of csv does not tell its format"),
-        ("a.parquet.gz", "a.parquet.gz is a compressed parquet file, expected it plain: it compresses inside"),
+        ("x.csv/a", "the format of x.csv/a cannot be seen from its name; expected one of parquet (.parquet"),
+        ("a.gz", "the format of a.gz cannot be seen from its name; expected one of"),
+        ("csv", "the format of csv cannot be seen from its name; expected one of"),
+        (
+            "a.parquet.gz",
+            "a.parquet.gz is a compressed parquet file; expected it uncompressed, because parquet files",
+        ),
         ("a.ipc.zst", "a.ipc.zst is a compressed arrow file"),
     ],
 )
@@ -230,7 +233,7 @@ def test_a_remote_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
     object.__setattr__(file, "size", 12)  # as a listing said it
     steady = _Steady(file)
     assert steady.read(10) == b"0123456789"
-    with pytest.raises(SourceError, match=r"a\.csv ends after 10 bytes, expected 12 as it was listed"):
+    with pytest.raises(SourceError, match=r"a\.csv ends after 10 bytes, but had 12 bytes when its folder was listed"):
         steady.read(1)
 
 

@@ -244,7 +244,7 @@ def test_ragged_rows_and_blank_lines(write: Write) -> None:
     refused(write("a.csv", "a,b\n0,x\n1\n"), "a.csv row 1", "Expected 2 columns, got 1")
     refused(write("a.csv", "a,b\n0,x\n1,2,3\n"), "a.csv row 1", "Expected 2 columns, got 3")
     assert column(write("b.csv", "\n\na,b\n\n0,x\n\r\n1,y\n\n"), "b") == ["x", "y"]
-    refused(write("c.csv", "\n \n\n"), "c.csv holds nothing but blank lines")
+    refused(write("c.csv", "\n \n\n"), "c.csv holds only blank lines;")
 
 
 # ---- what a field becomes ----------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def test_declared_types_hold_and_misfits_name_the_row(write: Write) -> None:
     assert [type(value).__name__ for value in found[0].values()] == ["str", "float", "float", "bool", "datetime"]
     refused(path, "a.csv row 0", "column 'zip'", "'007'", "int", types={"zip": "int"})
     refused(path, "a.csv row 0", "column 'seen'", "'1.5'", "int", types={"seen": "int"})
-    refused(path, "types names the column 'zap'", "zip", types={"zap": "int"})
+    refused(path, "types= names the column 'zap'", "zip", types={"zap": "int"})
     refused(path, "must be one of int, float", kind=cb.errors.PlanError, types={"zip": "int8"})
 
 

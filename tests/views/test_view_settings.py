@@ -52,18 +52,18 @@ def test_keys_of_a_join_are_paired_by_position() -> None:
     assert left.join(right, on=["id", "other"]).steps[-1].on == ("id", "other")  # type: ignore[union-attr]
     for on, says in (
         (["other", "id"], r"the order of on= differs from the key of view 'right': use on=\['id', 'other'\]"),
-        (["id"], r"join on \('id',\) needs as many columns as the key \('id', 'other'\) of view 'right'"),
+        (["id"], r"join on \('id',\) must have as many columns as the key \('id', 'other'\) of view 'right'"),
     ):
         with pytest.raises(PlanError, match=says):
             left.join(right, on=on)
-    with pytest.raises(PlanError, match=r"view 'memory' has no key to join on; make it with View\(…, key='id'\)"):
+    with pytest.raises(PlanError, match=r"view 'memory' has no key to join on; create it with View\(…, key='id'\)"):
         left.join(cb.View(ROWS), on="id")
     with pytest.raises(PlanError, match="how must be 'left' or 'inner', got 'outer'"):
         left.join(left, on="id", how="outer")
     with pytest.raises(PlanError, match="join needs a View, got Table"):
         left.join(ROWS, on="id")  # type: ignore[arg-type]
     for one, other in ((left, right), (right, left), (left, cb.View(ROWS))):
-        with pytest.raises(PlanError, match="give both views one key column"):
+        with pytest.raises(PlanError, match="id, so both views need one key column:"):
             one.merge(other)
     assert left.merge(left, budget="1KB").steps[-1].budget_bytes == 1024  # type: ignore[union-attr]
     with pytest.raises(PlanError, match="key 'idd' is not a column of memory; nearest: 'id'"):

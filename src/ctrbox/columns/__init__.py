@@ -1,1 +1,1 @@
-"""Plain data: kinds of values, batches, schemas. Knows nothing of files, plans or engines."""
+"""Defines plain data types: kinds of values, batches and schemas. Knows nothing of files, plans or engines."""

@@ -1,4 +1,4 @@
-"""What training gets: labels, a dense matrix, ragged keys, group ids.
+"""Defines ``Batch``, the input of training: labels, a matrix of dense features, lists of keys, and group ids.
 
 Arrays are views of buffers that the native core owns and uses again once the last array is dropped: copy what you keep
 beyond many batches. Values are int64 keys; row r of a field owns ``values[offsets[r]:offsets[r + 1]]``.

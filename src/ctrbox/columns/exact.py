@@ -1,4 +1,4 @@
-"""Conversions of Arrow arrays where pyarrow's own cast changes a value without saying so.
+"""Converts Arrow arrays exactly where the cast of pyarrow would silently change a value.
 
 - A decimal becomes the double nearest to it (half to even). pyarrow multiplies by a power of ten, which is off by one unit
   in the last place for about one price in seven.

@@ -1,4 +1,4 @@
-"""JSON text as Python values, read strictly: a name that comes twice in an object, NaN and Infinity are refused.
+"""Parses JSON text strictly: duplicate names in an object, NaN and Infinity are errors.
 
 Most parsers keep the last of two equal names without a word, so a request could mean two things.
 """

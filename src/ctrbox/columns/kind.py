@@ -1,4 +1,4 @@
-"""Kinds of values, by letter: what a register holds, what Arrow calls it, what a user calls it.
+"""Defines the kinds of values: one letter for each, with its Arrow type and its name for users.
 
 b bool · i int · f float · t time (microseconds, UTC) · s str · k key; a list of X is "*X".
 """

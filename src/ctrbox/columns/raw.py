@@ -1,4 +1,4 @@
-"""Raw values of requests and streams as Arrow columns of the log's types.
+"""Converts raw values of requests and streams to Arrow columns with the types of the log.
 
 JSON gives Python's values, a tensor gives an array; both become the column that the log would have held, or a `DataError` that
 names the column, the row, the value met and what was expected. Nothing is guessed: "1" is not a number, 1.0 is not a whole
@@ -139,7 +139,7 @@ class RawColumn:
         return f"; {told}" if told else ""
 
     def from_tensor(self, values: np.ndarray) -> pa.Array:
-        """Convert a tensor, one value a row; of a column of lists a matrix. DataError where type, shape or a value is wrong."""
+        """Convert a tensor, one value per row; of a column of lists a matrix. DataError where type, shape or a value is wrong."""
         letter = {"b": "b", "i": "i", "u": "i", "f": "f", "O": "s", "S": "s"}.get(values.dtype.kind, "?")
         fits = letter == self.letter or (self.letter, letter) in (("f", "i"), ("t", "s"))
         fits = fits or (self.letter == "t" and letter == "i" and self.unit is not None)
@@ -180,7 +180,7 @@ def narrowed(values: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Round fractions to the nearest of another width. Raises OverflowError where a finite one would become infinite."""
     made = values.cast(wanted)
     if pc.any(pc.and_(pc.is_inf(made), pc.is_finite(values)), min_count=0).as_py():
-        raise OverflowError(f"a value is beyond {wanted}")
+        raise OverflowError(f"a value is outside the range of {wanted}")
     return made
 
 

@@ -1,4 +1,5 @@
-"""Rows as Python dicts, checked by the rules of requests (`ctrbox.columns.raw`) and converted to a table of the log's types.
+"""Converts rows given as Python dicts to a table with the types of the log, by the rules of requests
+(``ctrbox.columns.raw``).
 
 Beyond what JSON has, a value may be a NumPy scalar or array, a tuple, and in a column of times a ``datetime``, a ``date`` or a
 ``datetime64``. A ``datetime`` without a zone is UTC, as text without a zone is.
@@ -35,7 +36,7 @@ def table_of_dicts(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, time_un
             name = next(n for n in [*names, *row] if (n in row) != (n in rows[0]))
             has, lacks = (0, k) if name in rows[0] else (k, 0)
             raise DataError(
-                f"row {has} has column {name!r}, row {lacks} does not; give every row the same columns, with None for a "
+                f"row {has} has column {name!r}, but row {lacks} does not; give every row the same columns, with None for a "
                 "missing value"
             )
     made: dict[str, pa.Array] = {}

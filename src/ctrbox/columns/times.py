@@ -1,4 +1,4 @@
-"""Times that come as text or as numbers, in requests and in streams: one rule for every way in.
+"""Parses times that are given as text or as numbers; requests and streams use the same rules.
 
 Text is ISO 8601, with the grammar of ``col(…).cast("time")``:
 

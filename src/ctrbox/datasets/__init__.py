@@ -1,4 +1,4 @@
-"""The synthetic ad log with a known truth, and readers of public click logs.
+"""Generates the synthetic ad log, whose true click probabilities are known, and reads public click logs.
 
 This folder knows no view: a reader is anything that speaks Arrow, so `cb.View(cb.datasets.criteo(path),
 key="row")` needs nothing from here, and a path of an `AdLog` is a folder of Parquet files like any other.

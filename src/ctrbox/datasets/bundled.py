@@ -1,4 +1,4 @@
-"""Four public click sets in Parquet, as the quality tables use them: where the label is, how to split.
+"""Describes four public click datasets in Parquet for the quality tables: label column, tables and split.
 
 Each function takes the folder of one set and looks at the schema only; `ClickSet.table` reads.
 """

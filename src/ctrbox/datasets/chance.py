@@ -1,4 +1,4 @@
-"""Draw what happens in a share of all cases."""
+"""Draws random events of a given probability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Criteo and Avazu click logs: delimited text through Arrow's CSV parser."""
+"""Reads Criteo and Avazu click logs with the CSV parser of Arrow."""
 
 from __future__ import annotations
 
@@ -151,5 +151,8 @@ def avazu(path: Paths, *, on_error: OnError = "raise") -> TextLog:
         raise DataError(f"{paths[0]} line 1: the header has no column 'hour'{nearest('hour', names)}")
     twice = sorted({name for name in names if names.count(name) > 1 or name in ("row", "ts")})
     if twice:
-        raise DataError(f"{paths[0]} line 1: the header names {twice[0]!r} twice, or it is a column added here")
+        raise DataError(
+            f"{paths[0]} line 1: the column name {twice[0]!r} occurs twice in the header, or is the name of a "
+            f"column that the reader adds"
+        )
     return TextLog(paths, Avazu(names, first[0].rstrip(b"\r")), on_error)

@@ -1,4 +1,4 @@
-"""`adlog_events`: the synthetic ad log as a stream of impressions and clicks, in chunks.
+"""Writes the synthetic ad log as a stream of impressions and clicks, in chunks (``adlog_events``).
 
     out/chunk-000000.parquet, chunk-000001.parquet, …      in order of time, with a little disorder
 
@@ -49,8 +49,9 @@ def adlog_events(
         place.mkdir(parents=True, exist_ok=True)
         if there := sorted(place.glob("chunk-*")):
             raise WriteError(
-                f"{place} holds a stream already ({there[0].name} …), and a loop knows its chunks by name; remove it or give "
-                "another folder"
+                f"{place} "
+                f"already holds a stream ({there[0].name} …), and the online loop identifies chunks by name; "
+                f"remove it, or choose another folder"
             )
         for number, chunk in enumerate(_chunks(Path(data), chunk_rows, rows, click_delay_s, disorder_s, seed)):
             if events_per_s:

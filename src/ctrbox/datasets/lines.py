@@ -1,4 +1,4 @@
-"""Text logs as Arrow streams: files are read in blocks of whole lines, a block becomes a record batch.
+"""Reads text logs in blocks of whole lines and turns each block into an Arrow record batch.
 
 A format parses a block at once, vectorised, and may give up on it. Only then are its lines looked at one by
 one, so that the error can name the file, the line and what was expected, or so that bad lines can be left out
@@ -73,7 +73,7 @@ class TextLog:
 
     def __init__(self, paths: tuple[str, ...], format: Format, on_error: OnError = "raise") -> None:
         if on_error not in ("raise", "skip"):
-            raise DataError(f"on_error is {on_error!r}; expected 'raise' or 'skip'")
+            raise DataError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         self.paths = paths
         self.name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
         self.schema = pa.schema([pa.field("row", pa.int64(), nullable=False), *format.schema])
@@ -146,7 +146,7 @@ def find(paths: Paths) -> tuple[str, ...]:
     given = [paths] if isinstance(paths, (str, PathLike)) else list(paths) if isinstance(paths, Iterable) else [paths]
     for one in given:
         if not isinstance(one, (str, PathLike)):
-            raise SourceError(f"cannot read a {type(one).__name__}, expected a path, a glob or a list of them")
+            raise SourceError(f"cannot read a {type(one).__name__}; expected a path, a glob or a list of them")
     found: list[str] = []
     for one in (fspath(path) for path in given):
         if "://" in one or Path(one).is_file():
@@ -213,7 +213,9 @@ def blocks(
             if data and not cut:
                 rest += data
                 if len(rest) > LINE_BYTES:
-                    raise DataError(f"{path} line {line}: longer than {LINE_BYTES >> 20} MiB; expected a text log")
+                    raise DataError(
+                        f"{path} line {line}: the line is longer than {LINE_BYTES >> 20} MiB; expected a text log"
+                    )
                 continue
             whole, rest = rest + data[:cut], data[cut:]
             if first and whole:

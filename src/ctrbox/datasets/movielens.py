@@ -1,4 +1,4 @@
-"""MovieLens: ratings, users and movies as GroupLens ships them, and a click log of them.
+"""Reads MovieLens ratings, users and movies as GroupLens ships them, and derives a click log from them.
 
 ml = cb.datasets.movielens("ml-1m", vectors="posters.parquet")     # ratings.dat, users.dat, movies.dat, or *.parquet
 log = ml.log(liked=4.0, history=20)                                # a click is a rating of 4 or more
@@ -190,7 +190,7 @@ def _once(folder: Path, table: pa.Table, name: str) -> None:
     keys = np.sort(table[name].to_numpy())
     again = np.flatnonzero(keys[1:] == keys[:-1])
     if len(again):
-        raise DataError(f"{folder}: {name} {keys[again[0]]} is there twice; expected one row each")
+        raise DataError(f"{folder}: {name} {keys[again[0]]} occurs twice; expected one row per {name}")
 
 
 def _vectors(path: Path) -> Path:

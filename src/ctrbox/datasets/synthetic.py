@@ -1,4 +1,4 @@
-"""`adlog`: write a multi-view ad log whose true click probability is known.
+"""Writes an ad log of several views whose true click probability is known (``adlog``).
 
     out/adlog.json          what was asked for and the best scores possible; written last
     out/impressions/*.parquet   one file a block of 262,144 rows, in order of time and of instance_id
@@ -207,7 +207,7 @@ def adlog(
     if found is not None and not overwrite:
         differs = ", ".join(f"{k}={found.get(k, 0)}" for k, v in asked.items() if found.get(k, 0) != v)
         raise DataError(
-            f"{target} holds another ad log ({differs}); choose another folder, or overwrite=True replaces it"
+            f"{target} holds another ad log ({differs}); choose another folder, or replace it with overwrite=True"
         )
 
     aside = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.part"

@@ -1,4 +1,4 @@
-"""Text of the synthetic ad log: queries, titles and the JSON context, with no Python loop over rows.
+"""Generates queries, titles and the JSON context of the synthetic ad log, without a Python loop over rows.
 
 A string is the join of a few pieces; a piece is a `take` from a small table. Entry 0 of every table is the
 empty string, so a piece that a row lacks, and the tail of a context that is cut off, is index 0.

@@ -1,4 +1,4 @@
-"""Vowpal Wabbit and libffm text: lines of tokens, grouped by namespace or field into list columns.
+"""Reads Vowpal Wabbit and libffm text: the tokens of a line become list columns, one for each namespace or field.
 
 Both parse a block with a handful of Arrow splits and NumPy gathers; no Python runs per line unless a block
 holds a bad one.
@@ -289,7 +289,7 @@ def vw(
     taken = {"row", "label", "weight", "tag"}
     for name in columns:
         if name in taken or f"{name}.weights" in taken:
-            raise DataError(f"{paths[0]}: two columns would be called {name!r}; give another prefix")
+            raise DataError(f"{paths[0]}: two columns would be called {name!r}; choose another prefix")
         taken |= {name, f"{name}.weights"}
     return TextLog(paths, VowpalWabbit(namespaces, columns, binary), on_error)
 

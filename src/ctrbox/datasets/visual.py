@@ -1,4 +1,4 @@
-"""What is seen in the synthetic ad log: images of ads, the visual taste of users, and the clicks that show it.
+"""Simulates images of ads and the visual taste of users in the synthetic ad log.
 
     style    every ad has one, STYLE numbers: half of it is its advertiser's, the rest its own, which nothing but its image
              (and its id) tells

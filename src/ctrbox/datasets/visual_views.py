@@ -1,4 +1,4 @@
-"""The views that an ad log with images has besides the others.
+"""Writes the additional views of an ad log with images.
 
 out/images/*.parquet       ad_id, image: a list of floats of one width; 0.5 % of the ads have none
 out/behaviours/*.parquet   user_id, ad_id, ts, dwell: clicks of the 28 days before the log, user by user, newest last

@@ -1,4 +1,4 @@
-"""The vocabulary of the synthetic ad log: words by topic and language, category paths, cities.
+"""Defines the vocabulary of the synthetic ad log: words by topic and language, category paths and cities.
 
 Plain data and the tables made of it; nothing here is random except the invented brand names, and those come
 from a fixed seed, so a word has the same number in every log.

@@ -1,4 +1,4 @@
-"""The world behind the synthetic ad log: who the users are, what the ads are, and how likely a click is.
+"""Simulates the world of the synthetic ad log: its users, its ads and the probability of a click.
 
 The log odds of a click are a sum of effects, each a function of columns that the log shows:
 

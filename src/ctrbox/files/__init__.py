@@ -1,2 +1,1 @@
-"""Files as readers see them: which version of a file is read, a checksum of what it holds, and small files that a stranger
-may have made."""
+"""Handles files: versions, checksums, atomic writes, file systems, and small files that may come from strangers."""

@@ -1,4 +1,4 @@
-"""Files and folders that appear at their place whole, or not at all.
+"""Writes files and folders atomically: they appear complete or not at all.
 
 Nothing is seen at a place until everything is on disk: it is written to a hidden ``.….partial`` beside it, which is
 flushed and renamed. On any failure the partial is removed and what was there stays. A process that is killed leaves its
@@ -147,7 +147,9 @@ def locked(folder: Path, deed: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise WriteError(f"cannot {deed}: another process does so; end it, or choose another folder") from error
+            raise WriteError(
+                f"cannot {deed}: another process is doing so; stop that process, or choose another folder"
+            ) from error
         yield
     finally:
         os.close(handle)

@@ -1,4 +1,4 @@
-"""A checksum of what files hold, cheap enough to be taken at the start of every training.
+"""Computes a checksum of the contents of files that is cheap enough for the start of every training.
 
 A size and a modification time do not identify data: `cp -p`, `rsync -t`, `tar` and `touch -r` give other bytes the same
 time. So bytes are read as well. `content_checksums` covers, for files that are read as one view:

@@ -1,4 +1,4 @@
-"""Paths become files: local disk, S3 and HDFS alike; folders, globs, hidden files, retries.
+"""Resolves paths to files on local disk, S3 and HDFS: folders, globs, hidden files and retries.
 
 Files come in natural path order (``part-2`` before ``part-10``), which for dated and numbered logs is log
 order. A list of paths keeps the order it was given in.
@@ -77,8 +77,9 @@ class Store:
                 return action()
             except FileNotFoundError as error:
                 raise SourceError(
-                    f"{what} does not exist any more: it was there when the view was opened; open the view again to read "
-                    "the files that are there now"
+                    f"{what} "
+                    f"no longer exists, although it did when the view was opened; open the view again to read "
+                    f"the files that exist now"
                 ) from error
             except (OSError, RuntimeError) as error:  # the HDFS client raises RuntimeError
                 spent = time.monotonic() - began
@@ -109,7 +110,7 @@ class File:
 
 
 def printable(text: str) -> str:
-    """The text with what is no Unicode (bytes of a file name) written as escapes."""
+    """The text with what is not Unicode (bytes of a file name) written as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -163,7 +164,7 @@ class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
 def _from_fsspec(filesystem: Any) -> pafs.FileSystem:
     if not all(hasattr(filesystem, name) for name in ("info", "find", "open")):
         met = type(filesystem).__name__
-        raise SourceError(f"filesystem is a {met}, expected a pyarrow or fsspec filesystem")
+        raise SourceError(f"filesystem is a {met}; expected a pyarrow or fsspec filesystem")
     return pafs.PyFileSystem(_Handler(filesystem))
 
 
@@ -182,7 +183,7 @@ def _open_s3(path: str, options: dict[str, Any]) -> tuple[Store, str]:
     for name, value in options.items():
         if name not in _S3_OPTIONS:
             raise SourceError(
-                f"storage option {name!r} is not one for S3, expected one of "
+                f"storage option {name!r} is not an option for S3; expected one of "
                 f"{', '.join(sorted(_S3_OPTIONS))}{nearest(name, _S3_OPTIONS)}"
             )
         arguments[_S3_OPTIONS[name]] = value
@@ -194,7 +195,7 @@ def _open_s3(path: str, options: dict[str, Any]) -> tuple[Store, str]:
         arguments.setdefault("scheme", scheme)
     bucket = inside.partition("/")[0]
     if not bucket:
-        raise SourceError(f"{path!r} names no bucket, expected s3://bucket/path")
+        raise SourceError(f"{path!r} has no bucket name; expected s3://bucket/path")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if "region" not in arguments and not region:
         arguments["region"] = _region(bucket, endpoint)

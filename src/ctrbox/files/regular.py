@@ -1,4 +1,4 @@
-"""Small files out of folders that somebody else may have made.
+"""Reads small regular files from folders that may come from somebody else.
 
 Such a folder can hold a symbolic link to /dev/zero, whose size is 0 and which never ends, or a FIFO, which waits for a writer
 for ever. So the file is opened without waiting and without following a link, its kind is asked of the open handle, and no more
@@ -17,7 +17,7 @@ from ctrbox.errors import DataError
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """Return the bytes of a regular file, which is no symbolic link and has at most ``most`` bytes.
+    """Return the bytes of a regular file, which is not a symbolic link and has at most ``most`` bytes.
 
     DataError for another kind of file and for a larger one; OSError where it cannot be opened or read.
     """
@@ -27,7 +27,7 @@ def read_regular(path: Path, most: int) -> bytes:
             raise DataError(f"{path} has {size:,} bytes; expected at most {most:,}")
         found = file.read(most + 1)
     if len(found) > most:
-        raise DataError(f"{path} has more than {most:,} bytes, the most that is expected")
+        raise DataError(f"{path} has more than {most:,} bytes; expected at most {most:,}")
     return found
 
 

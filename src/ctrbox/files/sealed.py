@@ -1,4 +1,4 @@
-"""JSON files that know when they were damaged: an object whose last entry is the SHA-256 of the others.
+"""Reads and writes JSON files that hold a SHA-256 of their own contents, so that damage is detected.
 
 {"format": 1, …, "seal": "…"}       readable and comparable by a person; not meant to be edited by one
 """
@@ -36,10 +36,10 @@ def read_sealed(path: Path, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
     if not isinstance(found, dict) or "format" not in found or "seal" not in found:
-        raise DataError(f"{path} is damaged, or is no file of a CTRBox {what}")
+        raise DataError(f"{path} is damaged, or is not a file of a CTRBox {what}")
     seal = found.pop("seal")
     if seal != _seal(found):
-        raise DataError(f"{path} is damaged: its checksum does not fit")
+        raise DataError(f"{path} is damaged: its checksum does not match")
     if found["format"] != FORMAT:
         raise DataError(f"{path} has format {found['format']!r}; this version reads {FORMAT}")
     return found

@@ -1,4 +1,4 @@
-"""Folders of Delta Lake, Apache Iceberg and Apache Hudi are refused: their files alone are not their rows.
+"""Refuses folders of Delta Lake, Apache Iceberg and Apache Hudi tables, because their files alone are not their rows.
 
 These formats keep their rows in Parquet files and say in a log beside them which files, and which rows of a file, belong
 to the table. A delete or an update writes new files and leaves the old ones where they are, for readers of older

@@ -1,4 +1,4 @@
-"""The version of a file: every read of a view sees the version that the view was opened with, or fails.
+"""Checks that every read of a file sees the version with which its view was opened.
 
 A view reads a file in many pieces (row groups, record batches, blocks of lines), by several threads, in every epoch,
 and opens it anew for each piece. Another program may meanwhile replace, rewrite, truncate or append to the file. The

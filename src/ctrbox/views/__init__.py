@@ -1,1 +1,1 @@
-"""Views: raw rows from files or frames, their cleaning and their joins, all lazy."""
+"""Defines views: raw rows from files or frames, their cleaning and their joins, all lazy."""

@@ -1,4 +1,4 @@
-"""Which paths of a file that somebody else may have written are opened.
+"""Decides which paths of a file that somebody else may have written are opened.
 
 A saved plan names the paths of its views. Reading it opens none of them; running it opens a path only where the user allows it:
 

@@ -1,4 +1,4 @@
-"""Delimited text: CSV, TSV and files with any other delimiter.
+"""Reads delimited text files (CSV, TSV or any other delimiter) into Arrow batches.
 
 The first line names the columns unless the view says `header=False` or gives `names`. An empty field without quotes is
 null, in every column; a quoted field is never null and may hold delimiters and line ends. Blank lines are left out.
@@ -92,7 +92,9 @@ class Csv:
         declared = dict(self.options.types or ())
         for name in declared:
             if name not in names:
-                raise SourceError(f"types names the column {name!r}, which {file.shown} lacks{nearest(name, names)}")
+                raise SourceError(
+                    f"types= names the column {name!r}, which {file.shown} does not have{nearest(name, names)}"
+                )
         types = [self._type(name, column, declared) for name, column in zip(names, columns, strict=False)]
         if block is None:
             raise NoRows(pa.schema([(name, DECLARED[declared.get(name, "str")]) for name in names]))
@@ -115,7 +117,7 @@ class Csv:
         shown = ", ".join(map(repr, first[:4])) + (", …" if len(first) > 4 else "")
         if options.names is None and is_a_row(first, columns):
             raise SourceError(
-                f"the first line of {file.shown} ({shown}) looks like a row, expected the names of the columns; pass "
+                f"the first line of {file.shown} ({shown}) looks like a row, but the names of the columns were expected; pass "
                 "header=False, names=[…] if it is a row, or header=True if these are names"
             )
         if options.names is not None and is_a_header(first, names, [column[1:] for column in columns]):
@@ -144,12 +146,12 @@ class Csv:
         blocks = text_blocks(file, self.options, self._last_line_end)
         first = next(blocks, None)
         if first is None:
-            raise SourceError(f"{file.shown} holds nothing but blank lines, expected rows")
+            raise SourceError(f"{file.shown} holds only blank lines; expected rows")
         skipped = len(first.data) - len(first.data.lstrip(b"\r\n"))
         data = first.data[skipped:]
         end = self._first_line_end(data) or len(data)
         if b"\r" in self._unquoted(data[:end].rstrip(b"\r\n")):
-            raise SourceError(f"{file.shown} has lines that end with CR alone, expected LF or CR LF")
+            raise SourceError(f"{file.shown} has lines that end with CR alone; expected LF or CR LF")
         fields = self._fields(file, Block(data[:end], first.at + skipped, first.last and end == len(data)))
         options = self.options
         if options.header is False and options.names is None:

@@ -1,4 +1,4 @@
-"""What a field of delimited text becomes.
+"""Converts the fields of delimited text to values.
 
 The text decides, never a guess: a column is a number, a truth value or a time only when every field of the first
 block is written in one of the plain forms below; any other column stays text, letter by letter. The type then holds for

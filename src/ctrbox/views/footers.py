@@ -1,4 +1,4 @@
-"""Which columns of a Parquet file pyarrow can be asked about without harm.
+"""Decides which columns of a Parquet file can be read from its footer by pyarrow without harm.
 
 A footer has no checksum. Where the description of a column chunk is damaged, pyarrow refuses to read the column, but
 its metadata accessors (`RowGroupMetaData.column`, statistics, pruning by statistics) end the whole process, because

@@ -1,4 +1,4 @@
-"""File formats by name and by extension."""
+"""Finds the format of a file by name and by extension."""
 
 from __future__ import annotations
 
@@ -31,19 +31,22 @@ def format_of(files: Sequence[File], given: str | None) -> str:
     """The one format of all files: `given`, or what their names say."""
     if given is not None:
         if not isinstance(given, str):
-            raise SourceError(f"format is a {type(given).__name__}, expected one of {', '.join(EXTENSIONS)}")
+            raise SourceError(
+                f"format must be a string, got a {type(given).__name__}; expected one of {', '.join(EXTENSIONS)}"
+            )
         name = _BY_EXTENSION.get(given.lower().lstrip("."), given.lower())
         if name not in EXTENSIONS:
             known = nearest(given, EXTENSIONS)
-            raise SourceError(f"format {given!r} is not known, accepted: {_ACCEPTED}{known}")
+            raise SourceError(f"format {given!r} is not known; expected one of {_ACCEPTED}{known}")
         return name
     first = _by_name(files[0])
     for file in files[1:]:
         other = _by_name(file)
         if other != first:
             raise SourceError(
-                f"{file.shown} is {other} but {files[0].shown} is {first}, expected one format; "
-                "choose with a glob such as '*.parquet'"
+                f"{file.shown} "
+                f"is {other} but {files[0].shown} is {first}; expected files of one format: select them "
+                f"with a glob such as '*.parquet'"
             )
     return first
 
@@ -55,9 +58,12 @@ def _by_name(file: File) -> str:
     name = _BY_EXTENSION.get(extension)
     if name is None:
         raise SourceError(
-            f"the name of {file.shown} does not tell its format, accepted: {_ACCEPTED}; "
+            f"the format of {file.shown} cannot be seen from its name; expected one of {_ACCEPTED}; "
             "text may end in .gz, .zst, .bz2 or .lz4; or pass format='parquet' (csv, tsv, json, arrow, arrows)"
         )
     if compressed and name in ("parquet", "arrow"):
-        raise SourceError(f"{file.shown} is a compressed {name} file, expected it plain: it compresses inside")
+        raise SourceError(
+            f"{file.shown} is a compressed {name} file; expected it uncompressed, because {name} files "
+            f"compress their own contents"
+        )
     return name

@@ -1,4 +1,4 @@
-"""Files with an index of their rows (Parquet row groups, Arrow IPC record batches), read as one source.
+"""Reads files that have an index of their rows (Parquet row groups, Arrow IPC record batches) as one source.
 
 Footers are read once, by a few threads, when something beyond the schema is asked for. A later file must have
 the first one's columns; only columns that are asked for are compared.
@@ -302,8 +302,10 @@ class IndexedFiles(ColumnSource):
         for file, footer, count in zip(self._files, footers, wanted, strict=False):
             if count != sum(footer.rows):
                 raise SourceError(
-                    f"the dataset takes {count:,} of the {sum(footer.rows):,} rows of {file.shown}: it was made of some row "
-                    "groups of its files, and a view reads whole files. Pass the rows: cb.View(dataset.to_table())"
+                    f"the dataset takes {count:,} of the {sum(footer.rows):,} rows of {file.shown}"
+                    f", because it "
+                    f"selects some row groups of its files, but a view reads whole files. Pass the rows instead: "
+                    f"cb.View(dataset.to_table())"
                 )
 
     def _agree(self, file: int, footer: Footer, leaf: Leaf) -> Leaf:
@@ -315,15 +317,17 @@ class IndexedFiles(ColumnSource):
         wanted = self._columns.stored[leaf.name]
         if theirs is None:
             raise SourceError(
-                f"{shown} has no column {leaf.name!r}, expected {wanted.stored} as in {first}; "
-                "write it again with one (of nulls, say), or leave the file out"
+                f"{shown} has no column {leaf.name!r}, expected {wanted.stored} as in {first}"
+                f"; write the file again "
+                f"with this column (it may hold only nulls), or leave the file out"
             )
         if theirs is wanted:
             return theirs
         if not castable(theirs.type, wanted.type, theirs.stored):
             raise SourceError(
-                f"column {leaf.name!r} of {shown} is {theirs.stored}, expected {wanted.stored} as in {first}; "
-                "write it again with that type, or make views of their own for files that differ"
+                f"column {leaf.name!r} of {shown} is {theirs.stored}, expected {wanted.stored} as in {first}"
+                f"; write "
+                f"the file again with that type, or make a separate view for the files that differ"
             )
         return theirs
 

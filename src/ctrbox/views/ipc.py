@@ -1,4 +1,4 @@
-"""Arrow IPC: files (Feather version 2) by record batch, streams from front to back.
+"""Reads Arrow IPC: files (Feather version 2) by record batch, and streams from front to back.
 
 Buffers read from disk are checked before anyone follows their offsets; text is not required to be UTF-8.
 """
@@ -163,4 +163,4 @@ def _check(array: pa.Array) -> None:
         for place in range(type.num_fields):
             _check(array.field(place))
     else:
-        raise pa.ArrowInvalid(f"text in a {type} is not UTF-8")
+        raise pa.ArrowInvalid(f"a value of type {type} is not UTF-8")

@@ -1,5 +1,5 @@
-"""JSON lines: one object on each line; a missing field is null; fields first met after the first block are ignored
-unless `types=` declares them.
+"""Reads JSON lines into Arrow batches: one object on each line; a missing field is null; fields that first occur after the
+first block are ignored unless `types=` declares them.
 
 Whole numbers are int while all of them fit 64 bits and no fraction is met; with fractions the column is float. A whole
 number that a double would round is never rounded: a column of whole numbers becomes text, and next to fractions it is
@@ -75,7 +75,9 @@ class Json:
             expected = "; expected one JSON object a line" if parsed else ""
             raise SourceError(f"{file.shown}{where}: {error}{expected}") from error
         if not found.names:
-            raise SourceError(f"{file.shown} begins without a JSON object that has fields, expected one on each line")
+            raise SourceError(
+                f"{file.shown} does not begin with a JSON object that has fields; expected one on each line"
+            )
         return found
 
     def _inferred(self, block: Block) -> pa.Schema:
@@ -191,7 +193,7 @@ def _lines_before(data: bytes, at: int) -> int:
 
 
 def _check_lines(data: bytes, rows: int) -> None:
-    """Refuse objects that share a line or take several: their rows could not be cut into blocks."""
+    """Refuse objects that share a line or use several: their rows could not be cut into blocks."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     if lines == rows:
         return
@@ -202,8 +204,8 @@ def _check_lines(data: bytes, rows: int) -> None:
         try:
             json.loads(line)
         except ValueError as error:
-            raise BlockError(f"a line holds other than one JSON object ({first_line(error)})", row) from None
-    raise BlockError(f"{len(filled)} lines hold {rows} JSON objects, expected one on each line")
+            raise BlockError(f"a line does not hold exactly one JSON object ({first_line(error)})", row) from None
+    raise BlockError(f"{len(filled)} lines hold {rows} JSON objects; expected one on each line")
 
 
 def _led(block: bytes) -> int:

@@ -1,4 +1,4 @@
-"""What a delimited file looks like: whether its first line names the columns, and what separates its fields.
+"""Guesses how a delimited file is written: whether its first line names the columns, and its delimiter.
 
 Nothing here changes how a file is read. The answers only decide whether a file is read or refused with advice.
 """

@@ -1,4 +1,4 @@
-"""Frames and streams that speak Arrow's PyCapsule protocol: polars, duckdb, pandas, pyarrow."""
+"""Reads frames and streams that speak Arrow's PyCapsule protocol: polars, duckdb, pandas, pyarrow."""
 
 from __future__ import annotations
 

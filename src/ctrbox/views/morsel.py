@@ -1,4 +1,4 @@
-"""What every source hands out: morsels, record batches that know where their rows come from."""
+"""Defines morsels, which every source returns: record batches that know where their rows come from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MORSEL_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a morsel's first row lies: `row` counts from 0 inside `path` (``"memory"`` for frames)."""
+    """The position of a morsel's first row: `row` counts from 0 inside `path` (``"memory"`` for frames)."""
 
     path: str
     row: int

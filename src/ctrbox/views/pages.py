@@ -1,4 +1,4 @@
-"""Flat columns of a Parquet row group, decoded by the native core (native/core/parquet/column_chunk.h).
+"""Decodes flat columns of a Parquet row group with the native core (native/core/parquet/column_chunk.h).
 
 The core knows the common ways to store numbers and strings and answers None to all others and to damaged bytes:
 what it leaves, pyarrow reads, or refuses with its own message. Either way the values are the same.
@@ -81,7 +81,7 @@ def _flat(footer: Footer, leaf: Leaf) -> Flat | None:
 
 
 def _chunk(chunk: Any, column: Flat, rows: int) -> tuple[int, int, int, int, bool] | None:
-    """Where a column chunk lies and how it is stored, as the core wants to know it; None where it cannot read it."""
+    """Describe where a column chunk lies and how it is stored, as the core needs it; None if the core cannot read it."""
     codec = CODECS.get(chunk.compression)
     if codec is None or chunk.num_values != rows or chunk.file_path:
         return None

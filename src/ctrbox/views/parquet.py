@@ -1,4 +1,4 @@
-"""Parquet: footers, row groups, and what statistics prove. Pages are checked against their checksums."""
+"""Reads Parquet files: footers, row groups, and what statistics prove. Pages are checked against their checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hive partitions: ``day=2026-01-01/`` in a path is a column, the same value for every row of the file."""
+"""Reads Hive partitions: ``day=2026-01-01/`` in a path is a column with the same value for every row of the file."""
 
 from __future__ import annotations
 

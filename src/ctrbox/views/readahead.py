@@ -1,4 +1,4 @@
-"""Reader threads: work is taken in order, done ahead of need, handed over in order.
+"""Reads ahead with threads: work is taken in order, done before it is needed, and returned in order.
 
 At most `threads + ahead` results exist that the consumer has not taken. A failed task raises at its place,
 after the results before it. When the iterator ends, for whatever reason, its threads have been joined.

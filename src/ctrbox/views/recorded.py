@@ -1,4 +1,4 @@
-"""Sources whose columns were described before: by a saved plan, or by the log that a plan was compiled on.
+"""Checks sources against columns that were described earlier, by a saved plan or by the log that a plan was compiled on.
 
 `RecordedSource` stands for data that nobody has opened yet. It answers every question of the planner from what was recorded, and
 opens its data at the first scan. `AgreeingSource` holds opened data to a description: columns must be of the recorded kinds,
@@ -75,8 +75,9 @@ class AgreeingSource:
             now = self.schema.field(place).type
             if (kind_of_arrow(now) or kind_of_arrow(then)) and _shape(now) != _shape(then):
                 raise PlanError(
-                    f"column {name!r} of view {self.described.view!r} is {_named(now)} in {self.inner.name}; "
-                    f"the plan was built on {_named(then)}"
+                    f"column {name!r} of view {self.described.view!r} is {_named(now)} in {self.inner.name}"
+                    f", but the "
+                    f"plan was built on {_named(then)}"
                 )
 
     @property

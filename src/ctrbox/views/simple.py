@@ -1,4 +1,4 @@
-"""Every Arrow type comes down to a few simple ones; string bytes are never looked at, let alone changed.
+"""Reduces every Arrow type to a few simple ones; string bytes are never looked at or changed.
 
 | met                                          | handed out                                         |
 |----------------------------------------------|----------------------------------------------------|

@@ -1,4 +1,4 @@
-"""Anything readable becomes a `Source`: files on any filesystem, frames, streams."""
+"""Opens anything readable as a ``Source``: files on any file system, frames and streams."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def open_source(
         return from_capsule(data)
     met = "an empty list" if isinstance(data, Sequence) and not data else f"a {type(data).__name__}"
     raise SourceError(
-        f"cannot read {met}, expected a path, a glob, a list of paths, or an object that speaks Arrow "
+        f"cannot read {met}; expected a path, a glob, a list of paths, or an object that speaks Arrow "
         f"(polars, duckdb, pandas, pyarrow){_remedy(data)}"
     )
 
@@ -160,7 +160,7 @@ def _open_dataset(data: ds.Dataset) -> Source:
 
 
 def _files_of(data: ds.Dataset) -> list[File]:
-    """The files that a dataset reads; none where it is no dataset of files."""
+    """The files that a dataset reads; none where it is not a dataset of files."""
     if isinstance(data, ds.UnionDataset):
         return [file for child in data.children for file in _files_of(child)]
     if not isinstance(data, ds.FileSystemDataset):

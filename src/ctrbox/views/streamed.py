@@ -1,4 +1,4 @@
-"""Files without an index of their rows (CSV, JSON lines, Arrow streams), read from front to back.
+"""Reads files without an index of their rows (CSV, JSON lines, Arrow streams) from front to back.
 
 The raw bytes are cut into blocks of whole lines by one thread at a time; several threads parse. Rows are
 counted when blocks come out in order, so errors and morsels can name the row. `start` costs a read of
@@ -214,7 +214,8 @@ class _Steady(io.RawIOBase):
             found = self._file.store.attempt(what, lambda: self._read(fetch))
             if not found:
                 raise SourceError(
-                    f"{self._file.shown} ends after {self._at:,} bytes, expected {self._file.size:,} as it was listed"
+                    f"{self._file.shown} ends after {self._at:,} bytes, but had {self._file.size:,} bytes when its folder "
+                    f"was listed"
                 )
             self._at += len(found)
             self._waiting = self._waiting + found if self._waiting else found

@@ -1,4 +1,4 @@
-"""Text files in blocks of whole lines, as valid UTF-8.
+"""Reads text files in blocks of whole lines, as valid UTF-8.
 
 A text file is UTF-8, with or without a byte order mark, unless the view says another `encoding`; other bytes are
 refused. Nothing is replaced or left out.
@@ -134,7 +134,7 @@ def check_text(block: Block, options: TextOptions) -> None:
             raise NotText(f"{told}; {advice}", error.start) from None
     if options.encoding is None and (at := data.find(b"\0")) >= 0:
         advice = "if the file is UTF-16, pass encoding='utf-16'; if NUL belongs to the text, pass encoding='utf-8'"
-        raise NotText(f"byte {block.at + at} is NUL, which text does not hold; {advice}", at)
+        raise NotText(f"byte {block.at + at} is NUL, which does not occur in text; {advice}", at)
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""How a text file is to be read, as the user of a view says it. What is not said is None."""
+"""Defines the options of text files, as the user of a view gives them. Options that are not given are None."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def _checked_names(names: Any) -> tuple[str, ...]:
     found = tuple(names)
     for name in found:
         if not isinstance(name, str) or not name:
-            raise PlanError(f"names must be texts that are not empty, got {name!r}")
+            raise PlanError(f"names must be strings that are not empty, got {name!r}")
         if found.count(name) > 1:
-            raise PlanError(f"names holds {name!r} twice; expected each name once")
+            raise PlanError(f"names contains {name!r} twice; expected each name once")
     if not found:
         raise PlanError("names must name at least one column, got an empty list")
     return found
@@ -106,7 +106,7 @@ def _checked_types(types: Any, names: tuple[str, ...] | None) -> tuple[tuple[str
     for column, type in types.items():
         if not isinstance(column, str) or (names is not None and column not in names):
             raise PlanError(
-                f"types names the column {column!r}, which is not in names{nearest(str(column), names or ())}"
+                f"types= names the column {column!r}, which is not in names={nearest(str(column), names or ())}"
             )
         if not isinstance(type, str) or type not in DECLARED:
             raise PlanError(f"the type of column {column!r} must be one of {', '.join(DECLARED)}, got {type!r}")

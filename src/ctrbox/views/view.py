@@ -1,4 +1,4 @@
-"""A view: a collection of raw rows from one source, and the steps that clean it and join it with others.
+"""Defines ``View``: a collection of raw rows from one source, and the steps that clean it and join it with others.
 
 Everything is lazy: a view is a source and a tuple of steps. The planner reads the steps; nothing here touches a row.
 """
@@ -159,7 +159,9 @@ class View:
         known = sorted(view.name for view in self.brought())
         for name in given:
             if name not in known:
-                raise PlanError(f"view {name!r} is not joined or merged here{nearest(name, known)}; there are: {known}")
+                raise PlanError(
+                    f"view {name!r} is not joined or merged here{nearest(name, known)}; these views are: {known}"
+                )
         if isinstance(data, View):
             if data.steps:
                 steps = ", ".join(dict.fromkeys(_called(step) for step in data.steps))
@@ -257,9 +259,9 @@ class View:
         if not isinstance(view, View):
             raise PlanError(f"join needs a View, got {type(view).__name__}; wrap it: cb.View(data, key=…)")
         if not view.key:
-            raise PlanError(f"view {view.name!r} has no key to join on; make it with View(…, key={keys[0]!r})")
+            raise PlanError(f"view {view.name!r} has no key to join on; create it with View(…, key={keys[0]!r})")
         if len(keys) != len(view.key):
-            raise PlanError(f"join on {keys} needs as many columns as the key {view.key} of view {view.name!r}")
+            raise PlanError(f"join on {keys} must have as many columns as the key {view.key} of view {view.name!r}")
         if keys != view.key and sorted(keys) == sorted(view.key):
             # Keys are paired by position, so the same names in another order would look up values of other columns.
             raise PlanError(
@@ -277,9 +279,7 @@ class View:
         if not isinstance(view, View):
             raise PlanError(f"merge needs a View, got {type(view).__name__}; wrap it: cb.View(data, key=…)")
         if len(self.key) != 1 or len(view.key) != 1:
-            raise PlanError(
-                "merge aligns rows by instance id: give both views one key column, View(…, key='instance_id')"
-            )
+            raise PlanError("merge matches rows by id, so both views need one key column: View(…, key='instance_id')")
         return self._with(Merge(view, ordered, parse_bytes(budget)))
 
 
@@ -300,7 +300,7 @@ def _names(names: Any, what: str) -> tuple[str, ...]:
     found = tuple(names) if isinstance(names, Iterable) else (names,)
     for name in found:
         if not isinstance(name, str):
-            raise PlanError(f"{what} takes names of columns, got {name!r}")
+            raise PlanError(f"{what} takes the names of columns, got {name!r}")
     return found
 
 
