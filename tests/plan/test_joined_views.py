@@ -64,7 +64,7 @@ def text_view(folder: Path) -> cb.View:
         ),
         (
             lambda _: view(x=[1]).join(view("more", x=[1]), on="id"),
-            "column 'x' is in both 'log' and 'more'; join with prefix='more_' or leave it out with .select(…)",
+            "column 'x' is in both 'log' and 'more'; use join(…, prefix='more_'), or leave the column out with .select(…)",
         ),
         (
             lambda _: view(x=[1]).merge(view("more", x=[1]), ordered=True),
@@ -83,17 +83,17 @@ def text_view(folder: Path) -> cb.View:
         ),
         (
             lambda _: view().merge(view("more", x=[1]).filter(col("x") > 0), ordered=True),
-            "merge with 'more' can stream only a view without filters and joins into the log",
+            "merge with 'more' can only stream a view that has no filters and joins",
         ),
         (
             lambda _: cb.View(pa.table({"id": ["a"]}), key="id", name="log").merge(
                 cb.View(pa.table({"id": ["a"], "x": [1]}), key="id", name="more"), ordered=True
             ),
-            "merge by streaming needs whole-number ids in 'id' and 'id'; use ordered=False",
+            "a merge of sorted streams needs whole-number ids in 'id' and 'id'; use ordered=False",
         ),
         (
             lambda _: view().join(view("ads", x=[1.0]).with_columns(y=col("x").standardise()), on="id"),
-            "what is fitted is fitted on the log: move it from view 'ads' behind the join",
+            "operators that are fitted can only be fitted on the log; move this one from view 'ads' to the log, after the join",
         ),
         (lambda _: view(x=[1]).filter(col("x") + 1), "filter needs a condition (bool), got int: col('x').add(1)"),
         (lambda _: view().with_columns(y=col("idd")), "column 'idd' is not in view 'log'; nearest: 'id'"),
@@ -163,19 +163,19 @@ def test_a_fit_that_is_asked_for_twice_is_learned_once() -> None:
     [
         ({"label": col("s")}, "the label must be a number, 's' is str"),
         ({"weight": col("l")}, "the weight must be a number, 'l' is list[int]"),
-        ({"group": col("l")}, "the group must be a single value a row, not a list"),
+        ({"group": col("l")}, "the group must be a single value per row, not a list"),
         (
             {"dense": {"x": col("l").cast("float")}},
             "dense feature 'x' is a list of no fixed length; reduce it with .sum()",
         ),
         (
             {"dense": {"x": col("l")}},
-            "dense feature 'x' must be a number, it is list[int]; use .sum(), .max(), .get(n)",
+            "dense feature 'x' must be a number, but it is list[int]; use .sum(), .max(), .get(n)",
         ),
-        ({"dense": {"x": col("t")}}, "dense feature 'x' must be a number, it is time; use .hour() or .age(…)"),
+        ({"dense": {"x": col("t")}}, "dense feature 'x' must be a number, but it is time; use .hour() or .age(…)"),
         (
             {"dense": {"x": col("s")}},
-            "dense feature 'x' must be a number, it is str; use .length() or put it under sparse",
+            "dense feature 'x' must be a number, but it is str; use .length() or put it under sparse",
         ),
     ],
 )

@@ -1,1 +1,4 @@
-"""From expressions to a DAG of operators in layers, each with a place. Runs nothing and needs no device."""
+"""Compiles expressions into a graph of operators in layers, and decides where each operator runs.
+
+It runs nothing and needs no device.
+"""

@@ -108,7 +108,7 @@ def test_rows_in_memory_are_asked_for_by_name(tmp_path: Path) -> None:
     plan.save(tmp_path / "p.plan")
     without = cb.Plan.load(tmp_path / "p.plan")
     assert without.fingerprint == plan.fingerprint  # nothing needs the rows before the plan runs
-    with pytest.raises(PlanError, match=r"view '\w+' was rows in memory.*views={'\w+': …}"):
+    with pytest.raises(PlanError, match=r"view '\w+' was made of rows in memory.*views={'\w+': …}"):
         next(without.batches(7))
     loaded = cb.Plan.load(tmp_path / "p.plan", views=world.tables())
     assert loaded.fingerprint == plan.fingerprint

@@ -41,9 +41,9 @@ def values(e: Any) -> list[Any]:
         (["a"], [[]], "at least one number"),
         (["a"], np.zeros((1, 0)), "at least one number"),
         (["a"], np.array([2**63 + 1], np.uint64), "must fit 64 bits with a sign"),
-        (["a"], [[1j]], "whole numbers, one a word, or a matrix"),
-        (["a"], np.array([1], "m8[s]"), "whole numbers, one a word, or a matrix"),
-        (["a"], 5, "whole numbers, one a word, or a matrix"),
+        (["a"], [[1j]], "whole numbers, one per word, or a matrix"),
+        (["a"], np.array([1], "m8[s]"), "whole numbers, one per word, or a matrix"),
+        (["a"], 5, "whole numbers, one per word, or a matrix"),
         (["a", "b"], [[1], [1, 2]], "rows of one length"),
         (None, None, "words must be strings"),
         (5, None, "words must be strings"),
@@ -423,7 +423,7 @@ def test_an_engine_refuses_the_state_of_another_fit() -> None:
     plan = world.plan().fit()
     numbers = list(plan.fitted)
     plan.fitted = dict(zip(numbers, [plan.fitted[k] for k in reversed(numbers)], strict=True))
-    with pytest.raises(PlanError, match="not what the plan's operators need"):
+    with pytest.raises(PlanError, match="not match the operators of the plan:"):
         list(plan.batches(7))
 
 

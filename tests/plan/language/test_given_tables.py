@@ -36,16 +36,16 @@ def test_ids_are_positions_unless_given_and_vectors_are_rows() -> None:
 @pytest.mark.parametrize(
     ("words", "values", "told"),
     [
-        ({"a": 1}, [1], "a dictionary is given as words and values, or as one mapping from word to value"),
+        ({"a": 1}, [1], "Dictionary takes words and values, or one mapping from words to values"),
         ([1.5], None, "a dictionary's words must be strings or whole numbers, got double"),
         (["a", None], None, "a dictionary's words must not be null; 1 are"),
         (["a", 1], None, "a dictionary's words must be strings, or whole numbers of 64 bits: "),
-        (["a"], [1, 2], "a dictionary needs one value a word: 1 words, 2 values"),
+        (["a"], [1, 2], "a dictionary needs one value per word: 1 words, 2 values"),
         (["a", "b"], [[1], [2, 3]], "a dictionary's values must be numbers, or rows of one length: "),
-        (["a"], [1.5], "a dictionary's values must be whole numbers, one a word, or a matrix, one row a word"),
-        (["a"], ["b"], "a dictionary's values must be whole numbers, one a word, or a matrix, one row a word"),
-        (["a"], 5, "a dictionary's values must be whole numbers, one a word, or a matrix, one row a word"),
-        (["a"], [[[1]]], "a dictionary's values must be whole numbers, one a word, or a matrix, one row a word"),
+        (["a"], [1.5], "a dictionary's values must be whole numbers, one per word, or a matrix, one row per word"),
+        (["a"], ["b"], "a dictionary's values must be whole numbers, one per word, or a matrix, one row per word"),
+        (["a"], 5, "a dictionary's values must be whole numbers, one per word, or a matrix, one row per word"),
+        (["a"], [[[1]]], "a dictionary's values must be whole numbers, one per word, or a matrix, one row per word"),
         (["a"], np.zeros((1, 0)), "a dictionary's vectors must hold at least one number"),
         (["a"], np.array([2**63], np.uint64), "a dictionary's ids must fit 64 bits with a sign; the largest is 9223"),
     ],
@@ -76,8 +76,8 @@ def test_a_dictionary_is_read_from_two_columns(tmp_path: Path) -> None:
     vectors = cb.Dictionary.read(path, "word", "vector")
     assert (vectors.width, vectors.vectors.tolist()) == (2, [1, 2, 3, 4])
     for value, told in (
-        ("ragged", "vectors in 'ragged' must all have one length, and no nulls"),
-        ("holes", "vectors in 'holes' must all have one length, and no nulls"),
+        ("ragged", "vectors in 'ragged' must all have the same length and contain no nulls"),
+        ("holes", "vectors in 'holes' must all have the same length and contain no nulls"),
         ("gap", "column 'gap' must not be null; 1 values are"),
         ("text", "column 'text' must hold whole numbers or lists of numbers, not string"),
         ("ids", "has no column 'ids'; nearest: 'id'"),
@@ -86,7 +86,7 @@ def test_a_dictionary_is_read_from_two_columns(tmp_path: Path) -> None:
             cb.Dictionary.read(path, "word", value)
         assert told in str(caught.value)
     pq.write_table(pa.table(rows).slice(0, 0), path)
-    with pytest.raises(PlanError, match="must all have one length"):
+    with pytest.raises(PlanError, match="must all have the same length"):
         cb.Dictionary.read(path, "word", "vector")
     with pytest.raises(SourceError, match="a dictionary cannot be read"):
         cb.Dictionary.read(tmp_path / "none.parquet", "word", "id")
@@ -179,7 +179,7 @@ def careful(a: Any) -> Any:
         ),
         (
             {"args": ["int"], "result": "int", "cuda": "return x;", "nullable": True},
-            "operator: a cuda body makes no nulls",
+            "operator: a cuda body returns no nulls of its own, because",
         ),
         (
             {"args": ["int"], "result": "int", "cuda": 3},
@@ -192,11 +192,11 @@ def careful(a: Any) -> Any:
         ({"args": ["int"], "result": "int", "cuda": "returned;"}, "operator: a cuda body returns the row's value"),
         (
             {"args": ["int"], "result": "int", "cuda": "return\0;"},
-            "operator: a cuda body is source text; this one has a NUL",
+            "operator: a cuda body is source text; this one contains a NUL character",
         ),
         (
             {"args": ["int"], "result": "int", "cuda": "return \ud800;"},
-            "operator: a cuda body is source text; this one has a lone",
+            "operator: a cuda body is source text; this one contains a lone",
         ),
         (
             {"args": ["str"], "result": "int", "scalar": True},
@@ -243,7 +243,7 @@ def test_an_operator_that_cannot_be_is_refused_where_it_is_declared(settings: di
             lambda ü: 1,
             "a cuda body uses the names of the parameters, and 'ü' is none",
         ),
-        ({"args": ["int"], "scalar": True}, careful, "scalar function 'careful' raises or asserts"),
+        ({"args": ["int"], "scalar": True}, careful, "scalar function 'careful' uses raise or assert, but code"),
         (
             {"args": ["int"], "scalar": True},
             functools.partial(add, 1),

@@ -37,8 +37,11 @@ TABLE = pa.table(
         (lambda: col("word").standardise(), r"standardise takes a number, not str \('word'\)"),
         (lambda: col("words").is_in(["a"]), "is_in takes int, float, str or time, not list\\[str\\]"),
         (lambda: col("number").json("a"), "json reads a str column; 'number' is float"),
-        (lambda: col("word").json("a", "time"), "json gives str, int, float, bool or a list of str, int, float, not"),
-        (lambda: col("word").as_key(), "as_key takes whole numbers that are keys already; 'word' is str; use .key()"),
+        (
+            lambda: col("word").json("a", "time"),
+            "json can return str, int, float, bool or a list of str, int or float, not",
+        ),
+        (lambda: col("word").as_key(), "as_key takes whole numbers that are already keys; 'word' is str; use .key()"),
         (lambda: col("number").key(), "'number' is float, which cannot be a key"),
     ],
 )
@@ -52,10 +55,10 @@ def test_an_operator_over_a_column_of_the_wrong_type_is_refused(made: Callable[[
     [
         ({"label": col("word")}, "the label must be a number, 'word' is str"),
         ({"weight": col("when"), "label": col("clicked")}, "the weight must be a number, 'when' is time"),
-        ({"group": col("words")}, "the group must be a single value a row, not a list"),
+        ({"group": col("words")}, "the group must be a single value per row, not a list"),
         ({"dense": {"d": col("numbers")}}, "dense feature 'd' is a list of no fixed length"),
-        ({"dense": {"d": col("when")}}, r"dense feature 'd' must be a number, it is time; use .hour\(\)"),
-        ({"dense": {"d": col("word")}}, r"dense feature 'd' must be a number, it is str; use .length\(\)"),
+        ({"dense": {"d": col("when")}}, r"dense feature 'd' must be a number, but it is time; use \.hour\(\)"),
+        ({"dense": {"d": col("word")}}, r"dense feature 'd' must be a number, but it is str; use \.length\(\)"),
     ],
 )
 def test_a_feature_of_the_wrong_type_is_refused(features: dict[str, Any], why: str) -> None:
@@ -99,5 +102,5 @@ def test_what_is_fitted_is_refused_where_nothing_is_fitted() -> None:
 @pytest.mark.parametrize("start", [cb.Position(-1), cb.Position(0, -1), cb.Position(0, 0, -1), cb.Position(0, 4, 0)])
 def test_a_position_that_no_stream_has_is_refused(start: cb.Position) -> None:
     plan = cb.compile(cb.View(TABLE), cb.FeatureSet(dense={"number": col("number")}))
-    with pytest.raises(PlanError, match="is no position of a stream with shuffle=4"):
+    with pytest.raises(PlanError, match="is not a position in a stream with shuffle=4"):
         next(plan.batches(1, start=start, shuffle=4))

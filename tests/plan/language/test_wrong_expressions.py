@@ -52,13 +52,13 @@ def history(label: Any, member: Any) -> Expr:
         (lambda: col(""), "col needs the name of a column, got ''"),
         (lambda: col(5), "col needs the name of a column, got 5"),  # type: ignore[arg-type]
         (lambda: lit([1]), "a list literal must be empty"),
-        (lambda: col("n").bucketize(), "boundaries=[…] or quantiles=n, one of the two"),
-        (lambda: col("n").bucketize([1], quantiles=4), "boundaries=[…] or quantiles=n, one of the two"),
+        (lambda: col("n").bucketize(), "exactly one of boundaries=[…] and quantiles=n"),
+        (lambda: col("n").bucketize([1], quantiles=4), "exactly one of boundaries=[…] and quantiles=n"),
         (lambda: cb.overlap("words", "words", "cosine"), "overlap measures 'count' or 'jaccard', got 'cosine'"),
         (lambda: cb.concat(), "concat needs at least one part"),
-        (lambda: cb.FeatureSet(sparse=["n"]), "sparse features come as a dict, name → expression, got list"),  # type: ignore[arg-type]
-        (lambda: cb.FeatureSet(dense=col("n")), "dense features come as a dict, name → expression, got Expr"),  # type: ignore[arg-type]
-        (lambda: cb.shows(time="at", label="y"), "shows needs the column or columns to count by"),
+        (lambda: cb.FeatureSet(sparse=["n"]), "sparse features must be a dict from names to expressions, got list"),  # type: ignore[arg-type]
+        (lambda: cb.FeatureSet(dense=col("n")), "dense features must be a dict from names to expressions, got Expr"),  # type: ignore[arg-type]
+        (lambda: cb.shows(time="at", label="y"), "shows needs the columns to group by"),
         (lambda: cb.clicks("n", time="at", label="y", every="0h"), "every must be a span of time, got '0h'"),
         (lambda: cb.clicks("n", time="at", label="y", every="-1h"), "every must be a span of time, got '-1h'"),
         (
@@ -85,10 +85,13 @@ def test_an_expression_is_refused_where_it_is_written(make: Callable[[], Any], s
         (col("s").cast("list[str]"), "cast of 's' (str) to a list: use .split(…) or .json(…) first"),
         (col("s").bucketize([1.0]), "bucketize takes a number, not str ('s')"),
         (col("words").is_in(["a"]), "is_in takes int, float, str or time, not"),
-        (col("s").json("$.a", "time"), "json gives str, int, float, bool or a list of str, int, float, not 'time'"),
+        (
+            col("s").json("$.a", "time"),
+            "json can return str, int, float, bool or a list of str, int or float, not 'time'",
+        ),
         (col("n").json("$.a"), "json reads a str column; 'n' is int"),
         (col("s").key(), "key outside a feature needs a space: .key(space='…')"),
-        (col("s").as_key(space="x"), "as_key takes whole numbers that are keys already; 's' is str; use .key()"),
+        (col("s").as_key(space="x"), "as_key takes whole numbers that are already keys; 's' is str; use .key()"),
         (Expr("nothing", (col("n"),)), "there is no operator 'nothing'"),
         (Expr("literal", (), (("value", None),)), "a constant must be a number, a string, a bool or a time, got None"),
         (
@@ -108,7 +111,7 @@ def test_an_expression_is_refused_when_its_columns_are_known(expression: Expr, s
     [
         ({"label": col("s")}, "the label must be a number, 's' is str"),
         ({"weight": col("at")}, "the weight must be a number, 'at' is time"),
-        ({"group": col("words")}, "the group must be a single value a row, not a list"),
+        ({"group": col("words")}, "the group must be a single value per row, not a list"),
         ({"dense": {"many": col("many")}}, "dense feature 'many' is a list of no fixed length; reduce it with .sum()"),
         ({"dense": {"x": col("s").standardise()}}, "standardise takes a number, not str ('s')"),
         ({"dense": {"x": history("y", "words")}}, "shows counts single values, not lists ('words')"),
@@ -137,7 +140,7 @@ def test_what_is_fitted_cannot_be_evaluated_or_read_as_a_column() -> None:
 def test_what_is_fitted_in_a_joined_view_is_moved_behind_the_join() -> None:
     side = cb.View(pa.table({"n": [1, 2], "p": [0.5, 1.0]}), key="n", name="side")
     log = cb.View(ROWS, name="log").join(side.with_columns(q=col("p").standardise()).fill(q=0.0), on="n")
-    with pytest.raises(PlanError, match="fitted on the log: move it from view 'side' behind the join"):
+    with pytest.raises(PlanError, match="fitted on the log; move this one from view 'side' to the log, after the join"):
         cb.compile(log, cb.FeatureSet(dense={"q": col("q")}), device="cpu")
 
 
@@ -154,7 +157,11 @@ def test_compile_takes_a_feature_set() -> None:
 @pytest.mark.parametrize(
     ("ids", "columns", "says"),
     [
-        (["a", "b"], {"z": [1, 2]}, "merge by streaming needs whole-number ids in 'id' and 'id'; use ordered=False"),
+        (
+            ["a", "b"],
+            {"z": [1, 2]},
+            "a merge of sorted streams needs whole-number ids in 'id' and 'id'; use ordered=False",
+        ),
         ([1, 2], {"z": [1, 2], "x": [1, 2]}, r"column 'x' is in both 'log' and 'more'; leave it out with .select\(…\)"),
     ],
 )
@@ -221,11 +228,11 @@ def reader(*expressions: list[Any]) -> Reader:
     ("read", "says"),
     [
         (lambda: Writer().value(object), "a plan with type <class 'object'> as a parameter cannot be saved"),
-        (lambda: reader().at(0), "it refers to an expression that is not there"),
+        (lambda: reader().at(0), "it refers to an expression that does not exist"),
         (lambda: reader(["column", [], {"name": "n"}]).at(1), "must be a whole number from 0 to 0"),
-        (lambda: reader().value(["list"]), "\"['list']\" is no value"),
-        (lambda: reader().value({"float": "0x0p0", "time": 1}), "is no value"),
-        (lambda: reader().value({"time": True}), "'time' is no kind of value"),
+        (lambda: reader().value(["list"]), "\"['list']\" is not a value"),
+        (lambda: reader().value({"float": "0x0p0", "time": 1}), "is not a value"),
+        (lambda: reader().value({"time": True}), "'time' is not a kind of value"),
         (lambda: reader().step(["filter", "x"], []), "filter has a str"),
         (lambda: reader().step(["select", 5], []), "select has a int"),
         (lambda: reader().step(["merge", 0, "yes", 1], []), "ordered must be true or false"),
@@ -246,7 +253,7 @@ def nested(depth: int) -> Any:
 
 def test_values_lie_five_tuples_deep_at_most() -> None:
     assert reader().value(nested(5)) == (((((1,),),),),)
-    with pytest.raises(PlanError, match="is no value"):
+    with pytest.raises(PlanError, match="is not a value"):
         reader().value(nested(6))
 
 
@@ -258,7 +265,7 @@ def test_features_together_have_a_most_number_of_calls() -> None:
     found = reader(*doubled(21))  # 4,194,303 calls
     one = [["a", 21]]
     assert found.features({"sparse": [], "dense": one}).dense.keys() == {"a"}
-    with pytest.raises(PlanError, match=f"features of 8,388,606 calls; the most is {MOST_CALLS:,}"):
+    with pytest.raises(PlanError, match=f"features have 8,388,606 calls; at most {MOST_CALLS:,}"):
         found.features({"sparse": [], "dense": [*one, ["b", 21]]})
     with pytest.raises(PlanError, match=f"an expression of 8,388,607 calls, 23 inside each other.*{MOST_CALLS:,}"):
         sizes(doubled(22))

@@ -360,7 +360,7 @@ def test_each_device_has_what_it_needs(
     assert gpu | copied == needed_by(here, copied)
     assert not gpu & copied
     assert {k for k, p in found.operators.items() if p.device == "cuda"} == gpu
-    # What is sent and is no column is computed by the CPU, from columns alone.
+    # What is sent and is not a column is computed by the CPU, from columns alone.
     sent = [c.node for c in found.copies if c.node.op != "column"]
     there = sent + (filters if found.filters == "cpu" else [])
     assert cpu == needed_by(there, set())

@@ -112,19 +112,22 @@ def test_a_salt_is_shown_with_a_sign() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"kind": "gpu"}, "a device is 'cpu' or 'cuda', got 'gpu'"),
-        ({"kind": 3}, "a device is 'cpu' or 'cuda', got 3"),
-        ({"kind": "cuda"}, 'a GPU needs its memory: cb.Device("cuda", memory="80GB")'),
+        ({"kind": "gpu"}, "the kind of a device must be 'cpu' or 'cuda', got 'gpu'"),
+        ({"kind": 3}, "the kind of a device must be 'cpu' or 'cuda', got 3"),
+        ({"kind": "cuda"}, 'the memory of a GPU must be given: cb.Device("cuda", memory="80GB")'),
         ({"kind": "cpu", "cores": 0}, "cores of a device must be a whole number of at least 1, got 0"),
         ({"kind": "cpu", "cores": True}, "cores of a device must be a whole number of at least 1, got True"),
         ({"kind": "cpu", "cores": 1.0}, "cores of a device must be a whole number of at least 1, got 1.0"),
-        ({"kind": "cpu", "pcie": 0.0009}, "pcie of a device must be GB a second, from 0.001 to a million, got 0.0009"),
+        (
+            {"kind": "cpu", "pcie": 0.0009},
+            "pcie of a device must be GB per second, from 0.001 to a million, got 0.0009",
+        ),
         (
             {"kind": "cpu", "pcie": 1e6 + 1},
-            "pcie of a device must be GB a second, from 0.001 to a million, got 1000001.0",
+            "pcie of a device must be GB per second, from 0.001 to a million, got 1000001.0",
         ),
-        ({"kind": "cpu", "pcie": True}, "pcie of a device must be GB a second, from 0.001 to a million, got True"),
-        ({"kind": "cpu", "pcie": "1"}, "pcie of a device must be GB a second, from 0.001 to a million, got '1'"),
+        ({"kind": "cpu", "pcie": True}, "pcie of a device must be GB per second, from 0.001 to a million, got True"),
+        ({"kind": "cpu", "pcie": "1"}, "pcie of a device must be GB per second, from 0.001 to a million, got '1'"),
     ],
 )
 def test_a_device_that_cannot_be(given: dict[str, Any], told: str) -> None:
@@ -156,7 +159,7 @@ def test_a_device_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     (tmp_path / "control").touch()
     assert gpu_here()
     assert device_named("auto").note.startswith("auto: this machine has no GPU of known size; ")
-    with pytest.raises(PlanError, match="the size of the GPU is not known; say it"):
+    with pytest.raises(PlanError, match="the memory size of the GPU is not known; give it"):
         device_named("cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not gpu_here()
@@ -166,8 +169,11 @@ def test_a_device_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     (tmp_path / "none/0000:01:00.0").mkdir()
     assert gpu_here()
     for wrong, told in (
-        ("cuda:0", "'cuda:0' names no GPU by number; write 'cuda', or its memory: 'cuda:32GB'"),
-        ("cdua", "'cdua' is no device; expected one of cpu, cuda, cuda:32GB, auto; nearest: 'cuda'"),
+        (
+            "cuda:0",
+            "'cuda:0' selects a GPU by number, which is not supported; write 'cuda', or give its memory: 'cuda:32GB'",
+        ),
+        ("cdua", "'cdua' is not a device; expected one of cpu, cuda, cuda:32GB, auto; nearest: 'cuda'"),
         (3, "a device is 'cpu', 'cuda', 'cuda:32GB', 'auto' or a cb.Device, got 3"),
     ):
         with pytest.raises(PlanError) as caught:

@@ -1,1 +1,1 @@
-"""A plan as a picture, as text and as a page."""
+"""Shows a plan as a picture, as text and as data."""

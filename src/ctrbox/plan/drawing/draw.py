@@ -1,4 +1,4 @@
-"""A plan as a picture: an SVG file that needs nothing else.
+"""Draws a plan as a self-contained SVG file.
 
 A lane is a view, a row of a lane is a layer, a box is an operator. Joined views stand above the log, side by side as
 far as the width of a page allows, so that every curve runs down. A layer with many operators takes several lines.

@@ -1,4 +1,4 @@
-"""A plan in words: what is read, what is computed where, in which layers and meta-kernels, why there, how fast.
+"""Collects the facts about a plan: what is read, and where, in which layer and why each operator runs.
 
 `explain_json` gathers the facts as plain data, `explain` sets them as a page (page.py). Reads no row and needs no
 GPU; the same plan, device and measurements give the same page.
@@ -39,7 +39,7 @@ class Words:
         self.names = [*(o.name for o in graph.outputs), "(filter)", "(join key)", "(fit)"]
 
     def operator(self, node: Node) -> str:
-        """Without its number: ``split(%7, " ")``."""
+        """Return the operator without its number: ``split(%7, " ")``."""
         frames = self.graph.frames
         if node.op == "column":
             return f"column {node.name}"

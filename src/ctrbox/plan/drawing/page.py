@@ -1,4 +1,4 @@
-"""The facts of `explain_json` as a page of plain text, 118 characters wide. Adds no fact and leaves none of weight out."""
+"""Prints the facts of ``explain_json`` as plain text, 118 characters wide. It adds no facts and omits none that matter."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The compiled form of a job: how it is built, checked, ordered and saved."""
+"""Builds, checks, orders and saves the compiled form of a job."""

@@ -1,4 +1,4 @@
-"""From views and features to a graph: names become nodes, joins become look-ups, nulls are accounted for."""
+"""Builds the graph from views and features: names become nodes, joins become look-ups, and nulls are tracked."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ class Builder:
 
     def fit(self, how: str, inputs: tuple[Node, ...], settings: tuple[tuple[str, Any], ...], frame: FrameSpec) -> int:
         if frame.id != 0:
-            raise PlanError(f"what is fitted is fitted on the log: move it from view {frame.name!r} behind the join")
+            raise PlanError(
+                f"operators that are fitted can only be fitted on the log; move this one from view "
+                f"{frame.name!r} to the log, after the join"
+            )
         spec = FitSpec(how, inputs, settings)
         if spec in self.fits:
             return self.fits.index(spec)
@@ -203,7 +206,7 @@ class Builder:
         self.bring(scope, inner, row, step.prefix, step.view)
 
     def single_key(self, scope: Scope, members: tuple[Node, ...]) -> Node:
-        """The hash of a join key; PlanError unless each member is one value a row of a type that can be a key."""
+        """The hash of a join key; PlanError unless each member is one value per row of a type that can be a key."""
         for member in members:
             if member.kind not in ("i", "s", "b", "t", "k"):
                 raise PlanError(
@@ -224,8 +227,9 @@ class Builder:
             mine = prefix + name
             if mine in scope.columns:
                 raise PlanError(
-                    f"column {mine!r} is in both {scope.frame.name!r} and {view.name!r}; "
-                    f"join with prefix='{view.name}_' or leave it out with .select(…)"
+                    f"column {mine!r} is in both {scope.frame.name!r} and {view.name!r}"
+                    f"; use join(…, "
+                    f"prefix='{view.name}_'), or leave the column out with .select(…)"
                 )
             scope.columns[mine] = node if isinstance(node, Unusable) else self.typed.gather(row, node)
 
@@ -242,7 +246,7 @@ class Builder:
             )
         simple = frame.role == "log" and not any(isinstance(s, Join | Merge | Filter) for s in view.steps)
         if step.ordered and not simple:
-            raise PlanError(f"merge with {view.name!r} can stream only a view without filters and joins into the log")
+            raise PlanError(f"merge with {view.name!r} can only stream a view that has no filters and joins")
         ordered = step.ordered
         if ordered is None:
             ordered = simple and mine_kind == "i" and looks_ordered(frame.view, mine) and looks_ordered(view, theirs)
@@ -252,7 +256,9 @@ class Builder:
             self.bring(scope, inner, self.row(scope, inner.frame, (scope.column(mine),)), "", view)
             return
         if mine_kind != "i":
-            raise PlanError(f"merge by streaming needs whole-number ids in {mine!r} and {theirs!r}; use ordered=False")
+            raise PlanError(
+                f"a merge of sorted streams needs whole-number ids in {mine!r} and {theirs!r}; use ordered=False"
+            )
         frame.sources.append(SourceSpec(view, theirs))
         self.views.append(view)
         columns = self.raw_columns(frame, len(frame.sources) - 1, view, missing=True)
@@ -307,12 +313,12 @@ def build(log: View, features: FeatureSet) -> Graph:
         if e is not None:
             node = present(resolve(e, scope), role, gaps)
             if node.kind not in ("b", "i", "f"):
-                raise PlanError(f"the {role} must be a number, {origin(node).name!r} is {name_of(node.kind)}")
+                raise PlanError(f"the {role} must be a number, but {origin(node).name!r} is {name_of(node.kind)}")
             outputs.append(Output(role, role, node))
     if features.group is not None:
         node = present(hashed(scope, resolve(features.group, scope), "group"), "group", gaps)
         if node.kind != "k":
-            raise PlanError("the group must be a single value a row, not a list")
+            raise PlanError("the group must be a single value per row, not a list")
         outputs.append(Output("group", "group", node))
     for name, e in features.dense.items():
         outputs.append(dense(name, resolve(e, scope), gaps))
@@ -354,7 +360,7 @@ def dense(name: str, node: Node, gaps: list[Gap]) -> Output:
         )
     hints = {"t": ".hour() or .age(…)", "*i": ".sum(), .max(), .get(n) or put it under sparse"}
     hint = hints.get(node.kind, ".length() or put it under sparse")
-    raise PlanError(f"dense feature {name!r} must be a number, it is {name_of(node.kind)}; use {hint}")
+    raise PlanError(f"dense feature {name!r} must be a number, but it is {name_of(node.kind)}; use {hint}")
 
 
 def vector_width(node: Node) -> int:

@@ -1,4 +1,4 @@
-"""Outputs that may be null: where that begins, and what to add. All of a job's are told at once."""
+"""Finds outputs that may be null, and says where each null comes from and what to add. One error lists all of them."""
 
 from __future__ import annotations
 

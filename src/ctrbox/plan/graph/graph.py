@@ -1,4 +1,4 @@
-"""The compiled form of a job: frames, nodes, outputs. Pure data; engines run it.
+"""Defines the compiled form of a job as plain data: frames, nodes and outputs. Engines run it.
 
 A frame is a set of rows that operators run over: the log (frame 0) or a dimension view. Each frame has its own sources (its
 view's, and views merged by streaming), filters, and the nodes that are asked of it.

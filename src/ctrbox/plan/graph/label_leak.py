@@ -1,4 +1,4 @@
-"""Features that read what the label reads: a model trained on them learns the label from itself.
+"""Finds features that read the same columns as the label, so that a model would learn the label from itself.
 
 Click histories (`cb.shows`, `cb.clicks`, `cb.rate`) read the label of earlier rows only, while they are fitted, so they
 are not among these features.

@@ -1,4 +1,4 @@
-"""Layers: operators with no dependencies come first, the others by their depth below them (the paper's Figure 4).
+"""Sorts operators into layers by their depth in the graph (Figure 4 of the FeatureBox paper).
 
 Operators of a layer do not depend on each other, so a layer is issued as one piece of work and synchronised once.
 """

@@ -1,4 +1,4 @@
-"""Jobs as plain data: expressions, features and the steps of views, to and from what JSON can hold.
+"""Converts expressions, features and the steps of views to and from JSON.
 
 Everything lies in flat tables, and an entry refers only to entries before it: reading needs no recursion and
 cannot loop. Equal expressions are one entry. Reading checks structure, names of operators and sizes before it
@@ -204,8 +204,9 @@ def sizes(expressions: list[list[Any]]) -> list[int]:
         calls.append(1 + sum(calls[a] for a in args))
         if depth[-1] > DEEPEST or calls[-1] > MOST_CALLS:
             raise PlanError(
-                f"an expression of {calls[-1]:,} calls, {depth[-1]:,} inside each other, is too large for a saved plan; "
-                f"the most is {MOST_CALLS:,} and {DEEPEST:,}"
+                f"an expression of {calls[-1]:,} "
+                f"calls, nested {depth[-1]:,} deep, is too large for a saved plan; the "
+                f"limits are {MOST_CALLS:,} calls and a depth of {DEEPEST:,}"
             )
     return calls
 
@@ -238,21 +239,21 @@ class Reader:
     def at(self, place: Any) -> Expr:
         found = a_number(place, "the place of an expression", max(1, len(self.made)))
         if found >= len(self.made):
-            raise malformed("it refers to an expression that is not there")
+            raise malformed("it refers to an expression that does not exist")
         return self.made[found]
 
     def value(self, value: Any, depth: int = 0) -> Any:
         if value is None or isinstance(value, bool | int | str):
             return value
         if not isinstance(value, dict) or len(value) != 1 or depth > 4:
-            raise malformed(f"{str(value)[:60]!r} is no value")
+            raise malformed(f"{str(value)[:60]!r} is not a value")
         ((tag, inner),) = value.items()
         match tag:
             case "float":
                 try:
                     return float.fromhex(a_text(inner, "a float"))
                 except (ValueError, OverflowError):
-                    raise malformed(f"{inner[:60]!r} is no float") from None
+                    raise malformed(f"{inner[:60]!r} is not a float") from None
             case "time" if isinstance(inner, int) and not isinstance(inner, bool):
                 return Time(inner)
             case "bytes":
@@ -265,11 +266,11 @@ class Reader:
             case "dictionary":
                 place = a_number(inner, "a dictionary's place")
                 if place >= len(self.dictionaries):
-                    raise malformed("it refers to a dictionary that is not there")
+                    raise malformed("it refers to a dictionary that does not exist")
                 return self.dictionaries[place]
             case "operator":
                 return self.operator(a_dict(inner, "an operator"))
-        raise malformed(f"{tag[:60]!r} is no kind of value")
+        raise malformed(f"{tag[:60]!r} is not a kind of value")
 
     def features(self, written: Any) -> FeatureSet:
         written = a_dict(written, "features")
@@ -286,9 +287,9 @@ class Reader:
             pairs = [a_list(p, "a feature", length=2) for p in a_list(written.get(role), f"{role} features")]
             many[role] = {a_text(name, "a feature's name"): one(place) for name, place in pairs}
             if len(many[role]) != len(pairs):
-                raise malformed(f"two {role} features of one name")
+                raise malformed(f"two {role} features have the same name")
         if sum(used) > MOST_CALLS:
-            raise malformed(f"features of {sum(used):,} calls; the most is {MOST_CALLS:,}")
+            raise malformed(f"its features have {sum(used):,} calls; at most {MOST_CALLS:,} are allowed")
         return FeatureSet(**roles, sparse=many["sparse"], dense=many["dense"])
 
     def step(self, written: Any, views: Sequence[View]) -> Step:
@@ -330,5 +331,5 @@ class Reader:
     @staticmethod
     def _view(place: Any, views: Sequence[View]) -> View:
         if not isinstance(place, int) or not 0 <= place < len(views):
-            raise malformed("a step refers to a view that is not before it")
+            raise malformed("a step refers to a view that does not come before it")
         return views[place]

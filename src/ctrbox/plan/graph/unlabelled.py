@@ -1,4 +1,4 @@
-"""Rows without a label: filters that ask for one, and the plan without them.
+"""Removes filters on the label from a plan, so that rows without a label can be predicted.
 
 ``.filter(col("click").is_not_null())`` drops rows whose label is unknown from training. A row that is to be scored has
 no label yet, so such a filter does not apply where a plan runs without labels.

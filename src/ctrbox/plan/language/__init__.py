@@ -1,1 +1,1 @@
-"""What users write: expressions, operators and feature sets, and their types."""
+"""Defines what users write: expressions, operators and feature sets, and their types."""

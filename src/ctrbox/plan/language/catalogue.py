@@ -1,4 +1,4 @@
-"""The table of operators in docs/operators.md: what users write, what it takes and gives, how it behaves.
+"""Generates the table of operators in docs/operators.md: syntax, types and behaviour.
 
 Behaviour is told by the ``catalogue_<family>`` modules, kinds by the native catalogue. What is added here is
 how each row is written (``WRITTEN``). ``tools/make_operator_docs.py`` puts ``markdown()`` into the page.

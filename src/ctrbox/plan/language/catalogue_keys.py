@@ -58,7 +58,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         _EITHER,
         "an empty list among the members: no key",
         _BYTES,
-        "cut at limit keys a row (1,024 unless given), row counted in warnings",
+        "cut at limit keys per row (1,024 unless given), row counted in warnings",
     ),
     # ---- dictionaries
     (

@@ -137,7 +137,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         "cast_t",
         'to time: int counts "s", "ms", "us" or "ns" since 1970, as unit= says; '
         "str as `YYYY-MM-DD[ T]hh:mm[:ss[.f]][Z|±hh:mm]` or a date",
-        "null in, null out; what does not parse or is no date",
+        "null in, null out; what does not parse or is not a date",
         "null",
         _ASCII,
         "years 0001 to 9999, an int outside them is null; digits past microseconds are cut off, nanoseconds are rounded down",
@@ -161,7 +161,7 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
     # ---- JSON
     (
         "json",
-        "value at `$.a['b'][0]`: str (raw text of what is no string), int (whole), float, bool, lists of them",
+        "value at `$.a['b'][0]`: str (raw text of what is not a string), int (whole), float, bool, lists of them",
         "null in, absent, JSON null or another type: null; elements that do not convert are dropped",
         "an empty document is malformed: null, counted in warnings",
         "escapes become UTF-8, a lone surrogate U+FFFD; other bytes stay",

@@ -1,4 +1,4 @@
-"""What the parameters of operators may be.
+"""Checks the parameters of operators.
 
 Asked where an expression is written, so that the error names the user's own line, and again where it is resolved: an
 expression can also come from a file.
@@ -77,7 +77,7 @@ def encoded(op: str, value: Any) -> bytes:
     try:
         return value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise PlanError(f"{op}: {shown(value)} holds half of a surrogate pair, so it is no text") from None
+        raise PlanError(f"{op}: {shown(value)} holds half of a surrogate pair, so it is not valid text") from None
 
 
 def name(what: str, value: Any) -> bytes:
@@ -111,7 +111,7 @@ def history(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of shows, clicks and rate, as an engine takes them."""
     what = params["what"]
     if what not in ("shows", "clicks", "rate"):
-        raise PlanError(f"a history gives shows, clicks or rate, not {shown(what)}")
+        raise PlanError(f"what= must be shows, clicks or rate, got {shown(what)}")
     found = {"what": what, **{name: whole("history", name, params[name]) for name in ("every", "buckets")}}
     if what == "rate":
         given = f"{shown(params['prior'])} and {shown(params['weight'])}"

@@ -1,4 +1,4 @@
-"""Expressions: what users write. Each call is one operator; nothing is computed here.
+"""Defines expressions. Each call is one operator; nothing is computed here.
 
 An expression is plain immutable data (operator, arguments, parameters), so it can be compared, saved and shared. Types are
 checked when a plan is built, where the columns are known.
@@ -150,7 +150,7 @@ class Expr:
         The boundaries are given, or they are ``quantiles`` quantiles that are fitted on the log.
         """
         if (boundaries is None) == (quantiles is None):
-            raise PlanError("bucketize needs boundaries=[…] or quantiles=n, one of the two")
+            raise PlanError("bucketize needs exactly one of boundaries=[…] and quantiles=n")
         if boundaries is not None:
             return self._call("bucketize", boundaries=checks.boundaries(boundaries))
         return self._call("bucketize", quantiles=checks.whole("bucketize", "quantiles", quantiles))
@@ -361,7 +361,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.datetime64) and not np.isnat(value):
         if not -290_000 < int(value.astype("datetime64[Y]").astype(np.int64)) < 290_000:
             raise PlanError(
-                f"the constant {value!r} is outside the microseconds of 64 bits; expected years up to 290,000"
+                f"the constant {value!r} does not fit into 64-bit microseconds; expected years up to 290,000"
             )
         return Time(int(value.astype("datetime64[us]").astype(np.int64)))  # a finer unit is rounded down
     if isinstance(value, np.timedelta64):

@@ -1,4 +1,4 @@
-"""What a plan is asked for: label, group, weight, sparse and dense features; and features made of a log's past."""
+"""Defines feature sets (label, group, weight, sparse and dense features) and features computed from the past of a log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FeatureSet:
             raise no_argument("FeatureSet", unknown, list(FeatureSet.__init__.__annotations__)[:-2])
         for role, given in (("sparse", sparse), ("dense", dense)):
             if given is not None and not isinstance(given, Mapping):
-                raise PlanError(f"{role} features come as a dict, name → expression, got {type(given).__name__}")
+                raise PlanError(f"{role} features must be a dict from names to expressions, got {type(given).__name__}")
             for name, value in (given or {}).items():
                 checks.name("a feature's name", name)
                 if not isinstance(value, Expr | str):
@@ -81,7 +81,7 @@ def _history(
     what: str, members: tuple[Any, ...], time: Any, label: Any, every: str, window: str | None, **more: Any
 ) -> Expr:
     if not members:
-        raise PlanError(f"{what} needs the column or columns to count by")
+        raise PlanError(f"{what} needs the columns to group by")
     length = span(every)
     if length <= 0:
         raise PlanError(f"every must be a span of time, got {every!r}")
@@ -89,7 +89,7 @@ def _history(
     if window is not None:
         buckets, rest = divmod(span(window), length)
         if rest or buckets < 1:
-            raise PlanError(f"window {window!r} must be a whole number of {every!r}")
+            raise PlanError(f"window {window!r} must be a multiple of every={every!r}")
     params = checks.history({"what": what, "every": length, "buckets": buckets, **more})
     args = (column(label), column(time), *(column(m) for m in members))
     return Expr("history", args, tuple(sorted(params.items())))

@@ -1,4 +1,4 @@
-"""Find out whether the keys of a field are hashes or plain numbers."""
+"""Finds out whether the keys of a field are hashes or plain numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Operators of a plan as typed nodes of a DAG. Equal nodes are one node.
+"""Defines the operators of a plan as typed nodes of a graph. Equal nodes are one node.
 
 A node lives in a frame: the log (0) or a dimension view (1, 2, …). ``gather`` is the only node whose value comes from another
-frame: ``inner`` is computed once a row of that frame, ``args[0]`` says which row.
+frame: ``inner`` is computed once per row of that frame, ``args[0]`` says which row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From an expression to nodes: one entry for each operator a user can write.
+"""Translates expressions into nodes: one entry for each operator that a user can write.
 
 Most operators are a kernel of the same name and a list of parameters (``PLAIN``). The others are functions below.
 """
@@ -23,7 +23,7 @@ from ctrbox.plan.language.user import UserOperator
 
 
 class Names(Protocol):
-    """Where columns are looked up."""
+    """The names by which columns are looked up."""
 
     known: dict[int, tuple[Expr, Node]]  # expressions resolved so far, by id
 
@@ -154,8 +154,9 @@ def fill(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
         default = fit_literal(names, default, value)
     if default.kind != value.kind:
         raise PlanError(
-            f"fill of column {origin(value).name!r} ({name_of(value.kind)}) takes {name_of(value.kind)}, "
-            f"got {name_of(default.kind)}"
+            f"fill of column {origin(value).name!r} ({name_of(value.kind)}) "
+            f"must be {name_of(value.kind)}, got "
+            f"{name_of(default.kind)}"
         )
     if not value.nullable:  # checked all the same: tomorrow's log may have nulls
         return value
@@ -237,7 +238,7 @@ def time_of_number(names: Names, value: Node, unit: str) -> Node:
             "t": "; it needs no cast",
         }.get(value.kind, "")
         raise PlanError(
-            f"cast to time with unit={unit!r} takes whole numbers, {origin(value).name!r} is {name_of(value.kind)}{cure}"
+            f"cast to time with unit={unit!r} takes whole numbers, but {origin(value).name!r} is {name_of(value.kind)}{cure}"
         )
     first, last = FIRST // each, LAST // each
     if value.op == "literal":
@@ -353,7 +354,7 @@ def json(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     kind = kind_named(str(params["to"]))
     if kind not in ("s", "i", "f", "b", "*s", "*i", "*f"):
         raise PlanError(
-            f"json gives str, int, float, bool or a list of str, int, float, not {checks.shown(params['to'])}"
+            f"json can return str, int, float, bool or a list of str, int or float, not {checks.shown(params['to'])}"
         )
     if value.kind != "s":
         raise PlanError(f"json reads a str column; {origin(value).name!r} is {name_of(value.kind)}")
@@ -366,7 +367,7 @@ def json(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
         path.encode()
         _native.JsonPaths([path], [kind])
     except UnicodeEncodeError:
-        raise PlanError(f"JSON path {checks.shown(path)} is no valid text") from None
+        raise PlanError(f"JSON path {checks.shown(path)} is not valid text") from None
     except ValueError as error:
         raise PlanError(str(error)) from None
     why = f"JSON path {path} of {origin(value).name!r} can be missing"
@@ -379,8 +380,9 @@ def hashed(names: Names, value: Node, op: str) -> Node:
     if value.kind.endswith("f"):
         one = "one of it, .get(n) or .max(), and " if value.kind == "*f" else ""
         raise PlanError(
-            f"{op}: {origin(value).name!r} is {name_of(value.kind)}, which cannot be a key: nearly equal numbers would get "
-            f"unrelated keys; take {one}.bucketize([…]) or .round().cast('int').fill(0), or put it under dense"
+            f"{op}: {origin(value).name!r} is {name_of(value.kind)}, which cannot be a key: "
+            f"nearly equal numbers "
+            f"would get unrelated keys; use {one}.bucketize([…]) or .round().cast('int').fill(0), or put it under dense"
         )
     return names.typed.call("hash", (value,))
 
@@ -395,7 +397,7 @@ def key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
 def as_key(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     if args[0].kind not in ("i", "*i"):
         raise PlanError(
-            f"as_key takes whole numbers that are keys already; {origin(args[0]).name!r} is {name_of(args[0].kind)}; use .key()"
+            f"as_key takes whole numbers that are already keys; {origin(args[0]).name!r} is {name_of(args[0].kind)}; use .key()"
         )
     if params["space"] is not None:
         checks.name("a key's space", params["space"])
@@ -474,7 +476,7 @@ def history(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Nod
     label, time, *members = args
     params = checks.history(params)
     if not members:
-        raise PlanError(f"{params['what']} needs the column or columns to count by")
+        raise PlanError(f"{params['what']} needs the columns to group by")
     if time.kind != "t":
         advice = {"i": f"; {UNIT_ADVICE}", "s": "; make it a time with .cast('time')"}.get(time.kind, "")
         raise PlanError(f"{params['what']} needs a time column, {origin(time).name!r} is {name_of(time.kind)}{advice}")

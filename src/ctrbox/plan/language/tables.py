@@ -1,4 +1,4 @@
-"""Tables that operators are given: dictionaries of words, and descriptions of what an engine has to build."""
+"""Defines the tables that operators are given: dictionaries of words, and descriptions of what an engine builds."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ def misfit(how: str, state: Any) -> str:
 class Dictionary:
     """A large table from words to ids or to vectors.
 
-    ``words``: strings or whole numbers (a list, an Arrow array, a column). ``values``: whole numbers, one a word (default: the
-    word's position), or a matrix of numbers, one row a word. The first of equal words counts.
+    ``words``: strings or whole numbers (a list, an Arrow array, a column). ``values``: whole numbers, one per word (default: the
+    word's position), or a matrix of numbers, one row per word. The first of equal words counts.
     """
 
     def __init__(self, words: Any, values: Any = None) -> None:
         if isinstance(words, Mapping):
             if values is not None:
-                raise PlanError("a dictionary is given as words and values, or as one mapping from word to value")
+                raise PlanError("Dictionary takes words and values, or one mapping from words to values")
             words, values = list(words), list(words.values())
         array = _words(words)
         kind = kind_of_arrow(array.type)
         if kind not in ("s", "i"):
             raise PlanError(f"a dictionary's words must be strings or whole numbers, got {array.type}")
         if array.null_count:
-            raise PlanError(f"a dictionary's words must not be null; {array.null_count} are")
+            raise PlanError(f"a dictionary's words must not be null; {array.null_count} of them are")
         try:
             self.words: pa.Array = array.cast(pa.large_string() if kind == "s" else pa.int64())
         except pa.ArrowException as error:
@@ -88,7 +88,7 @@ class Dictionary:
         except (ValueError, TypeError, OverflowError) as error:
             raise PlanError(f"a dictionary's values must be numbers, or rows of one length: {error}") from None
         if table.ndim and len(table) != len(array):
-            raise PlanError(f"a dictionary needs one value a word: {len(array)} words, {len(table)} values")
+            raise PlanError(f"a dictionary needs one value per word: {len(array)} words, {len(table)} values")
         if table.ndim == 1 and table.dtype.kind in "iu":
             if table.dtype.kind == "u" and (table > np.uint64(2**63 - 1)).any():
                 raise PlanError(f"a dictionary's ids must fit 64 bits with a sign; the largest is {table.max()}")
@@ -100,7 +100,7 @@ class Dictionary:
             self.ids, self.width = np.zeros(0, np.int64), int(table.shape[-1])
             self.vectors = np.ascontiguousarray(table, np.float64).reshape(-1)
         else:
-            raise PlanError("a dictionary's values must be whole numbers, one a word, or a matrix, one row a word")
+            raise PlanError("a dictionary's values must be whole numbers, one per word, or a matrix, one row per word")
 
     @staticmethod
     def read(path: str | Path, word: str, value: str) -> Dictionary:
@@ -124,7 +124,7 @@ class Dictionary:
         if kind in ("*f", "*i"):
             flat = column.flatten()
             if len(column) == 0 or pc.count_distinct(pc.list_value_length(column)).as_py() != 1 or flat.null_count:
-                raise PlanError(f"{path}: vectors in {value!r} must all have one length, and no nulls")
+                raise PlanError(f"{path}: vectors in {value!r} must all have the same length and contain no nulls")
             numbers = flat.to_numpy(zero_copy_only=False)
             return Dictionary(table.column(word), numbers.reshape(len(column), len(flat) // len(column)))
         raise PlanError(f"{path}: column {value!r} must hold whole numbers or lists of numbers, not {column.type}")

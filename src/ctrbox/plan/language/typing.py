@@ -1,4 +1,4 @@
-"""Types of operators: which kernel fits the arguments, what it gives, whether that may be null.
+"""Infers the types of operators: which kernel fits the arguments, its result type, and whether it may be null.
 
 The native catalogue is the one list of kernels. Arguments are widened where nothing is lost: bool → int → float.
 """

@@ -1,4 +1,4 @@
-"""A user's own operator: a Python function with declared types, and with it, if the user likes, a way to run on a GPU.
+"""Defines operators that users write: Python functions with declared types, optionally with a body for the GPU.
 
     a function over columns     gets one array per argument (pyarrow, or NumPy with ``arrays="numpy"``) of any number of
                                 rows and returns one of equal length; runs on the CPU, under the GIL
@@ -50,12 +50,12 @@ class UserOperator:
 
     @property
     def name(self) -> str:
-        """Of a callable without a name of its own, such as a functools.partial, how Python shows it."""
+        """Return the name of the function, or Python's text for a callable without a name, such as a functools.partial."""
         return getattr(self.function, "__qualname__", None) or repr(self.function)
 
     @property
     def path(self) -> str:
-        """Where a saved plan finds it again."""
+        """Return the import path by which a saved plan finds the function again."""
         return f"{self.function.__module__}:{self.name}"
 
     @property
@@ -113,7 +113,8 @@ def operator(
             raise PlanError(f"operator: {what} gives one {NUMBERS} a row, not {name_of(gives)}")
         if nullable:
             raise PlanError(
-                f"operator: {what} makes no nulls, its result is null where an argument is; leave out nullable"
+                f"operator: {what} returns no nulls of its own, because its result is null where an argument is null; "
+                f"remove nullable"
             )
 
     def declare(function: Callable[..., Any]) -> UserOperator:
@@ -139,16 +140,16 @@ def check_body(body: Any) -> None:
     try:
         body.encode()
     except UnicodeEncodeError:
-        raise PlanError("operator: a cuda body is source text; this one has a lone surrogate") from None
+        raise PlanError("operator: a cuda body is source text; this one contains a lone surrogate") from None
     if "\0" in body:
-        raise PlanError("operator: a cuda body is source text; this one has a NUL")
+        raise PlanError("operator: a cuda body is source text; this one contains a NUL character")
     if not re.search(r"\breturn\b", body):
         raise PlanError(f"operator: a cuda body returns the row's value: 'return …;', got {checks.shown(body)}")
 
 
 def check_scalar(takes: list[str], arrays: str) -> None:
     if arrays != "arrow":
-        raise PlanError("operator: a scalar function gets plain numbers, not arrays; leave out arrays")
+        raise PlanError("operator: a scalar function gets plain numbers, not arrays; remove arrays=")
     for kind in takes:
         if kind not in FIXED:
             raise PlanError(f"operator: a scalar function takes {NUMBERS}, not {name_of(kind)}; cuda= takes any kind")
@@ -170,7 +171,9 @@ def parameters(function: Callable[..., Any], count: int, what: str) -> tuple[str
 def check_names(names: Sequence[str]) -> None:
     for name in names:
         if name in CPP_WORDS.split() or not name.isascii():
-            raise PlanError(f"a cuda body uses the names of the parameters, and {name!r} is none in C++; rename it")
+            raise PlanError(
+                f"a cuda body uses the names of the parameters, and {name!r} is not a valid name in C++; rename it"
+            )
 
 
 def check_plain(function: Callable[..., Any]) -> None:
@@ -178,6 +181,7 @@ def check_plain(function: Callable[..., Any]) -> None:
         raise PlanError(f"a scalar function is a plain def or lambda, got {checks.shown(function)}")
     if any(i.opname == "RAISE_VARARGS" for i in dis.get_instructions(function)):
         raise PlanError(
-            f"scalar function {function.__qualname__!r} raises or asserts, and a row on a GPU has no place for an error; "
-            "return a value instead, such as math.nan"
+            f"scalar function {function.__qualname__!r} "
+            f"uses raise or assert, but code on a GPU cannot report an "
+            f"error; return a value instead, such as math.nan"
         )

@@ -1,4 +1,4 @@
-"""Features as text, for a command line: ``"x_y=cross('x', 'y')"`` → a name and an expression.
+"""Parses features that are given as text on a command line, such as ``"x_y=cross('x', 'y')"``.
 
 Nothing is evaluated by Python: the text is parsed, its tree is walked, and only what stands in the tables below is called.
 A name, or a string where a function wants a column, is a column. Refused: everything else that Python can write, with what
@@ -85,7 +85,7 @@ def parse_feature(text: str) -> tuple[str, Expr]:
     if not isinstance(text, str):
         raise PlanError(f"a feature is written as name=expression, got {checks.shown(text)}; {EXAMPLE}")
     if len(text) > MOST_CHARACTERS:
-        raise PlanError(f"a feature may be {MOST_CHARACTERS:,} characters long, got {len(text):,}; use a job file")
+        raise PlanError(f"a feature may have at most {MOST_CHARACTERS:,} characters, got {len(text):,}; use a job file")
     name, equals, body = text.partition("=")
     name = name.strip()
     if not equals or body.startswith("=") or not NAME.fullmatch(name):
@@ -95,7 +95,7 @@ def parse_feature(text: str) -> tuple[str, Expr]:
     except SyntaxError as error:
         raise PlanError(f"feature {name!r} cannot be read: {error.msg} in {checks.shown(body.strip())}") from None
     except (ValueError, RecursionError, MemoryError):
-        raise PlanError(f"feature {name!r} cannot be read: {checks.shown(body.strip())} is no expression") from None
+        raise PlanError(f"feature {name!r} cannot be read: {checks.shown(body.strip())} is not an expression") from None
     try:
         value = _Reader(name).read(tree, 0)
         if isinstance(value, str):
@@ -139,7 +139,7 @@ class _Reader:
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self.apply(op, left, right, depth)
             case ast.Compare():
-                raise PlanError(f"feature {self.feature!r} compares in a chain; write (a < b) & (b < c)")
+                raise PlanError(f"feature {self.feature!r} uses a chained comparison; write (a < b) & (b < c)")
             case ast.Call():
                 return self.call(node, depth)
         raise self.refused(node)
@@ -155,21 +155,23 @@ class _Reader:
 
     def name(self, name: str) -> Expr:
         if name.startswith("__"):
-            raise PlanError(f"feature {self.feature!r} names {name!r}, which is no column; {EXAMPLE}")
+            raise PlanError(f"feature {self.feature!r} names {name!r}, which is not a column; {EXAMPLE}")
         return col(name)
 
     def element(self, node: ast.AST, depth: int) -> Any:
         """Return an element of a list, which must be a literal."""
         found = self.read(node, depth + 1)
         if found is not None and not isinstance(found, int | float | str):
-            raise PlanError(f"feature {self.feature!r} has a list of other things than numbers and strings")
+            raise PlanError(
+                f"feature {self.feature!r} has a list that contains something other than numbers and strings"
+            )
         return found
 
     def expression(self, node: ast.AST, depth: int) -> Expr:
         """Never a bare literal: Python must not compute with what a text holds."""
         value = self.read(node, depth + 1)
         if isinstance(value, When | Then):
-            raise PlanError(f"feature {self.feature!r} computes with a when that has no .otherwise(…)")
+            raise PlanError(f"feature {self.feature!r} uses a when(…) without .otherwise(…)")
         return expression(value)
 
     def apply(self, op: ast.AST, left: ast.AST, right: ast.AST, depth: int) -> Expr:
@@ -189,7 +191,7 @@ class _Reader:
             named[keyword.arg] = self.read(keyword.value, depth + 1)
         for value in [*positional, *named.values()]:
             if isinstance(value, When | Then):
-                raise PlanError(f"feature {self.feature!r} gives {shown} a when that has no .otherwise(…)")
+                raise PlanError(f"feature {self.feature!r} gives {shown} a when(…) without .otherwise(…)")
         # A column by its bare name, where a column's name is what the function takes.
         if function is col:
             positional = [dict(p.params)["name"] if isinstance(p, Expr) and p.op == "column" else p for p in positional]
@@ -202,7 +204,7 @@ class _Reader:
             found = FUNCTIONS.get(node.id)
             if found is None:
                 raise PlanError(
-                    f"feature {self.feature!r} calls {node.id!r}, which is no function{nearest(node.id, FUNCTIONS)}; "
+                    f"feature {self.feature!r} calls {node.id!r}, which is not a function{nearest(node.id, FUNCTIONS)}; "
                     f"there are {', '.join(FUNCTIONS)}"
                 )
             return found, node.id
@@ -219,10 +221,12 @@ class _Reader:
             case Expr() | str():
                 owner, known = column(owner), METHODS
             case _:
-                raise PlanError(f"feature {self.feature!r} calls .{name} of {checks.shown(owner)}, which is no column")
+                raise PlanError(
+                    f"feature {self.feature!r} calls .{name} of {checks.shown(owner)}, which is not a column"
+                )
         if name not in known:
             raise PlanError(
-                f"feature {self.feature!r} calls .{name}, which is no operator{nearest(name, known)}; "
+                f"feature {self.feature!r} calls .{name}, which is not an operator{nearest(name, known)}; "
                 + (f"expected .{known[0]}(…)" if len(known) == 1 else "docs/operators.md has them all")
             )
         found: Callable[..., Any] = getattr(owner, name)

@@ -1,4 +1,4 @@
-"""Where the user wrote an expression: file and line, for errors that are found later, when a plan is built."""
+"""Records where the user wrote an expression (file and line), for errors that are found later."""
 
 from __future__ import annotations
 

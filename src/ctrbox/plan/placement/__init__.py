@@ -1,1 +1,1 @@
-"""Where each operator runs: sizes, costs, devices and the operators that share a kernel."""
+"""Decides where each operator runs, by sizes, costs and devices."""

@@ -1,4 +1,4 @@
-"""What an operator costs: nanoseconds a row on one core, on a GPU, and of copies between them.
+"""Estimates the cost of operators in nanoseconds per row on one core and on a GPU, and of copies between them.
 
 CPU: a base, bytes of the strings and elements of the lists that go in, from profiles of the extraction job of
 benchmarks/ and of single operators on a Neoverse-N1. GPU: registers read and written at the speed of its
@@ -24,7 +24,7 @@ from ctrbox.plan.language.typing import kernels
 from ctrbox.plan.placement.device import Device
 from ctrbox.plan.placement.sizes import BATCH_ROWS, Sizes, entry_bytes
 
-# device → operator ("%12", or "json" for all of a class, or a user's function, or a meta-kernel) → ns a row
+# device → operator ("%12", or "json" for all of a class, or a user's function, or a meta-kernel) → ns per row
 Measured = Mapping[str, Mapping[str, float]]
 
 
@@ -96,7 +96,7 @@ ENTRIES_ONLY = frozenset(["fill", "select", "get", "first", "last", "byte_length
 
 
 class Costs:
-    """Of one graph on one device. ``measured``: what is known better than by estimate."""
+    """The costs of one graph on one device. ``measured`` replaces estimates by measured times."""
 
     def __init__(self, graph: Graph, device: Device, measured: Measured | None = None) -> None:
         self.graph = graph
@@ -187,7 +187,7 @@ class Costs:
 
     # ---- between the devices
     def copied(self, node: Node) -> float:
-        """A column or a result on its way to the GPU: 1 GB a second is a byte a nanosecond."""
+        """A column or a result on its way to the GPU: 1 GB per second is a byte a nanosecond."""
         return self.sizes.travelling(node) / self.device.pcie
 
     def laid_out(self, node: Node) -> float:
@@ -206,22 +206,32 @@ def checked(measured: Measured | None, graph: Graph) -> Measured:
     if measured is None:
         return {}
     if not isinstance(measured, Mapping):
-        raise PlanError(f"measured times are by device and operator: {{'cuda': {{'json': 2.5}}}}, got {measured!r}")
+        raise PlanError(
+            f"measured times must be a dict from devices to operators, such as {{'cuda': {{'json': 2.5}}}}, "
+            f"got {measured!r}"
+        )
     nodes = graph.typed.nodes.order
     names = {*kernels(), *CPU, *map(str, nodes)}
     names |= {str(n.param("function").name) for n in nodes if n.op == "user"}
     for where, times in measured.items():
         if where not in ("cpu", "cuda"):
             raise PlanError(
-                f"measured times are of 'cpu' or 'cuda', got {where!r}{nearest(str(where), ['cpu', 'cuda'])}"
+                f"measured times must be for 'cpu' or 'cuda', got {where!r}{nearest(str(where), ['cpu', 'cuda'])}"
             )
         if not isinstance(times, Mapping):
-            raise PlanError(f"measured times of {where!r} are by operator: {{'json': 2.5}}, got {times!r}")
+            raise PlanError(
+                f"measured times of {where!r} must be a dict from operators to nanoseconds, such as {{'json': "
+                f"2.5}}, got {times!r}"
+            )
         for name, ns in times.items():
             kernel = isinstance(name, str) and name.startswith(("filter_", "layer_", "pick_", "emit"))
             if name not in names and not kernel:
-                raise PlanError(f"{name!r} was measured, and the plan has no such operator{nearest(str(name), names)}")
+                raise PlanError(
+                    f"a time was given for {name!r}, but the plan has no such operator{nearest(str(name), names)}"
+                )
             number = isinstance(ns, int | float) and not isinstance(ns, bool)
             if not number or not math.isfinite(ns) or ns < 0:
-                raise PlanError(f"a measured time is nanoseconds a row, 0 or more; {name!r} has {ns!r}")
+                raise PlanError(
+                    f"a measured time must be a number of nanoseconds per row, 0 or more; {name!r} has {ns!r}"
+                )
     return measured

@@ -1,4 +1,4 @@
-"""What a plan is placed on: the CPU, or a GPU of so much memory beside so many cores.
+"""Describes the device of a plan: the CPU, or a GPU with a given memory next to a number of cores.
 
 Needs no GPU: a device is a description, and a plan can be placed on one that is not here.
 """
@@ -36,14 +36,14 @@ class Device:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or self.kind not in ("cpu", "cuda"):
             near = nearest(self.kind, ["cpu", "cuda"]) if isinstance(self.kind, str) else ""
-            raise PlanError(f"a device is 'cpu' or 'cuda', got {self.kind!r}{near}")
+            raise PlanError(f"the kind of a device must be 'cpu' or 'cuda', got {self.kind!r}{near}")
         if self.kind == "cuda" and self.budget <= 0:
-            raise PlanError('a GPU needs its memory: cb.Device("cuda", memory="80GB")')
+            raise PlanError('the memory of a GPU must be given: cb.Device("cuda", memory="80GB")')
         if not isinstance(self.cores, int) or isinstance(self.cores, bool) or self.cores < 1:
             raise PlanError(f"cores of a device must be a whole number of at least 1, got {self.cores!r}")
         number = isinstance(self.pcie, int | float) and not isinstance(self.pcie, bool)
         if not number or not 1e-3 <= self.pcie <= 1e6:
-            raise PlanError(f"pcie of a device must be GB a second, from 0.001 to a million, got {self.pcie!r}")
+            raise PlanError(f"pcie of a device must be GB per second, from 0.001 to a million, got {self.pcie!r}")
 
     @property
     def budget(self) -> int:
@@ -67,20 +67,23 @@ def device_named(device: Any, *, gpu_bytes: int | None = None) -> Device:
     kind, colon, size = device.partition(":")
     if colon and kind == "cuda":
         if size.isdigit():
-            raise PlanError(f"{device!r} names no GPU by number; write 'cuda', or its memory: 'cuda:32GB'")
+            raise PlanError(
+                f"{device!r} selects a GPU by number, which is not supported; write 'cuda', or give its "
+                f"memory: 'cuda:32GB'"
+            )
         return Device("cuda", parse_bytes(size))
     if device == "cpu":
         return Device("cpu")
     if device in ("auto", "cuda") and gpu_bytes is not None:
         return Device("cuda", gpu_bytes)
     if device == "cuda" and gpu_here():
-        raise PlanError('the size of the GPU is not known; say it: cb.Device("cuda", memory="80GB")')
+        raise PlanError('the memory size of the GPU is not known; give it: cb.Device("cuda", memory="80GB")')
     if device in ("auto", "cuda"):
         why = "has no GPU" if not gpu_here() else "has no GPU of known size"
         note = f'{device}: this machine {why}; for a GPU\'s placement: cb.Device("cuda", memory="80GB")'
         return Device("cpu", note=note)
     known = ["cpu", "cuda", "cuda:32GB", "auto"]
-    raise PlanError(f"{device!r} is no device; expected one of {', '.join(known)}{nearest(device, known)}")
+    raise PlanError(f"{device!r} is not a device; expected one of {', '.join(known)}{nearest(device, known)}")
 
 
 def gpu_here() -> bool:

@@ -1,4 +1,4 @@
-"""How fast a plan should run on a GPU: copy, kernels and the CPU's share go on side by side, the slowest counts.
+"""Estimates the speed of a plan on a GPU: copies, kernels and the CPU's share overlap, so the slowest decides.
 
 Reading and decoding files is not counted: the figures are for columns that lie in host memory.
 """
@@ -15,7 +15,7 @@ from ctrbox.plan.placement.placement import Placement
 
 @dataclass(frozen=True)
 class Expected:
-    """Nanoseconds a row of what goes on side by side; of the CPU's share with all its cores."""
+    """Nanoseconds per row of what goes on side by side; of the CPU's share with all its cores."""
 
     copy: float
     kernels: float

@@ -1,4 +1,4 @@
-"""The meta-kernels of a plan: one launch for each layer of what the GPU computes, whatever the number of operators.
+"""Groups the operators on the GPU into meta-kernels: one launch for each layer.
 
 The log has two programs: the filters', where it has filters and they run on the GPU, and the features'. A layer
 is the depth of an operator below what its program loads: raw columns, results of the CPU, results kept from the
@@ -90,7 +90,7 @@ def programs(graph: Graph, placement: Placement) -> list[Program]:
     computed = {n.id: n for n in closure(filters, carried)}
     later = closure(outputs, carried)
     # A document scanned for the filter is scanned for the features too. Strict paths wait unless the filter is strict:
-    # a row that it drops is no error of a feature.
+    # a row that it drops is not an error of a feature.
     scanned = {(n.args[0].id, n.param("strict")) for n in computed.values() if n.op == "json"}
     paths = [n for n in later if n.op == "json" and (n.args[0].id, n.param("strict")) in scanned]
     extra = [n for n in paths if n.id not in computed]
@@ -201,7 +201,7 @@ def launches(graph: Graph, kernels: list[MetaKernel]) -> list[str]:
 
 
 def by_operator(kernels: list[MetaKernel], spent: Mapping[tuple[str, int], float], costs: Costs) -> dict[str, float]:
-    """Nanoseconds a row by operator from those of each (kernel, group), divided as the estimates are."""
+    """Nanoseconds per row by operator from those of each (kernel, group), divided as the estimates are."""
     found: dict[str, float] = {}
     for kernel in kernels:
         for number, group in enumerate(kernel.groups):

@@ -1,4 +1,4 @@
-"""Which operators are worth a move to the CPU: less work there than here, the copies of both ways included.
+"""Decides which operators to move to the CPU because they cost less there, including the copies.
 
 An operator that moves takes along whatever only it needs on the GPU, raw columns included; what others need
 too is computed twice. So the candidates form a tree: the parent of a node is the nearest operator that all its
@@ -22,7 +22,7 @@ SINK = -1  # the batch
 
 @dataclass(frozen=True)
 class Compared:
-    """Nanoseconds a row of a move: what the CPU takes with all its cores, what the GPU took; copies included."""
+    """Nanoseconds per row of a move: what the CPU takes with all its cores, what the GPU took; copies included."""
 
     cpu: float
     gpu: float
@@ -129,7 +129,7 @@ class _Search:
         return total
 
     def take(self, chosen: dict[int, Compared], parent: dict[int, int]) -> None:
-        """Of nested choices the outermost, and no operator that only moved ones need."""
+        """Take the outermost of nested choices, without operators that only moved ones need."""
         inside = {SINK: False}
         for node in reversed(self.nodes):
             above = parent[node.id]

@@ -1,4 +1,5 @@
-"""Where each operator runs. The rule of the paper: on the GPU, unless its memory does not fit there.
+"""Decides where each operator runs. The rule of the FeatureBox paper: an operator runs on the GPU unless its memory
+does not fit there.
 
 Three things keep an operator of the log on the CPU: it is a Python function; the table it looks into (a
 dictionary, the index and the records of a joined view, a set, fitted state) is larger than what is left of the
@@ -148,7 +149,7 @@ class Copy:
 
     @property
     def bytes(self) -> int:
-        """Of a batch."""
+        """Return the bytes of a batch."""
         return int(self.row_bytes * BATCH_ROWS)
 
 
@@ -164,7 +165,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the GPU, in bytes: registers and pool once, since kernels run one chunk after the other; columns as they came
+    """The memory of the GPU in bytes: registers and pool once, since kernels run one chunk after the other; columns as they came
     and outputs of every chunk under way; tables."""
 
     registers: int = 0
@@ -180,7 +181,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where everything of a plan is; by node id."""
+    """The device of every operator of a plan, by node id."""
 
     device: Device
     operators: dict[int, Placed]
@@ -195,7 +196,7 @@ class Placement:
 
     @property
     def used_bytes(self) -> int:
-        """Of the GPU."""
+        """Return the used bytes of the GPU."""
         return self.memory.bytes
 
     @property
@@ -338,7 +339,7 @@ class _Placer:
         )
 
     def live_bytes(self, nodes: list[Node]) -> int:
-        """Of a row's registers, as many as are alive in any one layer: others take the place of those that are not."""
+        """Return the most bytes of a row's registers that are alive in any one layer; dead registers are reused."""
         depth = depths({n: [] if self.leaf(n) else [a for a in n.args if a.op != "literal"] for n in nodes})
         last = dict(depth)
         for node in nodes:

@@ -1,4 +1,4 @@
-"""How large things are: registers on a GPU, columns that travel to it, tables that stay there.
+"""Computes sizes: registers on a GPU, columns that are copied to it, and tables that stay there.
 
 Strings and lists have the size of an average one; what a plan says (the width of a fixed list, the first five,
 a vector's length) is taken at its word. Nothing is read.
@@ -158,7 +158,7 @@ def stored_bytes(type_: pa.DataType, text: float, items: float) -> float:
 
 
 def entry_bytes(kind: str) -> int:
-    """Of a register's entry: one row."""
+    """Return the bytes of one entry of a register, which is one row."""
     return 1 if kind == "b" else 16 if kind == "s" or kind.startswith("*") else 8
 
 
