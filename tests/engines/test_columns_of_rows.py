@@ -101,7 +101,7 @@ def test_a_folder_that_cannot_be_replaced_is_put_back(tmp_path: Path) -> None:
 def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
     with locked(tmp_path / "a" / "b", "publish"):
         with pytest.raises(
-            WriteError, match="cannot publish: another process does so; end it, or choose another folder"
+            WriteError, match="cannot publish: another process is doing so; stop that process, or choose another folder"
         ):
             with locked(tmp_path / "a" / "b", "publish"):
                 pass
@@ -129,5 +129,7 @@ def test_a_row_group_holds_lists_of_32_bits() -> None:
 
     kind = pa.list_(pa.int64())
     assert shape(lists(2), kind).to_pylist() == [[7, 8]]
-    with pytest.raises(DataError, match="2,147,483,648 keys do not fit one row group's lists; lower row_group_rows"):
+    with pytest.raises(
+        DataError, match="2,147,483,648 keys do not fit into the lists of one row group; lower row_group_rows"
+    ):
         shape(lists(2**31), kind)

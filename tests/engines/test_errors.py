@@ -187,7 +187,7 @@ def test_a_merge_beyond_its_budget_is_refused() -> None:
 
 def test_a_merge_that_cannot_stream_says_why() -> None:
     filtered = basic(instance_id=[1, 2], ctr=[0.1, 0.2]).filter(col("ctr") > 0.0)
-    with pytest.raises(cb.errors.PlanError, match="can stream only a view without filters"):
+    with pytest.raises(cb.errors.PlanError, match="can only stream a view that has no filters"):
         dense(log().merge(filtered, ordered=True), col("ctr"))
     with pytest.raises(cb.errors.PlanError, match="one key column"):
         log().merge(cb.View(table(instance_id=[1])))
@@ -280,7 +280,7 @@ def test_a_float_cannot_be_a_key() -> None:
 def test_wrong_types_name_what_is_accepted() -> None:
     with pytest.raises(cb.errors.PlanError, match=r"lower of float \(.score.\) is not possible; it takes str"):
         cb.compile(log(), cb.FeatureSet(sparse={"s": col("score").lower().key()}))
-    with pytest.raises(cb.errors.PlanError, match="dense feature 'q' must be a number, it is str"):
+    with pytest.raises(cb.errors.PlanError, match="dense feature 'q' must be a number, but it is str"):
         cb.compile(log(), cb.FeatureSet(dense={"q": col("query")}))
     with pytest.raises(cb.errors.PlanError, match=r"filter needs a condition \(bool\), got float"):
         cb.compile(log().filter(col("score")), cb.FeatureSet(dense={"s": col("score")}))

@@ -211,7 +211,7 @@ def test_a_log_needs_one_key_of_a_simple_type(tmp_path: Path) -> None:
 
 def test_a_feature_cannot_take_the_name_of_the_key(tmp_path: Path) -> None:
     job = cb.compile(log(), cb.FeatureSet(sparse={"instance_id": col("instance_id").key()}))
-    with pytest.raises(cb.errors.PlanError, match="'instance_id' has the name of the key"):
+    with pytest.raises(cb.errors.PlanError, match="'instance_id' has the same name as the key"):
         job.materialize(tmp_path / "b.parquet")
 
 

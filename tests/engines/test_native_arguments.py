@@ -100,7 +100,7 @@ def test_pieces_name_rows_by_their_place_or_by_an_index() -> None:
 
 
 def a_lookup() -> Any:
-    """Two rows: field 0 has one key a row, field 1 lists of two and of none."""
+    """Two rows: field 0 has one key per row, field 1 lists of two and of none."""
     lists = (np.array([7, 8]), np.array([0, 2, 2]))
     return native.Lookup.of([(np.array([7, 9]), None), lists], 2, 1)
 
@@ -252,16 +252,16 @@ def test_weights_of_a_tower_have_gradients_of_their_shape() -> None:
         ({"columns": [(0, 0, True), (0, 0, False)]}, "each field is read once, and must exist"),
         ({"columns": [(0, 3, True)]}, "a kind of pooling is"),
         ({"columns": [(0, -1, True)]}, "a kind of pooling is"),
-        ({"rows": zeros(2, 5)}, "rows are one a key"),
-        ({"rows": zeros(3, 4)}, "rows are one a key"),
+        ({"rows": zeros(2, 5)}, "rows are one per key"),
+        ({"rows": zeros(3, 4)}, "rows are one per key"),
         ({"logs": zeros(1, 2)}, "dense columns do not fit the batch"),
         ({"logs": zeros(2, 1)}, "dense columns do not fit the batch"),
-        ({"logits": zeros(3)}, "logits are one a row"),
-        ({"label": zeros(1)}, "labels and weights are one a row"),
-        ({"weight": zeros(3)}, "labels and weights are one a row"),
+        ({"logits": zeros(3)}, "logits are one per row"),
+        ({"label": zeros(1)}, "labels and weights are one per row"),
+        ({"weight": zeros(3)}, "labels and weights are one per row"),
         ({"gradient": zeros(2, 5)}, "gradients have the shape of rows"),
         ({"gradient": zeros(3, 4)}, "gradients have the shape of rows"),
-        ({"seeds": [1, 2]}, "seeds are one a layer"),
+        ({"seeds": [1, 2]}, "seeds are one per layer"),
     ],
 )
 def test_a_step_of_a_tower_gets_parts_that_fit(changed: dict[str, Any], message: str | None) -> None:

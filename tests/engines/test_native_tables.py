@@ -179,9 +179,9 @@ def test_an_attention_is_its_formula(dim: int, width: int, simd: str) -> None:
         assert (both[:, :dim] == both[:, dim:]).all()
     empty = native.attend([unit], [drawn(0, dim)], simd)
     assert empty.shape == (0, dim)
-    with pytest.raises(ValueError, match="each unit needs its targets"):
+    with pytest.raises(ValueError, match="each unit needs targets"):
         native.attend([unit], [], simd)
-    with pytest.raises(ValueError, match="each unit needs its targets"):
+    with pytest.raises(ValueError, match="each unit needs targets"):
         native.attend([], [], simd)
 
 

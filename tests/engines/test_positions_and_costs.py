@@ -25,7 +25,7 @@ def compiled() -> cb.Plan:
     [(Position(-1), 0), (Position(0, -1), 0), (Position(0, 0, -1), 0), (Position(0, 4, 0), 4), (Position(0, 5, 0), 4)],
 )
 def test_a_position_that_no_stream_has(start: Position, shuffle: int) -> None:
-    with pytest.raises(PlanError, match=f"is no position of a stream with shuffle={shuffle}"):
+    with pytest.raises(PlanError, match=f"is not a position in a stream with shuffle={shuffle}"):
         next(compiled().walk(2, shuffle=shuffle, start=start))
 
 
@@ -36,13 +36,13 @@ def test_a_stream_goes_on_inside_a_window_with_the_same_shuffle_alone() -> None:
     assert position.skip == 2
     rest = [b.dense[:, 0].tolist() for b, _ in plan.walk(2, shuffle=4, seed=3, start=position)]
     assert rest == [rows for rows, _ in whole[1:]]
-    with pytest.raises(PlanError, match="this position lies inside a shuffle window; go on with the same shuffle"):
+    with pytest.raises(PlanError, match="this position lies inside a shuffle window; continue with the same shuffle="):
         next(plan.walk(2, start=Position(0, 2, 0)))
 
 
 def test_costs_are_known_once_a_batch_was_taken() -> None:
     plan = compiled()
-    with pytest.raises(PlanError, match="nothing has run yet; take a batch first"):
+    with pytest.raises(PlanError, match="this plan has not run yet; read a batch first"):
         plan.measure()
     list(plan.batches(8))
     found = plan.measure()
@@ -86,7 +86,7 @@ def test_ids_of_a_merged_view_ascend_from_one_morsel_to_the_next() -> None:
     assert merged([1, 3, 4, 5]) == [1.0, 0.0, 3.0]
     for ids in ([2, 1, 3], [1, 1, 3], [1, 3, 2], [1, 3, 4, 5, 2]):  # behind the log's last id too
         with pytest.raises(
-            DataError, match=r"id \d of view 'more' comes after \d.*not in ascending order without repeats"
+            DataError, match=r"id \d of view 'more' comes after \d.*; expected ids in ascending order without repeats:"
         ):
             merged(ids)
 
@@ -130,7 +130,9 @@ def test_parts_are_the_batches_cut_at_the_same_places(shuffle: int) -> None:
 
 def test_a_window_must_hold_a_batch() -> None:
     plan = compiled()
-    with pytest.raises(PlanError, match="shuffle within 7 rows needs a window of at least a batch, 8"):
+    with pytest.raises(
+        PlanError, match="shuffle=7 is smaller than a batch; expected a window of at least batch_size=8 rows"
+    ):
         plan.walk(8, shuffle=7)
     assert [b.rows for b, _ in plan.walk(8, shuffle=8)] == [8, 8, 4]
     assert [b.rows for b, _ in plan.walk(8, shuffle=15)] == [8, 8, 4]

@@ -56,10 +56,10 @@ def test_text_files_keep_how_they_were_read(form: str, given: dict[str, Any], op
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"columns": [["n", "i", 0, False], ["n", "s", 0, True]]}, "two columns of view 'log' have one name"),
+        ({"columns": [["n", "i", 0, False], ["n", "s", 0, True]]}, "two columns of view 'log' have the same name"),
         ({"columns": [["n", "i", 0]]}, "a column"),
         ({"columns": [["v", "*f", MOST_WIDTH + 2, False]]}, "the width of a list"),
-        ({"columns": [["n", "q", 0, False]]}, "'q' is no kind of column"),
+        ({"columns": [["n", "q", 0, False]]}, "'q' is not a kind of column"),
         ({"columns": [["n", "i", 3, False]]}, "column 'n' has two types"),
         ({"rows": -1}, "a count"),
         ({"bytes": (1 << 62) + 1}, "a count"),
@@ -111,5 +111,5 @@ def test_rows_in_memory_need_a_name_of_their_own() -> None:
     check_names([cb.View(one, name="x"), cb.View(other, name="y")])
     view = cb.View(one, name="x")
     check_names([view, view])
-    with pytest.raises(PlanError, match="two views are called 'x' and one holds rows in memory"):
+    with pytest.raises(PlanError, match="two views are called 'x' and one of them holds rows in memory"):
         check_names([view, cb.View(other, name="x")])

@@ -163,7 +163,7 @@ def test_rows_of_other_columns_are_refused() -> None:
         split.context(pa.record_batch({"user": pa.array([1, 2], pa.int64())}))
     with pytest.raises(DataError, match="one row"):
         split.context(pa.record_batch({"user": pa.array(["1"])}))
-    with pytest.raises(DataError, match="candidates are rows of"):
+    with pytest.raises(DataError, match="candidates must have the columns"):
         split.candidates(split.context(good), good)
     with pytest.raises(PlanError, match="not in view"):
         Split(PLANS[0], ["nothing"])

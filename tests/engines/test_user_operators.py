@@ -177,7 +177,7 @@ def broken(result: Any, kind: str = "int", **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("operator", "message"),
     [
-        (broken(pa.array([1, 2])), r"broken' got 5 rows and returned 2; it must return as many"),
+        (broken(pa.array([1, 2])), r"broken' got 5 rows and returned 2; it must return one value for each row"),
         (broken(lambda n: n.cast(pa.string())), None),  # digits parse back
         (broken(pa.array(["a"] * 5)), r"broken' must return int"),
         (broken(pa.array([1.5] * 5)), r"broken' must return int"),
@@ -464,9 +464,9 @@ def test_a_function_beside_a_cuda_body_must_make_no_nulls() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda n: n / 2, "returns float64 and is declared to return int; convert it"),
-        (lambda n: None, "returns nothing on some path; expected int"),
-        (lambda n: n if n > 0 else None, "returns nothing on some path; expected int"),
+        (lambda n: n / 2, "returns float64 but is declared to return int; convert the result,"),
+        (lambda n: None, "returns nothing on some code path; expected a result of type int"),
+        (lambda n: n if n > 0 else None, "returns nothing on some code path; expected a result of type int"),
         (lambda n: (n, n), r"returns UniTuple\(int64 x 2\)"),
         (lambda n: "a", "returns unicode_type"),
         (lambda n: n.nothing, "cannot be compiled by numba: Unknown attribute 'nothing' of type int64"),
@@ -485,12 +485,15 @@ def test_a_scalar_function_that_cannot_be_compiled_is_refused_before_the_first_r
         ({"cuda": "n + 1"}, "a cuda body returns the row's value: 'return …;', got 'n \\+ 1'"),
         ({"cuda": "return n;", "result": "str"}, "a cuda body gives one bool, int, float or time a row, not str"),
         ({"cuda": "return n;", "result": "list[int]"}, r"not list\[int\]"),
-        ({"cuda": "return n;", "nullable": True}, "makes no nulls, its result is null where an argument is; leave out"),
-        ({"scalar": True, "nullable": True}, "a scalar function makes no nulls"),
+        (
+            {"cuda": "return n;", "nullable": True},
+            "returns no nulls of its own, because its result is null where an argument is null; remove",
+        ),
+        ({"scalar": True, "nullable": True}, "a scalar function returns no nulls of its own, because"),
         ({"scalar": True, "result": "str"}, "a scalar function gives one bool, int, float or time a row, not str"),
         ({"scalar": True, "args": ["str"]}, "takes bool, int, float or time, not str; cuda= takes any kind"),
         ({"scalar": True, "args": ["list[int]"]}, r"not list\[int\]"),
-        ({"scalar": True, "arrays": "numpy"}, "gets plain numbers, not arrays; leave out arrays"),
+        ({"scalar": True, "arrays": "numpy"}, "gets plain numbers, not arrays; remove arrays="),
     ],
 )
 def test_wrong_bodies_fail_at_once(options: dict[str, Any], message: str) -> None:
@@ -509,8 +512,8 @@ def test_functions_that_have_no_place_beside_a_body_fail_at_once() -> None:
         return n
 
     for function, message in (
-        (raises, "raises or asserts, and a row on a GPU has no place for an error"),
-        (asserts, "raises or asserts"),
+        (raises, "uses raise or assert, but code on a GPU cannot report an error"),
+        (asserts, "uses raise or assert, but code"),
         (functools.partial(raises, 3), "a scalar function needs one named parameter per column"),
         (functools.partial(raises), r"a plain def or lambda, got functools\.partial"),
         (np.add, "needs one named parameter|whose parameters have names|a plain def or lambda"),
@@ -521,8 +524,8 @@ def test_functions_that_have_no_place_beside_a_body_fail_at_once() -> None:
             cb.operator(args=["int"], result="int", scalar=True)(function)
     declare = cb.operator(args=["int"], result="int", cuda="return 0;")
     for function, message in (
-        (lambda new: new, "uses the names of the parameters, and 'new' is none in C"),
-        (lambda größe: größe, "'größe' is none in C"),
+        (lambda new: new, "uses the names of the parameters, and 'new' is not a valid name in C"),
+        (lambda größe: größe, "'größe' is not a valid name in C"),
         (lambda n, m: n, "a cuda body needs one named parameter per column: .* has 2 for 1"),
         (3, "3 is not a function"),
     ):
@@ -584,7 +587,7 @@ def test_a_saved_plan_knows_its_bodies(tmp_path: Path, monkeypatch: pytest.Monke
         other = made(written(body, scalar))
         assert other.fingerprint != first.fingerprint
         with pytest.raises(
-            cb.errors.PlanError, match="has another CUDA body, or another way to run, than when the plan was saved"
+            cb.errors.PlanError, match="has a different CUDA body or way of running than when the plan was saved"
         ):
             cb.Plan.load(file, views={"log": pa.table({"n": [5]})}, allow_operators=True)
 

@@ -36,10 +36,10 @@ def test_keys_become_signed_numbers_and_floats_single_ones() -> None:
 
 def test_the_row_of_a_null_id_is_counted_from_the_first_row_of_all() -> None:
     check_ids(pa.array([1, 2]), "id", "n", 100)
-    with pytest.raises(DataError, match=r"id is null in row 102 of those to be written; filter such rows: "):
+    with pytest.raises(DataError, match=r"id is null in row 102 of the output; filter such rows: "):
         check_ids(pa.array([1, 2, None, None]), "id", "n", 100)
     bad = pa.Array.from_buffers(pa.large_string(), 1, [None, pa.array([0, 1]).buffers()[1], pa.py_buffer(b"\xff")])
-    with pytest.raises(DataError, match="id is not UTF-8 near row 7 of those to be written"):
+    with pytest.raises(DataError, match="id is not UTF-8 near row 7 of the output:"):
         check_ids(bad, "id", "n", 7)
 
 

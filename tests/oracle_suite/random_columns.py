@@ -32,7 +32,7 @@ class Column:
 Maker = Callable[[random.Random, int], Column]
 
 
-# ---- one value a row --------------------------------------------------------------------------------------------------
+# ---- one value per row --------------------------------------------------------------------------------------------------
 
 
 def some_null(rng: random.Random, rows: int) -> list[bool]:

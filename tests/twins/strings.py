@@ -1,7 +1,7 @@
 """Slow twins of the string operators: plain Python, one row at a time.
 
 A row is bytes (any bytes) or None; so is a result. `points` is the cut of native/operators/unicode.h: a byte
-that is no part of well-formed UTF-8 is a character of its own, and comes back unchanged.
+that is not part of well-formed UTF-8 is a character of its own, and comes back unchanged.
 """
 
 from __future__ import annotations

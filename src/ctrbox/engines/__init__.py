@@ -1,1 +1,1 @@
-"""Engines run a plan. ``cpu`` runs it here; what is common to all of them (``Plan``) lies beside them."""
+"""Runs plans. ``cpu`` runs them on the CPU and ``cuda`` on a GPU; the modules of this folder are common to both."""

@@ -1,4 +1,4 @@
-"""Which device a plan runs on: the name that was given is checked, and "auto" takes a GPU where one can be used."""
+"""Chooses the device of a plan: checks the given name, and resolves "auto" to a GPU where one can be used."""
 
 from __future__ import annotations
 

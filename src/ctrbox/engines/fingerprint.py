@@ -1,4 +1,4 @@
-"""The fingerprint of a plan: one digest of everything that decides the bits of a batch."""
+"""Computes the fingerprint of a plan: a digest of everything that determines the bits of its batches."""
 
 from __future__ import annotations
 

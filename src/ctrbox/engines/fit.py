@@ -1,4 +1,4 @@
-"""What a plan learns from its log before it can extract: quantiles, moments, click histories.
+"""Fits the values that a plan learns from its log before extraction: quantiles, means and deviations, click histories.
 
 The log is streamed through the plan's own operators, filters and joins. Fits that need no other fit share
 one pass; a fit whose input is made with another one comes in a later pass. A filter that is itself made with
@@ -72,7 +72,7 @@ def covers(dimensions: dict[int, Any], roots: list[Node]) -> bool:
 
 
 class FitOrder:
-    """Which fits can be learned when, and from which rows.
+    """The order in which operators can be fitted, and the rows that each is fitted on.
 
     There is always a next pass: a node is made from older nodes, and of two fits that filters make depend on
     each other the one whose filter was written first does not see the other's.
@@ -159,7 +159,7 @@ def learn(
     if not rows:
         what = ", ".join(dict.fromkeys(described(spec) for spec in fits.values()))
         cause = "no row passes its filters and joins" if extractor.log.filters else "it has none"
-        raise DataError(f"view {extractor.log.name!r} gives no rows to fit {what} on: {cause}")
+        raise DataError(f"view {extractor.log.name!r} has no rows to fit {what} on: {cause}")
     return {k: learner.state() for k, learner in learners.items()}
 
 
@@ -205,8 +205,9 @@ class Standard:
         if found is None:
             low, high = self.moments.low, self.moments.high
             raise DataError(
-                f"{described(self.spec)}: values from {low!r} to {high!r} have a variance beyond float64; "
-                "bound them first: .clip(low, high)"
+                f"{described(self.spec)}: values from {low!r} to {high!r} "
+                f"have a variance that does not fit into a "
+                f"float64; limit the values first: .clip(low, high)"
             )
         return {"mean": np.array([found[0]]), "scale": np.array([found[1]])}
 

@@ -1,4 +1,4 @@
-"""What the joins of a plan met: keys that were looked up, and those for which the joined view has no row.
+"""Counts, for each join of a plan, the keys that were looked up and those that have no row in the joined view.
 
 A left join gives such rows the nulls of the view, cleaned like any other, so ids that are written in another way on the two sides
 ('0017' and '17') leave every joined column empty and nothing fails. Counted on the CPU and on the GPU alike, with the rows that

@@ -1,7 +1,7 @@
-"""Features written once as basic features, to be merged into later runs by instance id.
+"""Writes features to Parquet as basic features, which later runs merge by instance id.
 
 Columns of the file, in this order: the log's key under its own name, then the chosen features. Dense
-features are float32, vectors fixed_size_list<float32>; sparse features are int64 keys, one a row or
+features are float32, vectors fixed_size_list<float32>; sparse features are int64 keys, one per row or
 list<int64>. One row for each row of the log that passes its filters, in the order of the log.
 
 A key column holds the very keys of the plan that wrote it: value and field are hashed in already, and the
@@ -59,7 +59,7 @@ def materialize(
     outputs = chosen(plan, features)
     key = key_node(plan)
     if key.name in {o.name for o in outputs}:
-        raise PlanError(f"feature {key.name!r} has the name of the key column; rename it")
+        raise PlanError(f"feature {key.name!r} has the same name as the key column; rename it")
     schema = file_schema(key, outputs, plan.fingerprint)
     folder = place.suffix != ".parquet"
     with written_aside(place, folder=folder) as aside:
@@ -83,7 +83,7 @@ def refuse_own_input(plan: Any, place: Path) -> None:
             for file in getattr(source.view.source, "_files", ()):
                 read = Path(file.path).resolve()
                 if not file.store.remote and (place.resolve() == read or place.resolve() in read.parents):
-                    raise PlanError(f"cannot write {place}: the plan reads {read.name} there; choose another place")
+                    raise PlanError(f"cannot write {place}: the plan reads {read.name} from there; choose another path")
 
 
 # ---- what is written ---------------------------------------------------------------------------------------
@@ -162,11 +162,11 @@ def check_ids(ids: pa.Array, what: str, name: str, before: int) -> None:
     if ids.null_count:
         row = before + int(np.argmax(np.asarray(ids.is_null())))
         cure = f"filter such rows: .filter(~col({name!r}).is_null())"
-        raise DataError(f"{what} is null in row {row:,} of those to be written; {cure}")
+        raise DataError(f"{what} is null in row {row:,} of the output; {cure}")
     try:
         ids.validate(full=True)  # a column of bytes is read as str, whatever the bytes
     except pa.ArrowInvalid as error:
-        raise DataError(f"{what} is not UTF-8 near row {before:,} of those to be written: {error}") from error
+        raise DataError(f"{what} is not UTF-8 near row {before:,} of the output: {error}") from error
 
 
 def shape(array: pa.Array, type_: pa.DataType) -> pa.Array:
@@ -176,7 +176,7 @@ def shape(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if pa.types.is_list(type_):
         offsets, keys = array.offsets.to_numpy(), array.values.to_numpy().view(np.int64)
         if offsets[-1] > np.iinfo(np.int32).max:
-            raise DataError(f"{offsets[-1]:,} keys do not fit one row group's lists; lower row_group_rows")
+            raise DataError(f"{offsets[-1]:,} keys do not fit into the lists of one row group; lower row_group_rows")
         return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(keys), type=type_)
     if array.type == type_:
         return array
@@ -206,7 +206,9 @@ def target(path: str | os.PathLike[str]) -> Path:
     """The place to write; what lies there already must be what an earlier run wrote, and nothing else."""
     text = os.fspath(path)
     if "://" in text:
-        raise PlanError(f"materialize writes to a local path, not to {text!r}; copy it there afterwards")
+        raise PlanError(
+            f"materialize writes only to local paths, got {text!r}; write to a local path and copy the result"
+        )
     place = Path(text)
     if place.suffix == ".parquet":
         if place.is_dir():
@@ -219,7 +221,7 @@ def target(path: str | os.PathLike[str]) -> Path:
             raise PlanError(f"{place} {met}; expected a folder, or a file that ends with .parquet")
         other = next((p.name for p in sorted(place.iterdir()) if not p.match("part-*.parquet")), None)
         if other is not None:
-            raise PlanError(f"folder {place} would be replaced, but holds {other!r}, which is no part file")
+            raise PlanError(f"folder {place} would be replaced, but holds {other!r}, which is not a part file")
     return place
 
 

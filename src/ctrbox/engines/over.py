@@ -1,4 +1,4 @@
-"""A plan over other data: the same steps and features, held to the kinds of columns that the plan was made on.
+"""Applies a plan to other data, whose columns must have the kinds that the plan was built with.
 
 Without this check a file whose user ids are text, where they were numbers, would be read without a word: its keys would be
 others, and every score chance.

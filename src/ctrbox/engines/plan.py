@@ -1,4 +1,6 @@
-"""A plan: a job that can be explained, run, saved. The public face of the graph and the engine behind it."""
+"""Defines ``Plan``: a compiled job that can be explained, run and saved. The public face of the graph and the engine
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,7 @@ class Plan:
         return device_named(device, gpu_bytes=gpu_bytes())
 
     def measure(self) -> dict[str, dict[str, float]]:
-        """Nanoseconds a row by operator, from the rows run so far on the CPU (all threads together) or, on a GPU, each group
+        """Nanoseconds per row by operator, from the rows run so far on the CPU (all threads together) or, on a GPU, each group
         of operators alone over the last chunk. ``explain()`` then shows them, and placement goes by them."""
         extractor = self.extractor()
         if hasattr(extractor, "measure"):
@@ -169,7 +171,7 @@ class Plan:
             return self.measured
         rows = extractor.stats.stages["extract"].rows if "extract" in extractor.stats.stages else 0
         if not rows:
-            raise PlanError("nothing has run yet; take a batch first")
+            raise PlanError("this plan has not run yet; read a batch first")
         found: dict[str, float] = {}
         for program in extractor.programs:
             for node, (_, nanos, _) in zip(program.nodes, program.native.profile(), strict=True):
@@ -285,16 +287,18 @@ class Plan:
         limit = None if limit is None else whole("limit", limit, 0, 2**62)
         stop = None if stop is None else whole("stop", stop, 0, 2**62)
         if start is not None and not isinstance(start, Position):
-            raise PlanError(f"start must be a Position, as plan.position gives it, got {start!r}")
+            raise PlanError(f"start must be a Position, as plan.position returns it, got {start!r}")
         if start is not None and (start.row < 0 or start.window < 0 or start.skip < 0 or 0 < shuffle <= start.skip):
-            raise PlanError(f"{start} is no position of a stream with shuffle={shuffle}")
+            raise PlanError(f"{start} is not a position in a stream with shuffle={shuffle}")
         if start is not None and start.shuffle and (start.shuffle, start.seed) != (shuffle, seed):
             raise PlanError(
-                f"this position is of a stream with shuffle={start.shuffle}, seed={start.seed}; go on with the same, "
-                f"not shuffle={shuffle}, seed={seed}"
+                f"this position belongs to a stream with shuffle={start.shuffle}, seed={start.seed}; continue with these "
+                f"values, not with shuffle={shuffle}, seed={seed}"
             )
         if shuffle and shuffle < batch_size:
-            raise PlanError(f"shuffle within {shuffle} rows needs a window of at least a batch, {batch_size}")
+            raise PlanError(
+                f"shuffle={shuffle} is smaller than a batch; expected a window of at least batch_size={batch_size} rows"
+            )
         if shuffle:
             return self._shuffled(batch_size, shuffle, seed, start, limit, stop)
         return self._ordered(batch_size, start, limit, stop)
@@ -338,7 +342,7 @@ class Plan:
     ) -> Generator[tuple[Batch, Position], None, None]:
         here = start or Position()
         if here.skip:
-            raise PlanError("this position lies inside a shuffle window; go on with the same shuffle and seed")
+            raise PlanError("this position lies inside a shuffle window; continue with the same shuffle= and seed=")
         stream = self.extractor(begin=here.row).batches(batch_size, here.row, limit, stop)
         try:
             for batch, after in stream:
@@ -384,7 +388,7 @@ class Plan:
         graph = build_columns(self.log, columns)
         if graph.fits:
             raise PlanError(
-                "columns cannot run operators that are fitted (bucketize(quantiles=…), standardise, rate, …)"
+                "columns cannot run operators that are fitted on the log (bucketize(quantiles=…), standardise, rate, …)"
             )
         extractor = Extractor(
             graph, {}, schema=Schema((), (), False, False, False), chunk_rows=self.chunk_rows, threads=self.threads
@@ -582,8 +586,9 @@ def compute(columns: dict[str, Any], rows: Any, *, chunk_rows: int = CHUNK_ROWS)
     graph.check_units()
     if graph.fits:
         raise PlanError(
-            "compute cannot run operators that are fitted (bucketize(quantiles=…), standardise, shows, clicks, rate); "
-            "compile a plan"
+            "compute cannot run operators that are fitted on the log (bucketize(quantiles=…), standardise, "
+            "shows, "
+            "clicks, rate); make a plan with cb.compile"
         )
     extractor = Extractor(graph, {}, schema=Schema((), (), False, False, False), chunk_rows=chunk_rows)
     parts = [

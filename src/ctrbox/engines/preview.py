@@ -1,4 +1,4 @@
-"""A look at a view: the columns that it has after its steps, and its first rows."""
+"""Shows the columns and the first rows of a view after its steps."""
 
 from __future__ import annotations
 
@@ -73,8 +73,9 @@ def _computed(view: View, known: pa.Schema, rows: int) -> Iterator[pa.Table]:
     graph = build_columns(view, {name: col(name) for name in known.names})
     if graph.fits:
         raise PlanError(
-            "head cannot run operators that are fitted (bucketize(quantiles=…), standardise, shows, clicks, rate); "
-            "select other columns, or compile a plan"
+            "head cannot run operators that are fitted on the log (bucketize(quantiles=…), standardise, "
+            "shows, "
+            "clicks, rate); select other columns, or make a plan with cb.compile"
         )
     extractor = Extractor(graph, {}, schema=Schema((), (), False, False, False))
     frames = extractor.frames(rows, 0, rows)

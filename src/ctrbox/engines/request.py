@@ -1,4 +1,4 @@
-"""Requests: a handful of raw rows, checked and handed to the very programs that made the training batches.
+"""Runs a plan on the few raw rows of a request, with the same programs that made the training batches.
 
 A request needs the columns of the log that features read. It needs no label and no weight, and no instance id; columns of a
 streamed merge may come with it, otherwise they are missing and filled.
@@ -90,7 +90,7 @@ class Requests:
                     rounded = narrowed(batch.column(place), known)
                 except OverflowError as error:
                     raise DataError(
-                        f"column {field.name!r} of the request: {error}, which the plan was built on"
+                        f"column {field.name!r} of the request: {error}, the type that the plan was built with"
                     ) from None
                 batch = batch.set_column(place, field.with_type(known), rounded)
         return batch
@@ -106,12 +106,13 @@ class Requests:
             if kind != wanted:
                 raise DataError(
                     f"column {name!r} of the request is {name_of(kind) if kind else mine}, "
-                    f"the plan was built on {name_of(wanted or 's')}"
+                    f"but the plan was built on {name_of(wanted or 's')}"
                 )
             sizes = [getattr(t, "list_size", None) for t in (mine, planned)]
             if sizes[0] != sizes[1]:
                 raise DataError(
-                    f"column {name!r} of the request holds lists of {sizes[0]}, the plan was built on {sizes[1]}"
+                    f"column {name!r} of the request holds lists of {sizes[0]} values, but the plan was built on lists of "
+                    f"{sizes[1]}"
                 )
 
 

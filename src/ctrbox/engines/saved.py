@@ -147,14 +147,15 @@ def _check_importable(operator: UserOperator) -> None:
     cure = "put it at the top level of a module that can be imported"
     if module == "__main__" or not DOTTED.fullmatch(module) or not DOTTED.fullmatch(name):
         raise PlanError(
-            f"operator {operator.path!r} cannot be saved: a plan keeps operators by import path, and a "
-            f"lambda, a function inside a function or one of __main__ has none; {cure}"
+            f"operator {operator.path!r} cannot be saved: a plan keeps operators by import path, and "
+            f"a lambda, a "
+            f"nested function and a function of __main__ have none; {cure}"
         )
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not operator and found is not operator.function and found != operator:
-        raise PlanError(f"operator {operator.path!r} cannot be saved: that name does not lead to it; {cure}")
+        raise PlanError(f"operator {operator.path!r} cannot be saved: that path leads to another object; {cure}")
 
 
 # ---- loading -----------------------------------------------------------------------------------------------
@@ -240,16 +241,19 @@ def _read(path: Path) -> tuple[dict[str, Any], list[memoryview]]:
         raise PlanError(f"the plan at {path} is cut off: {size} bytes")
     _, version, length = HEAD.unpack(data[: HEAD.size])
     if version > VERSION:
-        raise PlanError(f"the plan at {path} has layout {version}, this program reads up to {VERSION}; update ctrbox")
+        raise PlanError(
+            f"the plan at {path} has format version {version}, but this version of CTRBox reads up to "
+            f"{VERSION}; update ctrbox"
+        )
     if hashlib.sha256(data[:-32]).digest() != data[-32:]:
-        raise PlanError(f"the plan at {path} is damaged or cut off: its checksum does not fit")
+        raise PlanError(f"the plan at {path} is damaged or cut off: its checksum does not match")
     if version < 1 or length > min(MOST_HEADER_BYTES, size - HEAD.size - 32):
         raise PlanError(f"the plan at {path} is malformed: layout {version}, a header of {length:,} bytes")
     begin = HEAD.size + length
     try:
         header = a_dict(json.loads(bytes(data[HEAD.size : begin])), "the header")
     except (ValueError, RecursionError) as error:
-        raise malformed(f"its header is no JSON ({error})") from None
+        raise malformed(f"its header is not JSON ({error})") from None
     return header, list(_blobs(header, data[begin:-32]))
 
 
@@ -259,11 +263,11 @@ def _blobs(header: dict[str, Any], data: memoryview) -> Iterator[memoryview]:
         length = a_number(a_dict(entry, "a blob").get("length"), "a blob's length", len(data) - at + 1)
         part = data[at : at + length]
         if hashlib.sha256(part).hexdigest() != entry.get("sha256"):
-            raise malformed("a blob's checksum does not fit")
+            raise malformed("a blob's checksum does not match")
         yield part
         at += length
     if at != len(data):
-        raise malformed(f"{len(data) - at:,} bytes belong to nothing")
+        raise malformed(f"{len(data) - at:,} bytes at the end belong to no part")
 
 
 def _rebuild(
@@ -300,14 +304,14 @@ def _rebuild(
     plan = Plan(views[log], features, device=a_text(header.get("device"), "the device"))
     for number, state in a_dict(header.get("fitted"), "what was fitted").items():
         if not number.isdecimal() or int(number) >= len(plan.graph.fits):
-            raise malformed(f"it holds state for fit {number[:20]!r}, which the plan lacks")
+            raise malformed(f"it holds values for the fitted operator {number[:20]!r}, which the plan does not have")
         arrays = {name: _array(*blob(place)) for name, place in a_dict(state, "a fit").items()}
         wrong = misfit(plan.graph.fits[int(number)].how, arrays)
         if wrong:
             raise malformed(wrong)
         plan.fitted[int(number)] = arrays
     if plan.fitted and len(plan.fitted) < len(plan.graph.fits):
-        raise malformed(f"it holds {len(plan.fitted)} of {len(plan.graph.fits)} fits")
+        raise malformed(f"it holds the values of {len(plan.fitted)} of {len(plan.graph.fits)} fitted operators")
     return plan
 
 
@@ -352,7 +356,7 @@ def _operator(written: dict[str, Any], allowed: bool | Sequence[UserOperator]) -
     path = a_text(written.get("path"), "an operator's path")
     module, _, name = path.partition(":")
     if not DOTTED.fullmatch(module) or not DOTTED.fullmatch(name):
-        raise malformed(f"{path[:60]!r} is no import path")
+        raise malformed(f"{path[:60]!r} is not an import path")
     declared = UserOperator(
         len,
         texts(written.get("args"), "an operator's arguments"),
@@ -368,8 +372,9 @@ def _operator(written: dict[str, Any], allowed: bool | Sequence[UserOperator]) -
         found = known[path]
     elif allowed is not True:
         raise PlanError(
-            f"the plan uses the operator {path!r}, and loading would import (run) that module; "
-            "if you trust it: cb.Plan.load(…, allow_operators=True)"
+            f"the plan uses the operator {path!r}"
+            f", and loading the plan would import (and so run) that module; if you "
+            f"trust it: cb.Plan.load(…, allow_operators=True)"
         )
     else:
         try:
@@ -386,10 +391,10 @@ def _operator(written: dict[str, Any], allowed: bool | Sequence[UserOperator]) -
             declared.arrays,
         )
         if not same:
-            raise PlanError(f"operator {path!r} has other types than when the plan was saved")
+            raise PlanError(f"operator {path!r} has different argument or result types than when the plan was saved")
         if (found.cuda, found.scalar) != (declared.cuda, declared.scalar):
             raise PlanError(
-                f"operator {path!r} has another CUDA body, or another way to run, than when the plan was saved"
+                f"operator {path!r} has a different CUDA body or way of running than when the plan was saved"
             )
         return found
     raise PlanError(f"{path!r} is a {type(found).__name__}, expected a function declared with @cb.operator")

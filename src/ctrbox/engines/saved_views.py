@@ -1,4 +1,4 @@
-"""The views of a saved plan: where their data lies, what was known about it, and how it is found again.
+"""Saves the views of a plan: the paths of their data and their columns, and finds the data again when the plan is loaded.
 
 A plan keeps of each view its paths (without secrets), format, Arrow types, which columns could be null, and its rows and bytes at
 that time. Loading opens no path: a `RecordedSource` stands for the data until rows are asked for, and opens only what the user
@@ -45,8 +45,9 @@ def check_names(views: Sequence[View]) -> None:
         other = named.setdefault(view.name, mine)
         if other is not mine and None in (reference_of(mine), reference_of(other)):
             raise PlanError(
-                f"two views are called {view.name!r} and one holds rows in memory, which a saved plan finds "
-                "by name; name them apart: cb.View(…, name='…')"
+                f"two views are called {view.name!r} "
+                f"and one of them holds rows in memory, which a saved plan finds "
+                f"by name; give them different names: cb.View(…, name='…')"
             )
 
 
@@ -164,7 +165,7 @@ def _described(name: str, entry: dict[str, Any]) -> Described:
     columns = [a_list(c, "a column", length=4) for c in a_list(entry.get("columns"), "columns", MOST_COLUMNS)]
     names = [a_text(c[0], "a column") for c in columns]
     if len(set(names)) != len(names):
-        raise malformed(f"two columns of view {name[:60]!r} have one name")
+        raise malformed(f"two columns of view {name[:60]!r} have the same name")
     kept = _types(entry.get("schema"))
     types: dict[str, pa.DataType] = {}
     for column, kind, width, _ in columns:
@@ -209,7 +210,7 @@ def _type_of(kind: str, width: int) -> pa.DataType:
     try:
         found = arrow_type(kind) if kind else pa.null()
     except KeyError:
-        raise malformed(f"{kind[:20]!r} is no kind of column") from None
+        raise malformed(f"{kind[:20]!r} is not a kind of column") from None
     return pa.list_(found.value_type, width) if width and kind.startswith("*") else found
 
 
@@ -231,7 +232,7 @@ def open_view(described: Described, key: Sequence[str], keep: str | None, allowe
     name, reference = described.view, described.reference
     instead = f"load(…, views={{{name!r}: …}})"
     if reference is None:
-        raise PlanError(f"view {name!r} was rows in memory, which are not saved; give them: {instead}")
+        raise PlanError(f"view {name!r} was made of rows in memory, which are not saved; pass them: {instead}")
     paths = list(reference["paths"])
     _check_allowed(name, paths, allowed, instead)
     try:
@@ -240,7 +241,7 @@ def open_view(described: Described, key: Sequence[str], keep: str | None, allowe
         data, said = paths[0] if len(paths) == 1 else paths, reference.get("text", {})
         return View(data, key, keep=keep, name=name, format=reference["format"], **said).source
     except SourceError as error:
-        raise SourceError(f"view {name!r}: {error}; or give other data: {instead}") from error
+        raise SourceError(f"view {name!r}: {error}; or pass other data: {instead}") from error
 
 
 def _check_allowed(name: str, paths: Sequence[str], allowed: Allowed, instead: str) -> None:
@@ -254,6 +255,7 @@ def _check_allowed(name: str, paths: Sequence[str], allowed: Allowed, instead: s
     instead = " and ".join([instead, *(f"load(…, views={{{view!r}: …}})" for view in others)])
     raise PlanError(
         f"the plan's file says that view {name!r} reads {refused!r}, which is neither below the current folder nor beside "
-        f"the plan{also}; if you trust {'them' if others else 'it'}: load(…, allow_views={named!r}), or give other data: "
-        f"{instead}"
+        f"the plan{also}; if you trust {'them' if others else 'it'}: load(…, allow_views={named!r})"
+        f", or pass other "
+        f"data: {instead}"
     )

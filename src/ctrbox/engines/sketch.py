@@ -1,4 +1,4 @@
-"""Summaries of a stream of numbers in bounded memory: quantiles within a stated error, mean and deviation.
+"""Summarizes streams of numbers in bounded memory: quantiles within a stated error, mean and deviation.
 
 Values are taken in blocks of a fixed size whatever the arrays they come in, so a summary depends on the
 sequence of values alone: morsels, batches and threads cannot change a bit of it. NaN is left out.

@@ -1,4 +1,4 @@
-"""A plan cut in two for requests of one context and many candidates.
+"""Splits a plan into two parts for requests that have one context and many candidates.
 
     context row ──► context features ─────────────────────────────► batch of 1 row      once a context
               └───► what candidates read of it ─► frame of 1 row ─┐
@@ -58,7 +58,7 @@ class ContextPart:
 
 
 class _Once(Origin):
-    """Of a context, which is one row and has no number."""
+    """The origin of a context, which is one row without a number."""
 
     def name(self, offset: int) -> str:
         return self.path
@@ -123,7 +123,8 @@ class Split:
         """The context's part of a request, from one row of ``context_schema``."""
         if row.num_rows != 1 or not row.schema.equals(self.context_schema):
             raise DataError(
-                f"a context is one row of {self.context_schema.names}, got {row.num_rows} of {row.schema.names}"
+                f"a context must be one row with the columns {self.context_schema.names}, got {row.num_rows} rows with "
+                f"{row.schema.names}"
             )
         batch = self._run(self.once, self._sources(self.once, row), 1, CONTEXT)
         if self.shared is None:
@@ -147,7 +148,9 @@ class Split:
             sources: list[Rows] = [(rows, None, 0), *[(None, None, 0)] * self.merged]
         else:
             if not rows.schema.equals(self.candidate_schema):
-                raise DataError(f"candidates are rows of {self.candidate_schema.names}, got {rows.schema.names}")
+                raise DataError(
+                    f"candidates must have the columns {self.candidate_schema.names}, got {rows.schema.names}"
+                )
             count = rows.num_rows
             sources = self._sources(self.each, rows)
         if part.frame is not None:

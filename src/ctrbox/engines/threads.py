@@ -1,4 +1,4 @@
-"""What ``threads=`` may be, for everything that takes it: a whole number from 1 on, and a warning where more cannot help."""
+"""Checks ``threads=`` for all functions that take it, and warns where more threads cannot help."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def checked_threads(threads: Any, most: int, *, rows: int | None = None, stackle
     else:
         return int(threads)
     warnings.warn(
-        f"threads={threads}, but {reason}: more threads change no result and are not faster", stacklevel=stacklevel
+        f"threads={threads}, but {reason}: more threads would not be faster; the result is the same",
+        stacklevel=stacklevel,
     )
     return int(threads)
 

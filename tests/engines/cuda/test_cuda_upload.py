@@ -332,9 +332,7 @@ def test_the_engine_refuses_the_types_that_the_cpu_engine_refuses(type: pa.DataT
         ValueError, match=r"column '(odd one|\w+)' has Arrow format '.*', which the engine does not read"
     ):
         _native.Frame.from_arrow(batch)
-    with pytest.raises(
-        PlanError, match=r"column 'odd one' has Arrow type .*, which the engine does not read; expected"
-    ):
+    with pytest.raises(PlanError, match=r"column 'odd one' has Arrow type .*, which the engine cannot read; expected"):
         slices(Layout([1]), rows, [(batch, None, 0)])
 
 
@@ -347,8 +345,8 @@ def test_a_dictionary_of_a_refused_type_is_refused_by_the_name_of_its_column() -
 @pytest.mark.parametrize(
     ("rows", "index", "base", "says"),
     [
-        (3, None, 2, "4 rows, expected rows 2 to 5"),
-        (1, None, -1, "4 rows, expected rows -1 to 0"),
+        (3, None, 2, "4 rows; expected it to contain rows 2 to 5"),
+        (1, None, -1, "4 rows; expected it to contain rows -1 to 0"),
         (3, np.zeros(4, np.int32), 2, "4 indices, expected 3 from 2 on"),
         (1, np.zeros(4, np.int32), -1, "4 indices, expected 1 from -1 on"),
         (2, np.array([0, 4], np.int32), 0, "index outside its rows, expected -1 to 3"),
@@ -363,9 +361,9 @@ def test_rows_outside_a_source_are_refused(rows: int, index: np.ndarray | None, 
 
 def test_sources_and_columns_that_the_plan_does_not_know_are_refused() -> None:
     batch = pa.RecordBatch.from_pydict({"a": [1], "b": [1]})
-    with pytest.raises(PlanError, match="source 0 has 2 columns, expected the plan's 1"):
+    with pytest.raises(PlanError, match="source 0 has 2 columns; expected 1, as in the plan"):
         slices(Layout([1]), 1, [(batch, None, 0)])
-    with pytest.raises(PlanError, match="1 sources, expected the plan's 2"):
+    with pytest.raises(PlanError, match="1 sources; expected 2, as in the plan"):
         slices(Layout([2, 2]), 1, [(batch, None, 0)])
 
 

@@ -1,1 +1,1 @@
-"""The CPU engine: native programs over chunks of rows, on all cores, with the GIL released."""
+"""Runs plans on the CPU: native programs over chunks of rows, on all cores, without the GIL."""

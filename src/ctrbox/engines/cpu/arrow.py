@@ -1,4 +1,4 @@
-"""Between native frames and Arrow."""
+"""Converts between native frames and Arrow."""
 
 from __future__ import annotations
 

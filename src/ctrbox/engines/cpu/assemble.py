@@ -1,4 +1,4 @@
-"""From nodes of a frame to a native program: layer by layer, equal inputs scanned once.
+"""Translates the nodes of a frame into a native program, layer by layer; equal inputs are read once.
 
 JSON paths of one column become one scan of the document; columns of one joined row become one visit of its record.
 """

@@ -1,4 +1,4 @@
-"""Joined views: read once, cleaned, hoisted operators run, indexed by key."""
+"""Loads joined views: reads and cleans their rows, runs hoisted operators, and indexes the rows by key."""
 
 from __future__ import annotations
 
@@ -166,6 +166,7 @@ def check_budget(frame: FrameSpec, columns: list[str]) -> None:
     need = source.rows * (32 + 16 * len(columns))  # two index slots at half load, and an entry a column
     if need > frame.budget_bytes:
         raise DataError(
-            f"merging {frame.name!r} out of id order would index {source.rows:,} rows in about {need >> 20:,} MB, over the "
-            f"budget of {frame.budget_bytes >> 20:,} MB; sort both sides by id (streams), or raise merge(…, budget=…)"
+            f"merging {frame.name!r} with ordered=False needs an index of its {source.rows:,} rows, about {need >> 20:,} "
+            f"MB, which is over the budget of {frame.budget_bytes >> 20:,} MB; sort both views by id, so that they "
+            f"are merged as streams, or raise merge(…, budget=…)"
         )

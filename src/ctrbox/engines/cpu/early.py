@@ -1,4 +1,4 @@
-"""A scan of the log that begins before its first rows are asked for, so that it is decoded while joined views are loaded."""
+"""Starts the scan of the log early, so that it is decoded while joined views are loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extraction on the CPU: morsels in, batches out, in order, on all cores.
+"""Extracts batches on the CPU: morsels are processed on all cores, and batches are returned in order.
 
 Threads: the source's readers decode ahead; ``threads`` workers prepare morsels (filters) and run batches; the consumer's thread
 only hands out work and hands over results. Bounded: at most half as many morsels again as there are threads, and as many
@@ -279,8 +279,10 @@ class Extractor:
                     ids = ids_of(morsel.rows, self.id_at, what, morsel.origin, ascend=ascend)
                     if len(ids) and last is not None and ids[0] <= last:
                         raise DataError(
-                            f"id {ids[0]} of view {self.log.name!r} comes after {last} at {morsel.origin.name(0)}: not in "
-                            "ascending order without repeats; sort it, or merge(…, ordered=False)"
+                            f"id {ids[0]} of view {self.log.name!r} comes after {last} at {morsel.origin.name(0)}"
+                            f"; "
+                            f"expected ids in ascending order without repeats: sort the data, or use merge(…, "
+                            f"ordered=False)"
                         )
                     if len(ids):
                         last = int(ids[-1])

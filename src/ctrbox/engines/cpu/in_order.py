@@ -1,4 +1,4 @@
-"""Work on several threads, results in the order of what came in."""
+"""Runs work on several threads and returns the results in the order of the inputs."""
 
 from __future__ import annotations
 

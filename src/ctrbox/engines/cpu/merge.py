@@ -1,4 +1,4 @@
-"""Streaming merge: two sources in id order, side by side, holding only what the current morsel needs."""
+"""Merges two sources that are sorted by id as streams, and keeps only the rows that the current morsel needs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ def ids_of(rows: pa.RecordBatch, column: int, what: str, origin: Any, *, ascend:
     array = rows.column(column)
     if array.null_count:
         row = int(np.argmax(np.asarray(array.is_null())))
-        raise DataError(f"{what} is null at {origin.name(row)}; rows merged by id need one")
+        raise DataError(f"{what} is null at {origin.name(row)}; every row that is merged by id needs an id")
     ids = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     if ascend:
         return np.ascontiguousarray(ids)
     descent = _native.first_descent(np.ascontiguousarray(ids))
     if descent >= 0:
         raise DataError(
-            f"{what} {ids[descent]} comes after {ids[descent - 1]} at {origin.name(int(descent))}: not in ascending order "
-            "without repeats; sort it, or merge(…, ordered=False)"
+            f"{what} {ids[descent]} comes after {ids[descent - 1]} at {origin.name(int(descent))}"
+            f"; expected ids in "
+            f"ascending order without repeats: sort the data, or use merge(…, ordered=False)"
         )
     return np.ascontiguousarray(ids)
 
@@ -165,8 +166,9 @@ class MergeCursor:
         own = ids_of(morsel.rows, self.on, f"id of view {self.name!r}", morsel.origin, ascend=self.ascend)
         if self.last is not None and own[0] <= self.last:
             raise DataError(
-                f"id {own[0]} of view {self.name!r} comes after {self.last} at {morsel.origin.name(0)}: not in ascending "
-                "order without repeats; sort it, or merge(…, ordered=False)"
+                f"id {own[0]} of view {self.name!r} comes after {self.last} at {morsel.origin.name(0)}"
+                f"; expected ids "
+                f"in ascending order without repeats: sort the data, or use merge(…, ordered=False)"
             )
         self.last = int(own[-1])
         self.held.append((morsel.rows, own))

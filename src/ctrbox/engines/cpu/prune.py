@@ -1,4 +1,4 @@
-"""What of a filter the reader can use to skip whole row groups and partitions by their statistics.
+"""Derives from a filter the conditions with which a reader can skip row groups and partitions by their statistics.
 
 Only skips what can hold no selected row; the filter itself still runs on every row that is read.
 """

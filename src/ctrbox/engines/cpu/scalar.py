@@ -1,4 +1,4 @@
-"""A user's function of one row as a loop over columns, compiled by numba; on all threads, without the GIL.
+"""Compiles a user's function of one row with numba into a loop over columns, which runs on all threads without the GIL.
 
 No fast-math and no fused multiply-add, so that a GPU gives the same bits; division by zero is inf or NaN, of whole
 numbers 0, as on a GPU. A row with a null argument is never computed.
@@ -63,12 +63,14 @@ def check_result(op: UserOperator, types: Any, found: Any) -> None:
     }
     if isinstance(found, (types.Optional, types.NoneType)):
         raise PlanError(
-            f"operator {op.name!r} returns nothing on some path; expected {name_of(op.result)} on every one"
+            f"operator {op.name!r} returns nothing on some code path; expected a result of type {name_of(op.result)} on "
+            f"every path"
         )
     if found not in fits[op.result]:
         raise PlanError(
-            f"operator {op.name!r} returns {found} and is declared to return {name_of(op.result)}; convert it, or declare "
-            "what it returns"
+            f"operator {op.name!r} "
+            f"returns {found} but is declared to return {name_of(op.result)}; convert the "
+            f"result, or change the declaration"
         )
 
 

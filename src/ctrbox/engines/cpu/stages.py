@@ -1,4 +1,4 @@
-"""The stages of a frame: what runs on whole morsels before the last program.
+"""Runs the stages of a frame that work on whole morsels before the last program.
 
 Without filters and user operators there is none. Otherwise: native programs compute what a filter or a user's function needs,
 the filter narrows the rows, the function runs in Python. What a stage computed and a later one needs is kept as columns.
@@ -98,7 +98,7 @@ class Stages:
         computed = {n.id: n for n in self.assembler.needed(filters)}
         later = self.assembler.needed(asked)
         # A document scanned for the filter is scanned for the features too, not twice. Strict paths wait for the
-        # filter unless it is strict itself: a row that it drops is no error of a feature.
+        # filter unless it is strict itself: a row that it drops is not an error of a feature.
         scanned = {(n.args[0].id, n.param("strict")) for n in computed.values() if n.op == "json"}
         extra = [
             n for n in later if n.op == "json" and n.id not in computed and (n.args[0].id, n.param("strict")) in scanned
@@ -220,7 +220,9 @@ def call_user(op: UserOperator, arguments: list[pa.Array], rows: int) -> pa.Arra
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise DataError(f"operator {op.name!r} must return {name_of(op.result)}: {error}") from error
     if len(array) != rows:
-        raise DataError(f"operator {op.name!r} got {rows} rows and returned {len(array)}; it must return as many")
+        raise DataError(
+            f"operator {op.name!r} got {rows} rows and returned {len(array)}; it must return one value for each row"
+        )
     if array.null_count and not op.nullable:
         cure = "one with a cuda body makes none" if op.on_gpu else "declare it with nullable=True"
         raise DataError(f"operator {op.name!r} returned {array.null_count} nulls; {cure}")

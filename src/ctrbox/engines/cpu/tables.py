@@ -1,4 +1,4 @@
-"""Native tables from their descriptions, each built once."""
+"""Builds native tables from their descriptions, each once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tables:
         if key not in self.built:
             wrong = misfit(how, state)
             if wrong:
-                raise PlanError(f"what was fitted is not what the plan's operators need: {wrong}")
+                raise PlanError(f"the fitted values do not match the operators of the plan: {wrong}")
             self.built[key] = (fitted_table(how, state), state)
         numbers = [float(state["mean"][0]), float(state["scale"][0])] if how == "moments" else []
         return self.built[key][0], numbers

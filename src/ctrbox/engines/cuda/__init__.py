@@ -1,1 +1,1 @@
-"""The CUDA engine: a plan on a GPU. docs/gpu.md has the bytes, the streams and the failures."""
+"""Runs plans on a GPU (docs/gpu.md). The page describes memory, streams and failures."""

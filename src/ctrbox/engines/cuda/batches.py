@@ -1,4 +1,4 @@
-"""From a chunk's outputs to batches: rows are copied out of a slot, so that the slot can take the next chunk.
+"""Copies the outputs of a chunk out of its slot into batches, so that the slot is free for the next chunk.
 
 A piece is some rows copied out of a chunk: a batch, or what the chunk leaves for the next batch. The pieces of a chunk
 are one allocation, and all their copies one launch over a table of stretches (native/cuda/emit.h): a source, a place and a
@@ -75,7 +75,7 @@ class Batches:
         return size
 
     def sources(self, slot: Slot) -> np.ndarray:
-        """Where the parts of a slot's outputs begin."""
+        """Return the positions at which the parts of a slot's outputs begin."""
         parts = slot.parts
         keys, offsets = parts["keys"], parts["offsets"]
         return np.array(
@@ -149,7 +149,7 @@ class Batches:
             self.device.kernels["copy"](grid, self.device.runtime.threads, told.data_ptr(), 0, first)
 
     def reach(self, rows: int) -> None:
-        """The offsets that fields of one key a row share, for so many rows; on the stream that writes batches."""
+        """The offsets that fields of one key per row share, for so many rows; on the stream that writes batches."""
         if len(self.ones) <= rows:
             self.ones = torch.arange(rows + 1, dtype=torch.int64, device=self.device.device)
             if self.device.device.type == "cuda":  # an older one may still be read when the next takes its place

@@ -1,4 +1,4 @@
-"""From generated source to machine code of a GPU, by NVRTC through cuda.core. Needs no GPU.
+"""Compiles generated source to GPU machine code with NVRTC, through cuda.core. Compilation needs no GPU.
 
 Compiled kernels are kept on disk by the hash of source, architecture, compiler and options, the source beside them:
 

@@ -1,4 +1,4 @@
-"""Extraction on a GPU: morsels in, batches out, in order; copies, kernels and the CPU's share at the same time.
+"""Extracts batches on a GPU, in order; copies, kernels and the operators on the CPU overlap.
 
     reader ──► prepare (threads: what travels, staged in page-locked memory; the CPU's operators, where there are any)
            ──► copy stream: header and arena of a free slot
@@ -111,12 +111,12 @@ class CudaExtractor(Extractor):
         return [*here, *there]
 
     def measure(self) -> dict[str, float]:
-        """Nanoseconds a row of each operator, by its node, over the chunk that ran last: every group of every layer alone.
+        """Nanoseconds per row of each operator, by its node, over the chunk that ran last: every group of every layer alone.
 
         Operators of one plain group share its time evenly; operators of one scan or visit are told under the first.
         """
         if not self.cuda or not self.slots:
-            raise DeviceError("nothing has run on the GPU yet; take a batch first")
+            raise DeviceError("this plan has not run on the GPU yet; read a batch first")
         torch.cuda.synchronize(self.runtime.device)
         slot = self.slots[0]
         rows = max(1, int(slot.header[:8].view(torch.int64)[0]))
@@ -339,7 +339,8 @@ class CudaExtractor(Extractor):
             position = int(chunk.slot.picked[row])
         prepared = chunk.prepared or Prepared(chunk.rows, [], None, chunk.morsel.origin, chunk.morsel.start)
         messages = {
-            1: f"column '{k.name}' is null, but the plan was built on data where it never is; add .fill({k.name}=…) to its view",
+            1: f"column '{k.name}' is null, but the plan was built on data where it never is; add .fill({k.name}=…) to "
+            f"its view",
             2: f"column '{k.name}' has a dictionary index outside its dictionary",
             3: f"column '{k.name}' has a string or list of 2^31 or more",
             4: f"column '{k.name}' has a null inside a list of fixed size; a vector needs all its elements",
@@ -466,7 +467,8 @@ def on_gpu(graph: Graph, fitted: dict[int, dict[str, np.ndarray]], device: Any, 
         reasons = [o.reason for o in placement.operators.values() if o.node.op != "column"]
         reason = next(iter(reasons), "not even its columns do")
         raise DeviceError(
-            f"no chunk of this plan fits {placement.device}: {reason}; give it more memory, or use device='cpu'"
+            f"not even a small chunk of this plan fits into {placement.device}: {reason}; allow more memory, or use "
+            f"device='cpu'"
         )
     return CudaExtractor(
         graph,

@@ -1,4 +1,4 @@
-"""What a plan holds on a device, and one chunk's run over it.
+"""Allocates the device memory of a plan, and runs one chunk in it.
 
 Shared by all chunks, since their kernels run one chunk after the other: slab, pool, working memory, tables. A slot of
 its own has what is filled or read while another chunk runs: header and arena, outputs, counters. Pointers that may

@@ -1,9 +1,10 @@
-"""A program as the assembler states it: instructions over registers, by layer, with a place for every register.
+"""Describes a GPU program as the assembler states it: instructions over registers, by layer, with an address for every
+register.
 
 The same calls build a native program of the CPU engine; here they are only written down. A filter's program and the one
 behind it are laid out together (`Layout`): they run one after the other over one slab.
 
-Registers have ``width`` bytes a row and lie ``at`` bytes a row into the slab. Operators of a layer run at once, so a
+Registers have ``width`` bytes per row and lie ``at`` bytes per row into the slab. Operators of a layer run at once, so a
 register may take the place of one that was last read in an earlier layer, never in its own. Constants have no place:
 the generated source names them.
 """
@@ -204,7 +205,7 @@ class Layer:
 
 @dataclass(eq=False)  # two features may have the same register
 class Output:
-    """Where an emitted register goes: a role of the batch, with its first column and width where it is dense."""
+    """The destination of an emitted register: a role of the batch, with its first column and width where it is dense."""
 
     role: str  # label, weight, group, dense, keys, lists; column: kept until the chunk is done, copied nowhere
     register: Register

@@ -1,4 +1,4 @@
-"""Kernels on a device: what the engine and the GPU table ask for, and how a CUDA device gives it.
+"""Runs kernels on a CUDA device: the interface that the engine and the GPU table use, and its implementation.
 
 A kernel takes 64-bit arguments only (addresses and whole numbers) and is launched on torch's current stream, so that
 torch's streams, events, graphs and allocator are the only ones there are. The tests have a second runtime that runs the

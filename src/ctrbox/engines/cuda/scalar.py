@@ -1,4 +1,4 @@
-"""A user's function of one row as a device function, compiled by numba; needs no GPU.
+"""Compiles a user's function of one row with numba into a device function; needs no GPU.
 
 It comes as LTO-IR, not as PTX: contraction of a multiply and an add is chosen where code is made, numba has no option
 against it, and from LTO-IR it is the linker (compiler.py) that makes code. The linker also puts the function into the

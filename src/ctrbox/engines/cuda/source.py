@@ -1,4 +1,4 @@
-"""The source of a plan's kernels: one function a layer, readable, from the operator bodies.
+"""Generates the source of a plan's kernels: one readable function for each layer, made of the operator bodies.
 
 A kernel is launched with a grid of (tiles of rows) × (groups of operators); the group decides what a block runs. Plain
 operators (fixed width, no memory of their own) share groups; one that uses the pool, scans documents or visits records
@@ -51,7 +51,7 @@ def user_head(name: str, op: UserOperator) -> str:
 
 
 def plain_names(op: UserOperator) -> list[str]:
-    """Of a scalar function's arguments: its own names need not be names in C++."""
+    """Return names for the arguments of a scalar function, whose own names need not be valid in C++."""
     return [f"a{k}" for k in range(len(op.args))]
 
 

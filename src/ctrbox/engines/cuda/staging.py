@@ -1,4 +1,4 @@
-"""Host memory on the way to the GPU: what copy engines may read, and how pieces get there.
+"""Manages pinned host memory through which columns are copied to the GPU.
 
     staged     pieces are copied, by several threads, into page-locked memory at the places they have in the arena; one
                copy moves them all

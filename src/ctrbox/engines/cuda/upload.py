@@ -1,4 +1,4 @@
-"""What of a chunk's rows has to travel to the GPU, and the header that finds it there.
+"""Selects the bytes of a chunk that are copied to the GPU, and writes the header that locates them there.
 
 Bytes on the GPU (native/cuda/raw.h reads them):
 
@@ -104,7 +104,7 @@ class Piece(NamedTuple):
 
 
 class Layout:
-    """Where a header of `columns` columns a source has its parts; fixed for a plan."""
+    """The positions of the parts of a header with `columns` columns for each source; fixed for a plan."""
 
     def __init__(self, columns: Sequence[int]) -> None:
         self.columns = tuple(columns)
@@ -162,7 +162,7 @@ def slices(
     it a copy engine may read (`Pinned.part`); all else goes by way of the staging memory.
     """
     if len(sources) != len(layout.columns):
-        raise PlanError(f"a chunk brings {len(sources)} sources, expected the plan's {len(layout.columns)}")
+        raise PlanError(f"a chunk has {len(sources)} sources; expected {len(layout.columns)}, as in the plan")
     ranges = _Ranges(layout.header_bytes)
     _ROWS.pack_into(ranges.block, 0, rows, first)
     for k, source in enumerate(sources):
@@ -172,11 +172,11 @@ def slices(
                 _NUMBERS.pack_into(ranges.block, layout.raw(k, column) + _NUMBERS_AT, 0, 0, 0, 0, 0, ABSENT, 0, 0)
             continue
         if batch.num_columns != layout.columns[k]:
-            raise PlanError(f"source {k} has {batch.num_columns} columns, expected the plan's {layout.columns[k]}")
+            raise PlanError(f"source {k} has {batch.num_columns} columns; expected {layout.columns[k]}, as in the plan")
         begin, count = (base, rows) if index is None else (0, batch.num_rows)
         if begin < 0 or begin + count > batch.num_rows:
             raise DataError(
-                f"source {k} has {batch.num_rows} rows, expected rows {begin} to {begin + count} among them"
+                f"source {k} has {batch.num_rows} rows; expected it to contain rows {begin} to {begin + count}"
             )
         _ROWS.pack_into(ranges.block, layout.sources[k], 0, count)
         if index is not None:
@@ -198,9 +198,9 @@ def slices(
 def _picked(index: np.ndarray, base: int, rows: int, of: int, source: int) -> np.ndarray:
     picked = index[base : base + rows]
     if base < 0 or len(picked) != rows:
-        raise DataError(f"source {source} has {len(index)} indices, expected {rows} from {base} on")
+        raise DataError(f"source {source} has {len(index)} indices; expected {rows} of them, starting at {base}")
     if rows and (picked.min() < -1 or picked.max() >= of):
-        raise DataError(f"source {source} has an index outside its rows, expected -1 to {of - 1}")
+        raise DataError(f"source {source} has an index outside its rows; expected -1 to {of - 1}")
     return np.ascontiguousarray(picked, np.int32)
 
 
@@ -214,7 +214,7 @@ class _Refused(Exception):
         if self.broken:
             return DataError(f"column {name!r} ({type}) {self.broken}")
         return PlanError(
-            f"column {name!r} has Arrow type {type}, which the engine does not read; expected bool, an integer up to "
+            f"column {name!r} has Arrow type {type}, which the engine cannot read; expected bool, an integer up to "
             "int64 or uint32, float32, float64, timestamp[us], a string, a dictionary of strings, or a list of these"
         )
 
@@ -308,7 +308,7 @@ class _Ranges:
 
     def elements(self, word: int, values: pa.Array, first: int, count: int, zero: int) -> tuple[int, int, int]:
         if first + count > len(values):
-            raise _Refused(f"has lists up to element {first + count}, expected at most its {len(values)} elements")
+            raise _Refused(f"has lists that end at element {first + count}, but it has only {len(values)} elements")
         if values.type.id == _DICTIONARY:
             values = values.slice(first, count).dictionary_decode()
             self.keep.append(values)
@@ -337,7 +337,7 @@ class _Ranges:
             _, offsets, text = array.buffers()
             begin, end = self.offsets(word + pointers[0], offsets, width, array.offset + first, count, zero)
             if end > begin and (text is None or end > text.size):
-                raise _Refused(f"has strings up to byte {end}, expected at most its {text.size if text else 0} bytes")
+                raise _Refused(f"has strings that end at byte {end}, but it has only {text.size if text else 0} bytes")
             self.point(word + pointers[1], 0 if text is None else text.address + begin, end - begin, -begin)
             return storage, bit, 0
         if id == _BOOL:
@@ -370,7 +370,7 @@ class _Ranges:
         read = _int32_at if width == 4 else _int64_at
         begin, end = read(address).value, read(address + count * width).value
         if not 0 <= begin <= end:
-            raise _Refused(f"has offsets from {begin} to {end}, expected them to ascend from 0")
+            raise _Refused(f"has offsets from {begin} to {end}; expected ascending offsets of 0 or more")
         self.point(word, address, (count + 1) * width, -zero * width)
         return begin, end
 

@@ -1,4 +1,4 @@
-"""Kernels that call operators of users: compiled, linked, and if the compiler refuses them, the operator named.
+"""Compiles and links kernels that call users' operators, and names the operator that does not compile.
 
 A user's body stands in one source with everything else, so a missing brace may be reported anywhere. Where that source
 does not compile each body is tried alone, and the first that fails is the one to be told of, with its own line numbers.
