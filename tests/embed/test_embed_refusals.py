@@ -45,7 +45,7 @@ def weights(count: int = 2) -> list[nn.Parameter]:
     [
         (cb.optim.Adam, "optimizer must be cb.optim.Adam(…), cb.Adagrad(…), cb.optim.SGD(…) or a function, got Adam"),
         (0.1, "optimizer must be cb.optim.Adam(…), cb.Adagrad(…), cb.optim.SGD(…) or a function, got 0.1"),
-        (lambda w: "x", "the optimizer function gave a str; expected a torch optimizer"),
+        (lambda w: "x", "the optimizer function returned a str; expected a torch optimizer"),
     ],
 )
 def test_a_dense_optimizer_is_one_of_ours_or_makes_one(given: Any, says: str) -> None:
@@ -62,7 +62,7 @@ def test_a_state_belongs_to_an_optimizer(tmp_path: Path) -> None:
     optimizer.step()
     tensors, plain = optimizer_state(optimizer)
     restore_optimizer(torch.optim.Adam(weights()), tensors, plain, tmp_path)
-    with pytest.raises(DataError, match="holds the state of an optimizer of more weights than this model has"):
+    with pytest.raises(DataError, match="holds optimizer state for more weights than this model has"):
         restore_optimizer(torch.optim.Adam(weights(1)), tensors, plain, tmp_path)
     for name in ("exp_avg", "x.exp_avg", "0.", ".x"):
         with pytest.raises(
@@ -80,7 +80,7 @@ def test_the_clock_of_a_table_has_a_last_period() -> None:
     table.advance(MOST_PERIODS)
     table.advance(0)
     with pytest.raises(
-        PlanError, match=f"the clock is at {MOST_PERIODS:,} and goes to {MOST_PERIODS:,} periods, got 1 more"
+        PlanError, match=f"the clock is at period {MOST_PERIODS:,} and cannot go beyond {MOST_PERIODS:,}, got 1 more"
     ):
         table.advance()
     assert table.clock == MOST_PERIODS
@@ -89,7 +89,7 @@ def test_the_clock_of_a_table_has_a_last_period() -> None:
 def test_counts_are_a_number_a_key() -> None:
     assert checked_counts("shows", None, KEYS) is None
     for wrong in ([[1], [1, 2]], [1], [[1, 2]], ["a", "b"], [True, False]):
-        with pytest.raises(DataError, match=r"expected shows of shape \(2,\), a number a key"):
+        with pytest.raises(DataError, match=r"expected shows of shape \(2,\), one number per key"):
             checked_counts("shows", wrong, KEYS)
 
 
@@ -98,15 +98,17 @@ def test_a_published_table_is_only_looked_up() -> None:
     assert table.pull(KEYS).tolist() == VECTORS.tolist()
     table.open(Row(4))
     for ask, says in (
-        (lambda: table.push(KEYS, VECTORS), "a published table is looked up and does not learn"),
-        (lambda: table.save("x"), "a published table lies in its version's file and is not saved again"),
-        (lambda: table.restore("x"), "a published table comes from its version's file"),
+        (lambda: table.push(KEYS, VECTORS), "a published table is read-only and cannot be trained"),
+        (lambda: table.save("x"), "a published table cannot be saved; copy the file of its version instead"),
+        (lambda: table.restore("x"), "a published table cannot be restored; open the file of its version instead"),
         (lambda: table.open(Row(5)), "this published table holds rows of .*, the model reads "),
     ):
         with pytest.raises(PlanError, match=says):
             ask()
     for rows in (VECTORS[:, :3], VECTORS[:1], VECTORS.astype(np.float64)):
-        with pytest.raises(DataError, match=r"2 keys have rows of \(.*\) float\d\d, expected .* each"):
+        with pytest.raises(
+            DataError, match=r"rows of 2 keys have shape \(.*\) and type float\d\d; expected .* for each key"
+        ):
             PublishedTable(KEYS, rows, Row(4))
 
 
@@ -123,7 +125,7 @@ def test_paths_of_tables_are_text(tmp_path: Path) -> None:
     for path in ("", "a\0b"):
         with pytest.raises(PlanError, match="a table needs the path of a folder, got "):
             absolute(path)
-    with pytest.raises(SourceError, match="is not UTF-8; rename it, or name another"):
+    with pytest.raises(SourceError, match="is not UTF-8; rename it, or choose another path"):
         absolute(b"/tmp/\xff".decode("utf-8", "surrogateescape"))
 
 
@@ -132,10 +134,14 @@ def test_a_folder_of_tables_of_several_dims(tmp_path: Path) -> None:
         tables.save(tmp_path / "saved")
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "file").write_text("")
-        with pytest.raises(PlanError, match="other is a folder without tables, which is not replaced; name a new one"):
+        with pytest.raises(
+            PlanError, match="other is a folder without tables, which is not replaced; choose a new folder"
+        ):
             tables.save(tmp_path / "other")
         tables._process += 1
-        with pytest.raises(PlanError, match="were opened by another process, before a fork"):
+        with pytest.raises(
+            PlanError, match="were opened in the parent process before a fork; open them in one process only"
+        ):
             tables.checkpoint()
         tables._process -= 1
     with pytest.raises(PlanError, match="are closed"):
@@ -163,7 +169,7 @@ def test_a_table_is_repaired_from_another(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "t")
     for same in (tmp_path / "t", tmp_path / "link"):
         with pytest.raises(
-            SourceError, match="cannot be repaired from itself; name a table saved before, on another disk"
+            SourceError, match="cannot be repaired from itself; pass a copy that was saved earlier, on another disk"
         ):
             repair.repair(tmp_path / "t", same)
 
@@ -237,10 +243,10 @@ def test_the_optimizer_of_a_sub_model_has_numbers_of_its_weights(vectors: cb.tab
     server._check_states({"0.exp_avg": torch.ones(2, 3), "1.step": torch.tensor(1.0)}, {"0.step": 1}, "f")
     server._check_states({}, None, "f")
     for plain in ([1], {"0.step": "x"}):
-        with pytest.raises(DataError, match="f is damaged: the numbers of its optimizer are "):
+        with pytest.raises(DataError, match="f is damaged: its optimizer state is "):
             server._check_states({}, plain, "f")
     for name, shape in (("0.exp_avg", (3, 2)), ("2.exp_avg", (2, 3)), ("x.exp_avg", (2, 3))):
-        with pytest.raises(DataError, match=rf"f holds another optimizer: its state '{name}' is of shape "):
+        with pytest.raises(DataError, match=rf"f holds the state of a different optimizer: '{name}' has shape "):
             server._check_states({name: torch.ones(shape)}, {}, "f")
 
 

@@ -206,7 +206,7 @@ def test_a_trainer_counts(tmp_path: Path) -> None:
         (lambda: cb.tables.Admission(3, sketch="1e9TB"), "sketch="),
         (lambda: cb.MemoryTable(4, counters=0.9), r"counters= must be cb.tables.Counters"),
         (lambda: cb.MemoryTable(4, nonfinite="skp"), "nonfinite= must be 'refuse' or 'skip'.*skip"),
-        (lambda: cb.MemoryTable(4).expire(unseen=3), "counts nothing; make it with counters="),
+        (lambda: cb.MemoryTable(4).expire(unseen=3), "has no counters; create it with counters="),
         (lambda: cb.MemoryTable(4).counts(KEYS), "counts nothing"),
         (lambda: cb.MemoryTable(4, counters=cb.tables.Counters()).expire(), "expire needs unseen="),
         (lambda: cb.MemoryTable(4, counters=cb.tables.Counters()).expire(score=-1), "score="),
@@ -229,7 +229,7 @@ def test_rows_written_are_counted_and_checked(tmp_path: Path) -> None:
         assert table.expire(unseen=1) == 100
         assert len(table) == 0
         rows[3, -1] = 6
-        with pytest.raises(DataError, match=r"key 4 has shows, clicks and period .* up to 5"):
+        with pytest.raises(DataError, match=r"key 4 has shows, clicks and period .* of at most 5"):
             table.write(keys, rows)
 
 

@@ -20,7 +20,7 @@ INT64 = np.iinfo(np.int64)
 
 
 def batch_of(columns: dict[str, list[list[int]] | list[int]], lead: int = 0) -> Batch:
-    """A batch of fields given row by row; a field of plain numbers has one key a row. ``lead`` values stand unused."""
+    """A batch of fields given row by row; a field of plain numbers has one key per row. ``lead`` values stand unused."""
     rows = len(next(iter(columns.values()), []))
     fields, sparse = [], {}
     for name, column in columns.items():
@@ -114,15 +114,15 @@ def test_arrays_outlive_the_lookup_and_keep_their_numbers() -> None:
 
 
 def test_an_unknown_field_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(PlanError, match="'qury' is no sparse field of this batch; nearest: 'query'"):
+    with pytest.raises(PlanError, match="'qury' is not a sparse field of this batch; nearest: 'query'"):
         Lookup.of(batch_of({"query": [1]}), ["qury"])
 
 
 @pytest.mark.parametrize(
     ("values", "offsets", "message"),
     [
-        ([1, 2], [0, 2], "field 'a' has 1 rows in a batch of 2"),
-        ([1, 2], [0, 2, 1], "field 'a': offsets fall from one row to the next"),
+        ([1, 2], [0, 2], "field 'a' has 1 rows, but the batch has 2"),
+        ([1, 2], [0, 2, 1], "field 'a': offsets decrease from one row to the next; expected ascending offsets"),
         ([1, 2], [0, 1, 3], "field 'a': offsets end at 3 of 2 values"),
         ([1, 2], [-1, 1, 2], "field 'a': offsets begin at -1, below 0"),
         ([1, 2], [INT64.min, INT64.max, 2], "field 'a': offsets begin at"),
@@ -146,7 +146,9 @@ def test_offsets_that_do_not_fit_are_refused(values: list[int], offsets: list[in
 def test_a_field_of_one_key_with_other_lengths_is_refused() -> None:
     schema = Schema((Field("a", "a", False),), (), False, False, False)
     field = Ragged(np.array([1, 2, 3]), np.array([0, 1, 3]))
-    with pytest.raises(DataError, match="'a' has rows with other than one key; its schema says exactly one"):
+    with pytest.raises(
+        DataError, match="'a' has rows with no key or several keys, but its schema says exactly one key per row"
+    ):
         Lookup.of(Batch(schema, 2, None, np.zeros((2, 0), np.float32), {"a": field}, None), ["a"])
 
 

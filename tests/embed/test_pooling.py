@@ -128,7 +128,7 @@ def test_sequences_and_their_gradient_equal_the_plain_loop(
 
 
 def many(seed: int) -> tuple[Batch, list[str]]:
-    """A batch of many chunks and tasks: one key a row, lists, hot keys, rare keys, a space that two fields share."""
+    """A batch of many chunks and tasks: one key per row, lists, hot keys, rare keys, a space that two fields share."""
     random = np.random.default_rng(seed)
     rows = 5_000
 
@@ -233,7 +233,7 @@ def test_evaluation_leaves_no_graph_behind() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     found = Lookup.of(batch_of({"query": [1, 2], "b": [3, 4]}), ["query", "b"])
     rows = torch.zeros(4, 3)
-    with pytest.raises(PlanError, match="'qury' is no field of this lookup; nearest: 'query'"):
+    with pytest.raises(PlanError, match="'qury' is not a field of this lookup; nearest: 'query'"):
         pool(rows, found, Row(3), ["sum"], fields=["qury"])
     with pytest.raises(PlanError, match="1 kinds of pooling were given for 2 fields"):
         pool(rows, found, Row(3), ["sum"])

@@ -86,7 +86,7 @@ def test_rows_with_the_keys_of_their_leader_are_told_from_others() -> None:
         ("tags", True, r"common must be a list of fields, such as \['behaviour'\], got 'tags'"),
         ([5], True, "common must be a list of fields"),
         (["tag"], True, "common names 'tag', which the model does not read; nearest: 'tags'"),
-        (["ad"], True, "common names 'ad', which has one key a row"),
+        (["ad"], True, "common names 'ad', which has one key per row"),
         (["tags"], False, "common features are shared within a group"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Embedders: keys in, trainable vectors out. ``docs/training.md`` has the contract."""
+"""Turns keys into trainable vectors. ``docs/training.md`` describes the protocol of an embedder."""

@@ -1,4 +1,4 @@
-"""torch optimizers of weights that every row shares: which one is meant, and its state as plain tensors and numbers."""
+"""Creates torch optimizers for the dense weights, and saves and restores their state as plain tensors and numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimi
     def made(weights: Any) -> torch.optim.Optimizer:
         found = given(weights)
         if not isinstance(found, torch.optim.Optimizer):
-            raise PlanError(f"the optimizer function gave a {type(found).__name__}; expected a torch optimizer")
+            raise PlanError(f"the optimizer function returned a {type(found).__name__}; expected a torch optimizer")
         return found
 
     return made
@@ -86,7 +86,7 @@ def checked_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError, ValueError, NotImplementedError) as error:
         why = str(error).splitlines()[0][:200]
-        raise PlanError(f"device= must be 'cpu', or 'cuda' where a GPU is, got {name!r}: {why}") from error
+        raise PlanError(f"device= must be 'cpu', or 'cuda' on a machine with a GPU, got {name!r}: {why}") from error
     return device
 
 
@@ -116,5 +116,5 @@ def restore_optimizer(
     whole = optimizer.state_dict()
     sizes = [len(g["params"]) for g in whole["param_groups"]]
     if state and max(state) >= sum(sizes):
-        raise DataError(f"{place} holds the state of an optimizer of more weights than this model has")
+        raise DataError(f"{place} holds optimizer state for more weights than this model has")
     optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})

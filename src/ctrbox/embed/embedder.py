@@ -1,4 +1,4 @@
-"""The contract of an embedder: what the trainer may ask of anything that turns keys into trainable vectors."""
+"""Defines the protocol of embedders: what the trainer may ask of an object that turns keys into trainable vectors."""
 
 from __future__ import annotations
 

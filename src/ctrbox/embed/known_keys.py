@@ -1,4 +1,4 @@
-"""How many keys of each field were looked up, and how many of them the model has never learned.
+"""Counts the keys of each field that were looked up, and those that the model has never learned.
 
 Key 0, the null slot, is not counted. ``lost`` are always the places of keys that were never learned.
 """

@@ -1,4 +1,4 @@
-"""How rows of a table come and go: counters of shows and clicks that fade, which keys get a row, which rows expire.
+"""Defines the life of table rows: decaying counters of shows and clicks, admission of new keys, and expiry.
 
 table = cb.MemoryTable(16, counters=cb.tables.Counters(decay=0.98), admission=cb.tables.Admission(count=3))
 table.push(keys, gradients, shows=shows, clicks=clicks)   # a trainer gives them by itself

@@ -1,4 +1,4 @@
-"""Which keys a batch reads from one embedder, each once, and which reference means which of them.
+"""Finds the unique keys that a batch reads from one embedder, and which key each reference means.
 
 References stand field after field, row after row within a field. ``keys`` are ordered by shard (64 of them, decided by
 the key alone) and within a shard by first reference: the order never depends on the number of threads, and an embedder
@@ -33,14 +33,14 @@ class Lookup:
     rows: int
     fields: tuple[str, ...]
     starts: tuple[int, ...]  # len(fields) + 1: where each field's references begin in inverse
-    offsets: tuple[Ints | None, ...]  # of a field, from 0; None: exactly one key a row
+    offsets: tuple[Ints | None, ...]  # of a field, from 0; None: exactly one key per row
     native: _native.Lookup | None = field(default=None, repr=False)  # the same, for native pooling
 
     @staticmethod
     def of(batch: Batch, fields: Sequence[str], threads: int = 1) -> Lookup:
         """What ``batch`` reads for ``fields``. The result is the same for any number of ``threads``."""
         read = arrays_of(batch, fields)
-        # Offsets of a field of one key a row are known; only where it begins is looked at.
+        # Offsets of a field of one key per row are known; only where it begins is looked at.
         parts = [
             (values, offsets if ragged or len(values) != batch.rows or offsets[0] != 0 else None)
             for values, offsets, ragged in read
@@ -53,7 +53,9 @@ class Lookup:
         single = [native.single(k) for k in range(len(parts))]
         for name, alone, (_, _, ragged) in zip(fields, single, read, strict=True):
             if not alone and not ragged:
-                raise DataError(f"field {name!r} has rows with other than one key; its schema says exactly one")
+                raise DataError(
+                    f"field {name!r} has rows with no key or several keys, but its schema says exactly one key per row"
+                )
         inverse = np.asarray(native.inverse)
         inverse.setflags(write=False)
         return Lookup(
@@ -85,13 +87,13 @@ def arrays_of(batch: Batch, fields: Sequence[str]) -> list[tuple[Ints, Ints, boo
     found = []
     for name in fields:
         if name not in ragged or name not in batch.sparse:
-            raise PlanError(f"{name!r} is no sparse field of this batch{nearest(name, ragged)}; it has {[*ragged]}")
+            raise PlanError(f"{name!r} is not a sparse field of this batch{nearest(name, ragged)}; it has {[*ragged]}")
         one = batch.sparse[name]
         values, offsets = np.ascontiguousarray(one.values), np.ascontiguousarray(one.offsets)
         if values.dtype != np.int64 or offsets.dtype != np.int64:
             raise DataError(f"field {name!r} has {values.dtype} keys and {offsets.dtype} offsets; expected int64")
         if len(offsets) != batch.rows + 1:
-            raise DataError(f"field {name!r} has {len(offsets) - 1} rows in a batch of {batch.rows}")
+            raise DataError(f"field {name!r} has {len(offsets) - 1} rows, but the batch has {batch.rows}")
         found.append((values, offsets, ragged[name]))
     return found
 

@@ -1,4 +1,4 @@
-"""The optimizers of embedding rows. Each is applied row by row, to the rows of a batch only.
+"""Defines the optimizers of embedding rows. Each is applied row by row, to the rows of a batch only.
 
     SGD               w -= lr·g
     Adagrad           every float has its own sum of squared gradients

@@ -1,4 +1,4 @@
-"""From the rows of unique keys to what a model sees: one vector a field and row (``pool``), or one a key (``sequence``).
+"""Pools the vectors of the keys of a row into one vector per field (``pool``), or returns one vector per key (``sequence``).
 
 Sums run in the order of the references and begin with the first one, whatever the number of threads; a mean is the sum
 divided by the count; a maximum is taken number by number, NaN counts as greater than any other, and among equals the
@@ -45,7 +45,7 @@ def pool(
         raise PlanError(f"{len(pooling)} kinds of pooling were given for {len(columns)} fields")
     for kind in pooling:
         if kind not in KINDS:
-            raise PlanError(f"pooling is {kind!r}; expected one of {', '.join(KINDS)}")
+            raise PlanError(f"pooling must be one of {', '.join(KINDS)}, got {kind!r}")
     check(rows, lookup, row)
     if lookup.native is None or rows.is_cuda:
         return plain_pool(rows, lookup, row, pooling, columns)
@@ -64,7 +64,7 @@ def sequence(
     (at,) = chosen(lookup, [field])
     check(rows, lookup, row)
     if longest is not None and longest < 1:
-        raise PlanError(f"a sequence keeps at least 1 key, got longest={longest}")
+        raise PlanError(f"longest= must be at least 1 key, got {longest}")
     offsets = lookup.offsets[at]
     lengths = np.ones(lookup.rows, np.int64) if offsets is None else np.diff(offsets)
     if longest is not None:
@@ -79,11 +79,11 @@ def sequence(
 
 def chosen(lookup: Lookup, fields: Sequence[str]) -> list[int]:
     if len(set(fields)) != len(fields):
-        raise PlanError(f"a field is pooled once, got {list(fields)}")
+        raise PlanError(f"each field may be pooled only once, got {list(fields)}")
     for name in fields:
         if name not in lookup.fields:
             raise PlanError(
-                f"{name!r} is no field of this lookup{nearest(name, lookup.fields)}; it has {lookup.fields}"
+                f"{name!r} is not a field of this lookup{nearest(name, lookup.fields)}; it has {lookup.fields}"
             )
     return [lookup.fields.index(name) for name in fields]
 
@@ -91,7 +91,10 @@ def chosen(lookup: Lookup, fields: Sequence[str]) -> list[int]:
 def check(rows: torch.Tensor, lookup: Lookup, row: Row) -> None:
     expected = (len(lookup.keys), row.width)
     if tuple(rows.shape) != expected or rows.dtype != torch.float32:
-        raise PlanError(f"rows are {tuple(rows.shape)} {rows.dtype}; this lookup needs {expected} torch.float32")
+        raise PlanError(
+            f"rows have shape {tuple(rows.shape)} and type {rows.dtype}; this lookup needs shape {expected} "
+            f"and torch.float32"
+        )
 
 
 # ---- the native way -------------------------------------------------------------------------------------------------

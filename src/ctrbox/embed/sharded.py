@@ -1,4 +1,4 @@
-"""Tables in shards: which keys are whose, and saved shards that are restored onto any number of them.
+"""Splits tables into shards by key, and restores saved shards onto any number of servers.
 
 A saved table in shards is a folder of saved tables, `00001-of-00003.ctrtable`, each with its own checksums; a key lies in shard
 `shard_of(key, 3)`. Whoever restores reads all of them and keeps the keys that are its own. One saved table of a single
@@ -68,8 +68,9 @@ def check_splits(table: Table) -> None:
     """Refuse to split what belongs to all keys together."""
     if table.counters is not None or table.admission is not None:
         raise PlanError(
-            "a table with counters= or admission= has a clock and a sketch that cannot be split: take servers=1, and restore "
-            "its checkpoints onto one"
+            "a table with counters= or admission= "
+            "has a clock and a sketch that cannot be split over servers; use "
+            "servers=1, and restore its checkpoints with one server"
         )
 
 

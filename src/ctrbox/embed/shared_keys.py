@@ -1,4 +1,5 @@
-"""Common features: rows of one user in a batch hold the user's keys once (section 7.2 of "Image Matters").
+"""Stores the keys of common features once per group, so that all rows of a user in a batch share them ("Image Matters",
+section 7.2).
 
     group   7 7 7 9 7          behaviour   [a b c] [ ] [ ] [d] [ ]          first   0 0 0 3 0
 
@@ -32,7 +33,9 @@ def check_common(batch_fields: dict[str, bool], fields: Sequence[str], group: bo
                 f"common names {name!r}, which the model does not read{nearest(name, batch_fields)}; it reads {[*batch_fields]}"
             )
         if not batch_fields[name]:
-            raise PlanError(f"common names {name!r}, which has one key a row: there is nothing to share")
+            raise PlanError(
+                f"common names {name!r}, which has one key per row, so there is nothing to share; remove it from common"
+            )
     if fields and not group:
         raise PlanError("common features are shared within a group; give one: cb.FeatureSet(group=col('user_id'), …)")
     return tuple(dict.fromkeys(fields))
@@ -54,7 +57,7 @@ def shared(batch: Batch, fields: Sequence[str]) -> tuple[Batch, Ints]:
 
 
 def _differs(field: Ragged, first: Ints) -> npt.NDArray[np.bool_]:
-    """Which rows have other keys than the row that stands for them."""
+    """Find the rows whose keys differ from those of the row that stands for them."""
     begin, lengths = int(field.offsets[0]), np.diff(field.offsets)
     values, starts = field.values[begin : int(field.offsets[-1])], field.offsets[:-1] - begin
     wrong = lengths != lengths[first]

@@ -1,4 +1,4 @@
-"""What tables of trainable rows share, wherever the rows lie: their settings and checks, and how rows come and go."""
+"""Defines the settings, checks and row counters that all tables share, wherever their rows are stored."""
 
 from __future__ import annotations
 
@@ -156,7 +156,9 @@ class Table(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Remove all rows; keep the shape, optimizers and seed. Saved copies, for example in run folders, are not affected."""
+        """Remove all rows; keep the shape, optimizers and seed. Saved copies, for example in run folders, are not
+        affected.
+        """
 
     @abstractmethod
     def _change_optimizers(self, same_kinds: bool) -> None:
@@ -184,7 +186,10 @@ class Table(ABC):
         self._check_counts()
         more = whole("periods=", periods, 0, MOST_PERIODS)
         if more + self.clock > MOST_PERIODS:
-            raise PlanError(f"the clock is at {self.clock:,} and goes to {MOST_PERIODS:,} periods, got {more:,} more")
+            raise PlanError(
+                f"the clock is at period {self.clock:,} and cannot go beyond {MOST_PERIODS:,}, got {more:,} "
+                f"more periods"
+            )
         with self._calling():
             self._changing.advance(more)
 
@@ -202,7 +207,9 @@ class Table(ABC):
         """
         self._check_counts()
         if unseen is None and score is None:
-            raise PlanError("expire needs unseen= (periods), score= (the least that stays), or both")
+            raise PlanError(
+                "expire needs unseen= (a number of periods), score= (the lowest score of a row that is kept), or both"
+            )
         age = -1 if unseen is None else whole("unseen=", unseen, 0, MOST_PERIODS)
         for name, value in (("score", score), ("click", click), ("nonclick", nonclick)):
             if (value is not None or name != "score") and not (is_number(value) and 0 <= value <= 1e30):  # type: ignore[operator]
@@ -223,7 +230,7 @@ class Table(ABC):
 
     def _check_counts(self) -> None:
         if self.counters is None:
-            raise PlanError("this table counts nothing; make it with counters=cb.tables.Counters(decay=…)")
+            raise PlanError("this table has no counters; create it with counters=cb.tables.Counters(decay=…)")
 
 
 # ---- checks
@@ -242,13 +249,15 @@ def checked_counts(name: str, counts: Any, keys: Keys) -> Floats | None:
     try:
         array = np.asarray(counts)
     except ValueError as error:
-        raise DataError(f"expected {name} of shape {(len(keys),)}, a number a key: {error}") from error
+        raise DataError(f"expected {name} of shape {(len(keys),)}, one number per key: {error}") from error
     if array.shape != (len(keys),) or array.dtype.kind not in "iuf":
-        raise DataError(f"expected {name} of shape {(len(keys),)}, a number a key, got {array.shape} {array.dtype}")
+        raise DataError(f"expected {name} of shape {(len(keys),)}, one number per key, got {array.shape} {array.dtype}")
     array = np.ascontiguousarray(array, np.float32)
     wrong = np.flatnonzero(~((array >= 0) & np.isfinite(array)))
     if len(wrong):
-        raise DataError(f"the {name} of key {int(keys[wrong[0]])} are {array[wrong[0]]}; expected a number, 0 or more")
+        raise DataError(
+            f"{name} of key {int(keys[wrong[0]])} is {array[wrong[0]]}; expected a finite number of 0 or more"
+        )
     return array
 
 
@@ -289,7 +298,7 @@ def check_factor(factor: float, *optimizers: Optimizer) -> float:
     least = "above 0" if FTRL in map(type, optimizers) else "0 or more"
     wrong = isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor <= 1e6
     if wrong or (factor == 0 and least == "above 0"):
-        raise PlanError(f"the learning rate is scaled by a finite number {least}, got {factor!r}")
+        raise PlanError(f"the factor of the learning rate must be a finite number {least}, got {factor!r}")
     return float(factor)
 
 
@@ -297,8 +306,9 @@ def refused(row: Row, key: int, gradient: float, column: int) -> str:
     """Why a gradient was not pushed."""
     part = "first-order weight" if row.linear and column == 0 else f"float {column - row.linear}"
     return (
-        f"the gradient of key {key} is {gradient} ({part} of its row); nothing was changed: "
-        "lower the learning rate or look for values that are not finite in the inputs"
+        f"the gradient of key {key} is {gradient} ({part} of its row)"
+        f"; no weight was changed. Lower the learning "
+        f"rate, or look for values that are not finite in the inputs"
     )
 
 
@@ -310,7 +320,7 @@ def shape_of(row: Row, linear: Optimizer, vector: Optimizer, init: float, seed: 
 
 
 def shape_from(native: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Of what a file says: lists become tuples, to be compared."""
+    """Return the shape that a file states, with tuples instead of lists, so that shapes can be compared."""
     dim, linear, weight, vector, init, seed, life = native
     return dim, linear, (weight[0], tuple(weight[1])), (vector[0], tuple(vector[1])), init, seed, tuple(life)
 
@@ -345,10 +355,10 @@ def same_shape(path: str | os.PathLike[str], found: tuple, mine: tuple) -> None:
                 "may differ"
             )
         if name == "counters and admission":
-            raise DataError(f"{path} was saved with {shown(theirs)}, this table has {shown(ours)}; {AS_SAVED}")
+            raise DataError(f"{path} was saved with {shown(theirs)}, but this table has {shown(ours)}; {AS_SAVED}")
         shown_as = [repr(v) for v in (theirs, ours)]
         cure = f"make this one with {name}={shown_as[0]}" if name in ("dim", "init", "seed") else AS_SAVED
-        raise DataError(f"{path} was saved with {name} {shown_as[0]}, this table has {shown_as[1]}; {cure}")
+        raise DataError(f"{path} was saved with {name} {shown_as[0]}, but this table has {shown_as[1]}; {cure}")
 
 
 @contextlib.contextmanager
@@ -359,7 +369,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     except _native.DamagedFile as error:
         if Path(path).is_dir():
             raise SourceError(f"{path} is a folder, expected a file; SparseTable.load reads folders") from error
-        raise SourceError(f"cannot read {path}: {error}; save it again or take an older one") from error
+        raise SourceError(f"cannot read {path}: {error}; save the table again, or use an older file") from error
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
 

@@ -342,7 +342,7 @@ def test_neighbours_in_memory_are_joined_without_a_copy(runtime: Runtime) -> Non
 def test_batches_that_do_not_fit_are_refused(runtime: Runtime) -> None:
     good = batch_of_keys({"a": np.arange(1, 9)}, 4, ragged=True)
     for batch in (good, as_tensors(good, runtime.device)):
-        with pytest.raises(PlanError, match="'b' is no sparse field of this batch"):
+        with pytest.raises(PlanError, match="'b' is not a sparse field of this batch"):
             References.of(batch, ["b"], runtime.device)
     for offsets, words in [
         ([-1, 2, 4, 6, 8], "begin at -1, below 0"),
@@ -354,7 +354,10 @@ def test_batches_that_do_not_fit_are_refused(runtime: Runtime) -> None:
             References.of(odd, ["a"], runtime.device)
     floats = Batch(good.schema, 4, None, good.dense, {"a": Ragged(np.zeros(4), np.arange(5))}, None)
     single = batch_of_keys({"a": np.arange(1, 9)}, 4)
-    for batch, words in [(floats, "expected int64"), (single, "other than one key; its schema says exactly one")]:
+    for batch, words in [
+        (floats, "expected int64"),
+        (single, "no key or several keys, but its schema says exactly one"),
+    ]:
         for one in (batch, as_tensors(batch, runtime.device)):
             with pytest.raises(DataError, match=words):
                 References.of(one, ["a"], runtime.device)

@@ -282,7 +282,7 @@ def test_what_is_written_back_block_by_block_is_the_same(
 
 
 def test_bad_arguments_are_refused_by_name(runtime: Runtime, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"lies over a cb\.SparseTable, got MemoryTable"):
+    with pytest.raises(PlanError, match=r"cb\.LevelTable is made over a cb\.SparseTable, got MemoryTable"):
         LevelTable(MemoryTable(4), runtime=runtime)  # type: ignore[arg-type]
     table, _ = levels(runtime, tmp_path / "t")
     with pytest.raises(DataError, match="key 5 is given twice"):

@@ -49,7 +49,7 @@ def load(blocks: list[bytes], place: Path) -> MemoryTable:
     return MemoryTable.load(place / "t")
 
 
-CONTRADICTS = "its head contradicts itself"
+CONTRADICTS = "its header contradicts itself"
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("block", "change", "says"),
     [
-        (0, at(0, "c", b"X"), "MANIFEST is no manifest: it does not start with CTRSPARS"),
+        (0, at(0, "c", b"X"), "MANIFEST is not a manifest: it does not start with CTRSPARS"),
         (0, at(8, "I", 2), "MANIFEST has version 2, expected 1"),
         (1, at(16, "I", 4097), CONTRADICTS),
         (3, at(0, "Q", 1 << 40), "MANIFEST claims more runs than it has bytes"),
         (66, at(0, "Q", 1 << 40), "MANIFEST claims more runs than it has bytes"),
         (67, at(0, "c", b"X"), "MANIFEST has no end mark"),
-        (67, lambda block: block, "MANIFEST goes on behind its end"),
+        (67, lambda block: block, "MANIFEST has bytes after its end"),
     ],
 )
 def test_a_manifest_that_lies_is_refused(folder: Path, block: int, change: Change, says: str) -> None:
@@ -164,7 +164,7 @@ def test_a_manifest_that_lies_is_refused(folder: Path, block: int, change: Chang
             cb.SparseTable.load(folder, ram="1MB")
         assert says in str(told.value)
         path.write_bytes(whole[:19])
-        with pytest.raises(SourceError, match="MANIFEST is no manifest: only 19 bytes"):
+        with pytest.raises(SourceError, match="MANIFEST is not a manifest: only 19 bytes"):
             cb.SparseTable.load(folder, ram="1MB")
     finally:
         path.write_bytes(whole)
@@ -185,7 +185,7 @@ def test_a_row_has_a_width_and_known_optimizers(tmp_path: Path) -> None:
     for dim, linear in ((1, False), (0, True), (4096, False), (4096, True)):
         made(dim, linear)
     for dim, linear in ((0, False), (4097, False)):
-        with pytest.raises(ValueError, match="a row has 1 to 4,097 values"):
+        with pytest.raises(ValueError, match="a row must have 1 to 4,097 values"):
             made(dim, linear)
     for kinds in ((0, 1), (1, 0), (99, 1), (1, 99)):
         with pytest.raises(ValueError, match="no such kind of optimizer"):
@@ -211,7 +211,7 @@ def test_keys_gradients_and_counts_fit_each_other() -> None:
             made.push(keys, np.ones(wrong, np.float32), 1.0)
     one = np.ones(1, np.float32)
     for counts in ({"shows": one}, {"clicks": one}):
-        with pytest.raises(ValueError, match="shows and clicks are not one a key"):
+        with pytest.raises(ValueError, match="shows and clicks are not one per key"):
             made.push(keys, np.ones((2, 2), np.float32), 1.0, **counts)
     for ask in (lambda: made.counters(keys), lambda: made.expire(1, 0.0, 1.0, 1.0)):
         with pytest.raises(ValueError, match="a table without counters"):

@@ -68,7 +68,7 @@ def test_what_cannot_be_repaired_is_left_as_it_is(saved: tuple[Path, Path, np.nd
         byte = one.read(1)
         one.seek(5_000)
         one.write(bytes([byte[0] ^ 1]))
-    with pytest.raises(SourceError, match="has no copy of it"):  # the same files, linked
+    with pytest.raises(SourceError, match="has no identical copy of it;"):  # the same files, linked
         cb.tables.repair(path, tmp_path / "saved")
     before = file.read_bytes()
     damaged(elsewhere, 6_000)
@@ -79,7 +79,7 @@ def test_what_cannot_be_repaired_is_left_as_it_is(saved: tuple[Path, Path, np.nd
         for turn in range(4):
             other.push(KEYS, np.full((len(KEYS), 8), 7.0 + turn, np.float32))
             other.flush()
-    with pytest.raises(SourceError, match=r"has no copy of it.*older checkpoint"):
+    with pytest.raises(SourceError, match=r"has no identical copy of it;.*older checkpoint"):
         cb.tables.repair(path, tmp_path / "other")
     with pytest.raises(SourceError, match="holds no table"):
         cb.tables.repair(path, tmp_path / "nowhere")
@@ -94,5 +94,5 @@ def test_a_segment_that_came_after_the_save_is_not_there(saved: tuple[Path, Path
         table.compact()
         table.checkpoint()
     damaged(path)
-    with pytest.raises(SourceError, match="has no copy of it"):
+    with pytest.raises(SourceError, match="has no identical copy of it;"):
         cb.tables.repair(path, elsewhere)

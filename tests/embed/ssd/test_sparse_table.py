@@ -247,7 +247,7 @@ def test_the_memory_that_would_do_counts_a_sketch_once(tmp_path: Path) -> None:
 def test_two_of_one_folder_are_refused(tmp_path: Path) -> None:
     with (
         cb.SparseTable(tmp_path / "t", 4, ram=SMALL),
-        pytest.raises(SourceError, match="is open already, in this process or another"),
+        pytest.raises(SourceError, match="is already open in this process or another one;"),
     ):
         cb.SparseTable(tmp_path / "t", 4, ram=SMALL)
 
@@ -258,7 +258,7 @@ def test_another_shape_is_refused_by_name(tmp_path: Path) -> None:
     for options, said in (
         ({"dim": 8}, "saved with dim 4, this table has 8"),
         ({"dim": 4, "optimizer": cb.optim.Adam()}, r"saved with .*optimizer Adagrad.* this table uses Adam"),
-        ({"dim": 4, "seed": 3}, "saved with seed 0, this table has 3"),
+        ({"dim": 4, "seed": 3}, "saved with seed 0, but this table has 3"),
     ):
         with pytest.raises(DataError, match=said):
             cb.SparseTable(tmp_path / "t", ram=SMALL, **options)  # type: ignore[arg-type]
@@ -320,7 +320,7 @@ def test_a_table_is_not_saved_over_itself_or_over_what_is_no_table(tmp_path: Pat
             table.save(tmp_path / "precious")
         with cb.SparseTable(tmp_path / "other", 4, ram=SMALL) as other:
             other.checkpoint()
-            with pytest.raises(SourceError, match="is open already"):
+            with pytest.raises(SourceError, match="is already open"):
                 table.save(tmp_path / "other")
         table.save(tmp_path / "saved")
         table.save(tmp_path / "saved")

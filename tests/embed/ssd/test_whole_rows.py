@@ -50,7 +50,7 @@ def test_what_is_said_of_the_next_use_of_keys_is_one_a_key(tmp_path: Path) -> No
         inside: Any = table._native
         inside.prefetch(np.array([1, 2]), np.array([0, 3], np.uint8))
         for wrong in (1, 3):
-            with pytest.raises(ValueError, match="next uses are not one a key"):
+            with pytest.raises(ValueError, match="next uses are not one per key"):
                 inside.prefetch(np.array([1, 2]), np.zeros(wrong, np.uint8))
 
 

@@ -64,7 +64,7 @@ def forged(path: Path, **changed: int) -> None:
         ({"shard": 1}, "is damaged: kind 1, width 3, shard 1 of 1"),
         ({"of": 0}, "shard 0 of 0"),
         ({"of": 4097}, "shard 0 of 4097"),
-        ({"of": 4096}, "is shard 0 of 4096, 3 numbers of float32 a row; expected shard 0 of 1"),
+        ({"of": 4096}, "is shard 0 of 4096, with 3 numbers of float32 per row; expected shard 0 of 1"),
         ({"rows": 9}, "is damaged: 384 bytes, expected"),
         ({"rows": 11}, "is damaged: 384 bytes, expected"),
     ],
@@ -108,15 +108,15 @@ def test_an_index_names_rows_that_are_there_by_rising_keys(
 
 def test_a_file_of_64_bytes_is_long_enough_to_be_judged_by_its_first(tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(b"x" * 63)
-    with pytest.raises(SourceError, match="is no vector file: it has 63 bytes"):
+    with pytest.raises(SourceError, match="is not a vector file: it has 63 bytes"):
         cb.tables.VectorFile(tmp_path / "v")
     (tmp_path / "v").write_bytes(b"x" * 64)
-    with pytest.raises(SourceError, match=r"is no vector file: it begins with b'xxxxxxxx', expected b'CTRVECT"):
+    with pytest.raises(SourceError, match=r"is not a vector file: it begins with b'xxxxxxxx', expected b'CTRVECT"):
         cb.tables.VectorFile(tmp_path / "v")
     (tmp_path / "d").mkdir()
     with pytest.raises(SourceError, match=r"d holds no vector files \(\*\.ctrvec\)"):
         cb.tables.VectorFile(tmp_path / "d")
-    with pytest.raises(SourceError, match="is no folder of shards; leave shard= out"):
+    with pytest.raises(SourceError, match="is not a folder of shards; remove shard="):
         cb.tables.VectorFile(tmp_path / "v", shard=0)
 
 
@@ -149,7 +149,7 @@ def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     )
     second.write_bytes((tmp_path / "wide" / shard_name(1, 2)).read_bytes())
     with pytest.raises(
-        SourceError, match=r"is shard 1 of 2, 3 numbers of float32 a row; expected shard 1 of 2, 2 numbers"
+        SourceError, match=r"is shard 1 of 2, with 3 numbers of float32 per row; expected shard 1 of 2, 2 numbers"
     ):
         cb.tables.VectorFile(tmp_path / "two")
     second.write_bytes(kept)
@@ -201,7 +201,7 @@ def test_a_later_chunk_names_its_rows_by_their_place_in_the_source(
     monkeypatch.setattr(vector_write, "CHUNK", 8)  # one row
     for ids, vectors, says in (
         ([1, 2, None], [[1.0, 1.0]] * 3, "the key of row 2 is null"),
-        ([1, 2, 0], [[1.0, 1.0]] * 3, "the key of row 2 is 0, the null slot"),
+        ([1, 2, 0], [[1.0, 1.0]] * 3, "the key of row 2 is 0, which means 'no value'"),
         ([1, 2, 3], [[1.0, 1.0], [1.0, 1.0], None], "'v' of row 2 is null"),
         ([1, 2, 3], [[1.0, 1.0], [1.0, 1.0], [1.0, None]], "'v' of row 2 holds a null"),
         ([1, 2, 3], [[1.0, 1.0], [1.0, 1.0], [1.0]], r"'v' of row 2 \(key 3\) has 1 numbers; expected 2"),
@@ -254,7 +254,7 @@ def test_what_is_no_list_of_tokens_is_refused(tmp_path: Path, data: Any, options
 
 def test_nothing_but_vectors_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text("data")
-    with pytest.raises(WriteError, match="it is the data; give the vectors another name"):
+    with pytest.raises(WriteError, match="the data is read from there; choose another file name for the vectors"):
         check_place(tmp_path / "a.parquet", str(tmp_path / "a.parquet"))
     check_place(tmp_path / "a.parquet", str(tmp_path / "b.parquet"))
     check_place(tmp_path / "none", str(tmp_path / "a.parquet"))
@@ -264,7 +264,7 @@ def test_nothing_but_vectors_is_replaced(tmp_path: Path) -> None:
     (folder / "00000-of-00001.ctrvec").write_text("old")
     check_place(folder, None)
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(WriteError, match=r"it holds notes\.txt, which is no file of vectors; give another folder"):
+    with pytest.raises(WriteError, match=r"it holds notes\.txt, which is not a vector file; choose another folder"):
         check_place(folder, None)
 
 
@@ -290,9 +290,9 @@ def test_a_key_that_was_never_learned_has_its_initial_row() -> None:
     ("keys", "rows", "says"),
     [
         ([5, 5], np.ones((2, 2), np.float32), "a published table has key 5 twice"),
-        ([5], np.ones((2, 2), np.float32), r"1 keys have rows of \(2, 2\) float32, expected"),
-        ([5], np.ones((1, 3), np.float32), r"1 keys have rows of \(1, 3\) float32, expected"),
-        ([5], np.ones((1, 2)), r"1 keys have rows of \(1, 2\) float64, expected"),
+        ([5], np.ones((2, 2), np.float32), r"1 keys have shape \(2, 2\) and type float32; expected"),
+        ([5], np.ones((1, 3), np.float32), r"1 keys have shape \(1, 3\) and type float32; expected"),
+        ([5], np.ones((1, 2)), r"1 keys have shape \(1, 2\) and type float64; expected"),
     ],
 )
 def test_rows_that_do_not_fit_their_keys_are_refused(keys: list[int], rows: Any, says: str) -> None:
@@ -374,7 +374,9 @@ def test_objects_come_as_the_sub_model_takes_them() -> None:
     made = vectors(vocabulary=9).checked([[0, 9]])
     assert (made.dtype.name, made.tolist()) == ("int32", [[0, 9]])
     assert vectors(vocabulary=9).checked(np.empty((0, 2), np.int64)).shape == (0, 2)
-    with pytest.raises(DataError, match="the sub-model of this version is none of ours, so it cannot be run here"):
+    with pytest.raises(
+        DataError, match="the sub-model of this version is a user-defined class, which the server cannot run"
+    ):
         PublishedVectors(np.array([1]), np.ones((1, 1), np.float32), None, width=2).checked([[1, 2]])
     with pytest.raises(DataError, match="the sub-model's vector of an object is not finite"):
         vectors().embed(np.array([2]), np.array([[3e38, 0]], np.float32))

@@ -1,1 +1,1 @@
-"""Embedders whose rows lie in the memory of a GPU."""
+"""Embedders that keep their rows in GPU memory."""

@@ -1,4 +1,4 @@
-"""A batch on the device of a model: what the model and the GPU tables read of it, each array sent once.
+"""Copies a batch to the device of the model: each array that the model and the GPU tables read is sent once.
 
 Batches of the CPU engine are arrays: they are put together in page-locked memory and travel on a stream of their own
 while the step before them runs. Batches of the CUDA engine are tensors already and are used as they are; what they say
@@ -59,7 +59,7 @@ class References:
     fields: tuple[str, ...]
     starts: tuple[int, ...]  # len(fields) + 1: where each field's references begin
     offsets: torch.Tensor | None  # of ragged fields, rows + 1 each, one after the other, each from 0
-    at: tuple[int, ...]  # by field: where its offsets begin, -1: exactly one key a row
+    at: tuple[int, ...]  # by field: where its offsets begin, -1: exactly one key per row
     longest: Mapping[str, int] = field(default_factory=dict)  # by sequence: keys of its longest row
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class References:
                 most = 1 if offsets is None or not batch.rows else int((offsets[1:] - offsets[:-1]).max())
                 longest[name] = max(1, most)
         if starts[-1] >= 2**31 or batch.rows * max(1, len(fields)) >= 2**31:
-            raise DataError("more than 2^31 - 1 references; take smaller batches")
+            raise DataError("more than 2^31 - 1 references; use smaller batches")
         values = [values for values, _ in parts]
         if here:
             keys, *rest = sent([np.concatenate([*values, np.empty(0, np.int64)]), *ragged], device)
@@ -114,12 +114,14 @@ def sent_parts(batch: Batch, fields: Sequence[str]) -> Parts:
         if offsets[0] < 0:
             raise DataError(f"field {name!r}: offsets begin at {offsets[0]}, below 0")
         if (lengths < 0).any():
-            raise DataError(f"field {name!r}: offsets fall from one row to the next")
+            raise DataError(f"field {name!r}: offsets decrease from one row to the next; expected ascending offsets")
         if offsets[-1] > len(values):
-            raise DataError(f"field {name!r}: offsets end at {offsets[-1]} of {len(values)} values")
+            raise DataError(f"field {name!r}: offsets end at {offsets[-1]}, but there are only {len(values)} values")
         single = bool((lengths == 1).all())
         if not single and not ragged:
-            raise DataError(f"field {name!r} has rows with other than one key; its schema says exactly one")
+            raise DataError(
+                f"field {name!r} has rows with no key or several keys, but its schema says exactly one key per row"
+            )
         parts.append((values[offsets[0] : offsets[-1]], None if single else from_zero(offsets)))
     return parts
 
@@ -130,15 +132,17 @@ def tensors_of(batch: Batch, fields: Sequence[str]) -> Parts:
     parts: Parts = []
     for name in fields:
         if name not in ragged or name not in batch.sparse:
-            raise PlanError(f"{name!r} is no sparse field of this batch{nearest(name, ragged)}; it has {[*ragged]}")
+            raise PlanError(f"{name!r} is not a sparse field of this batch{nearest(name, ragged)}; it has {[*ragged]}")
         one: Any = batch.sparse[name]
         values, offsets = one.values, one.offsets
         if values.dtype != torch.int64 or offsets.dtype != torch.int64:
             raise DataError(f"field {name!r} has {values.dtype} keys and {offsets.dtype} offsets; expected int64")
         if offsets.numel() != batch.rows + 1:
-            raise DataError(f"field {name!r} has {len(offsets) - 1} rows in a batch of {batch.rows}")
+            raise DataError(f"field {name!r} has {len(offsets) - 1} rows, but the batch has {batch.rows}")
         if not ragged[name] and values.numel() != batch.rows:
-            raise DataError(f"field {name!r} has rows with other than one key; its schema says exactly one")
+            raise DataError(
+                f"field {name!r} has rows with no key or several keys, but its schema says exactly one key per row"
+            )
         parts.append((values, offsets if ragged[name] else None))
     return parts
 

@@ -1,4 +1,4 @@
-"""The kernels of a GPU table for one shape of row: source, compilation, launches. ``native/cuda/table.h`` has the layout.
+"""Generates, compiles and launches the kernels of a GPU table for one shape of row. ``native/cuda/table.h`` describes the layout.
 
 A shape is compiled once (seconds by NVRTC, then from disk): dim, first-order weight and optimizers are constants of the
 source, so that a row's floats stay in registers. Checks are the callers': what comes here is contiguous and lies on the

@@ -1,4 +1,4 @@
-"""`LevelTable`: GPU memory, main memory and an SSD as one embedder (docs/gpu.md has threads, bytes and failures).
+"""Defines ``LevelTable``, an embedder that keeps rows in GPU memory, main memory and on an SSD (docs/gpu.md).
 
     below = cb.SparseTable("params/", dim=16, ram="8GB", optimizer=cb.Adagrad(lr=0.05))
     table = cb.tables.LevelTable(below, memory="4GB")
@@ -63,11 +63,16 @@ class LevelTable(GpuTable):
 
     def __init__(self, below: SparseTable, *, memory: int | str = "8GB", runtime: Runtime | None = None) -> None:
         if not isinstance(below, SparseTable):
-            raise PlanError(f"a level table lies over a cb.SparseTable, got {type(below).__name__}")
+            raise PlanError(f"a cb.LevelTable is made over a cb.SparseTable, got {type(below).__name__}")
         if below.read_only:
-            raise PlanError(f"{below!r} was opened with read_only=True; a table over it changes its rows")
+            raise PlanError(
+                f"{below!r} was opened with read_only=True, but a cb.LevelTable over it would change its rows"
+            )
         if below.counters is not None or below.admission is not None:
-            raise PlanError(f"{below!r} counts or admits its keys, which a GPU does not; take a table without that")
+            raise PlanError(
+                f"{below!r} has counters= or admission=, which cb.LevelTable does not support; use a Sparse "
+                f"Table without them"
+            )
         super().__init__(
             below.dim,
             optimizer=below.optimizer,
@@ -143,7 +148,7 @@ class LevelTable(GpuTable):
         unique, counts = torch.unique(moved, return_counts=True)
         if len(unique) < len(moved):
             twice = int(unique[counts > 1][0])
-            raise DataError(f"key {twice} is given twice; add up the gradients of a key before they are pushed")
+            raise DataError(f"key {twice} is given twice; add up the gradients of each key before pushing them")
         with self._moving:
             with self._at_move() as store:
                 bad = store.check(moved, g)
@@ -243,7 +248,7 @@ class LevelTable(GpuTable):
         self.close(checkpoint=error is None)
 
     def like(self, row: Row) -> GpuTable:
-        raise PlanError(f"a table like {self!r} needs a folder of its own: cb.tables.LevelTable(cb.SparseTable(…))")
+        raise PlanError(f"another table like {self!r} needs its own folder: cb.tables.LevelTable(cb.SparseTable(…))")
 
     def __repr__(self) -> str:
         return f"LevelTable({self.below!r}, memory {self.memory:,} on {self.device})"
@@ -316,8 +321,9 @@ class LevelTable(GpuTable):
                 store = self.store
                 unique = len(torch.unique(references.keys[references.keys != 0]))
                 raise BudgetError(
-                    f"a batch refers to {unique:,} keys, and the {self.memory:,} bytes on {self.device} that this table may use "
-                    f"hold {store.capacity:,} rows{error.cause}; raise memory=, or take smaller batches"
+                    f"a batch refers to {unique:,} keys, and the {self.memory:,} bytes on {self.device} that this table "
+                    f"may use "
+                    f"hold {store.capacity:,} rows{error.cause}; raise memory=, or use smaller batches"
                 ) from None
             fits = True
             for later in waiting:
@@ -450,8 +456,9 @@ class LevelTable(GpuTable):
 
     def _full(self, error: NoRoom) -> BudgetError:
         return BudgetError(
-            f"{self.memory:,} bytes on {self.device} hold no {error.more:,} working rows of this table{error.cause}; give "
-            "memory= what the GPU has, and at least some batches' keys"
+            f"{self.memory:,} bytes on {self.device} "
+            f"have no room for {error.more:,} working rows of this "
+            f"table{error.cause}; raise memory=, so that the keys of several batches fit"
         )
 
 

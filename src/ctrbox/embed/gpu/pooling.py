@@ -1,4 +1,4 @@
-"""What a batch reads from a GPU table, and the step that its gradients make: the fused twin of pull, pool and push.
+"""Looks up, pools and updates the rows of a batch in a GPU table with fused kernels.
 
     reading = Reading(table, references, pooled, pooling, sequences)     rows found or made, sorting begun
     reading.weights, reading.vectors, reading.sequences                  pooled in one launch, part of autograd's graph
@@ -52,10 +52,12 @@ class Reading:
         into: tuple[torch.Tensor, torch.Tensor | None] | None = None,
     ) -> None:
         if references.fields != (*pooled, *sequences):
-            raise PlanError(f"references are of {references.fields}; expected those of {(*pooled, *sequences)}")
+            raise PlanError(
+                f"the references belong to the fields {references.fields}; expected {(*pooled, *sequences)}"
+            )
         for kind in pooling:
             if kind not in KINDS:
-                raise PlanError(f"pooling is {kind!r}; expected one of {', '.join(KINDS)}")
+                raise PlanError(f"pooling must be one of {', '.join(KINDS)}, got {kind!r}")
         self.table, self.references, self.train = table, references, train
         self.fields, self.kinds, self.names, self.longest = len(pooled), pooling, tuple(sequences), longest
         # Autograd's graph holds this list and not the reading, which holds the graph: a circle would outlive its step.
@@ -77,7 +79,7 @@ class Reading:
     # ---- forward
 
     def _plan(self) -> None:
-        """How fields are pooled, as kernels read it; nothing where all have one key a row."""
+        """How fields are pooled, as kernels read it; nothing where all have one key per row."""
         r = self.references
         self.single = all(at < 0 for at in r.at[: self.fields])
         self.maxima = 0
@@ -120,12 +122,14 @@ class Reading:
         )
         self.spans = [self._span(name) for name in self.names]
         if r.rows * (self.fields + sum(span[2] for span in self.spans)) >= 2**31:
-            raise DataError(f"{r.rows:,} rows of these sequences are more than 2^31 - 1 vectors; take smaller batches")
+            raise DataError(f"{r.rows:,} rows of these sequences are more than 2^31 - 1 vectors; use smaller batches")
         sequences = [self._sequence(f, longest) for f, (_, _, longest) in enumerate(self.spans)]
         return (*(() if weights is None else (weights,)), vectors, *sequences)
 
     def _span(self, name: str) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Of a sequence by row: the reference behind its last key, how many are kept; and how many at most."""
+        """Return, for each row of a sequence, the reference after its last key and the number of kept keys; and the
+        largest number.
+        """
         r, device = self.references, self.table.device
         f = r.fields.index(name)
         if r.at[f] < 0:
@@ -174,7 +178,7 @@ class Reading:
 
     @property
     def gradients(self) -> tuple[torch.Tensor | None, ...] | None:
-        """Of weights, vectors and sequences; None where the loss depends on none of them."""
+        """Return the gradients of weights, vectors and sequences; None where the loss depends on none of them."""
         return self.inbox[0] if self.inbox else None
 
     def push(self, scale: float) -> None:

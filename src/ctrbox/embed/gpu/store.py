@@ -1,4 +1,4 @@
-"""Memory of a GPU table: slots, rows in chunks, and growth within a budget (``native/cuda/table.h`` has the layout).
+"""Manages the memory of a GPU table: the hash slots, chunks of rows, and growth within a budget.
 
 A key is found by kernels alone. The host only has to know an upper bound of the rows there are: each call adds its
 number of keys to it, and every call sends the true number after itself, which is read when it has arrived. Nobody waits
@@ -284,7 +284,9 @@ class Store:
     def put(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Rows as a file has them, for keys that differ from each other."""
         if rows.shape[1] != self.kernels.file_floats:
-            raise DataError(f"a saved row has {rows.shape[1]} floats, one of this table {self.kernels.file_floats}")
+            raise DataError(
+                f"a saved row has {rows.shape[1]} floats, but a row of this table has {self.kernels.file_floats}"
+            )
         for first in range(0, len(keys), BLOCK):
             some = torch.from_numpy(np.array(keys[first : first + BLOCK])).to(self.device)
             data = torch.from_numpy(np.array(rows[first : first + BLOCK])).to(self.device)

@@ -1,4 +1,5 @@
-"""`GpuTable`: the embedder whose rows lie in the memory of a GPU. `MemoryTable`'s twin: same rows, same steps, same file.
+"""Defines ``GpuTable``, an embedder that keeps its rows in GPU memory and gives the same results as ``MemoryTable``.
+The file format is the same, too.
 
 table = cb.tables.GpuTable(dim=16, optimizer=cb.Adagrad(lr=0.05), rows=20_000_000)
 vectors = table.pull(keys)                 # CUDA keys give a CUDA tensor, NumPy keys an array
@@ -112,8 +113,9 @@ class GpuTable:
         if row != self._row:
             if len(self):
                 raise PlanError(
-                    f"this table holds {len(self):,} rows of {words(self._row)}, the model reads {words(row)}; "
-                    "give it a table of its own"
+                    f"this table holds {len(self):,} rows of {words(self._row)}"
+                    f", but the model reads {words(row)}; "
+                    f"give the model a table of its own"
                 )
             self._made = None
             self._row = row
@@ -182,8 +184,9 @@ class GpuTable:
                 store.put(keys, rows)
             except NoRoom as error:
                 raise BudgetError(
-                    f"{path} ({Path(path).stat().st_size:,} bytes) does not fit the {self.memory:,} bytes of GPU memory "
-                    f"that this table may use{error.cause}; raise memory="
+                    f"{path} ({Path(path).stat().st_size:,} bytes) "
+                    f"does not fit into the {self.memory:,} bytes of GPU "
+                    f"memory that this table may use{error.cause}; raise memory="
                 ) from None
             self._made, self._row = store, Row(found[0], found[1])
 
@@ -335,7 +338,7 @@ class GpuTable:
     def _full(self, error: NoRoom) -> BudgetError:
         return BudgetError(
             f"the table holds {len(self):,} keys in {self.nbytes:,} bytes on {self.device} and has no room for "
-            f"{error.more:,} more within its budget of {self.memory:,} bytes{error.cause}; raise memory=, lower dim= or take "
+            f"{error.more:,} more within its budget of {self.memory:,} bytes{error.cause}; raise memory=, lower dim= or use "
             "RowwiseAdagrad, whose states are smaller"
         )
 
@@ -354,7 +357,8 @@ class GpuTable:
                 raise DataError(f"expected keys of shape (n,) int64, got {tuple(keys.shape)} {keys.dtype}")
             if keys.device != self.device:
                 raise DataError(
-                    f"these keys lie on {keys.device}, the table on {self.device}; keys.to({str(self.device)!r})"
+                    f"these keys are on {keys.device}, but the table is on {self.device}; move them: "
+                    f"keys.to({str(self.device)!r})"
                 )
             return keys.contiguous(), False
         array = np.asarray(keys)

@@ -1,4 +1,4 @@
-"""Working rows: as many as a budget of GPU memory holds, among which keys come and go. Rows never move.
+"""Keeps the rows in use within a budget of GPU memory: keys are added and evicted, rows never move.
 
     keys   by row: the key it holds, 0 where it is free; what is true, whatever happens
     used   by row: the number of the last batch that asked for it
@@ -18,7 +18,7 @@ import torch
 from ctrbox.embed.gpu.kernels import address
 from ctrbox.embed.gpu.store import BLOCK, LEAST_SLOTS, MOST_SLOTS, SLOT_BYTES, NoRoom, Store
 
-BESIDE = 8 + 4 + 4 + 16  # bytes a row: key, number, its place among the free, and what making slots anew takes
+BESIDE = 8 + 4 + 4 + 16  # bytes per row: key, number, its place among the free, and what making slots anew takes
 
 
 class Working(Store):

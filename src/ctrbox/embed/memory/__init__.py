@@ -1,1 +1,1 @@
-"""The embedder whose rows all lie in main memory."""
+"""The embedder that keeps all its rows in main memory."""

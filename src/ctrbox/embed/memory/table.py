@@ -1,4 +1,4 @@
-"""`MemoryTable`: the embedder whose rows all lie in memory (``native/core/table/memory_table.h`` has layout and file format).
+"""Defines ``MemoryTable``, the embedder that keeps all its rows in main memory.
 
 table = cb.MemoryTable(dim=16, optimizer=cb.Adagrad(lr=0.05))
 vectors = table.pull(keys)                 # (n, 16) float32; new keys get vectors that seed and key decide
@@ -65,8 +65,9 @@ class MemoryTable(Table):
         if row != self._row:
             if len(self):
                 raise PlanError(
-                    f"this table holds {len(self):,} rows of {words(self._row)}, the model reads {words(row)}; "
-                    "give it a table of its own"
+                    f"this table holds {len(self):,} rows of {words(self._row)}"
+                    f", but the model reads {words(row)}; "
+                    f"give the model a table of its own"
                 )
             self._native = self._empty(row)
             self._row = row
@@ -208,8 +209,10 @@ class MemoryTable(Table):
         except MemoryError as error:
             cause = "" if isinstance(error, _native.TableFull) else "; the machine has no more memory"
             raise BudgetError(
-                f"the table holds {len(self):,} keys in {self.nbytes:,} bytes and has no room for all of {keys:,} keys "
-                f"within its budget of {self.budget:,} bytes{cause}; raise budget=, lower dim= or take RowwiseAdagrad, "
+                f"the table holds {len(self):,} keys in {self.nbytes:,} bytes "
+                f"and has no room for the {keys:,} keys "
+                f"of this call within its budget of {self.budget:,} bytes{cause}; raise budget=, lower dim= or use "
+                f"RowwiseAdagrad, "
                 "whose states are smaller"
             ) from error
 
@@ -226,7 +229,7 @@ class MemoryTable(Table):
             except MemoryError as error:
                 size = Path(path).stat().st_size
                 raise BudgetError(
-                    f"{path} ({size:,} bytes) does not fit the budget of {self.budget:,} bytes; raise budget="
+                    f"{path} ({size:,} bytes) does not fit into the budget of {self.budget:,} bytes; raise budget="
                 ) from error
         dim, first_order, *_ = describe(path)
         self._set_native(found, Row(dim, first_order))

@@ -1,1 +1,1 @@
-"""The embedder whose rows lie on an SSD, with the hot ones in memory."""
+"""The embedder that keeps its rows on an SSD and the frequently used ones in memory."""

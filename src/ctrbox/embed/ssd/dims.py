@@ -1,4 +1,4 @@
-"""`SparseTables`: rows of several dims in one folder, one budget and one checkpoint.
+"""Defines ``SparseTables``: tables of several dims in one folder, with one budget and one checkpoint.
 
 tables = cb.tables.SparseTables("params/", dims=(8, 32), ram="4GB", optimizer=cb.Adagrad(lr=0.05))
 cb.Trainer(model, tables).fit(plan)        # a field's rows lie in the part of its dim
@@ -86,7 +86,7 @@ class SparseTables:
         for name in options:
             if name not in OPTIONS:
                 raise PlanError(
-                    f"{name!r} is no option of SparseTables{nearest(name, OPTIONS)}; it has {', '.join(OPTIONS)}"
+                    f"{name!r} is not an option of SparseTables{nearest(name, OPTIONS)}; it has {', '.join(OPTIONS)}"
                 )
         self.options = {"optimizer": optimizer, **options}
         # A row has the float of its weight, its states, a key and marks beside its vector.
@@ -95,10 +95,13 @@ class SparseTables:
         named = named_in(self.path)
         if named is not None and named[1] != self.dims:
             raise SourceError(
-                f"{self.path} holds tables of dims {_listed(named[1])}, not {_listed(self.dims)}; a new folder may restore() them"
+                f"{self.path} holds tables of dims {_listed(named[1])}, not {_listed(self.dims)}; to use other dims, "
+                f"create tables in a new folder and restore() these into them"
             )
         if (self.path / "MANIFEST").exists():
-            raise SourceError(f"{self.path} holds a table of one dim; a new folder may restore() it")
+            raise SourceError(
+                f"{self.path} holds a single table; create the tables in a new folder and restore() it into them"
+            )
         _check_own(self.path, named is not None)
         self.version = 0 if named is None else named[0]
         self._lock = _locked(self.path)
@@ -150,10 +153,10 @@ class SparseTables:
         self._check_usable()
         place = absolute(path)
         if place.is_symlink() or self.path.resolve() in (place.resolve(), *place.resolve().parents):
-            raise PlanError(f"tables are saved to a folder of their own, not to {path}")
+            raise PlanError(f"tables must be saved to a folder of their own; {path} cannot be used")
         if place.is_dir() and any(place.iterdir()):
             if named_in(place) is None:
-                raise PlanError(f"{path} is a folder without tables, which is not replaced; name a new one")
+                raise PlanError(f"{path} is a folder without tables, which is not replaced; choose a new folder")
             _check_own(place, True)
             os.close(_locked(place))  # refused where somebody has it open
         with self._alone, written_aside(place, folder=True) as aside:
@@ -224,7 +227,10 @@ class SparseTables:
         if self._lock < 0:
             raise PlanError(f"the tables in {self.path} are closed")
         if os.getpid() != self._process:
-            raise PlanError(f"the tables in {self.path} were opened by another process, before a fork")
+            raise PlanError(
+                f"the tables in {self.path} were opened in the parent process before a fork; open them in one "
+                f"process only"
+            )
 
     def _save_to(self, folder: Path) -> CompactionError | None:
         """Save all parts; return what the background compaction of one of them met, to be raised when all is in place."""
@@ -285,9 +291,7 @@ def _check_own(folder: Path, holds: bool) -> None:
             fine = path.is_dir() and all(re.fullmatch(r"\.?dim-\d+.*", p.name) for p in path.iterdir())
         if not fine:
             what = "beside its tables" if holds else "and no tables"
-            raise SourceError(
-                f"{folder} holds {path.name!r} {what}; tables need a folder of their own, which may be new"
-            )
+            raise SourceError(f"{folder} holds {path.name!r} {what}; tables need a folder of their own, new or empty")
 
 
 def _locked(folder: Path) -> int:

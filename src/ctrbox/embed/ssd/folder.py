@@ -1,4 +1,4 @@
-"""The folder of a Sparse Table: whose it is, what it holds, and how its files are made, linked and kept over a power cut."""
+"""Manages the folder of a Sparse Table: its lock, its contents, and files that survive a power cut."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
     try:
         os.fspath(place).encode()
     except UnicodeEncodeError:
-        raise SourceError(f"the path {os.fspath(place)!r} is not UTF-8; rename it, or name another") from None
+        raise SourceError(f"the path {os.fspath(place)!r} is not UTF-8; rename it, or choose another path") from None
     return place
 
 
@@ -44,7 +44,7 @@ def locked(path: Path, shared: bool) -> int:
                 strange = sorted(p.name for p in path.iterdir() if not OWN.fullmatch(p.name))
                 if strange:
                     raise SourceError(
-                        f"{path} holds {strange[0]!r} and no table; a table needs a folder of its own, which may be new"
+                        f"{path} holds {strange[0]!r} and no table; a table needs a folder of its own, new or empty"
                     )
         lock = os.open(path / "LOCK", os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
     except FileNotFoundError as error:
@@ -63,7 +63,7 @@ def flocked(lock: int, path: Path, shared: bool = False) -> int:
     except OSError as error:
         os.close(lock)
         raise SourceError(
-            f"the table in {path} is open already, in this process or another; close it there first"
+            f"the table in {path} is already open in this process or another one; close it there first"
         ) from error
     return lock
 
@@ -79,7 +79,7 @@ def described(path: Path) -> tuple[Any, ...]:
     try:
         return shape_from(_native.SparseTable.saved_shape(os.fspath(path)))
     except _native.DamagedFile as error:
-        raise SourceError(f"cannot read {path / 'MANIFEST'}: {error}; take another saved one") from error
+        raise SourceError(f"cannot read {path / 'MANIFEST'}: {error}; restore the table from another copy") from error
     except OSError as error:
         raise SourceError(f"cannot read {path / 'MANIFEST'}: {error.strerror or error}") from error
 
@@ -124,8 +124,9 @@ def warn_of_memory(ram: int) -> None:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if ram > machine:
         warnings.warn(
-            f"ram={ram:,} bytes is more than the {machine:,} bytes of memory that this machine has; the table takes memory as "
-            "rows come, and the system may end the process when there is no more",
+            f"ram={ram:,} bytes is more than the {machine:,} bytes of memory that this machine has; "
+            f"the table "
+            f"allocates memory as rows are added, and the operating system may kill the process when memory runs out",
             stacklevel=3,
         )
 

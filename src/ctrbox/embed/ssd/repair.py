@@ -1,4 +1,4 @@
-"""Damaged files of a Sparse Table, taken anew from a table that was saved before.
+"""Repairs damaged files of a Sparse Table with copies from a table that was saved earlier.
 
 A segment is never changed once it is written, so a saved table that still names it has the same bytes. What the table
 is stays its own last checkpoint; only files that are damaged are replaced, and only where the result is whole.
@@ -25,7 +25,7 @@ def repair(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> list
     for place in (mine, theirs):
         described(place)
     if mine.samefile(theirs):
-        raise SourceError(f"{mine} cannot be repaired from itself; name a table saved before, on another disk")
+        raise SourceError(f"{mine} cannot be repaired from itself; pass a copy that was saved earlier, on another disk")
     lock = locked(mine, False)
     try:
         segments_of(mine, _native.SparseTable.generation(os.fspath(mine))).mkdir(exist_ok=True)
@@ -38,8 +38,9 @@ def repair(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> list
                 here / names[number], there / names[number]
             ):
                 raise SourceError(
-                    f"{here / names[number]} cannot be repaired: {theirs} has no copy of it as it was; {what}. If that is an "
-                    "older checkpoint of the same table, restore() goes back to it"
+                    f"{here / names[number]} cannot be repaired: "
+                    f"{theirs} has no identical copy of it; {what}. If "
+                    f"{theirs} is an older checkpoint of the same table, restore() returns to it"
                 )
         if not damaged:
             return []

@@ -1,4 +1,5 @@
-"""`SparseTable`: the embedder whose rows lie on an SSD, the hot ones in memory (docs/sparse_table.md).
+"""Defines ``SparseTable``, the embedder that keeps its rows on an SSD and the frequently used ones in memory
+(docs/sparse_table.md).
 
 table = cb.SparseTable("params/", dim=16, ram="2GB", optimizer=cb.Adagrad(lr=0.05))
 vectors = table.pull(keys)                 # the bits of cb.MemoryTable, whatever fits into memory
@@ -136,11 +137,14 @@ class SparseTable(Table):
         self._check_usable()
         if row != self._row or self._native is None:
             if self._native is None and (self.path / "MANIFEST").exists():
-                raise SourceError(f"the table in {self.path} could not be opened before; open it anew")
+                raise SourceError(
+                    f"the table in {self.path} could not be opened by an earlier call; create the table object again"
+                )
             if len(self) or self.read_only:
                 raise PlanError(
-                    f"the table in {self.path} holds {len(self):,} rows of {words(self._row)}, the model reads {words(row)}; "
-                    "give it a folder of its own"
+                    f"the table in {self.path} holds {len(self):,} rows of {words(self._row)}"
+                    f", but the model reads "
+                    f"{words(row)}; give the model a table in another folder"
                 )
             clock = 0 if self._native is None else self.clock
             self._native = None  # its thread and its files end before others begin
@@ -154,14 +158,14 @@ class SparseTable(Table):
     def prefetch(self, keys: Keys, *, next_use: npt.NDArray[np.uint8] | None = None) -> None:
         """Bring the rows of these keys into memory and keep them there until they are pulled and pushed.
 
-        ``next_use`` (uint8, one a key): in how many prefetched batches a key comes again, 1 to 127, 0 where nobody knows. Rows
+        ``next_use`` (uint8, one per key): in how many prefetched batches a key comes again, 1 to 127, 0 where nobody knows. Rows
         that come again stay before all others, the soonest longest, where ``policy`` is the default.
         """
         wanted = checked_keys(keys)
         known = None if next_use is None else np.asarray(next_use)
         if known is not None and (known.dtype != np.uint8 or known.shape != wanted.shape):
             raise DataError(
-                f"next_use must be uint8, one of each of {len(wanted):,} keys, got {known.dtype} of shape {known.shape}"
+                f"next_use must be uint8, one value for each of {len(wanted):,} keys, got {known.dtype} of shape {known.shape}"
             )
         with self._calling(len(wanted)):
             self._changing.prefetch(wanted, None if known is None else np.ascontiguousarray(known))
@@ -183,11 +187,12 @@ class SparseTable(Table):
         own = self.path.resolve()
         if place.is_symlink() or own in (place.resolve(), *place.resolve().parents):
             raise PlanError(
-                f"a table is saved to a folder of its own, not to {path}; the table itself is in {self.path}"
+                f"a table must be saved to another folder than its own; {path} cannot be used, because the table is in "
+                f"{self.path}"
             )
         if place.is_dir() and any(place.iterdir()):
             if not (place / "MANIFEST").is_file():
-                raise PlanError(f"{path} is a folder without a table, which is not replaced; name a new one")
+                raise PlanError(f"{path} is a folder without a table, which is not replaced; choose a new folder")
             os.close(locked(place, False))  # refused where somebody has it open
         with written_aside(place, folder=True) as aside:
             aside.mkdir()
@@ -245,7 +250,7 @@ class SparseTable(Table):
             self._opened_natively(source, row, threads=1, read_only=True)
         except _native.DamagedFile as error:
             raise SourceError(
-                f"cannot restore from {source}, which is damaged: {error}; {self.path} is as it was: take another saved one"
+                f"cannot restore from {source}, which is damaged: {error}; {self.path} is unchanged; restore from another copy"
             ) from error
 
     @classmethod
@@ -314,8 +319,9 @@ class SparseTable(Table):
             wrong = np.flatnonzero(~((tail >= 0) & (tail < np.inf)).all(1) | (tail[:, 2] > self.clock))
             if len(wrong):
                 raise DataError(
-                    f"key {int(changed[wrong[0]])} has shows, clicks and period {tail[wrong[0]].tolist()}; expected numbers, 0 "
-                    f"or more, and a period up to {self.clock}"
+                    f"key {int(changed[wrong[0]])} has shows, clicks and period {tail[wrong[0]].tolist()}; "
+                    f"expected "
+                    f"finite numbers of 0 or more, and a period of at most {self.clock}"
                 )
         with self._calling(len(changed)):
             self._changing.write(changed, np.ascontiguousarray(given), known)
@@ -436,7 +442,7 @@ class SparseTable(Table):
             self.close(checkpoint=False)
 
     def __reduce__(self) -> Any:
-        raise TypeError("a SparseTable cannot be copied or pickled: it is the one that has its folder open")
+        raise TypeError("a SparseTable cannot be copied or pickled, because only one object can have its folder open")
 
     def _about(self) -> dict[str, object]:
         return {**super()._about(), "folder": self.path, "memory": f"{self.ram:,} bytes"}
@@ -485,7 +491,7 @@ class SparseTable(Table):
             raise PlanError(f"the table in {self.path} is closed")
         if os.getpid() != self._process:
             raise PlanError(
-                f"the table in {self.path} was opened by another process, before a fork; open it in one process only"
+                f"the table in {self.path} was opened in the parent process before a fork; open it in one process only"
             )
 
     def _unlock(self) -> None:
@@ -498,7 +504,8 @@ class SparseTable(Table):
     def _changing(self) -> _native.SparseTable:
         if self.read_only:
             raise PlanError(
-                f"the table in {self.path} was opened with read_only=True: only pull(create=False) reads it"
+                f"the table in {self.path} was opened with read_only=True; the only operation that it allows is "
+                f"pull(create=False)"
             )
         return self._reading
 
@@ -539,7 +546,7 @@ class SparseTable(Table):
         if count:
             raise CompactionError(
                 f"the background compaction of the table in {self.path} failed {'once' if count == 1 else f'{count:,} times'} "
-                f"since the last checkpoint: {last}; {safe}. Files that are not merged take more disk and more reads: make room "
+                f"since the last checkpoint: {last}; {safe}. Unmerged files need more disk space and more reads: free space "
                 f"on the disk, or look for damage with `ctrbox table verify`, then call compact()"
             )
 
@@ -560,19 +567,24 @@ class SparseTable(Table):
             yield
         except _native.DamagedFile as error:
             raise SourceError(
-                f"the table in {self.path} is damaged: {error}; cb.tables.repair it from a saved one"
+                f"the table in {self.path} is damaged: {error}; repair it from a saved copy with cb.tables.repair"
             ) from error
         except _native.TableFull as error:
             raise BudgetError(
-                f"the table in {self.path} has no room for all of {keys:,} keys within ram={self.ram:,} bytes: {error}; take "
-                "smaller batches, or raise ram=: five like this one, as many as training has under way, want "
-                f"{self._enough_for_five(keys)}"
+                f"the table in {self.path} "
+                f"has no room for all of {keys:,} keys within ram={self.ram:,} bytes: "
+                f"{error}; use smaller batches, or raise ram=. Training holds up to five batches at once; five like "
+                f"this one need {self._enough_for_five(keys)}"
             ) from error
         except MemoryError as error:
-            raise BudgetError(f"the machine has no memory for ram={self.ram:,} bytes; lower it") from error
+            raise BudgetError(
+                f"this machine does not have ram={self.ram:,} bytes of free memory; lower ram="
+            ) from error
         except OSError as error:
             if error.errno in FULL:
-                raise SourceError(f"the disk of {self.path} is full; nothing was lost: make room and go on") from error
+                raise SourceError(
+                    f"the disk of {self.path} is full; no data was lost: free some space and continue"
+                ) from error
             raise SourceError(f"cannot use the table in {self.path}: {error.strerror or error}") from error
         finally:
             with self._idle:

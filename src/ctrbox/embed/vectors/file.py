@@ -1,4 +1,4 @@
-"""`VectorFile`: what is known of objects, a row of numbers a key, in checked files that are mapped, not read.
+"""Reads vector files, which hold one row of numbers per key, by memory mapping (``VectorFile``).
 
 file = cb.tables.VectorFile("images.ctrvec")          # or a folder of shards; shard=2: that one alone
 places = file.find(keys)                       # -1 where a key has no row
@@ -44,7 +44,7 @@ Data = npt.NDArray[Any]
 
 
 def shard_of(keys: Keys, of: int) -> npt.NDArray[np.int64]:
-    """Which of ``of`` shards holds a key: a mix of its bits, so that keys of any pattern spread evenly."""
+    """Return which of ``of`` shards holds a key. The bits of keys are mixed, so that keys of any pattern spread evenly."""
     mixed = np.asarray(keys).astype(np.uint64)
     mixed ^= mixed >> np.uint64(30)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -71,7 +71,8 @@ class VectorFile:
             fits = one.of == of and one.shard == (shard or number)
             if not fits or (one.kind, one.width) != (first.kind, first.width):
                 raise SourceError(
-                    f"{one.path} is shard {one.shard} of {one.of}, {one.width} numbers of {one.dtype} a row; expected shard "
+                    f"{one.path} is shard {one.shard} of {one.of}, with {one.width} numbers of {one.dtype} per row; "
+                    f"expected shard "
                     f"{shard or number} of {of}, {first.width} numbers of {first.dtype}"
                 )
         self.width, self.dtype, self.of = first.width, first.dtype, first.of
@@ -157,24 +158,24 @@ class _Shard:
         self.path = path
         try:
             if not S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-                raise SourceError(f"{path} is no vector file: it is no regular file")
+                raise SourceError(f"{path} is not a vector file: it is not a regular file")
             with path.open("rb") as file:
                 self.facts = os.fstat(file.fileno())
                 self.size = self.facts.st_size
                 head = file.read(ROWS_AT)
                 if self.size < ROWS_AT:
-                    raise SourceError(f"{path} is no vector file: it has {self.size} bytes")
+                    raise SourceError(f"{path} is not a vector file: it has {self.size} bytes")
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self.size = len(self.map)
         except OSError as error:
             raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
         magic, version, kind, self.width, self.shard, self.of, _, self.rows, self.crc = HEAD.unpack_from(head)
         if magic != MAGIC:
-            raise SourceError(f"{path} is no vector file: it begins with {head[:8]!r}, expected {MAGIC!r}")
+            raise SourceError(f"{path} is not a vector file: it begins with {head[:8]!r}, expected {MAGIC!r}")
         if version != VERSION:
             raise SourceError(f"{path} has version {version}; this version reads {VERSION}")
         if zlib.crc32(head[: HEAD.size]) != int.from_bytes(head[HEAD.size : HEAD.size + 4], "little"):
-            raise SourceError(f"{path} is damaged: the checksum of its head does not fit")
+            raise SourceError(f"{path} is damaged: the checksum of its header does not match")
         if kind not in KINDS or not 1 <= self.width <= MOST_WIDTH or not self.shard < self.of <= MOST_SHARDS:
             raise SourceError(f"{path} is damaged: kind {kind}, width {self.width}, shard {self.shard} of {self.of}")
         self.kind, self.dtype = kind, KINDS[kind]
@@ -182,7 +183,7 @@ class _Shard:
         if self.size != index + 20 * self.rows:
             raise SourceError(f"{path} is damaged: {self.size:,} bytes, expected {index + 20 * self.rows:,}")
         if zlib.crc32(memoryview(self.map)[index:]) != self.crc:
-            raise SourceError(f"{path} is damaged: the checksum of its index does not fit")
+            raise SourceError(f"{path} is damaged: the checksum of its index does not match")
         n = self.rows
         self.data = np.frombuffer(self.map, self.dtype, n * self.width, ROWS_AT).reshape(n, self.width)
         self.keys = np.frombuffer(self.map, "<i8", n, index)
@@ -190,7 +191,7 @@ class _Shard:
         self.sums = np.frombuffer(self.map, "<u4", n, index + 16 * n)
         if n and (self.row.min() < 0 or self.row.max() >= n or not (self.keys[:-1] < self.keys[1:]).all()):
             raise SourceError(
-                f"{path} is damaged: its index names rows that are not there, or its keys are not in order"
+                f"{path} is damaged: its index refers to rows that do not exist, or its keys are not in order"
             )
         self.fine = np.zeros(n, np.bool_)  # rows whose checksum was found to fit
 
@@ -201,13 +202,15 @@ class _Shard:
             same = (now.st_dev, now.st_ino) == (self.facts.st_dev, self.facts.st_ino)  # else another was renamed to it
             if same and now.st_size >= self.size and now.st_mtime_ns != self.facts.st_mtime_ns:
                 raise SourceError(
-                    f"{self.path} was written to while it is open; put a new file at its place by renaming, and open it again"
+                    f"{self.path} was modified while it was open; replace the file by renaming a new one over it, and "
+                    f"open it again"
                 )
         there = self.map.size()
         if there < self.size:
             raise SourceError(
-                f"{self.path} was cut off while it is open: it has {there:,} bytes, {self.size:,} when it was opened; put a "
-                "whole one at its place by renaming, and open it again"
+                f"{self.path} "
+                f"was truncated while it was open: it has {there:,} bytes and had {self.size:,} when it "
+                f"was opened; replace it by renaming a complete file over it, and open it again"
             )
 
     def find(self, keys: Keys) -> Places:
@@ -235,7 +238,7 @@ class _Shard:
         for row in places[~self.fine[places]].tolist():
             if zlib.crc32(self.data[row]) != self.sums[row]:
                 key = int(self.keys[np.flatnonzero(self.row == row)[0]])
-                raise SourceError(f"{self.path} is damaged: the checksum of row {row}, of key {key}, does not fit")
+                raise SourceError(f"{self.path} is damaged: the checksum of row {row} (key {key}) does not match")
             self.fine[row] = True
 
     def touch(self, places: Places) -> None:
@@ -246,14 +249,14 @@ class _Shard:
 
 
 def index_at(rows: int, width: int, dtype: Any) -> int:
-    """Where the index begins: behind the rows, at a multiple of 8."""
+    """Return the position of the index: after the rows, at a multiple of 8."""
     return -(-(ROWS_AT + rows * width * dtype.itemsize) // 8) * 8
 
 
 def _files(path: Path, shard: int | None) -> list[Path]:
     if not path.is_dir():
         if shard is not None:
-            raise SourceError(f"{path} is no folder of shards; leave shard= out")
+            raise SourceError(f"{path} is not a folder of shards; remove shard=")
         return [path]
     names = sorted(p for p in path.iterdir() if p.suffix == SUFFIX)
     if not names:

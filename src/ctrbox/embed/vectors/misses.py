@@ -1,4 +1,4 @@
-"""Keys for which a vector file holds no row: counted while training, refused where no key at all is found.
+"""Counts keys that have no row in a vector file, and raises an error when no key at all has one.
 
 A field of whole numbers and a file written with text ids have no key in common, although every id looks the same. All vectors
 are zero then, and a training would run to its end without using the file. So a Model Server refuses to train once none of the

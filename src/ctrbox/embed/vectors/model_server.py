@@ -1,4 +1,4 @@
-"""`ModelServer`: the embedder whose vector of a key is ``submodel(data[key])``, trained through ``push``.
+"""Defines ``ModelServer``, the embedder whose vector of a key is ``submodel(data[key])``, trained through ``push``.
 
 server = cb.tables.ModelServer("images.ctrvec", dim=12)                 # 4096-256-64-12 over a vector file
 vectors = server.pull(keys)                                      # each distinct key is computed once
@@ -134,8 +134,8 @@ class ModelServer:
     def open(self, row: Row) -> None:
         if row != self._row:
             raise PlanError(
-                f"this Model Server gives {words(self._row)}, the model reads {words(row)}; a sub-model has vectors and no "
-                "first-order weights"
+                f"this Model Server returns {words(self._row)}, but the model reads {words(row)}; a sub-model computes "
+                f"vectors and has no first-order weights"
             )
 
     def prefetch(self, keys: Keys) -> None:
@@ -170,8 +170,9 @@ class ModelServer:
                     self._ahead.clear()  # what was read ahead gives way
             if need > self.budget:
                 raise BudgetError(
-                    f"{len(present):,} keys need {need:,} bytes of rows and activations, the budget of this Model Server is "
-                    f"{self.budget:,}; raise budget=, take smaller batches or recompute=True"
+                    f"{len(present):,} keys need {need:,} "
+                    f"bytes for rows and activations, but the budget of this "
+                    f"Model Server is {self.budget:,}; raise budget=, use smaller batches, or set recompute=True"
                 )
             vectors = np.zeros((len(mine), self.dim), np.float32)
             blocks: list[torch.Tensor] = []
@@ -186,11 +187,11 @@ class ModelServer:
             wrong = np.flatnonzero(~np.isfinite(vectors).all(1))
             if len(wrong):
                 raise DataError(
-                    f"the sub-model gives {vectors[wrong[0]]} for key {int(mine[wrong[0]])} of {self.data.path}; "
+                    f"the sub-model returned {vectors[wrong[0]]} for key {int(mine[wrong[0]])} of {self.data.path}; "
                     + (
                         "lower its learning rate"
                         if create
-                        else "are its numbers as large as those it was trained with?"
+                        else "check that its inputs are in the same range as in training"
                     )
                 )
             if keep:
@@ -219,8 +220,9 @@ class ModelServer:
         if len(wrong):
             if self.nonfinite == "refuse":
                 raise DataError(
-                    f"the gradient of key {int(moved[wrong[0]])} is {g[wrong[0]]}; nothing was changed: lower the learning rate "
-                    "or look for values that are not finite in the inputs"
+                    f"the gradient of key {int(moved[wrong[0]])} is {g[wrong[0]]}"
+                    f"; no weight was changed. Lower the "
+                    f"learning rate, or look for values that are not finite in the inputs"
                 )
             g = np.where(np.isfinite(g).all(1, keepdims=True), g, np.float32(0))
         with self._alone:
@@ -246,15 +248,18 @@ class ModelServer:
                 if self.nonfinite == "refuse":
                     largest = int(np.abs(g).max(1).argmax()) if len(g) else 0
                     raise DataError(
-                        "a step with these gradients would leave weights that are not finite; nothing was changed. The largest "
-                        f"is key {int(moved[largest])}'s, {g[largest]}: lower the learning rate, or clip them"
+                        f"a step with these gradients would make weights infinite or NaN; no weight was changed. The "
+                        f"largest gradient is {g[largest]}, of key {int(moved[largest])}: lower the learning rate, or "
+                        f"clip the gradients"
                     )
                 wrong = np.arange(len(moved))
             self._counts["skipped"] += len(wrong)
             self._counts["pushes"] += 1
 
     def scale_lr(self, factor: float) -> None:
-        """Multiply the optimizer's rate by ``factor`` in all pushes from now on, for schedules. The factor is not saved."""
+        """Multiply the optimizer's rate by ``factor`` in all pushes from now on, for schedules. The factor is not
+        saved.
+        """
         self._factor = check_factor(factor)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -271,22 +276,22 @@ class ModelServer:
         tensors, about = read_server(Path(path))
         for name, mine in (("width", self.data.width), ("dim", self.dim)):
             if about.get(name) != mine:
-                raise DataError(f"{path} was saved with {name} {about.get(name)!r}, this Model Server has {mine}")
+                raise DataError(f"{path} was saved with {name} {about.get(name)!r}, but this Model Server has {mine}")
         kind = type(self._step).__name__
         if optimizer and about.get("optimizer") != kind:
             raise DataError(
-                f"{path} was saved with optimizer {about.get('optimizer')!r}, this Model Server has {kind!r}"
+                f"{path} was saved with optimizer {about.get('optimizer')!r}, but this Model Server has {kind!r}"
             )
         weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
         states = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
         mine = self.submodel.state_dict()
         odd = sorted(set(weights) ^ set(mine))
         if odd:
-            raise DataError(f"{path} holds another sub-model: weight {odd[0]!r} is on one side only")
+            raise DataError(f"{path} holds a different sub-model: only one of the two has the weight {odd[0]!r}")
         for name, tensor in sorted(weights.items()):
             if tensor.shape != mine[name].shape or tensor.dtype != mine[name].dtype:
                 raise DataError(
-                    f"{path} holds another sub-model: weight {name!r} is {tuple(tensor.shape)} {tensor.dtype}, expected "
+                    f"{path} holds a different sub-model: weight {name!r} is {tuple(tensor.shape)} {tensor.dtype}, expected "
                     f"{tuple(mine[name].shape)} {mine[name].dtype}"
                 )
         plain = about.get("plain")
@@ -357,7 +362,7 @@ class ModelServer:
     def _usual(self, dim: int) -> nn.Module:
         if self.data.tokens:
             raise PlanError(
-                "this file holds tokens; give a sub-model for them: submodel=cb.tables.TextEmbedding(vocabulary)"
+                "this file holds tokens; pass a sub-model for them: submodel=cb.tables.TextEmbedding(vocabulary)"
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -370,8 +375,9 @@ class ModelServer:
             for part in self.submodel.modules():
                 if isinstance(part, AGAIN) and (not isinstance(part, AGAIN[0]) or part.p > 0):
                     raise PlanError(
-                        f"recompute=True runs the sub-model a second time, and its {type(part).__name__} would differ; keep "
-                        "its activations, or leave that part out"
+                        f"recompute=True "
+                        f"runs the sub-model a second time, and its {type(part).__name__} would give "
+                        f"another result; use recompute=False, or remove that part"
                     )
         held: dict[int, int] = {}
         own = {p.untyped_storage().data_ptr() for p in [*self.submodel.parameters(), *self.submodel.buffers()]}
@@ -389,12 +395,12 @@ class ModelServer:
                 out = self.submodel(rows.to(self.device))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise PlanError(
-                f"{name} cannot take the rows of {self.data.path}, {self.data.width} {self.data.dtype} each: {error}"
+                f"{name} cannot read the rows of {self.data.path}, which have {self.data.width} {self.data.dtype} each: {error}"
             ) from error
         fine = isinstance(out, torch.Tensor) and out.ndim == 2 and len(out) == 2 and out.dtype == torch.float32
         if not fine:
             met = f"{tuple(out.shape)} {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
-            raise PlanError(f"{name} gave {met} for two rows; expected (2, dim) torch.float32")
+            raise PlanError(f"{name} returned {met} for two rows; expected (2, dim) torch.float32")
         self._graph_bytes = sum(held.values()) // 2
         return whole("the vectors of a sub-model: dim=", out.shape[1], 1, 4096)
 
@@ -402,7 +408,7 @@ class ModelServer:
         out: torch.Tensor = self.submodel(torch.from_numpy(rows).to(self.device))
         if tuple(out.shape) != (len(rows), self.dim):
             raise PlanError(
-                f"the sub-model gave {tuple(out.shape)} for {len(rows)} rows; expected {(len(rows), self.dim)}"
+                f"the sub-model returned shape {tuple(out.shape)} for {len(rows)} rows; expected {(len(rows), self.dim)}"
             )
         return out
 
@@ -420,7 +426,7 @@ class ModelServer:
             yield begin, min(begin + self.block, count)
 
     def _taken(self, keys: Keys) -> tuple[Places, Data | None]:
-        """Where the keys' rows are, and the rows, where they were read ahead."""
+        """Return the positions of the keys' rows, and the rows themselves if they were read ahead."""
         with self._ahead_lock:
             found = self._ahead.pop(keys.tobytes(), None)
         return (self.data.find(keys), None) if found is None else found[1:]
@@ -434,7 +440,7 @@ class ModelServer:
         return self.data.read(places)
 
     def _bytes(self, keys: int, rows: bool = False, keep: bool = False) -> int:
-        """Of the rows of so many keys, or of a forward over them."""
+        """Return the bytes that the rows of so many keys need, or a forward pass over them."""
         row = 4 * self.data.width
         return keys * (row if rows else (max(row, self._graph_bytes) if keep else row) + 8 * self.dim)
 
@@ -453,17 +459,21 @@ class ModelServer:
         if not isinstance(plain, dict | None) or not all(
             isinstance(v, int | float | bool) for v in (plain or {}).values()
         ):
-            raise DataError(f"{path} is damaged: the numbers of its optimizer are {plain!r}")
+            raise DataError(f"{path} is damaged: its optimizer state is {plain!r}")
         weights = [p for group in self._step.param_groups for p in group["params"]]
         for name, tensor in states.items():
             number = name.partition(".")[0]
             fits = number.isdigit() and int(number) < len(weights)
             if not fits or (tensor.ndim and tensor.shape != weights[int(number)].shape):
-                raise DataError(f"{path} holds another optimizer: its state {name!r} is of shape {tuple(tensor.shape)}")
+                raise DataError(
+                    f"{path} holds the state of a different optimizer: {name!r} has shape {tuple(tensor.shape)}"
+                )
 
 
 def _distinct(keys: Keys) -> tuple[Places | None, Places]:
-    """Positions of each distinct key's first place, in their order, and which of them each key is; None where all differ."""
+    """Positions of each distinct key's first place, in their order, and which of them each key is; None where all
+    differ.
+    """
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     if len(first) == len(keys):
         return None, inverse

@@ -1,4 +1,4 @@
-"""`PreRank`: from some thousand candidates to the few hundred whose vectors have the largest product with the user's.
+"""Selects, among thousands of candidates, those with the largest inner product with the user's vector (``PreRank``).
 
 rank = cb.tables.PreRank("ads.ctrvec")                        # as `export_vectors` wrote them
 positions, scores = rank.top(user_vector, candidates, 400)

@@ -1,4 +1,4 @@
-"""Rows of a published version, to look up and not to learn.
+"""Looks up the rows of a published version; they cannot be trained.
 
 PublishedTable     of a table: a key that was never learned has its initial row, which seed and key decide
 PublishedVectors   of a Model Server: what its sub-model gave for every object it had, and the sub-model for objects it had not
@@ -38,7 +38,10 @@ class PublishedTable:
     def __init__(self, keys: Keys, rows: Floats, row: Row, *, init: float = 0.0, seed: int = 0) -> None:
         keys = checked_keys(keys)
         if rows.shape != (len(keys), row.width) or rows.dtype != np.float32:
-            raise DataError(f"{len(keys):,} keys have rows of {rows.shape} {rows.dtype}, expected {words(row)} each")
+            raise DataError(
+                f"the rows of {len(keys):,} keys have shape {rows.shape} and type {rows.dtype}; expected "
+                f"{words(row)} for each key"
+            )
         self._rows, self._row = _native.PublishedRows(keys, np.ascontiguousarray(rows)), row
         if (twice := self._rows.twice) is not None:
             raise DataError(f"a published table has key {twice} twice")
@@ -76,19 +79,19 @@ class PublishedTable:
 
     def open(self, row: Row) -> None:
         if row != self._row:
-            raise PlanError(f"this published table holds rows of {words(self._row)}, the model reads {words(row)}")
+            raise PlanError(f"this published table holds rows of {words(self._row)}, but the model reads {words(row)}")
 
     def prefetch(self, keys: Keys) -> None:
         """All rows are in memory."""
 
     def push(self, keys: Keys, gradients: Floats) -> None:
-        raise PlanError("a published table is looked up and does not learn")
+        raise PlanError("a published table is read-only and cannot be trained")
 
     def save(self, path: str | os.PathLike[str] | Path) -> None:
-        raise PlanError("a published table lies in its version's file and is not saved again")
+        raise PlanError("a published table cannot be saved; copy the file of its version instead")
 
     def restore(self, path: str | os.PathLike[str] | Path) -> None:
-        raise PlanError("a published table comes from its version's file")
+        raise PlanError("a published table cannot be restored; open the file of its version instead")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -125,7 +128,9 @@ class PublishedVectors(PublishedTable):
     def checked(self, rows: npt.ArrayLike, what: str = "an object") -> npt.NDArray[np.generic]:
         """Objects as the sub-model takes them, (n, width): float32, or tokens as int32."""
         if self.submodel is None:
-            raise DataError(f"{what}: the sub-model of this version is none of ours, so it cannot be run here")
+            raise DataError(
+                f"{what}: the sub-model of this version is a user-defined class, which the server cannot run"
+            )
         text = self.vocabulary > 0
         given = np.asarray(rows)
         if given.ndim != 2 or given.shape[1] != self.width:
@@ -162,7 +167,9 @@ class PublishedVectors(PublishedTable):
         with self._alone, torch.inference_mode():
             vectors = self.submodel(torch.from_numpy(rows[todo])).numpy()
         if not np.isfinite(vectors).all():
-            raise DataError("the sub-model's vector of an object is not finite: are its numbers too large?")
+            raise DataError(
+                "the sub-model's vector of an object is not finite; check that its numbers are not too large"
+            )
         with self._seen_lock:
             self.changes += 1
             for k, vector in zip(todo, vectors, strict=True):

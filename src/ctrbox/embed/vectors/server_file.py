@@ -1,4 +1,4 @@
-"""The file of a Model Server: its sub-model and the state of its optimizer, as safetensors behind a checksum.
+"""Reads and writes the file of a Model Server: its sub-model and optimizer state as safetensors, with a checksum.
 
     0    8   "CTRSERV\\n"
     8    4   version, 1
@@ -56,7 +56,7 @@ def read_server(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             head = file.read(HEAD.size)
             if head[: len(MAGIC)] != MAGIC or len(head) < HEAD.size:
                 raise SourceError(
-                    f"{path} is no file of a Model Server: it begins with {head[:8]!r}, expected {MAGIC!r}"
+                    f"{path} is not a file of a Model Server: it begins with {head[:8]!r}, expected {MAGIC!r}"
                 )
             _, version, zero, size, digest = HEAD.unpack(head)
             if version != VERSION:
@@ -65,12 +65,12 @@ def read_server(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
                 raise DataError(f"{path} is damaged: bytes 12 to 15 of its head are not zero")
             there = path.stat().st_size - HEAD.size
             if there != size:
-                raise DataError(f"{path} is damaged: {there:,} bytes behind its head, expected {size:,}")
+                raise DataError(f"{path} is damaged: {there:,} bytes after its header, expected {size:,}")
             body = file.read(size)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
     if hashlib.sha256(body).digest() != digest:
-        raise DataError(f"{path} is damaged: its checksum does not fit")
+        raise DataError(f"{path} is damaged: its checksum does not match")
     try:
         tensors = load(body)
         about = json.loads(bytes(tensors.pop("about").numpy()))

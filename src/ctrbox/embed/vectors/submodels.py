@@ -1,4 +1,4 @@
-"""Sub-models of a Model Server: from what is known of an object to a short vector. Any torch module will do; these are two.
+"""Defines two sub-models for Model Servers, one for images and one for text; any torch module can be used instead.
 
 ImageEmbedding   4096-256-64-12 with PReLU, over the floats of an image (section 5.1 of the paper)
 TextEmbedding    the mean of the vectors of an object's tokens, then a layer

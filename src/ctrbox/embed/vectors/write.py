@@ -1,4 +1,4 @@
-"""Vector files, written in one pass: a chunk of rows and some 30 bytes a key are in memory, whatever the width.
+"""Writes vector files in one pass over the data; memory holds one chunk of rows and about 30 bytes per key.
 
 write_vectors("images.ctrvec", "images.parquet", key="ad_id", vector="image", dtype="float16")
 write_tokens("titles.ctrvec", table, key=col("ad_id").key(space="title"), tokens="title", width=16)
@@ -122,12 +122,12 @@ def _write(
 def check_place(place: Path, data: Any) -> None:
     """Nothing is replaced but vectors of an earlier time."""
     if isinstance(data, str | os.PathLike) and place.exists() and Path(data).exists() and place.samefile(data):
-        raise WriteError(f"cannot write {place}: it is the data; give the vectors another name")
+        raise WriteError(f"cannot write {place}: the data is read from there; choose another file name for the vectors")
     if place.is_dir():
         for other in place.iterdir():
             if not other.name.endswith(SUFFIX):
                 raise WriteError(
-                    f"cannot write {place}: it holds {other.name}, which is no file of vectors; give another folder"
+                    f"cannot write {place}: it holds {other.name}, which is not a vector file; choose another folder"
                 )
 
 
@@ -229,13 +229,16 @@ class _Chunks:
             found = table.column(self.key)
             if not pa.types.is_integer(found.type):
                 raise PlanError(
-                    f"key {self.key!r} is {found.type}; a column of keys is int64, another is hashed as the plan does it: "
+                    f"key {self.key!r} is {found.type}; a column of ready-made keys must be int64; any other column is "
+                    f"hashed like in the plan: "
                     f"key=col({self.key!r}).key(space='…')"
                 )
         else:
             found = compute({"key": self.key}, table)["key"]
             if found.type not in (pa.uint64(), pa.int64()):
-                raise PlanError(f"key is {found.type}; expected keys, such as {self.key!r}.key(space='image')")
+                raise PlanError(
+                    f"the key expression gives {found.type}; expected keys, such as {self.key!r}.key(space='image')"
+                )
         if found.null_count:
             row = int(np.flatnonzero(found.is_null().to_numpy())[0])
             raise DataError(f"{self.what}: the key of row {first + row} is null")
@@ -243,7 +246,7 @@ class _Chunks:
         keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys
         if not keys.all():
             raise DataError(
-                f"{self.what}: the key of row {first + int(np.flatnonzero(keys == 0)[0])} is 0, the null slot"
+                f"{self.what}: the key of row {first + int(np.flatnonzero(keys == 0)[0])} is 0, which means 'no value'"
             )
         return np.ascontiguousarray(keys, np.int64)
 
@@ -309,8 +312,8 @@ def _rows(keys: Keys, lists: Lists, first: int, kind: int, width: int | None, ch
         row = int(wrong[0])
         at = int(np.flatnonzero(~np.isfinite(rows[row]))[0])
         if np.isfinite(given[row, at]):
-            raise refuse(row, f"holds {given[row, at]} at place {at}, which {KINDS[kind]} cannot")
-        raise refuse(row, f"is {given[row, at]} at place {at}; expected finite numbers")
+            raise refuse(row, f"holds {given[row, at]} at position {at}, which {KINDS[kind]} cannot represent")
+        raise refuse(row, f"is {given[row, at]} at position {at}; expected finite numbers")
     return rows
 
 
@@ -346,7 +349,7 @@ class _Writer:
         if len(again):
             at = int(again[0])
             one, two = int(given[order[at]]), int(given[order[at + 1]])
-            raise DataError(f"key {int(ordered[at])} has two vectors, in rows {one} and {two}; expected one a key")
+            raise DataError(f"key {int(ordered[at])} has two vectors, in rows {one} and {two}; expected one per key")
         begin = index_at(len(keys), self.width, KINDS[self.kind])
         padding = bytes(begin - ROWS_AT - len(keys) * self.width * KINDS[self.kind].itemsize)
         crc = 0
