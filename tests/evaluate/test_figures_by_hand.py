@@ -471,5 +471,5 @@ def test_tails_of_students_distribution_in_closed_form(t: float, freedom: float,
 def test_scores_of_another_shape_than_the_labels_are_refused(scores: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         auc_difference([0, 1], scores, [0.5, 0.5])
-    with pytest.raises(DataError, match=r"label has shape \(1, 2\); expected one value a row"):
+    with pytest.raises(DataError, match=r"label has shape \(1, 2\); expected one value per row"):
         auc_difference([[0, 1]], [0.5, 0.5], [0.5, 0.5])

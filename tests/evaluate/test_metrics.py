@@ -264,11 +264,15 @@ def test_a_bad_value_is_refused_with_its_row_and_leaves_nothing_behind(bad: dict
 def test_batches_with_and_without_an_optional_column_do_not_mix(what: str) -> None:
     scores = Scores()
     scores.add([1], [0.5])
-    with pytest.raises(DataError, match=f"a batch with {what} follows batches without; expected all alike"):
+    with pytest.raises(
+        DataError, match=f"a batch with {what} follows batches without; expected all batches to be alike"
+    ):
         scores.add([1], [0.5], **{what: [1]})
     scores = Scores()
     scores.add([1], [0.5], **{what: [1]})
-    with pytest.raises(DataError, match=f"a batch without {what} follows batches with; expected all alike"):
+    with pytest.raises(
+        DataError, match=f"a batch without {what} follows batches with; expected all batches to be alike"
+    ):
         scores.add([1], [0.5])
 
 

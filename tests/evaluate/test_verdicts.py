@@ -46,7 +46,7 @@ def test_seeds_are_a_number_or_a_list_of_different_ones(seeds: Any, found: list[
     if found is not None:
         assert _seeds(seeds, 7) == found
         return
-    with pytest.raises(PlanError, match="seeds is a number from 1 to 100, or a list of different seeds"):
+    with pytest.raises(PlanError, match="seeds must be a number from 1 to 100, or a list of different seeds"):
         _seeds(seeds, 7)
 
 
@@ -55,10 +55,10 @@ def test_candidates_are_tried_one_by_one_or_together(plan: cb.Plan) -> None:
     assert [*_candidates(plan, add, False)] == ["x", "y"]
     assert {name: [*found] for name, found in _candidates(plan, add, True).items()} == {"x + y": ["x", "y"]}
     for wrong in ({}, [], None):
-        with pytest.raises(PlanError, match="add takes the features to try"):
+        with pytest.raises(PlanError, match="add must be a dict of the features to try"):
             _candidates(plan, wrong, False)  # type: ignore[arg-type]
     for taken in ("user", "bid"):
-        with pytest.raises(PlanError, match=f"feature '{taken}' is in the plan already"):
+        with pytest.raises(PlanError, match=f"feature '{taken}' is already in the plan;"):
             _candidates(plan, {taken: col("bid")}, False)
 
 
@@ -76,7 +76,9 @@ def test_tables_of_a_trial_share_the_budget_and_have_seeds_of_their_own() -> Non
     assert isinstance(made, dict)
     assert made["a"] is made["c"]
     assert made["b"].dim == 8
-    with pytest.raises(PlanError, match=r"a trial makes tables of its own after a cb.MemoryTable, got object"):
+    with pytest.raises(
+        PlanError, match=r"a trial creates its own tables with the settings of a cb.MemoryTable, got object"
+    ):
         _tables(object(), {"a": 4}, 0, 1)  # type: ignore[arg-type]
 
 
@@ -85,7 +87,7 @@ def test_a_model_is_built_anew_from_its_config(plan: cb.Plan) -> None:
     assert isinstance(made, cb.models.LR)
     function = lambda schema: torch.nn.Linear(1, 1)
     assert _builder(function) is function
-    with pytest.raises(PlanError, match="Linear cannot be built anew for other features: it has no config"):
+    with pytest.raises(PlanError, match="Linear cannot be built again for other features, because it has no config"):
         _builder(torch.nn.Linear(1, 1))
     with pytest.raises(PlanError, match="model must be a torch module or a function from a schema to one, got str"):
         _builder("LR")  # type: ignore[arg-type]

@@ -30,10 +30,10 @@ def schema() -> Any:
         (lambda s: Reads("user"), "a model takes a schema, such as plan.schema, got a str"),  # type: ignore[arg-type]
         (
             lambda s: Reads(s, fields=["usr"]),
-            "'usr' is no sparse field of this plan; nearest: 'user'; it has ['user', 'words']",
+            "'usr' is not a sparse field of this plan; nearest: 'user'; it has ['user', 'words']",
         ),
-        (lambda s: Reads(s, dims={"price": 4}), "'price' is no sparse field of this plan"),
-        (lambda s: Reads(s, pooling={"x": "sum"}), "'x' is no sparse field of this plan"),
+        (lambda s: Reads(s, dims={"price": 4}), "'price' is not a sparse field of this plan"),
+        (lambda s: Reads(s, pooling={"x": "sum"}), "'x' is not a sparse field of this plan"),
         (lambda s: Reads(s, pooling="median"), "pooling of 'user' is 'median'; expected one of"),
         (lambda s: Reads(s, pooling={"words": "first"}), "pooling of 'words' is 'first'; expected one of"),
         (lambda s: Reads(s, 4097), "dim of 'dim' must be a whole number from 0 to 4,096, got 4097"),

@@ -474,8 +474,8 @@ def test_a_file_cut_in_the_middle_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("summary.json", "[1, 2]", "no file of a CTRBox run folder"),
-        ("summary.json", '{"format": 1, "seal": "0"}', "its checksum does not fit"),
+        ("summary.json", "[1, 2]", "not a file of a CTRBox run folder"),
+        ("summary.json", '{"format": 1, "seal": "0"}', "its checksum does not match"),
         ("summary.json", sealed({"format": 2}), "format 2; this version reads 1"),
         ("summary.json", sealed({"metrics": [0.5]}), "metrics is a list; expected an object"),
         ("summary.json", sealed({"windows": {"a": 1}}), "windows is an object; expected a list"),
@@ -501,9 +501,9 @@ def test_a_foreign_file_is_one_sentence(tmp_path: Path, name: str, content: str,
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("config.json", "is no run folder: config.json is missing"),
-        ("summary.json", "its run has not ended"),
-        ("metrics.jsonl", "metrics.jsonl: this run folder is not whole"),
+        ("config.json", "is not a run folder: config.json is missing"),
+        ("summary.json", "its run has not finished;"),
+        ("metrics.jsonl", "metrics.jsonl, so this run folder is not complete"),
     ],
 )
 def test_a_missing_file_is_named(tmp_path: Path, missing: str, message: str) -> None:

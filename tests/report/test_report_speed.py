@@ -201,7 +201,8 @@ def test_stages_tell_how_busy_they_were_and_what_they_waited_for() -> None:
         ({"stages": [{"name": "learn"}]}, ""),
         ({"stages": [{"name": "learn", "utilisation": 0.6}]}, "learning , busy 60% of the time. What would help: larger"),
         ({"stages": [{"name": "learn", "utilisation": 0.59}]}, "No stage is a clear bottleneck: the busiest, learning , works"),
-        ({"stages": [{"name": "read", "utilisation": 0.7}, {"name": "learn", "utilisation": 0.8}]}, "The bottleneck is learning"),
+        ({"stages": [{"name": "read", "utilisation": 0.7}, {"name": "learn", "utilisation": 0.8}]}, "The bottleneck is "
+            "learning"),
         ({"bottleneck": "read"}, "The bottleneck is reading the log . What would help: Parquet"),
         ({"bottleneck": "new"}, "The bottleneck is stage &#x27;new&#x27; ."),
         ({"bottleneck": "lookup", "tables": [{"misses": 0}]}, "The bottleneck is finding the unique keys of a batch ."),
@@ -426,9 +427,9 @@ def test_lines_that_are_empty_are_skipped_and_damaged_ones_are_numbered(tmp_path
     with pytest.raises(DataError, match=rf"^{file}:2 is damaged: .* at character 5"):
         list(read_lines(file))
     file.write_bytes(b"{\xff}")
-    with pytest.raises(DataError, match="byte 1 is no UTF-8"):
+    with pytest.raises(DataError, match="byte 1 is not UTF-8"):
         list(read_lines(file))
-    with pytest.raises(SourceError, match=r"there is no .*absent: this run folder is not whole"):
+    with pytest.raises(SourceError, match=r"there is no .*absent, so this run folder is not complete"):
         list(read_lines(tmp_path / "absent"))
 
 

@@ -56,7 +56,7 @@ def plan() -> cb.Plan:
         ("adaptive_l2", (0, 1e6), (-1e-9, 1e6 + 1, NAN, "1"), "adaptive_l2 must be a number from 0 to 1,000,000"),
         ("monitor", (None, "auc", "weighted_gauc"), ("accuracy", ""), "monitor must be one of logloss, auc"),
         ("calibrate", (None, "weights", "intercept", 0, 49.9, -49.9), ("platt", 50, -50, True, NAN, INF), "calibrate must be"),
-        ("schedule", (cb.optim.Cosine(3), lambda step: 1.0), (0.5,), "schedule must give a factor for a step"),
+        ("schedule", (cb.optim.Cosine(3), lambda step: 1.0), (0.5,), "schedule must be a function from a step to a factor, such"),
     ],
 )  # fmt: skip
 def test_every_setting_is_taken_up_to_its_bounds_and_refused_beyond(
@@ -105,7 +105,10 @@ def test_a_model_trains_where_its_gpu_tables_are(plan: cb.Plan) -> None:
     assert device_for("cuda", {"user": table, "ad": cb.MemoryTable(4)}, plan) == torch.device("cuda", 1)
     with pytest.raises(PlanError, match=r"device='cpu' cannot train with a cb.tables.GpuTable on cuda:1"):
         device_for("cpu", table, plan)
-    with pytest.raises(PlanError, match="these tables lie on cuda:0 and cuda:1; give all of them one device"):
+    with pytest.raises(
+        PlanError,
+        match=r"these tables are on different devices \(cuda:0 and cuda:1\); put all of them on the same device",
+    ):
         device_for("auto", {"user": table, "ad": gpu_table(0)}, plan)
 
 
@@ -201,7 +204,7 @@ def test_arguments_of_fit_are_checked(change: dict[str, Any], message: str) -> N
         ({}, False, {"looked": False}, ""),
         ({"patience": 2}, False, {}, "patience=2 needs validation rows, but there are none"),
         ({"evaluate_every": 3}, False, {}, "evaluate_every=3 needs validation rows"),
-        ({"monitor": "weighted_auc"}, True, {}, "monitor='weighted_auc' needs sample weights; .* or take 'auc'"),
+        ({"monitor": "weighted_auc"}, True, {}, "monitor='weighted_auc' needs sample weights; .* or use 'auc'"),
         ({"monitor": "gauc"}, True, {}, r"monitor='gauc' needs groups"),
         ({}, False, {"time": 1}, r"which requires validation rows \(valid=\)"),
         ({}, False, {"by": {"x": 1}}, r"which requires validation rows \(valid=\)"),
@@ -237,8 +240,8 @@ def test_what_tables_keep_is_asked_by_name() -> None:
         ("continue", "runs/x", ""),
         ("ful", None, "warm_up must be one of none, partial, full, continue, got 'ful'; nearest: 'full'"),
         (3, None, "warm_up must be one of"),
-        ("full", None, "warm_up='full' needs the run to begin from: warm_from='runs/yesterday'"),
-        ("none", "runs/x", "warm_from is given and warm_up is 'none'"),
+        ("full", None, "warm_up='full' needs the run to start from: warm_from='runs/yesterday'"),
+        ("none", "runs/x", "warm_from is given, but warm_up is 'none'"),
         ("full", 5, "warm_from must be a run or its folder, got int"),
     ],
 )

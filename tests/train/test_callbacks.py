@@ -136,7 +136,7 @@ class Misspelt:
     [
         (Seen(), "callbacks must be a list"),
         ([Seen], "Seen is a class; callbacks takes an instance of it"),
-        ([object()], "object is no callback: it has none of the methods on_step"),
+        ([object()], "object is not a callback: it has none of the methods on_step"),
         ([Misspelt()], "Misspelt.on_evaluation would never be called"),
     ],
 )

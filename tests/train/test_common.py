@@ -121,12 +121,12 @@ def test_what_a_model_sees_of_a_batch_is_the_same_bits(plan: cb.Plan) -> None:
 def test_what_cannot_be_shared_is_refused(plan: cb.Plan) -> None:
     for common, message in (
         (["histori"], "nearest: 'history'"),
-        (["ad"], "'ad', which has one key a row"),
+        (["ad"], "'ad', which has one key per row"),
         ("history", "common must be a list of fields"),
     ):
         with pytest.raises(PlanError, match=message):
             trained(plan, common)
-    with pytest.raises(PlanError, match="with tables that count no shows"):
+    with pytest.raises(PlanError, match="with tables without counters; remove"):
         trained(plan, ["history"], counters=cb.tables.Counters())
     view = cb.View(log(), key="id").fill(history=[])
     alone = cb.compile(view, cb.FeatureSet(label=col("clicked"), sparse={"history": col("history")}))

@@ -253,7 +253,7 @@ def test_writing_after_close_is_refused(tmp_path: Path) -> None:
     events = Events(tmp_path)
     events.close()
     events.flush()
-    with pytest.raises(WriteError, match="is closed; open Events anew to write 'loss'"):
+    with pytest.raises(WriteError, match="is closed; create a new Events object to write 'loss'"):
         events.scalar("loss", 1.0, 1)
 
 

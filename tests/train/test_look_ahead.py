@@ -152,7 +152,7 @@ def test_a_full_disk_is_named(tmp_path: Path, keys: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (keys * 10, before[1]))
     try:
         batches = (ordered(list(range(k, k + keys))) for k in range(50))
-        with pytest.raises(SourceError, match=r"is full: look_ahead=16 keeps up to 48 batches there; make room"):
+        with pytest.raises(SourceError, match=r"is full: look_ahead=16 keeps up to 48 batches there; free some space,"):
             list(look_ahead(batches, 16, KeysAlone(), tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -161,7 +161,7 @@ def test_a_full_disk_is_named(tmp_path: Path, keys: int) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"cannot keep batches that are read ahead in .*nowhere: No such file"):
+    with pytest.raises(SourceError, match=r"cannot write the batches that are read ahead to .*nowhere: No such file"):
         list(look_ahead(counting(3, []), 4, KeysAlone(), tmp_path / "nowhere"))
 
 
@@ -261,15 +261,15 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path, plan: cb.Plan, m
 
 
 def test_what_cannot_look_ahead_says_so(tmp_path: Path, plan: cb.Plan) -> None:
-    with pytest.raises(PlanError, match=r"for cb\.SparseTable, and this training has none"):
+    with pytest.raises(PlanError, match=r"needs a cb\.SparseTable, but this training has none"):
         fitted(plan, table(), look_ahead=8)
     with sparse(tmp_path / "t") as mine:
         with pytest.raises(PlanError, match="look_ahead must be a whole number from 0 to 64, got 65"):
             fitted(plan, mine, look_ahead=65)
         with pytest.raises(PlanError, match="remove look_ahead= or patience="):
             fitted(plan, mine, look_ahead=8, patience=2)
-        with pytest.raises(PlanError, match="leave it out with cluster="):
+        with pytest.raises(PlanError, match="cannot be used with cluster=; remove one of the two"):
             fitted(plan, mine, look_ahead=8, cluster=cb.Cluster(workers=1))
         for wrong in (np.zeros(3, np.uint8), np.zeros(2, np.int64), np.zeros((2, 1), np.uint8), [1, 2], 5):
-            with pytest.raises(DataError, match="next_use must be uint8, one of each of 2 keys, got"):
+            with pytest.raises(DataError, match="next_use must be uint8, one value for each of 2 keys, got"):
                 mine.prefetch(np.array([1, 2]), next_use=wrong)

@@ -125,7 +125,7 @@ def test_a_schedule_that_gives_no_factor_is_refused_with_the_step(plan: cb.Plan,
         ({"by": {"user": col("user")}}, "requires explain=True, or a run folder"),
         ({"by": {"user": col("user")}, "explain": True, "valid": 0.0}, "requires validation rows"),
         ({"checkpoint_steps": 5}, "checkpoint_steps= needs a run folder"),
-        ({"look_ahead": 8}, "look_ahead= is for cb.SparseTable"),
+        ({"look_ahead": 8}, "look_ahead= needs a cb.SparseTable"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(plan: cb.Plan, options: dict[str, Any], words: str) -> None:
@@ -156,7 +156,9 @@ def test_adaptive_l2_without_tables_is_refused(tmp_path: Path) -> None:
     file = file_of(tmp_path / "images.ctrvec", np.arange(ITEMS), col("ad").key(space="image"))
     one = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (6,), 4))
     model = cb.models.EmbeddingMLP(plan.schema, dim=4)
-    with pytest.raises(PlanError, match="adaptive_l2 regularises the rows of tables, and this model reads none"):
+    with pytest.raises(
+        PlanError, match="adaptive_l2 regularises the rows of tables, but this model reads no table; remove"
+    ):
         cb.Trainer(model, one).fit(plan, adaptive_l2=0.1, **FAST)
 
 

@@ -165,9 +165,9 @@ def test_a_run_comes_back_with_the_data_it_is_given(tmp_path: Path, plan: cb.Pla
     fresh = cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (6,), DIM))
     loaded = cb.Run.load(tmp_path / "run", views=views, model=Visual(plan.schema, 9), servers={"image": fresh})
     assert np.array_equal(loaded.predict(ask), expected)
-    with pytest.raises(PlanError, match=r"vectors of 'image', 'seen' with a Model Server; give one, with its data"):
+    with pytest.raises(PlanError, match=r"vectors of 'image', 'seen' with a Model Server; pass one, with its data"):
         cb.Run.load(tmp_path / "run", views=views, model=Visual(plan.schema))
-    with pytest.raises(PlanError, match="has a table for 'user'; leave it out of servers"):
+    with pytest.raises(PlanError, match="has a table for 'user', not a Model Server; remove it from servers="):
         cb.Run.load(tmp_path / "run", views=views, model=Visual(plan.schema), servers={"user": fresh, "seen": fresh})
 
 

@@ -44,7 +44,7 @@ def test_options_of_the_trainer_out_of_range_are_refused(options: dict[str, Any]
 def test_a_trainer_needs_a_module_and_a_plan(plan: cb.Plan) -> None:
     with pytest.raises(PlanError, match="Trainer needs a torch module, got str"):
         cb.Trainer("DeepFM")  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match=r"fit needs a plan, as cb.compile gives it, got FeatureSet"):
+    with pytest.raises(PlanError, match=r"fit needs a plan, as cb.compile returns it, got FeatureSet"):
         cb.Trainer(cb.models.DeepFM(plan.schema, dim=4)).fit(plan.features)  # type: ignore[arg-type]
 
 
@@ -55,9 +55,9 @@ def test_a_trainer_needs_a_module_and_a_plan(plan: cb.Plan) -> None:
         ({"dim": 4097}, "dim of 'dim' must be a whole number from 0 to 4,096, got 4097"),
         ({"dim": True}, "dim of 'dim' must be a whole number from 0 to 4,096, got True"),
         ({"dims": {"user": 2.0}}, "dim of 'user' must be a whole number from 0 to 4,096, got 2.0"),
-        ({"dims": {"usr": 2}}, "'usr' is no sparse field of this plan; nearest: 'user'"),
-        ({"fields": ["usr"]}, "'usr' is no sparse field of this plan; nearest: 'user'"),
-        ({"pooling": {"usr": "sum"}}, "'usr' is no sparse field of this plan; nearest: 'user'"),
+        ({"dims": {"usr": 2}}, "'usr' is not a sparse field of this plan; nearest: 'user'"),
+        ({"fields": ["usr"]}, "'usr' is not a sparse field of this plan; nearest: 'user'"),
+        ({"pooling": {"usr": "sum"}}, "'usr' is not a sparse field of this plan; nearest: 'user'"),
         ({"pooling": "median"}, "is 'median'; expected one of sum, mean, max, none"),
         ({"pooling": {"user": "median"}}, "pooling of 'user' is 'median'; expected one of sum, mean, max, none"),
     ],
@@ -101,5 +101,5 @@ def test_counts_of_the_metrics_begin_at_one() -> None:
     assert len(windows(label, p, time=when, count=1)) == 1
     with pytest.raises(PlanError, match="count must be 1 window or more, got 0"):
         windows(label, p, time=when, count=0)
-    with pytest.raises(DataError, match=r"label has shape \(1, 2\); expected one value a row"):
+    with pytest.raises(DataError, match=r"label has shape \(1, 2\); expected one value per row"):
         auc_difference([[0, 1]], p, p)

@@ -129,7 +129,7 @@ def test_a_foreign_folder_is_left_alone(plan: cb.Plan, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.doc").write_text("years of work")
     for overwrite in (False, True):
-        with pytest.raises(DataError, match=r"is no run folder: it holds 'thesis\.doc'"):
+        with pytest.raises(DataError, match=r"is not a run folder: it holds 'thesis\.doc'"):
             fit(plan, out=tmp_path / "home", overwrite=overwrite)
     assert (tmp_path / "home" / "thesis.doc").read_text() == "years of work"
     with pytest.raises(WriteError):
@@ -147,7 +147,7 @@ def test_resume_with_other_settings_names_the_difference(plan: cb.Plan, tmp_path
         fit(plan, out=tmp_path / "run", batch_size=128)
     with pytest.raises(DataError, match="differs in tables"):
         cb.Trainer(Small(plan.schema), cb.MemoryTable(4)).fit(plan, out=tmp_path / "run", **FAST)
-    with pytest.raises(DataError, match="unfinished run; resume=True goes on"):
+    with pytest.raises(DataError, match="unfinished run; continue it with resume=True, or start over with"):
         fit(plan, out=tmp_path / "run", resume=False)
 
 
@@ -183,7 +183,7 @@ def test_table_of_another_step_is_not_taken_for_that_of_a_checkpoint(plan: cb.Pl
     read_state(newer)
     assert (older / table).stat().st_size == (newer / table).stat().st_size
     (newer / table).write_bytes((older / table).read_bytes())
-    with pytest.raises(DataError, match=r"table-0\.ctrtable is not the table that was saved here"):
+    with pytest.raises(DataError, match=r"table-0\.ctrtable is not the table that was saved with this checkpoint:"):
         read_state(newer)
 
 
@@ -242,7 +242,7 @@ def test_a_run_folder_with_any_damaged_file_is_refused_by_name(plan: cb.Plan, tm
     cb.Run.load(tmp_path / "run", model=Small(plan.schema))
     with pytest.raises(SourceError, match="there is no run folder"):
         cb.Run.load(tmp_path / "nowhere")
-    with pytest.raises(PlanError, match=r"trained with 'Small', which is none of cb\.models"):
+    with pytest.raises(PlanError, match=r"trained with 'Small', which is not one of cb\.models"):
         cb.Run.load(tmp_path / "run")
 
 

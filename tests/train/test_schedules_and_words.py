@@ -39,12 +39,12 @@ def test_a_warm_up_and_half_a_cosine() -> None:
         (lambda: Warmup(0), "steps of Warmup must be a whole number above 0, got 0"),
         (lambda: Cosine(True), "steps of Cosine must be a whole number above 0, got True"),
         (lambda: Decay(0.5, every=1.5), "steps of Decay must be a whole number above 0, got 1.5"),  # type: ignore[arg-type]
-        (lambda: Cosine(5, warmup=-1), "warmup of Cosine must lie between 0 and its steps, 5, got -1"),
-        (lambda: Cosine(5, warmup=5), "warmup of Cosine must lie between 0 and its steps, 5, got 5"),
-        (lambda: Cosine(5, floor=-0.1), "floor of Cosine must lie between 0 and 1, got -0.1"),
-        (lambda: Cosine(5, floor=1.1), "floor of Cosine must lie between 0 and 1, got 1.1"),
-        (lambda: Decay(0, every=1), "factor of Decay must lie above 0 and at most 1, got 0"),
-        (lambda: Decay(1.1, every=1), "factor of Decay must lie above 0 and at most 1, got 1.1"),
+        (lambda: Cosine(5, warmup=-1), "warmup of Cosine must be between 0 and steps=5, got -1"),
+        (lambda: Cosine(5, warmup=5), "warmup of Cosine must be between 0 and steps=5, got 5"),
+        (lambda: Cosine(5, floor=-0.1), "floor of Cosine must be between 0 and 1, got -0.1"),
+        (lambda: Cosine(5, floor=1.1), "floor of Cosine must be between 0 and 1, got 1.1"),
+        (lambda: Decay(0, every=1), "factor of Decay must be above 0 and at most 1, got 0"),
+        (lambda: Decay(1.1, every=1), "factor of Decay must be above 0 and at most 1, got 1.1"),
         (lambda: metrics.windows(LABEL, A, count=0), "count must be 1 window or more, got 0"),
         (lambda: metrics.windows(LABEL, A, span="0h"), "a window must be a span of time such as"),
         (lambda: metrics.calibration_curve(LABEL, A, bins=0), "bins must be 1 or more, got 0"),
@@ -73,9 +73,9 @@ def test_a_schedule_gives_finite_numbers_from_0(factor: Any) -> None:
 
 
 def test_labels_of_a_comparison_are_one_value_a_row() -> None:
-    with pytest.raises(DataError, match=r"label has shape \(4, 1\); expected one value a row"):
+    with pytest.raises(DataError, match=r"label has shape \(4, 1\); expected one value per row"):
         auc_difference(LABEL[:, None], A, B)
-    with pytest.raises(DataError, match=r"label has shape \(\); expected one value a row"):
+    with pytest.raises(DataError, match=r"label has shape \(\); expected one value per row"):
         auc_difference(1, A, B)
 
 
@@ -123,5 +123,5 @@ def test_a_state_that_is_none_of_a_training(kept: Any) -> None:
     from dataclasses import asdict
 
     assert state_of(asdict(State())) == State()
-    with pytest.raises(TypeError, match="its state is not that of a training"):
+    with pytest.raises(TypeError, match="it does not hold the state of a training"):
         state_of(kept)

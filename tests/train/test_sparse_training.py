@@ -101,7 +101,7 @@ def test_a_run_is_loaded_within_the_memory_it_is_given(tmp_path: Path, plan: cb.
     with pytest.raises(PlanError, match="expected a size such as"):
         cb.Run.load(tmp_path / "run", model=Small(plan.schema), ram="much")
     fitted(plan, table(), out=tmp_path / "memory")
-    with pytest.raises(PlanError, match=r"ram is for Sparse Tables, and .*memory has none"):
+    with pytest.raises(PlanError, match=r"ram= is for Sparse Tables, but the tables of .*memory"):
         cb.Run.load(tmp_path / "memory", model=Small(plan.schema), ram="1GB")
 
 
@@ -110,7 +110,7 @@ def test_the_hint_about_a_dim_can_be_followed(tmp_path: Path, plan: cb.Plan) -> 
         with pytest.raises(PlanError, match=r"dim=4; build the model with dim=4 or the table with dim=8"):
             cb.Trainer(Small(plan.schema, dim=8), mine).fit(plan, **FAST)
         fitted(plan, mine)
-        many = f"dim=4 and holds {len(mine):,} rows; build the model with dim=4 or take a new, empty one of dim=8"
+        many = f"dim=4 and holds {len(mine):,} rows; build the model with dim=4 or use a new, empty one of dim=8"
         with pytest.raises(PlanError, match=many):
             cb.Trainer(Small(plan.schema, dim=8), mine).fit(plan, **FAST)
 
@@ -128,7 +128,9 @@ def test_a_damaged_table_of_a_run_is_named(tmp_path: Path, plan: cb.Plan) -> Non
     damaged = bytearray(manifest.read_bytes())
     damaged[40] ^= 1
     manifest.write_bytes(bytes(damaged))
-    with pytest.raises(DataError, match=r"table-0\.ctrtable is not the table that was saved here: it is damaged"):
+    with pytest.raises(
+        DataError, match=r"table-0\.ctrtable is not the table that was saved with this checkpoint: it is damaged"
+    ):
         cb.Run.load(tmp_path / "run", model=Small(plan.schema))
 
 

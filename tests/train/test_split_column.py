@@ -61,13 +61,13 @@ def test_data_without_rows_are_called_empty(log: pa.Table) -> None:
 def test_a_plan_with_another_filter_is_said_to_have_another_filter(log: pa.Table) -> None:
     train, test = (cb.compile(view(log, name), features(), threads=2) for name in ("train", "test"))
     with pytest.raises(
-        PlanError, match=r"plan for validation has another filter.*test.*for training .*train.*plan\.over"
+        PlanError, match=r"plan of the validation rows has another filter.*test.*for training .*train.*plan\.over"
     ):
         fit(train, valid=test)
     with pytest.raises(PlanError, match=r"this plan has another filter"):
         fit(train, valid=0.0).evaluate(test)
     other = cb.compile(view(log, "test"), features(dense={"twice": col("price") * 2.0}), threads=2)
-    with pytest.raises(PlanError, match="plan for validation has other features"):
+    with pytest.raises(PlanError, match="plan of the validation rows has other features"):
         fit(train, valid=other)
 
 

@@ -66,8 +66,11 @@ def run(plan: cb.Plan) -> cb.Run:
     ("ask", "says"),
     [
         (lambda p: cb.Trainer("DeepFM"), "Trainer needs a torch module, got str: cb.models.DeepFM(plan.schema)"),  # type: ignore[arg-type]
-        (lambda p: cb.Trainer(model(p)).fit(p.log), "fit needs a plan, as cb.compile gives it, got View"),  # type: ignore[arg-type]
-        (lambda p: fitted(p, schedule=0.5), "schedule must give a factor for a step, as cb.optim.Cosine does, got 0.5"),
+        (lambda p: cb.Trainer(model(p)).fit(p.log), "fit needs a plan, as cb.compile returns it, got View"),  # type: ignore[arg-type]
+        (
+            lambda p: fitted(p, schedule=0.5),
+            "schedule must be a function from a step to a factor, such as cb.optim.Cosine, got 0.5",
+        ),
         (
             lambda p: fitted(p, {"bid": cb.MemoryTable(4)}),
             "an embedder is given for 'bid', which the model does not read",
@@ -76,7 +79,7 @@ def run(plan: cb.Plan) -> cb.Run:
         (lambda p: fitted(p, cb.MemoryTable), "a table must be an embedder, such as cb.MemoryTable(dim=16), got"),
         (
             lambda p: fitted(p, monitor="weighted_auc", valid=0.5),
-            "needs sample weights; give the plan some, cb.FeatureSet(weight=…), or take 'auc'",
+            "needs sample weights; add them to the plan with cb.FeatureSet(weight=…), or use 'auc'",
         ),
     ],
 )
@@ -100,7 +103,7 @@ def test_fields_that_share_keys_share_an_embedder() -> None:
 def test_a_model_whose_config_is_no_json_cannot_be_kept(plan: cb.Plan, tmp_path: Path) -> None:
     mine = model(plan)
     mine.config = {"a": object()}  # type: ignore[assignment]
-    with pytest.raises(PlanError, match="config of DeepFM must be plain JSON, so that a run can keep it"):
+    with pytest.raises(PlanError, match="config of DeepFM must be plain JSON, so that it can be saved with the run:"):
         cb.Trainer(mine, cb.MemoryTable(4)).fit(plan, out=tmp_path / "run", **FAST)
 
 
@@ -113,7 +116,7 @@ def test_labels_are_asked_for(plan: cb.Plan) -> None:
     bare = cb.compile(cb.View(log(100)), cb.FeatureSet(sparse={"user": col("user")}), threads=1)
     (batch,) = bare.batches(1000)
     with pytest.raises(
-        TrainError, match=r"the plan has no label; give one: cb\.FeatureSet\(label=col\('clicked'\), …\)"
+        TrainError, match=r"the plan has no label; add one: cb\.FeatureSet\(label=col\('clicked'\), …\)"
     ):
         Labels().add(batch, 0, "log")
 
@@ -139,9 +142,11 @@ def test_a_run_without_a_folder_says_what_it_lacks(run: cb.Run, folder: Path) ->
     assert repr(run) == "Run(DeepFM, auc=nan)"
     loaded = cb.Run.load(folder, views={"memory": log(300)})
     assert repr(loaded) == f"Run(DeepFM, auc={loaded.metrics['auc']:.4f}, {str(folder)!r})"
-    with pytest.raises(PlanError, match="this run has no folder; fit with out='runs/…' to get a report"):
+    with pytest.raises(PlanError, match="this run has no folder; call fit with out='runs/…' to get a report"):
         run.report()
-    with pytest.raises(PlanError, match="this run held no rows of its log back; name a log with labels to evaluate on"):
+    with pytest.raises(
+        PlanError, match="this run held back no rows for validation; pass a log with labels to evaluate on"
+    ):
         run.evaluate()
 
 
@@ -154,7 +159,7 @@ def test_an_unfinished_run_is_not_loaded(folder: Path, tmp_path: Path) -> None:
     place = copied(folder, tmp_path)
     shutil.rmtree(place / "model")
     with pytest.raises(
-        DataError, match="holds an unfinished run: its model is missing; train again with the same out="
+        DataError, match="holds an unfinished run: its model is missing; run the training again with the same out="
     ):
         cb.Run.load(place)
 
@@ -179,11 +184,11 @@ def test_weights_fit_one_model_and_its_tables(plan: cb.Plan, folder: Path) -> No
     place = folder / "model"
     state, mine = read_state(place), model(plan)
     same_weights(place, mine)
-    with pytest.raises(DataError, match="holds 1 tables; the model reads 2"):
+    with pytest.raises(DataError, match="holds 1 tables, but the model reads 2"):
         read_weights(place, state, mine, [cb.MemoryTable(4), cb.MemoryTable(4)])
     wider = cb.models.DeepFM(plan.schema, dim=4, hidden=(5,))
     with pytest.raises(
-        DataError, match=r"holds another model: weight '.*' is F32 of shape \(.*\), expected F32 of shape"
+        DataError, match=r"holds a different model: weight '.*' is F32 of shape \(.*\), expected F32 of shape"
     ):
         same_weights(place, wider)
 
@@ -207,7 +212,9 @@ def test_a_model_of_more_parts_than_its_weights_justify(plan: cb.Plan) -> None:
 @pytest.mark.parametrize("text", ['{"a": ' + "[" * 100_000, '{"a": ' + "9" * 5000 + "}"])
 def test_lines_that_no_run_writes(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + text)
-    with pytest.raises(DataError, match=r"metrics\.jsonl:2 is damaged: it holds what no run writes \(\w+Error\)"):
+    with pytest.raises(
+        DataError, match=r"metrics\.jsonl:2 is damaged: its content was not written by a run \(\w+Error\)"
+    ):
         list(read_lines(tmp_path / "metrics.jsonl"))
 
 
@@ -324,7 +331,7 @@ def test_complex_labels_are_no_classes() -> None:
 def test_a_study_is_of_one_metric_in_one_folder(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"metric must be one of .*, got 'loglos'; nearest: 'logloss'"):
         Study(tmp_path / "s", "loglos")
-    with pytest.raises(PlanError, match="s holds no study; ctrbox tune makes one"):
+    with pytest.raises(PlanError, match="s holds no study; create one with ctrbox tune"):
         best_of(tmp_path / "s", lambda trial: {})
     Study(tmp_path / "s", "logloss")
     Study(tmp_path / "s", "logloss")
@@ -367,7 +374,7 @@ def test_batches_that_left_their_file(tmp_path: Path) -> None:
     (begin, dtype, shape) = block.items[0].arrays[0]
     assert block.get(begin, dtype, shape).tolist() == [0, 1, 2, 3]
     block.file.truncate(begin + 8)
-    with pytest.raises(SourceError, match="batches that were read ahead are not in their file any more"):
+    with pytest.raises(SourceError, match="the file of the batches that were read ahead was truncated"):
         block.get(begin, dtype, shape)
 
 

@@ -154,10 +154,10 @@ def test_what_cannot_be_tried_is_refused(log: Any) -> None:
         with pytest.raises(error, match=words):
             cb.trial(*args, **{**FAST, **more})
 
-    refused("'user' is in the plan already", plan, model, {"user": col("user")})
-    refused("'price' is in the plan already", plan, model, {"price": col("price")})
-    refused("add takes the features to try", plan, model, {})
-    refused("add takes the features to try", plan, model, [BOTH])
+    refused("'user' is already in the plan;", plan, model, {"user": col("user")})
+    refused("'price' is already in the plan;", plan, model, {"price": col("price")})
+    refused("add must be a dict of the features to try", plan, model, {})
+    refused("add must be a dict of the features to try", plan, model, [BOTH])
     refused("must be an expression", plan, model, {"x": 3})
     refused("'usr' is not in view .*nearest: 'user'", plan, model, {"x": cb.cross("usr", "ad")})
     refused("may be null.*add .fill", plan, model, {"x": col("user") % 2})
@@ -172,22 +172,22 @@ def test_what_cannot_be_tried_is_refused(log: Any) -> None:
     )
     for name in ("calibrate", "adaptive_l2"):  # settings of a training that a trial does not use
         refused(f"trial has no argument '{name}'", plan, model, add, **{name: 1.0})
-    refused("valid= a share above 0", plan, model, add, valid=0)
-    refused("seeds is a number from 1", plan, model, add, seeds=0)
-    refused("seeds is a number from 1", plan, model, add, seeds=[1, 1])
-    refused("seeds is a number from 1", plan, model, add, seeds="3")
-    refused("Small cannot be built anew.*lambda schema", plan, worlds.Small(plan.schema), add)
+    refused("valid= to a share above 0", plan, model, add, valid=0)
+    refused("seeds must be a number from 1", plan, model, add, seeds=0)
+    refused("seeds must be a number from 1", plan, model, add, seeds=[1, 1])
+    refused("seeds must be a number from 1", plan, model, add, seeds="3")
+    refused("Small cannot be built again.*lambda schema", plan, worlds.Small(plan.schema), add)
     refused("must be a torch module or a function", plan, "DeepFM", add)
     refused("expected a torch module", plan, lambda schema: 3, add)
     refused(r"reads only \['user'\], so it would not see 'both'", plan, cb.models.LR(plan.schema, fields=["user"]), add)
-    refused("after a cb.MemoryTable, got dict_keys", plan, model, add, table={"*": {}.keys()})
+    refused("tables with the settings of a cb.MemoryTable, got dict_keys", plan, model, add, table={"*": {}.keys()})
     tiny = cb.MemoryTable(4, budget=2000)
     refused(
         "divides the budget among its 2 learners",
         plan, worlds.Small, add, error=cb.errors.BudgetError, table=tiny, seeds=1,
     )  # fmt: skip
     blind = cb.compile(plan.log, cb.FeatureSet(sparse={"user": "user"}))
-    refused("no label to judge by", blind, model, add, error=cb.errors.TrainError)
+    refused("no label; add", blind, model, add, error=cb.errors.TrainError)
     with pytest.raises(cb.errors.PlanError, match="'bath' was not tried; nearest: 'both'"):
         Trial({"both": None}, model="", data="", seeds=(0,), train_rows=0, valid_rows=0, aucs=(), loglosses=(),
               extract_us=0, learn_us=0, seconds=0)["bath"]  # type: ignore[dict-item]  # fmt: skip

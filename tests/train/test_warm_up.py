@@ -96,7 +96,7 @@ def test_partial_warm_up_refuses_tables_that_hold_rows(
     fit = cb.Trainer(Visual(plan.schema), {"image": one, "seen": one, "*": table}).fit
     fit(plan, **FAST)
     with pytest.raises(
-        PlanError, match=r"partial warm-up begins with new embeddings.*the table of 'user' holds \d+ rows"
+        PlanError, match=r"partial warm-up starts with new embeddings.*the table of 'user' holds \d+ rows"
     ):
         fit(plan, **FAST, warm_up="partial", warm_from=earlier[0])
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_begun_from_is_refused(
 
     refused("nearest: 'partial'", warm_up="partail", warm_from=earlier[0])
     refused(r"warm_up='full' needs the run to begin from", warm_up="full")
-    refused("take 'partial', 'full' or 'continue'", warm_from=earlier[0])
+    refused("use 'partial', 'full' or 'continue'", warm_from=earlier[0])
     refused("must be a run or its folder, got int", warm_up="full", warm_from=3)
     refused("holds no finished run", SourceError, warm_up="full", warm_from=tmp_path)
     other = cb.models.DICM(plan.schema, DIM, behaviour="seen", query="user", ad_image="image", image_dim=DIM)

@@ -1,1 +1,1 @@
-"""Metrics, intervals, calibration, slices and verdicts: arrays go in, numbers come out."""
+"""Evaluates predictions: metrics, confidence intervals, calibration, slices and verdicts."""

@@ -1,4 +1,4 @@
-"""Does a predicted click rate come true: predicted against met, in bins of equally many rows.
+"""Measures calibration: predicted against actual click rates, in bins of equally many rows.
 
 Rows are sorted by prediction. Of n rows, one with k smaller predictions belongs to bin ``k * bins // n``: bins hold
 equally many rows as far as equal predictions allow, which stay together, so the curve does not depend on the order of

@@ -1,4 +1,4 @@
-"""Log loss, information gain, calibration and click rate from sums over rows, each with its standard error.
+"""Computes log loss, information gain, calibration and click rate from sums over rows, each with its standard error.
 
 Every one of these figures is a function of weighted means of three numbers of a row: its label y, its prediction p and
 its loss l. To first order its sampling error is the sum over rows of w · (a · v), where v = (1, y, p, l) and the four

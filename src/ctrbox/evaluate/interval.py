@@ -1,4 +1,4 @@
-"""Is model b better than model a on the same rows: the difference with an interval, for AUC and for log loss.
+"""Compares two models on the same rows: the difference in AUC and log loss, with a confidence interval.
 
 AUC: DeLong's paired test. The placement of a click is the share of non-clicks scored below it (ties count half), that of a
 non-click the share of clicks scored above it; AUC is the mean of either. The variance of a difference of two AUCs is
@@ -70,7 +70,9 @@ def logloss_difference(label: Any, a: Any, b: Any, *, level: float = 0.95) -> Di
 
 
 def placements(label: Array, score: Array) -> tuple[Floats, Floats]:
-    """Of each click the share of non-clicks below it, of each non-click the share of clicks above it, in row order."""
+    """Return, in row order, for each click the share of non-clicks below it and for each non-click the share of clicks
+    above it.
+    """
     clicked, other = score[label != 0], score[label == 0]
     up, down = np.sort(clicked), np.sort(other)
     below = np.searchsorted(down, clicked, "left") + np.searchsorted(down, clicked, "right")
@@ -113,10 +115,10 @@ def _compare(
         raise PlanError(f"level must be between 0 and 1, such as 0.95, got {level}")
     labels = np.asarray(label)
     if labels.ndim != 1:
-        raise DataError(f"label has shape {labels.shape}; expected one value a row")
+        raise DataError(f"label has shape {labels.shape}; expected one value per row")
     first, second = _seeds("a", a, len(labels)), _seeds("b", b, len(labels))
     if len(first) != len(second):
-        raise DataError(f"a has {len(first)} seeds and b has {len(second)}; expected one of b for each of a")
+        raise DataError(f"a has {len(first)} seeds and b has {len(second)}; expected the same number")
     seeds = len(first)
     values = np.zeros((2, seeds))
     mean: list[Floats] = []

@@ -1,4 +1,4 @@
-"""How good predictions are: AUC, GAUC, log loss, information gain, calibration; over everything or over windows of time.
+"""Computes AUC, GAUC, log loss, information gain and calibration, over all rows or over windows of time.
 
     scores = Scores()
     for batch in valid: scores.add(batch.label, model(batch), group=batch.group)
@@ -63,7 +63,7 @@ BLOCK = 1 << 16  # rows summed at once; where a block ends depends on the number
 def _vector(what: str, values: Any, rows: int | None) -> Array:
     array = np.asarray(values)
     if array.ndim != 1 or (rows is not None and len(array) != rows):
-        expected = "one value a row" if rows is None else f"one value for each of the {rows:,} labels"
+        expected = "one value per row" if rows is None else f"one value for each of the {rows:,} labels"
         raise DataError(f"{what} has shape {array.shape}; expected {expected}")
     if not len(array):
         return np.zeros(0, np.int64)  # no values have no type: an empty list is one of floats for NumPy
@@ -284,12 +284,14 @@ class Scores:
         return self._seen + self._waiting_rows
 
     def add(self, label: Any, probability: Any, weight: Any = None, group: Any = None, time: Any = None) -> None:
-        """Add one batch. Either every batch has weights (groups, times) or none has; errors count rows over all batches."""
+        """Add one batch. Either every batch has weights (groups, times) or none has; errors count rows over all
+        batches.
+        """
         rows = Rows.checked(label, probability, weight, group, time, first=len(self))
         if self._given is not None and self._given != rows.given:
             what = next(name for name, given in rows.given.items() if given != self._given[name])
             states = ("with", "without") if rows.given[what] else ("without", "with")
-            raise DataError(f"a batch {states[0]} {what} follows batches {states[1]}; expected all alike")
+            raise DataError(f"a batch {states[0]} {what} follows batches {states[1]}; expected all batches to be alike")
         self._given = rows.given
         self._waiting.append(rows)
         self._waiting_rows += len(rows)
@@ -303,7 +305,9 @@ class Scores:
 
     @property
     def share(self) -> float:
-        """Of the groups (rows) that GAUC, windows and curves see: 1.0 up to ``limit`` rows, then 1/2, 1/4 …"""
+        """Return the share of the groups (rows) that GAUC, windows and curves see: 1.0 up to ``limit`` rows, then 1/2,
+        1/4 …
+        """
         return 0.5**self._halvings
 
     def result(self) -> dict[str, float]:

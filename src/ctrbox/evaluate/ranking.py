@@ -1,4 +1,4 @@
-"""AUC and GAUC of many sets of rows at once, each with its standard error.
+"""Computes AUC and GAUC of many sets of rows at once, each with its standard error.
 
 AUC is the share of pairs (a click, a non-click) in which the click has the higher score; equal scores count half. Its
 standard error is DeLong's: the placement of a click is the share of non-clicks below it, that of a non-click the share

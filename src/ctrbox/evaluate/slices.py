@@ -1,4 +1,4 @@
-"""Where is the model worst: its metrics for each value of any column.
+"""Computes the metrics of a model for each value of a column, to find where it is worst.
 
 A slice is the rows in which a column has one value. Numbers with a fraction are cut into ten buckets of about equally many
 rows (unless they have few values), moments into days; a row with a list belongs to the slice of each of its values, and to
@@ -111,7 +111,8 @@ class Slice:
             )
         side = "few" if mean_p < rate else "many"
         return (
-            f"{where}: the model predicts too {side} clicks: {mean_p:.3%} on average{by}, where {rate:.3%} of {self.rows:,} rows "
+            f"{where}: the model predicts too {side} clicks: {mean_p:.3%} on average{by}, where {rate:.3%} of "
+            f"{self.rows:,} rows "
             "were clicks."
         )
 
@@ -160,7 +161,9 @@ def without_figures(found: Iterable[Slice], n: int = 10) -> list[Slice]:
 
 
 def _coded(name: str, values: Any, rows: int) -> tuple[Array | None, Array, list[str]]:
-    """Which row (None: each once, in order), code of each value, and the names of the codes; a null has code -1."""
+    """Return the row of each value (None: each row once, in order), its code, and the names of the codes; a null has
+    code -1.
+    """
     array = _arrow(name, values)
     if len(array) != rows:
         raise DataError(f"column {name!r} has {len(array):,} values; expected one for each of the {rows:,} labels")
@@ -181,7 +184,7 @@ def _coded(name: str, values: Any, rows: int) -> tuple[Array | None, Array, list
     if pa.types.is_floating(array.type):
         codes, names = _bucketed(array)
     elif pa.types.is_nested(array.type):
-        raise DataError(f"column {name!r} has type {kind}; expected strings, numbers, moments, or lists of them")
+        raise DataError(f"column {name!r} has type {kind}; expected strings, numbers, times, or lists of them")
     else:
         codes, names = _categories(array)
     if of is not None and len(of):

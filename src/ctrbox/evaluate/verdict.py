@@ -1,4 +1,4 @@
-"""What a feature trial found, in numbers and in words: differences with intervals, costs, a table for a person."""
+"""Describes the result of a feature trial: differences with intervals, costs, and a table to print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Click models in PyTorch: parts plus wiring, no loops, no optimizers.
+"""Defines click models in PyTorch.
 
 A model is an ``nn.Module`` with ``reads`` (what it needs of a batch) and ``forward(x: Inputs) → logits (rows,)``; these here
 also have ``config``, from which ``build`` makes them again.

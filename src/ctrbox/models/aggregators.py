@@ -1,4 +1,4 @@
-"""Aggregators: from the vectors of a history, as many as it has, to one vector of fixed length.
+"""Aggregates the vectors of a history of any length into one vector of fixed length.
 
 Ge et al., "Image Matters", CIKM 2018, section 5.2. Each is called with items (rows, longest, dim) padded with zeros, lengths
 (rows,) and the queries it asks for, (rows, dim of the query) each, and gives (rows, ``width``). A row without items gives zeros.
@@ -144,7 +144,7 @@ def aggregator(
     if kind in ("sum", "max"):
         return SumPooling(dim) if kind == "sum" else MaxPooling(dim)
     if not queries:
-        raise PlanError(f"the {kind} aggregator weighs images by a query; give ad_image= or query=, or take 'sum'")
+        raise PlanError(f"the {kind} aggregator weighs images by a query; pass ad_image= or query=, or use 'sum'")
     if kind == "attentive":
         return AttentivePooling(dim, queries[0], attention)
     return MultiQueryAttentivePooling(dim, queries, attention)

@@ -1,4 +1,4 @@
-"""What a model was asked for: its arguments as plain JSON, and the refusals that several models share.
+"""Records the arguments of a model as plain JSON, and checks arguments that several models share.
 
 ``config`` of a model is what ``models.build`` needs to make it again from the same schema; weights are not part of it.
 """
@@ -43,7 +43,9 @@ def pooled_only(model: str, reads: Reads) -> None:
 def needs_vectors(model: str, reads: Reads) -> None:
     """For models that multiply the vectors of fields: at least one field, and one dim for all."""
     if not reads.fields:
-        raise PlanError(f"{model} multiplies the vectors of sparse fields, and reads none; expected at least one")
+        raise PlanError(
+            f"{model} multiplies the vectors of sparse fields, but reads no sparse field; expected at least one"
+        )
     if reads.dim == 0:
         raise PlanError(f"{model} multiplies the vectors of sparse fields, which needs a dim of 1 or more, got 0")
 

@@ -1,4 +1,4 @@
-"""DIN's local activation unit: how much each item of a history counts for the target at hand.
+"""Defines the local activation unit of DIN, which weighs each item of a history against the target.
 
     weight = unit(q, k, q ∘ k),   out = Σ weight · k
 

@@ -1,4 +1,4 @@
-"""xDeepFM's compressed interaction network.
+"""Defines the compressed interaction network of xDeepFM.
 
     X¹_h = Σ_{i≤j} W¹_hij X⁰_i ∘ X⁰_j,   Xᵏ_h = Σ_ij Wᵏ_hij Xᵏ⁻¹_i ∘ X⁰_j,   pᵏ_h = Σ_d Xᵏ_hd
 

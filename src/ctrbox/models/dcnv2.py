@@ -1,4 +1,4 @@
-"""DCNv2: explicit crosses of every element of the input, beside a tower or before it.
+"""Defines DCNv2: explicit crosses of all elements of the input, before a tower or parallel to it.
 
 Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank Systems", WWW 2021.
 """

@@ -1,4 +1,4 @@
-"""Deep Crossing: the stacked inputs go through residual units.
+"""Defines Deep Crossing: residual units over the concatenated inputs.
 
 Shan et al., "Deep Crossing: Web-Scale Modeling without Manually Crafted Combinatorial Features", KDD 2016.
 """

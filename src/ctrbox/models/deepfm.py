@@ -1,4 +1,4 @@
-"""DeepFM: a factorization machine and a tower over the same vectors.
+"""Defines DeepFM: a factorization machine and a tower over the same vectors.
 
 Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017.
 """

@@ -1,4 +1,4 @@
-"""Dense columns made harmless, whatever their scale: ages, prices, counts up to 1e9.
+"""Rescales dense columns of any magnitude, such as ages, prices and counts up to 1e9.
 
     z = (s(x) - mean) / deviation, kept within ±10,   s(x) = sign(x) · log(1 + |x|)
 

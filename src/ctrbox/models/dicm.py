@@ -1,4 +1,4 @@
-"""DICM: ids, the image of the ad and the images of what the user clicked, over a basic network.
+"""Defines DICM: a basic network over ids, the image of the ad and the images that the user clicked.
 
 Ge et al., "Image Matters: Visually modeling user behaviors using Advanced Model Server", CIKM 2018. The vectors of images come
 from a Model Server, those of ids from a table; both image fields must share one key space. Without image fields it is the basic
@@ -70,7 +70,7 @@ class DICM(nn.Module):
         ids = [f.name for f in schema.sparse if f.name not in images] if fields is None else list(fields)
         for name in images:
             if name in ids:
-                raise PlanError(f"DICM reads {name!r} as an image; leave it out of fields")
+                raise PlanError(f"DICM reads {name!r} as an image; remove it from fields")
         self.pairs = pairs_of(schema, target, history, ids) if base == "din" else []
         sequences = {past: "none" for _, past in self.pairs} | ({behaviour: "none"} if behaviour else {})
         how = {n: pooling if isinstance(pooling, str) else pooling.get(n, "mean") for n in [*ids, *images]}
@@ -98,7 +98,8 @@ class DICM(nn.Module):
             if aggregator == "multi_query":
                 if query not in self.ids:
                     raise PlanError(
-                        f"DICM asks with the id {query!r}, which it does not read{nearest(query, self.ids)}; give query="
+                        f"DICM uses the id {query!r} as the query of its attention, but does not read "
+                        f"it{nearest(query, self.ids)}; pass query="
                     )
                 self.queries.append(query)
             asked_with = [self.reads.dims[n] for n in self.queries]
@@ -149,17 +150,17 @@ def _images(schema: Schema, ad_image: str | None, behaviour: str | None) -> list
     for name in found:
         if name not in known:
             raise PlanError(
-                f"DICM: {name!r} is no sparse field of this plan{nearest(name, known)}; it has {list(known)}"
+                f"DICM: {name!r} is not a sparse field of this plan{nearest(name, known)}; it has {list(known)}"
             )
     if len(found) == 2:
         one, other = known[found[0]], known[found[1]]
         if one.name == other.name:
-            raise PlanError(f"DICM: {one.name!r} cannot be the image of the ad and those of the behaviour")
+            raise PlanError(f"DICM: {one.name!r} cannot be both the image of the ad and the images of the behaviour")
         if one.space != other.space:
             raise PlanError(
                 f"DICM compares the images {other.name!r} with {one.name!r}, but their keys lie in the spaces {other.space!r} "
-                f"and {one.space!r}; give both one: .key(space='image')"
+                f"and {one.space!r}; give both the same space: .key(space='image')"
             )
     if ad_image is not None and known[ad_image].ragged:
-        raise PlanError(f"DICM: an ad has one image, and {ad_image!r} may have other than one key a row")
+        raise PlanError(f"DICM: an ad has one image, and {ad_image!r} may have no key or several keys per row")
     return found

@@ -1,4 +1,4 @@
-"""DIN: a history is weighed item by item against the target before it is added up.
+"""Defines DIN: the items of a history are weighed against the target before they are added up.
 
 Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018. Target and history must share one key space,
 so that the ad in the history has the vector of the ad at hand.
@@ -53,7 +53,7 @@ class DIN(nn.Module):
         for name in self.reads.sequences:
             if name not in [h for _, h in self.pairs]:
                 raise PlanError(
-                    f"DIN reads {name!r} as a sequence but it is no history; name it in history, or pool it"
+                    f"DIN reads {name!r} as a sequence but it is not a history; add it to history, or pool it"
                 )
         for wanted, past in self.pairs:
             if self.reads.dims[past] == 0:
@@ -82,17 +82,17 @@ def pairs_of(
     targets = [target] if isinstance(target, str) else list(target)
     pasts = [history] if isinstance(history, str) else list(history)
     if not targets or len(targets) != len(pasts):
-        raise PlanError(f"DIN needs a target for each history, got targets {targets} and histories {pasts}")
+        raise PlanError(f"DIN needs one target for each history, got targets {targets} and histories {pasts}")
     spaces = {field.name: field.space for field in schema.sparse}
     for name in [*targets, *pasts]:
         if name not in spaces:
             raise PlanError(
-                f"DIN: {name!r} is no sparse field of this plan{nearest(name, spaces)}; it has {list(spaces)}"
+                f"DIN: {name!r} is not a sparse field of this plan{nearest(name, spaces)}; it has {list(spaces)}"
             )
         if fields is not None and name not in fields:
-            raise PlanError(f"DIN attends to {name!r}, which is not among the fields it is to read: {list(fields)}")
+            raise PlanError(f"DIN attends to {name!r}, which is not among its fields: {list(fields)}")
         if name in targets and name in pasts:
-            raise PlanError(f"DIN: {name!r} cannot be a target and a history")
+            raise PlanError(f"DIN: {name!r} cannot be both a target and a history")
     pairs = list(zip(targets, pasts, strict=True))
     for wanted, past in pairs:
         if pairs.count((wanted, past)) > 1:
@@ -117,5 +117,5 @@ def poolings(
         how = dict(pooling)
         for _, past in pairs:
             if how.get(past, "none") != "none":
-                raise PlanError(f"DIN reads history {past!r} as a sequence; leave it out of pooling, got {how[past]!r}")
+                raise PlanError(f"DIN reads history {past!r} as a sequence; remove it from pooling, got {how[past]!r}")
     return {**how, **{past: "none" for _, past in pairs}}

@@ -1,4 +1,4 @@
-"""Embedding & MLP: vectors and dense columns side by side, then a tower. What the deep models here add to.
+"""Defines Embedding & MLP: a tower over concatenated vectors and dense columns, the basis of the deep models.
 
 Zhang, Du and Wang, "Deep Learning over Multi-field Categorical Data", ECIR 2016, with learned embeddings.
 """

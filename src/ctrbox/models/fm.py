@@ -1,4 +1,4 @@
-"""Factorization machine: first-order weights and the inner products of all pairs of features.
+"""Defines the factorization machine: first-order weights and the inner products of all pairs of features.
 
 Rendle, "Factorization Machines", ICDM 2010.
 """

@@ -1,4 +1,4 @@
-"""What a model reads, stated once (``Reads``), and what it sees of one batch (``Inputs``).
+"""Defines what a model reads (``Reads``), and what it sees of one batch (``Inputs``).
 
 class Mine(nn.Module):
     def __init__(self, schema):
@@ -6,7 +6,7 @@ class Mine(nn.Module):
         self.reads = cb.models.Reads(schema, dim=16, linear=True)
         self.tower = cb.models.MLP(self.reads.width, (64, 32, 1))
 
-    def forward(self, x):                            # x: Inputs → logits, one a row
+    def forward(self, x):                            # x: Inputs → logits, one per row
         return x.linear.sum(1) + self.tower(x.flat).squeeze(1)
 """
 
@@ -58,7 +58,7 @@ class Reads:
         by_field = {} if isinstance(pooling, str) else dict(pooling)
         for name in [*asked, *(dims or {}), *by_field]:
             if name not in known:
-                raise PlanError(f"{name!r} is no sparse field of this plan{nearest(name, known)}; it has {known}")
+                raise PlanError(f"{name!r} is not a sparse field of this plan{nearest(name, known)}; it has {known}")
         for name, width in [("dim", dim), *(dims or {}).items()]:
             whole(f"dim of {name!r}", width, 0, 4096)
         otherwise = pooling if isinstance(pooling, str) else "mean"
@@ -73,8 +73,9 @@ class Reads:
                 first, size = spaces.setdefault(field.space, (field.name, sizes[field.name]))
                 if size != sizes[field.name]:
                     raise PlanError(
-                        f"fields {first!r} and {field.name!r} share the keys of {field.space!r} and so their vectors; "
-                        f"give both one dim, not {size} and {sizes[field.name]}"
+                        f"fields {first!r} and {field.name!r} "
+                        f"share the keys of space {field.space!r} and so their "
+                        f"vectors; give both the same dim, not {size} and {sizes[field.name]}"
                     )
         object.__setattr__(self, "fields", tuple(n for n in asked if how[n] != "none"))
         object.__setattr__(self, "sequences", tuple(n for n in asked if how[n] == "none"))
@@ -93,7 +94,7 @@ class Reads:
         """The dim of all pooled fields, for models that multiply vectors with each other."""
         found = {self.dims[name] for name in self.fields}
         if len(found) != 1:
-            raise PlanError(f"this model needs one dim for all its fields, got {dict(self.dims)}")
+            raise PlanError(f"this model needs the same dim for all its fields, got {dict(self.dims)}")
         return found.pop()
 
     def row(self, field: str) -> Row:
@@ -159,7 +160,7 @@ class Inputs:
             if name in part.fields:
                 return part.vectors[:, part.fields.index(name)]
         if name in self.sequences:
-            raise PlanError(f"field {name!r} is read as a sequence: x.sequence({name!r})")
+            raise PlanError(f"field {name!r} is read as a sequence; use x.sequence({name!r})")
         raise PlanError(f"this model does not read {name!r}{nearest(name, self.reads.fields)}")
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:

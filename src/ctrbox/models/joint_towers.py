@@ -1,4 +1,4 @@
-"""AIBox's network: embedding learning, then towers that learn jointly, each with one kind of dense input.
+"""Defines the network of AIBox: embeddings, then jointly trained towers, each with one kind of dense input.
 
 Zhao et al., "AIBox: CTR Prediction Model Training on a Single Node", CIKM 2019, section 2:
 
@@ -86,14 +86,13 @@ class JointTowers(ClickModel):
         if one_of("embedding", embedding, ("fields", "layer")) == "layer":
             if width == 0:
                 raise PlanError(
-                    "embedding='layer' adds up the vectors of sparse fields, and there are none; use 'fields'"
+                    "embedding='layer' adds up the vectors of sparse fields, but there are no sparse fields; use "
+                    "embedding='fields'"
                 )
             width = self.reads.dim
             self.embedding = EmbeddingLayer(width)
         if width == 0 and not self.kinds[0]:
-            raise PlanError(
-                "the first of the towers names no dense feature, and there are no embeddings for it to read"
-            )
+            raise PlanError("the first tower has no dense feature, and there are no embeddings that it could read")
         # Of one hidden layer, which is the first and the last, only one is passed on.
         passed = layers[0] if len(layers) == 1 else layers[0] + layers[-1]
         self.towers = nn.ModuleList()
@@ -125,14 +124,14 @@ def checked(schema: Schema, towers: Sequence[Sequence[str]]) -> list[list[str]]:
     """The towers as asked for; each names dense features of this schema, and no feature is left to nobody."""
     known = [name for name, _ in schema.dense]
     if isinstance(towers, str) or not isinstance(towers, Sequence) or not towers:
-        raise PlanError(f"towers must be a list with one list of dense features a tower, got {towers!r}")
+        raise PlanError(f"towers must be a list with one list of dense features for each tower, got {towers!r}")
     for k, names in enumerate(towers, 1):
         if isinstance(names, str) or not isinstance(names, Sequence):
             raise PlanError(f"tower {k} must be a list of dense features such as {known[:2]}, got {names!r}")
         for at, name in enumerate(names):
             if name not in known:
                 raise PlanError(
-                    f"tower {k} names {name!r}, which is no dense feature of this plan{nearest(str(name), known)}; "
+                    f"tower {k} names {name!r}, which is not a dense feature of this plan{nearest(str(name), known)}; "
                     f"it has {known}"
                 )
             if name in names[:at]:
@@ -140,13 +139,15 @@ def checked(schema: Schema, towers: Sequence[Sequence[str]]) -> list[list[str]]:
     for name in known:
         if not any(name in names for names in towers):
             raise PlanError(
-                f"no tower names the dense feature {name!r}; add it to one, or leave it out of the FeatureSet"
+                f"no tower reads the dense feature {name!r}; add it to a tower, or remove it from the FeatureSet"
             )
     return [list(names) for names in towers]
 
 
 def runs_of(schema: Schema, names: Sequence[str]) -> list[slice]:
-    """Where the columns of these features lie in the dense matrix, neighbours together: views, so nothing is copied."""
+    """Return the ranges of these features' columns in the dense matrix. Neighbours are one range, so that views suffice
+    and nothing is copied.
+    """
     ends = accumulate(width for _, width in schema.dense)
     runs: list[slice] = []
     for (name, width), end in zip(schema.dense, ends, strict=True):

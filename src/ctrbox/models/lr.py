@@ -1,4 +1,4 @@
-"""Logistic regression: one weight a key, one a dense column, one bias.
+"""Defines logistic regression: one weight per key, one per dense column, and a bias.
 
 McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013 (train its table with FTRL for that paper's learner).
 """

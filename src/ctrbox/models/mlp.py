@@ -1,4 +1,4 @@
-"""The tower: linear maps with an activation between them.
+"""Defines the tower: linear layers with an activation between them.
 
 Several inputs count as one, side by side, without being copied into one: at 16,384 rows × 477 columns that saves a copy of
 31 MB forward and its inverse backward. The last map has no activation. Batch normalisation of fewer than two rows uses the
@@ -117,7 +117,7 @@ def side_by_side(layer: Affine, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         out = part @ weight if out is None else torch.addmm(out, part, weight)
         at += part.shape[1]
     if out is None or at != len(layer.weight):
-        raise PlanError(f"a tower of {len(layer.weight)} inputs was given {at}")
+        raise PlanError(f"a tower with {len(layer.weight)} inputs got {at}")
     return out
 
 

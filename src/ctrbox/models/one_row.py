@@ -1,4 +1,4 @@
-"""One row that stands for all: tensors whose rows lie at a stride of 0, such as the context's part of a request.
+"""Detects tensors in which one row stands for all (stride 0), such as the context's part of a request.
 
 Nothing else of CTRBox makes them, so parts of models may ask: what depends on such rows alone is computed once. Results are
 those of the repeated rows, up to rounding.

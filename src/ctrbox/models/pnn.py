@@ -1,4 +1,4 @@
-"""PNN: the products of the fields' vectors stand beside the vectors at the entrance of the tower.
+"""Defines PNN: the tower reads the vectors of the fields and their products.
 
 Qu et al., "Product-based Neural Networks for User Response Prediction", ICDM 2016.
 """

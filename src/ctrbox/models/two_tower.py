@@ -1,4 +1,4 @@
-"""The pre-rank model: a tower for the user, one for the ad, and the inner product of their vectors.
+"""Defines the pre-rank model: one tower for the user, one for the ad, and the inner product of their vectors.
 
 Ge et al., "Image Matters", CIKM 2018, section 6. Nothing of one side reaches the other before the product, so the vectors of
 all ads can be computed beforehand (`user_vectors`, `ad_vectors`); images of the behaviour are added up.
@@ -55,14 +55,18 @@ class TwoTower(nn.Module):
             for name in names:
                 if name not in known:
                     raise PlanError(
-                        f"TwoTower: {name!r} is no sparse field of this plan{nearest(name, known)}; it has {known}"
+                        f"TwoTower: {name!r} is not a sparse field of this plan{nearest(name, known)}; it has {known}"
                     )
         both = set(user) & set(ad)
         if both:
-            raise PlanError(f"TwoTower: {min(both)!r} is a field of both sides; towers share nothing but the product")
+            raise PlanError(
+                f"TwoTower: {min(both)!r} is a field of both sides; a field can belong to only one of the two towers"
+            )
         for name in images:
             if name not in (*user, *ad):
-                raise PlanError(f"TwoTower: {name!r} is among images but on neither side{nearest(name, (*user, *ad))}")
+                raise PlanError(
+                    f"TwoTower: {name!r} is in images= but is a field of neither side{nearest(name, (*user, *ad))}"
+                )
         how = {n: pooling if isinstance(pooling, str) else pooling.get(n, "mean") for n in (*user, *ad)}
         for name in set(images) & set(user):  # sum pooling, as the paper has it, unless told otherwise
             how[name] = "sum" if isinstance(pooling, str) else pooling.get(name, "sum")

@@ -1,4 +1,4 @@
-"""Wide & Deep: a linear model that remembers crosses, and a tower that generalises, trained together.
+"""Defines Wide & Deep: a linear model that memorizes crosses and a tower that generalizes, trained together.
 
 Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
 """

@@ -1,4 +1,4 @@
-"""xDeepFM: a linear part, a compressed interaction network and a tower over the same vectors.
+"""Defines xDeepFM: a linear part, a compressed interaction network and a tower over the same vectors.
 
 Lian et al., "xDeepFM: Combining Explicit and Implicit Feature Interactions for Recommender Systems", KDD 2018.
 """

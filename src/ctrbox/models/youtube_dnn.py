@@ -1,4 +1,4 @@
-"""YouTube's ranking network: averaged histories, and dense features with their square and square root.
+"""Defines YouTube's ranking network: averaged histories, and dense features with their square and square root.
 
 Covington, Adams and Sargin, "Deep Neural Networks for YouTube Recommendations", RecSys 2016. Its weighted logistic loss is a
 matter of sample weights: ``FeatureSet(weight=…)``.

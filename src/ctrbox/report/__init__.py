@@ -1,1 +1,1 @@
-"""Pages about recorded runs. They are made from the files of a run; nothing here trains."""
+"""Writes pages about recorded runs, from the files of the run folder. Nothing in this folder trains."""

@@ -1,4 +1,4 @@
-"""A run in a notebook: its metrics and its learning curve."""
+"""Shows a run in a notebook: its metrics and its learning curve."""
 
 from __future__ import annotations
 

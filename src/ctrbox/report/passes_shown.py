@@ -1,4 +1,4 @@
-"""The passes of a run in its report: how long each stage takes, and what each table is asked.
+"""Writes the report's section on speed: the time of each stage and the work of each table, pass by pass.
 
 A pass is a twentieth of an epoch. The two parts answer the questions of Table 1 and Figure 7 of the AIBox paper; the
 report itself uses plain names for the stages.

@@ -1,4 +1,4 @@
-"""How good a run's model is, as sections of its report: learning curve, calibration, windows, features, slices.
+"""Writes the report's sections on quality: learning curve, calibration, windows, features and slices.
 
 Every figure stands with its 95 % interval, and nothing is called a finding that lies within it: where many windows,
 groups or slices are looked at, the level is divided by their number (Bonferroni).

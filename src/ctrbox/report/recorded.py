@@ -1,4 +1,4 @@
-"""What a run folder says about its run, read with suspicion: nothing here trusts a file.
+"""Reads the recorded files of a run folder and checks every value, because the files may be damaged.
 
 A number may be null (not a number when it was written) and is then None; a number that is a text, a list that is an
 object or a file cut in the middle is one error that names the file and the place in it. config.json and summary.json
@@ -108,7 +108,7 @@ def read_run(folder: Path) -> Recorded:
         raise SourceError(f"there is no run folder {folder}")
     config = _sealed(folder / "config.json")
     if not (folder / "summary.json").is_file():
-        raise SourceError(f"{folder} has no summary.json: its run has not ended; resume it, then ask again")
+        raise SourceError(f"{folder} has no summary.json, because its run has not finished; resume the run first")
     summary = _sealed(folder / "summary.json")
     return Recorded(folder, config, summary, list(read_lines(folder / "metrics.jsonl")), _picture(folder / "plan.svg"))
 
@@ -128,11 +128,11 @@ def _read(file: Path) -> str:
     try:
         return read_regular(file, MOST_LINES).decode("utf-8")
     except FileNotFoundError as error:
-        raise SourceError(f"there is no {file}: this run folder is not whole") from error
+        raise SourceError(f"there is no {file}, so this run folder is not complete") from error
     except OSError as error:
         raise SourceError(f"cannot read {file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is damaged: byte {error.start:,} is no UTF-8") from error
+        raise DataError(f"{file} is damaged: byte {error.start:,} is not UTF-8") from error
 
 
 def _parse(source: str, file: Path, where: str) -> Fields:
@@ -142,7 +142,7 @@ def _parse(source: str, file: Path, where: str) -> Fields:
     except json.JSONDecodeError as error:
         raise DataError(f"{where} is damaged: {error.msg} at character {error.pos:,}") from error
     except (RecursionError, ValueError) as error:
-        raise DataError(f"{where} is damaged: it holds what no run writes ({type(error).__name__})") from error
+        raise DataError(f"{where} is damaged: its content was not written by a run ({type(error).__name__})") from error
     if not isinstance(found, dict):
         raise DataError(f"{where} holds {_shown(found)}; expected a JSON object")
     return Fields(found, file)
@@ -161,7 +161,7 @@ def _picture(file: Path) -> bytes | None:
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise DataError(f"{file} is damaged: {error}") from error
     if root.tag.rpartition("}")[2] != "svg":
-        raise DataError(f"{file} is no drawing: its root is <{root.tag}>; expected <svg>")
+        raise DataError(f"{file} is not a drawing: its root is <{root.tag}>; expected <svg>")
     return found
 
 

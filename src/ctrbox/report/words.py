@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: in a report, in a line of a terminal."""
+"""Formats numbers for people, in reports and on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as one page for a person: `report.html` in the run folder, from the files of the folder alone.
+"""Writes ``report.html`` into a run folder, from the files of the folder alone.
 
 The page needs nothing but itself: charts are SVG inside it, the plan's picture is part of it, there is no script.
 Every text that comes from data is escaped. A folder that is damaged or no run is refused (see recorded.py).
@@ -38,7 +38,7 @@ HELPS = {
     ),
     "lookup": (
         "finding the unique keys of a batch",
-        "fewer keys a row (`.last(n)` on long lists), larger batches, in which more keys repeat, and more threads",
+        "fewer keys per row (`.last(n)` on long lists), larger batches, in which more keys repeat, and more threads",
     ),
     "learn": (
         "learning",
@@ -58,7 +58,7 @@ HELPS = {
 # Of "lookup", where rows of its keys lie on an SSD.
 FROM_SSD = (
     "finding the unique keys of a batch and reading their rows from the SSD",
-    "more memory for the table (`ram`), a faster SSD, fewer keys a row, and larger batches, in which more keys repeat",
+    "more memory for the table (`ram`), a faster SSD, fewer keys per row, and larger batches, in which more keys repeat",
 )
 
 

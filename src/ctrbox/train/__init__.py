@@ -1,1 +1,1 @@
-"""Extraction and learning in one pipeline; metrics, checkpoints, run folders, reports."""
+"""Trains models: extraction and learning in one pipeline, checkpoints and run folders."""

@@ -1,4 +1,4 @@
-"""Steps of Adam for the dense weights by native code: one call instead of some forty operations of torch.
+"""Applies Adam steps to the dense weights in native code: one call instead of about forty torch operations.
 
 The optimizer stays torch's. Its state tensors are read and changed in place, so that checkpoints and callbacks see no difference;
 ``torch.optim.Adam.step`` is the slow twin, and equal up to rounding (``native/core/tower/adam.h``).

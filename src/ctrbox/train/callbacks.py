@@ -1,4 +1,4 @@
-"""Callbacks: code of your own that a training calls after steps, evaluations and checkpoints, and at its end.
+"""Defines callbacks: users' code that a training calls after steps, evaluations and checkpoints, and at its end.
 
 class Print(cb.callbacks.Callback):
     def on_evaluate(self, event):
@@ -125,7 +125,7 @@ class Callbacks:
 
 
 def checked(given: Any) -> list[Any]:
-    """Refuse what is no callback, before training."""
+    """Refuse what is not a callback, before training."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise PlanError(f"callbacks must be a list, such as [cb.callbacks.MLflow()], got {type(given).__name__}")
     for one in given:
@@ -135,7 +135,7 @@ def checked(given: Any) -> list[Any]:
             )
         methods = [name for name in EVENTS if hasattr(one, name)]
         if not methods:
-            raise PlanError(f"{type(one).__name__} is no callback: it has none of the methods {', '.join(EVENTS)}")
+            raise PlanError(f"{type(one).__name__} is not a callback: it has none of the methods {', '.join(EVENTS)}")
         for name in dir(one):
             if name.startswith("on_") and name not in EVENTS and callable(getattr(one, name)):
                 raise PlanError(

@@ -1,4 +1,4 @@
-"""Weights in folders: checkpoints, from which a run goes on exactly, and the model at its end.
+"""Saves and loads the weights of a training: checkpoints, from which a run resumes exactly, and the final model.
 
     state.json            what (sealed), with the size and SHA-256 of every other file (of a table: of sampled content)
     dense.safetensors     the model's state_dict
@@ -89,7 +89,7 @@ def read_state(place: Path) -> dict[str, Any]:
     """The state of a folder of weights, after its files were checked."""
     state = read_sealed(place / STATE, "folder of weights")
     if not isinstance(state.get("files"), dict) or "dense.safetensors" not in state["files"]:
-        raise DataError(f"{place / STATE} does not name the files of a model")
+        raise DataError(f"{place / STATE} does not list the files of a model")
     for name, facts in state["files"].items():
         _check(place, name, facts)
     return state
@@ -105,7 +105,7 @@ def read_weights(
     """Put the weights of a checked folder into a model, its embedders and its optimizer."""
     tables = sorted(n for n in state["files"] if n.startswith("table-"))
     if len(tables) != len(embedders):
-        raise DataError(f"{place} holds {len(tables)} tables; the model reads {len(embedders)}")
+        raise DataError(f"{place} holds {len(tables)} tables, but the model reads {len(embedders)}")
     tensors = _dense(place, model)
     for k, embedder in enumerate(embedders):
         restore_shard(embedder, place / f"table-{k}.ctrtable")
@@ -143,12 +143,13 @@ def same_weights(place: Path, model: nn.Module) -> None:
     mine = model.state_dict()
     if set(shapes) != set(mine):
         odd = sorted(set(shapes) ^ set(mine))[0]
-        raise DataError(f"{place} holds another model: weight {odd!r} is on one side only")
+        raise DataError(f"{place} holds a different model: only one of the two has the weight {odd!r}")
     for name, (shape, dtype) in shapes.items():
         expected = tuple(mine[name].shape), DTYPES.get(mine[name].dtype, "")
         if (shape, dtype) != expected:
             raise DataError(
-                f"{place} holds another model: weight {name!r} is {dtype} of shape {shape}, expected {expected[1]} of shape "
+                f"{place} holds a different model: weight {name!r} is {dtype} of shape {shape}, expected {expected[1]} of "
+                f"shape "
                 f"{expected[0]}"
             )
 
@@ -247,10 +248,10 @@ def _check(place: Path, name: str, facts: Any) -> None:
     if _bytes(path) != facts.get("bytes"):
         raise DataError(f"{path} is damaged: {_bytes(path):,} bytes, expected {facts.get('bytes')!r}")
     if "sha256" in facts and _digest(path) != facts["sha256"]:
-        raise DataError(f"{path} is damaged: its checksum does not fit")
+        raise DataError(f"{path} is damaged: its checksum does not match")
     if "content" in facts and _content(path) != facts["content"]:
         raise DataError(
-            f"{path} is not the table that was saved here: it is damaged, or it holds rows of another step or run"
+            f"{path} is not the table that was saved with this checkpoint: it is damaged, or it belongs to another step or run"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which rows are for training and which for validation, and scoring the latter."""
+"""Splits rows into training and validation rows, and scores the validation rows."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ class Split:
         total = plan.rows if settings.limit is None else min(plan.rows, settings.limit)
         if other is not None:
             if plan.fingerprint not in (other.fingerprint, other.made_over):
-                raise PlanError(f"the plan for validation has {difference(plan, other)}")
+                raise PlanError(f"the plan of the validation rows has {difference(plan, other)}")
             if total == 0:
-                raise TrainError(f"there are no training rows: {plan.log.name!r} is empty")
+                raise TrainError(f"there are no training rows, because view {plan.log.name!r} is empty")
             return Split(total, total, other, 0, None, other)
         held = round(total * settings.valid)
         if total - held <= 0 or (settings.valid > 0 and held == 0):
             raise TrainError(
-                f"the log has {total:,} rows; valid={settings.valid:g} leaves {total - held:,} for training and {held:,} for "
-                "validation: give more rows, or another share"
+                f"the log has {total:,} rows; valid={settings.valid:g} leaves {total - held:,} for training and {held:,} "
+                f""
+                f"for validation; use a longer log, or another share"
             )
         return Split(total - held, total - held, plan if held else None, total - held, total)
 
@@ -120,7 +121,8 @@ def with_calibration(settings: Settings, plan: Plan, split: Split) -> Settings:
     """Replace calibrate='weights' by the number that the training rows' weights give; refuse what cannot be fitted."""
     if settings.calibrate == "intercept" and split.valid is None:
         raise PlanError(
-            "calibrate='intercept' is fitted to validation rows, but valid=0 holds none back; set valid= to a share of the log, "
+            "calibrate='intercept' is fitted to validation rows, but valid=0 holds none back; set valid= to a share of "
+            "the log, "
             "such as 0.1"
         )
     if settings.calibrate != "weights":

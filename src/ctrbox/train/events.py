@@ -1,4 +1,4 @@
-"""TensorBoard scalars, written without TensorBoard.
+"""Writes TensorBoard scalars without TensorBoard.
 
 A file is records, one after the other, little endian:
 
@@ -118,7 +118,7 @@ class Events:
     def scalar(self, tag: str, value: float, step: int, wall_time: float | None = None) -> None:
         """One point of the curve ``tag``; the value is kept as float32, NaN and infinities included."""
         if self._file is None:
-            raise WriteError(f"{self.path} is closed; open Events anew to write {tag!r}")
+            raise WriteError(f"{self.path} is closed; create a new Events object to write {tag!r}")
         with np.errstate(over="ignore"):
             simple_value = np.float32(value).tobytes() if np.little_endian else np.float32(value).byteswap().tobytes()
         point = _bytes(1, tag.encode("utf-8", "replace")) + b"\x15" + simple_value

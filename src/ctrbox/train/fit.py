@@ -1,4 +1,5 @@
-"""One call of ``Trainer.fit``: extraction, lookup and learning as one pipeline, with checkpoints from which it resumes exactly.
+"""Runs one call of ``Trainer.fit``: extraction, lookup and learning as one pipeline, with checkpoints from which it
+resumes exactly.
 
     plan.walk ──► thin, look (unique keys, prefetch) ──► learn ──► every so often: evaluate, checkpoint
 
@@ -83,7 +84,7 @@ class Fit:
         self.batch_size = settings.batch_size
         schema = plan.schema
         if not schema.label:
-            raise TrainError("the plan has no label; give one: cb.FeatureSet(label=col('clicked'), …)")
+            raise TrainError("the plan has no label; add one: cb.FeatureSet(label=col('clicked'), …)")
         self.learner = Learner(
             trainer.model,
             schema,
@@ -126,7 +127,7 @@ class Fit:
     def look_ahead(self, batches: int, cluster: Elsewhere | None) -> None:
         """Read so many batches ahead."""
         if cluster is not None:
-            raise PlanError("look_ahead= is for a training in this process; leave it out with cluster=")
+            raise PlanError("look_ahead= cannot be used with cluster=; remove one of the two")
         if self.settings.patience is not None:
             raise PlanError(
                 "look_ahead= reads rows into memory before it is known if training continues; remove look_ahead= or patience="
@@ -454,7 +455,8 @@ class Fit:
         warnings.warn(
             f"{name} of the validation rows is not a number (NaN) after step {self.state.step:,}, so patience= cannot tell if "
             "training improves; this evaluation does not count. AUC needs rows with and without clicks, and a weighted figure "
-            "needs weights above 0: choose other validation rows with valid=, or another figure with monitor=, such as 'logloss'",
+            "needs weights above 0: choose other validation rows with valid=, or another figure with monitor=, such as "
+            "'logloss'",
             stacklevel=2,
         )
 
@@ -472,7 +474,7 @@ class Fit:
         return self.together.part == 0
 
     def _best(self) -> Path:
-        """Where the best weights so far wait for the end."""
+        """Return the folder in which the best weights so far are kept until the end."""
         if self.folder is not None:
             return self.folder.best
         if self.aside is None:
@@ -526,5 +528,5 @@ class Fit:
             self.watch.resumed(state.step, state.seen)
             return
         if wrong:
-            raise DataError(f"no checkpoint in {folder.path} can be used: {wrong[0]}; overwrite=True begins anew")
+            raise DataError(f"no checkpoint in {folder.path} can be used: {wrong[0]}; overwrite=True starts over")
         folder.goes_on_after(-1)

@@ -1,4 +1,6 @@
-"""The run folder on disk: who may write it, what it holds, what a resumed run finds. ``docs/training.md`` has its layout.
+"""Manages the run folder on disk: its lock, its contents, and what a resumed run finds in it.
+
+``docs/training.md`` describes its layout.
 
 One process trains into a folder at a time (a lock). A folder that holds something else is refused, never emptied.
 ``summary.json`` is the mark of a finished run and is written after the model.
@@ -68,7 +70,9 @@ class RunFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
-            raise WriteError(f"another process is training into {path}; choose another out=, or wait for it") from None
+            raise WriteError(
+                f"another process is training into {path}; choose another out=, or wait until it has finished"
+            ) from None
         folder = RunFolder(path, lock)
         try:
             folder._begin(mine, plan, resume, overwrite)
@@ -87,7 +91,9 @@ class RunFolder:
             if (path / "summary.json").exists():
                 raise DataError(f"{path} holds a finished run; choose another out=, or overwrite=True")
             if not resume:
-                raise DataError(f"{path} holds an unfinished run; resume=True goes on, overwrite=True begins anew")
+                raise DataError(
+                    f"{path} holds an unfinished run; continue it with resume=True, or start over with overwrite=True"
+                )
             same_run(path, kept.get("identity"), mine)
         else:
             if there.exists():
@@ -213,7 +219,7 @@ def refuse_foreign(path: Path) -> None:
         read_sealed(path / "config.json", "run folder")
     elif names or (path / "model").exists():
         raise DataError(
-            f"{path} is no run folder: it holds {[*names, 'model'][0]!r} and no config.json; choose another out="
+            f"{path} is not a run folder: it holds {[*names, 'model'][0]!r} and no config.json; choose another out="
         )
 
 

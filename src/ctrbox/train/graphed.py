@@ -1,4 +1,4 @@
-"""The dense part of a training step as one CUDA graph: forward, loss and backward over memory of fixed addresses.
+"""Runs the dense part of a training step as one CUDA graph: forward, loss and backward in memory at fixed addresses.
 
 A click model is small for a GPU: launching its sixty kernels from Python takes longer than they run. Batches of one
 number of rows meet tensors of one shape, however many keys a row has, since pooling comes before; so the graph is

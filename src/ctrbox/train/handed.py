@@ -1,4 +1,4 @@
-"""A batch on its way from the plan to the learner, and how it waits on disk where batches are read far ahead."""
+"""Passes batches from the plan to the learner, and stores them on disk where they are read far ahead."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Foresight:
     def __init__(self, learner: Learner, batches: int) -> None:
         tables = [e for e in learner.embedders if isinstance(e, SparseTable)]
         if not tables:
-            raise PlanError("look_ahead= is for cb.SparseTable, and this training has none; leave it out")
+            raise PlanError("look_ahead= needs a cb.SparseTable, but this training has none; remove it")
         self.learner, self.batches, self.folder = learner, batches, tables[0].path
         self.bytes = 0  # written so far
 

@@ -1,4 +1,4 @@
-"""What each feature does for a model: how often it says something, and the AUC lost when its values are dealt out anew.
+"""Measures the importance of features: how often they have a value, and the AUC lost when their values are shuffled.
 
 Measured on up to ``SAMPLE`` validation rows: a feature's values change places among the rows, everything else stays,
 and the model predicts again. Two features that tell the same each look dispensable; a feature of no use gives about

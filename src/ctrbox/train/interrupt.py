@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM between two steps, never inside one: weights and tables stay in step with each other."""
+"""Handles Ctrl-C and SIGTERM between two steps, so that weights and tables stay consistent."""
 
 from __future__ import annotations
 

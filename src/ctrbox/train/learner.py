@@ -1,4 +1,4 @@
-"""One model and its embedders: what happens to a batch, and nothing about where batches come from.
+"""Learns from one batch: one model and its embedders, wherever the batches come from.
 
     keyed    unique keys of a batch, by embedder
     announce their rows told to the embedders (``prefetch``); look: both
@@ -127,7 +127,7 @@ class Learner:
         read = {f.name: f.ragged for f in schema.sparse if f.name in self.reads.dims}
         self.common = check_common(read, common, schema.group)
         if self.common and (self.carrier is not None or any(getattr(e, "takes_shows", False) for e in self.embedders)):
-            raise PlanError("common features are shared on the CPU, with tables that count no shows; leave common= out")
+            raise PlanError("common= works only on the CPU and with tables without counters; remove common=")
         # There is a native step for the usual models on a CPU; torch computes other models, cluster workers and a GPU.
         plain = device.type == "cpu" and together.of == 1 and not bf16 and not self.common
         self.tower = tower_step_of(model, self.reads, self.sources) if plain else None
@@ -395,7 +395,7 @@ class Learner:
         return found
 
     def predict(self, batch: Batch) -> Floats:
-        """Probabilities of a click, one a row."""
+        """Probabilities of a click, one per row."""
         logits = self.score(self.look(batch, prefetch=False))
         return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
@@ -418,8 +418,8 @@ class Learner:
             yield
         except torch.cuda.OutOfMemoryError as error:
             raise DeviceError(
-                f"batch {looked.number} of {looked.batch.rows:,} rows does not fit the memory left on {self.device}: "
-                f"{str(error).splitlines()[0]}; take a smaller batch_size=, or a smaller memory= for its tables"
+                f"batch {looked.number} of {looked.batch.rows:,} rows does not fit into the free memory of {self.device}: "
+                f"{str(error).splitlines()[0]}; use a smaller batch_size=, or a smaller memory= for the tables"
             ) from None
 
     def _pull(self, looked: Looked, train: bool) -> list[Pulled]:
@@ -457,13 +457,13 @@ class Learner:
         name = type(self.model).__name__
         if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
             met = f"a tensor of {logits.dtype}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
-            raise PlanError(f"{name} gave {met}; expected logits, a tensor of one float a row")
+            raise PlanError(f"{name} returned {met}; expected logits, a tensor with one float per row")
         if self.model.training and not logits.requires_grad:
             raise PlanError(
                 f"the logits of {name} have no gradient: its forward detaches them, or reads nothing trainable"
             )
         if logits.shape != (rows,):
-            raise PlanError(f"{name} gave logits of shape {tuple(logits.shape)}; expected one a row, ({rows},)")
+            raise PlanError(f"{name} returned logits of shape {tuple(logits.shape)}; expected one per row, ({rows},)")
         return logits.float() if self.bf16 else logits
 
     def inputs(self, looked: Looked, pulled: Sequence[Pulled]) -> Inputs:

@@ -1,4 +1,4 @@
-"""Batches read far ahead of training, so that tables on disk know which rows are asked for again, and when.
+"""Reads batches far ahead of training, so that tables on disk know which rows will be needed again, and when.
 
     source ──► a block that fills ──► a whole one ──► one whose next uses are known ──► out, one read in for one given out
 
@@ -81,7 +81,7 @@ class _Block:
         while len(left):
             read = os.preadv(self.file.fileno(), [left], begin)
             if read == 0:
-                raise SourceError("batches that were read ahead are not in their file any more")
+                raise SourceError("the file of the batches that were read ahead was truncated")
             left, begin = left[read:], begin + read
         return array
 
@@ -114,10 +114,11 @@ def look_ahead(
         yield from reader.items()
     except OSError as error:
         if error.errno not in FULL:
-            raise SourceError(f"cannot keep batches that are read ahead in {folder}: {error.strerror}") from error
+            raise SourceError(f"cannot write the batches that are read ahead to {folder}: {error.strerror}") from error
         raise SourceError(
-            f"the disk of {folder} is full: look_ahead={window} keeps up to {3 * window} batches there; make room, or look less "
-            "far ahead"
+            f"the disk of {folder} is full: look_ahead={window} "
+            f"keeps up to {3 * window} batches there; free some "
+            f"space, or lower look_ahead="
         ) from error
     finally:
         source.close()

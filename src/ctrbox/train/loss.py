@@ -1,4 +1,4 @@
-"""The loss of a step, and what regularises it by key."""
+"""Computes the loss of a step, including its regularization by key."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | No
 def check_counting(embedders: Sequence[Embedder]) -> None:
     """Adaptive regularisation divides by how often a key was met; the sub-model of a Model Server has no such count."""
     if not any(getattr(one, "summed", True) for one in embedders):
-        raise PlanError("adaptive_l2 regularises the rows of tables, and this model reads none; leave it out")
+        raise PlanError("adaptive_l2 regularises the rows of tables, but this model reads no table; remove it")
     for one in embedders:
         if getattr(one, "summed", True) and not (isinstance(one, Table) and one.counters is not None):
             raise PlanError(
-                f"adaptive_l2 needs tables that count their keys, and this {type(one).__name__} does not; make it with "
+                f"adaptive_l2 needs tables that count their keys, but this {type(one).__name__} does not; create it with "
                 "counters=cb.tables.Counters()"
             )

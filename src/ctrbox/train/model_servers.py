@@ -1,4 +1,4 @@
-"""Model Servers in a training: how the keys of their fields are made, and how many of them found no data."""
+"""Checks how the keys of Model Server fields are made, and counts those without data."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def check_found(learner: Learner) -> None:
 
 
 def missing_shares(learner: Learner) -> list[dict[str, Any]]:
-    """Of each Model Server that was asked for keys: fields, keys asked for, keys without data, and their share."""
+    """Return, for each Model Server that was asked for keys: fields, keys asked for, keys without data, and their
+    share.
+    """
     found = []
     for source in learner.sources:
         server = source.embedder

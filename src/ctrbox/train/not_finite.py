@@ -1,4 +1,4 @@
-"""Which value of a batch made its loss infinite or not a number: the error says its name and what to do."""
+"""Finds the value of a batch that made its loss infinite or NaN, so that the error can name it."""
 
 from __future__ import annotations
 

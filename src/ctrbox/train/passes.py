@@ -1,7 +1,7 @@
-"""A training in passes, stretches of its log, and what the stages and the tables did in each.
+"""Measures what the stages and the tables of a training do, pass by pass; a pass is a twentieth of an epoch.
 
 AIBox tells its pipeline by passes: Table 1 sets the time of a stage beside that of a pass, Figure 7 what cache, SSD and
-filters were asked in each. A pass is a twentieth of an epoch here. What an evaluation reads is no part of a pass,
+filters were asked in each. A pass is a twentieth of an epoch here. What an evaluation reads is not part of a pass,
 nor is its time or that of a checkpoint.
 """
 
@@ -46,7 +46,9 @@ class Passes:
         )
 
     def end(self, epochs: float) -> dict[str, dict[str, Any]]:
-        """Where that point of the log ends a pass: its values by kind, "stages" and "table-0", "table-1" …"""
+        """Return the values of the pass that ends at this point of the log, by kind ("stages", "table-0", "table-1" …),
+        if one ends there.
+        """
         number = int(epochs * self.each + 1e-9)
         if number <= self.number:
             return {}
@@ -72,7 +74,7 @@ class Passes:
             self._gather(paused=True)
 
     def skip(self, seconds: float) -> None:
-        """Time that is no part of the pass."""
+        """Time that is not part of the pass."""
         self.began += seconds
 
     # ---- inside
@@ -113,7 +115,9 @@ def by_stage(clocks: Sequence[Clock]) -> Counters:
 
 
 def ratios(kind: str, counted: Mapping[str, float]) -> dict[str, float | None]:
-    """Of stages: items in the queue behind each. Of a table: hits among the keys that it had, and pages read for a key asked."""
+    """Return, for stages, the items in the queue after each; for a table, hits among the keys it had, and pages read
+    per key asked for.
+    """
     if kind == "stages":
         names = [n.removesuffix("_given") for n in counted if n.endswith("_given")]
         return {f"{n}_queue": counted[f"{n}_depths"] / counted[f"{n}_given"] for n in names if counted[f"{n}_given"]}

@@ -1,4 +1,4 @@
-"""Stages joined by bounded queues, each in a thread of its own, all in the order of the source.
+"""Runs stages in threads of their own, joined by bounded queues, in the order of the source.
 
     source ──queue──► stage 1 ──queue──► … ──► the caller's thread
 

@@ -1,4 +1,4 @@
-"""What a person sees while a training runs: one line on a terminal, nothing elsewhere."""
+"""Shows the progress of a training: one line on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Silent:
 
 
 class Line:
-    """A bar, rows a second, what each stage is doing, loss and time left; evaluations stay above it."""
+    """A bar, rows per second, what each stage is doing, loss and time left; evaluations stay above it."""
 
     def __init__(self) -> None:
         from rich.console import Console

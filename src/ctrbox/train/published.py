@@ -1,4 +1,4 @@
-"""A run as published weights, and back: everything that decides its predictions, nothing that only learning needs.
+"""Converts a run to published weights and back: everything that determines its predictions, without training state.
 
     about    model, config, fingerprint of the plan, shift, tables: fields, dim, linear, and
                  of a table: init, seed
@@ -81,7 +81,7 @@ def learner_of(weights: Weights, schema: Schema, where: str, own: nn.Module | No
     if about.get("fingerprint") != schema.fingerprint:
         raise DataError(
             f"{where} was trained with a plan of fingerprint {str(about.get('fingerprint'))[:16]}…, this one has "
-            f"{schema.fingerprint[:16]}…: features, cleaning or fitted values differ"
+            f"{schema.fingerprint[:16]}…; features, cleaning or fitted values differ"
         )
     try:
         shift = float(about["shift"])
@@ -117,7 +117,8 @@ def _own(own: nn.Module | None, name: str, where: str) -> nn.Module:
     """Return a copy of the user's model for a version of one; a name in a file imports nothing."""
     if own is None:
         raise PlanError(
-            f"it holds weights of your own model class {name[:100]!r}, and CTRBox never imports code that a file names; pass the "
+            f"it holds weights of your own model class {name[:100]!r}, and CTRBox never imports code that a file names; "
+            f"pass the "
             "model: open(…, model=…)"
         )
     if type(own).__name__ != name:
@@ -179,11 +180,11 @@ def _tensors(module: nn.Module, weights: Weights, prefix: str, where: str) -> di
     tensors: dict[str, torch.Tensor] = {}
     for name in sorted({*mine, *found}):
         if name not in mine or name not in found:
-            raise DataError(f"{where} holds another model: weight {name!r} is on one side only")
+            raise DataError(f"{where} holds a different model: only one of the two has the weight {name!r}")
         part = found[name]
         if part.shape != tuple(mine[name].shape) or OF_DTYPE.get(part.dtype) != mine[name].dtype:
             raise DataError(
-                f"{where} holds another model: weight {name!r} is {part.shape} {part.dtype}, expected "
+                f"{where} holds a different model: weight {name!r} is {part.shape} {part.dtype}, expected "
                 f"{tuple(mine[name].shape)} {DTYPES.get(mine[name].dtype)}"
             )
         flat = torch.from_numpy(np.array(_finite(part)))  # a copy: aligned, and its own

@@ -1,4 +1,4 @@
-"""Tables before a training begins: the rows that they hold already, and another learning rate for them."""
+"""Prepares tables before a training: rows that they already hold, and a new learning rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that has ended: its plan, its model and its tables, to look at and to predict with."""
+"""Defines ``Run``: a finished training with its plan, model and tables, to inspect and to predict with."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Run:
         if data is None:
             held = self.summary.get("held")
             if not isinstance(held, Mapping):
-                raise PlanError("this run held no rows of its log back; name a log with labels to evaluate on")
+                raise PlanError("this run held back no rows for validation; pass a log with labels to evaluate on")
             self._need_log()
             return score_plan(self.learner, self.plan, batch_size, int(held["start"]), int(held["stop"])).result()
         if isinstance(data, Plan):
@@ -171,7 +171,7 @@ class Run:
     def report(self) -> Path:
         """Write report.html into the run folder and return its path."""
         if self.folder is None:
-            raise PlanError("this run has no folder; fit with out='runs/…' to get a report")
+            raise PlanError("this run has no folder; call fit with out='runs/…' to get a report")
         from ctrbox.report.write import write_report
 
         return write_report(self.folder)
@@ -200,7 +200,8 @@ class Run:
         read_sealed(place / "config.json", "run folder")
         if not (place / "model").is_dir():
             raise DataError(
-                f"{place} holds an unfinished run: its model is missing; train again with the same out= to go on"
+                f"{place} holds an unfinished run: its model is missing; run the training again with the same out= to "
+                f"continue it"
             )
         state = read_state(place / "model")
         saved = Plan.load(
@@ -240,7 +241,7 @@ def _built(place: Path, state: Mapping[str, Any], schema: Schema) -> nn.Module:
     name, config = state.get("model"), state.get("config")
     if not isinstance(name, str) or name not in models.MODELS or not isinstance(config, dict):
         raise PlanError(
-            f"{place} was trained with {name!r}, which is none of cb.models; build it and give it: "
+            f"{place} was trained with {name!r}, which is not one of cb.models; build the model and pass it: "
             f"cb.Run.load(…, model={name}(plan.schema))"
         )
     try:
@@ -256,7 +257,7 @@ def _tables(
     by_field: dict[str, Embedder] = {}
     folders = sum(p.is_dir() for p in (place / "model").glob("table-*.ctrtable"))
     if ram is not None and not folders:
-        raise PlanError(f"ram is for Sparse Tables, and {place} has none: its tables are in memory; leave it out")
+        raise PlanError(f"ram= is for Sparse Tables, but the tables of {place} are in memory; remove ram=")
     share: dict[str, Any] = {} if ram is None else {"ram": parse_bytes(ram) // folders}
     for k, fields in enumerate(_fields_of_tables(place / "model", state)):
         file = place / "model" / f"table-{k}.ctrtable"
@@ -265,13 +266,14 @@ def _tables(
         if is_server(file):
             if len(given) != 1:
                 raise PlanError(
-                    f"{place} computes the vectors of {', '.join(map(repr, fields))} with a Model Server; give one, with its "
-                    f"data: cb.Run.load(…, servers={{{fields[0]!r}: cb.tables.ModelServer(…)}})"
+                    f"{place} computes the vectors of {', '.join(map(repr, fields))} "
+                    f"with a Model Server; pass one, "
+                    f"with its data: cb.Run.load(…, servers={{{fields[0]!r}: cb.tables.ModelServer(…)}})"
                 )
             table = given.popitem()[1]
             table.restore(file, optimizer=False)
         elif given:
-            raise PlanError(f"{place} has a table for {fields[0]!r}; leave it out of servers")
+            raise PlanError(f"{place} has a table for {fields[0]!r}, not a Model Server; remove it from servers=")
         elif file.is_dir():
             table = SparseTable.load(file, read_only=True, **share)
         else:
@@ -312,14 +314,14 @@ def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str,
             continue
         if len(mine) > 1:
             raise PlanError(
-                f"{', '.join(map(repr, mine))} have one Model Server in {place}; give its file for {mine[0]!r} alone"
+                f"{', '.join(map(repr, mine))} share one Model Server in {place}; pass its file for {mine[0]!r} only"
             )
         tensors, _ = read_server(file)
         shapes = {n.removeprefix("model."): tuple(t.shape) for n, t in tensors.items() if n.startswith("model.")}
         kind = kind_of_shapes(shapes)
         if kind == OTHER:
             raise PlanError(
-                f"the sub-model of {mine[0]!r} is none of ours, so that a file of vectors does not suffice; from Python: "
+                f"the sub-model of {mine[0]!r} is a user-defined class, so a vector file is not enough; load it from Python: "
                 f"cb.Run.load(folder, servers={{{mine[0]!r}: cb.tables.ModelServer(path, submodel)}})"
             )
         found[mine[0]] = ModelServer(files[mine[0]], unfilled(kind, shapes).to_empty(device="cpu"))
@@ -336,6 +338,7 @@ def server_tables(folder: str | Path) -> dict[Path, list[str]]:
 
 def other_plan(mine: str, theirs: str) -> str:
     return (
-        f"this model was trained with a plan of fingerprint {mine[:16]}…, this one has {theirs[:16]}…: features, cleaning or "
-        "fitted values differ; use run.plan, or run.plan.over(data)"
+        f"this model was trained with a plan of fingerprint {mine[:16]}…, this one has {theirs[:16]}…"
+        f"; features, "
+        f"cleaning or fitted values differ; use run.plan, or run.plan.over(data)"
     )

@@ -1,4 +1,4 @@
-"""Which rows are learned from and with which weight: downsampled negatives, checked labels, weights by label.
+"""Decides which rows a training uses and with which weight: downsampled negatives, checked labels, weights by label.
 
 Thinning keeps the same rows in every run: a row stays by a hash of seed, epoch and its number. All metrics are taken on
 validation rows, which are never downsampled.
@@ -25,7 +25,7 @@ def thin(batch: Batch, first: int, share: float, seed: int, epoch: int) -> Batch
 
 
 def uniform(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Numbers in [0, 1), one a row number."""
+    """Numbers in [0, 1), one per row number."""
     mask = 2**64 - 1
     x = rows + np.uint64((seed * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & mask)
     x ^= x >> np.uint64(32)
@@ -41,7 +41,7 @@ def weights_by_label(plan: Plan, stop: int | None) -> dict[int, tuple[float, flo
     label, weight = plan.features.label, plan.features.weight
     if label is None or weight is None:
         raise PlanError(
-            "calibrate='weights' corrects for sample weights, and this plan has none; leave it out, or give "
+            "calibrate='weights' corrects for sample weights, but this plan has none; remove it, or add "
             "cb.FeatureSet(weight=…)"
         )
     found: dict[int, tuple[float, float]] = {}
@@ -65,7 +65,7 @@ class Labels:
 
     def add(self, batch: Batch, first: int, where: str) -> None:
         if batch.label is None:
-            raise TrainError("the plan has no label; give one: cb.FeatureSet(label=col('clicked'), …)")
+            raise TrainError("the plan has no label; add one: cb.FeatureSet(label=col('clicked'), …)")
         label = as_array(batch.label)
         good = (label == 0) | (label == 1)
         if not good.all():
@@ -98,8 +98,9 @@ class Labels:
             raise TrainError(no_rows(where, plan, start, stop))
         if self.clicks in (0, self.rows):
             raise TrainError(
-                f"the label is {int(self.clicks > 0)} in all {self.rows:,} {where} rows; nothing can be learned from a "
-                "constant label"
+                f"the label is {int(self.clicks > 0)} in all {self.rows:,} {where} rows"
+                f"; a model needs examples of "
+                f"both labels"
             )
 
 

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate: a factor for every step, the same for dense weights and tables."""
+"""Defines learning-rate schedules: one factor for each step, the same for dense weights and tables."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Cosine:
     def __post_init__(self) -> None:
         _steps("Cosine", self.steps)
         if not 0 <= self.warmup < self.steps:
-            raise PlanError(f"warmup of Cosine must lie between 0 and its steps, {self.steps}, got {self.warmup!r}")
+            raise PlanError(f"warmup of Cosine must be between 0 and steps={self.steps}, got {self.warmup!r}")
         if not 0 <= self.floor <= 1:
-            raise PlanError(f"floor of Cosine must lie between 0 and 1, got {self.floor!r}")
+            raise PlanError(f"floor of Cosine must be between 0 and 1, got {self.floor!r}")
 
     def __call__(self, step: int) -> float:
         if step < self.warmup:
@@ -71,7 +71,7 @@ class Decay:
     def __post_init__(self) -> None:
         _steps("Decay", self.every)
         if not 0 < self.factor <= 1:
-            raise PlanError(f"factor of Decay must lie above 0 and at most 1, got {self.factor!r}")
+            raise PlanError(f"factor of Decay must be above 0 and at most 1, got {self.factor!r}")
 
     def __call__(self, step: int) -> float:
         return self.factor ** (step // self.every)
@@ -86,7 +86,8 @@ def check_reaches(schedule: Schedule, embedders: Sequence[Embedder]) -> None:
             name = type(one).__name__
             raise PlanError(
                 f"schedule= changes the learning rate at every step, but {name} cannot follow it; add a method "
-                "scale_lr(self, factor: float) -> None that makes push multiply its learning rate by factor, or remove schedule="
+                "scale_lr(self, factor: float) -> None that makes push multiply its learning rate by factor, or remove "
+                "schedule="
             )
 
 
@@ -95,7 +96,7 @@ def factor_at(schedule: Schedule, step: int) -> float:
     factor = schedule(step)
     number = isinstance(factor, int | float) and not isinstance(factor, bool)
     if not number or not math.isfinite(factor) or factor < 0:
-        raise TrainError(f"schedule gave {factor!r} at step {step:,}; expected a finite number, 0 or more")
+        raise TrainError(f"the schedule returned {factor!r} at step {step:,}; expected a finite number, 0 or more")
     return float(factor)
 
 

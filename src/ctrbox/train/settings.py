@@ -1,4 +1,4 @@
-"""What a training is asked for, where it takes place, and by which facts one run is told from another."""
+"""Checks the settings of a training, chooses its device, and identifies runs by their settings."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ class Settings:
                 f"added to every logit, got {self.calibrate!r}"
             )
         if not callable(self.schedule):
-            raise PlanError(f"schedule must give a factor for a step, as cb.optim.Cosine does, got {self.schedule!r}")
+            raise PlanError(
+                f"schedule must be a function from a step to a factor, such as cb.optim.Cosine, got {self.schedule!r}"
+            )
 
     @property
     def shift(self) -> float:
@@ -113,7 +115,7 @@ def no_setting(given: Mapping[str, Any], names: Iterable[str]) -> PlanError:
     if name in OF_THE_TRAINER or name == "learning_rate":
         right = "lr" if name == "learning_rate" else name
         return PlanError(
-            f"{name} is an argument of the trainer, not of a training: cb.Trainer(…, {right}={_short(value)})"
+            f"{name} is an argument of the trainer, not of fit: cb.Trainer(…, {right}={_short(value)})"
             + ("; on the command line: ctrbox train --lr" if right == "lr" else "")
         )
     known = [known for known in names if known not in ("self", "plan", "unknown")]
@@ -121,19 +123,22 @@ def no_setting(given: Mapping[str, Any], names: Iterable[str]) -> PlanError:
 
 
 def device_for(asked: str, embedder: Any, plan: Plan) -> torch.device:
-    """Where a model trains. "auto": where its GPU tables are; else on the GPU if its plan runs there, else on the CPU.
+    """Return the device of a model. "auto": that of its GPU tables; else on the GPU if its plan runs there, else on the CPU.
 
     A plan that chose the GPU by itself does not take tables in memory along.
     """
     given = [*embedder.values()] if isinstance(embedder, Mapping) else [embedder]
     homes = {t.device for t in given if isinstance(t, GpuTable)}
     if len(homes) > 1:
-        raise PlanError(f"these tables lie on {' and '.join(sorted(map(str, homes)))}; give all of them one device")
+        raise PlanError(
+            f"these tables are on different devices ({' and '.join(sorted(map(str, homes)))}); put all of "
+            f"them on the same device"
+        )
     if homes:
         home = homes.pop()
         if asked != "auto" and asked != home.type:
             raise PlanError(
-                f"device={asked!r} cannot train with a cb.tables.GpuTable on {home}; take device='auto', or cb.MemoryTable"
+                f"device={asked!r} cannot train with a cb.tables.GpuTable on {home}; use device='auto', or a cb.MemoryTable"
             )
         return home
     named = plan.device != "auto" or embedder is None
@@ -156,7 +161,7 @@ def identity(
         json.dumps(config)
     except (TypeError, ValueError) as error:
         raise PlanError(
-            f"config of {type(model).__name__} must be plain JSON, so that a run can keep it: {error}"
+            f"config of {type(model).__name__} must be plain JSON, so that it can be saved with the run: {error}"
         ) from None
     return {
         "ctrbox": ctrbox.__version__,
@@ -186,8 +191,9 @@ def same_run(folder: Any, kept: Any, mine: dict[str, Any]) -> None:
             if key:
                 name, there, value = f"{name} {key!r}", there.get(key), value[key]
         raise DataError(
-            f"{folder} holds an unfinished run that differs in {name}: {_short(there)} there, {_short(value)} now; resume "
-            "with what it began with, or begin anew with overwrite=True"
+            f"{folder} holds an unfinished run that differs in {name}: "
+            f"it has {_short(there)}, but this training has "
+            f"{_short(value)}; resume with the original value, or start over with overwrite=True"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which embedder serves which field of a model."""
+"""Assigns embedders to the fields of a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Source:
 
 
 def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device: torch.device = CPU) -> list[Source]:
-    """Which embedder serves which field: the one given, one by field name ("*": the rest), or tables by dim."""
+    """Return the embedder of each field: the one given, one by field name ("*": the rest), or tables by dim."""
     names = [*reads.fields, *reads.sequences]
     spaces = {f.name: f.space for f in schema.sparse}
     for name in names:
@@ -77,7 +77,7 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device:
         first = owner.setdefault(spaces[name], name)
         if chosen[first] is not chosen[name]:
             raise PlanError(
-                f"fields {first!r} and {name!r} share the keys of {spaces[name]!r}; give both the same embedder"
+                f"fields {first!r} and {name!r} share the keys of space {spaces[name]!r}; give both the same embedder"
             )
     sources = []
     for one in {id(e): e for e in chosen.values()}.values():
@@ -91,7 +91,8 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device:
                     f"take a new, empty one of dim={reads.dims[n]}" if holds else f"the table with dim={reads.dims[n]}"
                 )
                 raise PlanError(
-                    f"the model reads {reads.dims[n]} floats of {n!r}, its table has dim={one.dim}{holds}; build the model with "
+                    f"the model reads vectors of dim={reads.dims[n]} for {n!r}, but its table has dim={one.dim}{holds}; "
+                    f"build the model with "
                     f"dim={one.dim} or {other}"
                 )
         one.open(rows.pop())
@@ -106,7 +107,7 @@ def reads_of(model: nn.Module) -> Reads:
     found = getattr(model, "reads", None)
     if not isinstance(found, Reads):
         raise PlanError(
-            f"{type(model).__name__} does not say what it reads; set self.reads = cb.models.Reads(schema, dim=…) in its "
+            f"{type(model).__name__} does not declare what it reads; set self.reads = cb.models.Reads(schema, dim=…) in its "
             "__init__"
         )
     return found

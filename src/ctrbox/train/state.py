@@ -1,4 +1,4 @@
-"""Where a training stands between two steps, and how that is read back from a checkpoint."""
+"""Defines the state of a training between two steps, and reads it from a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ctrbox.engines.plan import Position
 
 @dataclass
 class State:
-    """Where a training stands between two steps. Plain data: this is what a checkpoint's state.json holds."""
+    """The state of a training between two steps, as plain data: the contents of a checkpoint's state.json."""
 
     epoch: int = 0
     step: int = 0
@@ -38,7 +38,7 @@ def state_of(kept: Any) -> State:
     """A state read back; what has another type than it should raises TypeError."""
     fresh = asdict(State())
     if not isinstance(kept, dict) or set(kept) != set(fresh):
-        raise TypeError("its state is not that of a training")
+        raise TypeError("it does not hold the state of a training")
     for name, usual in fresh.items():
         value = kept[name]
         number = isinstance(value, int | float) and not isinstance(value, bool)

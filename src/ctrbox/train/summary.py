@@ -1,4 +1,4 @@
-"""What is known of a training at its end, as plain data: ``summary.json``, from which the report is made."""
+"""Writes the summary of a training as plain data (``summary.json``), from which the report is made."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Look:
     def check(self, plan: Plan) -> None:
         """Refuse before training what could not be looked at after it."""
         if self.by is not None and not isinstance(self.by, Mapping):
-            raise PlanError(f"by must be a dict, name → expression, got {type(self.by).__name__}")
+            raise PlanError(f"by must be a dict from names to expressions, got {type(self.by).__name__}")
         for name, e in (self.by or {}).items():
             build_columns(plan.log, {str(name): e})
         if self.time is not None:
             kind = build_columns(plan.log, {"time": self.time}).outputs[0].node.kind
             if kind != "t":
                 advice = f"; {UNIT_ADVICE}" if kind == "i" else ""
-                raise PlanError(f"time must be a moment, such as col('ts'), got {name_of(kind)}{advice}")
+                raise PlanError(f"time must be a time, such as col('ts'), got {name_of(kind)}{advice}")
 
 
 def summarize(

@@ -1,4 +1,4 @@
-"""Several workers that learn as one: their sums, always in worker order, so that bits depend on data alone.
+"""Adds up the gradients of several workers, always in the order of the workers, so that the bits depend on data alone.
 
     sums     a few doubles: all-gathered, then added up by everybody
     add_up   gradients: every worker adds up one slice of the vector (all-to-all), then the slices are gathered; each
@@ -25,7 +25,7 @@ class Together(Protocol):
     of: int
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Of all workers; every one has to call it."""
+        """Return the sums over all workers; every worker has to call it."""
 
     def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None:
         """Gradients become the sum over workers of scale · gradient; no gradient counts as zeros."""
@@ -49,13 +49,17 @@ ALONE = Alone()
 
 
 def listening(host: str, of: int) -> tuple[dist.Store, str]:
-    """Where ``of`` processes meet: what listens for as long as it is held, and its address. The port is nobody else's."""
+    """Return a listening socket for ``of`` processes, which listens as long as it is held, and its address. No other
+    process has the port.
+    """
     store = dist.TCPStore(host, 0, of, True, SOON, wait_for_workers=False)
     return store, f"{host}:{store.port}"
 
 
 class Gang:
-    """``of`` processes that meet at ``address`` ("host:port", where ``store`` listens), bound to the interface ``host``."""
+    """``of`` processes that meet at ``address`` ("host:port", where ``store`` listens), bound to the interface
+    ``host``.
+    """
 
     def __init__(self, part: int, of: int, address: str, host: str, store: dist.Store | None = None) -> None:
         self.part, self.of = part, of

@@ -1,4 +1,4 @@
-"""The native step of the usual click models: LR, FM, EmbeddingMLP, WideDeep and DeepFM on the CPU.
+"""Runs the training step of LR, FM, EmbeddingMLP, WideDeep and DeepFM in native code on the CPU.
 
 The model stays a torch module: the native code (``native/core/tower/step.h``) reads its parameters in place and writes
 gradients into tensors that become ``parameter.grad``, so optimizers, checkpoints, serving and a user's callbacks see no

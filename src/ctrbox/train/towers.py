@@ -1,4 +1,4 @@
-"""The vectors of one side of a `TwoTower` model as a vector file: what pre-rank serves."""
+"""Writes the vectors of one side of a ``TwoTower`` model to a vector file, which pre-ranking reads."""
 
 from __future__ import annotations
 
@@ -35,19 +35,21 @@ def export_vectors(
     """
     model = run.model
     if not isinstance(model, TwoTower):
-        raise PlanError(f"only cb.models.TwoTower has vectors of two sides, this run trained {type(model).__name__}")
+        raise PlanError(
+            f"only cb.models.TwoTower has vectors of two sides, but this run trained {type(model).__name__}"
+        )
     if side not in SIDES:
         raise PlanError(f"side must be 'user' or 'ad', got {side!r}{nearest(str(side), SIDES)}")
     fields = model.sides[side]
     name = fields[0] if key is None else key
     if name not in fields:
-        raise PlanError(f"{name!r} is no field of the {side}{nearest(name, fields)}; it has {list(fields)}")
+        raise PlanError(f"{name!r} is not a field of the {side}{nearest(name, fields)}; it has {list(fields)}")
     of = model.user_vectors if side == "user" else model.ad_vectors
     latest: dict[int, Floats] = {}
     for batch in (plan or run.plan).batches(batch_size):
         at = batch.cpu().sparse[name]
         if len(at.values) != batch.rows:
-            raise PlanError(f"{name!r} has rows with other than one key; name a field of one key a row: key=")
+            raise PlanError(f"{name!r} has rows with no key or several keys; choose a field with one key per row: key=")
         vectors = run.learner.answers(batch, of)
         # Backwards, the first place of a key is its last row.
         keys, last = np.unique(at.values[::-1], return_index=True)

@@ -1,4 +1,4 @@
-"""Callbacks for experiment trackers and for pruning. Their packages are imported when a callback is made, never before.
+"""Defines callbacks for experiment trackers and for pruning. The package of a tracker is imported when its callback is created.
 
 MLflow            pip install 'ctrbox[mlflow]'
 WeightsAndBiases  pip install 'ctrbox[wandb]'

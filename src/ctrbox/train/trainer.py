@@ -1,4 +1,4 @@
-"""``Trainer``: a model, its embedder and its optimizer, and ``fit``, which checks what it is asked and trains (fit.py)."""
+"""Defines ``Trainer``: a model, its embedder and its optimizer, and ``fit``, which checks its arguments and trains (fit.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Trainer:
     ``threads``: number of threads that learn, from 1 to 256; default: as many as the plan has. The weights do not depend on it.
     ``optimizer``: of the dense weights, ``cb.optim.Adam(lr=…)``, ``cb.Adagrad``, ``cb.optim.SGD``, or a function from parameters
     to a torch optimizer. ``device``: of the model, "cpu", "cuda" or "auto": where its tables are, or its plan was told to run.
-    ``bf16``: products of the dense part in bfloat16, weights and tables stay float32. ``common``: fields of many keys a row
+    ``bf16``: products of the dense part in bfloat16, weights and tables stay float32. ``common``: fields of many keys per row
     that rows of one group share, such as a user's history: looked up and pooled once a user and batch. ``lr``: learning rate
     of the tables (`FTRL`: ``alpha``) in place of the one they were made with; their rows and optimizer states stay.
     """
@@ -157,7 +157,7 @@ class Trainer:
         check_tables(tables)
         check_arguments(out, ahead, look_ahead, checkpoint_seconds, checkpoint_steps, progress)
         if not isinstance(plan, Plan):
-            raise PlanError(f"fit needs a plan, as cb.compile gives it, got {type(plan).__name__}")
+            raise PlanError(f"fit needs a plan, as cb.compile returns it, got {type(plan).__name__}")
         warm = WarmUp(warm_up, warm_from)
         share = 0.0 if isinstance(valid, Plan) else valid
         chosen = Settings(
@@ -230,12 +230,13 @@ def check_have_effect(
                 )
     if chosen.monitor is not None and chosen.monitor.startswith("weighted_") and not plan.schema.weight:
         raise PlanError(
-            f"monitor={chosen.monitor!r} needs sample weights; give the plan some, cb.FeatureSet(weight=…), or take "
+            f"monitor={chosen.monitor!r} needs sample weights; add them to the plan with cb.FeatureSet(weight=…), or use "
             f"{chosen.monitor.removeprefix('weighted_')!r}"
         )
     if chosen.monitor in ("gauc", "weighted_gauc") and not plan.schema.group:
         raise PlanError(
-            f"monitor={chosen.monitor!r} needs groups; give the plan one, cb.FeatureSet(group=col('user_id'), …), or take 'auc'"
+            f"monitor={chosen.monitor!r} needs groups; add them to the plan with cb.FeatureSet(group=col('user_id'), …), "
+            f"or use 'auc'"
         )
     if (time is not None or by) and (not looked or split.valid is None):
         lacking = "validation rows (valid=)" if looked else "explain=True, or a run folder (out=)"

@@ -1,4 +1,4 @@
-"""Feature trials: is a model with one more feature better, by how much, and what does the feature cost?
+"""Runs feature trials: is a model with one more feature better, by how much, and what does the feature cost?
 
 trial = cb.trial(plan, model, add={"x_y": cb.cross("x", "y")})
 print(trial); trial["x_y"].verdict
@@ -99,9 +99,12 @@ def trial(
             "trial", [name], [known for known in trial.__annotations__ if known not in ("unknown", "return")]
         )
     if not isinstance(plan, Plan):
-        raise PlanError(f"trial needs a plan, as cb.compile gives it, got {type(plan).__name__}")
+        raise PlanError(f"trial needs a plan, as cb.compile returns it, got {type(plan).__name__}")
     if plan.features.label is None:
-        raise TrainError("the plan has no label to judge by; give one: cb.FeatureSet(label=col('clicked'), …)")
+        raise TrainError(
+            "a trial compares predictions with labels, but the plan has no label; add one: "
+            "cb.FeatureSet(label=col('clicked'), …)"
+        )
     used = plan.threads if threads is None else checked_threads(threads, MOST_LEARNING)
     candidates = _candidates(plan, add, together)
     chosen = Settings(
@@ -116,7 +119,7 @@ def trial(
         schedule=schedule,
     )
     if not isinstance(valid, Plan) and not chosen.valid:
-        raise PlanError("a trial judges by validation rows; give valid= a share above 0, or another plan")
+        raise PlanError("a trial compares models on validation rows; set valid= to a share above 0, or to another plan")
     numbers = _seeds(seeds, chosen.seed)
     build = _builder(model)
     union = _union(plan, candidates, plan)
@@ -180,12 +183,14 @@ def trial(
 def _candidates(plan: Plan, add: Mapping[str, Any], together: bool) -> dict[str, dict[str, Expr]]:
     """Candidates by name, each a few features: one, or all that are tried together."""
     if not isinstance(add, Mapping) or not add:
-        raise PlanError(f"add takes the features to try, {{'x_y': cb.cross('x', 'y')}}, got {add!r}")
+        raise PlanError(
+            f"add must be a dict of the features to try, such as {{'x_y': cb.cross('x', 'y')}}, got {add!r}"
+        )
     FeatureSet(sparse=add)  # names and types
     taken = [*plan.features.sparse, *plan.features.dense]
     for name in add:
         if name in taken:
-            raise PlanError(f"feature {name!r} is in the plan already; give the one to try another name")
+            raise PlanError(f"feature {name!r} is already in the plan; give the new feature another name")
     found = {name: column(e) for name, e in add.items()}
     return {" + ".join(found): found} if together else {name: {name: e} for name, e in found.items()}
 
@@ -221,7 +226,7 @@ def _seeds(seeds: Any, first: int) -> list[int]:
         found = list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else []
     whole = all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 2**63 for s in found)
     if not found or not whole or len(found) > MOST_SEEDS or len(set(found)) < len(found):
-        raise PlanError(f"seeds is a number from 1 to {MOST_SEEDS}, or a list of different seeds, got {seeds!r}")
+        raise PlanError(f"seeds must be a number from 1 to {MOST_SEEDS}, or a list of different seeds, got {seeds!r}")
     return found
 
 
@@ -230,8 +235,9 @@ def _builder(model: nn.Module | Builder) -> Builder:
         config, made = getattr(model, "config", None), type(model)
         if not isinstance(config, Mapping):
             raise PlanError(
-                f"{made.__name__} cannot be built anew for other features: it has no config; give a function, "
-                f"lambda schema: {made.__name__}(schema)"
+                f"{made.__name__} "
+                f"cannot be built again for other features, because it has no config; pass a "
+                f"function, lambda schema: {made.__name__}(schema)"
             )
         return lambda schema: made(schema, **config)
     if not callable(model):
@@ -261,7 +267,7 @@ class _Arm:
         return sum(e.nbytes for one in self.learners for e in one.embedders) / len(self.learners)
 
     def look(self, batch: Batch, number: int) -> Looked:
-        """Which keys a batch has does not depend on the seed: they are looked up once for all."""
+        """Look up the keys of a batch once for all learners; they do not depend on the seed."""
         looked = self.learners[0].look(batch.select(self.schema), number)
         for other in self.learners[1:]:
             for source, lookup in zip(other.sources, looked.lookups, strict=True):
@@ -306,7 +312,7 @@ def _arms(
             torch.manual_seed(seed)
             model = build(schema)
             if not isinstance(model, nn.Module):
-                raise PlanError(f"the function for the model gave a {type(model).__name__}, expected a torch module")
+                raise PlanError(f"the model function returned a {type(model).__name__}; expected a torch module")
             reads = reads_of(model)
             for one in (f.name for f in schema.sparse if f.name in mine):
                 if one not in reads.dims:
@@ -331,7 +337,9 @@ def _tables(
 
     def like(recipe: MemoryTable) -> MemoryTable:
         if not isinstance(recipe, MemoryTable):
-            raise PlanError(f"a trial makes tables of its own after a cb.MemoryTable, got {type(recipe).__name__}")
+            raise PlanError(
+                f"a trial creates its own tables with the settings of a cb.MemoryTable, got {type(recipe).__name__}"
+            )
         return MemoryTable(
             recipe.dim,
             optimizer=recipe.optimizer,

@@ -1,4 +1,4 @@
-"""Tuning with Optuna: what a job's search space is, and one study over it. `ctrbox tune` is in cli/tune.py.
+"""Tunes a job with Optuna: reads its search space, and runs one study over it. `ctrbox tune` is in cli/tune.py.
 
 A job declares its space as a function from a trial to what that trial trains:
 
@@ -63,13 +63,15 @@ def chosen(tune: Callable[[Any], Mapping[str, Any]], trial: Any) -> tuple[dict[s
     found = tune(trial)
     if not isinstance(found, Mapping):
         raise PlanError(
-            f"`tune` gave a {type(found).__name__}; expected a dict with 'model', 'table' or settings of Trainer.fit"
+            f"`tune` returned a {type(found).__name__}; expected a dict with 'model', 'table' or settings of Trainer.fit"
         )
     known = [*PARTS, *(name for name in FIT if name not in ("self", "unknown", *NOT_HERE))]
     for name in found:
         if name not in known:
             near = nearest(str(name), known)
-            raise PlanError(f"`tune` gave {name!r}, which is no part of a trial{near}; it may give {', '.join(known)}")
+            raise PlanError(
+                f"`tune` returned {name!r}, which is not part of a trial{near}; it may return {', '.join(known)}"
+            )
     return {n: v for n, v in found.items() if n in PARTS}, {n: v for n, v in found.items() if n not in PARTS}
 
 
@@ -87,7 +89,8 @@ def fresh_table(table: Any) -> Any:
             )
         return table.like(table.row)
     raise PlanError(
-        f"a {type(table).__name__} defined in the job would carry rows from one trial to the next; create a table inside `tune` "
+        f"a {type(table).__name__} defined in the job would carry rows from one trial to the next; create a table inside "
+        f"`tune` "
         'for each trial, such as {"table": cb.MemoryTable(8)}'
     )
 
@@ -113,7 +116,7 @@ class Study:
         backend = self.optuna.storages.journal.JournalFileBackend(str(folder / STUDY))
         known = self.optuna.get_all_study_names(self.optuna.storages.JournalStorage(backend))
         if known and known != [metric]:
-            raise PlanError(f"{folder} holds a study of {known[0]!r}, not of {metric!r}; choose another folder")
+            raise PlanError(f"{folder} holds a study of the metric {known[0]!r}, not {metric!r}; choose another folder")
         self.study = self.optuna.create_study(
             study_name=metric,
             storage=self.optuna.storages.JournalStorage(backend),
@@ -236,7 +239,7 @@ def best_of(folder: Path, tune: Callable[[Any], Mapping[str, Any]]) -> tuple[dic
     """What the best trial of a study trained, made anew: parts and arguments, as ``chosen`` gives them."""
     optuna = imported("optuna", "tune", "a tuned training")
     if not (folder / STUDY).exists():
-        raise PlanError(f"{folder} holds no study; ctrbox tune makes one")
+        raise PlanError(f"{folder} holds no study; create one with ctrbox tune")
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / STUDY)))
     (metric,) = optuna.get_all_study_names(storage)
     best = Study(folder, metric).done

@@ -1,4 +1,4 @@
-"""Keys of predictions that the tables of a run have never learned.
+"""Counts keys of predictions that the tables of a run have never learned.
 
 The tables of a run do not tell which keys they hold. But seed and key decide the initial row of a key, so a row that equals it
 bit for bit was never learned. A Model Server gives the zero vector to a key without data.

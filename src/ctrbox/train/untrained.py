@@ -1,4 +1,4 @@
-"""Models that a file names, built so that the file cannot take more memory than its weights justify.
+"""Builds models that a file names, without using more memory than the weights of the file justify.
 
 A model's arguments come from a file. A hidden layer of a million units, or a million layers, would be allocated before anybody
 compared them with the weights. So the model is built first without memory for weights, and in no more parts than the number of

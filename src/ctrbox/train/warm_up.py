@@ -1,4 +1,4 @@
-"""Warm-up: with what of an earlier training a new one begins (Ge et al., "Image Matters", section 7.2).
+"""Starts a training from parts of an earlier one (Ge et al., "Image Matters", section 7.2).
 
     none      nothing: new weights
     partial   all but the embeddings of ids: the click model's own weights and the sub-models of Model Servers. Embeddings of ids
@@ -49,9 +49,9 @@ class WarmUp:
             )
         if (self.kind == "none") != (self.run is None):
             raise PlanError(
-                f"warm_up={self.kind!r} needs the run to begin from: warm_from='runs/yesterday'"
+                f"warm_up={self.kind!r} needs the run to start from: warm_from='runs/yesterday'"
                 if self.run is None
-                else "warm_from is given and warm_up is 'none'; take 'partial', 'full' or 'continue'"
+                else "warm_from is given, but warm_up is 'none'; use 'partial', 'full' or 'continue'"
             )
         if not isinstance(self.run, Run | str | Path | None):
             raise PlanError(f"warm_from must be a run or its folder, got {type(self.run).__name__}")
@@ -63,8 +63,8 @@ class WarmUp:
         for source in learner.sources:
             if not isinstance(source.embedder, ModelServer) and len(source.embedder):
                 raise PlanError(
-                    f"a partial warm-up begins with new embeddings of ids, and the table of {source.fields[0]!r} holds "
-                    f"{len(source.embedder):,} rows; give it an empty one, or warm_up='full'"
+                    f"a partial warm-up starts with new embeddings of ids, but the table of {source.fields[0]!r} holds "
+                    f"{len(source.embedder):,} rows; use an empty table, or warm_up='full'"
                 )
 
     def identity(self) -> list[str]:
@@ -97,7 +97,8 @@ class WarmUp:
         mine = plan.data_fingerprints()
         if isinstance(theirs, list) and theirs and list(theirs[0])[1:] == mine[0][1:]:
             warnings.warn(
-                f"{where} was trained on the same log {mine[0][0]!r}, so this training sees rows that its model has seen before, "
+                f"{where} was trained on the same log {mine[0][0]!r}, so this training sees rows that its model has seen "
+                f"before, "
                 "and validation rows may be among them. To train on new rows, point the job's view at the new log",
                 stacklevel=2,
             )
@@ -128,13 +129,14 @@ class WarmUp:
         name, config = type(learner.model).__name__, getattr(learner.model, "config", None)
         if state.get("model") != name:
             raise PlanError(
-                f"{place.parent} was trained with model {state.get('model')!r}, this one has {name!r}; both must have the same "
-                "model"
+                f"{place.parent} "
+                f"was trained with model {state.get('model')!r}, but this training has {name!r}; both "
+                f"must have the same model"
             )
         if state.get("config") != config:
             raise PlanError(
-                f"the model of this training differs from that of {place.parent}; both must be built alike:\n  "
-                + "\n  ".join(differences(state.get("config"), config))
+                f"the model of this training differs from that of {place.parent}; both must be built with the same "
+                f"arguments:\n  " + "\n  ".join(differences(state.get("config"), config))
             )
         if self.kind == "continue":
             _check_continues(place, state, learner)
@@ -197,6 +199,7 @@ def _file(place: Path, tables: Any, source: Source) -> Path:
         if isinstance(fields, list) and set(fields) == set(source.fields):
             return place / f"table-{k}.ctrtable"
     raise PlanError(
-        f"{place.parent} has no embedder for {', '.join(map(repr, source.fields))} together; it has {found}; give fields the "
-        "embedders they had"
+        f"{place.parent} has no embedder for {', '.join(map(repr, source.fields))} "
+        f"together; it has {found}; give the "
+        f"fields the same embedders as before"
     )
