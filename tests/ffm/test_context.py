@@ -108,7 +108,7 @@ def test_fields_on_the_wrong_side_are_refused() -> None:
         model.context(parsed("1 |c x\n1 |c x\n", order))
     with pytest.raises(cb.errors.DataError, match="a candidate has a field of the context"):
         model.score(model.context(parsed("1 |c x\n", order)), parsed("1 |a x\n", order))
-    with pytest.raises(cb.errors.PlanError, match="'z', which is no field"):
+    with pytest.raises(cb.errors.PlanError, match="'z', which is not a field"):
         DeepFFM(FIELDS, context=["z"])
     with pytest.raises(cb.errors.PlanError, match="named twice"):
         DeepFFM(FIELDS, context=["a", "a"])
@@ -149,12 +149,12 @@ def test_batches_give_only_the_fields_that_are_asked() -> None:
         (lambda: cb.DeepFFM(5, bits=8), "fields= must be names, got 5"),
         (
             lambda: cb.DeepFFM(["a", "b"], bits=8).score(None, None),
-            "score needs what `context` of this model gave, got N",
+            "score needs the result of this model's `context` method, got N",
         ),
         (lambda: cb.ffm.ExampleText("x", interactions=5), "interactions= takes lists of field names, .* got 5"),
         (
             lambda: cb.ffm.ExampleText("x", fields=["a"], interactions=[5]),
-            "an interaction is of two or more fields.* got 5",
+            "an interaction must have two or more fields.* got 5",
         ),
         (lambda: cb.ffm.ExampleText("x", fields=5), "fields= must be names, got 5"),
         (lambda: cb.ffm.ExampleText("x", ignore=5), "ignore= takes field names in a list, got 5"),

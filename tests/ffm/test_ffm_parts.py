@@ -107,7 +107,7 @@ def test_fields_in_another_order_mean_the_same_and_unknown_ones_are_named() -> N
     expected = model.predict(examples(b"1 |a x |b y\n", ["a", "b"]))
     assert model.predict(same).tobytes() == expected.tobytes()
     assert model._renumbered(turned, ["a"], "t") is turned
-    with pytest.raises(DataError, match="t has field 'aa', which this model has not; nearest: 'a'"):
+    with pytest.raises(DataError, match="t has field 'aa', which this model does not have; nearest: 'a'"):
         model._renumbered(turned, ["aa"], "t")
 
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_learned_from_is_named() -> None:
             model.learn(source)
     with pytest.raises(PlanError, match="cannot score int; expected a Batch or Examples"):
         model.context(5)
-    with pytest.raises(PlanError, match="score needs what `context` of this model gave, got int"):
+    with pytest.raises(PlanError, match="score needs the result of this model's `context` method, got int"):
         model.score(5, 5)  # type: ignore[arg-type]
     assert model.predict([]).tolist() == []
     one = examples(b"1 |a x\n", ["a"])

@@ -61,15 +61,15 @@ def test_a_model_that_does_not_lie_is_loaded(model: list[bytes], tmp_path: Path)
     ("block", "change", "says"),
     [
         (0, at(0, b"X"), "does not start with CTRFFM"),
-        (0, word(8, 3), "it has version 3 of the format, this program reads version 2"),
-        (0, word(12, 0), "its head contradicts itself: fields must be 1 to 512"),
-        (0, word(12, 3), "its head contradicts itself"),
-        (0, word(12, 1), "its head contradicts itself"),
-        (0, word(20, 65), "its head contradicts itself: k must be 1 to 64"),
-        (0, word(28, 3), "its head contradicts itself"),  # without accumulators
-        (0, word(32, 9), "its head claims 9 hidden layers"),
-        (0, word(24, 7), "its size does not fit its head"),
-        (0, lambda head: head[:-3] + b"\3bb", "its head contradicts itself"),  # a name longer than the rest
+        (0, word(8, 3), "it has version 3 of the format, but this version of CTRBox reads version 2"),
+        (0, word(12, 0), "its header contradicts itself: fields must be 1 to 512"),
+        (0, word(12, 3), "its header contradicts itself"),
+        (0, word(12, 1), "its header contradicts itself"),
+        (0, word(20, 65), "its header contradicts itself: k must be 1 to 64"),
+        (0, word(28, 3), "its header contradicts itself"),  # without accumulators
+        (0, word(32, 9), "its header says 9 hidden layers"),
+        (0, word(24, 7), "its size does not match its header"),
+        (0, lambda head: head[:-3] + b"\3bb", "its header contradicts itself"),  # a name longer than the rest
         (0, lambda head: head + b"x", "its head"),
         (1, at(0, struct.pack("<f", np.inf)), "a weight is not finite"),
         (1, at(0, struct.pack("<f", np.nan)), "a weight is not finite"),
@@ -91,7 +91,7 @@ def test_a_model_that_lies_is_refused(
 
 
 def test_a_model_has_as_many_bytes_as_its_head_says(model: list[bytes], tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="its size does not fit its head"):
+    with pytest.raises(SourceError, match="its size does not match its header"):
         load(model, tmp_path, b"x")
     names = len(model[0]) - 3 - 4 - 4  # two names with their sizes, and the bytes of them
     assert model[0][names:] == struct.pack("<IH1sH2s", 7, 1, b"a", 2, b"bb")
@@ -99,7 +99,7 @@ def test_a_model_has_as_many_bytes_as_its_head_says(model: list[bytes], tmp_path
         with pytest.raises(SourceError, match=says):
             load([word(names, lie)(model[0]), *model[1:]], tmp_path)
     cut = model[0][:names] + struct.pack("<IH1sH2sB", 8, 1, b"a", 2, b"bb", 0)
-    with pytest.raises(SourceError, match="its head contradicts itself"):
+    with pytest.raises(SourceError, match="its header contradicts itself"):
         load([cut, *model[1:]], tmp_path)
 
 
@@ -143,11 +143,11 @@ def test_a_cache_that_does_not_lie_is_read(cache: list[bytes], tmp_path: Path) -
     ("block", "change", "says"),
     [
         (0, at(0, b"X"), "does not start with CTREXAMP"),
-        (0, word(8, 2), "it has version 2 of the format, this program reads version 1"),
+        (0, word(8, 2), "it has version 2 of the format, but this version of CTRBox reads version 1"),
         (1, word(0, 3), "the block behind example 0 is of no known kind"),
         (1, word(16, 513), "the block behind example 0 has too many fields"),
-        (1, word(4, 1 << 31), "a block claims more than the file holds"),
-        (1, word(8, 1 << 31), "a block claims more than the file holds"),
+        (1, word(4, 1 << 31), "a block declares more bytes than the file has"),
+        (1, word(8, 1 << 31), "a block declares more bytes than the file has"),
         (1, at(COUNTS, b"\xff\xff"), "the block behind example 0 contradicts itself"),
         (1, at(COUNTS, b"\2\0"), "the block behind example 0 contradicts itself"),
         (1, at(LABELS, b"\3"), "the block behind example 0 contradicts itself"),
@@ -157,8 +157,8 @@ def test_a_cache_that_does_not_lie_is_read(cache: list[bytes], tmp_path: Path) -
         (1, at(FIELDS, b"\1"), "the block behind example 0 contradicts itself"),  # fields fall within an example
         (1, lambda b: b[:-4] + struct.pack("<f", 0.0), "the block behind example 0 contradicts itself"),
         (1, lambda b: b[:-4] + struct.pack("<f", np.nan), "the block behind example 0 contradicts itself"),
-        (2, at(4, struct.pack("<Q", 4)), "its end does not fit its blocks"),
-        (2, at(4, struct.pack("<Q", 2)), "its end does not fit its blocks"),
+        (2, at(4, struct.pack("<Q", 4)), "its end does not match its blocks"),
+        (2, at(4, struct.pack("<Q", 2)), "its end does not match its blocks"),
     ],
 )
 def test_a_cache_that_lies_is_refused(
@@ -172,9 +172,9 @@ def test_a_cache_that_lies_is_refused(
 
 
 def test_nothing_follows_the_end_of_a_cache(cache: list[bytes], tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="its end does not fit its blocks"):
+    with pytest.raises(SourceError, match="its end does not match its blocks"):
         read(cache, tmp_path, b"x")
     for size in (0, 19):
         (tmp_path / "c.ctrx").write_bytes(sealed(cache)[:size])
-        with pytest.raises(SourceError, match=f"it is no file of examples: it has only {size} bytes"):
+        with pytest.raises(SourceError, match=f"it is not a file of examples: it has only {size} bytes"):
             ExampleCache(tmp_path / "c.ctrx")

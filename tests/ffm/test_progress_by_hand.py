@@ -133,7 +133,7 @@ def test_a_line_has_a_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(whole_lines(io.BytesIO(b"x" * 8), "text")) == [b"x" * 8]
     with pytest.raises(DataError, match="text: a line is longer than 8 bytes"):
         list(whole_lines(io.BytesIO(b"x" * 9), "text"))
-    with pytest.raises(PlanError, match="text gives str; expected bytes: open it in binary mode"):
+    with pytest.raises(PlanError, match="text returns str; expected bytes: open the file in binary mode"):
         list(whole_lines(io.StringIO("x"), "text"))  # type: ignore[arg-type]
 
 
@@ -163,10 +163,10 @@ def test_interactions_are_numbered_behind_all_fields() -> None:
     assert found[0][2] != found[1][2]
     assert checked_interactions([["a", "b"]]) == [("a", "b")]
     for given, interactions, says in (
-        (None, [("a", "b")], "interactions= need fields="),
-        (["a"], [("a",)], r"an interaction is of two or more fields, got \('a',\)"),
-        (["ad"], [("ad", "usr")], "interactions= names 'usr', which is no field"),
-        (["ad", "user"], [("ad", "usr")], "interactions= names 'usr', which is no field; nearest: 'user'"),
+        (None, [("a", "b")], "interactions= needs fields=, because the"),
+        (["a"], [("a",)], r"an interaction must have two or more fields, got \('a',\)"),
+        (["ad"], [("ad", "usr")], "interactions= names 'usr', which is not a field"),
+        (["ad", "user"], [("ad", "usr")], "interactions= names 'usr', which is not a field; nearest: 'user'"),
         (["a", "b", "a*b"], [("a", "b")], r"field 'a\*b' is named twice"),
     ):
         with pytest.raises(PlanError, match=says):
@@ -184,7 +184,7 @@ def test_text_tells_what_it_left_out() -> None:
     assert text.complaint().startswith("the stream: 1 of 2 lines left out: line 2: ")
     with pytest.raises(PlanError, match=r"format= must be one of vw, libffm, got 'libfm'; nearest: 'libffm'"):
         cb.ffm.ExampleText(io.BytesIO(b""), format="libfm")  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match="'a' is in fields= and in ignore="):
+    with pytest.raises(PlanError, match="'a' is both in fields= and in ignore=; remove it from one of them"):
         cb.ffm.ExampleText(io.BytesIO(b""), fields=["a"], ignore=["a"])
     for ignore in ("a", 5):
         with pytest.raises(PlanError, match="ignore= takes field names in a list, got"):
@@ -381,9 +381,11 @@ def test_models_of_a_search_fit_the_memory_together(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(model_search, "memory_here", lambda: needed)
     model_search.check_memory(models)
     monkeypatch.setattr(model_search, "memory_here", lambda: needed - 1)
-    with pytest.raises(BudgetError, match=f"4 models need {needed:,} bytes at once, this machine has {needed - 1:,}"):
+    with pytest.raises(
+        BudgetError, match=f"4 models need {needed:,} bytes at the same time, but this machine has {needed - 1:,}"
+    ):
         model_search.check_memory(models)
-    with pytest.raises(PlanError, match=r"give search\(…, fields="):
+    with pytest.raises(PlanError, match=r"read; pass them: search\(…, fields="):
         model_search.fields_of([1])
     with pytest.raises(SourceError, match="there is no such file"):
         model_search.opened("nowhere.ctrx")
@@ -411,8 +413,8 @@ def test_an_address_names_server_stream_and_subject(url: str, found: tuple[str, 
         ("nats://h", "a server and a stream are needed"),
         ("nats:///S", "a server and a stream are needed"),
         ("nats://h/S/T", "a server and a stream are needed"),
-        ("nats://h/S?subjct=a", "'subjct' is no option"),
-        ("nats://h:x/S", "names no server"),
+        ("nats://h/S?subjct=a", "'subjct' is not an option"),
+        ("nats://h:x/S", "is not the address of a NATS server"),
     ],
 )
 def test_an_address_that_is_none_is_refused(url: str, says: str) -> None:

@@ -176,7 +176,7 @@ def test_a_log_whose_times_are_numbers_must_declare_their_unit() -> None:
         (pa.table({"event": ["click"], "ts": ["2026-01-01"]}), "there is no column 'id'"),
         (
             pa.table({"event": ["impression"], "id": [1], "ts": ["2026-01-01"], "users": [1]}),
-            "impressions lack column 'user'; nearest: 'users'",
+            "impressions have no column 'user'; nearest: 'users'",
         ),
         (pa.table({"event": [3], "id": [1], "ts": ["2026-01-01"]}), "column 'event' is int64, expected text"),
         (pa.table({"event": ["click"], "id": ["x"], "ts": ["2026-01-01"]}), "column 'id' is string, expected int64"),
@@ -235,7 +235,7 @@ def test_ids_may_be_text_that_is_not_utf8() -> None:
     [
         ({"id": "ID", "time": "ts"}, "no column 'ID' for the id of an impression; nearest: 'id'"),
         ({"id": "id", "time": "tss"}, "no column 'tss' for the time of an event; nearest: 'ts'"),
-        ({"id": "id", "time": "ts", "event": "user"}, "column 'user' is a feature's"),
+        ({"id": "id", "time": "ts", "event": "user"}, "column 'user' is read by a feature; choose"),
     ],
 )
 def test_a_layout_names_columns_that_are_there(names: dict[str, str], why: str) -> None:

@@ -90,7 +90,7 @@ def test_one_behind_a_thousand_others_is_told_of(tmp_path: Path, monkeypatch: py
     assert len(position["done"]) <= 10
     put(tmp_path, "1.jsonl", 1)
     assert reader.ids() == []
-    assert reader.told == ["1.jsonl came after more than 5 others with later names; it is left out"]
+    assert reader.told == ["1.jsonl arrived after more than 5 chunks with later names; it is skipped"]
     assert Reader(tmp_path, position).ids() == []  # and none of the others again
 
 
@@ -111,7 +111,7 @@ def test_a_chunk_that_went_away_half_read_is_told_of(tmp_path: Path) -> None:
     put(tmp_path, "b.jsonl", 7)
     reader = Reader(tmp_path, {"floor": "", "done": [], "chunk": "a.jsonl", "rows": 3})
     assert reader.ids() == [7]
-    assert reader.told == [f"a.jsonl is gone from {tmp_path} after row 3; its other rows are not learned from"]
+    assert reader.told == [f"a.jsonl was removed from {tmp_path} after row 3 was read; its other rows are skipped"]
 
 
 def test_a_chunk_that_changed_while_the_learner_was_stopped_is_refused(

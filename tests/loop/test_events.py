@@ -35,7 +35,7 @@ LAYOUT = Layout.of(COLUMNS, LOG, id="id", time="ts")
     ("columns", "options", "says"),
     [
         (pa.schema([]), {}, "no feature of the plan reads a column of the log"),
-        (pa.schema([("event", pa.utf8())]), {}, "column 'event' is a feature's; name another"),
+        (pa.schema([("event", pa.utf8())]), {}, "column 'event' is read by a feature; choose another"),
         (
             COLUMNS,
             {"time": "tz"},
@@ -67,7 +67,11 @@ def test_a_layout_reads_each_column_once() -> None:
     timed = Layout.of(COLUMNS, LOG, id="id", time="ts", time_units={"ts": "s"})
     assert (timed.nested.field("ts").type, timed.numbered.field("ts").type) == (pa.utf8(), pa.int64())
     inside = Layout.of(pa.schema([("a", pa.int64()), ("a.b", pa.int64())]), LOG, id="id", time="ts")
-    with pytest.raises(PlanError, match=r"column 'a\.b' lies within another; expected one of the two"):
+    with pytest.raises(
+        PlanError,
+        match=r"column 'a\.b' is nested inside another column that is also read; read only one "
+        "of the two",
+    ):
         _ = inside.nested
 
 
@@ -138,7 +142,7 @@ def test_rows_that_are_no_events_are_told_with_the_reason(
         ({"event": None}, "there is no column 'event'"),
         ({"id": None}, "there is no column 'id'"),
         ({"ts": None, "tsx": [1, 2, 3]}, "there is no column 'ts'; nearest: 'tsx'"),
-        ({"n": None, "nn": [1, 2, 3]}, "impressions lack column 'n'; nearest: 'nn'"),
+        ({"n": None, "nn": [1, 2, 3]}, "impressions have no column 'n'; nearest: 'nn'"),
         ({"event": [1, 2, 3]}, "column 'event' is int64, expected text: 'impression' or 'click'"),
         ({"n": ["x", "y", "z"]}, "column 'n' is string, expected int64"),
         ({"n": [1.5, 2.5, 3.5]}, "column 'n' is double, expected int64"),
@@ -357,7 +361,7 @@ def test_names_that_are_done_are_forgotten_behind_the_floor(tmp_path: Path, monk
     assert [file.path.rpartition("/")[2] for file in stream._new()] == ["c7", "c11"]
     chunk(tmp_path / "c1")
     assert [file.path.rpartition("/")[2] for file in stream._new()] == ["c7", "c11"]
-    assert told[-1] == "c1 came after more than 3 others with later names; it is left out"
+    assert told[-1] == "c1 arrived after more than 3 chunks with later names; it is skipped"
     count = len(told)
     stream._new()
     assert len(told) == count  # told once
@@ -402,7 +406,7 @@ def test_a_chunk_under_way_is_first_and_told_of_when_it_is_gone(tmp_path: Path) 
     assert (stream.chunk, stream.rows) == ("c2", 9)
     (tmp_path / "c2").unlink()
     assert [file.path.rpartition("/")[2] for file in stream._new()] == ["c1"]
-    assert told == [f"c2 is gone from {tmp_path} after row 9; its other rows are not learned from"]
+    assert told == [f"c2 was removed from {tmp_path} after row 9 was read; its other rows are skipped"]
     assert (stream.chunk, stream.rows, list(stream.done), list(stream.spared)) == ("", 0, ["c2"], [])
 
 
@@ -446,7 +450,7 @@ def test_chunks_too_large_or_changed_under_way_are_refused(tmp_path: Path, monke
 def test_context_fields_come_first() -> None:
     assert context_first(["a", "b", "c"], []) == ["a", "b", "c"]
     assert context_first(["a", "b", "c"], ["c", "a"]) == ["c", "a", "b"]
-    with pytest.raises(PlanError, match="context= names 'usr', which is no field; nearest: 'user'"):
+    with pytest.raises(PlanError, match="context= names 'usr', which is not a field; nearest: 'user'"):
         context_first(["user"], ["usr"])
     assert checked_context([]) == []
     assert checked_context(["a"]) == ["a"]

@@ -366,7 +366,7 @@ def test_whole_numbers_of_the_log_are_event_times_with_their_unit(tmp_path: Path
     with pytest.raises(cb.errors.PlanError, match=r"unit='m' is not a unit of time"):
         OnlineLoop(plan, engine, str(stream), tmp_path / "model", time_unit="m", **options)
     found = OnlineLoop(plan, engine, str(stream), tmp_path / "model", time_unit="s", **options).run()
-    with pytest.raises(cb.errors.PlanError, match=r"is learned with time_unit s, asked for is time_unit ms"):
+    with pytest.raises(cb.errors.PlanError, match=r"was trained with time_unit s, but time_unit ms"):
         OnlineLoop(plan, engine, str(stream), tmp_path / "model", time_unit="ms", **options).run()
     assert found["learned"] == 49  # the window of the last one has not passed: 100 seconds lie between two
 
@@ -382,11 +382,13 @@ def test_another_plan_another_engine_and_another_version_are_refused(
         OnlineLoop(plan, other, str(world / "parquet"), model, once=True).run()
     for name, other_value, kept in (("window", "30m", "3600s"), ("lateness", "5m", "240s")):
         with pytest.raises(
-            cb.errors.PlanError, match=rf"is learned with {name} {kept}, asked for is {name} .*choose another"
+            cb.errors.PlanError, match=rf"was trained with {name} {kept}, but {name} .*choose another"
         ):
             loop(world / "data", world / "parquet", model, once=True, **{name: other_value}).run()
     shutil.rmtree(model / "online")
-    with pytest.raises(cb.errors.PlanError, match=r"learned from .* examples, the job's engine from 0: load it"):
+    with pytest.raises(
+        cb.errors.PlanError, match=r"learned from .* examples, but the engine of this job from 0: load that version"
+    ):
         loop(world / "data", world / "parquet", model, once=True).run()
 
 
@@ -402,7 +404,7 @@ def test_a_model_or_a_checkpoint_of_another_plan_is_refused(
         OnlineLoop(other, engine, str(world / "parquet"), tmp_path / "whole", **options).run()
     cb.serve.create(tmp_path / "mixed", other, engine, context=["user_id"])
     shutil.copytree(unbroken[0] / "online", tmp_path / "mixed" / "online")
-    with pytest.raises(cb.errors.PlanError, match=r"was learned through another plan .*choose another folder"):
+    with pytest.raises(cb.errors.PlanError, match=r"was trained with another plan .*choose another folder"):
         OnlineLoop(other, engine, str(world / "parquet"), tmp_path / "mixed", **options).run()
 
 
@@ -413,7 +415,7 @@ def test_a_second_loop_is_refused_while_one_learns(
     shutil.copytree(unbroken[0], model)
     with (
         Checkpoints(model / "online").locked(),
-        pytest.raises(cb.errors.WriteError, match=r"cannot learn into .* another process does so"),
+        pytest.raises(cb.errors.WriteError, match=r"cannot learn into .* another process is doing so"),
     ):
         loop(world / "data", world / "parquet", model, once=True).run()
 
@@ -471,7 +473,11 @@ def test_a_full_disk_leaves_the_old_version_and_the_loop_goes_on(
     made_loop.tell = told.append
     made_loop.run()
     assert full["left"] == 0
-    wanted = "no checkpoint, the one before stands" if what == "checkpoint" else "not published, version 1 stays"
+    wanted = (
+        "the checkpoint could not be written, so the previous one is kept:"
+        if what == "checkpoint"
+        else "publishing failed, version 1 is still current"
+    )
     assert any(wanted in line and "No space left on device" in line for line in told)
     assert learned(model) == learned(unbroken[0])
     assert ModelFolder.open(model).published.verify() == []
@@ -489,7 +495,8 @@ def test_a_version_that_was_due_and_never_written_is_an_error_at_the_end(
 
     monkeypatch.setattr(aside, "replace", without_room)
     with pytest.raises(
-        cb.errors.WriteError, match=r"holds what was learned, but it is not published, version 1 stays: .*No space"
+        cb.errors.WriteError,
+        match=r"holds everything that was learned, but publishing it failed and version 1 is still current: .*No space",
     ):
         loop(world / "data", world / "parquet", model, once=True, publish_at_end=False).run()
     assert len(notes(model)) == 1
@@ -499,7 +506,7 @@ def test_a_version_that_was_due_and_never_written_is_an_error_at_the_end(
     again.tell = told.append
     again.run()
     assert len(notes(model)) == 2
-    assert any("began without rows to warm up with" in line for line in told)
+    assert any("was started without a warm-up; the rows" in line for line in told)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")

@@ -37,7 +37,7 @@ def test_checkpoints_of_others_are_refused(world: Path, unbroken: tuple[Path, di
     found = Checkpoints(unbroken[0] / "online").last(print)
     assert found is not None
     with pytest.raises(
-        cb.errors.PlanError, match=r"was learned through another plan \(fingerprint 0000000000000000…, the job's"
+        cb.errors.PlanError, match=r"was trained with another plan \(fingerprint 0000000000000000…, but the plan of this job"
     ):
         fresh._check(replace(found, state={**found.state, "plan": "0" * 64}))
     state = {name: value for name, value in found.state.items() if name != "learner"}
@@ -112,7 +112,7 @@ def test_a_checkpoint_that_contradicts_itself_is_refused(checkpoints: Checkpoint
             checkpoints.last(lambda line: None)
         return str(met.value)
 
-    prefix = f"no checkpoint in {checkpoints.folder} is whole: "
+    prefix = f"every checkpoint in {checkpoints.folder} is damaged: "
     unnamed = f"{prefix}{place / 'state.json'} does not name the files of a checkpoint"
     assert told(files=[]) == unnamed
     assert told(files={"held.arrow": files["held.arrow"]}) == unnamed
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_contradicts_itself_is_refused(checkpoints: Checkpoint
     broken = told(files={**files, "held.arrow": _facts(arrow)})
     assert broken.startswith(f"{prefix}{arrow} is damaged: ")
     arrow.write_bytes(whole[:-1])
-    assert told() == f"{prefix}{arrow} is damaged: its size or checksum does not fit"
+    assert told() == f"{prefix}{arrow} is damaged: its size or checksum does not match"
     arrow.write_bytes(whole)
     (place / "state.json").write_text(sealed({k: v for k, v in state.items() if k not in ("seal", "sum", "sha256")}))
     found = checkpoints.last(lambda line: None)
@@ -136,12 +136,14 @@ def test_a_plan_with_weights_and_rows_without_labels_are_not_learned_online() ->
     features = cb.FeatureSet(label=col("y"), weight=col("w"), sparse={"a": col("a").key()})
     plan = cb.compile(cb.View(rows), features, device="cpu", threads=1)
     with pytest.raises(
-        PlanError, match="the plan weighs its examples; online every example counts once: leave weight="
+        PlanError, match="the plan has sample weights, but the online loop counts every example once; remove weight="
     ):
         Learner(plan, cb.DeepFFM(plan.schema, bits=5), None, lambda *given: None)  # type: ignore[arg-type]
     batch = plan.run(rows)
     assert _labelled(batch, None) is batch
-    with pytest.raises(PlanError, match="rows to warm up with lack the label's columns; past rows need what became of"):
+    with pytest.raises(
+        PlanError, match="rows have no label columns; past impressions need to say whether they were clicked"
+    ):
         _labelled(replace(batch, label=None), None)
     clicked = np.array([1, 0], np.float32)
     assert _labelled(batch, clicked).label is clicked

@@ -138,7 +138,8 @@ def test_between_two_batches_what_is_due_is_done(
             {"publish_at_end": True, "published_learned": 9},
             ("publish",),
             ["publish", "status"],
-            "checkpoint 1 holds what was learned, but it is not published, version 3 stays: no room",
+            "checkpoint 1 holds everything that was learned, but publishing it failed and version 3 is still current: no room. "
+            "Free some space and start the loop again",
         ),
     ],
 )
@@ -209,7 +210,7 @@ def test_a_checkpoint_that_failed_is_tried_again_soon(clock: Clock, every: float
     steps, _, kept = keeping(clock, True, checkpoint_s=every)
     assert not steps._checkpoint()
     assert (steps._number, steps._changed, steps.failed, kept) == (1, True, "no room", [])
-    assert steps.said == ["no checkpoint, the one before stands: no room"]
+    assert steps.said == ["the checkpoint could not be written, so the previous one is kept: no room"]
     assert steps._next_checkpoint == clock.now + wait
 
 
@@ -226,7 +227,7 @@ def test_a_version_follows_its_checkpoint_and_is_told(clock: Clock) -> None:
     steps = publishing(clock, False, _changed=True, engine=SimpleNamespace(learned=12_345), _owed=True)
     OnlineLoop._publish(steps)
     assert steps.did == ["checkpoint", "status"]
-    assert steps.said == ["version 4: 12,345 examples, a patch of 1,234 bytes"]
+    assert steps.said == ["version 4: 12,345 examples; the patch has 1,234 bytes"]
     assert (steps.published_learned, steps._published_s, steps._next_publish, steps._owed) == (12_345, 1000, 0, False)
     assert getattr(steps.version, "note", "") == "online, 12,345 examples"
     steps.did.clear()
@@ -245,7 +246,7 @@ def test_a_version_that_cannot_be_written_is_owed_and_tried_again(clock: Clock) 
     steps = publishing(clock, True, engine=SimpleNamespace(learned=11))
     OnlineLoop._publish(steps)
     assert (steps._owed, steps.failed, steps.published_learned) == (True, "no room", 10)
-    assert steps.said == ["not published, version 3 stays: no room"]
+    assert steps.said == ["publishing failed, version 3 is still current: no room"]
     assert steps._next_publish == 1000.0 + AGAIN_S
 
 
@@ -373,7 +374,7 @@ def test_settings_that_decide_the_examples_must_be_those_of_the_checkpoint(clock
     steps._check(found)  # type: ignore[arg-type]
     steps._check(SimpleNamespace(state={"plan": "f" * 20}, engine=engine))  # type: ignore[arg-type]
     state["settings"] = {**mine, "lateness": "70s"}
-    with pytest.raises(PlanError, match="is learned with lateness 70s, asked for is lateness 60s"):
+    with pytest.raises(PlanError, match="was trained with lateness 70s, but lateness 60s"):
         steps._check(found)  # type: ignore[arg-type]
     other = SimpleNamespace(published=lambda: SimpleNamespace(about=Ones(names=2)))
     with pytest.raises(PlanError, match="has names=2, the job's 1"):
@@ -409,7 +410,9 @@ def test_an_engine_that_learned_less_than_the_folder_is_refused(
     checkpoints = SimpleNamespace(found=lambda: kept)
     steps = Steps(clock, out=tmp_path, plan=SimpleNamespace(fingerprint="f"), checkpoints=checkpoints)
     if refused:
-        with pytest.raises(PlanError, match="a version that learned from 11 examples, the job's engine from 10"):
+        with pytest.raises(
+            PlanError, match="a version that learned from 11 examples, but the engine of this job from 10"
+        ):
             steps._open_folder()
     else:
         found: Any = steps._open_folder()
@@ -431,7 +434,7 @@ def test_a_first_start_writes_a_checkpoint_and_a_later_one_says_where_it_goes_on
     steps = Began(clock, _number=number, learner=learner, warm={"done": done}, engine=SimpleNamespace(learned=4321))
     steps._went_on()
     assert steps.did == [*(["checkpoint"] if number == 0 else []), f"between {done}"]
-    assert steps.said == ([] if number == 0 else ["going on from checkpoint 2: 4,321 examples, 1,234 held"])
+    assert steps.said == ([] if number == 0 else ["continuing from checkpoint 2: 4,321 examples, 1,234 held"])
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.01])

@@ -31,7 +31,7 @@ COLUMNS = pa.schema([LOG.field("page.depth")])
         (
             COLUMNS,
             {"event": "page.depth"},
-            "column 'page.depth' is a feature's; name another that says what an event is",
+            "column 'page.depth' is read by a feature; choose another column for the kind of event",
         ),
         (COLUMNS, {"time": "tss"}, "the log has no column 'tss' for the time of an event"),
         (COLUMNS, {"id": "idd"}, "the log has no column 'idd' for the id of an impression; nearest: 'id'"),
@@ -49,7 +49,11 @@ def test_a_layout_that_cannot_be_is_refused(columns: pa.Schema, given: dict[str,
 def test_a_column_within_another_is_refused() -> None:
     columns = pa.schema([("page", pa.int64()), ("page.depth", pa.int64())])
     log = pa.schema([*columns, ("id", pa.int64()), ("ts", TIME)])
-    with pytest.raises(PlanError, match=r"column 'page\.depth' lies within another; expected one of the two"):
+    with pytest.raises(
+        PlanError,
+        match=r"column 'page\.depth' is nested inside another column that is also read; read "
+        "only one of the two",
+    ):
         _ = Layout.of(columns, log, id="id", time="ts").nested
 
 
@@ -83,7 +87,7 @@ def test_counts_and_origins_of_other_versions() -> None:
     assert origin_of(held) == []
     assert origin_of(pa.table({"a": [1, 2]})) == [NOWHERE, NOWHERE]
     Join(layout, 10).restore(numbers, held, clicks)
-    with pytest.raises(DataError, match="the counts of held impressions are those of another version"):
+    with pytest.raises(DataError, match="the counts of waiting impressions were written by another version of CTRBox"):
         Join(layout, 10).restore({**numbers, "counts": {}}, held, clicks)
 
 
@@ -104,7 +108,9 @@ def test_a_score_that_is_not_finite_names_its_candidate(tmp_path: Path) -> None:
     batch, one = plan.run(rows), plan.run(rows.slice(0, 1))
     assert len(engine.score(engine.context(one), batch)) == 2
     engine._native.give_weights(np.full(engine._native.weights().shape, 1e30, np.float32))
-    with pytest.raises(DataError, match="the model's output for candidate 0 is not finite: is a value too large"):
+    with pytest.raises(
+        DataError, match="the model's output for candidate 0 is not finite; check that no value is too large"
+    ):
         engine.score(engine.context(one), batch)
 
 
@@ -131,8 +137,9 @@ def test_windows_of_a_search_have_at_least_two_examples(window: Any, tmp_path: P
 def test_a_broker_deletes_nothing() -> None:
     layout = Layout.of(COLUMNS, LOG, id="id", time="ts")
     with pytest.raises(
-        PlanError, match="delete is for a folder of chunks; a broker keeps or drops events as its stream"
+        PlanError,
+        match="delete= works only with a folder of chunks; a NATS stream deletes events according to its own retention policy",
     ):
         open_stream("nats://127.0.0.1:1/EVENTS", layout, None, print, delete=True)
-    with pytest.raises(PlanError, match="the stream has no name; give a folder of chunks, or nats://"):
+    with pytest.raises(PlanError, match="the stream has no name; pass a folder of chunks, or nats://"):
         open_stream(" ", layout, None, print)

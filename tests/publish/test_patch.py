@@ -199,7 +199,7 @@ def test_a_patch_too_large_for_any_result_is_not_even_read(patched: Path) -> Non
     with pytest.raises(BudgetError, match="too many for a result"):
         publish.apply(patched / "old", patched / "bad", patched / "out")
     for odd in (patched, Path("/dev/zero")):
-        with pytest.raises(SourceError, match="no regular file"):
+        with pytest.raises(SourceError, match="not a regular file"):
             publish.apply(patched / "old", odd, patched / "out")
 
 
@@ -244,14 +244,18 @@ def sealed(text: bytes) -> bytes:
 
 def test_a_patch_whose_streams_do_not_fill_it_is_refused(patched: Path) -> None:
     whole = (patched / "p").read_bytes()[:-32]
-    assert "contradicts itself: its streams do not fill it" in refused(patched, sealed(whole + b"x"))
-    assert "contradicts itself: its streams do not fill it" in refused(patched, sealed(whole[:-1]))
+    assert "contradicts itself: its streams do not add up to its size" in refused(patched, sealed(whole + b"x"))
+    assert "contradicts itself: its streams do not add up to its size" in refused(patched, sealed(whole[:-1]))
 
 
 @pytest.mark.parametrize(
     ("positions", "values", "told"),
     [
-        (5_032, (5_000, 5_000), "damaged: a stream cannot be unpacked"),  # as much as a result of 5,000 words may have
+        (
+            5_032,
+            (5_000, 5_000),
+            "damaged: a stream cannot be decompressed",
+        ),  # as much as a result of 5,000 words may have
         (5_033, (5_000, 5_000), "it changes more words than its result has"),
         (5_032, (5_001, 5_001), "it changes more words than its result has"),
         (0, (1, 2), "it changes more words than its result has"),

@@ -71,12 +71,12 @@ WHOLE = [(0, 4, 4)]
         ([0], [], "its positions end within a number"),
         ([128], [], "its positions end within a number"),
         ([128] * 9, [], "a number of its positions is too long"),
-        ([*[128] * 8, 1, 1], [2], "a run begins behind the end of the result"),
-        ([4, 1], [2], "a run is empty or ends behind the end of the result"),
-        ([5, 1], [2], "a run begins behind the end of the result"),
+        ([*[128] * 8, 1, 1], [2], "a run begins after the end of the result"),
+        ([4, 1], [2], "a run is empty or ends after the end of the result"),
+        ([5, 1], [2], "a run begins after the end of the result"),
         ([3, 1], [2], None),
-        ([3, 2], [2, 2], "a run is empty or ends behind the end of the result"),
-        ([0, 0], [], "a run is empty or ends behind the end of the result"),
+        ([3, 2], [2, 2], "a run is empty or ends after the end of the result"),
+        ([0, 0], [], "a run is empty or ends after the end of the result"),
         ([0, 1, 0, 1], [2, 4], None),
         ([0, 2], [2], "it has fewer values than its runs need"),
         ([0, 1], [2, 2], "it has more values than its runs need"),
@@ -140,7 +140,7 @@ def test_regions_lie_within_the_base_and_fill_the_result(
 def test_a_patch_has_one_plane_for_each_byte_of_a_word() -> None:
     base = octets(b"\1\2\3\4")
     for planes in ([], [b""], [b""] * 3):
-        with pytest.raises(native.BadPatch, match="it has not one plane for each byte of a word"):
+        with pytest.raises(native.BadPatch, match="it does not have one plane for each byte of a word"):
             native.apply(base, 2, WHOLE, octets(b""), [octets(p) for p in planes], 4)
     with pytest.raises(native.BadPatch, match="its planes differ in length"):
         native.apply(base, 2, WHOLE, octets(b"\0\1"), [octets(b"\2"), octets(b"")], 4)

@@ -43,7 +43,7 @@ def safetensors(dtype: str) -> bytes:
             "tensor 't' of {} has the type F8_E5M2; expected one of F64, F32, F16",
         ),
         ("table.parquet", b"PAR1 and then nothing", "cannot read {}: "),
-        ("other.bin", b"something else", "{} is no model of ours; expected a saved Deep FFM"),
+        ("other.bin", b"something else", "{} is not a model of CTRBox; expected a saved Deep FFM"),
     ],
 )
 def test_a_model_that_cannot_be_packed_is_named(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
@@ -69,7 +69,7 @@ def test_a_deep_ffm_is_not_unpacked(tmp_path: Path) -> None:
 
 def test_weights_that_contradict_themselves_are_not_written(tmp_path: Path) -> None:
     path = tmp_path / "w.fbw"
-    with pytest.raises(CtrboxError, match="two parts have one name"):
+    with pytest.raises(CtrboxError, match="two parts have the same name"):
         write_weights(path, weights("a", "b", "a"))
     for wrong in ((31, 0), (0, -31), (1.5, 0)):
         with pytest.raises(CtrboxError, match=r"decimals= must be two whole numbers from -30 to 30, got \("):
@@ -133,7 +133,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         read_weights(tmp_path / "none")
     with pytest.raises(CtrboxError, match=rf"^cannot read {tmp_path}/none: No such file or directory$"):
         diff(tmp_path / "none", tmp_path / "none", tmp_path / "patch")
-    with pytest.raises(CtrboxError, match=rf"^cannot read {tmp_path}: it is no regular file$"):
+    with pytest.raises(CtrboxError, match=rf"^cannot read {tmp_path}: it is not a regular file$"):
         diff(tmp_path, tmp_path, tmp_path / "patch")
 
 
@@ -184,7 +184,7 @@ def test_a_missing_file_of_the_newest_version_is_told(folder: Published) -> None
 def test_features_that_are_none_are_told(folder: Published) -> None:
     path = folder.folder / "FEATURES"
     path.write_bytes(_sealed("", {"features": "user"})[0])
-    assert folder.verify() == [f"{path} names no features"]
+    assert folder.verify() == [f"{path} does not list the features"]
     path.unlink()
     path.mkdir()
     assert folder.verify() == [f"cannot read {path}: Is a directory"]
@@ -198,7 +198,7 @@ def test_a_pointer_and_a_log_with_true_checksums_that_do_not_fit_are_refused(fol
     pointer, log = folder.folder / "CURRENT", folder.folder / "log.jsonl"
     told = json.loads(pointer.read_text())
     facts = {name: told[name] for name in ("version", "log_bytes", "log_seal")}
-    no_pointer = f"{pointer} is no pointer of a published folder"
+    no_pointer = f"{pointer} is not the CURRENT file of a published folder"
     for wrong in ({"version": 2}, {**facts, "log_bytes": "1"}, {**facts, "more": 1}):
         sealed_pointer(folder, **wrong)
         assert folder.verify() == [no_pointer]

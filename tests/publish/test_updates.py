@@ -129,7 +129,7 @@ def test_fields_that_the_served_plan_lacks_are_refused_by_name(tmp_path: Path) -
         )
         if wrong:
             with pytest.raises(
-                DataError, match=r"the model's field 'usr' is no feature of the plan .*; nearest: 'user'"
+                DataError, match=r"the model's field 'usr' is not a feature of the plan .*; nearest: 'user'"
             ):
                 other.publish(tmp_path / "f.fbw")
             assert other.log() == []

@@ -180,7 +180,7 @@ def test_a_folder_holds_one_kind_of_model(folder: Published) -> None:
 
 
 def test_two_publishers_do_not_meet(folder: Published) -> None:
-    with folder._locked(), pytest.raises(WriteError, match=r"cannot publish to .* another process does so"):
+    with folder._locked(), pytest.raises(WriteError, match=r"cannot publish to .* another process is doing so"):
         Published(folder.folder).publish(weights(5))
 
 
@@ -197,7 +197,7 @@ def test_a_rollback_waits_for_no_publisher_and_the_lock_ends_with_its_holder(fol
     assert other.stdout is not None
     assert other.stdout.readline() == "held\n"
     for write in (lambda: folder.rollback(2), lambda: folder.publish(weights(5))):
-        with pytest.raises(WriteError, match="another process does so"):
+        with pytest.raises(WriteError, match="another process is doing so"):
             write()
     assert folder.log() == before
     other.communicate("")

@@ -152,10 +152,10 @@ def test_a_table_with_a_key_twice_or_without_vectors_is_refused(tmp_path: Path) 
     with pytest.raises(DataError, match="has key 1 twice"):
         publish.pack(tmp_path / "t.parquet", tmp_path / "w.fbw")
     pq.write_table(pa.table({"key": [1], "vector": [1.0]}), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match="no export of a table"):
+    with pytest.raises(DataError, match="not an export of a table"):
         publish.pack(tmp_path / "t.parquet", tmp_path / "w.fbw")
     (tmp_path / "notes.txt").write_text("hello, there")
-    with pytest.raises(DataError, match="no model of ours"):
+    with pytest.raises(DataError, match="not a model of CTRBox"):
         publish.pack(tmp_path / "notes.txt", tmp_path / "w.fbw")
     with pytest.raises(PlanError, match="cannot publish int"):
         publish.pack(42, tmp_path / "w.fbw")  # type: ignore[arg-type]

@@ -327,7 +327,7 @@ def test_a_tensor_is_read_exactly_or_refused(kind: str, tensor: np.ndarray, expe
         ({"datatype": "INT64", "shape": [2]}, b"12345678", "8 bytes, expected 16"),
         ({"datatype": "BOOL", "shape": [2]}, b"\1\2", "byte 1 of BOOL is 2, expected 0 or 1"),
         ({"datatype": "BYTES", "shape": [1]}, b"\4\0\0\0abc", "claims 4 bytes, 3 are left"),
-        ({"datatype": "BYTES", "shape": [1]}, b"\1\0\0\0abc", "2 bytes behind its last element"),
+        ({"datatype": "BYTES", "shape": [1]}, b"\1\0\0\0abc", "2 bytes after its last element"),
         ({"datatype": "INT64", "shape": [1], "data": [5]}, b"12345678", "both data and binary_data_size"),
         ({"datatype": "INT64", "shape": [1, 1, 1]}, b"12345678", "expected one dimension, or two"),
         ({"datatype": "INT64", "shape": [-1]}, b"12345678", "expected whole numbers"),
@@ -397,12 +397,12 @@ def test_a_float64_beyond_the_float32_of_the_log_is_refused_in_rows_and_chunks(v
     )
     features = cb.FeatureSet(label=col("clicked"), sparse={"id": col("id").key()}, dense={"x": col("x")})
     plan = cb.compile(cb.View(rows, key="id"), features, device="cpu")
-    with pytest.raises(DataError, match="column 'x' of the request: a value is beyond float"):
+    with pytest.raises(DataError, match="column 'x' of the request: a value is outside the range of float"):
         plan.run(pa.table({"id": [1], "x": [value]}))
     layout = Layout.of(pa.schema([log.field("x")]), log, id="id", time="when")
     chunk = pa.table({"event": ["impression"], "id": [1], "when": ["2026-01-01"], "x": [value]})
     (piece,) = pieces("c", encoded(chunk, "parquet"), layout)
-    assert "column 'x' is double, expected float: a value is beyond float" in piece.refused
+    assert "column 'x' is double, expected float: a value is outside the range of float" in piece.refused
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -108,7 +108,7 @@ def fields(count: int) -> bytes:
         (
             GET + HOST + b"x" * 50 + b"\r\n\r\n",
             400,
-            f"a line of the request's head is no header field of HTTP/1.1: '{'x' * 40}'",
+            f"a line of the request header is not a valid HTTP/1.1 header field: '{'x' * 40}'",
         ),
         (b"GET * HTTP/1.1\r\n" + HOST + b"\r\n", *NO_PATH),
         (b"OPTIONS x HTTP/1.1\r\n" + HOST + b"\r\n", *NO_PATH),
@@ -117,7 +117,7 @@ def fields(count: int) -> bytes:
         (
             b"GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
             400,
-            "HTTP/1.0 has no Transfer-Encoding; send Content-Length",
+            "HTTP/1.0 does not support Transfer-Encoding; send Content-Length",
         ),
         (
             GET + HOST + b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n",
@@ -127,7 +127,7 @@ def fields(count: int) -> bytes:
         (
             GET + HOST + b"Transfer-Encoding: gzip\r\n\r\n",
             501,
-            "this server takes Transfer-Encoding: chunked and no other, got 'gzip'",
+            "the only Transfer-Encoding that this server accepts is chunked, got 'gzip'",
         ),
         (GET + HOST + b"Content-Length: 1x\r\n\r\n", 400, "Content-Length must be a whole number, got '1x'"),
     ],

@@ -201,7 +201,7 @@ def test_what_is_remembered_is_bounded(world: ImageWorld, served: ServedModel) -
         ([], "must be an object of fields"),
         ({"ad_image": []}, "must be an object of lists"),
         ({"ad_imag": {"1": [0.0] * WIDTH}}, "nearest: 'ad_image'"),
-        ({"user": {"1": [0.0] * WIDTH}}, "computes no vectors of 'user'"),
+        ({"user": {"1": [0.0] * WIDTH}}, "does not compute vectors for 'user'"),
         ({"ad_image": {"1": [0.0] * (WIDTH - 1)}}, f"has 15 numbers; expected {WIDTH}"),
         ({"ad_image": {"1": [0.0] * (WIDTH + 1)}}, f"has 17 numbers; expected {WIDTH}"),
         ({"ad_image": {"1": []}}, f"has 0 numbers; expected {WIDTH}"),
@@ -214,7 +214,7 @@ def test_what_is_remembered_is_bounded(world: ImageWorld, served: ServedModel) -
         ({"ad_image": {"1": [1e39] * WIDTH}}, "not finite as float32"),
         ({"ad_image": {"1": [3e38] * WIDTH}}, "not finite"),
         ({"ad_image": {str(NEW + k): [0.0] * WIDTH for k in range(MOST_OBJECTS + 1)}}, "at most 64"),
-        ({"ad_image": {str(NEW): [0.0] * WIDTH}, "behaviour": {str(NEW): [1.0] * WIDTH}}, "comes twice"),
+        ({"ad_image": {str(NEW): [0.0] * WIDTH}, "behaviour": {str(NEW): [1.0] * WIDTH}}, "occurs twice"),
     ],
 )
 def test_objects_that_are_none_are_refused_and_nothing_is_remembered(
@@ -233,14 +233,14 @@ def test_an_id_beyond_64_bits_is_refused(served: ServedModel, text: str) -> None
     keys = copy.copy(served.keys)
     keys.plain = {"number": ("n", "i"), "key": ("n", "")}
     for field in ("number", "key"):
-        with pytest.raises(DataError, match="no whole number of 64 bits"):
+        with pytest.raises(DataError, match="not a whole number of 64 bits"):
             keys.of(field, [text])
         assert len(keys.of(field, [str(-(2**63)), str(2**63 - 1)])) == 2
 
 
 def test_a_name_of_a_megabyte_is_refused_in_few_words(world: ImageWorld, served: ServedModel) -> None:
     body, _ = world.request(0, 1)
-    with pytest.raises(DataError, match="computes no vectors of") as met:
+    with pytest.raises(DataError, match="does not compute vectors for") as met:
         ask(served, {**body, "objects": {"ad_image" * 100_000: {"1": [0.0] * WIDTH}}})
     assert len(str(met.value)) < 500
 
@@ -516,7 +516,7 @@ def test_a_run_folder_is_pushed_with_its_vector_file(world: ImageWorld, tmp_path
     served = open_served(ModelFolder.open(out), servers={"ad_image": str(world.file)})
     scores = served.score(served.reader.from_json(orjson.dumps(body)))[0]
     assert np.abs(np.asarray(scores, np.float32) - run.predict(rows)).max() < 1e-6
-    with pytest.raises(PlanError, match=r"give one, with its data: cb\.Run\.load"):
+    with pytest.raises(PlanError, match=r"pass one, with its data: cb\.Run\.load"):
         open_served(ModelFolder.open(out))
     with pytest.raises(PlanError, match=r"no Model Server for 'ad_imag', .*nearest: 'ad_image'"):
         open_served(ModelFolder.open(out), servers={"ad_imag": str(world.file)})

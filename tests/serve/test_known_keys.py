@@ -136,7 +136,7 @@ def test_keys_that_a_joined_view_lacks_are_counted_by_the_server(world: World) -
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=2, max_size=6), st.sets(st.integers(1, 6)))
 def test_keys_are_counted_as_one_by_one(rows: list[list[int]], known: set[int]) -> None:
-    """Two fields: one of lists, one of a key a row."""
+    """Two fields: one of lists, one of a key per row."""
     ones = [sum(row) % 7 for row in rows]
     many = [k for row in rows for k in row]
     expected = [

@@ -103,7 +103,7 @@ def test_tritonclient_is_told_what_is_wrong(world: World, server: Running) -> No
     for library, client in clients:
         with client:
             for changes, words in (
-                ({"ad_id": np.zeros(4, np.int64)}, "as many as the other"),
+                ({"ad_id": np.zeros(4, np.int64)}, "because the other columns of the candidates have"),
                 ({"ad_id": np.zeros(501, np.int64), "position": np.zeros(501, np.int64)}, "at most 500"),
                 ({"user_id": np.zeros(5, np.int64)}, "belongs to the context"),
                 ({"ad_idd": np.zeros(5, np.int64)}, "nearest: 'ad_id'"),
@@ -241,7 +241,7 @@ def test_beyond_loopback_a_token_is_needed() -> None:
     for host in ("127.0.0.1", "localhost", "::1"):
         check(Settings(host=host))
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.com"):
-        with pytest.raises(Exception, match="token is needed"):
+        with pytest.raises(Exception, match="token is required:"):
             check(Settings(host=host))
         check(Settings(host=host, token="secret"))
 

@@ -90,7 +90,9 @@ def test_the_most_candidates_are_taken_and_one_more_is_refused() -> None:
 
 def test_objects_for_a_model_without_are_refused(service: Service, body: dict[str, Any]) -> None:
     request = service.served.reader.from_json(orjson.dumps(body))
-    with pytest.raises(DataError, match="this model computes no vectors of objects; leave objects out of the request"):
+    with pytest.raises(
+        DataError, match="this model does not compute vectors for objects; leave objects out of the request"
+    ):
         service.served.score(replace(request, objects={"ad": None}))  # type: ignore[dict-item]
 
 
@@ -113,7 +115,7 @@ class Broken:
     ("error", "status", "message"),
     [
         (Refused(413, "too many"), 413, "too many"),
-        (SourceError("cannot read /secret"), 500, "a file of the model cannot be read; the server's log has more"),
+        (SourceError("cannot read /secret"), 500, "a file of the model cannot be read; see the log of the server"),
         (DataError("a value is wrong"), 400, "a value is wrong"),
         (MemoryError(), 503, "there is not enough memory for this request now"),
     ],
@@ -133,14 +135,14 @@ def test_models_and_versions_that_are_not_served_are_named(service: Service, bod
     service.check_model("ads", "1")
     for name, version, message in (
         ("adds", "", "there is no model 'adds'; this server has 'ads'"),
-        ("ads", "2", "model 'ads' has no version '2' here; it serves 1"),
+        ("ads", "2", "model 'ads' has no version '2' here; the version that is served is 1"),
     ):
         with pytest.raises(Refused) as told:
             service.check_model(name, version)
         assert (told.value.status, str(told.value)) == (404, message)
     request = service.served.reader.from_json(orjson.dumps(body))
     assert service.score(request, "1")[1] == service.score(request)[1] == 1
-    with pytest.raises(Refused, match="version '2' is no longer served; version 1 is") as told:
+    with pytest.raises(Refused, match="version '2' is no longer served; the current version is 1") as told:
         service.score(request, "2")
     assert told.value.status == 404
 
@@ -209,11 +211,16 @@ def test_inference_answers_as_json_or_binary(service: Service, body: dict[str, A
         ("GET", "/v1/score", 405, "/v1/score takes POST, not GET"),
         ("HEAD", "/v1/score", 405, "/v1/score takes POST, not HEAD"),
         ("POST", "/healthz", 405, "/healthz takes GET, not POST"),
-        ("GET", "/v3", 404, "there is nothing at '/v3'; see /docs"),
-        ("GET", "/v2/models", 404, "there is nothing at '/v2/models'; see /docs"),
-        ("GET", "/v2/models/ads/other", 404, "there is nothing at '/v2/models/ads/other'; see /docs"),
+        ("GET", "/v3", 404, "there is no resource at '/v3'; see /docs"),
+        ("GET", "/v2/models", 404, "there is no resource at '/v2/models'; see /docs"),
+        ("GET", "/v2/models/ads/other", 404, "there is no resource at '/v2/models/ads/other'; see /docs"),
         ("GET", "/v2/models/ads/infer", 405, "/v2/models/ads/infer takes POST, not GET"),
-        ("GET", "/v2/models/ads/versions/2", 404, "model 'ads' has no version '2' here; it serves 1"),
+        (
+            "GET",
+            "/v2/models/ads/versions/2",
+            404,
+            "model 'ads' has no version '2' here; the version that is served is 1",
+        ),
     ],
 )
 def test_routes_that_are_none_are_refused(service: Service, method: str, path: str, status: int, message: str) -> None:
@@ -273,14 +280,16 @@ def test_a_version_with_other_fields_is_refused_and_one_that_breaks_is_told(worl
     served = service.served
     assert isinstance(served, ServedFfm)
     other = cb.DeepFFM(["user", "adversary"], bits=10)
-    with pytest.raises(DataError, match="the model's field 'adversary' is no feature of its plan"):
+    with pytest.raises(DataError, match="the model's field 'adversary' is not a feature of its plan"):
         served.checked(Live(other, 2))
     huge = cb.DeepFFM.load(ModelFolder.open(world.folder).published.file())
     huge._native.give_weights(np.full(huge._native.weights().shape, 1e30, np.float32))
     request = served.reader.from_json(orjson.dumps(body_of(world.rows(0, 3))))
     before, served.live = served.live, served.checked(Live(huge, 2))
     try:
-        with pytest.raises(DataError, match="the model's output for candidate 0 is not finite: is a value too large"):
+        with pytest.raises(
+            DataError, match="the model's output for candidate 0 is not finite; check that no value is too large"
+        ):
             served.score(request)
     finally:
         served.live = before
@@ -293,7 +302,9 @@ def test_a_field_of_one_key_with_others_is_refused() -> None:
     batch = plan.run(pa.table({"a": [1, 2]}))
     assert single_keys(batch, ["a"]).shape == (2,)
     wrong = replace(batch, sparse={"a": Ragged(np.array([1]), np.array([0, 1, 1]))})  # type: ignore[type-var]
-    with pytest.raises(DataError, match="field 'a' has rows with other than one key; its schema says exactly one"):
+    with pytest.raises(
+        DataError, match="field 'a' has rows with no key or several keys, but its schema says exactly one key per row"
+    ):
         single_keys(wrong, ["a"])
     assert isinstance(batch, Batch)
 
@@ -304,11 +315,13 @@ def test_objects_are_named_by_fields_of_one_plain_id() -> None:
     keys = ObjectKeys(cb.compile(log, cb.FeatureSet(sparse=sparse), device="cpu", threads=1))
     assert len(keys.of("number", ["-1", b"2", 1 << 62])) == 3
     assert len(keys.of("text", ["x"])) == 1
-    with pytest.raises(DataError, match="objects of 'both': its keys are not of one plain id, so objects cannot be"):
+    with pytest.raises(
+        DataError, match="objects of 'both': its keys are not made from one plain id column, so objects cannot be"
+    ):
         keys.of("both", ["1"])
     assert len(keys.of("number", [str((1 << 63) - 1), str(-(1 << 63))])) == 2
     for beyond in (1 << 63, -(1 << 63) - 1):
-        with pytest.raises(DataError, match=f"id '{beyond}' is no whole number of 64 bits"):
+        with pytest.raises(DataError, match=f"id '{beyond}' is not a whole number of 64 bits"):
             keys.of("number", [str(beyond)])
     for other in (
         "",
@@ -362,7 +375,7 @@ def test_a_folder_of_a_run_of_another_kind_or_plan_is_refused(world: World, tmp_
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text("{}")
-    with pytest.raises(PlanError, match=rf"{run} is the folder of a run: cb\.Run\.load opens it with its plan"):
+    with pytest.raises(PlanError, match=rf"{run} is a run folder; open it with cb\.Run\.load"):
         ModelFolder.open(run).plan()
     with pytest.raises(PlanError, match=r"context= takes column names in a list, got 'user_id'"):
         create(tmp_path / "new", world.plan, world.engine, context="user_id")

@@ -246,7 +246,7 @@ def test_nothing_is_left_where_the_weights_cannot_be_copied(
 def test_a_model_of_other_fields_is_refused_when_it_is_pushed(world: World, folder: ModelFolder) -> None:
     other = cb.DeepFFM([*world.engine.fields, "weather"], bits=10)
     with pytest.raises(
-        cb.errors.DataError, match=r"field 'weather' is no feature of the plan that .*model is served with"
+        cb.errors.DataError, match=r"field 'weather' is not a feature of the plan that .*model is served with"
     ):
         folder.published.publish(other)
     assert [v.number for v in folder.published.log()] == [1]
@@ -285,7 +285,7 @@ def test_what_is_under_way_is_answered_before_the_end(world: World, folder: Mode
         for c in clients:
             c.join()
     assert set(codes) <= {200, 503}
-    assert any("every request that was under way was answered" in line for line in server.said)
+    assert any("all requests that had been received were answered" in line for line in server.said)
     assert not any("Traceback" in line for line in server.said)
 
 

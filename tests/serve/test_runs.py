@@ -124,5 +124,7 @@ def test_a_published_run_that_breaks_names_the_candidate(folder: Path, tmp_path:
     with torch.no_grad():
         for parameter in learner.model.parameters():
             parameter.fill_(float("nan"))
-    with pytest.raises(DataError, match="the model's output for candidate 0 is not finite: is a value too large"):
+    with pytest.raises(
+        DataError, match="the model's output for candidate 0 is not finite; check that no value is too large"
+    ):
         scores()

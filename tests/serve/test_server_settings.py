@@ -37,7 +37,7 @@ def test_only_this_machine_reaches_a_loopback_address(host: str, expected: bool)
     if expected:
         check(Settings(host=host))
     else:
-        with pytest.raises(PlanError, match="can be reached from outside, so a token is needed"):
+        with pytest.raises(PlanError, match="can be reached from other machines, so a token is required:"):
             check(Settings(host=host))
     check(Settings(host=host, token="secret"))
 

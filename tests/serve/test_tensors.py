@@ -79,7 +79,7 @@ NEEDED = "the request needs inputs: a list of tensors with name, shape, datatype
         ({"inputs": []}, NEEDED),
         ({"inputs": {}}, NEEDED),
         ({"inputs": [TWO | {"name": str(k)} for k in range(MOST_INPUTS + 1)]}, NEEDED),
-        ({"inputs": [TWO, TWO]}, "input 'x' comes twice"),
+        ({"inputs": [TWO, TWO]}, "input 'x' occurs twice"),
         ({"inputs": [5]}, "an input must be an object, got 5"),
         (of(name=5), "an input's name must be a short string, got 5"),
         (of(name="n" * 1001), "an input's name must be a short string, got 'nnn"),
@@ -89,13 +89,13 @@ NEEDED = "the request needs inputs: a list of tensors with name, shape, datatype
         (of(shape=[-1]), "input 'x' has shape [-1]; expected whole numbers"),
         (of(shape=[1 << 31]), "expected whole numbers"),
         (of(shape=[2.0]), "input 'x' has shape [2.0]; expected whole numbers"),
-        (of(data=None), "input 'x' has no data, and no binary_data_size"),
+        (of(data=None), "input 'x' has neither data nor binary_data_size"),
         (of(data=[1]), "input 'x' has 1 values, expected 2 for shape [2]"),
         (of(shape=[2, 2], data=[[1, 2], [3]]), "input 'x': rows are not lists of 2"),
         (of(shape=[2, 2], data=[[1, 2], 3]), "input 'x': rows are not lists of 2"),
-        (of(datatype="INT8", data=[1, 128]), "input 'x' holds a number beyond INT8"),
+        (of(datatype="INT8", data=[1, 128]), "input 'x' holds a number outside the range of INT8"),
         (of(data=[1, True]), "input 'x' holds values that are no INT64"),
-        (of(datatype="BYTES", data=["a", 1]), "input 'x' holds values that are no strings"),
+        (of(datatype="BYTES", data=["a", 1]), "input 'x' holds values that are not strings"),
         (of(parameters=[]), "parameters must be an object, got []"),
         (of(parameters={"binary_data_size": 1}), "input 'x' has both data and binary_data_size"),
         (asking(id=7), "id must be a short string, got 7"),
@@ -132,12 +132,12 @@ def words(*elements: tuple[int, bytes]) -> bytes:
         (
             {"datatype": "BYTES", "parameters": {"binary_data_size": 7}},
             b"1234567",
-            "input 'x': 7 bytes cannot hold 2 BYTES elements",
+            "input 'x': 7 bytes are too few for 2 BYTES elements",
         ),
         (
             {"datatype": "BYTES", "parameters": {"binary_data_size": 8}},
             words((2, b"abcd")),
-            "input 'x': element 1 begins behind the end of its bytes",
+            "input 'x': element 1 begins after the end of its bytes",
         ),
         (
             {"datatype": "BYTES", "parameters": {"binary_data_size": 9}},
@@ -147,7 +147,7 @@ def words(*elements: tuple[int, bytes]) -> bytes:
         (
             {"datatype": "BYTES", "parameters": {"binary_data_size": 10}},
             words((0, b""), (1, b"ab")),
-            "input 'x': 1 bytes behind its last element",
+            "input 'x': 1 bytes after its last element",
         ),
     ],
 )
@@ -168,13 +168,13 @@ def test_a_second_binary_tensor_has_what_the_first_one_left() -> None:
 @pytest.mark.parametrize("header", ["3", "x", "-1", "+1", "٣", "0" * 16])
 def test_a_length_of_the_json_that_cannot_be_is_refused(header: str) -> None:
     with pytest.raises(
-        Refused, match=re.escape(f"Inference-Header-Content-Length is {header!r}, the body has 2 bytes")
+        Refused, match=re.escape(f"Inference-Header-Content-Length is {header!r}, but the body has 2 bytes")
     ):
         read_infer(b"{}", header)
 
 
 def test_text_that_is_no_json_is_refused() -> None:
-    with pytest.raises(Refused, match="the request is no JSON: unexpected"):
+    with pytest.raises(Refused, match="the request is not JSON: unexpected"):
         read_infer(b"{", None)
     with pytest.raises(Refused, match="needs inputs"):
         read_infer(b"{}", "2")
@@ -220,9 +220,9 @@ def test_a_message_holds_its_tensors_raw_or_typed() -> None:
     ("inputs", "raw", "told"),
     [
         (({}, {"name": "y"}), (b"1234",), "1 raw contents for 2 inputs"),
-        (({}, {}), (b"1234", b"1234"), "input 'x' comes twice"),
+        (({}, {}), (b"1234", b"1234"), "input 'x' occurs twice"),
         (({"contents": {"int_contents": [1]}},), (b"1234",), "input 'x' has both contents and raw contents"),
-        (({"datatype": "FP16"},), (), "input 'x': FP16 comes in raw contents only"),
+        (({"datatype": "FP16"},), (), "input 'x': FP16 is accepted in raw contents only"),
         (
             ({"contents": {"fp32_contents": [1]}},),
             (),
@@ -232,7 +232,7 @@ def test_a_message_holds_its_tensors_raw_or_typed() -> None:
         (
             ({"datatype": "INT8", "contents": {"int_contents": [128]}},),
             (),
-            "input 'x' holds a number beyond INT8",
+            "input 'x' holds a number outside the range of INT8",
         ),
     ],
 )

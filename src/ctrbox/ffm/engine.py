@@ -1,4 +1,4 @@
-"""`DeepFFM`: logistic regression, a field-aware factorisation machine and a small network on both, on the CPU.
+"""Defines ``DeepFFM``: logistic regression, a field-aware factorization machine and a small network over both, on the CPU.
 
     engine = cb.DeepFFM(plan.schema, k=4, bits=22, hidden=(24, 24))
     engine.learn(plan.batches(65_536))       # one pass, one example at a time
@@ -156,7 +156,8 @@ class DeepFFM:
             for examples in self._examples(source):
                 if examples.unlabelled:
                     raise DataError(
-                        f"{examples.unlabelled:,} of {examples.rows:,} examples have no label to learn from"
+                        f"{examples.unlabelled:,} of {examples.rows:,} examples have no label; learning needs a label for "
+                        f"every example"
                     )
                 self.learned_from_text |= isinstance(source, ExampleCache | ExampleText)
                 predictions, broken = self._native.learn(examples, threads, sparse_updates, block, self.learned)
@@ -190,7 +191,7 @@ class DeepFFM:
         for predictions, broken in self._predicted(self._examples(self._read_for(source)), threads):
             if broken >= 0:
                 raise DataError(
-                    f"the model's output for example {before + broken:,} is not finite: is a value too large?"
+                    f"the model's output for example {before + broken:,} is not finite; check that no value is too large"
                 )
             before += len(predictions)
             found.append(predictions)
@@ -238,7 +239,7 @@ class DeepFFM:
         The probabilities have the same bits as those of `predict` for whole rows.
         """
         if not isinstance(context, _native.FfmContext):
-            raise PlanError(f"score needs what `context` of this model gave, got {type(context).__name__}")
+            raise PlanError(f"score needs the result of this model's `context` method, got {type(context).__name__}")
         try:
             predictions, broken = self._native.score(
                 context, self._part(candidates, self.fields[self._native.settings.context :])
@@ -246,7 +247,9 @@ class DeepFFM:
         except ValueError as error:
             raise DataError(f"candidates: {error}") from error
         if broken >= 0:
-            raise DataError(f"the model's output for candidate {broken:,} is not finite: is a value too large?")
+            raise DataError(
+                f"the model's output for candidate {broken:,} is not finite; check that no value is too large"
+            )
         return predictions
 
     # ---- files ----
@@ -261,7 +264,7 @@ class DeepFFM:
     def load(cls, path: str | os.PathLike[str], *, learns: bool = True) -> Self:
         """Load the model that ``save`` wrote; it predicts and continues to learn with the same bits.
 
-        Or a published weight file: its accumulators start anew, or take no memory where it only predicts (``learns=False``).
+        Or a published weight file: its accumulators start anew, or use no memory where it only predicts (``learns=False``).
         """
         try:
             found, fields, learned = (
@@ -302,7 +305,9 @@ class DeepFFM:
 
     def _can_learn(self) -> None:
         if not self._native.learns:
-            raise PlanError("this model only predicts: it was loaded with learns=False and has no accumulators")
+            raise PlanError(
+                "this model can only predict, because it was loaded with learns=False and has no accumulators"
+            )
 
     # ---- from sources to examples of this model's fields ----
 
@@ -352,7 +357,9 @@ class DeepFFM:
         at = {name: n for n, name in enumerate(self.fields)}
         for name in known:
             if name not in at:
-                raise DataError(f"{where} has field {name!r}, which this model has not{nearest(name, self.fields)}")
+                raise DataError(
+                    f"{where} has field {name!r}, which this model does not have{nearest(name, self.fields)}"
+                )
         return examples.renumbered([at[name] for name in known])
 
     def _of_batch(self, batch: Batch, fields: list[str] | None = None) -> _native.Examples:
@@ -397,7 +404,7 @@ def context_first(fields: list[str], context: Sequence[str]) -> list[str]:
         return fields
     for name in names(context):
         if name not in fields:
-            raise PlanError(f"context= names {name!r}, which is no field{nearest(name, fields)}")
+            raise PlanError(f"context= names {name!r}, which is not a field{nearest(name, fields)}")
     return [*context, *(name for name in fields if name not in context)]
 
 
@@ -411,7 +418,7 @@ def check_memory(settings: _native.FfmSettings) -> None:
     memory = memory_here()
     if needed > memory:
         raise BudgetError(
-            f"bits={settings.bits} needs {needed:,} bytes for weights and accumulators, this machine has {memory:,}; "
+            f"bits={settings.bits} needs {needed:,} bytes for weights and accumulators, but this machine has {memory:,}; "
             f"try bits={settings.bits - ((needed - 1) // memory).bit_length()}"
         )
 

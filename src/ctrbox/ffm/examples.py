@@ -1,4 +1,4 @@
-"""Examples for Deep FFM: from text, or parsed once into a compact file.
+"""Reads examples for Deep FFM from text files, or from a compact file into which they were parsed once.
 
     cache = cb.ffm.ExampleCache.parse("train.vw.gz", "train.ctrx")        # Vowpal Wabbit's text; libffm's with format="libffm"
     cb.DeepFFM(cache, k=4).learn(cache)
@@ -71,7 +71,7 @@ class ExampleText:
             raise PlanError(f"ignore= takes field names in a list, got {ignore!r}")
         self.ignore = [str(name) for name in dict.fromkeys(ignore)]
         if both := [name for name in self.ignore if name in (self.given or [])]:
-            raise PlanError(f"{both[0]!r} is in fields= and in ignore=")
+            raise PlanError(f"{both[0]!r} is both in fields= and in ignore=; remove it from one of them")
         self.interactions = checked_interactions(interactions)
         self._crossed = crossings(self.given, self.interactions)
         self._parser = self._fresh()
@@ -135,7 +135,7 @@ class ExampleText:
         try:
             return examples.crossed(self._crossed)
         except ValueError as error:
-            raise DataError(f"{self.name}: of this part's {examples.rows:,} lines, {error}") from error
+            raise DataError(f"{self.name}: in a part of {examples.rows:,} lines, {error}") from error
 
     def complaint(self) -> str:
         """Return a message about the lines that were left out; "" if there were none."""
@@ -270,23 +270,23 @@ def checked_interactions(given: Sequence[Sequence[str]]) -> list[tuple[str, ...]
         raise PlanError(f"interactions= takes lists of field names, such as [('user', 'ad')], got {given!r}")
     for one in given:
         if isinstance(one, str) or not isinstance(one, Sequence):
-            raise PlanError(f"an interaction is of two or more fields, such as ('user', 'ad'), got {one!r}")
+            raise PlanError(f"an interaction must have two or more fields, such as ('user', 'ad'), got {one!r}")
     return [tuple(one) for one in given]
 
 
 def crossings(given: list[str] | None, interactions: list[tuple[str, ...]]) -> list[tuple[list[int], int, int]]:
-    """Of each interaction the numbers of its fields, its own, and the hash of its name."""
+    """Return, for each interaction, the numbers of its fields, its own number, and the hash of its name."""
     if not interactions:
         return []
     if given is None:
-        raise PlanError("interactions= need fields=: their own fields come behind all others")
+        raise PlanError("interactions= needs fields=, because the fields of interactions are numbered after all others")
     for one in interactions:
         if len(one) < 2 or any(not isinstance(name, str) or name not in given for name in one):
             unknown = next((name for name in one if name not in given), None)
             raise PlanError(
-                f"interactions= names {unknown!r}, which is no field{nearest(str(unknown), given)}"
+                f"interactions= names {unknown!r}, which is not a field{nearest(str(unknown), given)}"
                 if unknown is not None
-                else f"an interaction is of two or more fields, got {one!r}"
+                else f"an interaction must have two or more fields, got {one!r}"
             )
     every = names([*given, *map(crossed_name, interactions)])
     return [
@@ -366,7 +366,7 @@ def whole_lines(stream: BinaryIO | io.RawIOBase, name: str) -> Iterator[bytes]:
     held = 0
     while text := stream.read(READ):
         if not isinstance(text, bytes):
-            raise PlanError(f"{name} gives {type(text).__name__}; expected bytes: open it in binary mode")
+            raise PlanError(f"{name} returns {type(text).__name__}; expected bytes: open the file in binary mode")
         end = text.rfind(b"\n") + 1
         if end == 0:
             rest.append(text)

@@ -1,4 +1,4 @@
-"""Model search: many Deep FFMs over one stream, each example predicted before it is learned from.
+"""Trains many Deep FFMs on one stream of examples and compares them by progressive validation.
 
     found = cb.ffm.search("train.ctrx", cb.ffm.grid(k=[4, 8], hidden=[(), (16,), (24, 24)]), test="test.ctrx")
     print(found)                      # of each: average, median, max, std and min of the windows' AUC, and the test's
@@ -281,7 +281,7 @@ def fields_of(source: Any) -> Any:
         return source.given
     if isinstance(source, Batch) or hasattr(source, "schema"):
         return source.schema
-    raise PlanError("this source does not know its fields before it is read: give search(…, fields=[…])")
+    raise PlanError("the fields of this source are not known before it is read; pass them: search(…, fields=[…])")
 
 
 def made(name: str, fields: Any, options: Mapping[str, Any]) -> DeepFFM:
@@ -301,7 +301,8 @@ def check_memory(models: Mapping[str, Mapping[str, Any]]) -> None:
     memory = memory_here()
     if needed > memory:
         raise BudgetError(
-            f"{len(models):,} models need {needed:,} bytes at once, this machine has {memory:,}; try fewer models or bits"
+            f"{len(models):,} models need {needed:,} bytes at the same time, but this machine has {memory:,}; use fewer "
+            f"models, or fewer bits"
         )
 
 

@@ -1,4 +1,4 @@
-"""Progressive validation: every example is predicted before it is learned from, so the predictions are a test.
+"""Computes progressive validation metrics: every example is predicted before the model learns from it.
 
 Loss and AUC in windows of 30,000 examples, the best constant's loss beside them. All examples count alike; where
 examples have weights, the same figures by weight are called ``weighted_…`` (NaN where no example has one).
@@ -113,7 +113,7 @@ class Progress:
 
     @property
     def auc(self) -> float:
-        """Of the last whole window, or of all where there is none yet."""
+        """Return the AUC of the last complete window, or of all examples if there is none yet."""
         return self.windows[-1].auc if self.windows else self._auc(False)
 
     @property

@@ -1,4 +1,4 @@
-"""Fetching ahead: sources are read by several threads at once and handed over in order, within a budget of bytes.
+"""Reads warm-up sources ahead with several threads and returns them in order, within a budget of bytes.
 
     for morsel in ahead(["past/2026-11-14", "past/2026-11-15"], in_flight=4, bytes="256MB"):
         ...
@@ -185,7 +185,8 @@ def ahead(
     if first:
         if first not in names:
             raise PlanError(
-                f"{first} is not among the {len(names):,} files to fetch; the last time it was read to row {skip:,}"
+                f"{first} is not among the {len(names):,} files to read, but an earlier run stopped at its row {skip:,}; "
+                f"restore the file"
             )
         files = files[names.index(first) :]
     readers = [partial(_morsels, file, columns, skip if n == 0 else 0) for n, file in enumerate(files)]

@@ -1,4 +1,4 @@
-"""The online loop: events arrive, are joined, learned from and published (docs/online.md)."""
+"""Learns online: joins events, learns from them and publishes new versions (docs/online.md)."""
 
 from ctrbox.loop.loop import OnlineLoop
 

@@ -1,4 +1,4 @@
-"""How often: spans of time ("5m"), or numbers of examples ("100000ex")."""
+"""Parses intervals, which are spans of time ("5m") or numbers of examples ("100000ex")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the online loop: where the stream stands, what waits, and the engine, as one thing.
+"""Writes and reads checkpoints of the online loop: the position in the stream, waiting events and the engine.
 
     model/online/
       LOCK                     held by the one loop that learns into this folder
@@ -83,11 +83,11 @@ class Checkpoints:
                 wrong[place] = str(error)
                 continue
             for damaged, why in wrong.items():
-                tell(f"a checkpoint is damaged, going on from the one before: {why}")
+                tell(f"a checkpoint is damaged, so the loop continues from the previous one: {why}")
                 remove(damaged)  # two that are whole are kept, not this and one
             return found
         if wrong:
-            raise SourceError(f"no checkpoint in {self.folder} is whole: {next(iter(wrong.values()))}")
+            raise SourceError(f"every checkpoint in {self.folder} is damaged: {next(iter(wrong.values()))}")
         return None
 
 
@@ -102,7 +102,7 @@ def _read(place: Path) -> Checkpoint:
         if Path(name).name != name or not path.is_file():
             raise SourceError(f"{path} is missing")
         if _facts(path) != facts:
-            raise DataError(f"{path} is damaged: its size or checksum does not fit")
+            raise DataError(f"{path} is damaged: its size or checksum does not match")
         if path.suffix == ".arrow":
             try:
                 with pa.ipc.open_file(pa.BufferReader(path.read_bytes())) as file:

@@ -1,4 +1,4 @@
-"""The bytes of a chunk, a file or a message, as pieces: JSON lines, Parquet or Arrow, told apart by their first bytes.
+"""Decodes the bytes of a chunk, which are JSON lines, Parquet or Arrow, recognized by their first bytes.
 
 Text may be compressed (gzip, zstd). A line that does not parse is left out with its number and the reason; a chunk that cannot be
 read further ends in a piece that says why. Nothing is held but the chunk's bytes and the piece under way, so a compressed chunk

@@ -1,4 +1,4 @@
-"""A folder of chunks as a stream: files that were written aside and renamed into it, with names in order.
+"""Reads a folder of chunk files as a stream, in the order of their names.
 
 A chunk is taken whole: the file's bytes are fetched, then parsed, so a disk or a network that fails is told apart from a file
 that is broken; the first is tried again, the second refused by name. Chunks are read in natural order of their names (`part-9`
@@ -171,7 +171,8 @@ class ChunkFolder:
         checksum = hashlib.blake2b(payload, digest_size=16).hexdigest()
         if start and self.checksum and checksum != self.checksum:
             why = (
-                f"it changed after {start:,} of its rows were learned from, so the rest is not learned from; write new rows to a "
+                f"it changed after {start:,} of its rows were learned from, so the rest is not learned from; write new "
+                f"rows to a "
                 "chunk with another name"
             )
             yield Piece(name, start, start, None, True, refused=why)
@@ -196,7 +197,7 @@ class ChunkFolder:
         }
         if self.chunk and self.chunk not in names:
             self.tell(
-                f"{self.chunk} is gone from {self.name} after row {self.rows:,}; its other rows are not learned from"
+                f"{self.chunk} was removed from {self.name} after row {self.rows:,} was read; its other rows are skipped"
             )
             self.took(Piece(self.chunk, self.rows, self.rows, None, True))
         self._tell_passed_over(set(names))
@@ -214,7 +215,8 @@ class ChunkFolder:
             if (info.size, info.mtime_ns or 0) != self._read_as[name]:
                 del self._read_as[name]
                 self.tell(
-                    f"{name} changed after it was read; its new contents are ignored. Write each chunk under a name that ends in "
+                    f"{name} changed after it was read; its new contents are ignored. Write each chunk under a name that "
+                    f"ends in "
                     ".tmp, rename it when it is complete, and put new rows into a new chunk"
                 )
 
@@ -224,7 +226,7 @@ class ChunkFolder:
             for name in sorted(names - self._seen - self._passed_over):
                 if natural(name) <= behind and name not in self.done:
                     self._passed_over.add(name)
-                    self.tell(f"{name} came after more than {REMEMBERED:,} others with later names; it is left out")
+                    self.tell(f"{name} arrived after more than {REMEMBERED:,} chunks with later names; it is skipped")
         self._seen = names
 
 

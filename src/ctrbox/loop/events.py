@@ -1,4 +1,4 @@
-"""Events: rows of raw columns that say what they are, an impression or a click, when it was, and of which impression.
+"""Decodes events: rows that say whether they are an impression or a click, when it happened, and its impression id.
 
     {"event": "impression", "instance_id": 17, "ts": "2026-11-15T12:00:00", "user_id": 4, "ad_id": 9, …}
     {"event": "click",      "instance_id": 17, "ts": "2026-11-15T12:00:40"}
@@ -62,7 +62,7 @@ class Layout:
         if not columns.names:
             raise PlanError("no feature of the plan reads a column of the log")
         if event in columns.names:
-            raise PlanError(f"column {event!r} is a feature's; name another that says what an event is")
+            raise PlanError(f"column {event!r} is read by a feature; choose another column for the kind of event")
         if time not in log.names:
             raise PlanError(
                 f"the log has no column {time!r} for the time of an event{_nearest_time(time, log)}; name it with time=, or on "
@@ -70,7 +70,8 @@ class Layout:
             )
         if id not in log.names:
             raise PlanError(
-                f"the log has no column {id!r} for the id of an impression{nearest(id, log.names)}; name it with id=, or on the "
+                f"the log has no column {id!r} for the id of an impression{nearest(id, log.names)}; name it with id=, or "
+                f"on the "
                 "command line with --id COLUMN"
             )
         kept = [f.with_type(_plain(f.type)).with_nullable(True).remove_metadata() for f in columns]
@@ -114,7 +115,9 @@ class Layout:
             for name in path[:-1]:
                 inner = inner.setdefault(name, {})
                 if not isinstance(inner, dict):
-                    raise PlanError(f"column {f.name!r} lies within another; expected one of the two")
+                    raise PlanError(
+                        f"column {f.name!r} is nested inside another column that is also read; read only one of the two"
+                    )
             inner[path[-1]] = _written(f.type, pa.int64() if f.name in numbers else TEXT)
         return pa.schema(_fields(tree))
 
@@ -175,7 +178,7 @@ def typed_rows(table: pa.Table, layout: Layout) -> tuple[pa.Table, dict[int, str
     kinds = _kinds(rows.column(layout.event), layout.event)
     lacking = [n for n in layout.columns.names if n not in met]
     if lacking and _is(kinds, IMPRESSION).any():
-        raise DataError(f"impressions lack column {lacking[0]!r}{nearest(lacking[0], met)}")
+        raise DataError(f"impressions have no column {lacking[0]!r}{nearest(lacking[0], met)}")
     made = {layout.event: kinds}
     for name in wanted:
         if name != layout.event:

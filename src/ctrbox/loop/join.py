@@ -1,4 +1,4 @@
-"""The join of impressions and clicks within a click window, in event time.
+"""Joins impressions with clicks within a click window, in event time.
 
     watermark = newest time seen - lateness
 
@@ -60,7 +60,9 @@ class Counts:
 
 
 class Block:
-    """Rows of impressions, ``waiting`` of which wait. One that was put together with others leads to where its rows are now."""
+    """Rows of impressions, ``waiting`` of which wait. One that was put together with others leads to where its rows are
+    now.
+    """
 
     __slots__ = ("into", "rows", "shift", "waiting")
 
@@ -171,7 +173,7 @@ class Join:
         return ready
 
     def _without(self, events: Events, kept: npt.NDArray[np.bool_]) -> Events:
-        """Without those from the future."""
+        """Return the events without those from the future."""
         self.counts.future += int(len(kept) - kept.sum())
         ids = [id for id, keep in zip(events.ids, kept.tolist(), strict=True) if keep]
         lines = None if events.lines is None else events.lines[kept]
@@ -279,8 +281,10 @@ class Join:
             self.compact()
         if self.bytes > self.budget:
             raise BudgetError(
-                f"{self.held:,} impressions and {len(self._clicks):,} clicks wait for their window to pass, "
-                f"{self.bytes:,} bytes; the budget is {self.budget:,}: give more, or take a shorter window or lateness"
+                f"{self.held:,} impressions and {len(self._clicks):,} clicks "
+                f"are waiting for their click window to "
+                f"end and need {self.bytes:,} bytes; the budget is {self.budget:,}: raise it, or use a shorter window "
+                f"or lateness"
             )
 
     def compact(self) -> pa.RecordBatch:
@@ -333,9 +337,9 @@ class Join:
         schema = self.layout.columns
         met = pa.schema([f for f in impressions.schema if f.name not in (ID, TIME, CLICKED, CHUNK, LINE)])
         if met.names != schema.names or [f.type for f in met] != [f.type for f in schema]:
-            raise DataError(f"held impressions have columns {met.names}, the plan reads {schema.names}")
+            raise DataError(f"the waiting impressions have columns {met.names}, but the plan reads {schema.names}")
         if set(numbers["counts"]) != {f.name for f in fields(Counts)}:
-            raise DataError("the counts of held impressions are those of another version")
+            raise DataError("the counts of waiting impressions were written by another version of CTRBox")
         self.newest, self.counts = int(numbers["newest"]), Counts(**numbers["counts"])
         rows = impressions.combine_chunks()
         block = Block(rows.select(schema.names).to_batches()[0] if len(rows) else None, len(rows))

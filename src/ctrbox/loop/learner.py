@@ -1,4 +1,4 @@
-"""What learns online, without clocks and files: events go through the join, then through the plan, then into the engine.
+"""Feeds events through the join and the plan into the engine, without clocks and files.
 
 Rows wait twice: in the join for their window, and in `ready` between the join and the engine, so that learning can stop behind
 any example. Everything that decides what is learned next is in `state`. Rows that the plan refuses (a null where the log has
@@ -34,7 +34,10 @@ class Learner:
         self, plan: Plan, engine: DeepFFM, join: Join, bad_row: Callable[[str, int, str], object], threads: int = 1
     ) -> None:
         if plan.features.weight is not None:
-            raise PlanError("the plan weighs its examples; online every example counts once: leave weight= out")
+            raise PlanError(
+                "the plan has sample weights, but the online loop counts every example once; remove weight= "
+                "from the plan"
+            )
         self.plan, self.engine, self.join, self.bad_row, self.threads = plan, engine, join, bad_row, threads
         self.dropped = 0  # by the plan's filters
         self.refused = 0  # by the plan
@@ -128,6 +131,8 @@ class Learner:
 def _labelled(batch: Batch, clicked: npt.NDArray[np.float32] | None) -> Batch:
     if clicked is None:
         if batch.label is None:
-            raise PlanError("rows to warm up with lack the label's columns; past rows need what became of them")
+            raise PlanError(
+                "the warm-up rows have no label columns; past impressions need to say whether they were clicked"
+            )
         return batch
     return replace(batch, label=clicked if batch.index is None else clicked[batch.index])

@@ -1,4 +1,4 @@
-"""The online loop: events arrive, are joined, learned from, and every few minutes a patch is published.
+"""Runs the online loop: reads events, joins them, learns from them and publishes a patch every few minutes.
 
     OnlineLoop(plan, engine, "events/", "model/", every="5m", window="10m").run()
 
@@ -53,7 +53,7 @@ class OnlineLoop:
     ``once``        end when nothing more is there
     ``delete``      chunks that both checkpoints hold are removed from the folder
     ``strict``      the first malformed row or unreadable chunk is an error
-    ``context``     the log's columns that come once a request, for the server
+    ``context``     the log's columns that come once per request, for the server
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class OnlineLoop:
         spent = time.perf_counter() - began
         self.tell(
             f"warmed up with {self.engine.learned - before:,} examples in {spent:.1f} s, "
-            f"of which {rows.share_waited:.1%} went by waiting for input"
+            f"{rows.share_waited:.1%} of it waiting for input"
         )
         self._publish()
 
@@ -251,11 +251,15 @@ class OnlineLoop:
         self._write_status()
         if lost:
             behind = f"what was learned behind checkpoint {self._number}" if self._number else "what was learned"
-            raise WriteError(f"{behind} is not kept: {self.failed}; make room and start again: it is learned again")
+            raise WriteError(
+                f"{behind} could not be saved: {self.failed}. Free some space and start the loop again; it "
+                f"will learn this part once more"
+            )
         if wanted and self.engine.learned > self.published_learned:
             raise WriteError(
-                f"checkpoint {self._number} holds what was learned, but it is not published, version {self.version.number} "
-                f"stays: {self.failed}; make room and start again"
+                f"checkpoint {self._number} "
+                f"holds everything that was learned, but publishing it failed and version "
+                f"{self.version.number} is still current: {self.failed}. Free some space and start the loop again"
             )
 
     # ---- checkpoints
@@ -277,7 +281,7 @@ class OnlineLoop:
             self.checkpoints.write(self._number + 1, state, tables, self.engine)
         except WriteError as error:
             self.failed = str(error)
-            self.tell(f"no checkpoint, the one before stands: {error}")
+            self.tell(f"the checkpoint could not be written, so the previous one is kept: {error}")
             self._next_checkpoint = time.monotonic() + max(AGAIN_S, self.checkpoint_s)
             return False
         self._number += 1
@@ -304,9 +308,11 @@ class OnlineLoop:
             self.warm = found.state["warm_up"] if self.past else {**found.state["warm_up"], "done": True}
             self._before = found.state["stream"]
             if self.past and self.warm["done"] and "learned" not in self.warm:
-                self.tell(f"{self.out} began without rows to warm up with; those of warm_up are not learned from now")
+                self.tell(f"{self.out} was started without a warm-up; the rows of warm_up are ignored now")
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"checkpoint {found.number} in {self.out} is of another version: {error!r}") from error
+            raise DataError(
+                f"checkpoint {found.number} in {self.out} was written by another version of CTRBox: {error!r}"
+            ) from error
         return self._before
 
     def _fresh(self) -> Learner:
@@ -329,21 +335,25 @@ class OnlineLoop:
     def _check(self, found: Checkpoint) -> None:
         if found.state.get("plan") != self.plan.fingerprint:
             raise PlanError(
-                f"{self.out} was learned through another plan (fingerprint {str(found.state.get('plan'))[:16]}…, the job's is "
+                f"{self.out} was trained with another plan (fingerprint {str(found.state.get('plan'))[:16]}…, but the "
+                f"plan of this job has "
                 f"{self.plan.fingerprint[:16]}…); choose another folder"
             )
         mine, theirs = self.engine.published().about, found.engine.published().about
         for name in ("names", *SETTINGS, *RATES):
             if mine[name] != theirs[name]:
                 raise PlanError(
-                    f"the engine in {self.out} has {name}={theirs[name]!r}, the job's {mine[name]!r}; choose another folder"
+                    f"the engine in {self.out} has {name}={theirs[name]!r}, but the engine of this job has "
+                    f"{mine[name]!r}; choose another folder"
                 )
         settings = found.state.get("settings", {})  # older checkpoints have none
         for name, mine in self._decisive.items():
             if settings.get(name, mine) != mine:
                 raise PlanError(
-                    f"{self.out} is learned with {name} {settings[name]}, asked for is {name} {mine}: examples would change "
-                    f"their meaning; go on with {name} {settings[name]}, or choose another folder"
+                    f"{self.out} "
+                    f"was trained with {name} {settings[name]}, but {name} {mine} was requested, which "
+                    f"would change the meaning of the examples; continue with {name} {settings[name]}, or choose "
+                    f"another folder"
                 )
 
     def _went_on(self) -> None:
@@ -351,7 +361,7 @@ class OnlineLoop:
             self._checkpoint()  # from now on a start is a start from a checkpoint
         else:
             self.tell(
-                f"going on from checkpoint {self._number}: {self.engine.learned:,} examples, {self.learner.join.held:,} held"
+                f"continuing from checkpoint {self._number}: {self.engine.learned:,} examples, {self.learner.join.held:,} held"
             )
         self._between(publish=self.warm["done"])  # a version may be due from before
         self._learn()
@@ -366,8 +376,10 @@ class OnlineLoop:
             raise PlanError(f"{self.out} holds the model of another plan; choose another folder")
         if not self.checkpoints.found() and self._learned(folder) > self.engine.learned:
             raise PlanError(
-                f"{self.out} holds a version that learned from {self._learned(folder):,} examples, the job's engine from "
-                f"{self.engine.learned:,}: load it in the job with cb.DeepFFM.load, or choose another folder"
+                f"{self.out} holds a version that learned from {self._learned(folder):,} "
+                f"examples, but the engine of "
+                f"this job from {self.engine.learned:,}: load that version in the job with cb.DeepFFM.load, or choose "
+                f"another folder"
             )
         return folder
 
@@ -400,12 +412,12 @@ class OnlineLoop:
             self.version = self.folder.published.publish(self.engine, note=_note(self.engine.learned))
         except WriteError as error:
             self.failed, self._owed = str(error), True
-            self.tell(f"not published, version {self.version.number} stays: {error}")
+            self.tell(f"publishing failed, version {self.version.number} is still current: {error}")
             return
         self._next_publish, self._owed = 0.0, False
         self.published_learned, self._published_s = self.engine.learned, time.time()
         self.tell(
-            f"version {self.version.number}: {self.engine.learned:,} examples, a patch of {self.version.patch_bytes:,} bytes"
+            f"version {self.version.number}: {self.engine.learned:,} examples; the patch has {self.version.patch_bytes:,} bytes"
         )
         self._write_status()
 

@@ -1,4 +1,4 @@
-"""A stream of NATS JetStream: every message is a chunk, with one or many events as JSON lines, Parquet or Arrow.
+"""Reads a NATS JetStream stream, each message of which is a chunk of events.
 
     nats://user:password@host:4222/STREAM?subject=ads.events
 
@@ -80,7 +80,7 @@ class NatsStream:
             try:
                 if self._client is None:
                     self._call(self._open(), 2 * ANSWER_S)
-                    self.tell(f"{self.name} is there again")
+                    self.tell(f"the connection to {self.name} is restored")
                 coming = coming or self._start(self._fetch())
                 began = time.perf_counter()
                 messages = coming.result(self.wait_s + ANSWER_S)
@@ -148,7 +148,7 @@ class NatsStream:
             from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy
             from nats.js.errors import NotFoundError
         except ImportError as error:
-            raise SourceError(f"{self.name} needs the client of NATS: pip install 'ctrbox[serve]'") from error
+            raise SourceError(f"{self.name} needs the NATS client: pip install 'ctrbox[serve]'") from error
         met: list[Exception] = []
 
         async def note(error: Exception) -> None:  # the client would print each
@@ -203,14 +203,16 @@ class NatsStream:
 
         if info.config.retention == RetentionPolicy.INTEREST:
             raise SourceError(
-                f"stream {self.stream!r} has interest retention, which drops events while nobody reads; "
-                "expected limits or a work queue"
+                f"stream {self.stream!r} has interest retention, "
+                f"which drops events while no consumer is connected; "
+                f"expected limits or work-queue retention"
             )
         created = str(getattr(info, "created", "") or "")
         if (self.created and created and created != self.created) or info.state.last_seq < self._read:
             raise SourceError(
-                f"stream {self.stream!r} is not the one that was read up to message {self._read:,}: it was made anew and "
-                f"has {info.state.last_seq:,}; learn into another folder, or give the stream another name"
+                f"stream {self.stream!r} "
+                f"was created again since message {self._read:,} was read: it now has only "
+                f"{info.state.last_seq:,} messages; use another output folder, or give the stream another name"
             )
         self.created = created
         # A stream that is opened again before its next message comes has the same gap.
@@ -219,7 +221,9 @@ class NatsStream:
         if gone > 0 and self._read and info.config.retention == RetentionPolicy.LIMITS and not self.subject:
             self.lost += gone
             self._counted = info.state.first_seq - 1
-            self.tell(f"{gone:,} messages of {self.name} were dropped by the stream's limits before they were read")
+            self.tell(
+                f"{gone:,} messages of {self.name} were deleted by the limits of the stream before the loop read them"
+            )
 
     async def _fetch(self) -> list[tuple[int, bytes]]:
         import nats.errors
@@ -228,14 +232,14 @@ class NatsStream:
             messages = await self._subscription.fetch(self._batch, timeout=self.wait_s)
         except (nats.errors.TimeoutError, TimeoutError):
             if not self._client.is_connected:
-                raise _Away(f"{self.name} went away") from None
+                raise _Away(f"the connection to {self.name} was lost") from None
             return []
         found = []
         for message in messages:
             data = message.metadata
             number, delivery = int(data.sequence.stream), int(data.sequence.consumer)
             if delivery > self._delivered + 1:  # one between was sent and never came
-                raise _Away(f"{self.name}: a message before {number:,} was lost on the way")
+                raise _Away(f"{self.name}: a message before number {number:,} was not delivered")
             self._delivered = max(self._delivered, delivery)
             self._unacked.append((number, message.reply))
             if number > self._read:
@@ -296,11 +300,11 @@ def _parsed(url: str) -> tuple[str, str, str, str]:
     try:
         host = f"{parts.hostname or ''}:{parts.port or 4222}"
     except ValueError as error:
-        raise PlanError(f"{url!r} names no server: {error}") from error
+        raise PlanError(f"{url!r} is not the address of a NATS server: {error}") from error
     asked = parse_qs(parts.query)
     unknown = sorted(set(asked) - {"subject"})
     if not parts.hostname or not stream or "/" in stream or unknown:
-        why = f"{unknown[0]!r} is no option" if unknown else "a server and a stream are needed"
+        why = f"{unknown[0]!r} is not an option" if unknown else "a server and a stream are needed"
         raise PlanError(f"{parts.scheme}://{host}{parts.path}: {why}; expected nats://host:4222/STREAM[?subject=ads.*]")
     name = f"{parts.scheme}://{host}/{stream}"
     return f"{parts.scheme}://{parts.netloc}", stream, asked.get("subject", [""])[0], name

@@ -1,4 +1,4 @@
-"""How learning goes, for people: `online.json` beside the model for the server's page, and bad rows by name.
+"""Reports how the online loop is doing: ``online.json`` for the page of the server, and a log of bad rows.
 
 {"examples", "clicked", "loss", "auc", "auc_examples", "constant", "calibration": {"predicted", "clicked"}, "published_at",
  "version", "lag_s", "windows": [[examples, loss, auc, constant], …], "held", "counts": {…}, "updated_at"}
@@ -38,9 +38,9 @@ class Complaints:
         if self.strict:
             raise DataError(what)
         if self.lines <= NAMED:
-            self.tell(f"left out: {what}")
+            self.tell(f"skipped: {what}")
         if self.lines == NAMED:
-            self.tell("further ones are counted")
+            self.tell("further skipped events of this kind are only counted")
 
     def chunk(self, name: str, why: str) -> None:
         """Set aside by name: in the log, and in a file of its own."""

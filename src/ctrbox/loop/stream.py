@@ -1,4 +1,4 @@
-"""Streams: where events come from, in an order that is the same every time they are read.
+"""Opens streams of events, which return the same order every time they are read.
 
 A stream is a row of chunks; a chunk is a file, or a message, with rows in it. Pieces of chunks are handed out in order; whoever
 learned from one says `took`, and asks for the `position` to write a checkpoint. A stream that is opened at that position goes on
@@ -49,16 +49,19 @@ def open_stream(
 ) -> Stream:
     """A folder of chunks on any filesystem, or ``nats://host:port/STREAM``. ``delete``: chunks that are kept are removed."""
     if not where.strip():
-        raise PlanError("the stream has no name; give a folder of chunks, or nats://host:port/STREAM")
+        raise PlanError("the stream has no name; pass a folder of chunks, or nats://host:port/STREAM")
     try:
         scheme = urlsplit(where).scheme
     except ValueError as error:
-        raise PlanError(f"{where!r} is no address of a stream: {error}") from error
+        raise PlanError(f"{where!r} is not an address of a stream: {error}") from error
     if scheme in ("nats", "tls", "ws", "wss"):
         from ctrbox.loop.nats import NatsStream
 
         if delete:
-            raise PlanError("delete is for a folder of chunks; a broker keeps or drops events as its stream says")
+            raise PlanError(
+                "delete= works only with a folder of chunks; a NATS stream deletes events according to its "
+                "own retention policy"
+            )
         return NatsStream(where, layout, position, tell)
     from ctrbox.loop.chunks import ChunkFolder
 

@@ -1,4 +1,4 @@
-"""Where the 16-bit codes of a part lie: w ≈ (code + first) · bucket, from minimum and maximum.
+"""Chooses the quantization buckets of a part from its minimum and maximum: w ≈ (code + first) · bucket.
 
 Minimum and maximum are rounded outwards to β and α decimals; unless told, after an eighth of their distance was added on each
 side, to so many that one digit of the distance counts. Borders stay where they are while weights move a little, and so do the
@@ -68,7 +68,7 @@ def range_of(name: str, weights: npt.NDArray[np.float32]) -> tuple[float, float]
     low, high, finite = _native.range_of(weights)
     if not finite:
         at = int(np.argmin(np.isfinite(weights)))
-        raise DataError(f"weight {at:,} of {name!r} is {weights[at]}; expected finite weights")
+        raise DataError(f"weight {at:,} of {name!r} is {weights[at]}; expected a finite number")
     return low, high
 
 

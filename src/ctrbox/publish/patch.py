@@ -1,4 +1,4 @@
-"""Patches: what turns one file into another, and refuses every other file.
+"""Makes and applies patches, which turn one file into another and refuse every other file.
 
      0   8  "CTRPATCH"            8   4  version, 1        12  4  bytes of a word: 1, 2 or 4
     16   8  bytes of the base    24  32  its SHA-256
@@ -108,20 +108,20 @@ def apply(base: Path_, patch: Path_, result: Path_, *, most_bytes: int | None = 
     asked = _Patch(patch, limit)
     facts = asked.facts
     if size != facts.base_bytes:
-        raise DataError(f"{patch} is for a base of {facts.base_bytes:,} bytes; {base} has {size:,}")
+        raise DataError(f"{patch} applies to a file of {facts.base_bytes:,} bytes, but {base} has {size:,}")
     if facts.result_bytes > limit:
         raise BudgetError(f"{patch} would make a file of {facts.result_bytes:,} bytes; at most {limit:,} are allowed")
     before = _bytes(base)
     if _sha(before) != facts.base_sha256:
         raise DataError(
-            f"{patch} is for another base: {base} has the checksum {_sha(before)[:12]}…, expected {facts.base_sha256[:12]}…"
+            f"{patch} applies to another file: {base} has the checksum {_sha(before)[:12]}…, expected {facts.base_sha256[:12]}…"
         )
     try:
         after = _native.apply(before, facts.word, asked.regions, *asked.streams(), facts.result_bytes)
     except _native.BadPatch as error:
         raise DataError(f"{patch} is damaged: {error}") from error
     if _sha(after) != facts.result_sha256:
-        raise DataError(f"{patch} is damaged: its result has not the checksum it names")
+        raise DataError(f"{patch} is damaged: the checksum of its result does not match")
     with written_aside(Path(result)) as aside:
         with aside.open("wb") as file:
             file.write(after.data)
@@ -140,15 +140,15 @@ class _Patch:
         self.path = path
         # Values take at most as many bytes as the result, positions as many again.
         if most_bytes is not None and (met := _size(path)) > 2 * most_bytes + ROOM:
-            raise BudgetError(f"{path} has {met:,} bytes: too many for a result of at most {most_bytes:,}")
+            raise BudgetError(f"{path} has {met:,} bytes, too many for a result of at most {most_bytes:,} bytes")
         self.data = data = _bytes(path)
         if data.size < HEAD.size + SEAL or data[:8].tobytes() != MAGIC:
-            raise DataError(f"{path} is no patch, or is cut: it has {data.size:,} bytes")
+            raise DataError(f"{path} is not a patch, or was truncated: it has {data.size:,} bytes")
         if hashlib.sha256(data[:-SEAL].data).digest() != data[-SEAL:].tobytes():
-            raise DataError(f"{path} is damaged or cut: its checksum does not fit")
+            raise DataError(f"{path} is damaged or truncated: its checksum does not match")
         _, version, word, base_size, base_sha, size, sha, regions, streams = HEAD.unpack(data[: HEAD.size].tobytes())
         if version != VERSION:
-            raise DataError(f"{path} has version {version} of the format, this program reads {VERSION}")
+            raise DataError(f"{path} has version {version} of the format, but this version of CTRBox reads {VERSION}")
         at = HEAD.size + regions * REGION.size
         self.at = at + streams * STREAM.size
         if word not in (1, 2, 4) or streams != 1 + word or regions > MOST_REGIONS or self.at > data.size - SEAL:
@@ -161,7 +161,7 @@ class _Patch:
         if self.sizes[0][0] > words + 32 or values > words or any(raw != values for raw, _ in self.sizes[1:]):
             raise DataError(f"{path} contradicts itself: it changes more words than its result has")
         if self.at + sum(packed for _, packed in self.sizes) + SEAL != data.size:
-            raise DataError(f"{path} contradicts itself: its streams do not fill it")
+            raise DataError(f"{path} contradicts itself: its streams do not add up to its size")
         self.facts = PatchFacts(word, base_size, base_sha.hex(), size, sha.hex(), data.size, values)
 
     def streams(self) -> tuple[Octets, list[Octets]]:
@@ -170,7 +170,7 @@ class _Patch:
             try:
                 plain: Any = codec.decompress(self.data[at : at + packed], raw) if raw else b""
             except (OSError, pa.ArrowException) as error:
-                raise DataError(f"{self.path} is damaged: a stream cannot be unpacked") from error
+                raise DataError(f"{self.path} is damaged: a stream cannot be decompressed") from error
             found.append(np.frombuffer(plain, np.uint8))
             at += packed
         return found[0], found[1:]
@@ -196,7 +196,7 @@ def _bytes(path: Path_) -> Octets:
 def _size(path: Path_) -> int:
     with _reading(path):
         if not Path(path).is_file() and Path(path).exists():
-            raise SourceError(f"cannot read {path}: it is no regular file")
+            raise SourceError(f"cannot read {path}: it is not a regular file")
         return Path(path).stat().st_size
 
 

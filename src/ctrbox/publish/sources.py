@@ -1,4 +1,4 @@
-"""From the models of CTRBox to weights without optimizer state, and back.
+"""Extracts weights without optimizer state from the models of CTRBox, and loads them again.
 
 a saved Deep FFM                   parts lr, ffm, dense; back by cb.DeepFFM.load
 *.safetensors, a run folder        a part for each tensor (a run's dense weights; its tables are published as exports)
@@ -110,7 +110,8 @@ def weights_of(model: Model) -> Weights:
     if path.suffix == ".safetensors":
         return _tensors(path)
     raise DataError(
-        f"{path} is no model of ours; expected a saved Deep FFM, a run folder, *.safetensors, a table's Parquet export or a "
+        f"{path} is not a model of CTRBox; expected a saved Deep FFM, a run folder, *.safetensors, a table's Parquet "
+        f"export or a "
         "weight file"
     )
 
@@ -212,7 +213,9 @@ def _table(path: Path) -> Weights:
         raise SourceError(f"cannot read {path}: {error}") from error
     vector: Any = rows.schema.field("vector").type if "vector" in rows.schema.names else None
     if "key" not in rows.schema.names or not pa.types.is_fixed_size_list(vector) or vector.value_type != pa.float32():
-        raise DataError(f"{path} is no export of a table: it has {', '.join(rows.schema.names)}; expected key, vector")
+        raise DataError(
+            f"{path} is not an export of a table: it has {', '.join(rows.schema.names)}; expected key, vector"
+        )
     flat = rows["vector"].combine_chunks().flatten().to_numpy()
     weight = rows["weight"].to_numpy() if "weight" in rows.schema.names else None
     return _rows_of(rows["key"].to_numpy(), weight, flat.reshape(rows.num_rows, vector.list_size))

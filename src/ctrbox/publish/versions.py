@@ -1,4 +1,4 @@
-"""A folder of published versions.
+"""Manages a folder of published versions.
 
     published/
       CURRENT                 the version to serve, bytes and seal of the log up to it; replaced by one rename
@@ -155,7 +155,8 @@ class Published:
                 kind = read_directory(place).kind
                 if before is not None and kind != before.kind:
                     raise DataError(
-                        f"{self.folder} holds versions of kind {before.kind!r}, not {kind!r}: publish to another folder"
+                        f"{self.folder} holds versions of kind {before.kind!r}, but this model is of kind {kind!r}; "
+                        f"publish it to another folder"
                     )
                 self._check_fields(place)
                 if base is not None:
@@ -193,7 +194,7 @@ class Published:
         except OSError as error:
             raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
         if not isinstance(found, list):
-            raise DataError(f"{path} names no features")
+            raise DataError(f"{path} does not list the features")
         return found
 
     def _check_fields(self, place: Path) -> None:
@@ -203,7 +204,7 @@ class Published:
         for name in found.about.get("names", []):
             if name not in known:
                 raise DataError(
-                    f"the model's field {name!r} is no feature of the plan that {self.folder.parent} is served with"
+                    f"the model's field {name!r} is not a feature of the plan that {self.folder.parent} is served with"
                     f"{nearest(str(name), known)}; make another folder for it: ctrbox publish create"
                 )
 
@@ -265,9 +266,11 @@ class Published:
             with open_regular(self.folder / "log.jsonl") as file:
                 size = os.fstat(file.fileno()).st_size
                 if set(facts) != {"version", "log_bytes", "log_seal"} or not isinstance(facts["log_bytes"], int):
-                    raise DataError(f"{pointer} is no pointer of a published folder")
+                    raise DataError(f"{pointer} is not the CURRENT file of a published folder")
                 if not 0 < facts["log_bytes"] <= min(size, MOST_LOG):
-                    raise DataError(f"{self.folder}/log.jsonl is cut: {size:,} bytes, expected {facts['log_bytes']:,}")
+                    raise DataError(
+                        f"{self.folder}/log.jsonl was truncated: it has {size:,} bytes, expected {facts['log_bytes']:,}"
+                    )
                 text = file.read(facts["log_bytes"])
         except FileNotFoundError as error:
             if Path(error.filename) == pointer and not any((self.folder / "patches").glob("*")):
@@ -299,7 +302,7 @@ def _opened(before: str, line: bytes, path: Path) -> tuple[dict[str, Any], str]:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         seal = None
     if seal is None or seal != _seal(before, facts):
-        raise DataError(f"{path} is damaged: a checksum does not fit")
+        raise DataError(f"{path} is damaged: a checksum does not match")
     return facts, seal
 
 

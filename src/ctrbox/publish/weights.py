@@ -1,4 +1,4 @@
-"""The weight file: named parts without optimizer state, float32 ones as 16-bit codes.
+"""Reads and writes weight files: named parts without optimizer state, float32 parts as 16-bit codes.
 
      0   8  "CTRWGHTS"            8   4  version, 1        12  4  bytes of the directory
     16   8  checksum of the directory                      24  8  bytes of the file
@@ -120,7 +120,7 @@ def write_weights(
     if decimals is not None and not all(isinstance(d, int) and -30 <= d <= 30 for d in decimals):
         raise PlanError(f"decimals= must be two whole numbers from -30 to 30, got {decimals!r}")
     if len({p.name for p in weights.parts}) != len(weights.parts):
-        raise DataError("two parts have one name")
+        raise DataError("two parts have the same name")
     known = read_directory(base).codes if base is not None else {}
     entries, blocks = [], []
     for part in weights.parts:
@@ -200,12 +200,14 @@ def _read_directory(path: str | os.PathLike[str], file: BinaryIO) -> Directory:
     size = os.fstat(file.fileno()).st_size
     head = file.read(HEAD.size)
     if len(head) < HEAD.size or head[:8] != MAGIC:
-        raise SourceError(f"cannot read {path}: it is no weight file: it does not start with {MAGIC.decode()}")
+        raise SourceError(f"cannot read {path}: it is not a weight file: it does not start with {MAGIC.decode()}")
     _, version, length, met, claimed = HEAD.unpack(head)
     if version != VERSION:
-        raise SourceError(f"cannot read {path}: it has version {version} of the format, this program reads {VERSION}")
+        raise SourceError(
+            f"cannot read {path}: it has version {version} of the format, but this version of CTRBox reads {VERSION}"
+        )
     if claimed != size or length > min(size - HEAD.size, MOST_DIRECTORY) or any(head[32:]):
-        raise SourceError(f"cannot read {path}: it is damaged: {size:,} bytes, its head claims {claimed:,}")
+        raise SourceError(f"cannot read {path}: it is damaged: it has {size:,} bytes, but its header says {claimed:,}")
     text = file.read(length)
     if len(text) != length or _sum(text) != met:
         raise SourceError(f"cannot read {path}: it is damaged: the checksum of its directory is wrong")

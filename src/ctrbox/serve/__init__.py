@@ -1,4 +1,4 @@
-"""Requests in, scores out: a model's folder, requests, the context cache, HTTP and gRPC, hot reload, a page."""
+"""Serves predictions: model folders, requests, the context cache, HTTP and gRPC, hot reload, and a status page."""
 
 from ctrbox.serve.model_folder import ModelFolder, create
 

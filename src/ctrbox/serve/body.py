@@ -1,4 +1,4 @@
-"""The JSON of a request as Python values, fast: `orjson`, and a check that no object has a name twice."""
+"""Parses the JSON of a request with ``orjson``, and checks that no object has a duplicate name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ctrbox.columns.json_text import strict_json
 
 
 def read_json(text: bytes) -> Any:
-    """Read JSON. Raises ``orjson.JSONDecodeError`` for text that is not JSON, DataError for a name that comes twice.
+    """Read JSON. Raises ``orjson.JSONDecodeError`` for text that is not JSON, DataError for a name that occurs twice.
 
     `orjson` keeps the last of two equal names. Written out again, the value then has fewer strings than the text had: they are
     counted by their quotes, which takes about as long as the reading itself. Only a text that fails is read slowly and named.

@@ -1,4 +1,4 @@
-"""Cached contexts: bounded by bytes, the least recently used goes first.
+"""Caches contexts within a budget of bytes, and evicts the least recently used one first.
 
 A context holds exactly the bytes that it is counted with (`ContextPart`). What contexts of other sizes leave behind when they are
 evicted are holes in the allocator's memory; after so many evicted bytes its free pages are given back to the system, so that the

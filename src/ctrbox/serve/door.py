@@ -1,4 +1,4 @@
-"""Who holds how much of the server: connections and bytes, in all and for each client address.
+"""Limits connections and bytes, in total and for each client address.
 
 One address may hold at most its share of each limit. Where a limit of all together is reached, the address that holds the most
 makes room: first its connection that has been idle for longest, then the one whose request has been arriving for longest. So a

@@ -1,4 +1,4 @@
-"""Rows of a request as record batches: which fields a part of the request must have, may have and must not have."""
+"""Converts the rows of a request to record batches, and checks which fields each part of the request has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ctrbox.errors import DataError
 
 
 class RowReader:
-    """Objects of one set of columns as record batches of ``schema``; columns of ``known`` that nothing reads are ignored."""
+    """Objects of one set of columns as record batches of ``schema``; columns of ``known`` that nothing reads are
+    ignored.
+    """
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class RowReader:
             lengths[len(values)] = name
         if len(lengths) > 1:
             (a, x), (b, y) = list(lengths.items())[:2]
-            raise DataError(f"{self.where}: column {x!r} has {a} values, column {y!r} has {b}")
+            raise DataError(f"{self.where}: column {x!r} has {a} values, but column {y!r} has {b}")
         return self.batch([c.array(given[c.name]) for c in self.columns], next(iter(lengths), 0))
 
     def batch(self, arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
@@ -95,7 +97,7 @@ class RowReader:
         return pick
 
     def uneven(self, given: list[Any], names: tuple[str, ...]) -> str:
-        """Which row differs from the first, and how."""
+        """Describe the first row that differs from row 0, and how."""
         for k, row in enumerate(given):
             if not isinstance(row, dict):
                 return f"{self.where}: row {k} must be an object of columns, got {brief(row)}"

@@ -1,4 +1,4 @@
-"""How many connections the process's limit of open files leaves room for."""
+"""Computes how many connections the open-file limit of the process leaves room for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The head of an HTTP/1.1 request, read strictly: whatever two servers could understand in two ways is refused.
+"""Parses the head of an HTTP/1.1 request strictly: whatever two servers could understand differently is refused.
 
     POST /v1/score HTTP/1.1 CRLF
     Host: 127.0.0.1:8000 CRLF
@@ -78,7 +78,7 @@ def read_head(text: bytes) -> Head:
         field = FIELD.match(text, at)
         if field is None:
             told = text[at : at + 40].decode("latin-1")
-            raise Refused(400, f"a line of the request's head is no header field of HTTP/1.1: {told!r}")
+            raise Refused(400, f"a line of the request header is not a valid HTTP/1.1 header field: {told!r}")
         name, value = field.groups()
         name = name.lower()
         if name in ONCE and name in headers:
@@ -114,13 +114,13 @@ def length_of(headers: Headers, http10: bool) -> tuple[int, bool]:
     coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     if coding is not None:
         if http10:
-            raise Refused(400, "HTTP/1.0 has no Transfer-Encoding; send Content-Length")
+            raise Refused(400, "HTTP/1.0 does not support Transfer-Encoding; send Content-Length")
         if length is not None:
             raise Refused(400, "the request has both Content-Length and Transfer-Encoding; send one of them")
         if coding.lower() != b"chunked":
             raise Refused(
                 501,
-                f"this server takes Transfer-Encoding: chunked and no other, got {coding[:60].decode('latin-1')!r}",
+                f"the only Transfer-Encoding that this server accepts is chunked, got {coding[:60].decode('latin-1')!r}",
             )
         return 0, True
     if length is None:

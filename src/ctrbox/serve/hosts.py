@@ -1,4 +1,4 @@
-"""Which names a server without a token answers to.
+"""Checks the Host and Origin headers of requests to a server without a token.
 
 A web page that a user visits can make the browser send requests to the user's own machine. Its own name, pointed at 127.0.0.1
 for a moment (DNS rebinding), would make the answers readable to it. The browser still tells that name in Host and Origin, so both

@@ -1,4 +1,4 @@
-"""Keys that requests ask for, by field, and how many of them the model has never learned.
+"""Counts the keys that requests ask for, by field, and those that the model has never learned.
 
 A key that was never learned gets its initial row, so a field whose ids are written in another way than they were trained with
 ('0017' instead of '17') gives scores that look fine and use nothing of the field. Each request adds two numbers per field here;

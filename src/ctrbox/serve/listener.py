@@ -1,4 +1,6 @@
-"""Where connections come in: the listening sockets, the door that counts, TLS, and the sweep over those who dawdle."""
+"""Accepts connections: opens the listening sockets, limits connections, starts TLS, and closes connections that are too
+slow.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A limit on repeated log lines, so that nobody can fill a disk by making the server complain."""
+"""Limits repeated log lines, so that clients cannot fill the disk with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server counts: requests by route and status, latencies, candidates, reloads; for Prometheus and for the page.
+"""Counts requests by route and status, latencies, candidates and reloads, for Prometheus and for the status page.
 
 A latency falls into one of 64 buckets, each a quarter wider than the one before, so a quantile is right to 12 %. The page shows
 the last seconds: a ring of one histogram a second.

@@ -1,7 +1,7 @@
-"""What `ctrbox serve` opens: a folder with a plan and the published versions of a model, or the folder of a run.
+"""Opens the folder that ``ctrbox serve`` is given: a plan with the published versions of a model, or a run folder.
 
     model/
-      serve.json     sealed: kind, the log's columns that come once a request, the plan's fingerprint
+      serve.json     sealed: kind, the log's columns that come once per request, the plan's fingerprint
       plan.ctr       the plan
       log.arrow      the log's columns without a row: whoever serves need not have the log
       weights/       versions, patches and their log (`cb.publish.Published`)
@@ -47,7 +47,7 @@ class ModelFolder:
 
     folder: Path
     kind: str  # DEEP_FFM; CLICK_MODEL, a run that is published; RUN, the folder of one
-    context: tuple[str, ...]  # columns of the log that come once a request; of a run: as each request says
+    context: tuple[str, ...]  # columns of the log that come once per request; of a run: as each request says
     fingerprint: str  # of the plan; "" of a run, which checks it itself
 
     @staticmethod
@@ -89,7 +89,7 @@ class ModelFolder:
         """The plan, for the CPU. ``views``: other data for its views, by name; ``allow_operators``, ``allow_views``: as for
         ``cb.Plan.load``."""
         if self.kind == RUN:
-            raise PlanError(f"{self.folder} is the folder of a run: cb.Run.load opens it with its plan")
+            raise PlanError(f"{self.folder} is a run folder; open it with cb.Run.load")
         given = dict(views or {})
         path = self.folder / LOG
         if path.exists():
@@ -106,8 +106,9 @@ class ModelFolder:
         )
         if plan.fingerprint != self.fingerprint:
             raise DataError(
-                f"{self.folder / PLAN} has fingerprint {plan.fingerprint[:16]}…, the model was made with "
-                f"{self.fingerprint[:16]}…: a view has other columns, or nulls in others"
+                f"{self.folder / PLAN} has fingerprint {plan.fingerprint[:16]}"
+                f"…, but the model was made with "
+                f"{self.fingerprint[:16]}…: a view has other columns, or nulls in other columns"
             )
         return plan
 
@@ -131,14 +132,14 @@ def create(
 
     ``engine``: a Deep FFM, or a run; vectors of all objects of its Model Servers are computed now. Of a model of your own class
     only the weights are kept: whoever serves them brings the class (``ctrbox serve model/ --job job.py``). ``context``: the
-    columns of the log that come once a request; every other one that the plan reads comes with each candidate. ``quantise``:
+    columns of the log that come once per request; every other one that the plan reads comes with each candidate. ``quantise``:
     weights as 16-bit codes.
     """
     place = Path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise WriteError(f"{place} exists and is not empty; publish to {place / WEIGHTS}, or choose another folder")
     if not isinstance(plan, Plan):
-        raise PlanError(f"create takes the plan that cb.compile made, got {type(plan).__name__}")
+        raise PlanError(f"create takes a plan, as cb.compile returns it, got {type(plan).__name__}")
     schema = plan.log.source.schema
     if isinstance(context, str):
         raise PlanError(f"context= takes column names in a list, got {context!r}")
@@ -156,13 +157,13 @@ def create(
     else:
         if engine.learned_from_text:
             raise PlanError(
-                "this engine learned from text, where a feature's key is of its words; a plan makes other keys of the same "
-                "values, so its scores would be chance. Learn from the plan: engine.learn(plan)"
+                "this engine was trained on text files, which give the same values other keys than a plan does, so its "
+                "scores would be random. Train it on the plan: engine.learn(plan)"
             )
         features = [*(f.name for f in plan.schema.sparse), *plan.schema.dense_names]
         for name in engine.fields:
             if name not in features:
-                raise PlanError(f"the model's field {name!r} is no feature of the plan{nearest(name, features)}")
+                raise PlanError(f"the model's field {name!r} is not a feature of the plan{nearest(name, features)}")
     with written_aside(place, folder=True) as aside:
         aside.mkdir()
         plan.save(aside / PLAN)

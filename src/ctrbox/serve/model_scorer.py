@@ -1,4 +1,4 @@
-"""A published click model over the two parts of a request: what the context says is looked up and pooled once.
+"""Scores requests with a published click model; the vectors of the context are looked up and pooled once.
 
     context      keys → rows → pooled (1, fields, dim), sequences (1, longest, dim)        kept with the context
     candidates   keys → rows → pooled (rows, …)
@@ -39,7 +39,7 @@ Own = Mapping[
 
 @dataclass(frozen=True)
 class Side:
-    """Fields of a source that are the context's, or the candidates'. ``single``: pooled ones of exactly one key a row, whose
+    """Fields of a source that are the context's, or the candidates'. ``single``: pooled ones of exactly one key per row, whose
     vector is the key's: they need no look-up of distinct keys."""
 
     number: int
@@ -138,7 +138,9 @@ class ModelScorer:
             for name, key, row in zip(given.ids, keys.tolist(), rows, strict=True):
                 content = row.tobytes()
                 if contents.setdefault((self.servers[field], key), content) != content:
-                    raise DataError(f"object {brief(name)} of {field!r} comes twice in the request, as two objects")
+                    raise DataError(
+                        f"object {brief(name)} of {field!r} occurs twice in the request with different contents"
+                    )
             checked.append((field, keys, rows))
         for field, keys, rows in checked:
             found, computed = self.tables[field].embed(keys, rows)
@@ -160,7 +162,7 @@ class ModelScorer:
             logits = logits + np.float32(self.learner.shift)
         if not np.isfinite(logits).all():
             row = int(np.flatnonzero(~np.isfinite(logits))[0])
-            raise DataError(f"the model's output for candidate {row:,} is not finite: is a value too large?")
+            raise DataError(f"the model's output for candidate {row:,} is not finite; check that no value is too large")
         with np.errstate(over="ignore"):  # a logit below -709 is a probability of 0
             scores = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
         return scores, len(found.without | theirs.without), theirs.counted
@@ -227,12 +229,14 @@ class ModelScorer:
 
 
 def single_keys(batch: Batch, fields: Sequence[str]) -> Keys:
-    """Keys of fields of exactly one key a row, field after field."""
+    """Keys of fields of exactly one key per row, field after field."""
     rows, sparse, values = batch.rows, batch.sparse, []
     for name in fields:
         keys = sparse[name].values
         if keys.size != rows:
-            raise DataError(f"field {name!r} has rows with other than one key; its schema says exactly one")
+            raise DataError(
+                f"field {name!r} has rows with no key or several keys, but its schema says exactly one key per row"
+            )
         values.append(keys)
     return np.concatenate(values) if len(values) > 1 else values[0]
 

@@ -1,4 +1,4 @@
-"""Objects that come with a request: images, titles, whatever a Model Server of the model was trained on.
+"""Reads the objects that come with a request, such as images and titles, for the Model Servers of the model.
 
     "objects": {"ad_image": {"77": [0.1, …], "78": […]}}                 by field, by raw id: the text or number that is hashed
     tensors objects.ad_image [n, width] and objects.ad_image.id [n]       the same in the Open Inference Protocol
@@ -46,11 +46,11 @@ class Objects:
 
 def from_json(given: Any) -> dict[str, Objects]:
     if not isinstance(given, dict):
-        raise DataError(f"objects must be an object of fields, got {brief(given)}")
+        raise DataError(f"objects must be a JSON object with one entry per field, got {brief(given)}")
     found = {}
     for field, by_id in given.items():
         if not isinstance(by_id, dict):
-            raise DataError(f"objects of {field[:100]!r} must be an object of lists by id, got {brief(by_id)}")
+            raise DataError(f"objects of {field[:100]!r} must be a JSON object from ids to lists, got {brief(by_id)}")
         found[field] = Objects(list(by_id), list(by_id.values()))
     return bounded(found)
 
@@ -60,13 +60,16 @@ def from_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, Objects]:
     for name, values in tensors.items():
         field = name.removeprefix(PREFIX).removesuffix(ID)
         if f"{PREFIX}{field}" not in tensors or f"{PREFIX}{field}{ID}" not in tensors:
-            raise DataError(f"objects of {field[:100]!r} need two tensors, {PREFIX}{field} and {PREFIX}{field}{ID}")
+            raise DataError(
+                f"objects of {field[:100]!r} must be sent as two tensors, {PREFIX}{field} and {PREFIX}{field}{ID}"
+            )
         if name.endswith(ID):
             continue
         ids = tensors[f"{PREFIX}{field}{ID}"]
         if values.ndim != 2 or values.dtype == object or ids.shape not in ((len(values),), (len(values), 1)):
             raise DataError(
-                f"tensors {name!r} and {name + ID!r} have shapes {values.shape}, {ids.shape}; expected [n, width] and [n]"
+                f"tensors {name!r} and {name + ID!r} have the shapes {values.shape} and {ids.shape}; expected [n, width] "
+                f"and [n]"
             )
         found[field] = Objects(ids.reshape(-1).tolist(), values)
     return bounded(found)
@@ -93,7 +96,10 @@ class ObjectKeys:
 
     def of(self, field: str, ids: list[Any]) -> Keys:
         if field not in self.plain:
-            raise DataError(f"objects of {field!r}: its keys are not of one plain id, so objects cannot be named by it")
+            raise DataError(
+                f"objects of {field!r}: its keys are not made from one plain id column, so objects cannot be "
+                f"identified by an id"
+            )
         space, kind = self.plain[field]
         texts = [i.decode(errors="replace") if isinstance(i, bytes) else str(i) for i in ids]
         if kind == "s":
@@ -102,7 +108,7 @@ class ObjectKeys:
         for text in texts:
             plain = text.removeprefix("-").isdigit() and text.isascii() and len(text) <= MOST_DIGITS
             if not plain or not -(1 << 63) <= int(text) < 1 << 63:
-                raise DataError(f"objects of {field!r}: id {brief(text)} is no whole number of 64 bits")
+                raise DataError(f"objects of {field!r}: id {brief(text)} is not a whole number of 64 bits")
             numbers.append(int(text))
         return self.hashed(pa.array(numbers, pa.int64()), space) if kind else np.array(numbers, np.int64)
 
@@ -135,5 +141,5 @@ def matrix(field: str, objects: Objects, table: PublishedVectors) -> Any:
 def served_by(field: str, tables: Mapping[str, PublishedVectors]) -> PublishedVectors:
     if field not in tables:
         known = f"; it takes objects of {', '.join(map(repr, tables))}" if tables else "; it takes none"
-        raise DataError(f"this model computes no vectors of {field[:100]!r}{nearest(field, tables)}{known}")
+        raise DataError(f"this model does not compute vectors for {field[:100]!r}{nearest(field, tables)}{known}")
     return tables[field]

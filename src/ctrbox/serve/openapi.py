@@ -1,4 +1,4 @@
-"""The description of the routes for programs (/openapi.json) and, made of it, for people (/docs)."""
+"""Describes the routes for programs (/openapi.json) and for people (/docs)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server's own copy of the weights: a folder ``ctrbox-serve-…`` below the temporary one, removed when the server ends.
+"""Keeps the server's own copy of the weights in a temporary folder, which is removed when the server ends.
 
 A process that is killed leaves its folder. So each has a LOCK, which its process holds by flock, and the next server of the same
 user removes those whose LOCK nobody holds. A folder without a LOCK is never touched: it may be another's, or just being made.

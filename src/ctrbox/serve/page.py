@@ -1,4 +1,4 @@
-"""The page at /: what the server does now, asked of /v1/live once a second and drawn as SVG.
+"""Writes the status page at /, which asks /v1/live once a second and draws the answer as SVG.
 
 One file, nothing from outside; the content policy forbids it anything else. Charts are lines over the last minute, and over the
 learner's windows where something learns beside the server.

@@ -1,4 +1,4 @@
-"""A bounded queue before the one who scores: the event loop itself, or a few threads.
+"""Queues requests up to a limit, for scoring on the event loop or on a few threads.
 
 Without threads the loop scores once it has read and refused what came, then for as long as that took: at twice the load it
 can bear a refusal takes 3 ms. Two threads answer a fifth more, and their refusals wait for the GIL, up to seconds

@@ -1,4 +1,4 @@
-"""What a client is told when a request is not answered: a status and one sentence."""
+"""Defines the error that a client gets when a request is refused: a status and one sentence."""
 
 from __future__ import annotations
 

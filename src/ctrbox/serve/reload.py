@@ -1,4 +1,4 @@
-"""New versions while serving: a thread watches CURRENT of the published folder.
+"""Loads new versions while serving: a thread watches the CURRENT file of the published folder.
 
 The server has its own copy of the weights. A new version comes as the patches since the copy's, each checked against its base
 and its result before anything is written; then the copy is loaded beside the model that serves, and one reference is replaced.
@@ -112,7 +112,7 @@ class Reloader:
             with aside.open("rb") as file:
                 met = (aside.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
             if met != (version.bytes, version.sha256):
-                raise DataError(f"the file of version {version.number} is damaged: its checksum does not fit")
+                raise DataError(f"the file of version {version.number} is damaged: its checksum does not match")
         return version, "whole file"
 
     def _failed(self, version: Version | None, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""A request: one context and its candidates as raw columns; read from JSON or from tensors.
+"""Reads requests, each with one context and its candidates as raw columns, from JSON or from tensors.
 
     {"context": {"user_id": 7, …}, "candidates": [{"ad_id": 1, …}, …]}       or "candidates": {"ad_id": [1, …], …}
 
@@ -108,7 +108,7 @@ class RequestReader:
         try:
             given = read_json(text)
         except orjson.JSONDecodeError as error:
-            raise Refused(400, f"the context is no JSON: {str(error)[:200]}") from None
+            raise Refused(400, f"the context is not JSON: {str(error)[:200]}") from None
         return self._fixed[0].row(given)
 
     def slowly(self, body: bytes) -> Request:
@@ -116,7 +116,7 @@ class RequestReader:
         try:
             given = read_json(body)
         except orjson.JSONDecodeError as error:
-            raise Refused(400, f"the body is no JSON: {str(error)[:200]}") from None
+            raise Refused(400, f"the body is not JSON: {str(error)[:200]}") from None
         if type(given) is not dict or not given.keys() <= PARTS or "candidates" not in given:
             raise Refused(400, f"expected an object with context and candidates, got {shape(given)}")
         context = given.get("context", {})
@@ -158,8 +158,12 @@ class RequestReader:
             expected = 1 if name in once else rows
             if values.ndim == 0 or len(values) != expected:
                 raise DataError(
-                    f"tensor {name!r} has shape {list(values.shape)}, expected {expected} in the first dimension: "
-                    + ("it belongs to the context" if name in once else "as many as the other candidates' columns")
+                    f"tensor {name!r} has shape {list(values.shape)}, expected {expected} in the first dimension, because "
+                    + (
+                        "it belongs to the context, which has one row"
+                        if name in once
+                        else "the other columns of the candidates have that many rows"
+                    )
                 )
             made[name] = self.columns[name].from_tensor(values)
         context, candidates = (

@@ -1,4 +1,4 @@
-"""What there is to ask over HTTP, and what is answered: without any knowledge of sockets.
+"""Answers HTTP requests by route, without any knowledge of sockets.
 
     POST /v1/score                    {"context": …, "candidates": …} → {"scores": […], "version": 7}
     GET  /v2 …                        the Open Inference Protocol, JSON and binary tensors
@@ -84,11 +84,11 @@ class Routes:
         service = self.service
         if service.token and path not in LIVENESS and not service.allows(headers.get(b"authorization", b"")):
             met = "the Authorization header has another one" if b"authorization" in headers else "the request has none"
-            raise Refused(401, f"this server asks for a token, and {met}; expected Authorization: Bearer TOKEN")
+            raise Refused(401, f"this server requires a token, but {met}; expected Authorization: Bearer TOKEN")
         if service.hosts is not None:
             service.hosts.check(headers)
         if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise Refused(415, "bodies are taken as they are, without a Content-Encoding")
+            raise Refused(415, "a Content-Encoding is not supported; send the body without one")
         claimed = headers.get(b"content-length", b"0")
         if claimed.isdigit() and (len(claimed) > 18 or int(claimed) > service.limits.body_bytes):
             raise too_large(service.limits.body_bytes)
@@ -104,7 +104,7 @@ class Routes:
             return page()
         if path.startswith("/v2/"):
             return self.v2(method, path, headers, body)
-        raise Refused(404, f"there is nothing at {path[:100]!r}; see /docs")
+        raise Refused(404, f"there is no resource at {path[:100]!r}; see /docs")
 
     # ---- scoring, by the queue
 
@@ -138,7 +138,7 @@ class Routes:
         name = unquote(steps[0]) if steps else ""
         version, rest = (steps[2], steps[3:]) if steps[1:2] == ["versions"] and len(steps) > 2 else ("", steps[1:])
         if not name or rest not in ([], ["ready"], ["config"], ["infer"]):
-            raise Refused(404, f"there is nothing at {path[:100]!r}; see /docs")
+            raise Refused(404, f"there is no resource at {path[:100]!r}; see /docs")
         service.check_model(name, version)
         if rest == ["infer"]:
             need(method, "POST", path)
@@ -171,7 +171,7 @@ class Routes:
 
 def need(method: str, wanted: str, path: str) -> None:
     if method != wanted and not (method == "HEAD" and wanted == "GET"):
-        raise Refused(405, f"{path[:100]} takes {wanted}, not {method[:20]}")
+        raise Refused(405, f"{path[:100]} accepts {wanted}, not {method[:20]}")
 
 
 def too_large(most: int) -> Refused:

@@ -1,4 +1,4 @@
-"""gRPC: the Open Inference Protocol v2 as `tritonclient.grpc` speaks it.
+"""Serves gRPC with the Open Inference Protocol v2, as ``tritonclient.grpc`` speaks it.
 
 Threads of gRPC score themselves; together with those who wait they are bounded by ``maximum_concurrent_rpcs``, beyond which gRPC
 answers RESOURCE_EXHAUSTED at once, and by the service's queue. The token comes as metadata ``authorization: Bearer …``.
@@ -169,11 +169,14 @@ def tensors_of(request: Any) -> dict[str, np.ndarray]:
     """The inputs by name, from raw contents or from typed ones."""
     raw, found = list(request.raw_input_contents), {}
     if raw and len(raw) != len(request.inputs):
-        raise wrong(f"{len(raw)} raw contents for {len(request.inputs)} inputs")
+        raise wrong(
+            f"the request has {len(raw)} raw contents for {len(request.inputs)} inputs; expected one for "
+            f"each input; expected one for each input"
+        )
     for k, entry in enumerate(request.inputs):
         shape = checked_shape(entry.name, entry.datatype, list(entry.shape))
         if entry.name in found:
-            raise wrong(f"input {entry.name[:100]!r} comes twice")
+            raise wrong(f"input {entry.name[:100]!r} occurs twice")
         if raw:
             if entry.HasField("contents"):
                 raise wrong(f"input {entry.name[:100]!r} has both contents and raw contents; expected one of the two")
@@ -187,10 +190,10 @@ def from_contents(entry: Any, shape: list[int]) -> np.ndarray:
     count = int(np.prod(shape, dtype=object))
     name = "bytes_contents" if entry.datatype == "BYTES" else CONTENTS.get(entry.datatype)
     if name is None:
-        raise wrong(f"input {entry.name[:100]!r}: {entry.datatype} comes in raw contents only")
+        raise wrong(f"input {entry.name[:100]!r}: {entry.datatype} is accepted in raw contents only")
     others = [field.name for field, _ in entry.contents.ListFields() if field.name != name]
     if others:
-        raise wrong(f"input {entry.name[:100]!r} is {entry.datatype} and has {others[0]}; expected {name} alone")
+        raise wrong(f"input {entry.name[:100]!r} is {entry.datatype} and has {others[0]}; expected only {name}")
     values = getattr(entry.contents, name)
     if len(values) != count:
         raise wrong(f"input {entry.name[:100]!r} has {len(values)} values, expected {count} for shape {shape}")
@@ -199,7 +202,7 @@ def from_contents(entry: Any, shape: list[int]) -> np.ndarray:
     try:
         return np.array(values, NUMPY[entry.datatype]).reshape(shape)
     except (OverflowError, ValueError):
-        raise wrong(f"input {entry.name[:100]!r} holds a number beyond {entry.datatype}") from None
+        raise wrong(f"input {entry.name[:100]!r} holds a number outside the range of {entry.datatype}") from None
 
 
 class TokenFirst(grpc.ServerInterceptor):  # type: ignore[misc]

@@ -1,6 +1,6 @@
-"""Models as the server sees them: a request in, probabilities out.
+"""Defines the models that the server uses: a request in, probabilities out.
 
-A Deep FFM's weights are replaced while requests are under way: `live` is one reference, read once a request, so a request sees
+A Deep FFM's weights are replaced while requests are under way: `live` is one reference, read once per request, so a request sees
 one version from its beginning to its end. The plan, its views and the readers are the same for all versions.
 """
 
@@ -109,7 +109,7 @@ class ServedFfm:
         known = [*(f.name for f in self.split.schema.sparse), *self.split.schema.dense_names]
         for name in live.engine.fields:
             if name not in known:
-                raise DataError(f"the model's field {name!r} is no feature of its plan{nearest(name, known)}")
+                raise DataError(f"the model's field {name!r} is not a feature of its plan{nearest(name, known)}")
         return replace(live, scorer=Scorer(live.engine, self.split))
 
     def take(self, weights: str | os.PathLike[str], version: int) -> None:
@@ -177,7 +177,9 @@ class Scorer:
         except ValueError as error:
             raise DataError(f"candidates: {error}") from error
         if broken >= 0:
-            raise DataError(f"the model's output for candidate {broken:,} is not finite: is a value too large?")
+            raise DataError(
+                f"the model's output for candidate {broken:,} is not finite; check that no value is too large"
+            )
         return scores
 
 
@@ -188,7 +190,7 @@ def size_of(context: CachedContext) -> int:
 
 def no_objects(request: Request) -> None:
     if request.objects:
-        raise DataError("this model computes no vectors of objects; leave objects out of the request")
+        raise DataError("this model does not compute vectors for objects; leave objects out of the request")
 
 
 def spread(scores: Scores, batch: Batch, rows: int) -> Scores:
@@ -277,7 +279,7 @@ def open_served(
         return ServedRun(run, most_candidates=most_candidates)
     if servers:
         raise PlanError(
-            f"servers= is for the folder of a run; {folder.folder} was published with its vectors, leave it out"
+            f"servers= can only be used with a run folder; {folder.folder} was published with its vectors, so remove servers="
         )
     plan = folder.plan(views, allow_operators=allow_operators, allow_views=allow_views)
     version = folder.published.current

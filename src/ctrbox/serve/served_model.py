@@ -1,4 +1,7 @@
-"""A published run as the server sees it. Tables, vectors and sub-models of a version are one reference, replaced at once."""
+"""Serves the published versions of a run.
+
+One reference holds the tables, vectors and sub-models of a version, so that all are replaced together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that serves: HTTP, gRPC, hot reload, and their orderly end.
+"""Runs the server process: HTTP, gRPC, hot reload and an orderly shutdown.
 
     the event loop        sockets, HTTP, routes, refusals; scores of a published model, a request a turn: JSON, plan, model
     ctrbox-score-k        the queue's threads, which score the folder of a run
@@ -92,7 +92,9 @@ def read_token(path: Path | None) -> str:
     except (OSError, UnicodeError) as error:
         raise SourceError(f"cannot read the token file {path}: {getattr(error, 'strerror', None) or error}") from error
     if len(read) > TOKEN_FILE_BYTES:
-        raise SourceError(f"the token file {path} is larger than {TOKEN_FILE_BYTES:,} bytes; is it the right one?")
+        raise SourceError(
+            f"the token file {path} is larger than {TOKEN_FILE_BYTES:,} bytes; check that it is the right file"
+        )
     if not token:
         raise SourceError(f"the token file {path} is empty")
     return token
@@ -101,7 +103,7 @@ def read_token(path: Path | None) -> str:
 def check(settings: Settings) -> None:
     if not settings.token and not loopback(settings.host):
         raise PlanError(
-            f"{settings.host} can be reached from outside, so a token is needed: --token-file FILE, or {TOKEN}; "
+            f"{settings.host} can be reached from other machines, so a token is required: --token-file FILE, or {TOKEN}; "
             "or listen at 127.0.0.1"
         )
     if settings.token and (

@@ -1,4 +1,4 @@
-"""The service behind every protocol: a model, its queue, its limits and its counts."""
+"""Connects every protocol with the model, its queue, its limits and its metrics."""
 
 from __future__ import annotations
 
@@ -84,7 +84,11 @@ class Service:
         if name != self.name:
             raise Refused(404, f"there is no model {name[:100]!r}; this server has {self.name!r}")
         if version and version != str(self.served.version):
-            raise Refused(404, f"model {name!r} has no version {version[:40]!r} here; it serves {self.served.version}")
+            raise Refused(
+                404,
+                f"model {name!r} has no version {version[:40]!r} here; the version that is served is "
+                f"{self.served.version}",
+            )
 
     def score(self, request: Request, version: str = "") -> tuple[np.ndarray, int]:
         """Scores and the version they are of; ``version``: refuse to answer with another."""
@@ -94,13 +98,13 @@ class Service:
             raise
         except SourceError as error:  # a file of the model, damaged since it was opened: no mistake of the client's
             log.error("a request failed: %s", error)
-            raise Refused(500, "a file of the model cannot be read; the server's log has more") from None
+            raise Refused(500, "a file of the model cannot be read; see the log of the server") from None
         except CtrboxError as error:
             raise Refused(400, str(error)) from None
         except MemoryError:
             raise overloaded("there is not enough memory for this request now") from None
         if version and version != str(served):
-            raise Refused(404, f"version {version[:40]!r} is no longer served; version {served} is")
+            raise Refused(404, f"version {version[:40]!r} is no longer served; the current version is {served}")
         return scores, served
 
     # ---- what is told about it

@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol v2, in JSON, in its binary extension and in gRPC.
+"""Reads and writes tensors of the Open Inference Protocol v2, in JSON, in its binary extension and in gRPC.
 
     BYTES, binary    4 bytes of length, little-endian, then the bytes, for each element
     others, binary   elements in order, little-endian
@@ -59,12 +59,12 @@ def read_infer(body: bytes, header_bytes: str | None) -> InferRequest:
     if header_bytes is not None:
         plain = header_bytes.isascii() and header_bytes.isdigit() and len(header_bytes) < 16
         if not plain or int(header_bytes) > len(body):
-            raise wrong(f"Inference-Header-Content-Length is {header_bytes[:40]!r}, the body has {len(body)} bytes")
+            raise wrong(f"Inference-Header-Content-Length is {header_bytes[:40]!r}, but the body has {len(body)} bytes")
         head, rest = body[: int(header_bytes)], body[int(header_bytes) :]
     try:
         given = read_json(head)
     except orjson.JSONDecodeError as error:
-        raise wrong(f"the request is no JSON: {str(error)[:200]}") from None
+        raise wrong(f"the request is not JSON: {str(error)[:200]}") from None
     inputs = given.get("inputs") if isinstance(given, dict) else None
     if not isinstance(inputs, list) or not 0 < len(inputs) <= MOST_INPUTS:
         raise wrong("the request needs inputs: a list of tensors with name, shape, datatype and data")
@@ -73,7 +73,7 @@ def read_infer(body: bytes, header_bytes: str | None) -> InferRequest:
     for entry in inputs:
         name, datatype, shape = described(entry)
         if name in tensors:
-            raise wrong(f"input {name!r} comes twice")
+            raise wrong(f"input {name!r} occurs twice")
         size = a_dict(entry.get("parameters"), "parameters").get("binary_data_size")
         if size is None:
             tensors[name] = from_json(name, datatype, shape, entry.get("data"))
@@ -81,7 +81,7 @@ def read_infer(body: bytes, header_bytes: str | None) -> InferRequest:
         if "data" in entry:
             raise wrong(f"input {name!r} has both data and binary_data_size; expected one of the two")
         if type(size) is not int or not 0 <= size <= len(rest) - at:
-            raise wrong(f"input {name!r} claims {brief(size)} binary bytes, {len(rest) - at} are left")
+            raise wrong(f"input {name!r} declares {brief(size)} binary bytes, but only {len(rest) - at} are left")
         tensors[name] = from_binary(name, datatype, shape, rest[at : at + size])
         at += size
     if at != len(rest):
@@ -147,19 +147,21 @@ def texts(name: str, shape: Sequence[int], data: bytes) -> np.ndarray:
     count, at = math.prod(shape), 0
     found: list[bytes] = []
     if 4 * count > len(data):
-        raise wrong(f"input {name!r}: {len(data)} bytes cannot hold {count} BYTES elements")
+        raise wrong(f"input {name!r}: its {len(data)} bytes are too few for {count} BYTES elements")
     unpack = struct.Struct("<I").unpack_from
     for _ in range(count):
         if at + 4 > len(data):
-            raise wrong(f"input {name!r}: element {len(found)} begins behind the end of its bytes")
+            raise wrong(f"input {name!r}: element {len(found)} begins after the end of its bytes")
         (length,) = unpack(data, at)
         at += 4
         if length > len(data) - at:
-            raise wrong(f"input {name!r}: element {len(found)} claims {length} bytes, {len(data) - at} are left")
+            raise wrong(
+                f"input {name!r}: element {len(found)} declares {length} bytes, but only {len(data) - at} are left"
+            )
         found.append(data[at : at + length])
         at += length
     if at != len(data):
-        raise wrong(f"input {name!r}: {len(data) - at} bytes behind its last element")
+        raise wrong(f"input {name!r}: there are {len(data) - at} bytes after its last element")
     return objects(found, shape)
 
 
@@ -172,7 +174,7 @@ def objects(values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
 def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> np.ndarray:
     """Data in row-major order, flat or nested."""
     if not isinstance(data, list):
-        raise wrong(f"input {name!r} has no data, and no binary_data_size")
+        raise wrong(f"input {name!r} has neither data nor binary_data_size")
     flat = data
     if len(shape) == 2 and data and isinstance(data[0], list):
         if not all(isinstance(row, list) and len(row) == shape[1] for row in data):
@@ -183,16 +185,16 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> np.n
     met = set(map(type, flat))
     if datatype == "BYTES":
         if not met <= {str}:
-            raise wrong(f"input {name!r} holds values that are no strings")
+            raise wrong(f"input {name!r} holds values that are not strings")
         return objects([text.encode() for text in flat], shape)
     dtype = NUMPY[datatype]
     if not met <= JSON_TYPES[dtype.kind]:
-        raise wrong(f"input {name!r} holds values that are no {datatype}")
+        raise wrong(f"input {name!r} holds values that are not {datatype}")
     try:
         with np.errstate(over="raise"):
             return np.array(flat, dtype).reshape(shape)
     except (OverflowError, ValueError, FloatingPointError):
-        raise wrong(f"input {name!r} holds a number beyond {datatype}") from None
+        raise wrong(f"input {name!r} holds a number outside the range of {datatype}") from None
 
 
 def infer_answer(name: str, version: int, request: InferRequest, scores: np.ndarray) -> tuple[bytes, int | None]:

@@ -1,4 +1,4 @@
-"""TLS for HTTP and gRPC: a certificate and its key, read again when their files change."""
+"""Configures TLS for HTTP and gRPC, and reads the certificate and its key again when their files change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection of HTTP/1.1 on the event loop itself: the head is read strictly, the routes answer, nothing stands between.
+"""Handles one HTTP/1.1 connection on the event loop: reads the head strictly, and answers by the routes.
 
 No task, no future and no thread for a request, so one of 100 candidates costs about half of what an ASGI server took
 (docs/tried.md 18). A connection has one request under way. Requests that are sent ahead stay in the socket's buffer and in one
