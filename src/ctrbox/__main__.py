@@ -1,4 +1,4 @@
-"""``python -m ctrbox``: the command line, for interpreters whose folder of commands is not on the path."""
+"""Runs the command line as ``python -m ctrbox``, for environments in which the ``ctrbox`` script is not on the path."""
 
 from ctrbox.cli.main import main
 

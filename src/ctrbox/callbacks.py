@@ -1,4 +1,4 @@
-"""``cb.callbacks``: what a training calls, and callbacks for experiment trackers and pruning (docs/callbacks.md)."""
+"""Exports ``cb.callbacks``: the events of a training, and callbacks for experiment trackers and pruning (docs/callbacks.md)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,7 @@
-"""The errors a user may meet. A message is one sentence: what was met, what was expected, what is nearest."""
+"""Defines the errors that users may see.
+
+A message is one sentence that says what was found, what was expected, and the nearest known name.
+"""
 
 from __future__ import annotations
 

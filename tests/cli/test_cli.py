@@ -355,7 +355,7 @@ def test_a_signal_while_the_job_loads(job: Path, sent: signal.Signals, code: int
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == code, stderr
     assert "Traceback" not in stderr
-    assert "ended by itself" not in stderr
+    assert "called exit" not in stderr
 
 
 def test_an_interrupt_while_modules_load_is_quiet(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_an_interrupt_while_modules_load_is_quiet(tmp_path: Path) -> None:
     [
         ("x = 1\ny = nothing\n", "job.py:2: NameError: name 'nothing' is not defined"),
         ("x = 1\ndef f(:\n", "job.py:2: SyntaxError"),
-        ("import sys\nsys.exit(3)\n", "ended by itself"),
+        ("import sys\nsys.exit(3)\n", "called exit"),
         ("x = 1\n", "defines no `plan`"),
         ("plan = 5\n", "is a int"),
         (
@@ -406,7 +406,7 @@ def test_missing_job_lists_what_is_there(job: Path) -> None:
 def test_data_in_place_of_a_job_is_told_where_they_go(job: Path, name: str) -> None:
     (job.parent / name).write_bytes(b"PAR1\0")
     done = ctrbox("extract", name, "--count", cwd=job.parent, check=1)
-    assert done.stderr.startswith(f"ctrbox: error: {name} is data; expected a job file, such as job.py")
+    assert done.stderr.startswith(f"ctrbox: error: {name} is a data file; expected a job file, such as job.py")
     assert f"cb.View('{name}', key=…)" in done.stderr
 
 
@@ -414,7 +414,7 @@ def test_a_folder_in_place_of_a_job_and_a_drawing_that_is_none(job: Path) -> Non
     done = ctrbox("explain", "data", cwd=job.parent, check=1)
     assert done.stderr.startswith("ctrbox: error: data is a folder; expected a job file")
     done = ctrbox("show", "job.py", "-o", "plan.png", cwd=job.parent, check=1)
-    assert done.stderr.startswith("ctrbox: error: plan.png is to be a drawing in SVG")
+    assert done.stderr.startswith("ctrbox: error: plan.png cannot be written: show writes SVG")
     assert not (job.parent / "plan.png").exists()
 
 

@@ -218,7 +218,7 @@ def test_overwrite_asks_what_becomes_of_a_sparse_table_and_from_goes_on_from_a_r
         with pytest.raises(Mistake, match=words):
             call(train, job, **options)
     job.write_text(job.read_text() + "settings = {'warm_up': 'continue'}\n")
-    with pytest.raises(Mistake, match=r"^`settings` in days\.py has 'warm_up', which --from also decides; leave one"):
+    with pytest.raises(Mistake, match=r"^`settings` in days\.py has 'warm_up', which --from also sets; remove one"):
         call(train, job, earlier=Path("runs/days"))
 
 
@@ -275,7 +275,7 @@ def test_the_command_of_the_report_gives_the_same_weights(here: Path, trained: A
         (["x"], [], {"out": Path("runs/x"), "overwrite": True}, ("runs/x", False)),
         ([], ["x"], {"out": Path("runs/x")}, ("runs/x", True)),
         (["x"], [], {"out": Path("runs/x")}, "finished run; choose another --out, or replace it with --overwrite"),
-        ([], ["x"], {"out": Path("runs/x"), "resume": False}, "unfinished run; drop --no-resume"),
+        ([], ["x"], {"out": Path("runs/x"), "resume": False}, "unfinished run; remove --no-resume"),
     ],
 )
 def test_where_a_run_goes(
@@ -327,11 +327,11 @@ def test_a_stopped_training_says_how_to_go_on_and_does(
 
     done = ctrbox("train", "job.py", "--out", tmp_path / "run", "--batch-size", 30, cwd=here, check=1)
     assert "differs in" in done.stderr
-    assert "or begin anew with --overwrite" in done.stderr
+    assert "or start over with --overwrite" in done.stderr
     done = ctrbox("report", tmp_path / "run", cwd=here, check=1)
-    assert "its run has not ended" in done.stderr
+    assert "its run has not finished;" in done.stderr
     done = ctrbox(*shlex.split(line)[2:], cwd=here)
-    assert f"going on with the unfinished run in {tmp_path / 'run'}" in done.stderr
+    assert f"continuing the unfinished run in {tmp_path / 'run'}" in done.stderr
     assert "going on after step " in done.stderr
     assert (tmp_path / "run" / "summary.json").exists()
 
@@ -349,13 +349,13 @@ def test_a_stopped_training_says_how_to_go_on_and_does(
         (("self.top(torch", "self.tip(torch"), {}, "job.py:27: AttributeError: 'Mine' object has no attribute 'tip'"),
         (("", ""), {"valid": "2"}, "valid must be a share from 0 to 0.9, got 2.0"),
         (("", ""), {"valid": "nowhere"}, "nowhere does not exist"),
-        (("", ""), {"look_ahead": 8}, "--look-ahead is for cb.SparseTable, and this training has none; leave it out"),
+        (("", ""), {"look_ahead": 8}, "--look-ahead needs a cb.SparseTable, but this training has none; remove it"),
         (
             ("model = Mine", "table = cb.SparseTable('params', 4)\nmodel = Mine"),
             {"look_ahead": 8, "patience": 1},
             "--look-ahead reads rows into memory before it is known if training continues; remove --look-ahead or --patience",
         ),
-        (("", ""), {"out": Path("data")}, "data is no run folder: it holds "),
+        (("", ""), {"out": Path("data")}, "data is not a run folder: it holds "),
         (('label=col("clicked")', 'label=col("position").fill(0)'), {}, "label"),
         (('col("device") != "tv"', 'col("device") == "toaster"'), {}, "rows"),
     ],
@@ -463,12 +463,12 @@ def test_what_cannot_be_loaded_is_one_line(here: Path, trained: Any, tmp_path: P
         (learning.evaluate, [RUN], {}, "name the job that has it: --job JOB.PY"),
         (learning.evaluate, [Path("runs/jop")], {}, "there is no run folder runs/jop; here are: runs/"),
         (learning.evaluate, [broken], own, "broken"),
-        (learning.evaluate, [Path("data")], own, "data is no run folder"),
+        (learning.evaluate, [Path("data")], own, "data is not a run folder"),
         (learning.evaluate, [RUN, "data/users"], own, "data/users"),
         (learning.predict, [RUN, "nowhere", "p.csv"], own, "nowhere does not exist"),
         (learning.predict, [RUN, "data", "p.txt"], own, "must end in .parquet, .arrow or .csv"),
         (learning.report, [broken], {}, "summary.json is damaged"),
-        (learning.report, [Path("data")], {}, "data is no run folder"),
+        (learning.report, [Path("data")], {}, "data is not a run folder"),
     ):
         with pytest.raises((Mistake, CtrboxError)) as caught:
             call(verb, *arguments, **options)

@@ -62,14 +62,17 @@ def job(text: str) -> Path:
     [
         ("settings = [1]", "`settings` in job.py must be a dict of arguments of Trainer.fit, got [1]"),
         ("settings = {1: 2}", "`settings` in job.py must be a dict of arguments of Trainer.fit, got {1: 2}"),
-        ("settings = {'out': 'x'}", "`settings` in job.py has 'out'; that one comes from the command line"),
-        ("settings = {'callbacks': []}", "`settings` in job.py has 'callbacks'; define it beside `settings`"),
+        ("settings = {'out': 'x'}", "`settings` in job.py has 'out', which is set on the command line; remove it"),
+        (
+            "settings = {'callbacks': []}",
+            "`settings` in job.py has 'callbacks'; define it as a variable of its own instead:",
+        ),
         ("callbacks = 7", "`callbacks` in job.py must be a list of callbacks, got int"),
         ("engine = 1\ncontext = 'user'", "`context` in job.py must be a list of the log's columns, got 'user'"),
         ("engine = 1\ncontext = ['user', 7]", "`context` in job.py must be a list of the log's columns"),
-        ("plan = 7", "`plan` in job.py is a int; expected what cb.compile returns"),
+        ("plan = 7", "`plan` in job.py is a int; expected a plan, as cb.compile returns it"),
         ("del plan", "job.py defines no `plan`; end it with: plan = cb.compile(log, features)"),
-        ("raise SystemExit(3)", "job.py ended by itself (exit code 3) before it defined `plan`"),
+        ("raise SystemExit(3)", "job.py called exit (exit code 3) before it defined `plan`"),
         ("1 / 0", "job.py:4: ZeroDivisionError: division by zero"),
         ("raise PlanError('too bad')", "job.py:4: NameError: name 'PlanError' is not defined"),
         ("import ctrbox as cb; raise cb.errors.PlanError('too\\nbad')", "job.py:4: too bad"),
@@ -164,17 +167,17 @@ def a_model() -> None:
         ("create model --view users=x", "--view, --allow-views and --server are for the folder of a run"),
         ("create model --allow-views x", "--view, --allow-views and --server are for the folder of a run"),
         ("create model --server a=x", "--view, --allow-views and --server are for the folder of a run"),
-        ("create model", "say where the plan is: --job JOB.PY, or --model with the folder of a run"),
-        ("create model --job job.py", "job.py defines no `context`; say which columns come once a request"),
-        ("create model --job job.py --context a", "job.py defines no `engine`; say which saved model it is"),
+        ("create model", "no plan is given; name its job with --job JOB.PY, or a run folder with --model"),
+        ("create model --job job.py", "job.py defines no `context`; list the columns that are sent once per request"),
+        ("create model --job job.py --context a", "job.py defines no `engine`; name the saved model:"),
         ("push served model.ffm", "served is what a server opens; its versions are in served/weights"),
         ("push out model.ffm --server a=x.ctrvec", "--server is for the folder of a run; model.ffm is none"),
         ("push out none.ffm --server a=x.ctrvec", "--server is for the folder of a run; there is no none.ffm"),
         ("push out model.ffm --job job.py", "--job is for the folder of a run; model.ffm is none"),
         ("log out", "out holds no published version; try: ctrbox publish push out MODEL"),
         ("log served", "served holds no published version; its versions are in served/weights"),
-        ("verify out", "one of what was checked is damaged or missing"),
-        ("verify out served", "2 of what was checked is damaged or missing"),
+        ("verify out", "1 of the checked files is damaged or missing"),
+        ("verify out served", "2 of the checked files are damaged or missing"),
     ],
 )
 def test_what_cannot_be_published_is_told(words: str, message: str) -> None:
@@ -209,7 +212,9 @@ def test_the_bytes_of_a_patch_are_told_as_a_share(capsys: pytest.CaptureFixture[
 def test_workers_and_servers_need_a_cluster() -> None:
     for given in ({"workers": 2}, {"servers": 2}):
         with pytest.raises(
-            Mistake, match="--workers and --servers are of a cluster; add --cluster local, or its address"
+            Mistake,
+            match="--workers and --servers need a cluster; add --cluster local, or --cluster with the address of "
+            "a Ray cluster",
         ):
             training_command.train(job(PLAN), **given)  # type: ignore[arg-type]
 
@@ -217,7 +222,11 @@ def test_workers_and_servers_need_a_cluster() -> None:
 def test_a_job_that_is_not_the_demos_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     Path("demo").mkdir()
     Path("demo/job.py").write_text("mine = 1")
-    with pytest.raises(Mistake, match=r"demo/job\.py is there and is not the demo's; choose another --out, or move it"):
+    with pytest.raises(
+        Mistake,
+        match=r"demo/job\.py already exists and was not written by the demo; choose another "
+        "--out, or move the file",
+    ):
         learning.demo(rows=50, out=Path("demo"))
     assert Path("demo/job.py").read_text() == "mine = 1"
 
@@ -235,7 +244,7 @@ def test_a_table_of_a_checkpoint_of_several_is_not_compacted() -> None:
     folder.mkdir(parents=True)
     tables.refuse_of_a_run(folder)
     Path("several/TABLES").touch()
-    with pytest.raises(Mistake, match=r"dim-4 is part of a checkpoint of several tables; compact\(\) those with cb"):
+    with pytest.raises(Mistake, match=r"dim-4 is part of a checkpoint of several tables; open them with cb"):
         tables.refuse_of_a_run(folder)
 
 
@@ -372,7 +381,11 @@ class Full(io.StringIO):
     ("output", "as_json", "message"),
     [
         ("-", True, "-o - and --json both want stdout; drop one of them"),
-        ("-", False, "an Arrow stream is no use on a terminal; pipe it, or name a file: -o out.parquet"),
+        (
+            "-",
+            False,
+            "an Arrow stream cannot be shown on a terminal; pipe it into another program, or name a file: -o out.parquet",
+        ),
         ("x.csv", False, "-o x.csv: the name must end in .parquet or .arrow, or be - for stdout"),
     ],
 )

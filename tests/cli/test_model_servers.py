@@ -61,14 +61,14 @@ def test_with_a_vector_file_they_give_what_the_run_gives(world: ImageWorld, run:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ([], r"give one, with its data: --server ad_image=PATH"),
+        ([], r"pass one, with its data: --server ad_image=PATH"),
         (
             ["--server", "ad_imag=x.ctrvec"],
             r"no Model Server for 'ad_imag', .* of 'ad_image', 'behaviour'; nearest: 'ad_image'",
         ),
         (["--server", "user=x.ctrvec"], r"no Model Server for 'user', it has those of 'ad_image', 'behaviour'$"),
         (["--server", "ad_image=a", "--server", "ad_image=b"], r"ad_image=… is given twice: a and b"),
-        (["--server", "ad_image=a", "--server", "behaviour=a"], r"have one Model Server in .* for 'ad_image' alone"),
+        (["--server", "ad_image=a", "--server", "behaviour=a"], r"share one Model Server in .* for 'ad_image' only"),
         (["--server", "ad_image"], r"expected NAME=PATH, such as --server ad_image=images\.ctrvec"),
         (["--server", "ad_image=absent.ctrvec"], r"absent\.ctrvec"),
     ],
@@ -86,7 +86,10 @@ def test_what_is_missing_or_wrong_is_named(run: cb.Run, tmp_path: Path, given: l
 def test_a_file_that_is_no_file_of_these_objects(world: ImageWorld, run: cb.Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     cb.tables.write_vectors(tmp_path / "narrow", pa.table({"k": [1], "v": [[1.0, 2.0]]}), key="k", vector="v")
-    for name, told in (("pipe", "pipe is no vector file: it is no regular file"), ("narrow", "narrow, 2 float32 each")):
+    for name, told in (
+        ("pipe", "pipe is not a vector file: it is not a regular file"),
+        ("narrow", "narrow, 2 float32 each"),
+    ):
         refused = CliRunner().invoke(app, ["evaluate", str(run.folder), "--server", f"ad_image={tmp_path / name}"])
         with pytest.raises(cb.errors.CtrboxError, match=told):
             raise refused.exception or AssertionError(refused.output)
@@ -132,7 +135,7 @@ def test_a_row_damaged_while_it_is_served_is_no_mistake_of_the_client(
     with copied.open("r+b") as file:
         file.seek(ROWS_AT)
         file.write(b"\x01" * (4 * WIDTH * len(cb.tables.VectorFile(world.file))))
-    with pytest.raises(Refused, match="a file of the model cannot be read; the server's log has more") as met:
+    with pytest.raises(Refused, match="a file of the model cannot be read; see the log of the server") as met:
         service.score(request)
     assert met.value.status == 500
-    assert "copied.ctrvec was written to while it is open" in caplog.text  # found before any row of it is read
+    assert "copied.ctrvec was modified while it was open" in caplog.text  # found before any row of it is read

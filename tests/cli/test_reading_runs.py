@@ -119,7 +119,7 @@ def test_a_model_of_ones_own_is_asked_for_by_the_job_that_has_it(home: Path) -> 
         ("publish", "create", "made", "--model", "runs/own", "--context", "user"),
     ):
         with pytest.raises(
-            Mistake, match=r"was trained with 'Mine', which is none of cb\.models; name the job .* --job JOB\.PY"
+            Mistake, match=r"was trained with 'Mine', which is not one of cb\.models; name the job .* --job JOB\.PY"
         ):
             ctrbox(*words)
     assert not (home / "made").exists()
@@ -188,7 +188,7 @@ def test_an_operator_that_only_the_run_names_is_not_imported_with_a_job(strange:
         ("publish", "push", "pushed", "strange"),
     ):
         with pytest.raises(
-            Mistake, match=r"own\.py is not the job of this run: .*'marking:same', which the job lacks$"
+            Mistake, match=r"own\.py is not the job of this run: .*'marking:same', which this job does not define$"
         ):
             ctrbox(*words, "--job", "own.py")
         assert not (home / "imported").exists()
@@ -197,7 +197,7 @@ def test_an_operator_that_only_the_run_names_is_not_imported_with_a_job(strange:
         cb.FeatureSet(label=col("clicked"), sparse={"user": col("user").key()}),
         device="cpu",
     )
-    with pytest.raises(PlanError, match=r"'marking:same', and loading would import"):
+    with pytest.raises(PlanError, match=r"'marking:same', and loading the plan would import"):
         cb.Run.load("strange", plan=plan)
     assert not (home / "imported").exists()
     cb.Run.load("strange", allow_operators=True)
@@ -257,7 +257,9 @@ def own() -> dict[str, object]:
 
 def test_a_run_of_a_model_of_ours_becomes_a_served_folder_without_a_job(home: Path) -> None:
     shutil.rmtree("plain", ignore_errors=True)
-    with pytest.raises(Mistake, match="list the log columns that are sent once per request: --context user_id,query"):
+    with pytest.raises(
+        Mistake, match="the columns that are sent once per request are not given; list them: --context user_id,query"
+    ):
         ctrbox("publish", "create", "plain", "--model", "runs/plain")
     ctrbox("publish", "create", "plain", "--model", "runs/plain", "--context", "user")
     served = open_served(ModelFolder.open("plain"))
@@ -284,12 +286,12 @@ def test_a_run_of_a_frame_in_memory_predicts_and_is_evaluated_on_data_that_is_gi
 
 
 def test_a_joined_frame_in_memory_is_given_by_name(home: Path) -> None:
-    with pytest.raises(Mistake, match=r"view 'users' was rows in memory.*give them: --view users=PATH"):
+    with pytest.raises(Mistake, match=r"view 'users' was made of rows in memory.*pass them: --view users=PATH"):
         ctrbox("predict", "runs/joined", "data/log.parquet", "-o", "joined.parquet")
     ctrbox("predict", "runs/joined", "data/log.parquet", "--view", "users=data/users.parquet", "-o", "joined.parquet")
     expected = cb.Run.load("runs/joined", views={"users": USERS}).predict(LOG.select(["user", "price"]))
     assert np.abs(pq.read_table("joined.parquet")["probability"].to_numpy() - expected).max() < 1e-6
-    with pytest.raises(Mistake, match=r"view 'users' was rows in memory.*--view users=PATH"):
+    with pytest.raises(Mistake, match=r"view 'users' was made of rows in memory.*--view users=PATH"):
         ctrbox("serve", "runs/joined")
     with pytest.raises(CtrboxError, match=r"no view 'user'; nearest: 'users'"):
         ctrbox(

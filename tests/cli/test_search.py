@@ -35,15 +35,15 @@ def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "train.vw").write_text(text(10, 1))
     done = run(tmp_path, "train.vw", "--save", "./train.vw")
     assert done.returncode != 0
-    assert "would be written over" in done.stderr
+    assert "would be overwritten; choose" in done.stderr
     assert (tmp_path / "train.vw").read_text() == text(10, 1)
 
 
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        ("- 1", "must hold options by the name"),
-        ("a: {k: [", "is no YAML"),
+        ("- 1", "must map the name"),
+        ("a: {k: [", "is not YAML"),
         ("a: 3", "'a' must hold options"),
         ("grid: {depth: [1, 2]}", "no option 'depth'"),
         ("a: {k: x}", "model 'a'"),

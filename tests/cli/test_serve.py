@@ -52,7 +52,7 @@ def ctrbox(*words: str) -> None:
 
 
 def test_a_saved_model_becomes_a_served_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Mistake, match=r"job\.py defines no `context`; say .* --context user_id,query"):
+    with pytest.raises(Mistake, match=r"job\.py defines no `context`; list the .* --context user_id,query"):
         ctrbox("publish", "create", "model", "--job", "job.py")
     with pytest.raises(Mistake, match=r"model\.ffm is a file; .* ctrbox publish create model --model model\.ffm --job"):
         ctrbox("serve", "model.ffm")
@@ -77,7 +77,7 @@ def test_a_saved_model_becomes_a_served_folder(place: Path, capsys: pytest.Captu
 def test_serving_from_elsewhere_names_the_option(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctrbox("publish", "create", str(tmp_path / "model"), "--job", "job.py", "--context", "user_id")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Mistake, match=r"view 'ads': .*; or give other data: --view ads=PATH$"):
+    with pytest.raises(Mistake, match=r"view 'ads': .*; or pass other data: --view ads=PATH$"):
         ctrbox("serve", "model")
 
 

@@ -77,7 +77,7 @@ def test_mistakes_are_one_line(folder: Path) -> None:
     said = ctrbox("table", "export", folder, "-o", "rows.csv", cwd=folder.parent, check=1).stderr
     assert "export writes Parquet" in said
     with cb.SparseTable.load(folder, ram="300kB"):
-        assert "is open already" in ctrbox("table", "compact", folder, cwd=folder.parent, check=1).stderr
+        assert "is already open" in ctrbox("table", "compact", folder, cwd=folder.parent, check=1).stderr
 
 
 # In the process of the test: what a process adds to these is tested above.
@@ -93,7 +93,10 @@ def test_stat_tells_rows_that_newer_ones_replace(folder: Path, capsys: pytest.Ca
     assert told["rows_on_disk"] > 5000
     tables.stat(folder)
     said = capsys.readouterr()
-    assert f"{told['rows_on_disk'] - 5000:,} rows on disk are replaced by newer ones" in said.err
+    assert (
+        f"{told['rows_on_disk'] - 5000:,} rows on disk have been replaced by newer versions; compaction removes them"
+        in said.err
+    )
     lines = said.out.splitlines()
     assert len({len(line) for line in lines}) == 1  # they line up
     assert any(line.split() == ["linear", "no"] for line in lines)
@@ -138,7 +141,7 @@ def test_the_table_of_a_run_is_not_compacted(folder: Path, capsys: pytest.Captur
     mine = folder.rename(model / "table-0.ctrtable")
     before = {p: p.stat().st_mtime_ns for p in mine.rglob("*")}
     again = f"cp -r {mine} table-0 && ctrbox table compact table-0"
-    with pytest.raises(Mistake, match=f"part of the run in {model.parent}, which could not be read .* {again}"):
+    with pytest.raises(Mistake, match=f"part of the run in {model.parent}, which could no longer be read .* {again}"):
         tables.compact(mine)
     assert {p: p.stat().st_mtime_ns for p in mine.rglob("*")} == before
     tables.verify(mine)
@@ -161,7 +164,7 @@ def test_a_job_whose_table_is_open_elsewhere_is_one_line(folder: Path) -> None:
     job.write_text(f'import ctrbox as cb\n\ntable = cb.SparseTable("{folder}", 4, ram="1MB")\n')
     with cb.SparseTable.load(folder, ram="300kB"), pytest.raises(Mistake) as met:
         load_job(job)
-    assert str(met.value).startswith(f"{job}:3: the table in {folder} is open already")
+    assert str(met.value).startswith(f"{job}:3: the table in {folder} is already open")
     assert "\n" not in str(met.value)
 
 

@@ -79,5 +79,5 @@ def test_more_threads_than_cores_are_warned_of_once_and_training_goes_on(
     typer.main.get_command(app).main(words, prog_name="ctrbox", standalone_mode=False)
     told = [str(w.message) for w in recwarn if "threads=200" in str(w.message)]
     assert len(told) == 1
-    assert "more threads change no result and are not faster" in told[0]
+    assert "more threads would not be faster; the result is the same" in told[0]
     assert (tmp_path / "run" / "report.html").exists()

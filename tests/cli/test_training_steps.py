@@ -70,7 +70,7 @@ def test_options_that_are_not_given_are_left_to_the_job(asked: dict[str, Any], c
     ("there", "options", "lines"),
     [
         ({}, {}, []),
-        ({"runs/job": BEGUN}, {}, ["going on with the unfinished run in runs/job"]),
+        ({"runs/job": BEGUN}, {}, ["continuing the unfinished run in runs/job"]),
         ({"runs/job": ("config.json",)}, {}, []),  # begun, and no checkpoint yet
         (
             {"runs/job": FINISHED},
@@ -81,12 +81,14 @@ def test_options_that_are_not_given_are_left_to_the_job(asked: dict[str, Any], c
         (
             {"runs/old": FINISHED},
             {"earlier": Path("runs/old")},
-            ["beginning with runs/old: weights, tables and optimizer states; steps, schedule and metrics count from 0"],
+            [
+                "starting from the weights, tables and optimizer states of runs/old; steps, schedule and metrics start at 0"
+            ],
         ),
         (
             {"runs/old": FINISHED, "runs/job": BEGUN},
             {"earlier": Path("runs/old")},
-            ["going on with the unfinished run in runs/job"],
+            ["continuing the unfinished run in runs/job"],
         ),
     ],
 )
@@ -106,13 +108,13 @@ def test_a_job_that_decides_how_to_begin_is_not_contradicted(asked: dict[str, An
     asked["settings"] = {name: "continue"}
     train(Path("job.py"))
     folder("runs/old", *FINISHED)
-    with pytest.raises(Mistake, match=f"has '{name}', which --from also decides"):
+    with pytest.raises(Mistake, match=f"has '{name}', which --from also sets; remove"):
         train(Path("job.py"), earlier=Path("runs/old"))
 
 
 @pytest.mark.parametrize("more", [{"workers": 2}, {"servers": 2}])
 def test_workers_or_servers_alone_need_a_cluster(asked: dict[str, Any], more: dict[str, int]) -> None:
-    with pytest.raises(Mistake, match="--workers and --servers are of a cluster"):
+    with pytest.raises(Mistake, match="--workers and --servers need a cluster"):
         train(Path("job.py"), **more)  # type: ignore[arg-type]
 
 

@@ -50,7 +50,7 @@ OWN: Any = SimpleNamespace(path=Path("job.py"))
         (
             OWN,
             PlanError("the plan uses a:b, and loading it needs allow_operators=True"),
-            "job.py is not the job of this run: the plan uses a:b, which the job lacks",
+            "job.py is not the job of this run: the plan uses a:b, which this job does not define",
         ),
         (OWN, PlanError("its model is Mine; open(…, model=Mine(…))"), None),
         (OWN, DataError("its model is Mine; open(…, model=Mine(…))"), None),

@@ -59,9 +59,9 @@ def check(told: str, servers: int, budget: int) -> None:
     placed = re.search(r"^  \d+\.\d+\.\d+\.\d+: (.*)$", told, re.M)
     assert placed, told
     assert placed[1] == ", ".join(["worker 0", "worker 1", *(f"server {k}" for k in range(servers))])
-    assert f"  table 0 (MemoryTable: user, ad): at most {budget:,} bytes a server\n" in told
+    assert f"  table 0 (MemoryTable: user, ad): at most {budget:,} bytes per server\n" in told
     assert re.search(
-        r"^  (dashboard: http://\S+:\d+|no dashboard: pip install 'ray\[default\]' brings it)$", told, re.M
+        r"^  (dashboard: http://\S+:\d+|no dashboard; to get one: pip install 'ray\[default\]')$", told, re.M
     )
 
 

@@ -31,7 +31,7 @@ def test_an_address_where_nobody_listens_is_told_at_once() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"  # bound, and nobody listens
-        with pytest.raises(DeviceError, match=f"at '{address}': nobody answers there"):
+        with pytest.raises(DeviceError, match=f"at '{address}': no answer from that address"):
             check_listening(address)
         free.listen()
         check_listening(address)

@@ -14,14 +14,17 @@ from tests.cluster.trainings import OPTIONS, cluster, model, table
 
 def test_a_training_in_bf16_is_refused_before_anything_is_written(plan: cb.Plan, tmp_path: Path) -> None:
     trainer = cb.Trainer(model(plan), table(), bf16=True)
-    with pytest.raises(PlanError, match="a cluster trains on CPUs"):
+    with pytest.raises(PlanError, match="a cluster uses CPUs only; set"):
         trainer.fit(plan, **OPTIONS, out=tmp_path / "run", cluster=cluster(1, 1))
     assert not (tmp_path / "run").exists()
 
 
 def test_adaptive_l2_is_refused(plan: cb.Plan) -> None:
     trainer = cb.Trainer(model(plan), table(counters=cb.tables.Counters()))
-    with pytest.raises(PlanError, match="adaptive_l2 needs to know how often all workers met a key"):
+    with pytest.raises(
+        PlanError,
+        match="adaptive_l2 needs the number of times that each key occurred on all workers",
+    ):
         trainer.fit(plan, **OPTIONS, adaptive_l2=0.1, cluster=cluster(1, 1))
 
 

@@ -227,7 +227,7 @@ def test_other_rows_are_read_by_name_where_both_have_names_else_by_place() -> No
         read({"a": ["p"], "b": ["q"]}, np.array([["1"]]))
     with pytest.raises(InputError, match="X has 3 features, but Classifier is expecting 2 features as input"):
         read(np.array([["p", "q"]]), {"x": ["1"], "y": ["2"], "z": ["3"]})
-    with pytest.raises(InputError, match="X lacks column 'b', which was there in fit"):
+    with pytest.raises(InputError, match="X lacks column 'b', which fit was given"):
         read({"a": ["p"], "b": ["q"]}, {"a": ["1"], "c": ["2"]})
 
 

@@ -1,1 +1,1 @@
-"""The commands of `ctrbox`, one module each, and how they talk to a person."""
+"""The command line ``ctrbox``: one module for each group of commands, and the parts that they share."""

@@ -1,4 +1,4 @@
-"""What follows a training on the command line: evaluate, predict, trial, report, demo.
+"""Defines the commands that follow a training: evaluate, predict, trial, report and demo.
 
 `ctrbox train` is in train.py. Registered by main.py; torch and pyarrow are imported inside the functions.
 """
@@ -150,7 +150,8 @@ def predict(
         say_json(rows=rows, seconds=seconds, rows_per_second=rows / seconds, output=output, run=str(run), data=data)
     if not loaded.plan.log.key:
         tell(
-            f"warning: view {loaded.plan.log.name!r} has no key, so only the column probability is written, in the order of the "
+            f"warning: view {loaded.plan.log.name!r} has no key, so only the column probability is written, in the order "
+            f"of the "
             "log. The plan's filters leave rows out, so predictions of a filtered log cannot be matched with its rows. "
             'Train with a key to get it beside each probability: cb.View(…, key="id")'
         )
@@ -327,7 +328,7 @@ def demo(
 
     path = out / "job.py"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") != demo_job():
-        raise Mistake(f"{path} is there and is not the demo's; choose another --out, or move it")
+        raise Mistake(f"{path} already exists and was not written by the demo; choose another --out, or move the file")
     with written_aside(path) as aside:
         aside.write_text(demo_job(), encoding="utf-8")
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The parts of `ctrbox demo` that are its own: the data, the job it writes beside it, the best score the data allows."""
+"""Prepares ``ctrbox demo``: writes its data and its job file, and computes the best AUC that the data allows."""
 
 from __future__ import annotations
 

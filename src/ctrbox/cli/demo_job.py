@@ -1,4 +1,4 @@
-"""The ad log: raw impressions, users and ads to a trained click model, in one file.
+"""Trains a click model on the synthetic ad log: the job file of ``ctrbox demo``.
 
 ctrbox datasets adlog --rows 2000000 --out data
 ctrbox train adlog.py

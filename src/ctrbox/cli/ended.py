@@ -1,4 +1,4 @@
-"""What is said at the end of a training: what the model is worth, where the time went, what the tables were asked."""
+"""Prints the summary at the end of a training: metrics, the time of each stage, and the share of keys that were not found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def finish(done: Done, as_json: bool) -> None:
         f"({s['rows_per_second']:,.0f} rows/s), {s['table']['keys']:,} keys in the table"
     )
     if "patience" not in s["settings"] and 0 < s["best_step"] < s["steps"]:
-        tell(f"validation was best after step {s['best_step']:,}: --patience 1 stops there and keeps those weights")
+        tell(
+            f"the validation metrics were best after step {s['best_step']:,}; with --patience 1, training stops there "
+            f"and keeps those weights"
+        )
     for stage in s["stages"]:
         busy, count = stage["seconds"], stage["rows"]
         rate = f"{count / busy:>12,.0f} rows/s" if busy > 0 and count else " " * 19

@@ -1,4 +1,4 @@
-"""Loading a job: a Python file of the user's that defines `plan` and, where a verb learns, `model` and `table`.
+"""Loads a job file: the user's Python file that defines ``plan`` and, for training, ``model`` and ``table``.
 
 What goes wrong inside the file is told as file, line and message, never as our traceback.
 """
@@ -31,7 +31,7 @@ ALIKE = (
 @dataclass(frozen=True)
 class Job:
     """What a job file defines. `model`, `table`, `optimizer` and `engine` are None where it leaves them out; `settings` are the
-    arguments of ``Trainer.fit`` that it wants other than usual, `context` the columns that come once a request."""
+    arguments of ``Trainer.fit`` that it wants other than usual, `context` the columns that come once per request."""
 
     path: Path
     plan: Any
@@ -61,7 +61,9 @@ class Job:
             raise Mistake(f"{self.path} defines no `model`; add: model = cb.models.DeepFM(plan.schema)")
         if isinstance(self.model, type):
             name = self.model.__name__
-            raise Mistake(f"`model` in {self.path} is the class {name}; expected one of it: {name}(plan.schema)")
+            raise Mistake(
+                f"`model` in {self.path} is the class {name}; expected an instance of it: {name}(plan.schema)"
+            )
         if not hasattr(self.model, "reads") or not callable(self.model):
             raise Mistake(
                 f"`model` in {self.path} is a {type(self.model).__name__}; "
@@ -76,13 +78,14 @@ def load_job(path: Path) -> Job:
         raise Mistake(f"{path} is a folder; expected a job file, such as job.py, that defines `plan`")
     if not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*.py"))[:5] if path.parent.is_dir() else []
-        raise Mistake(f"there is no job file {path}" + (f"; here are: {', '.join(near)}" if near else ""))
+        raise Mistake(f"there is no job file {path}" + (f"; this folder has: {', '.join(near)}" if near else ""))
     from ctrbox.views.formats import EXTENSIONS
 
     if path.suffix[1:].lower() in {e for several in EXTENSIONS.values() for e in several}:
         raise Mistake(
-            f"{path} is data; expected a job file, such as job.py, that reads it by cb.View({str(path)!r}, key=…) "
-            "and defines `plan`"
+            f"{path} "
+            f"is a data file; expected a job file, such as job.py, that reads it with cb.View({str(path)!r}, "
+            f"key=…) and defines `plan`"
         )
     sys.path.insert(0, str(path.parent.resolve()))
     sys.argv = [str(path)]
@@ -93,7 +96,7 @@ def load_job(path: Path) -> Job:
     except (KeyboardInterrupt, Stopped):
         raise
     except SystemExit as end:
-        raise Mistake(f"{path} ended by itself (exit code {end.code}) before it defined `plan`") from end
+        raise Mistake(f"{path} called exit (exit code {end.code}) before it defined `plan`") from end
     except BaseException as error:
         raise_mistake(error, path)
     alike = misspelt(names)
@@ -108,14 +111,14 @@ def load_job(path: Path) -> Job:
         )
     plan = names["plan"]
     if not hasattr(plan, "batches"):
-        raise Mistake(f"`plan` in {path} is a {type(plan).__name__}; expected what cb.compile returns")
+        raise Mistake(f"`plan` in {path} is a {type(plan).__name__}; expected a plan, as cb.compile returns it")
     settings = names.get("settings", {})
     if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
         raise Mistake(f"`settings` in {path} must be a dict of arguments of Trainer.fit, got {settings!r}")
     for name in FROM_THE_COMMAND_LINE & settings.keys():
-        raise Mistake(f"`settings` in {path} has {name!r}; that one comes from the command line")
+        raise Mistake(f"`settings` in {path} has {name!r}, which is set on the command line; remove it")
     for name in OF_THE_JOB & settings.keys():
-        raise Mistake(f"`settings` in {path} has {name!r}; define it beside `settings`: {name} = […]")
+        raise Mistake(f"`settings` in {path} has {name!r}; define it as a variable of its own instead: {name} = […]")
     context = names.get("context", ())
     if "engine" in names and (isinstance(context, str) or not all(isinstance(n, str) for n in listed(context))):
         raise Mistake(f"`context` in {path} must be a list of the log's columns, got {context!r}")

@@ -1,4 +1,4 @@
-"""The command line: verbs over a job, which is a Python file that defines `plan`.
+"""Defines the root command ``ctrbox`` and the commands that run a plan: extract, explain, show, datasets and version.
 
 `train` is in train.py, and what follows a training is in after_training.py.
 
@@ -225,7 +225,7 @@ def show(
     The operators are drawn layer by layer. Operators that were hoisted below a join are drawn below that join.
     """
     if output.suffix.lower() not in ("", ".svg"):
-        raise Mistake(f"{output} is to be a drawing in SVG; expected a name that ends in .svg")
+        raise Mistake(f"{output} cannot be written: show writes SVG; expected a file name that ends in .svg")
     plan = plan_at(job, allow_operators)
     with written_aside(output) as aside:
         plan.show(str(aside))

@@ -1,4 +1,4 @@
-"""`ctrbox online`: learn from a stream of impressions and clicks, publish every few minutes; and a stream to try it on.
+"""Defines ``ctrbox online``, which learns from a stream of impressions and clicks and publishes every few minutes.
 
 main.py registers the command. Ctrl-C and SIGTERM end it between two batches of examples: it writes a checkpoint and prints the
 command that goes on from there.

@@ -1,4 +1,4 @@
-"""What options of several verbs share: pairs NAME=PATH, --server among them, and errors in the words of a command line."""
+"""Parses options that several commands share, such as NAME=PATH pairs, and words errors for the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verb writes: a Parquet, Arrow or CSV file that appears whole or not at all, or an Arrow stream on stdout."""
+"""Writes the results of a command to a Parquet, Arrow or CSV file, or as an Arrow stream to stdout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def check_output(output: str, endings: tuple[str, ...], as_json: bool) -> None:
     if output == "-" and as_json:
         raise Mistake("-o - and --json both want stdout; drop one of them")
     if output == "-" and sys.stdout.isatty():
-        raise Mistake(f"an Arrow stream is no use on a terminal; pipe it, or name a file: -o out{endings[0]}")
+        raise Mistake(
+            f"an Arrow stream cannot be shown on a terminal; pipe it into another program, or name a file: -o "
+            f"out{endings[0]}"
+        )
     if output != "-" and Path(output).suffix not in endings:
         known = f"{', '.join(endings[:-1])} or {endings[-1]}"
         raise Mistake(f"-o {output}: the name must end in {known}, or be - for stdout")

@@ -1,4 +1,4 @@
-"""`ctrbox publish`: weights as 16-bit codes, patches between them, and folders of published versions."""
+"""Defines ``ctrbox publish``: quantized weight files, patches between them, and folders of published versions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ ModelFile = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="Model to publish: a saved Deep FFM, a run folder, a *.safetensors file, a table's Parquet export or a weight file.",
+        help="Model to publish: a saved Deep FFM, a run folder, a *.safetensors file, a table's Parquet export or a "
+        "weight file.",
         show_default=False,
     ),
 ]
@@ -111,7 +112,8 @@ def apply(
         typer.Option(
             min=0,
             metavar="BYTES",
-            help="Maximum size of the result in bytes; a patch with a larger result is refused. Default: twice the size of BASE, "
+            help="Maximum size of the result in bytes; a patch with a larger result is refused. Default: twice the size "
+            "of BASE, "
             "or 1 GiB more than it if that is larger.",
         ),
     ] = None,
@@ -184,7 +186,9 @@ def create(
     if model is not None and (model / "config.json").is_file():
         run = load_run(model, job, view=view, allow_views=allow_views, server=server)
         if context is None:
-            raise Mistake("list the log columns that are sent once per request: --context user_id,query")
+            raise Mistake(
+                "the columns that are sent once per request are not given; list them: --context user_id,query"
+            )
         with blaming(job), reading(None):
             found = made(folder, run.plan, run, context=names_in(context), note=note)
         if as_json:
@@ -196,15 +200,17 @@ def create(
     if view or allow_views or server:
         raise Mistake("--view, --allow-views and --server are for the folder of a run: --model runs/today")
     if job is None:
-        raise Mistake("say where the plan is: --job JOB.PY, or --model with the folder of a run")
+        raise Mistake("no plan is given; name its job with --job JOB.PY, or a run folder with --model")
     loaded = load_job(job)
     columns = loaded.context if context is None else names_in(context)
     if not columns and context is None:
-        raise Mistake(f"{job} defines no `context`; say which columns come once a request: --context user_id,query")
+        raise Mistake(
+            f"{job} defines no `context`; list the columns that are sent once per request: --context user_id,query"
+        )
     with blaming(job):
         if model is None:
             if loaded.engine is None:
-                raise Mistake(f"{job} defines no `engine`; say which saved model it is: --model model.ffm")
+                raise Mistake(f"{job} defines no `engine`; name the saved model: --model model.ffm")
             engine = loaded.needed_engine()
         else:
             engine = DeepFFM.load(Published(model).file() if model.is_dir() else model)
@@ -239,8 +245,8 @@ def verify(
     for line in found:
         tell(line)
     if found:
-        raise Mistake(f"{len(found) if len(found) > 1 else 'one'} of what was checked is damaged or missing")
-    tell("everything is as it was written")
+        raise Mistake(f"{len(found)} of the checked files {'are' if len(found) > 1 else 'is'} damaged or missing")
+    tell("every checksum matches")
 
 
 def wrong_with(path: Path) -> list[str]:
@@ -278,7 +284,7 @@ def push(
     from ctrbox import publish
 
     if other := served(folder):
-        raise Mistake(f"{folder} is what a server opens{other}")
+        raise Mistake(f"{folder} is a folder that a server opens{other}")
     published = publish.Published(folder)
     told(folder, published.publish(whole(published, model, server or [], job), note=note), as_json)
 
@@ -294,7 +300,7 @@ def whole(published: Any, model: Path, servers: list[str], job: Path | None = No
             met = f"{model} is none" if model.exists() else f"there is no {model}"
             raise Mistake(f"--server is for the folder of a run; {met}")
         if job is not None:
-            raise Mistake(f"--job is for the folder of a run; {model} is none")
+            raise Mistake(f"--job is for the folder of a run; {model} is not one")
         return model
     from ctrbox.train.run import server_tables
 
@@ -336,12 +342,12 @@ def log(folder: Folder, as_json: AsJson = False) -> None:
             f"{v.number:>8}  {v.time}  {v.bytes:>14,}  {v.patch_bytes:>12,}  {v.sha256[:12]}  {what:<16}  {v.note}".rstrip()
         )
     tell(
-        f"version {versions[-1].number} is current; columns: version, time, bytes, bytes of its patch, checksum, what, note"
+        f"version {versions[-1].number} is current; columns: version, time, bytes, bytes of its patch, checksum, kind, note"
     )
 
 
 def served(folder: Path) -> str:
-    """Where the versions of a served model's folder are."""
+    """Return the folder that holds the versions of a served model."""
     return f"; its versions are in {folder / 'weights'}" if (folder / "serve.json").is_file() else ""
 
 

@@ -1,4 +1,4 @@
-"""What the commands that read a run or a saved plan share: their options, and how the run is opened.
+"""Opens run folders and saved plans for the commands that read them, and defines the options that they share.
 
 A run names paths and classes. A path is opened when it lies below the current folder or beside the run, or when the user names it
 (--view, --allow-views); code is imported only by the job that the user names (--job), and
@@ -56,7 +56,8 @@ Ram = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Memory for all Sparse Tables of the run together, such as 500MB; units are powers of 1024. Default: 2GB per table.",
+        help="Memory for all Sparse Tables of the run together, such as 500MB; units are powers of 1024. Default: 2GB per "
+        "table.",
     ),
 ]
 
@@ -74,7 +75,7 @@ def load_run(
     """Return a finished run; with a job, the model of the job's class and the job's views and operators."""
     if not folder.is_dir():
         near = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))[:5]
-        raise Mistake(f"there is no run folder {folder}" + (f"; here are: {', '.join(near)}" if near else ""))
+        raise Mistake(f"there is no run folder {folder}" + (f"; this folder has: {', '.join(near)}" if near else ""))
     own = own_job(job)
     from ctrbox.train.run import Run, servers_of
 
@@ -153,7 +154,7 @@ def asking_for_the_job(own: Job | None) -> Iterator[None]:
         told = str(error)
         if own is not None and "allow_operators" in told:
             raise Mistake(
-                f"{own.path} is not the job of this run: {told.split(', and loading')[0]}, which the job lacks"
+                f"{own.path} is not the job of this run: {told.split(', and loading')[0]}, which this job does not define"
             ) from error
         if own is not None or not any(
             word in told for word in ("cb.Run.load(…, model=", "allow_operators", "open(…, model=")
@@ -177,7 +178,8 @@ def tell_of_servers(run: Any) -> None:
             counts = source.embedder.stats()
             if counts["keys"] and not counts["computed"]:
                 tell(
-                    f"warning: no object of {source.fields[0]!r} has a row in {source.embedder.data.path}: all were zeros"
+                    f"warning: no object of {source.fields[0]!r} has a row in {source.embedder.data.path}; the model used "
+                    f"zero vectors for all of them"
                 )
 
 

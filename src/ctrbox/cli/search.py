@@ -1,4 +1,4 @@
-"""`ctrbox search`: many Deep FFMs over one parsed stream, and the table of how each did."""
+"""Defines ``ctrbox search``, which trains many Deep FFMs on one parsed stream and compares them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def search(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File of test examples in the same format. Default: compare the models by the training examples, each predicted "
+            help="File of test examples in the same format. Default: compare the models by the training examples, each "
+            "predicted "
             "before it is learned.",
         ),
     ] = None,
@@ -79,7 +80,7 @@ def search(
     inputs = [path.resolve() for path in (train, test, models) if path is not None]
     for written in (output, save):
         if written is not None and written.resolve() in inputs:
-            raise Mistake(f"{written} is read by this search and would be written over; give another name")
+            raise Mistake(f"{written} is read by this search and would be overwritten; choose another file name")
     with TemporaryDirectory(prefix="ctrbox-search-") as folder, meter("learning") as tick:
         learned = parsed(train, Path(folder) / "train.ctrx", format, None)
         tested = None if test is None else parsed(test, Path(folder) / "test.ctrx", format, learned.fields)
@@ -120,9 +121,11 @@ def read_models(path: Path | None) -> dict[str, dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise Mistake(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except yaml.YAMLError as error:
-        raise Mistake(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise Mistake(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(given, Mapping) or not given:
-        raise Mistake(f"{path} must hold options by the name of a model, or grid: with lists of values")
+        raise Mistake(
+            f"{path} must map the name of each model to its options, or have a `grid:` of options with lists of values"
+        )
     made: dict[str, dict[str, Any]] = {}
     for name, options in given.items():
         if not isinstance(options, Mapping) or not all(isinstance(option, str) for option in options):

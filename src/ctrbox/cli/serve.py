@@ -1,4 +1,4 @@
-"""`ctrbox serve`: a model's folder answers requests."""
+"""Defines ``ctrbox serve``, which serves predictions of a model folder or a run folder over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -221,17 +221,17 @@ def serve(
             if as_json:
                 say_json(**facts, grpc=grpc_port)
             grpc = f", gRPC at {bracketed(host)}:{grpc_port}" if grpc_port else ""
-            tell(f"serving {model} version {served.version} at {url}{grpc}; Ctrl-C ends it")
+            tell(f"serving {model} version {served.version} at {url}{grpc}; press Ctrl-C to stop")
             hint(f"curl {url}/openapi.json    or open {url}/ in a browser")
 
         server.run(ready)
     except ImportError as error:
         raise missing_library(error) from None
-    tell("stopped; every request that was under way was answered")
+    tell("stopped; all requests that had been received were answered")
 
 
 def no_folder(model: Path) -> str:
-    """What to do about a path that is no model's folder; "" where it may be one."""
+    """What to do about a path that is not a model's folder; "" where it may be one."""
     if model.is_file():
         return (
             f"{model} is a file; a server opens a folder with a plan beside the weights. Make one: "

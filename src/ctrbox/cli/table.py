@@ -1,4 +1,4 @@
-"""`ctrbox table`: look at, check, tidy and take out what a Sparse Table's folder holds."""
+"""Defines ``ctrbox table``: statistics, verification, repair, compaction and export of the folder of a Sparse Table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def stat(folder: Folder, as_json: AsJson = False) -> None:
         say(f"{name.replace('_', ' '):<{wide}}{value:>{right}}")
     if facts["rows_on_disk"] > facts["keys"]:
         tell(
-            f"{facts['rows_on_disk'] - facts['keys']:,} rows on disk are replaced by newer ones; they go as runs are merged"
+            f"{facts['rows_on_disk'] - facts['keys']:,} rows on disk have been replaced by newer versions; compaction "
+            f"removes them"
         )
     if facts["compaction_errors"]:
         tell(
@@ -84,10 +85,11 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
     if found:
         places = "1 place" if len(found) == 1 else f"{len(found)} places"
         raise Mistake(
-            f"{folder} is damaged in {places}; `ctrbox table repair {shlex.quote(str(folder))} --from SAVED` takes files "
-            "anew from a table saved on another disk"
+            f"{folder} is damaged in {places}; `ctrbox table repair {shlex.quote(str(folder))} --from SAVED` "
+            f"replaces "
+            f"the damaged files with those of a table saved on another disk"
         )
-    tell(f"{size:,} bytes are as they were written")
+    tell(f"the checksums of all {size:,} bytes match")
     hint(f"ctrbox table {'stat' if of_a_run(folder) else 'compact'} {shlex.quote(str(folder))}")
 
 
@@ -111,7 +113,7 @@ def repair(
     for file in files:
         tell(f"{file} is repaired")
     if not files:
-        tell(f"nothing of {folder} is damaged")
+        tell(f"{folder} is not damaged")
     hint(f"ctrbox table verify {shlex.quote(str(folder))}")
 
 
@@ -227,13 +229,13 @@ def refuse_of_a_run(folder: Path) -> None:
     """A run counts the bytes of its tables, and shares their files with other checkpoints: nobody changes them."""
     if of_a_checkpoint(folder):
         raise Mistake(
-            f"{folder} is part of a checkpoint of several tables; compact() those with cb.tables.SparseTables"
+            f"{folder} is part of a checkpoint of several tables; open them with cb.tables.SparseTables and call compact()"
         )
     run = of_a_run(folder)
     if run is not None:
         copied = folder.resolve().stem
         raise Mistake(
-            f"{folder} is part of the run in {run}, which could not be read any more if it changed; compact a copy: "
+            f"{folder} is part of the run in {run}, which could no longer be read if the table changed; compact a copy: "
             f"cp -r {shlex.quote(str(folder))} {copied} && ctrbox table compact {copied}"
         )
 

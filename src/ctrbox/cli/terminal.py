@@ -1,4 +1,4 @@
-"""Talking to a person: two streams, one progress line, signals and exit codes.
+"""Handles the terminal: stdout and stderr, the progress line, signals and exit codes.
 
 Data goes to stdout (`say`), everything else to stderr (`tell`). Exit codes: 0 done; 1 a mistake in the job, the data or
 the disk, told in one line; 2 a wrong command line; 130 Ctrl-C; 143 SIGTERM. `CTRBOX_TRACEBACK=1` shows the traceback
@@ -159,11 +159,11 @@ def in_words(error: Exception) -> str:
 
 
 def utf8(path: Path) -> Path:
-    """A path that native code and Parquet writers take: refused where it, or the folder it is in, is no UTF-8."""
+    """A path that native code and Parquet writers take: refused where it, or the folder it is in, is not UTF-8."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
-        raise Mistake(f"the path {str(path.absolute())!r} is not UTF-8; rename it, or name another") from None
+        raise Mistake(f"the path {str(path.absolute())!r} is not UTF-8; rename it, or choose another path") from None
     return path
 
 
@@ -183,7 +183,7 @@ def tell_warning(
 
 
 def open_streams() -> None:
-    """Where a stream is closed (`2>&-`), the next file opened would take its number, and print would fail."""
+    """Open closed standard streams (`2>&-`) on /dev/null; otherwise the next file opened would take their number."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)

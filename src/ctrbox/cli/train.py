@@ -1,4 +1,4 @@
-"""``ctrbox train``: train a job's model into a run folder, and say how to go on where it was interrupted.
+"""Defines ``ctrbox train``, which trains the model of a job into a run folder and resumes interrupted runs.
 
 A run folder has one writer. Without --out the run goes to runs/<job>: an unfinished run there is resumed, a finished one is
 kept and the next free name of runs/<job>-2, -3 … is taken. Ctrl-C and SIGTERM leave a checkpoint and print the command that
@@ -77,7 +77,8 @@ def train(
         typer.Option(
             min=1,
             metavar="ROWS",
-            help="Number of rows per training step, 1 to 16777216. Default: the job's setting, otherwise a power of two from 64 "
+            help="Number of rows per training step, 1 to 16777216. Default: the job's setting, otherwise a power of two "
+            "from 64 "
             "to 16384 that gives about 250 steps per epoch.",
             show_default=False,
         ),
@@ -175,7 +176,8 @@ def train(
         str | None,
         typer.Option(
             metavar="empty|keep",
-            help="What to do with rows that a table already holds: 'empty' removes them before the first step, 'keep' continues "
+            help="What to do with rows that a table already holds: 'empty' removes them before the first step, 'keep' "
+            "continues "
             "from them. Default: keep, with a warning; required with --overwrite if a table holds rows.",
             show_default=False,
         ),
@@ -238,25 +240,28 @@ def train(
     }
     asked = {name: value for name, value in asked.items() if value is not None}
     if cluster is None and (workers, servers) != (1, 1):
-        raise Mistake("--workers and --servers are of a cluster; add --cluster local, or its address")
+        raise Mistake(
+            "--workers and --servers need a cluster; add --cluster local, or --cluster with the address of a "
+            "Ray cluster"
+        )
     place, going_on = run_place(job, out, resume, overwrite)
     check_earlier(earlier, place)
     loaded = load_seeded(job, seed or 0)
     if earlier is not None:
         for name in {"warm_up", "warm_from"} & loaded.settings.keys():
-            raise Mistake(f"`settings` in {job} has {name!r}, which --from also decides; leave one of them out")
+            raise Mistake(f"`settings` in {job} has {name!r}, which --from also sets; remove one of the two")
         asked |= {"warm_up": "continue", "warm_from": str(earlier)}
     if tables is not None:
         asked["tables"] = tables
     if tuned is not None:
         loaded, asked = with_tuned(loaded, tuned, asked)
     if going_on:
-        tell(f"going on with the unfinished run in {place}")
+        tell(f"continuing the unfinished run in {place}")
     elif out is None and place.name != job.stem:
         tell(f"{place.with_name(job.stem)} holds a run; this one goes to {place} (--overwrite replaces the first)")
     if earlier is not None and not going_on:
         tell(
-            f"beginning with {earlier}: weights, tables and optimizer states; steps, schedule and metrics count from 0"
+            f"starting from the weights, tables and optimizer states of {earlier}; steps, schedule and metrics start at 0"
         )
     where = None if cluster is None else (cluster, workers, servers)
     done = fit(
@@ -282,7 +287,9 @@ def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tup
         if finished and not overwrite:
             raise Mistake(f"{out} holds a finished run; choose another --out, or replace it with --overwrite")
         if begun and not resume and not overwrite:
-            raise Mistake(f"{out} holds an unfinished run; drop --no-resume to go on, or replace it with --overwrite")
+            raise Mistake(
+                f"{out} holds an unfinished run; remove --no-resume to continue it, or replace it with --overwrite"
+            )
         return out, going_on(out) and not finished and not overwrite
     number = 1
     while True:
@@ -310,7 +317,9 @@ def check_earlier(earlier: Path | None, place: Path) -> None:
         return
     if not (earlier / "summary.json").exists():
         near = sorted(str(p.parent) for p in Path("runs").glob("*/summary.json"))[:5]
-        raise Mistake(f"{earlier} holds no finished run" + (f"; finished are: {', '.join(near)}" if near else ""))
+        raise Mistake(
+            f"{earlier} holds no finished run" + (f"; these runs are finished: {', '.join(near)}" if near else "")
+        )
     if place.exists() and place.samefile(earlier):
         raise Mistake(f"--from {earlier} is the folder that this run would replace; choose another --out")
 
@@ -430,7 +439,7 @@ class Watch:
             tell(f"validation  {brief(metrics)}")
 
     def resumed(self, step: int, rows: int) -> None:
-        tell(f"going on after step {step:,} ({rows:,} rows)")
+        tell(f"continuing after step {step:,} ({rows:,} rows)")
 
     def end(self) -> None:
         """Also after an error: a terminal must get its cursor back."""

@@ -1,4 +1,4 @@
-"""``ctrbox tune``: try settings of a job with Optuna, stop bad trials early, and say which were best."""
+"""Defines ``ctrbox tune``, which searches the settings of a job with Optuna and stops bad trials early."""
 
 from __future__ import annotations
 

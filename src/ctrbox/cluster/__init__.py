@@ -1,1 +1,3 @@
-"""The only importer of ray: shards of tables and Model Servers as actors, workers, launch, recovery. docs/cluster.md."""
+"""Trains on a Ray cluster: shards of tables and Model Servers as actors, workers, launch and recovery (docs/cluster.md).
+No other package imports ray.
+"""

@@ -1,4 +1,4 @@
-"""What two processes must have in common to learn as one."""
+"""Checks that all processes of a distributed training have the same code, data and settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def code() -> str:
 
 
 def facts_here() -> dict[str, Any]:
-    """Of this process."""
+    """Return the facts of this process."""
     return {
         "ctrbox": f"{ctrbox.__version__} {code()}",
         "torch": str(torch.__version__),
@@ -38,7 +38,9 @@ def facts_here() -> dict[str, Any]:
 
 
 def facts_of(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Of a plan as this process sees it: the same features over the same files, and the same run folder."""
+    """Return the facts of a plan as this process sees it: the same features over the same files, and the same run
+    folder.
+    """
     config = folder / "config.json"
     return {
         **facts_here(),
@@ -55,11 +57,14 @@ def check_same(mine: Mapping[str, Any], theirs: Mapping[str, Any], who: str) -> 
         if met == expected:
             continue
         if name == "run folder":
-            raise PlanError(f"{who} does not see the run folder of this training; put out= where all machines see it")
+            raise PlanError(
+                f"{who} cannot see the run folder of this training; choose an out= on a file system that all "
+                f"machines share"
+            )
         if isinstance(met, list) and isinstance(expected, list) and len(met) == len(expected):
             met, expected = next((a, b) for a, b in zip(met, expected, strict=True) if a != b)
         raise PlanError(
-            f"{who} has another {name}: {met!r}, expected {expected!r}; give every machine the same code and data"
+            f"{who} has a different {name}: {met!r}, expected {expected!r}; give every machine the same code and data"
         )
 
 

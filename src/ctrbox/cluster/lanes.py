@@ -1,4 +1,4 @@
-"""Memory that a worker and a server of one machine share: keys, rows and gradients are written once, where the other reads them.
+"""Passes keys, rows and gradients between a worker and a server on one machine through shared memory, without copies.
 
     keys  n × int64 │ rows or gradients  n × width × float32 │ counts  n × 2 × float32, of tables that take them
 
@@ -85,7 +85,7 @@ class Lane:
         """Keys, rows and counts of so many keys."""
         if keys < 0 or needed(keys, width) > len(self.memory):
             raise TrainError(
-                f"{keys:,} keys of {width} floats do not fit the {len(self.memory):,} bytes shared with a worker"
+                f"{keys:,} keys of {width} floats do not fit into the {len(self.memory):,} bytes of memory shared with a worker"
             )
         first, second = 8 * keys, 8 * keys + 4 * keys * width
         rows = self.memory[first:second].view(np.float32).reshape(keys, width)

@@ -1,4 +1,4 @@
-"""`Cluster`: where a training takes place, in how many workers and servers.
+"""Defines ``Cluster``, which says where a distributed training runs and with how many workers and servers.
 
 cluster = cb.Cluster("local", workers=2, servers=2)                # or the address of a Ray cluster: "auto", "10.0.0.1:6379"
 run = cb.Trainer(model, table).fit(plan, out="runs/today", cluster=cluster)
@@ -77,10 +77,11 @@ class Cluster:
         from ctrbox.cluster.shards import Spec
 
         if fit.learner.device.type != "cpu" or fit.learner.bf16:
-            raise PlanError("a cluster trains on CPUs; take device='cpu' for the plan and the trainer")
+            raise PlanError("training on a cluster uses CPUs only; set device='cpu' for the plan and the trainer")
         if fit.settings.adaptive_l2:
             raise PlanError(
-                "adaptive_l2 needs to know how often all workers met a key, which a cluster does not tell them"
+                "adaptive_l2 needs the number of times that each key occurred on all workers, which is not available on a "
+                "cluster; remove adaptive_l2"
             )
         for source in fit.learner.sources:
             Spec.of(source.embedder, self.servers)
@@ -137,8 +138,9 @@ class Cluster:
         there = ray.cluster_resources().get("CPU", 0)
         if self.workers * cores > there:
             raise DeviceError(
-                f"{self.workers} workers of {cores} cores need {self.workers * cores} cores, this cluster has {there:g}; take "
-                "fewer workers=, or smaller cores="
+                f"{self.workers} workers of {cores} cores "
+                f"need {self.workers * cores} cores, but this cluster has "
+                f"{there:g}; lower workers= or cores="
             )
 
     def _show(self, crew: Any, order: Any, cores: int) -> None:
@@ -151,12 +153,12 @@ class Cluster:
         for k, (fields, spec) in enumerate(order.tables):
             what = "Model Server" if spec.kind is ModelServer else spec.kind.__name__
             shown = ", ".join(fields[:4]) + (" …" if len(fields) > 4 else "")
-            self.tell(f"  table {k} ({what}: {shown}): at most {spec.budget:,} bytes a server")
+            self.tell(f"  table {k} ({what}: {shown}): at most {spec.budget:,} bytes per server")
         url = getattr(getattr(ray._private.worker, "_global_node", None), "webui_url", None)
         if url:
             self.tell(f"  dashboard: http://{url}")
         elif self.dashboard:
-            self.tell("  no dashboard: pip install 'ray[default]' brings it")
+            self.tell("  no dashboard; to get one: pip install 'ray[default]'")
 
 
 def _tell(line: str) -> None:
@@ -164,7 +166,7 @@ def _tell(line: str) -> None:
 
 
 def check_listening(address: str) -> None:
-    """Of host:port. Ray would try for minutes."""
+    """Check that something listens at host:port; Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         return
@@ -172,6 +174,7 @@ def check_listening(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise DeviceError(
-            f"cannot join the Ray cluster at {address!r}: nobody answers there ({error}); is it the address that "
-            "`ray start --head` printed?"
+            f"cannot join the Ray cluster at {address!r}"
+            f": no answer from that address ({error}); use the address that "
+            f"`ray start --head` printed"
         ) from error

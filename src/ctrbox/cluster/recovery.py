@@ -1,4 +1,4 @@
-"""The crew of a training: its actors, and what happens when some of them are gone.
+"""Starts the actors of a distributed training, and restarts it from the last checkpoint when some of them are lost.
 
     fill      make the missing ones, shake hands
     attempt   all workers train from the newest checkpoint, until all are done or one fails
@@ -94,7 +94,8 @@ class Crew:
             return ray.get(call, timeout=seconds)
         except ray.exceptions.GetTimeoutError:
             raise DeviceError(
-                f"{who} did not start within {seconds:.0f} s; is there room in the cluster? `ray status` shows it"
+                f"{who} did not start within {seconds:.0f} s; check with `ray status` that the cluster has free cores and "
+                f"memory"
             ) from None
         except RayTaskError as error:
             raise error.cause from None
@@ -118,11 +119,13 @@ class Crew:
                 gone = self._repair(error)
                 if self.lost > self.restarts:
                     raise TrainError(
-                        f"workers or servers were lost {self.lost} times, the last time {', '.join(gone)}; the run folder holds "
-                        "the last checkpoint: train again to go on, or allow more restarts="
+                        f"workers or servers were lost {self.lost} times, the last time {', '.join(gone)}; "
+                        f"the run "
+                        f"folder holds the last checkpoint: run the training again to continue from it, or raise restarts="
                     ) from error
                 tell(
-                    f"lost {', '.join(gone)}; all go back to the last checkpoint ({self.lost} of {self.restarts} restarts)"
+                    f"lost {', '.join(gone)}; every process restarts from the last checkpoint ({self.lost} of "
+                    f"{self.restarts} restarts)"
                 )
 
     def _attempt(self, watch: Watcher) -> dict[str, Clock]:

@@ -1,4 +1,4 @@
-"""Tables and Model Servers in shards: the actor that holds one shard of each, and the embedder that workers see.
+"""Splits tables and Model Servers into shards: the actor that holds one shard of each, and the embedder that workers use.
 
     Shards.pull ──► Server.pull     a table answers at once; a Model Server once the keys of all workers are there
     Shards.push ──► Server.push     the last worker's call adds up by key in worker order and pushes once; all calls return then
@@ -56,8 +56,9 @@ class Spec:
             return Spec(ModelServer, embedder.row, embedder.data.path.resolve(), options, budget, reads=reads)
         if not isinstance(embedder, MemoryTable | SparseTable):
             raise PlanError(
-                f"a {type(embedder).__name__} cannot be split over servers; take cb.MemoryTable, cb.SparseTable "
-                "or cb.tables.ModelServer"
+                f"a {type(embedder).__name__} cannot be split over servers; use cb.MemoryTable, cb.SparseTable "
+                "or "
+                f"cb.tables.ModelServer"
             )
         if servers > 1:
             check_splits(embedder)
@@ -306,7 +307,7 @@ class Shards:
 
     def open(self, row: Row) -> None:
         if row != self.spec.row:
-            raise PlanError(f"the servers hold rows of {self.spec.row}, the model reads {row}")
+            raise PlanError(f"the servers hold rows of {self.spec.row}, but the model reads {row}")
 
     def prefetch(self, keys: Keys) -> None:
         if self.spec.kind is MemoryTable:  # whose rows are found faster than they are announced

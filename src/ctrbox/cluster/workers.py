@@ -1,4 +1,4 @@
-"""A worker: the trainer's own loop over its part of every batch, with tables that lie on servers."""
+"""Runs the trainer's loop in a worker, over its part of every batch, with tables on the servers."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Worker:
         return self.host
 
     def address(self, of: int) -> str:
-        """Where the workers meet; this one is worker 0."""
+        """Return the address at which the workers meet; this process is worker 0."""
         self.store, found = listening(self.host, of)
         return found
 

@@ -1,1 +1,1 @@
-"""Pages and charts as plain text: HTML and SVG that load nothing and run nothing."""
+"""Renders pages and charts as plain HTML and SVG, which load nothing and run nothing."""

@@ -1,4 +1,4 @@
-"""Charts as plain SVG text: lines, calibration dots, horizontal bars, stacked bars.
+"""Draws charts as plain SVG text: lines, calibration dots, horizontal bars and stacked bars.
 
 A chart carries no colour of its own: marks have classes (`a`, `b`, `c`, `faint`, …) that STYLE paints in light and in
 dark. Hovering over a mark shows its numbers through `<title>`; there is no script. Values that are not finite are

@@ -1,4 +1,4 @@
-"""How objects look in a notebook: small tables and pictures in plain HTML, without a script, in light and in dark.
+"""Renders objects for notebooks: small tables and pictures in plain HTML, without a script, in light and in dark.
 
 A notebook puts this HTML into a page of its own, so the style holds below one `div` alone. Names and values are escaped here.
 """

@@ -1,4 +1,4 @@
-"""How a report looks: one style sheet for light and dark, and the frame of the page.
+"""Defines the frame and the style sheet of a report page, for light and dark.
 
 The page may load nothing and run nothing: its content policy allows pictures and styles that are inside it, no more.
 """

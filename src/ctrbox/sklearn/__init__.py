@@ -1,1 +1,1 @@
-"""`cb.Classifier`, for people with a dataframe."""
+"""Exports ``cb.Classifier``, a click model for dataframes."""

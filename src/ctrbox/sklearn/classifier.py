@@ -1,4 +1,4 @@
-"""``cb.Classifier``: a click model for people with a dataframe, in scikit-learn's manner and without needing it.
+"""Defines ``cb.Classifier``: a click model for dataframes that follows scikit-learn's conventions and does not need it.
 
 clf = cb.Classifier("DeepFM", dim=8).fit(frame, clicked)
 p = clf.predict_proba(frame)[:, 1]

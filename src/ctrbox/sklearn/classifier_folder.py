@@ -1,4 +1,4 @@
-"""A fitted ``cb.Classifier`` as a folder: the folder of a run, and beside it what the classifier found in the frame.
+"""Saves a fitted ``cb.Classifier`` as a folder: a run folder, and the columns that the classifier found.
 
     classifier.json   parameters, classes, what each column is, feature importances, the training table's schema (sealed)
     config.json, plan.ctrplan, model/, summary.json    the run

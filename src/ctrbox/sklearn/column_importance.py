@@ -1,4 +1,4 @@
-"""What each column of a frame does for a classifier: the ROC AUC that is lost when the column's values change places.
+"""Measures the importance of each column: the ROC AUC that is lost when the values of the column are shuffled.
 
 Measured on up to ROWS rows that were held out from training; without such rows, or where they are all of one class, on as many
 rows of the training part. All features that were made of a column change places together, REPEATS times by permutations of the

@@ -1,4 +1,5 @@
-"""Dataframes and arrays as ``cb.Classifier`` takes them: which columns are keys and which are numbers, nothing missing left.
+"""Converts dataframes and arrays for ``cb.Classifier``: decides which columns are keys and which are numbers, and fills
+missing values.
 
 A frame is anything that speaks Arrow, a dict of columns, or a 2-D array (columns x0, x1, …). ``Frame.of`` decides what
 each column is and remembers it; ``Frame.read`` brings other rows into the same shape, by name where there are names.
@@ -117,7 +118,7 @@ class Frame:
         where = {n: k for k, n in enumerate(names)}
         for c in self.columns:
             if c.given not in where:
-                raise InputError(f"X lacks column {c.given!r}, which was there in fit{nearest(c.given, names)}")
+                raise InputError(f"X lacks column {c.given!r}, which fit was given{nearest(c.given, names)}")
         return self._table([arrays[where[c.given]] for c in self.columns])
 
     def without_rows(self) -> Frame:
