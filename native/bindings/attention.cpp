@@ -33,7 +33,7 @@ nb::object attend(const std::vector<const HistoryAttention*>& units, const std::
                   const std::string& simd) {
   const FfmKernels* kernels = simd.empty() ? &ffm_kernels() : ffm_kernels_named(simd);
   if (!kernels) throw nb::value_error(("this machine has no " + simd).c_str());
-  if (units.empty() || units.size() != targets.size()) throw nb::value_error("each unit needs its targets");
+  if (units.empty() || units.size() != targets.size()) throw nb::value_error("each unit needs targets");
   const size_t rows = targets[0].shape(0);
   size_t step = 0;
   for (size_t n = 0; n < units.size(); ++n) {

@@ -1,4 +1,4 @@
-// One bind_* per noun. Bindings check shapes and types, release the GIL and contain no arithmetic.
+// One bind_* function for each noun. Bindings check shapes and types, release the GIL and contain no arithmetic.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,4 +1,4 @@
-// What the bindings of all tables of trainable rows share: keys, gradients, shapes, files.
+// Code that the bindings of all tables share: keys, gradients, shapes and files.
 #pragma once
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
@@ -57,7 +57,7 @@ inline Shape tuple_of(const TableShape& s) {
 
 inline Shown shown_of(const Counts& shows, const Counts& clicks, size_t keys) {
   if ((shows && shows->size() != keys) || (clicks && clicks->size() != keys))
-    throw nb::value_error("shows and clicks are not one a key");
+    throw nb::value_error("shows and clicks are not one per key");
   return {shows ? shows->data() : nullptr, clicks ? clicks->data() : nullptr};
 }
 

@@ -290,7 +290,7 @@ void bind_ffm(nb::module_& m) {
           [](const DeepFfm& model, const FfmContext& context, const Examples& candidates) {
             if (context.weights != model.state())
               throw nb::value_error(
-                  "the context is of other weights: of another model, or of this one before it learned");
+                  "the context was made with other weights: of another model, or of this one before it learned");
             return scored(candidates, [&](float* out) {
               check_fields(model, candidates, false);
               return model.score(context, candidates, out);

@@ -1,4 +1,4 @@
-// The native core of CTRBox: a table of contents.
+// The native module of CTRBox, as a table of contents.
 #include <nanobind/stl/string.h>
 
 #include "bindings/bindings.h"

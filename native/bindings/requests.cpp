@@ -41,7 +41,7 @@ struct CandidateFields {
 
 nb::tuple score_candidates(const CandidateFields& fields, const DeepFfm& model, const FfmContext& context,
                            const Batch& batch) {
-  if (context.weights != model.state()) throw nb::value_error("the context is of other weights");
+  if (context.weights != model.state()) throw nb::value_error("the context was made with other weights");
   auto out = std::make_shared<std::vector<float>>();
   int64_t broken = -1;
   {

@@ -90,9 +90,9 @@ struct Tower {
     s.dim = dim;
     s.linear = linear;
     expect(rows.shape(0) == lookup.keys.size() && rows.shape(1) == dim + linear,
-           "rows are one a key, linear + dim floats each");
+           "rows are one per key, linear + dim floats each");
     expect(logs.shape(0) == lookup.rows && logs.shape(1) == dense, "dense columns do not fit the batch");
-    expect(logits.size() == lookup.rows, "logits are one a row");
+    expect(logits.size() == lookup.rows, "logits are one per row");
     s.rows = rows.data();
     s.dense = dense;
     s.logs = logs.data();
@@ -113,9 +113,10 @@ double learn(const Tower& t, const Lookup& lookup, const TowerIndex* index, Flat
              std::optional<Flat> weight, const std::vector<uint64_t>& seeds, Out logits, Out2 gradient,
              size_t threads) {
   TowerStep s = t.step(lookup, index, rows, logs, logits);
-  expect(label.size() == lookup.rows && (!weight || weight->size() == lookup.rows), "labels and weights are one a row");
+  expect(label.size() == lookup.rows && (!weight || weight->size() == lookup.rows),
+         "labels and weights are one per row");
   expect(gradient.shape(0) == rows.shape(0) && gradient.shape(1) == rows.shape(1), "gradients have the shape of rows");
-  expect(seeds.size() == s.layers.size(), "seeds are one a layer");
+  expect(seeds.size() == s.layers.size(), "seeds are one per layer");
   s.label = label.data();
   s.weight = weight ? weight->data() : nullptr;
   s.first_gradient = t.first_gradient ? t.first_gradient->data() : nullptr;

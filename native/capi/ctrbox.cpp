@@ -1,4 +1,4 @@
-// The C interface over core/ffm and core/publish: arguments checked, exceptions turned into a status and a sentence.
+// Implements the C interface over core/ffm and core/publish: checks arguments, turns exceptions into status and text.
 #include "capi/ctrbox.h"
 
 #include <cmath>
@@ -240,7 +240,7 @@ ctrbox_status ctrbox_key_of_int(const ctrbox_model* model, uint32_t field, int64
 
 ctrbox_status ctrbox_key_of_key(const ctrbox_model* model, uint32_t field, uint64_t plan_key, uint64_t* key) {
   return keyed(model, field, key, [&](uint64_t) {
-    if (plan_key == 0) throw BadArgument("key 0 is a plan's null, and no feature");
+    if (plan_key == 0) throw BadArgument("key 0 means that a plan has no value, and is not a feature");
     return plan_key;
   });
 }
@@ -295,7 +295,7 @@ ctrbox_status ctrbox_context_score(const ctrbox_model* model, const ctrbox_conte
     need(context, "context");
     need(candidates, "candidates");
     if (candidates->rows) need(scores, "scores");
-    if (context->context.weights != model->model->state()) throw BadArgument("the context is of another model");
+    if (context->context.weights != model->model->state()) throw BadArgument("the context belongs to another model");
     check_finite(model->model->score(context->context, part_of(*model, *candidates, false), scores));
   });
 }

@@ -47,7 +47,7 @@ enum {
   CTRBOX_DAMAGED = 3,      /* not a file of ours, cut, flipped, or one that contradicts itself */
   CTRBOX_WRONG_BASE = 4,   /* a patch that was made for another file */
   CTRBOX_TOO_LARGE = 5,    /* a patch whose result is beyond the limit, or no memory for the model */
-  CTRBOX_CANNOT_WRITE = 6, /* a full disk, no right to write; what was there is as it was */
+  CTRBOX_CANNOT_WRITE = 6, /* a full disk, no right to write; the previous file is unchanged */
   CTRBOX_NOT_FINITE = 7,   /* a score is not finite: weights or values are too large */
   CTRBOX_UNSUPPORTED = 8,  /* built without zstd: patches cannot be applied */
   CTRBOX_FAILED = 9        /* anything else; the sentence says what */
@@ -106,7 +106,7 @@ typedef struct ctrbox_examples {
   const uint64_t* offsets; /* rows + 1; offsets[0] is 0; may be NULL where rows is 0 */
   const uint32_t* fields;  /* offsets[rows] each */
   const uint64_t* keys;
-  const float* values; /* NULL: all 1; a value of 0 is no feature */
+  const float* values; /* NULL: all 1; a value of 0 is not a feature */
 } ctrbox_examples;
 
 /* One score for each example into scores[0] ... scores[rows - 1]. */

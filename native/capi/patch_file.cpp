@@ -54,7 +54,7 @@ std::vector<uint8_t> unpacked(Bytes packed, uint64_t bytes) {
   if (bytes == 0) return out;
 #ifdef CTRBOX_ZSTD
   const size_t met = ZSTD_decompress(out.data(), out.size(), packed.data(), packed.size());
-  if (ZSTD_isError(met) || met != bytes) throw BadPatch("a stream cannot be unpacked");
+  if (ZSTD_isError(met) || met != bytes) throw BadPatch("a stream cannot be decompressed");
   return out;
 #else
   (void)packed;
@@ -67,7 +67,8 @@ uint64_t limit_of(uint64_t base, uint64_t most) { return most ? most : std::max(
 std::vector<uint8_t> contents(const std::string& path, uint64_t most) {
   const FileBytes file(path);
   if (file.size() > most)
-    throw TooLarge("it has " + std::to_string(file.size()) + " bytes; at most " + std::to_string(most) + " are taken");
+    throw TooLarge("it has " + std::to_string(file.size()) + " bytes; at most " + std::to_string(most) +
+                   " are accepted");
   std::vector<uint8_t> out(file.size());
   file.read(out.data(), out.size(), 0);
   return out;
@@ -94,26 +95,27 @@ auto about(const std::string& path, F f) {
 std::vector<uint8_t> patched(Bytes base, Bytes patch, uint64_t most_bytes) {
   Head h;
   if (patch.size() < sizeof h + kSeal || std::memcmp(patch.data(), kMagic, sizeof kMagic) != 0)
-    throw BadPatch("it is no patch, or is cut: it has " + std::to_string(patch.size()) + " bytes");
+    throw BadPatch("it is not a patch, or was truncated: it has " + std::to_string(patch.size()) + " bytes");
   Digest seal;
   std::memcpy(seal.data(), patch.data() + patch.size() - kSeal, kSeal);
-  if (!same_digest(Sha256::of(patch.data(), patch.size() - kSeal), seal)) throw BadPatch("its checksum does not fit");
+  if (!same_digest(Sha256::of(patch.data(), patch.size() - kSeal), seal)) throw BadPatch("its checksum does not match");
   std::memcpy(&h, patch.data(), sizeof h);
   if (h.version != kVersion)
-    throw BadPatch("it has version " + std::to_string(h.version) + " of the format, this program reads 1");
+    throw BadPatch("it has version " + std::to_string(h.version) +
+                   " of the format, but this version of CTRBox reads 1");
   if ((h.word != 1 && h.word != 2 && h.word != 4) || h.streams != 1 + h.word || h.regions > kMostRegions)
     throw BadPatch("it contradicts itself: words, streams or regions");
   const uint64_t streams_at = sizeof h + uint64_t{h.regions} * sizeof(Region);
   const uint64_t data_at = streams_at + h.streams * sizeof(Stream), end = patch.size() - kSeal;
   if (data_at > end) throw BadPatch("it contradicts itself: words, streams or regions");
   if (base.size() != h.base_bytes)
-    throw WrongBase("it is for a base of " + std::to_string(h.base_bytes) + " bytes; this one has " +
+    throw WrongBase("it applies to a file of " + std::to_string(h.base_bytes) + " bytes; this one has " +
                     std::to_string(base.size()));
   if (h.result_bytes > most_bytes)
     throw TooLarge("it would make a file of " + std::to_string(h.result_bytes) + " bytes; at most " +
                    std::to_string(most_bytes) + " are allowed");
   if (!same_digest(Sha256::of(base.data(), base.size()), h.base_sum))
-    throw WrongBase("it is for another base: the checksums differ");
+    throw WrongBase("it applies to another file: the checksums differ");
 
   std::vector<Region> regions(h.regions);
   std::vector<Stream> streams(h.streams);
@@ -128,10 +130,10 @@ std::vector<uint8_t> patched(Bytes base, Bytes patch, uint64_t most_bytes) {
   if (!fits) throw BadPatch("it contradicts itself: it changes more words than its result has");
   uint64_t left = end - data_at;
   for (const Stream& s : streams) {
-    if (s.packed > left) throw BadPatch("it contradicts itself: its streams do not fill it");
+    if (s.packed > left) throw BadPatch("it contradicts itself: its streams do not add up to its size");
     left -= s.packed;
   }
-  if (left != 0) throw BadPatch("it contradicts itself: its streams do not fill it");
+  if (left != 0) throw BadPatch("it contradicts itself: its streams do not add up to its size");
 
   std::vector<std::vector<uint8_t>> held;
   uint64_t at = data_at;
@@ -143,7 +145,7 @@ std::vector<uint8_t> patched(Bytes base, Bytes patch, uint64_t most_bytes) {
   std::vector<uint8_t> result(h.result_bytes);
   apply(base, h.word, regions, held[0], planes, result);
   if (!same_digest(Sha256::of(result.data(), result.size()), h.result_sum))
-    throw BadPatch("its result has not the checksum it names");
+    throw BadPatch("the checksum of its result does not match");
   return result;
 }
 
@@ -158,7 +160,7 @@ void apply_patch(const std::string& base, const std::string& patch, const std::s
   try {
     write_aside(result, after.data(), after.size());
   } catch (const CannotWrite& e) {
-    throw CannotWrite("cannot write " + result + ": " + e.what() + "; what was there is as it was");
+    throw CannotWrite("cannot write " + result + ": " + e.what() + "; the previous file is unchanged");
   }
 }
 

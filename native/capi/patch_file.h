@@ -1,4 +1,4 @@
-// Patches, applied without Python; docs/publish.md has the bytes, publish/patch.py the twin.
+// Applies patches without Python. docs/publish.md describes the format; publish/patch.py is the Python twin.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), as plain loops.
+// Computes SHA-256 (FIPS 180-4) with plain loops.
 #pragma once
 #include <array>
 #include <bit>

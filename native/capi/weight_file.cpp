@@ -41,7 +41,7 @@ JsonSlice checked(Str text) {
   static const JsonNode nodes[2] = {{}, {1, 1, 0, 0, 0, 0}};  // one path, the root
   static const uint8_t kinds[1] = {kJsonS};
   JsonSlice root;
-  if (!JsonScan::scan({nodes, nullptr, nullptr, kinds, 1}, text, &root)) contradicts("it is no JSON");
+  if (!JsonScan::scan({nodes, nullptr, nullptr, kinds, 1}, text, &root)) contradicts("it is not JSON");
   return root;
 }
 
@@ -207,7 +207,7 @@ void check_places(const Directory& found, uint64_t data_at, uint64_t size) {
   uint64_t at = data_at;
   for (const PartEntry& e : found.parts) {
     if (e.at != at || e.bytes > size - at || to_whole(e.bytes) > size - at) contradicts("part '" + e.name + "'");
-    if (!names.insert(e.name).second) contradicts("two parts of one name");
+    if (!names.insert(e.name).second) contradicts("two parts have the same name");
     at += to_whole(e.bytes);
   }
   if (at != size) contradicts("parts and size");
@@ -242,16 +242,18 @@ bool is_weight_file(const std::string& path) {
 std::unique_ptr<DeepFfm> load_weights(const std::string& path, FfmHead& head) {
   const FileBytes file(path);
   Head h;
-  if (file.size() < sizeof h) throw DamagedFile("it is no weight file: only " + std::to_string(file.size()) + " bytes");
+  if (file.size() < sizeof h)
+    throw DamagedFile("it is not a weight file: only " + std::to_string(file.size()) + " bytes");
   file.read(&h, sizeof h, 0);
   if (std::memcmp(h.magic, kMagic, sizeof kMagic) != 0)
-    throw DamagedFile("it is no weight file: it does not start with CTRWGHTS");
+    throw DamagedFile("it is not a weight file: it does not start with CTRWGHTS");
   if (h.version != kVersion)
-    throw DamagedFile("it has version " + std::to_string(h.version) + " of the format, this program reads 1");
+    throw DamagedFile("it has version " + std::to_string(h.version) +
+                      " of the format, but this version of CTRBox reads 1");
   bool fits = h.size == file.size() && h.directory <= file.size() - sizeof h && h.directory <= kMostDirectory;
   for (uint8_t zero : h.zeros) fits = fits && zero == 0;
   if (!fits)
-    throw DamagedFile("it has " + std::to_string(file.size()) + " bytes, its head claims " + std::to_string(h.size));
+    throw DamagedFile("it has " + std::to_string(file.size()) + " bytes, its header says " + std::to_string(h.size));
   std::vector<char> json(h.directory);
   file.read(json.data(), json.size(), sizeof h);
   Checksum sum;
@@ -264,7 +266,7 @@ std::unique_ptr<DeepFfm> load_weights(const std::string& path, FfmHead& head) {
   // The parts lie within the file, so their sum bounds the model that is made for them.
   uint64_t held = 0;
   for (const PartEntry& e : found.parts) held += e.count;
-  if (held != weights_of(FfmLayout(s))) contradicts("its parts have not as many weights as its settings need");
+  if (held != weights_of(FfmLayout(s))) contradicts("its parts do not have as many weights as its settings need");
   std::vector<float> flat;
   flat.reserve(held);
   for (const char* name : {"lr", "ffm", "dense"}) {

@@ -1,4 +1,4 @@
-// The published weights of a Deep FFM, read without Python; docs/publish.md has the bytes, publish/weights.py the twin.
+// Reads the published weights of a Deep FFM without Python. Format: docs/publish.md; Python twin: publish/weights.py.
 //
 // DamagedFile or CannotRead; nothing is believed before it fits the file's size, no part before its checksum fits.
 #pragma once

@@ -28,7 +28,7 @@ FileBytes::FileBytes(const std::string& path) {
   const int failed = ::fstat(file_, &facts) != 0 ? errno : 0;
   if (failed || !S_ISREG(facts.st_mode)) {
     ::close(file_);
-    throw CannotRead(failed ? words_of(failed) : "it is no regular file");
+    throw CannotRead(failed ? words_of(failed) : "it is not a regular file");
   }
   size_ = static_cast<uint64_t>(facts.st_size);
 }

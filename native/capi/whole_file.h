@@ -1,4 +1,4 @@
-// Files read at once, and written aside.
+// Reads whole files, and writes files atomically.
 #pragma once
 #include <cstdint>
 #include <memory>

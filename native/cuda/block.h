@@ -1,4 +1,4 @@
-// What the threads of a block do together: sums, and the pool.
+// Functions that the threads of a block run together: sums, and allocation from the pool.
 //
 // The pool is one stretch of memory and a head. Every thread of the block states the bytes its row needs (0 for none),
 // a prefix sum over the block gives each its place, one thread adds the block's sum, rounded up to 128 bytes, to the

@@ -1,4 +1,4 @@
-// From registers to a chunk's outputs, and from a mask to the rows it selects.
+// Copies registers to the outputs of a chunk, and turns a mask into the rows it selects.
 //
 // Lists are written end to end in the order of the rows. Three launches: tiles (a tile is the rows of a block) count
 // their values, one block a list adds the tiles up, tiles write. A list whose values pass its room is not written; its

@@ -1,4 +1,4 @@
-// Rows of a raw column as entries of a register: numbers widened, strings and lists as views where they can be.
+// Loads rows of a raw column into a register: numbers are widened, strings and lists are views where possible.
 //
 // The slow twin is native/core/program/frame.cpp, which gives the same entries on the CPU.
 #pragma once

@@ -1,4 +1,4 @@
-// A column of a source as it lies in device memory: Arrow's own layout, sliced so that row 0 is the chunk's first.
+// Describes a source column in device memory: Arrow's own layout, sliced so that row 0 is the chunk's first.
 //
 // Written by src/ctrbox/engines/cuda/upload.py with these very offsets (numpy dtype RAW), read by load.h. All pointers
 // are device pointers; buffers begin 16-byte aligned and have 16 readable bytes behind them.

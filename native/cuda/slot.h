@@ -27,7 +27,7 @@ static_assert(sizeof(Slot) == 104, "memory.py writes these bytes");
 // means none.
 enum : uint32_t { kPoolHead = 0, kPickedRows = 1, kFirstCounter = 2 };
 
-// ---- registers: entry r of a register at `at` bytes a row
+// ---- registers: entry r of a register at `at` bytes per row
 
 template <class T>
 __device__ inline T& entry(const Slot& s, uint64_t at, uint64_t row) {

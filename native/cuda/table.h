@@ -1,4 +1,4 @@
-// A table of embedding rows on a GPU: the slots that find a key's row, the rows themselves, and how both begin.
+// A table of embedding rows on a GPU: the slots that find the row of a key, the rows, and their initial values.
 //
 // A source states the shape of a row before it includes this file (src/ctrbox/embed/gpu/kernels.py):
 //

@@ -1,4 +1,4 @@
-// A training step over the rows of table.h: pooled vectors out, gradients summed a key, the optimizer applied.
+// Runs a training step over the rows of table.h: pools vectors, sums gradients per key, applies the optimizer.
 //
 // A batch refers to keys: all references of its first field, then of its second, row after row. Reference i means row
 // rows[i] of the table. Reading pools the references of a row and field, a pair, into one vector: pair = row · fields +

@@ -1,4 +1,4 @@
-// Batches of a plan: arrays whose offsets, labels and numbers nobody promised.
+// Fuzzes batches of a plan: arrays with arbitrary offsets, labels and numbers.
 #include "core/ffm/from_batch.h"
 
 #include <stdexcept>

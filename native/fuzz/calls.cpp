@@ -1,4 +1,4 @@
-// Calls of the C interface with arrays that nobody promised, on a small model.
+// Fuzzes calls of the C interface with arbitrary arrays, on a small model.
 #include "capi/ctrbox.h"
 #include "core/ffm/model_file.h"
 #include "fuzz/fuzz.h"

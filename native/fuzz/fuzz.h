@@ -1,4 +1,4 @@
-// What fuzz targets share: bytes taken apart, files in memory, a check that ends the program.
+// Helpers of the fuzz targets: splitting bytes, files in memory, and a check that ends the program.
 //
 // A target is one file with LLVMFuzzerTestOneInput. Hostile input may only be read or refused, by the exceptions the
 // parser promises; anything else ends the program. A *_forged target is the same source with every checksum taken for

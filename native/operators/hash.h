@@ -1,4 +1,4 @@
-// From values to 64-bit keys.
+// Hashes values to 64-bit keys.
 //
 //   hash(value)   bytes and kind → 64 bits; 5, 5.0-as-time and "5" all differ
 //   fold(a, b)    an ordered pair of hashes → one hash (crosses, n-grams)

@@ -321,7 +321,7 @@ struct DistinctCount {
 };
 
 // From the sizes of two sets and of what they share. Its own operator, so that a size is counted once and, where a list
-// comes from a joined view, once a row of that view.
+// comes from a joined view, once per row of that view.
 struct Jaccard {
   CB_BODY static double apply(const Params&, int64_t both, int64_t a, int64_t b) {
     int64_t either = (int64_t)((uint64_t)a + (uint64_t)b - (uint64_t)both);

@@ -38,7 +38,7 @@ struct JoinRow {
 
 struct DictionaryView {
   IndexView index;
-  const int64_t* ids;     // one a row, or nullptr
+  const int64_t* ids;     // one per row, or nullptr
   const double* vectors;  // width a row, or nullptr
   uint32_t width;
 };

@@ -1,4 +1,4 @@
-// UTF-8 as bytes and as code points.
+// Decodes UTF-8 as bytes and as code points.
 //
 // A string is any bytes. It is cut into units: a well-formed sequence (no overlong form, no surrogate,
 // nothing above U+10FFFF) is one unit, every other byte is a unit of its own, with the value 0x110000 + byte.
@@ -121,7 +121,7 @@ CB_BODY uint32_t unit_length_before(const char* p, const char* end) {
 }
 
 struct Unit {
-  uint32_t code;  // 0x110000 + byte where the byte is no part of a well-formed sequence
+  uint32_t code;  // 0x110000 + byte where the byte is not part of a well-formed sequence
   uint32_t n;
 };
 

@@ -18,7 +18,7 @@ using namespace cb;
 
 namespace {
 
-// Fields given as lists; field k has one key a row where single[k].
+// Fields given as lists; field k has one key per row where single[k].
 struct Log {
   size_t rows;
   std::vector<std::vector<int64_t>> values, offsets;

@@ -1,4 +1,4 @@
-// Learning on any number of threads with the same bits.
+// Trains a Deep FFM on any number of threads, with the same bits for every number.
 //
 // Examples are learned in blocks. For each block there are two phases, and a phase begins when the one before has
 // ended. A phase has twice as many tasks as 16 threads, so that others can take work from a thread that is held up:

@@ -1,4 +1,4 @@
-// Which rows the examples of one block have in common, and who changes which weight.
+// Finds the rows that the examples of one block share, and decides which thread changes which weight.
 //
 // A block is up to some thousand examples whose gradients are computed with the same weights (block_learner.h). It is
 // cut into kSlices slices of neighbouring examples. A row that one feature of the block has alone is stepped at once by

@@ -1,4 +1,4 @@
-// What the candidates of one request share: the fields of its context, worked out once.
+// Computes once what the candidates of one request share: the fields of its context.
 //
 //   inputs   what these fields say among themselves: a prefix of the network's input (layout.h)
 //   turned   turned[g][f] = S[f][g], g a candidate's field and f the context's: their pairs are one walk over a row and

@@ -146,7 +146,7 @@ void DeepFfm::check_fields(const Examples& examples, size_t begin, size_t end) c
   uint16_t most = 0;  // without a branch, sixteen fields or more are compared at once
   for (size_t i = examples.offsets[begin]; i < examples.offsets[end]; ++i) most = std::max(most, examples.fields[i]);
   if (examples.offsets[begin] < examples.offsets[end] && most >= settings_.fields)
-    throw std::invalid_argument("an example has a field that the model has not");
+    throw std::invalid_argument("an example has a field that the model does not have");
 }
 
 std::optional<size_t> DeepFfm::learn(const Examples& examples, float* predictions, bool sparse) {

@@ -35,8 +35,8 @@ class DeepFfm {
   // `learned` examples before. Of the block with such an example some were learned, and none behind it.
   std::optional<size_t> learn_blocks(const Examples& examples, float* predictions, size_t threads, bool sparse,
                                      size_t block, uint64_t learned);
-  // Throws std::invalid_argument where an example has a field that the model has not; `learn` and `score` take checked
-  // examples only.
+  // Throws std::invalid_argument where an example has a field that the model does not have; `learn` and `score` take
+  // checked examples only.
   std::optional<size_t> predict(const Examples& examples, float* predictions, size_t threads) const;
   // Throws so for the examples from `begin` to `end`.
   void check_fields(const Examples& examples, size_t begin, size_t end) const;

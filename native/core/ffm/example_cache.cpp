@@ -23,7 +23,7 @@ void put_all(CheckedWriter& file, const std::vector<T>& column) {
 
 template <class T>
 std::vector<T> get_all(CheckedReader& file, uint64_t n) {
-  if (n > file.left() / sizeof(T)) throw DamagedFile("a block claims more than the file holds");
+  if (n > file.left() / sizeof(T)) throw DamagedFile("a block declares more bytes than the file has");
   std::vector<T> column(n);
   if (n > 0) file.get(column.data(), n * sizeof(T));
   return column;
@@ -86,13 +86,14 @@ void ExampleWriter::close(uint64_t lines, uint64_t bad) {
 ExampleReader::ExampleReader(const std::string& path) : file_(path) {
   char magic[8];
   if (file_.left() < sizeof magic + 12)
-    throw DamagedFile("it is no file of examples: it has only " + std::to_string(file_.left()) + " bytes");
+    throw DamagedFile("it is not a file of examples: it has only " + std::to_string(file_.left()) + " bytes");
   file_.get(magic, sizeof magic);
   if (std::memcmp(magic, kMagic, sizeof magic) != 0)
-    throw DamagedFile("it is no file of examples: it does not start with CTREXAMP");
+    throw DamagedFile("it is not a file of examples: it does not start with CTREXAMP");
   const uint32_t version = file_.get<uint32_t>();
   if (version != kVersion)
-    throw DamagedFile("it has version " + std::to_string(version) + " of the format, this program reads version 1");
+    throw DamagedFile("it has version " + std::to_string(version) +
+                      " of the format, but this version of CTRBox reads version 1");
   file_.check_seal("its head");
 }
 
@@ -102,7 +103,7 @@ std::optional<PackedExamples> ExampleReader::read() {
   if (kind == kEnd) {
     for (uint64_t* n : {&totals_.rows, &totals_.unlabelled, &totals_.lines, &totals_.bad}) *n = file_.get<uint64_t>();
     file_.check_seal("its end");
-    if (totals_.rows != rows_ || file_.left() != 0) throw DamagedFile("its end does not fit its blocks");
+    if (totals_.rows != rows_ || file_.left() != 0) throw DamagedFile("its end does not match its blocks");
     done_ = true;
     return std::nullopt;
   }
@@ -123,7 +124,7 @@ std::optional<PackedExamples> ExampleReader::read() {
     out.wide = get_all<uint16_t>(file_, features);
   else
     out.narrow = get_all<uint8_t>(file_, features);
-  if (uint64_t{features} * kKeyBytes > file_.left()) throw DamagedFile("a block claims more than the file holds");
+  if (uint64_t{features} * kKeyBytes > file_.left()) throw DamagedFile("a block declares more bytes than the file has");
   out.keys.resize(uint64_t{features} * kKeyBytes + 2);  // the last key is read as eight bytes
   file_.get(out.keys.data(), out.keys.size() - 2);
   if (flags & kValues) out.values = get_all<float>(file_, features);

@@ -1,4 +1,4 @@
-// Examples ready to learn from: features as mixed 64-bit keys, in columns.
+// Holds examples to learn from: features as mixed 64-bit keys, in columns.
 //
 // Example e owns features offsets[e] … offsets[e + 1]. Within an example fields ascend; a field may have no feature,
 // one, or many. Values, labels and weights are left out where all values are 1, nobody gave labels, all weights are 1;

@@ -19,7 +19,7 @@ void check_shape(const BatchColumns& b, size_t salts) {
            field.offsets.back() <= static_cast<int64_t>(field.values.size());
     for (size_t r = 0; fits && r < b.rows; ++r) fits = field.offsets[r] <= field.offsets[r + 1];
   }
-  if (!fits) throw std::invalid_argument("the arrays of the batch do not fit each other");
+  if (!fits) throw std::invalid_argument("the arrays of the batch have different lengths");
 }
 
 }  // namespace

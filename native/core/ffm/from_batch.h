@@ -1,4 +1,4 @@
-// A batch of a plan as examples: a sparse field is a field, a dense column is a field with one feature of that value.
+// Turns a batch of a plan into examples: a dense column becomes a field with one feature of that value.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -1,4 +1,4 @@
-// Hashed interactions: features that stand for several features at once, one of each field named.
+// Adds hashed interactions: features that combine one feature of each of several fields.
 //
 // An example with features x in field a and y in field b gets, in the interaction's own field, a feature for each such
 // pair: its key is made of theirs in the order of the fields named and of the interaction's name, its value is the

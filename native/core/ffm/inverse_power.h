@@ -1,4 +1,4 @@
-// a^-power_t without an instruction that estimates, for one float or for a register of them.
+// Computes a^-power_t exactly, for one float or for a register of floats, without estimating instructions.
 //
 // power_t = 0.5: the shifted exponent as a first guess y, and one step of Newton with tuned constants (Kadlec),
 // y · (kRootStart - (a · y) · y); the factor kRootScale is left to the rate, and then the relative error is below 7e-4,

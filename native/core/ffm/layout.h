@@ -1,4 +1,4 @@
-// The shape of a Deep FFM and where its weights lie.
+// Describes the shape of a Deep FFM and the positions of its weights.
 //
 //   lr     2^bits records {weight, accumulator}; a feature's is chosen by the top bits of its key times an odd number
 //   ffm    2^bits weights cut into rows of `stride` floats; a row is [stride weights][stride accumulators], 64-byte

@@ -184,13 +184,14 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
   CheckedReader file(path);
   char magic[8];
   if (file.left() < sizeof magic)
-    throw DamagedFile("it is no saved Deep FFM: only " + std::to_string(file.left()) + " bytes");
+    throw DamagedFile("it is not a saved Deep FFM: only " + std::to_string(file.left()) + " bytes");
   file.get(magic, sizeof magic);
   if (std::memcmp(magic, kMagic, sizeof magic) != 0)
-    throw DamagedFile("it is no saved Deep FFM: it does not start with CTRFFM");
+    throw DamagedFile("it is not a saved Deep FFM: it does not start with CTRFFM");
   const uint32_t version = file.get<uint32_t>();
   if (version != kVersion)
-    throw DamagedFile("it has version " + std::to_string(version) + " of the format, this program reads version 2");
+    throw DamagedFile("it has version " + std::to_string(version) +
+                      " of the format, but this version of CTRBox reads version 2");
   FfmSettings& s = head.settings;
   s.fields = file.get<uint32_t>();
   s.context = file.get<uint32_t>();
@@ -202,7 +203,7 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
   s.norm = flags & kNorm;
   s.residual = flags & kResidual;
   const uint32_t layers = file.get<uint32_t>();
-  if (layers > kMostLayers) throw DamagedFile("its head claims " + std::to_string(layers) + " hidden layers");
+  if (layers > kMostLayers) throw DamagedFile("its header says " + std::to_string(layers) + " hidden layers");
   s.hidden.clear();
   for (uint32_t n = 0; n < layers; ++n) s.hidden.push_back(file.get<uint32_t>());
   s.lr_rates = get_rates(file);
@@ -212,26 +213,26 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head) {
   s.seed = file.get<uint64_t>();
   head.examples = file.get<uint64_t>();
   const uint32_t bytes = file.get<uint32_t>();
-  if (bytes > file.left()) throw DamagedFile("its head claims more names than the file holds");
+  if (bytes > file.left()) throw DamagedFile("its header declares more names than the file holds");
   std::vector<char> names(bytes);
   if (bytes > 0) file.get(names.data(), bytes);
   file.check_seal("its head");
   const std::string wrong = wrong_with(s);
-  if (!wrong.empty()) throw DamagedFile("its head contradicts itself: " + wrong);
+  if (!wrong.empty()) throw DamagedFile("its header contradicts itself: " + wrong);
   head.fields.clear();
   for (size_t at = 0; at < bytes;) {
     uint16_t size = 0;
-    if (bytes - at < 2) throw DamagedFile("its head contradicts itself");
+    if (bytes - at < 2) throw DamagedFile("its header contradicts itself");
     std::memcpy(&size, names.data() + at, 2);
-    if (bytes - at - 2 < size) throw DamagedFile("its head contradicts itself");
+    if (bytes - at - 2 < size) throw DamagedFile("its header contradicts itself");
     head.fields.emplace_back(names.data() + at + 2, size);
     at += 2 + size;
   }
-  if (head.fields.size() != s.fields || !(flags & kAccumulators)) throw DamagedFile("its head contradicts itself");
+  if (head.fields.size() != s.fields || !(flags & kAccumulators)) throw DamagedFile("its header contradicts itself");
   const uint64_t floats = weights_of(FfmLayout(s));
   const uint64_t seals = 2 * ((floats + kBlock - 1) / kBlock) + 1;
   if (file.left() != 2 * floats * sizeof(float) + seals * 8 + sizeof kEnd)
-    throw DamagedFile("its size does not fit its head");
+    throw DamagedFile("its size does not match its header");
   auto model = std::make_unique<DeepFfm>(s, false);
   uint64_t block = 0;
   auto seal = [&] { file.check_seal("block " + std::to_string(block++)); };

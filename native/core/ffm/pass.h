@@ -1,4 +1,4 @@
-// One example through the network and back: the work of one thread.
+// Runs one example forward and backward through the network, on one thread.
 //
 //   forward   rows of one field are added up (weighted) to S[f]; pair (f, g) = S[f][g] · S[g][f]
 //   backward  T[f][g] = S[g][f], so the gradient of a feature's row is x · D[f][g] · T[f][g], contiguous in all three;

@@ -1,4 +1,4 @@
-// Hints that memory will be needed soon.
+// Prefetches memory that will be needed soon.
 #pragma once
 #include <cstddef>
 

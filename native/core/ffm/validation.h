@@ -1,4 +1,4 @@
-// The figures of progressive validation: log loss and AUC of predictions against what happened.
+// Computes the metrics of progressive validation: log loss and AUC.
 //
 // They are computed while other threads learn, so they must take little of a core: about 15 ns per example.
 #pragma once

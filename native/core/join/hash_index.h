@@ -1,4 +1,4 @@
-// From a 64-bit hash to a row: the index of a dimension view, a dictionary or a fitted table.
+// Maps 64-bit hashes to rows: the index of a dimension view, a dictionary or a fitted table.
 //
 //   slots_: power of two of {hash, row}, at most half full, linear probing. A row of kEmpty marks a free slot.
 //

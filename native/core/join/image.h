@@ -1,4 +1,4 @@
-// A table as one piece of memory that a copy brings to a device: the pointers in it are device addresses.
+// Lays out a table as one piece of memory that can be copied to a device, with device addresses as pointers.
 //
 //   0      the view, the struct that bodies get as Params::table (of Records: their blocks)
 //   16·k   what it points at, part by part, each 16-byte aligned

@@ -1,4 +1,4 @@
-// What the image of each table consists of: its view with every pointer replaced by a part.
+// Lists the parts of each table's image: its view, with every pointer replaced by a part.
 #include "core/join/image.h"
 
 #include "core/join/records.h"

@@ -1,4 +1,4 @@
-// The rows of a dimension view after hoisting: one block of bytes a row, everything the row needs side by side.
+// Stores the rows of a dimension view after hoisting: one block of bytes per row, with everything the row needs.
 //
 //   block:  fixed part    an entry a field (widest first, so all are aligned), then a validity byte for each nullable
 //   field;

@@ -1,4 +1,4 @@
-// One column of a row group, from the bytes in a Parquet file to Arrow's buffers.
+// Decodes one column of a row group from the bytes of a Parquet file into Arrow buffers.
 //
 // Pages of a column chunk lie one behind the other: at most one dictionary, then values with their definition levels.
 // Each is checked against its checksum where it has one, decompressed into memory that the next page uses again, and

@@ -1,4 +1,4 @@
-// CRC-32 as Parquet's pages carry it (zlib's polynomial, reflected).
+// Computes the CRC-32 of Parquet pages (zlib's polynomial, reflected).
 //
 // Eight bytes a step by tables; where the processor can, 64 a step by carry-less products (x86) or eight by its own
 // instruction (ARM). All give the same number.

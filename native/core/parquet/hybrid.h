@@ -1,4 +1,4 @@
-// Parquet's hybrid of run lengths and bit packing: definition levels and places in a dictionary.
+// Decodes Parquet's hybrid of run lengths and bit packing: definition levels and dictionary indices.
 //
 // A run starts with a varint: an even one, halved, says how often the value of ceil(width / 8) bytes behind it comes;
 // an odd one, halved, how many groups of eight packed values follow, lowest bits first.

@@ -1,4 +1,4 @@
-// A block of LZ4 (Parquet's LZ4_RAW), decompressed.
+// Decompresses an LZ4 block (Parquet's LZ4_RAW).
 //
 // A block is sequences: a token (high half: literals, low half: match length less 4; 15 in either goes on in bytes
 // until one is not 255), literals, an offset of two bytes back into the output. The last sequence ends behind its

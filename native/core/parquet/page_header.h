@@ -1,4 +1,4 @@
-// The header in front of every Parquet page, read from bytes that may be anything.
+// Parses the header of a Parquet page from untrusted bytes.
 #pragma once
 #include <cstdint>
 

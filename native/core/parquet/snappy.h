@@ -1,4 +1,4 @@
-// A raw Snappy stream, decompressed.
+// Decompresses a raw Snappy stream.
 //
 // A varint says how long the output is; then come elements whose first byte has their kind in its low bits: literals
 // (length less 1 in six bits, from 60 on in 1 to 4 bytes behind), or copies from 1, 2 or 4 bytes of offset back. As

@@ -1,4 +1,4 @@
-// A number in groups of seven bits, lowest first; the high bit of a byte says that more follow.
+// Reads a variable-length number: groups of seven bits, lowest first; the high bit of a byte says that more follow.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// The list of kernels, gathered once.
+// Collects the list of kernels once.
 #include <stdexcept>
 #include <unordered_map>
 

@@ -1,4 +1,4 @@
-// Decimal columns as doubles.
+// Converts decimal columns to doubles.
 //
 // Arrow stores a decimal as a little-endian two's complement integer of 4, 8, 16 or 32 bytes; the column's scale says
 // how many of its digits stand behind the point. Each value becomes the double nearest to it (half to even), so that a

@@ -1,4 +1,4 @@
-// A frame: columns of equal length that a program can load from.
+// Defines a frame: columns of equal length that a program can load from.
 //
 // Two origins. An Arrow record batch, imported through the Arrow C data interface without copying; or the kept results
 // of an earlier stage, already in register format (one fixed-width entry a row) with the memory they point into. A

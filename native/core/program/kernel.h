@@ -1,4 +1,4 @@
-// From a per-row body to a loop over a chunk: one template per shape (operators/types.h).
+// Turns a per-row body into a loop over a chunk: one template per shape (operators/types.h).
 //
 // A kernel reads its input registers and writes its output registers for `rows` rows. It never allocates except from
 // the pools, never throws except std::bad_alloc, and upholds the invariant of null rows: validity 0, entry zero /

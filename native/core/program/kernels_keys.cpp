@@ -1,4 +1,4 @@
-// Hash, key and cross.
+// Kernels of hash, key and cross.
 #include "core/program/kernel.h"
 #include "operators/hash.h"
 

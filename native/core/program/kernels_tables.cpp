@@ -10,7 +10,7 @@ Dictionary::Dictionary(const std::vector<uint64_t>& hashes, std::vector<int64_t>
                        uint32_t width)
     : index_(hashes.size()), ids_(std::move(ids)), vectors_(std::move(vectors)) {
   if (ids_.empty() ? vectors_.size() != hashes.size() * width : ids_.size() != hashes.size())
-    throw std::invalid_argument("a dictionary needs one value a word");
+    throw std::invalid_argument("a dictionary needs one value per word");
   if (hashes.size() >= HashIndex::kEmpty) throw std::invalid_argument("a dictionary of 2^32 words or more");
   for (size_t k = 0; k < hashes.size(); ++k) index_.insert(hashes[k], static_cast<uint32_t>(k));
   view_ = {index_.view(), ids_.empty() ? nullptr : ids_.data(), vectors_.empty() ? nullptr : vectors_.data(), width};
@@ -21,7 +21,7 @@ History::History(const std::vector<uint64_t>& hashes, std::vector<int64_t> bucke
     : index_(hashes.size() / 2 + 1), bucket_(std::move(buckets)), shows_(std::move(shows)), clicks_(std::move(clicks)) {
   size_t n = hashes.size();
   if (bucket_.size() != n || shows_.size() != n || clicks_.size() != n)
-    throw std::invalid_argument("history: uneven columns");
+    throw std::invalid_argument("history: the columns have different lengths");
   uint32_t row = 0;
   for (size_t k = 0; k < n; ++k) {
     bool fresh = k == 0 || hashes[k] != hashes[k - 1];

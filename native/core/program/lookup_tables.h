@@ -1,4 +1,4 @@
-// Dictionaries and click histories as tables.
+// Defines the tables of dictionaries and click histories.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace cb {
 
-// hashes: of the words. Exactly one of ids (one a word) and vectors (width a word) is given. The first of equal words
+// hashes: of the words. Exactly one of ids (one per word) and vectors (width a word) is given. The first of equal words
 // counts.
 class Dictionary : public Table {
  public:

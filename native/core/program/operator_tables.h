@@ -1,4 +1,4 @@
-// The tables of is_in, bucketize and json: built once from plain values, then only read.
+// Builds the tables of is_in, bucketize and json from plain values; after that they are only read.
 #pragma once
 #include <cstdint>
 #include <string>

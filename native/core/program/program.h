@@ -1,4 +1,4 @@
-// A program: the operators of a plan as instructions over registers, run chunk by chunk.
+// Runs a program, which is the operators of a plan as instructions over registers, chunk by chunk.
 //
 // Registers hold one entry per row of the chunk (core/program/kernel.h). Instructions come layer by layer. finish()
 // gives registers with disjoint lives the same memory, so that a chunk's working set stays near the L2 cache. After

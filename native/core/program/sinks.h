@@ -1,4 +1,4 @@
-// Where a program's results go: a training batch, the frame of a later stage, the records of a dimension.
+// Collects the results of a program: a training batch, the frame of a later stage, or the records of a dimension.
 #pragma once
 #include <memory>
 #include <string>
@@ -19,7 +19,7 @@ struct BatchSlot {
 };
 
 // label, weight: float32 (rows). dense: float32 (rows, dense_width), row-major. group: int64 hashes. Keys: int64
-// values, and for lists int64 offsets of rows + 1 entries; a field of one key a row has no offsets of its own.
+// values, and for lists int64 offsets of rows + 1 entries; a field of one key per row has no offsets of its own.
 struct Batch {
   struct Field {
     Buffer<int64_t> values;

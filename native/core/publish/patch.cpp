@@ -135,10 +135,10 @@ void apply_words(Bytes base, std::span<const Region> regions, Bytes positions, s
   uint64_t at = 0, value = 0;
   for (size_t p = 0; p < positions.size();) {
     const uint64_t gap = get(positions, p);
-    if (gap > words - at) throw BadPatch("a run begins behind the end of the result");
+    if (gap > words - at) throw BadPatch("a run begins after the end of the result");
     at += gap;
     const uint64_t run = get(positions, p);
-    if (run == 0 || run > words - at) throw BadPatch("a run is empty or ends behind the end of the result");
+    if (run == 0 || run > words - at) throw BadPatch("a run is empty or ends after the end of the result");
     if (run > held - value) throw BadPatch("it has fewer values than its runs need");
     for (uint64_t end = at + run; at < end; ++at, ++value) {
       T z = 0;
@@ -185,7 +185,7 @@ Change diff(Bytes base, Bytes result, unsigned word, std::span<const Region> reg
 void apply(Bytes base, unsigned word, std::span<const Region> regions, Bytes positions, std::span<const Bytes> planes,
            std::span<uint8_t> result) {
   by_word(word, [&](auto type) {
-    if (planes.size() != word) throw BadPatch("it has not one plane for each byte of a word");
+    if (planes.size() != word) throw BadPatch("it does not have one plane for each byte of a word");
     for (const Bytes& plane : planes)
       if (plane.size() != planes[0].size()) throw BadPatch("its planes differ in length");
     check_regions(base.size(), result.size(), word, regions);

@@ -1,4 +1,4 @@
-// What changed between two files, word by word.
+// Computes and applies the difference between two files, word by word.
 //
 // The result is cut into regions, each laid beside a piece of the base: words behind that piece are compared with 0. A
 // word is 1, 2 or 4 bytes. A change is

@@ -1,4 +1,4 @@
-// Weights as 16-bit codes: w ≈ (code + first) · bucket.
+// Quantizes weights to 16-bit codes: w ≈ (code + first) · bucket.
 //
 // Two passes: the first finds minimum and maximum, the second writes codes. `first` is a whole number, so the minimum
 // is first · bucket, and 0 keeps its value: a weight nobody learned costs nothing and means nothing. Codes round to the

@@ -1,4 +1,4 @@
-// The candidates of a request, from the bytes of its JSON straight into a frame.
+// Parses the candidates of a request from the bytes of its JSON directly into a frame.
 //
 //   {"context": {…}, "candidates": [{"ad_id": 1, …}, …]}      or  "candidates": {"ad_id": [1, …], …}
 //

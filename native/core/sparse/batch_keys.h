@@ -1,4 +1,4 @@
-// The keys of one call, in the order of their shards, and where their rows are.
+// Sorts the keys of one call by shard and records the positions of their rows.
 //
 //   keys     as they were given; what a later call is compared with
 //   grouped  the same keys in the order of shards, those of a shard in the order given; the given ones where they are

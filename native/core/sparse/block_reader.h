@@ -1,4 +1,4 @@
-// Many blocks of files at once: what a batch of misses needs from the disk.
+// Reads many blocks of files at once, for the rows that a batch does not find in memory.
 //
 //   reader.read(source)          at most depth() reads under way, of blocks that the source finds as it goes
 //   reader.read(blocks, done)    the same for blocks that are known; done(k) as block k is complete

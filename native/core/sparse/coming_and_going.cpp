@@ -1,4 +1,4 @@
-// Which keys of the Sparse Table get a row, and which rows expire: core/table/life.h has the rules.
+// Admits new keys to the Sparse Table and expires rows, by the rules of core/table/life.h.
 #include <algorithm>
 #include <unordered_set>
 

@@ -1,4 +1,4 @@
-// Compaction: runs of a shard are merged, and files that hold few runs in use are written anew.
+// Compacts a Sparse Table: merges the runs of a shard, and rewrites files that hold few live runs.
 //
 // Merging. Threads in the background take shards that need it, one thread a shard. A shard needs it when it has
 // kTrigger runs, or when its runs hold more than kMostVersions rows for each of its keys. Then runs of similar size are

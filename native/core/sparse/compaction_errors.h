@@ -1,4 +1,4 @@
-// Errors of the background compaction, which has no caller to throw to.
+// Records errors of the background compaction, which has no caller to throw to.
 //
 // They are counted, and the last one is kept with the count in the table's folder (COMPACTION_ERRORS: the count, a line
 // break, the text), so that `ctrbox table stat` shows it when the process has ended. A compaction of the whole table

@@ -1,4 +1,4 @@
-// What of a table's files is not as it was written.
+// Describes the damaged files of a table.
 #pragma once
 #include <cstdint>
 #include <functional>

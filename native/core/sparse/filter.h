@@ -1,6 +1,6 @@
-// Which keys a run does not hold: a Bloom filter whose probes of one key all lie in one cache line.
+// A Bloom filter that says which keys a run does not hold; all probes of one key lie in one cache line.
 //
-//   words_: blocks of 8 words (64 bytes). A key has one block and sets `hashes` bits in it, one a word from a first
+//   words_: blocks of 8 words (64 bytes). A key has one block and sets `hashes` bits in it, one per word from a first
 //   word on, around the block.
 //
 // A query is one miss of the cache where the classic filter (paper_bloom.h) has one a probe; the price is that blocks

@@ -130,7 +130,7 @@ GroupStore::GroupStore(const std::string& folder, const TableShape& shape, const
       fresh_(shape),
       segments_(folder, options.segment_bytes),
       shards_(new Shard[kShards]) {
-  if (shape.width() == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
+  if (shape.width() == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row must have 1 to 4,097 values");
   if (!(options.fill > 0 && options.fill <= 1)) throw std::invalid_argument("groups are filled to above 0, at most 1");
   if (options.bucket_groups == 0 || kSlotGroups % options.bucket_groups != 0)
     throw std::invalid_argument("a bucket has 1, 2, 4, 8 or 16 groups");

@@ -1,4 +1,4 @@
-// The Sparse Table as the paper has it on disk (AIBox, section 4), kept beside sparse_table.h for comparison.
+// The Sparse Table with the disk layout of the AIBox paper (section 4), kept next to sparse_table.h for comparison.
 //
 //   group     m = ⌊4096 / (8 + value bytes)⌋ keys, the "small file": n keys, then n rows, in whole blocks. Which group
 //   a

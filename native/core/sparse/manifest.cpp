@@ -78,10 +78,10 @@ Manifest read_manifest(const std::string& folder) {
   CheckedReader file(folder + "/MANIFEST");
   Manifest manifest;
   char magic[8];
-  if (file.left() < 20) throw DamagedFile("MANIFEST is no manifest: only " + std::to_string(file.left()) + " bytes");
+  if (file.left() < 20) throw DamagedFile("MANIFEST is not a manifest: only " + std::to_string(file.left()) + " bytes");
   file.get(magic, sizeof magic);
   if (std::memcmp(magic, kMagic, sizeof magic) != 0)
-    throw DamagedFile("MANIFEST is no manifest: it does not start with CTRSPARS");
+    throw DamagedFile("MANIFEST is not a manifest: it does not start with CTRSPARS");
   const uint32_t version = file.get<uint32_t>();
   if (version != kVersion) throw DamagedFile("MANIFEST has version " + std::to_string(version) + ", expected 1");
   file.check_seal("the version");
@@ -106,7 +106,7 @@ Manifest read_manifest(const std::string& folder) {
   file.get(magic, sizeof magic);
   if (std::memcmp(magic, kEnd, sizeof magic) != 0) throw DamagedFile("MANIFEST has no end mark");
   file.check_seal("the end");
-  if (file.left()) throw DamagedFile("MANIFEST goes on behind its end");
+  if (file.left()) throw DamagedFile("MANIFEST has bytes after its end");
   return manifest;
 }
 

@@ -1,4 +1,4 @@
-// How a Sparse Table divides its memory, before it takes any.
+// Divides the memory budget of a Sparse Table before any memory is allocated.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// When keys are asked for again, of batches that are known ahead: what Belady's rule needs (policy.h).
+// Records in which of the known later batches a key is needed again, for Belady's rule (policy.h).
 //
 // Batches are walked from the last to the first, beside a hash table from a key to the batch that was met with it last,
 // which is the one that comes next. Keys of other shards never meet, so that callers with many batches give them shard

@@ -1,4 +1,4 @@
-// Which resident rows of a shard leave memory when it is full.
+// Chooses the rows of a shard to evict from memory when it is full.
 //
 // A policy knows rows by their places in the slab, 0 ... capacity-1, and is told what happens to them: insert, reload,
 // hit, remove. One object a shard, called under the shard's lock; it takes no locks and starts no threads. It never

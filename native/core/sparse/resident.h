@@ -1,4 +1,4 @@
-// The rows of a shard that lie in memory: from key to place, with pins and dirty marks.
+// Maps keys to the rows of a shard that are in memory, with pins and dirty marks.
 //
 //   slots   32 bits: place + 1 in as many low bits as the shard's places need, 24 at least, and bits of the key's mix
 //           above them; linear probing, no marks of what left. More places leave fewer bits of the mix (8 up to 16.7

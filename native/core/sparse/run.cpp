@@ -310,7 +310,7 @@ RunPtr open_run(Segments& segments, const RunFacts& facts, const PageShape& shap
       (facts.filter_words > 0 && (facts.hashes < 1 || facts.hashes > BlockedFilter::kMostHashes)) ||
       facts.footer_bytes != whole_blocks(8 * words) || facts.rows > uint64_t{facts.pages} * shape.room ||
       facts.offset > (uint64_t{1} << 62))  // sums below stay within 64 bits
-    throw DamagedFile("MANIFEST names a run that cannot be: segment " + std::to_string(facts.segment));
+    throw DamagedFile("MANIFEST names an impossible run: segment " + std::to_string(facts.segment));
   auto run = std::make_shared<RowRun>();
   run->page_bytes = shape.bytes;
   SegmentPtr segment = segments.open(facts.segment, facts.offset + pages + facts.footer_bytes);

@@ -1,4 +1,4 @@
-// A scan of one shard, some rows at a time, in the order of their mixes (SparseTable::scan_next).
+// Scans one shard, some rows at a time, in the order of their mixes (SparseTable::scan_next).
 //
 // Between two steps rows may be changed, evicted and merged: each row is given as it is when its turn comes, and each
 // key that is in the table all the time is given once. Keys that come during the scan may be given or not. A scan holds

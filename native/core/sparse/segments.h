@@ -1,4 +1,4 @@
-// The file manager: small runs grouped into large files that are written in sequence.
+// Manages the files of a table: small runs are grouped into large files that are written sequentially.
 //
 //   a segment     one file, written once from front to back, then only read; blocks of kBlock bytes
 //   its counter   bytes of runs in it that somebody still holds; the last holder's end deletes the file

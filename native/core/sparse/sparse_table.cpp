@@ -55,7 +55,7 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
       process_(::getpid()),
       errors_(folder_),
       bandwidth_(options.compaction_bytes_per_s) {
-  if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
+  if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row must have 1 to 4,097 values");
   const MemoryPlan plan = plan_memory(shape, options.policy, options.ram);
   if (plan.places < kLeastPlaces) throw TableFull("the budget holds fewer than 1,024 rows");
   if (plan.places > kMostPlaces) throw std::invalid_argument("a table holds at most 192 billion rows in memory");
@@ -288,7 +288,7 @@ void SparseTable::make_room(Shard& shard, size_t need) {
     rows.policy->victims(
         std::max({need - rows.room(), size_t{rows.capacity() / 16}, std::min<size_t>(kLeastRun, rows.capacity() / 4)}),
         [&](uint32_t place) { return rows.mark(place).pins > 0; }, places);
-    if (places.empty()) throw TableFull("its rows in memory are all in use by batches that are under way");
+    if (places.empty()) throw TableFull("its rows in memory are all in use by batches that are in progress");
     try {
       std::vector<uint32_t> dirty;
       for (uint32_t place : places)
@@ -323,7 +323,7 @@ RunPtr SparseTable::written(Shard& shard, std::vector<uint32_t>& places) {
 
 // A wish: where batches under way leave no room for these rows they are loaded by their pull.
 void SparseTable::prefetch(std::span<const int64_t> keys, NextUse next_use) {
-  if (next_use && next_use->size() != keys.size()) throw std::invalid_argument("next uses are not one a key");
+  if (next_use && next_use->size() != keys.size()) throw std::invalid_argument("next uses are not one per key");
   std::unique_ptr<Held> held, oldest;
   try {
     std::lock_guard<std::mutex> hold(loading_);

@@ -1,4 +1,4 @@
-// The embedder whose rows lie on an SSD, the hot ones in memory: docs/sparse_table.md has the parts and the promises.
+// The embedder that keeps its rows on an SSD and frequently used ones in memory (docs/sparse_table.md).
 //
 // Who may call what at once: prefetch, pull, push, checkpoint and stats from any threads; pushes and pulls that create
 // take turns (calls_), loads of missing rows take turns (loading_), a shard's rows and slots are touched under its

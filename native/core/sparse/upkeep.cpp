@@ -1,4 +1,4 @@
-// What the Sparse Table does beside pull and push: its memory, checkpoints, looking through everything.
+// Maintains the Sparse Table outside of pull and push: memory, checkpoints and full scans.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// The Sparse Table beyond pull and push: whole rows for a level above it, and what there is to tell of it.
+// Reads and writes whole rows of the Sparse Table for a level above it, and reports statistics.
 #include <algorithm>
 #include <cstring>
 

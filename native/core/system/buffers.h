@@ -1,4 +1,4 @@
-// Output memory that is used again: buffers return to a free list when a batch is dropped.
+// Reuses output memory: buffers return to a free list when a batch is dropped.
 //
 // A batch of 65,536 rows is some 50 MB, and 300 MB while it is looked up, pooled and pushed; fresh memory for each
 // would cost 13,000 page faults and more a batch. Small sizes are rounded up to a power of two, large ones to an eighth

@@ -1,4 +1,4 @@
-// Files of ours that notice damage: bytes written in blocks, each sealed by a 64-bit checksum.
+// Reads and writes files that detect damage: bytes in blocks, each sealed by a 64-bit checksum.
 //
 // The checksum of a block starts from the one of the block before, so blocks cannot change places. Every step of it is
 // a bijection of the word it takes, so a block with one changed word never has the same checksum; other damage passes
@@ -31,8 +31,8 @@ struct DamagedFile : std::runtime_error {
 };
 
 // Opens an existing regular file. A FIFO would be waited for until somebody writes into it, and a device may never end:
-// the file is opened without waiting, and anything that is no regular file is DamagedFile. O_NONBLOCK does nothing to
-// regular files.
+// the file is opened without waiting, and anything that is not a regular file is DamagedFile. O_NONBLOCK does nothing
+// to regular files.
 inline int open_regular(const std::string& path, int flags) {
   const int file = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK);
   const std::string other = "it is a folder, a pipe, a socket or a device; expected a regular file";

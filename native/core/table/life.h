@@ -1,4 +1,4 @@
-// How rows come and go: counters of shows and clicks that fade, which keys get a row at all, which rows expire.
+// Implements decaying counters of shows and clicks, the admission of new keys and the expiry of rows.
 //
 // A table that counts has three floats more at the end of every row: shows, clicks and the period of the last push. The
 // table's clock is a number of periods (days, say), moved by its user alone; what is counted fades by `decay` a period,

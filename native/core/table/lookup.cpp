@@ -241,7 +241,7 @@ Buffer<int32_t> rebased(const FieldKeys& in, size_t rows, size_t field) {
   if (last > static_cast<int64_t>(in.count)) {
     refuse("offsets end at " + std::to_string(last) + " of " + std::to_string(in.count) + " values");
   }
-  if (last - base > INT32_MAX) refuse("more than 2^31 - 1 references; take smaller batches");
+  if (last - base > INT32_MAX) refuse("more than 2^31 - 1 references; use smaller batches");
   out.data()[rows] = static_cast<int32_t>(last - base);
   return single ? Buffer<int32_t>() : std::move(out);
 }
@@ -251,7 +251,7 @@ Buffer<int32_t> rebased(const FieldKeys& in, size_t rows, size_t field) {
 std::shared_ptr<Lookup> Lookup::of(std::span<const FieldKeys> fields, size_t rows, size_t threads) {
   auto out = std::make_shared<Lookup>();
   out->rows = rows;
-  if (rows > INT32_MAX) throw std::invalid_argument("more than 2^31 - 1 rows; take smaller batches");
+  if (rows > INT32_MAX) throw std::invalid_argument("more than 2^31 - 1 rows; use smaller batches");
   out->starts.push_back(0);
   for (size_t f = 0; f < fields.size(); ++f) {
     const FieldKeys& in = fields[f];
@@ -269,7 +269,7 @@ std::shared_ptr<Lookup> Lookup::of(std::span<const FieldKeys> fields, size_t row
     out->starts.push_back(out->starts.back() + count);
   }
   if (out->starts.back() > INT32_MAX - Lookup::kPadding) {
-    throw std::invalid_argument("more than 2^31 - 1 references; take smaller batches");
+    throw std::invalid_argument("more than 2^31 - 1 references; use smaller batches");
   }
   Builder(*out, fields, std::max<size_t>(threads, 1)).run();
   return out;

@@ -1,8 +1,8 @@
-// The keys a batch reads from one embedder, each once, and the references to them.
+// Finds the unique keys that a batch reads from one embedder, and the references to them.
 //
 //   keys      [unique]        ordered by shard, within a shard by first reference: threads have no say in it
 //   inverse   [references]    position in keys; references stand field after field, row after row
-//   offsets   [field][rows+1] a field's references of a row, from the field's start; empty: exactly one a row
+//   offsets   [field][rows+1] a field's references of a row, from the field's start; empty: exactly one per row
 //   shards    keys and references before each shard: who shares keys among threads weighs them by references
 //
 // Refuses offsets that fall or point outside their values, and more than 2^31 - 1 rows or references.
@@ -22,7 +22,7 @@ namespace cb {
 struct FieldKeys {
   const int64_t* values = nullptr;
   size_t count = 0;                  // values there are
-  const int64_t* offsets = nullptr;  // rows + 1 of them, may begin above 0; null: values hold one key a row
+  const int64_t* offsets = nullptr;  // rows + 1 of them, may begin above 0; null: values hold one key per row
 };
 
 struct Lookup {

@@ -42,7 +42,7 @@ MemoryTable::MemoryTable(const TableShape& shape, size_t budget_bytes, size_t th
       threads_(threads ? threads : usable_cores()),
       life_(shape.life, shape.seed),
       shards_(new Shard[kShards]) {
-  if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row has 1 to 4,097 values");
+  if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row must have 1 to 4,097 values");
 }
 
 size_t MemoryTable::threads_for(size_t keys) const { return keys < kFewKeys ? 1 : threads_; }

@@ -1,4 +1,4 @@
-// The in-memory embedder: from a 64-bit key to a row of floats and the states of its optimizers.
+// The in-memory embedder: maps a 64-bit key to a row of floats and the states of its optimizers.
 //
 //   64 shards, chosen by the high bits of the key's mix (shard.h). A shard is
 //     slots    a power of two of {key, row}, at most 3/4 full, linear probing from the low bits of the mix; key 0 is

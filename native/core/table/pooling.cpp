@@ -78,13 +78,13 @@ inline bool beats(float x, float best) { return x > best || (std::isnan(x) && !s
 // row by row, run by run.
 struct Run {
   enum Kind { kCopy, kSum, kMean, kMax };
-  Kind kind = kCopy;  // kCopy: a sum or mean of one key a row
+  Kind kind = kCopy;  // kCopy: a sum or mean of one key per row
   size_t begin = 0, end = 0;
 };
 
 struct Column {
   const int32_t* keys = nullptr;
-  const int32_t* offsets = nullptr;  // null: one key a row
+  const int32_t* offsets = nullptr;  // null: one key per row
   size_t place = 0;                  // among the maxima
 
   const int32_t* begin(size_t row) const { return keys + (offsets ? static_cast<size_t>(offsets[row]) : row); }

@@ -1,4 +1,4 @@
-// From rows of unique keys to vectors a field and row, and the gradient back.
+// Pools rows of unique keys into one vector per field and row, and computes the gradient.
 //
 //   rows      [unique][width]       width = linear + dim; column 0 is the first-order weight where linear
 //   weights   [rows][columns]       not touched unless linear

@@ -1,4 +1,4 @@
-// Rows of a published version by key, to look up and not to change: an index over a copy of the rows.
+// Looks up the rows of a published version by key, in an index over a copy of the rows.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@ class PublishedRows {
  public:
   static constexpr size_t kMost = HashIndex::kEmpty;
 
-  // Rows of `width` floats, one a key; fewer than kMost.
+  // Rows of `width` floats, one per key; fewer than kMost.
   PublishedRows(std::span<const int64_t> keys, const float* rows, size_t width);
 
   // A key that came twice; then nothing else may be asked.

@@ -1,4 +1,4 @@
-// The optimizers of a table: one step on one part of a row (its first-order weight, or its vector).
+// Applies one optimizer step to one part of a row: its first-order weight, or its vector.
 //
 // operators/row_steps.h has the kinds, their parameters and states, and what a step does to one float. Here are the
 // loops. They become vectors only under -fno-math-errno: a sqrt that may set errno stays scalar, at twice the time of a

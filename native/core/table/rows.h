@@ -1,4 +1,4 @@
-// What a row of a table is, whichever table it lies in: its initial floats and one step of its optimizers.
+// Defines the row of a table, wherever it is stored: its initial floats and one step of its optimizers.
 //
 // A row is [first-order weight?][vector][states of the weight][states of the vector][counters?].
 #pragma once

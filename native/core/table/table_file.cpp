@@ -68,7 +68,7 @@ TableShape get_head(CheckedReader& file) {
   uint32_t version = file.get<uint32_t>();
   if (version != kPlain && version != kWithLife)
     throw DamagedFile("it has version " + std::to_string(version) +
-                      " of the format, this program reads versions 1 and 2");
+                      " of the format, but this version of CTRBox reads versions 1 and 2");
   uint32_t shards = file.get<uint32_t>();
   TableShape shape;
   shape.dim = file.get<uint32_t>();
@@ -92,10 +92,10 @@ TableShape get_head(CheckedReader& file) {
   if (!(life.decay >= 0 && life.decay <= 1) || !(life.probability > 0 && life.probability <= 1) ||
       count > kMostAdmissionCount || life.sketch_bytes > kMostSketch || (version == kWithLife) == life.none() ||
       (life.by_count() && life.sketch_bytes > file.left()))
-    throw DamagedFile("its head contradicts itself");
+    throw DamagedFile("its header contradicts itself");
   if (shards != kShards || linear > 1 || shape.dim > kMostDim || shape.width() == 0 || !known_kind(shape.weight) ||
       !known_kind(shape.vector) || floats != shape.floats())
-    throw DamagedFile("its head contradicts itself");
+    throw DamagedFile("its header contradicts itself");
   return shape;
 }
 

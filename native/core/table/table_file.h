@@ -1,4 +1,4 @@
-// The file of a table, one format for the table in memory and the table on a GPU: either reads what the other wrote.
+// Reads and writes the file of a table; the tables in memory and on a GPU share one format.
 //
 // Little-endian, CheckedWriter; [seal] is the checksum of the block before it:
 //

@@ -1,4 +1,4 @@
-// For every field with one key per row: its unique keys, which of them each row has, and which rows each of them has.
+// Indexes every field with one key per row: its unique keys, the key of each row, and the rows of each key.
 //
 //   A "place" is the number of a (field, unique key): those of a field are neighbours, ordered by first row.
 //   place    [field][rows]    of each row

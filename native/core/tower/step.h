@@ -1,4 +1,4 @@
-// One step of the usual click models on the CPU: pooling, first order, pairs and tower, forward and backward.
+// Runs one training step of the usual click models on the CPU: pooling, first order, pairs and tower.
 //
 //   logit = bias + Σ_wide fields w + dense·first + Σ_{i<j} <v_i, v_j> + tower(v_1 … v_F, dense)
 //
