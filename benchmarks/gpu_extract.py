@@ -149,7 +149,7 @@ def show_chunk(times: dict[str, Any]) -> None:
     alone = sum(ms for _, _, ms, _ in groups)
     rows, whole = times["rows"], times["ms"]
     print(
-        f"a chunk of {rows:,} rows: {whole:.3f} ms as a graph, {whole * 1e6 / rows:.2f} ns a row; "
+        f"a chunk of {rows:,} rows: {whole:.3f} ms as a graph, {whole * 1e6 / rows:.2f} ns per row; "
         f"{alone:.3f} ms with every group alone\n"
     )
     layers: dict[str, tuple[float, int]] = {}

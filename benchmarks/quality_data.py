@@ -348,7 +348,7 @@ def plans(name: str, **options: Any) -> tuple[cb.Plan, cb.Plan, cb.Plan]:
 
 @dataclass(frozen=True)
 class Arrays:
-    """A part in memory. A field has as many keys a row as its offsets say; dense may hold NaN if asked for."""
+    """A part in memory. A field has as many keys per row as its offsets say; dense may hold NaN if asked for."""
 
     label: npt.NDArray[np.float32]
     sparse: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
@@ -361,7 +361,7 @@ class Arrays:
 
     @property
     def single(self) -> list[str]:
-        """Fields of exactly one key a row."""
+        """Fields of exactly one key per row."""
         return [name for name, (values, _) in self.sparse.items() if len(values) == self.rows]
 
 

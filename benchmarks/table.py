@@ -306,7 +306,7 @@ def question(given: argparse.Namespace, folder: Path) -> None:
     ram = int(size * given.share)
     print(
         f"{shape.batches} batches of {shape.references:,} references over {shape.space:,} keys, Zipf {shape.exponent}: "
-        f"{trace.keys / shape.batches:,.0f} unique keys a batch, {trace.distinct:,} in all, {size / 1e6:,.0f} MB\n"
+        f"{trace.keys / shape.batches:,.0f} unique keys per batch, {trace.distinct:,} in all, {size / 1e6:,.0f} MB\n"
         f"memory {ram / 1e6:,.1f} MB ({given.share:.0%}), {report.machine()}, commit {report.commit()}"
     )
     best = belady(trace, ram // (KEY + ROW))

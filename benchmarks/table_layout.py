@@ -232,7 +232,7 @@ def question(given: argparse.Namespace, folder: Path) -> None:
     rounds = given.rounds or (1 if given.quick else 3)
     print(
         f"{shape.batches} batches of {shape.references:,} references over {shape.space:,} keys, Zipf {shape.exponent}: "
-        f"{trace.keys / shape.batches:,.0f} unique keys a batch, {trace.distinct:,} in all, {size / 1e6:,.0f} MB\n"
+        f"{trace.keys / shape.batches:,.0f} unique keys per batch, {trace.distinct:,} in all, {size / 1e6:,.0f} MB\n"
         f"memory {ram / 1e6:,.1f} MB ({table.SHARE:.0%}), {report.machine()}, commit {report.commit()}; "
         f"medians of {rounds} round{'s' * (rounds > 1)}, bytes, reads and hits of the last half\n"
     )

@@ -1,7 +1,8 @@
-"""Help texts and public docstrings begin with a sentence that stands on its own, and the lists of commands are not cut off."""
+"""Help texts, docstrings, heads of files and error messages are sentences that stand on their own."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import runpy
@@ -16,6 +17,21 @@ ROOT = Path(__file__).resolve().parents[2]
 SITE = runpy.run_path(str(ROOT / "tools" / "docs_site.py"))
 # A text that begins with one of these words lacks its noun: "Of HTTP." does not say that it is a port.
 DANGLING = re.compile(r"(Of|That|Unless|Within|Whose|Where|Which|Without)\b")
+DANGLING_ERROR = re.compile(r"(of|that|unless|within|whose|which) ", re.IGNORECASE)
+# Constructions that were hard to read: "is no JSON" (is not JSON), "its checksum does not fit" (does not match).
+PRIVATE = re.compile(
+    r"(?<!here )\bis no (?!longer\b|more\b|such\b)[A-Za-z]|checksum[^;]* does not fit|\bbegins? anew\b|\bone a row\b"
+)
+SAYS = {
+    "warn",
+    "tell",
+    "hint",
+    "note",
+    "malformed",
+    "refuse",
+    "wrong",
+    "overloaded",
+}  # calls whose text reaches a person
 
 
 def commands(command: Any, name: str = "ctrbox") -> Iterator[tuple[str, Any]]:
@@ -59,6 +75,51 @@ def docstrings() -> dict[str, str]:
     return texts
 
 
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Return the parsed modules of the package, by path below it."""
+    folder = ROOT / "src" / "ctrbox"
+    return {str(p.relative_to(folder)): ast.parse(p.read_text("utf-8")) for p in sorted(folder.rglob("*.py"))}
+
+
+@cache
+def all_docstrings() -> dict[str, str]:
+    """Return the docstring of every module, class and function of the package, by file and line."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = ((file, n) for file, tree in sources().items() for n in ast.walk(tree) if isinstance(n, kinds))
+    return {f"{file}:{getattr(n, 'lineno', 1)}": ast.get_docstring(n) or "" for file, n in nodes}
+
+
+def text_of(node: ast.expr) -> str:
+    """Return the text of a string or f-string, with {} for what is filled in; "" for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return text_of(node.left) + text_of(node.right)
+    return ""
+
+
+def called(node: ast.Call) -> str:
+    """Return the last name of what is called: "warn" of ``warnings.warn(…)``."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+@cache
+def messages() -> dict[str, str]:
+    """Return the texts of exceptions, warnings and remarks, by file and line."""
+    texts: dict[str, str] = {}
+    for file, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and (
+                called(node) in SAYS or called(node).endswith(("Error", "Mistake", "Refused"))
+            ):
+                for k, text in enumerate(filter(None, map(text_of, node.args))):
+                    texts[f"{file}:{node.lineno}.{k}"] = text
+    return texts
+
+
 def dangling(texts: dict[str, str]) -> list[str]:
     """Return the texts that begin with a word that needs a noun before it."""
     return [f"{name}: {text.splitlines()[0]}" for name, text in texts.items() if DANGLING.match(text)]
@@ -96,3 +157,46 @@ def test_the_list_of_commands_shows_every_description_in_full() -> None:
     assert [
         line for listed in lists.values() for line in listed.partition("Examples:")[0].splitlines() if "..." in line
     ] == []
+
+
+def test_every_module_says_its_one_story_in_a_first_sentence() -> None:
+    heads = {file: ast.get_docstring(tree) or "" for file, tree in sources().items()}
+    assert len(heads) > 300
+    assert [file for file, head in heads.items() if not re.match(r"[A-Z`]", head)] == []
+    assert [file for file, head in heads.items() if not re.search(r"[.?:]\)?(\s|$)", head)] == []
+
+
+def test_no_docstring_of_the_package_begins_without_its_noun() -> None:
+    assert len(all_docstrings()) > 3_000
+    assert dangling(all_docstrings()) == []
+
+
+def test_no_message_begins_without_its_noun() -> None:
+    assert len(messages()) > 1_500
+    assert [f"{place}: {text}" for place, text in messages().items() if DANGLING_ERROR.match(text)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{} is no JSON", "{} is damaged: its checksum does not fit", "overwrite=True begins anew", "expected one a row"],
+)
+def test_words_that_only_this_project_used_are_found(text: str) -> None:
+    assert PRIVATE.search(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["there is no file {}", "version {} is no longer kept", "{} does not fit into the budget"]
+)
+def test_the_usual_words_are_left_alone(text: str) -> None:
+    assert not PRIVATE.search(text)
+
+
+def test_no_message_uses_words_that_only_this_project_used() -> None:
+    assert [f"{place}: {text}" for place, text in messages().items() if PRIVATE.search(text)] == []
+
+
+def test_every_native_header_begins_with_a_comment_that_does_not_dangle() -> None:
+    heads = {str(p.relative_to(ROOT)): p.read_text("utf-8") for p in sorted((ROOT / "native").rglob("*.h"))}
+    assert len(heads) > 90
+    assert [file for file, head in heads.items() if not re.match(r"(//|/\*) [A-Za-z]", head)] == []
+    assert dangling({file: head[3:] for file, head in heads.items()}) == []
