@@ -244,7 +244,7 @@ def test_a_patch_gives_the_files_bytes_and_damage_leaves_nothing(lib: ctypes.CDL
         cut.write_bytes(flipped)
         assert apply(old, cut, served) == DAMAGED
     assert apply(new, patch, served) == WRONG_BASE
-    assert b"another base" in lib.ctrbox_last_error() or b"for a base of" in lib.ctrbox_last_error()
+    assert b"another file" in lib.ctrbox_last_error() or b"applies to a file of" in lib.ctrbox_last_error()
     assert apply(old, patch, served, most=100) == TOO_LARGE
     assert apply(old, tmp_path / "none.patch", served) == CANNOT_READ
     assert apply(old, patch, tmp_path / "no" / "folder" / "x") == CANNOT_WRITE

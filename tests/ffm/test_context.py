@@ -90,10 +90,10 @@ def test_a_context_of_other_weights_is_refused() -> None:
     other = DeepFFM(FIELDS, context=FIELDS[:6], bits=12)
     context, candidates = model.context(examples(["|a x"], FIELDS)), examples([], FIELDS)
     assert len(model.score(context, candidates)) == 0
-    with pytest.raises(cb.errors.DataError, match="of other weights"):
+    with pytest.raises(cb.errors.DataError, match="with other weights"):
         other.score(context, candidates)
     model.learn(examples(["|a x |h y"], FIELDS))
-    with pytest.raises(cb.errors.DataError, match="of other weights"):
+    with pytest.raises(cb.errors.DataError, match="with other weights"):
         model.score(context, candidates)
 
 

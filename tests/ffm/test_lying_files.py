@@ -95,7 +95,7 @@ def test_a_model_has_as_many_bytes_as_its_head_says(model: list[bytes], tmp_path
         load(model, tmp_path, b"x")
     names = len(model[0]) - 3 - 4 - 4  # two names with their sizes, and the bytes of them
     assert model[0][names:] == struct.pack("<IH1sH2s", 7, 1, b"a", 2, b"bb")
-    for lie, says in ((8, "its head"), (6, "its head"), (1 << 31, "claims more names than the file holds")):
+    for lie, says in ((8, "its head"), (6, "its head"), (1 << 31, "declares more names than the file holds")):
         with pytest.raises(SourceError, match=says):
             load([word(names, lie)(model[0]), *model[1:]], tmp_path)
     cut = model[0][:names] + struct.pack("<IH1sH2sB", 8, 1, b"a", 2, b"bb", 0)

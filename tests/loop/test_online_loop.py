@@ -381,9 +381,7 @@ def test_another_plan_another_engine_and_another_version_are_refused(
     with pytest.raises(cb.errors.PlanError, match=r"has k=4, the job's 8; choose another folder"):
         OnlineLoop(plan, other, str(world / "parquet"), model, once=True).run()
     for name, other_value, kept in (("window", "30m", "3600s"), ("lateness", "5m", "240s")):
-        with pytest.raises(
-            cb.errors.PlanError, match=rf"was trained with {name} {kept}, but {name} .*choose another"
-        ):
+        with pytest.raises(cb.errors.PlanError, match=rf"was trained with {name} {kept}, but {name} .*choose another"):
             loop(world / "data", world / "parquet", model, once=True, **{name: other_value}).run()
     shutil.rmtree(model / "online")
     with pytest.raises(

@@ -37,7 +37,8 @@ def test_checkpoints_of_others_are_refused(world: Path, unbroken: tuple[Path, di
     found = Checkpoints(unbroken[0] / "online").last(print)
     assert found is not None
     with pytest.raises(
-        cb.errors.PlanError, match=r"was trained with another plan \(fingerprint 0000000000000000…, but the plan of this job"
+        cb.errors.PlanError,
+        match=r"was trained with another plan \(fingerprint 0000000000000000…, but the plan of this job",
     ):
         fresh._check(replace(found, state={**found.state, "plan": "0" * 64}))
     state = {name: value for name, value in found.state.items() if name != "learner"}

@@ -119,7 +119,10 @@ def test_a_file_cut_anywhere_is_refused(saved: bytes, tmp_path: Path, kept: floa
     [
         (lambda b: b + b"x", "1 bytes follow its end mark"),
         (lambda b: b"PAR1" + b[4:], "does not start with CTRTABLE"),
-        (lambda b: b[:8] + b"\x03\0\0\0" + b[12:], "version 3 of the format, but this version of CTRBox reads versions 1 and 2"),
+        (
+            lambda b: b[:8] + b"\x03\0\0\0" + b[12:],
+            "version 3 of the format, but this version of CTRBox reads versions 1 and 2",
+        ),
         (lambda b: b"", "only 0 bytes"),
         (lambda b: b[:-1], "ends at byte"),
         (lambda b: b[:144] + b"\xff" * 8 + b[152:], "claims 18446744073709551615 keys, more than the file can hold"),
