@@ -399,7 +399,7 @@ def test_mistake_in_a_job_is_one_line(job: Path, source: str, message: str) -> N
 
 def test_missing_job_lists_what_is_there(job: Path) -> None:
     done = ctrbox("explain", "jop.py", cwd=job.parent, check=1)
-    assert done.stderr == "ctrbox: error: there is no job file jop.py; here are: job.py\n"
+    assert done.stderr == "ctrbox: error: there is no job file jop.py; this folder has: job.py\n"
 
 
 @pytest.mark.parametrize("name", ["log.parquet", "log.CSV", "log.jsonl"])

@@ -51,7 +51,7 @@ def test_every_line_of_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == "runs/job\n"
     assert told == [
         "no metrics, because there are no validation rows; add --valid 0.1",
-        "learned 9,000 rows (2 passes) in 40 steps of 500 and 3.2 s (5,538 rows/s), 1,234 keys in the table",
+        "learned 9,000 rows (2 epochs) in 40 steps of 500 and 3.2 s (5,538 rows/s), 1,234 keys in the table",
         END,
         "read 2.00 s busy 2,000 rows/s 50% ← bottleneck",
         "wait 0.00 s busy 50%",
@@ -59,7 +59,7 @@ def test_every_line_of_the_end(capsys: pytest.CaptureFixture[str]) -> None:
         "stages one after the other 5.00 s, the slowest 3.00 s, as a pipeline 3.50 s",
         "table: 5,000 keys asked for",
         "Model Server of ad, seen: 12.5% of the keys have no row in images.ctrvec",
-        "warning: nulls: 7 values lost, counted over all passes",
+        "warning: nulls: 7 values lost, counted over all epochs",
         "intermediate files: 1,000 bytes, of batches that waited (--look-ahead 8)",
         "report: runs/job/report.html",
     ]

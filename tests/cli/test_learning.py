@@ -205,7 +205,7 @@ def test_overwrite_asks_what_becomes_of_a_sparse_table_and_from_goes_on_from_a_r
     assert "already holds" not in told
     _, told = call(train, job, batch_size=500, earlier=Path("runs/days"), lr=0.01)
     gc.collect()
-    assert "beginning with runs/days: weights, tables and optimizer states" in told
+    assert "starting from the weights, tables and optimizer states of runs/days" in told
     assert "already holds" not in told
     with cb.SparseTable.load(here / "days", ram="8MB") as table:
         assert table.optimizer == cb.Adagrad(lr=0.01)
@@ -461,7 +461,7 @@ def test_what_cannot_be_loaded_is_one_line(here: Path, trained: Any, tmp_path: P
     own: dict[str, Any] = {"job": OWN}
     for verb, arguments, options, message in (
         (learning.evaluate, [RUN], {}, "name the job that has it: --job JOB.PY"),
-        (learning.evaluate, [Path("runs/jop")], {}, "there is no run folder runs/jop; here are: runs/"),
+        (learning.evaluate, [Path("runs/jop")], {}, "there is no run folder runs/jop; this folder has: runs/"),
         (learning.evaluate, [broken], own, "broken"),
         (learning.evaluate, [Path("data")], own, "data is not a run folder"),
         (learning.evaluate, [RUN, "data/users"], own, "data/users"),

@@ -96,7 +96,7 @@ def test_a_folder_or_nothing_in_place_of_a_job_is_told() -> None:
     Path("jobs").mkdir()
     with pytest.raises(Mistake, match=r"^jobs is a folder; expected a job file, such as job\.py, that defines `plan`$"):
         load_job(Path("jobs"))
-    with pytest.raises(Mistake, match=r"^there is no job file jab\.py; here are: job\.py$"):
+    with pytest.raises(Mistake, match=r"^there is no job file jab\.py; this folder has: job\.py$"):
         load_job(Path("jab.py"))
     with pytest.raises(Mistake, match=r"^there is no job file no/job\.py$"):
         load_job(Path("no/job.py"))

@@ -125,7 +125,7 @@ def test_an_earlier_run_must_be_finished_and_another_one() -> None:
     old = folder("runs/old", *FINISHED)
     check_earlier(old, Path("runs/job"))
     check_earlier(old, folder("runs/job", *BEGUN))
-    with pytest.raises(Mistake, match="runs/job holds no finished run; finished are: runs/old"):
+    with pytest.raises(Mistake, match="runs/job holds no finished run; these runs are finished: runs/old"):
         check_earlier(Path("runs/job"), Path("runs/new"))
     with pytest.raises(Mistake, match="--from runs/old is the folder that this run would replace"):
         check_earlier(old, Path("runs/../runs/old"))

@@ -210,7 +210,7 @@ def test_a_run_folder_that_is_not_there_is_told_with_those_that_are(
     for n in range(7):
         (tmp_path / "runs" / f"r{n}").mkdir(parents=True)
         (tmp_path / "runs" / f"r{n}" / "config.json").touch()
-    with pytest.raises(Mistake, match=r"; here are: runs/r0, runs/r1, runs/r2, runs/r3, runs/r4$"):
+    with pytest.raises(Mistake, match=r"; this folder has: runs/r0, runs/r1, runs/r2, runs/r3, runs/r4$"):
         reading_runs.load_run(Path("runs/x"))
 
 

@@ -154,7 +154,7 @@ def test_absent_files_are_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SourceError, match="pipe is a pipe, a socket or a device"):
         criteo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="on_error is 'ignore'"):
+    with pytest.raises(DataError, match="on_error must be 'raise' or 'skip', got 'ignore'"):
         criteo(write(tmp_path / "x", ""), on_error="ignore")  # type: ignore[arg-type]
 
 

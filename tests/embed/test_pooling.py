@@ -237,7 +237,7 @@ def test_what_does_not_fit_is_refused() -> None:
         pool(rows, found, Row(3), ["sum"], fields=["qury"])
     with pytest.raises(PlanError, match="1 kinds of pooling were given for 2 fields"):
         pool(rows, found, Row(3), ["sum"])
-    with pytest.raises(PlanError, match="pooling is 'avg'; expected one of sum, mean, max"):
+    with pytest.raises(PlanError, match="pooling must be one of sum, mean, max, got 'avg'"):
         pool(rows, found, Row(3), ["sum", "avg"])
     with pytest.raises(PlanError, match="a field is pooled once"):
         pool(rows, found, Row(3), ["sum", "sum"], fields=["b", "b"])

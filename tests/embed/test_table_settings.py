@@ -556,7 +556,7 @@ def test_a_step_that_would_not_be_finite_names_the_largest_gradient(tmp_path: Pa
     one = server(tmp_path, optimizer=cb.optim.SGD(lr=1e10))
     before = one.submodel.weight.detach().clone()  # type: ignore[union-attr, operator]
     one.pull(np.array([1, 2]))
-    with pytest.raises(DataError, match=r"The largest is key 2's, \[-2\.e\+35\]: lower the learning rate"):
+    with pytest.raises(DataError, match=r"The largest gradient is \[-2\.e\+35\], of key 2: lower the learning rate"):
         one.push(np.array([1, 2]), np.array([[1e35], [-2e35]], np.float32))
     assert torch.equal(one.submodel.weight, before)  # type: ignore[arg-type]
     assert one.stats()["pushes"] == 0

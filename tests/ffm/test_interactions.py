@@ -79,7 +79,7 @@ def test_text_and_cache_have_them_as_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"interactions": [("a", "b")]}, "need fields="),
+        ({"interactions": [("a", "b")]}, "needs fields="),
         ({"fields": FIELDS, "interactions": [("a", "bb")]}, "'bb', which is not a field"),
         ({"fields": FIELDS, "interactions": [("a",)]}, "two or more fields"),
         ({"fields": FIELDS, "interactions": [("a", "b"), ("a", "b")]}, "named twice"),

@@ -86,7 +86,7 @@ def test_batches_and_text_are_searched_over_their_fields(tmp_path: Path) -> None
     rows = cb.ffm.ExampleText(tmp_path / "t.vw", fields=FIELDS)
     (tmp_path / "t.vw").write_text(text(100, 3))
     assert len(cb.ffm.search(rows, {"a": {"bits": 10}}).best.aucs) == 1  # fewer rows than a window: of all
-    with pytest.raises(cb.errors.PlanError, match="give search"):
+    with pytest.raises(cb.errors.PlanError, match="pass them: search"):
         cb.ffm.search(cb.ffm.ExampleText(tmp_path / "t.vw"), {"a": {}})
     schema = schema_of(["ad"], [])
     keys = Ragged(np.array([1, 2]), np.arange(3))

@@ -207,7 +207,7 @@ def test_another_base_is_refused(patched: Path) -> None:
     other = bytearray((patched / "old").read_bytes())
     other[77] ^= 1
     (patched / "other").write_bytes(other)
-    with pytest.raises(DataError, match="another base"):
+    with pytest.raises(DataError, match="another file"):
         publish.apply(patched / "other", patched / "p", patched / "out")
     (patched / "other").write_bytes(other[:-2])
     with pytest.raises(DataError, match=r"base of 10,000 bytes; .* has 9,998"):

@@ -204,7 +204,7 @@ def test_a_pointer_and_a_log_with_true_checksums_that_do_not_fit_are_refused(fol
         assert folder.verify() == [no_pointer]
     for size in (0, facts["log_bytes"] + 1):
         sealed_pointer(folder, **{**facts, "log_bytes": size})
-        assert folder.verify() == [f"{log} is cut: {facts['log_bytes']:,} bytes, expected {size:,}"]
+        assert folder.verify() == [f"{log} was truncated: it has {facts['log_bytes']:,} bytes, expected {size:,}"]
     for wrong in ({**facts, "version": 3}, {**facts, "log_seal": "0"}):
         sealed_pointer(folder, **wrong)
         assert folder.verify() == [f"{folder.folder} is damaged: CURRENT and log.jsonl do not belong together"]

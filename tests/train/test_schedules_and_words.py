@@ -68,7 +68,7 @@ def test_the_bounds_of_counts_are_accepted() -> None:
 @pytest.mark.parametrize("factor", [True, "1", None, math.inf, math.nan, -0.1])
 def test_a_schedule_gives_finite_numbers_from_0(factor: Any) -> None:
     assert [factor_at(lambda step: 0, 1), factor_at(lambda step: 2.5, 1)] == [0.0, 2.5]
-    with pytest.raises(TrainError, match=r"schedule gave .* at step 1,000; expected a finite number, 0 or more"):
+    with pytest.raises(TrainError, match=r"schedule returned .* at step 1,000; expected a finite number, 0 or more"):
         factor_at(lambda step: factor, 1000)
 
 

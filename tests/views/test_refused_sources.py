@@ -44,7 +44,7 @@ def read(view: cb.View, column: str = "n") -> list[Any]:
         ({"names": []}, "names must name at least one column, got an empty list"),
         ({"names": ["a", ""]}, "names must be strings that are not empty, got ''"),
         ({"names": ["a", 5]}, "names must be strings that are not empty, got 5"),
-        ({"names": ["a", "a"]}, "names holds 'a' twice; expected each name once"),
+        ({"names": ["a", "a"]}, "names contains 'a' twice; expected each name once"),
         ({"quote": ";", "delimiter": ";"}, "quote ';' must not be part of the delimiter ';'"),
         ({"quote": ":", "delimiter": "::"}, "quote ':' must not be part of the delimiter '::'"),
         (

@@ -47,7 +47,7 @@ def test_options_are_kept_as_they_were_given(given: dict[str, Any]) -> None:
         ({"names": []}, "names must name at least one column, got an empty list"),
         ({"names": ["a", ""]}, "names must be strings that are not empty, got ''"),
         ({"names": ["a", 1]}, "names must be strings that are not empty, got 1"),
-        ({"names": ["a", "b", "a"]}, "names holds 'a' twice"),
+        ({"names": ["a", "b", "a"]}, "names contains 'a' twice"),
         ({"types": ["str"]}, "types must map columns to types"),
         ({"types": {7: "str"}}, "types= names the column 7, which is not in names"),
         (

@@ -30,7 +30,7 @@ def finish(done: Done, as_json: bool) -> None:
         say(done.place)
     tell_metrics(s["metrics"])
     rows = s["rows"]
-    passes = f" ({s['epochs']} passes)" if s["epochs"] > 1 else ""
+    passes = f" ({s['epochs']} epochs)" if s["epochs"] > 1 else ""
     tell(
         f"learned {rows['train']:,.0f} rows{passes} in {s['steps']:,} steps of {s['batch_size']:,} and {s['seconds']:.1f} s "
         f"({s['rows_per_second']:,.0f} rows/s), {s['table']['keys']:,} keys in the table"
@@ -65,7 +65,7 @@ def finish(done: Done, as_json: bool) -> None:
             )
     for what, times in s["warnings"].items():
         if times:
-            tell(f"  warning: {what}: {times:,} values lost, counted over all passes")
+            tell(f"  warning: {what}: {times:,} values lost, counted over all epochs")
     waited = f", of batches that waited (--look-ahead {s['look_ahead']})" if s.get("look_ahead") else ""
     tell(f"intermediate files: {s['intermediate_bytes']:,} bytes{waited}")
     tell(f"report: {done.report}")

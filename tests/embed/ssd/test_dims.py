@@ -123,7 +123,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
             made[7]
         with pytest.raises(PlanError, match="folder of their own"):
             made.save(tmp_path / "t" / "inside")
-        with pytest.raises(SourceError, match="open already"):
+        with pytest.raises(SourceError, match="already open"):
             tables(tmp_path / "t")
     with pytest.raises(SourceError, match="holds tables of dims 4, 16, not 4"):
         tables(tmp_path / "t", (4,))
@@ -177,7 +177,7 @@ def test_a_folder_with_anything_else_in_it_is_left_alone(tmp_path: Path) -> None
             tables(place)
         assert (place / name).read_text() == "x"
     with tables(tmp_path / "t") as made, tables(tmp_path / "open") as other:
-        with pytest.raises(SourceError, match="open already"):
+        with pytest.raises(SourceError, match="already open"):
             made.save(tmp_path / "open")
         other.checkpoint()
         made.save(tmp_path / "saved")

@@ -158,7 +158,7 @@ def test_dropout_is_the_one_of_the_pull(tmp_path: Path) -> None:
     kept = server._kept
     assert kept is not None
     server.push(keys, np.ones((19, 3), np.float32))
-    with pytest.raises(PlanError, match="its Dropout would differ"):
+    with pytest.raises(PlanError, match="its Dropout would give another result"):
         cb.tables.ModelServer(server.data, dropped, recompute=True)
 
 

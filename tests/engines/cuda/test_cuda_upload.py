@@ -347,10 +347,10 @@ def test_a_dictionary_of_a_refused_type_is_refused_by_the_name_of_its_column() -
     [
         (3, None, 2, "4 rows; expected it to contain rows 2 to 5"),
         (1, None, -1, "4 rows; expected it to contain rows -1 to 0"),
-        (3, np.zeros(4, np.int32), 2, "4 indices, expected 3 from 2 on"),
+        (3, np.zeros(4, np.int32), 2, "4 indices; expected 3 of them, starting at 2"),
         (1, np.zeros(4, np.int32), -1, "4 indices; expected 1 of them, starting at -1"),
-        (2, np.array([0, 4], np.int32), 0, "index outside its rows, expected -1 to 3"),
-        (2, np.array([0, -2], np.int32), 0, "index outside its rows, expected -1 to 3"),
+        (2, np.array([0, 4], np.int32), 0, "index outside its rows; expected -1 to 3"),
+        (2, np.array([0, -2], np.int32), 0, "index outside its rows; expected -1 to 3"),
     ],
 )
 def test_rows_outside_a_source_are_refused(rows: int, index: np.ndarray | None, base: int, says: str) -> None:
