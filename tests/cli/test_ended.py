@@ -36,7 +36,7 @@ SUMMARY: dict[str, Any] = {
     "intermediate_bytes": 1000,
 }
 METRICS = {"rows": 100.0, "clicks": 20.0, "auc": 0.75, "logloss": 0.4}
-END = "validation metrics were best after step 20; with --patience 1, training stops there and keeps those weights"
+END = "the validation metrics were best after step 20; with --patience 1, training stops there and keeps those weights"
 
 
 def lines(capsys: pytest.CaptureFixture[str], as_json: bool = False, **changed: Any) -> tuple[str, list[str]]:

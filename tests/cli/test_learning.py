@@ -212,7 +212,7 @@ def test_overwrite_asks_what_becomes_of_a_sparse_table_and_from_goes_on_from_a_r
     page = (here / "runs" / "days-2" / "report.html").read_text(encoding="utf-8")
     assert "--from runs/days --lr 0.01" in page
     for options, words in (
-        ({"earlier": Path("runs/nowhere")}, "runs/nowhere holds no finished run; finished are: runs/"),
+        ({"earlier": Path("runs/nowhere")}, "runs/nowhere holds no finished run; these runs are finished: runs/"),
         ({"earlier": Path("runs/days"), "out": Path("runs/days"), "overwrite": True}, "choose another --out"),
     ):
         with pytest.raises(Mistake, match=words):
@@ -344,7 +344,11 @@ def test_a_stopped_training_says_how_to_go_on_and_does(
             {},
             "job.py defines no `model`; add: model = cb.models.DeepFM(plan.schema)",
         ),
-        (("model = Mine(plan.schema)", "model = Mine"), {}, "is the class Mine; expected one of it: Mine(plan.schema)"),
+        (
+            ("model = Mine(plan.schema)", "model = Mine"),
+            {},
+            "is the class Mine; expected an instance of it: Mine(plan.schema)",
+        ),
         (("model = Mine(plan.schema)", "model = 7"), {}, "is a int; expected a torch module with `reads`"),
         (("self.top(torch", "self.tip(torch"), {}, "job.py:27: AttributeError: 'Mine' object has no attribute 'tip'"),
         (("", ""), {"valid": "2"}, "valid must be a share from 0 to 0.9, got 2.0"),

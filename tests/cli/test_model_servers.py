@@ -88,7 +88,7 @@ def test_a_file_that_is_no_file_of_these_objects(world: ImageWorld, run: cb.Run,
     cb.tables.write_vectors(tmp_path / "narrow", pa.table({"k": [1], "v": [[1.0, 2.0]]}), key="k", vector="v")
     for name, told in (
         ("pipe", "pipe is not a vector file: it is not a regular file"),
-        ("narrow", "narrow, 2 float32 each"),
+        ("narrow", "narrow, which have 2 float32 each"),
     ):
         refused = CliRunner().invoke(app, ["evaluate", str(run.folder), "--server", f"ad_image={tmp_path / name}"])
         with pytest.raises(cb.errors.CtrboxError, match=told):

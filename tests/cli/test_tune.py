@@ -133,7 +133,7 @@ def test_a_job_without_a_space_is_told_how_to_declare_one(tune: Any, text: str, 
         ("def tune(trial): return 3", "`tune` returned a int; expected a dict"),
         (
             "def tune(trial): return {'clipp': 1.0}",
-            "`tune` gave 'clipp', which is not part of a trial; nearest: 'clip'",
+            "`tune` returned 'clipp', which is not part of a trial; nearest: 'clip'",
         ),
         (
             "table = cb.SparseTable('params', 0, ram='4MB')\ndef tune(trial): return {'clip': 1.0}",

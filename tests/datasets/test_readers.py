@@ -149,7 +149,7 @@ def test_absent_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no file was given"):
         criteo([])
     for wrong in (None, 5, [None]):
-        with pytest.raises(SourceError, match=r"cannot read a (NoneType|int), expected a path"):
+        with pytest.raises(SourceError, match=r"cannot read a (NoneType|int); expected a path"):
             criteo(wrong)  # type: ignore[arg-type]
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SourceError, match="pipe is a pipe, a socket or a device"):

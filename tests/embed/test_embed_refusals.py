@@ -101,7 +101,7 @@ def test_a_published_table_is_only_looked_up() -> None:
         (lambda: table.push(KEYS, VECTORS), "a published table is read-only and cannot be trained"),
         (lambda: table.save("x"), "a published table cannot be saved; copy the file of its version instead"),
         (lambda: table.restore("x"), "a published table cannot be restored; open the file of its version instead"),
-        (lambda: table.open(Row(5)), "this published table holds rows of .*, the model reads "),
+        (lambda: table.open(Row(5)), "this published table holds rows of .*, but the model reads "),
     ):
         with pytest.raises(PlanError, match=says):
             ask()

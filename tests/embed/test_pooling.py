@@ -239,7 +239,7 @@ def test_what_does_not_fit_is_refused() -> None:
         pool(rows, found, Row(3), ["sum"])
     with pytest.raises(PlanError, match="pooling must be one of sum, mean, max, got 'avg'"):
         pool(rows, found, Row(3), ["sum", "avg"])
-    with pytest.raises(PlanError, match="a field is pooled once"):
+    with pytest.raises(PlanError, match="each field may be pooled only once"):
         pool(rows, found, Row(3), ["sum", "sum"], fields=["b", "b"])
     with pytest.raises(PlanError, match=r"rows are \(4, 3\) torch.float32; this lookup needs \(4, 4\)"):
         pool(rows, found, Row(3, True), ["sum", "sum"])

@@ -97,7 +97,7 @@ def test_keys_are_a_list_of_int64(keys: Any, says: str) -> None:
         ([1], r"of shape \(2,\), one number per key, got \(1,\) int64"),
         ([True, False], r"one number per key, got \(2,\) bool"),
         ([1, -1], r"shows of key 7 is -1\.0; expected a finite number of 0 or more"),
-        ([np.inf, 1], "the shows of key 5 are inf"),
+        ([np.inf, 1], "shows of key 5 is inf"),
         ([[1], [1, 2]], r"expected shows of shape \(2,\), one number per key: "),
     ],
 )

@@ -645,7 +645,7 @@ def test_a_dictionary_over_a_function_and_below_a_join() -> None:
 def test_dictionaries_are_checked_when_made() -> None:
     for words, entries, message in (
         ([1.5], None, "strings or whole numbers"),
-        (["a", None], None, "must not be null; 1 are"),
+        (["a", None], None, "must not be null; 1 of them are"),
         (["a"], [1, 2], "1 words, 2 values"),
         (["a"], [1.5], "must be whole numbers"),
     ):

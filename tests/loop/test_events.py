@@ -232,7 +232,9 @@ def test_what_waits_may_fill_the_budget_and_no_more() -> None:
     exact = join_of(budget_bytes=needed.bytes)
     exact.add(shown([1, 2, 3]))
     assert exact.held == 3
-    with pytest.raises(BudgetError, match=f"3 impressions and 0 clicks are waiting .* the budget is {needed.bytes - 1:,}"):
+    with pytest.raises(
+        BudgetError, match=f"3 impressions and 0 clicks are waiting .* the budget is {needed.bytes - 1:,}"
+    ):
         join_of(budget_bytes=needed.bytes - 1).add(shown([1, 2, 3]))
 
 

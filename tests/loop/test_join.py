@@ -110,7 +110,9 @@ def test_an_event_from_the_future_does_not_move_the_watermark() -> None:
 def test_more_than_the_budget_is_refused_with_what_helps() -> None:
     join = Join(LAYOUT, 10**9, budget_bytes=100_000)
     join.add(events_of([Event(False, n, n) for n in range(100)]))
-    with pytest.raises(BudgetError, match=r"impressions and 0 clicks are waiting .* the budget is 100,000.*shorter window"):
+    with pytest.raises(
+        BudgetError, match=r"impressions and 0 clicks are waiting .* the budget is 100,000.*shorter window"
+    ):
         join.add(events_of([Event(False, n, n) for n in range(100, 1000)]))
 
 

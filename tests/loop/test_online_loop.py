@@ -310,7 +310,7 @@ def test_malformed_lines_are_counted_and_named_or_stop_a_strict_loop(
     plain.tell = plain.complaints.tell = told.append
     found = plain.run()
     assert (found["counts"]["left_out"], found["counts"]["refused_chunks"]) == (21, 1)
-    named = [line for line in told if line.startswith("left out: a.jsonl line")]
+    named = [line for line in told if line.startswith("skipped: a.jsonl line")]
     assert len(named) == 21  # the plan's word on line 3 comes when its window has passed
     assert [line.split(":")[1] for line in named] == [
         *(f" a.jsonl line {n}" for n in range(1, 22) if n != 3),
@@ -325,7 +325,7 @@ def test_malformed_lines_are_counted_and_named_or_stop_a_strict_loop(
     few = loop(world / "data", stream, tmp_path / "few", once=True, window="1m", lateness="0s")
     few.tell = few.complaints.tell = told.append
     few.run()
-    assert sum(line.startswith("left out: a.jsonl line") for line in told) == 10
+    assert sum(line.startswith("skipped: a.jsonl line") for line in told) == 10
     with pytest.raises(cb.errors.DataError, match=r"a\.jsonl line 1: "):
         loop(world / "data", stream, tmp_path / "strict", once=True, strict=True).run()
 
@@ -347,7 +347,7 @@ def test_a_row_that_no_engine_can_take_is_left_out(world: Path, tmp_path: Path) 
     ).run()
     assert found["counts"]["left_out"] == 1
     assert found["learned"] > 0
-    assert any(line.startswith("left out: a.jsonl line 1: ") and "is inf" in line for line in told)
+    assert any(line.startswith("skipped: a.jsonl line 1: ") and "is inf" in line for line in told)
 
 
 def test_whole_numbers_of_the_log_are_event_times_with_their_unit(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_another_plan_another_engine_and_another_version_are_refused(
     shutil.copytree(unbroken[0], model)
     plan, _ = made(world / "data")
     other = cb.DeepFFM(plan.schema, k=8, hidden=(4,), bits=12)
-    with pytest.raises(cb.errors.PlanError, match=r"has k=4, the job's 8; choose another folder"):
+    with pytest.raises(cb.errors.PlanError, match=r"has k=4, but the engine of this job has 8; choose another folder"):
         OnlineLoop(plan, other, str(world / "parquet"), model, once=True).run()
     for name, other_value, kept in (("window", "30m", "3600s"), ("lateness", "5m", "240s")):
         with pytest.raises(cb.errors.PlanError, match=rf"was trained with {name} {kept}, but {name} .*choose another"):
@@ -529,7 +529,7 @@ def test_a_disk_that_is_really_full(world: Path, unbroken: tuple[Path, dict[str,
         full = loop(world / "data", world / "parquet", model, once=True, checkpoint=0, checkpoint_share=1)
         full.tell = told.append
         with pytest.raises(
-            cb.errors.WriteError, match=r"what was learned behind checkpoint 1 is not kept: .*No space left"
+            cb.errors.WriteError, match=r"what was learned after checkpoint 1 is not kept: .*No space left"
         ):
             full.run()
         assert any("No space left on device" in line for line in told)

@@ -43,7 +43,8 @@ def test_checkpoints_of_others_are_refused(world: Path, unbroken: tuple[Path, di
         fresh._check(replace(found, state={**found.state, "plan": "0" * 64}))
     state = {name: value for name, value in found.state.items() if name != "learner"}
     with pytest.raises(
-        cb.errors.DataError, match=rf"checkpoint {found.number} in .* is of another version: KeyError\('learner"
+        cb.errors.DataError,
+        match=rf"checkpoint {found.number} in .* was written by another version of CTRBox: KeyError\('learner",
     ):
         fresh._restore(replace(found, state=state))
     model = tmp_path / "copy"

@@ -131,9 +131,9 @@ def test_between_two_batches_what_is_due_is_done(
             {"_changed": True, "publish_at_end": True, "published_learned": 9},
             ("checkpoint",),
             ["checkpoint", "status"],
-            "what was learned behind checkpoint 1 is not kept: no room",
+            "what was learned after checkpoint 1 could not be saved: no room",
         ),
-        ({"_number": 0}, ("checkpoint",), ["checkpoint", "status"], "what was learned is not kept: no room"),
+        ({"_number": 0}, ("checkpoint",), ["checkpoint", "status"], "what was learned could not be saved: no room"),
         (
             {"publish_at_end": True, "published_learned": 9},
             ("publish",),
@@ -377,7 +377,7 @@ def test_settings_that_decide_the_examples_must_be_those_of_the_checkpoint(clock
     with pytest.raises(PlanError, match="was trained with lateness 70s, but lateness 60s"):
         steps._check(found)  # type: ignore[arg-type]
     other = SimpleNamespace(published=lambda: SimpleNamespace(about=Ones(names=2)))
-    with pytest.raises(PlanError, match="has names=2, the job's 1"):
+    with pytest.raises(PlanError, match="has names=2, but the engine of this job has 1"):
         steps._check(SimpleNamespace(state=state, engine=other))  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"another plan \(fingerprint eeee"):
         steps._check(SimpleNamespace(state={"plan": "e" * 20}, engine=engine))  # type: ignore[arg-type]

@@ -272,7 +272,7 @@ def test_several_towers_are_built_again_from_plain_json_and_any_batch_gives_a_ro
         ({"hidden": ()}, "hidden of JointTowers must be a list of layer widths"),
         ({"hidden": (8, 0)}, "hidden of JointTowers"),
         ({"embedding": "layers"}, "nearest: 'layer'"),
-        ({"embedding": "layer", "dims": {"user": 8}}, "one dim for all"),
+        ({"embedding": "layer", "dims": {"user": 8}}, "the same dim for all"),
         ({"embedding": "layer", "dim": 0}, "there are no sparse fields; use embedding='fields'"),
         ({"dim": 0, "towers": [[], ["age", "title", "user_ctr", "log_bid"]]}, "the first tower has no dense"),
         ({"dropout": 1.0}, "dropout"),

@@ -165,7 +165,7 @@ def test_an_empty_plan_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["FM", "PNN", "DeepFM", "XDeepFM"])
 def test_models_that_multiply_vectors_refuse_unequal_dims(name: str) -> None:
-    with pytest.raises(PlanError, match="one dim for all"):
+    with pytest.raises(PlanError, match="the same dim for all"):
         made(name, schema(), dims={"user": 8})
     with pytest.raises(PlanError, match="dim of 1 or more"):
         made(name, schema(), dim=0)

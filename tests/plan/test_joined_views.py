@@ -161,8 +161,8 @@ def test_a_fit_that_is_asked_for_twice_is_learned_once() -> None:
 @pytest.mark.parametrize(
     ("features", "told"),
     [
-        ({"label": col("s")}, "the label must be a number, 's' is str"),
-        ({"weight": col("l")}, "the weight must be a number, 'l' is list[int]"),
+        ({"label": col("s")}, "the label must be a number, but 's' is str"),
+        ({"weight": col("l")}, "the weight must be a number, but 'l' is list[int]"),
         ({"group": col("l")}, "the group must be a single value per row, not a list"),
         (
             {"dense": {"x": col("l").cast("float")}},

@@ -210,7 +210,7 @@ def test_another_base_is_refused(patched: Path) -> None:
     with pytest.raises(DataError, match="another file"):
         publish.apply(patched / "other", patched / "p", patched / "out")
     (patched / "other").write_bytes(other[:-2])
-    with pytest.raises(DataError, match=r"base of 10,000 bytes; .* has 9,998"):
+    with pytest.raises(DataError, match=r"a file of 10,000 bytes, but .* has 9,998"):
         publish.apply(patched / "other", patched / "p", patched / "out")
     with pytest.raises(DataError, match="no patch"):
         publish.apply(patched / "old", patched / "new", patched / "out")

@@ -542,9 +542,9 @@ def test_the_first_complaints_are_told_and_further_ones_counted(tmp_path: Any) -
     complaints = Complaints(told.append, tmp_path / "refused.jsonl")
     for row in range(NAMED + 2):
         complaints.line("c-1" if row else "", 1233 + row, "no number")
-    assert told[:2] == ["left out: no number", "left out: c-1 line 1,235: no number"]
+    assert told[:2] == ["skipped: no number", "skipped: c-1 line 1,235: no number"]
     assert told[NAMED - 1 :] == [
-        "left out: c-1 line 1,243: no number",
+        "skipped: c-1 line 1,243: no number",
         "further skipped events of this kind are only counted",
     ]
     assert complaints.lines == NAMED + 2

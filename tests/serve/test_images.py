@@ -198,8 +198,8 @@ def test_what_is_remembered_is_bounded(world: ImageWorld, served: ServedModel) -
 @pytest.mark.parametrize(
     ("objects", "words"),
     [
-        ([], "must be an object of fields"),
-        ({"ad_image": []}, "must be an object of lists"),
+        ([], "must be a JSON object with one entry per field"),
+        ({"ad_image": []}, "must be a JSON object from ids to lists"),
         ({"ad_imag": {"1": [0.0] * WIDTH}}, "nearest: 'ad_image'"),
         ({"user": {"1": [0.0] * WIDTH}}, "does not compute vectors for 'user'"),
         ({"ad_image": {"1": [0.0] * (WIDTH - 1)}}, f"has 15 numbers; expected {WIDTH}"),

@@ -113,7 +113,7 @@ def test_tritonclient_is_told_what_is_wrong(world: World, server: Running) -> No
                     client.infer("ads", inputs(library, {**tensors, **changes}))
             with pytest.raises(InferenceServerException, match="this server has 'ads'"):
                 client.infer("other", inputs(library, tensors))
-            with pytest.raises(InferenceServerException, match="serves 1"):
+            with pytest.raises(InferenceServerException, match="that is served is 1"):
                 client.infer("ads", inputs(library, tensors), model_version="9")
             with pytest.raises(InferenceServerException, match="no output 'p'"):
                 client.infer("ads", inputs(library, tensors), outputs=[library.InferRequestedOutput("p")])

@@ -208,13 +208,13 @@ def test_inference_answers_as_json_or_binary(service: Service, body: dict[str, A
 @pytest.mark.parametrize(
     ("method", "path", "status", "message"),
     [
-        ("GET", "/v1/score", 405, "/v1/score takes POST, not GET"),
-        ("HEAD", "/v1/score", 405, "/v1/score takes POST, not HEAD"),
-        ("POST", "/healthz", 405, "/healthz takes GET, not POST"),
+        ("GET", "/v1/score", 405, "/v1/score accepts POST, not GET"),
+        ("HEAD", "/v1/score", 405, "/v1/score accepts POST, not HEAD"),
+        ("POST", "/healthz", 405, "/healthz accepts GET, not POST"),
         ("GET", "/v3", 404, "there is no resource at '/v3'; see /docs"),
         ("GET", "/v2/models", 404, "there is no resource at '/v2/models'; see /docs"),
         ("GET", "/v2/models/ads/other", 404, "there is no resource at '/v2/models/ads/other'; see /docs"),
-        ("GET", "/v2/models/ads/infer", 405, "/v2/models/ads/infer takes POST, not GET"),
+        ("GET", "/v2/models/ads/infer", 405, "/v2/models/ads/infer accepts POST, not GET"),
         (
             "GET",
             "/v2/models/ads/versions/2",

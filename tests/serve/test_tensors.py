@@ -94,7 +94,7 @@ NEEDED = "the request needs inputs: a list of tensors with name, shape, datatype
         (of(shape=[2, 2], data=[[1, 2], [3]]), "input 'x': rows are not lists of 2"),
         (of(shape=[2, 2], data=[[1, 2], 3]), "input 'x': rows are not lists of 2"),
         (of(datatype="INT8", data=[1, 128]), "input 'x' holds a number outside the range of INT8"),
-        (of(data=[1, True]), "input 'x' holds values that are no INT64"),
+        (of(data=[1, True]), "input 'x' holds values that are not INT64"),
         (of(datatype="BYTES", data=["a", 1]), "input 'x' holds values that are not strings"),
         (of(parameters=[]), "parameters must be an object, got []"),
         (of(parameters={"binary_data_size": 1}), "input 'x' has both data and binary_data_size"),
@@ -123,16 +123,16 @@ def words(*elements: tuple[int, bytes]) -> bytes:
 @pytest.mark.parametrize(
     ("changed", "rest", "message"),
     [
-        ({"parameters": {"binary_data_size": 3}}, b"12", "input 'x' claims 3 binary bytes, 2 are left"),
-        ({"parameters": {"binary_data_size": -1}}, b"12", "input 'x' claims -1 binary bytes, 2 are left"),
-        ({"parameters": {"binary_data_size": True}}, b"1", "input 'x' claims True binary bytes"),
+        ({"parameters": {"binary_data_size": 3}}, b"12", "input 'x' declares 3 binary bytes, but only 2 are left"),
+        ({"parameters": {"binary_data_size": -1}}, b"12", "input 'x' declares -1 binary bytes, but only 2 are left"),
+        ({"parameters": {"binary_data_size": True}}, b"1", "input 'x' declares True binary bytes"),
         ({}, b"123", "1 binary bytes belong to no input"),
         ({"shape": [3]}, b"12", "input 'x': 2 bytes, expected 3 for [3] of INT8"),
         ({"datatype": "BOOL"}, b"\x01\x02", "input 'x': byte 1 of BOOL is 2, expected 0 or 1"),
         (
             {"datatype": "BYTES", "parameters": {"binary_data_size": 7}},
             b"1234567",
-            "input 'x': 7 bytes are too few for 2 BYTES elements",
+            "input 'x': its 7 bytes are too few for 2 BYTES elements",
         ),
         (
             {"datatype": "BYTES", "parameters": {"binary_data_size": 8}},
@@ -142,12 +142,12 @@ def words(*elements: tuple[int, bytes]) -> bytes:
         (
             {"datatype": "BYTES", "parameters": {"binary_data_size": 9}},
             words((0, b""), (2, b"a")),
-            "input 'x': element 1 claims 2 bytes, 1 are left",
+            "input 'x': element 1 declares 2 bytes, but only 1 are left",
         ),
         (
             {"datatype": "BYTES", "parameters": {"binary_data_size": 10}},
             words((0, b""), (1, b"ab")),
-            "input 'x': 1 bytes after its last element",
+            "input 'x': there are 1 bytes after its last element",
         ),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_message_holds_its_tensors_raw_or_typed() -> None:
         (
             ({"contents": {"fp32_contents": [1]}},),
             (),
-            "input 'x' is INT32 and has fp32_contents; expected int_contents",
+            "input 'x' is INT32 and has fp32_contents; expected only int_contents",
         ),
         (({"contents": {"int_contents": [1, 2]}},), (), "input 'x' has 2 values, expected 1 for shape [1]"),
         (

@@ -251,8 +251,8 @@ def test_a_weight_of_the_model_that_is_no_number_is_named() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda x, bias: x.flat.sum(1).long(), "Other gave a tensor of torch.int64; expected logits"),
-        (lambda x, bias: [0.0], "Other gave a list; expected logits"),
+        (lambda x, bias: x.flat.sum(1).long(), "Other returned a tensor of torch.int64; expected logits"),
+        (lambda x, bias: [0.0], "Other returned a list; expected logits"),
         (lambda x, bias: x.flat.sum(1).detach(), "the logits of Other have no gradient"),
         (lambda x, bias: x.flat + bias, r"Other returned logits of shape \(4, 2\); expected one per row, \(4,\)"),
         (lambda x, bias: (x.flat.sum(1) + bias)[:3], r"Other returned logits of shape \(3,\)"),

@@ -143,7 +143,7 @@ def unfinished(plan: cb.Plan, out: Path, **options: Any) -> None:
 
 def test_resume_with_other_settings_names_the_difference(plan: cb.Plan, tmp_path: Path) -> None:
     unfinished(plan, tmp_path / "run")
-    with pytest.raises(DataError, match="differs in settings 'batch_size': 256 there, 128 now"):
+    with pytest.raises(DataError, match="differs in settings 'batch_size': it has 256, but this training has 128"):
         fit(plan, out=tmp_path / "run", batch_size=128)
     with pytest.raises(DataError, match="differs in tables"):
         cb.Trainer(Small(plan.schema), cb.MemoryTable(4)).fit(plan, out=tmp_path / "run", **FAST)

@@ -334,10 +334,10 @@ def test_wrong_arguments_are_named_before_training(plan: cb.Plan, options: dict[
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda y: None, "gave a NoneType; expected logits"),
-        (lambda y: (y,), "gave a tuple"),
+        (lambda y: None, "returned a NoneType; expected logits"),
+        (lambda y: (y,), "returned a tuple"),
         (lambda y: y.detach(), "have no gradient"),
-        (lambda y: y.long(), "gave a tensor of torch.int64"),
+        (lambda y: y.long(), "returned a tensor of torch.int64"),
         (lambda y: y[:-1], "expected one per row"),
     ],
 )

@@ -335,7 +335,7 @@ def test_a_study_is_of_one_metric_in_one_folder(tmp_path: Path) -> None:
         best_of(tmp_path / "s", lambda trial: {})
     Study(tmp_path / "s", "logloss")
     Study(tmp_path / "s", "logloss")
-    with pytest.raises(PlanError, match="s holds a study of 'logloss', not of 'auc'; choose another folder"):
+    with pytest.raises(PlanError, match="s holds a study of the metric 'logloss', not 'auc'; choose another folder"):
         Study(tmp_path / "s", "auc")
     with pytest.raises(PlanError, match=r"no trial in .*s ran to completion; add more trials with"):
         best_of(tmp_path / "s", lambda trial: {})

@@ -115,7 +115,7 @@ def test_what_cannot_be_begun_from_is_refused(
             cb.Trainer(options.pop("model", Visual(plan.schema)), embedders).fit(plan, **FAST, **options)
 
     refused("nearest: 'partial'", warm_up="partail", warm_from=earlier[0])
-    refused(r"warm_up='full' needs the run to begin from", warm_up="full")
+    refused(r"warm_up='full' needs the run to start from", warm_up="full")
     refused("use 'partial', 'full' or 'continue'", warm_from=earlier[0])
     refused("must be a run or its folder, got int", warm_up="full", warm_from=3)
     refused("holds no finished run", SourceError, warm_up="full", warm_from=tmp_path)

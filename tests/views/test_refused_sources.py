@@ -108,7 +108,7 @@ def test_each_line_of_json_holds_one_object() -> None:
     two = b'{"a": 1}\n{"a": 2}'
     for block in (two, two + b"\n", two + b"\n\n"):
         _check_lines(block, 2)
-    with pytest.raises(BlockError, match="2 lines hold 3 JSON objects, expected one on each line"):
+    with pytest.raises(BlockError, match="2 lines hold 3 JSON objects; expected one on each line"):
         _check_lines(two, 3)
     with pytest.raises(BlockError, match="a line does not hold exactly one JSON object"):
         _check_lines(b'{"a": 1} {"a": 2}\n', 2)

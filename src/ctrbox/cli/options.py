@@ -25,7 +25,7 @@ WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     (re.compile(r"run\.evaluate\(data\)"), "ctrbox evaluate RUN DATA"),
     (re.compile(r"cb\.Run\.load\(…, servers=\{'([^']*)': cb\.tables\.ModelServer\(…\)\}\)"), r"--server \1=PATH"),
     (re.compile(r"cb\.Plan\.load\(…, allow_operators=True\)"), "--allow-operators"),
-    (re.compile(r"\bservers= is for"), "--server is for"),
+    (re.compile(r"\bservers=(?=[ ,;]|$)"), "--server"),
     (re.compile(r"overwrite=True"), "--overwrite"),
     (re.compile(r"resume=True"), "--resume"),
     (re.compile(r"\btables='(empty|keep)'"), r"--tables \1"),

@@ -297,7 +297,7 @@ def whole(published: Any, model: Path, servers: list[str], job: Path | None = No
     current = published.current
     if not (model / "config.json").is_file():
         if files:
-            met = f"{model} is none" if model.exists() else f"there is no {model}"
+            met = f"{model} is not one" if model.exists() else f"there is no {model}"
             raise Mistake(f"--server is for the folder of a run; {met}")
         if job is not None:
             raise Mistake(f"--job is for the folder of a run; {model} is not one")

@@ -30,7 +30,7 @@ def read_sealed(path: Path, what: str) -> dict[str, Any]:
     try:
         found = json.loads(read_regular(path, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError:
-        raise SourceError(f"{path.parent} is no {what}: {path.name} is missing") from None
+        raise SourceError(f"{path.parent} is not a {what}: {path.name} is missing") from None
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -250,7 +250,7 @@ class OnlineLoop:
             self._publish()
         self._write_status()
         if lost:
-            behind = f"what was learned behind checkpoint {self._number}" if self._number else "what was learned"
+            behind = f"what was learned after checkpoint {self._number}" if self._number else "what was learned"
             raise WriteError(
                 f"{behind} could not be saved: {self.failed}. Free some space and start the loop again; it "
                 f"will learn this part once more"

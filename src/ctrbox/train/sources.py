@@ -88,7 +88,7 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device:
                 # A table that holds rows cannot have another dim: saying so would send its owner to the next refusal.
                 holds = f" and holds {len(one):,} rows" if len(one) else ""
                 other = (
-                    f"take a new, empty one of dim={reads.dims[n]}" if holds else f"the table with dim={reads.dims[n]}"
+                    f"use a new, empty one of dim={reads.dims[n]}" if holds else f"the table with dim={reads.dims[n]}"
                 )
                 raise PlanError(
                     f"the model reads vectors of dim={reads.dims[n]} for {n!r}, but its table has dim={one.dim}{holds}; "

@@ -342,7 +342,7 @@ def test_bad_arguments_are_refused_by_name(runtime: Runtime) -> None:
     with pytest.raises(DataError, match="these keys are on meta"):
         table.pull(torch.zeros(3, dtype=torch.int64, device="meta"))
     table.pull(np.arange(1, 3))
-    with pytest.raises(PlanError, match="holds 2 rows of dim=8, linear, the model reads dim=3"):
+    with pytest.raises(PlanError, match="holds 2 rows of dim=8, linear, but the model reads dim=3"):
         table.open(Row(3))
     with pytest.raises(PlanError, match="neither"):
         GpuTable(0, runtime=runtime).open(Row(0))

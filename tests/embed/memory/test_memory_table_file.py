@@ -150,11 +150,11 @@ def test_swapped_blocks_are_refused(tmp_path: Path) -> None:
     ("table", "says"),
     [
         (lambda: MemoryTable(5, seed=3), "seed 0, but this table has 3"),
-        (lambda: MemoryTable(5, init=0.5), "init 0.01, this table has 0.5"),
+        (lambda: MemoryTable(5, init=0.5), "init 0.01, but this table has 0.5"),
         (lambda: MemoryTable(5, optimizer=RowwiseAdagrad(lr=0.1)), r"optimizer Adagrad\(lr=0.05"),
         (lambda: MemoryTable(5, linear=FTRL()), r"linear optimizer Adagrad.* this table uses FTRL"),
-        (lambda: MemoryTable(5).like(Row(5)), "linear weights True, this table has False"),
-        (lambda: MemoryTable(5).like(Row(4, True)), "dim 5, this table has 4"),
+        (lambda: MemoryTable(5).like(Row(5)), "linear weights True, but this table has False"),
+        (lambda: MemoryTable(5).like(Row(4, True)), "dim 5, but this table has 4"),
     ],
 )
 def test_a_file_of_another_table_is_refused_by_what_differs(table: Any, says: str, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     with cb.SparseTable(tmp_path / "one", 4, ram="2MB") as one:
         one.open(Row(4, True))
         one.checkpoint()
-    with pytest.raises(SourceError, match="holds a table of one dim"):
+    with pytest.raises(SourceError, match="holds a single table"):
         tables(tmp_path / "one")
 
 

@@ -256,7 +256,7 @@ def test_another_shape_is_refused_by_name(tmp_path: Path) -> None:
     with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
         trained([table], 2)
     for options, said in (
-        ({"dim": 8}, "saved with dim 4, this table has 8"),
+        ({"dim": 8}, "saved with dim 4, but this table has 8"),
         ({"dim": 4, "optimizer": cb.optim.Adam()}, r"saved with .*optimizer Adagrad.* this table uses Adam"),
         ({"dim": 4, "seed": 3}, "saved with seed 0, but this table has 3"),
     ):
@@ -312,7 +312,7 @@ def test_a_table_is_not_saved_over_itself_or_over_what_is_no_table(tmp_path: Pat
     with cb.SparseTable(tmp_path / "t", 4, ram=SMALL) as table:
         trained([table], 3)
         for place in (tmp_path / "t", tmp_path / "t" / "segments", tmp_path / "t" / "x"):
-            with pytest.raises(PlanError, match="a folder of its own"):
+            with pytest.raises(PlanError, match="another folder than its own"):
                 table.save(place)
         (tmp_path / "precious").mkdir()
         (tmp_path / "precious" / "file").write_text("")

@@ -283,7 +283,7 @@ def test_another_submodel_or_optimizer_is_refused(tmp_path: Path) -> None:
     file = data(tmp_path)
     cb.tables.ModelServer(file, submodel()).save(tmp_path / "s")
     for other, message in (
-        (cb.tables.ModelServer(file, submodel(dim=4)), "saved with dim 3, this Model Server has 4"),
+        (cb.tables.ModelServer(file, submodel(dim=4)), "saved with dim 3, but this Model Server has 4"),
         (cb.tables.ModelServer(file, cb.tables.ImageEmbedding(WIDTH, (8, 5), 3)), r"weight '0\.\w+' is \(7,"),
         (cb.tables.ModelServer(file, nn.Linear(WIDTH, 3)), "only one of the two has the weight"),
         (
@@ -405,9 +405,9 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda y: y.double(), r"gave \(2, 3\) torch\.float64 for two rows"),
-        (lambda y: y.sum(1), r"gave \(2,\) torch\.float32 for two rows"),
-        (lambda y: (y, y), "gave tuple for two rows"),
+        (lambda y: y.double(), r"returned \(2, 3\) torch\.float64 for two rows"),
+        (lambda y: y.sum(1), r"returned \(2,\) torch\.float32 for two rows"),
+        (lambda y: (y, y), "returned tuple for two rows"),
         (lambda y: y @ torch.ones(2, 2), "Odd cannot read the rows of .*, which have 9 float32 each"),
     ],
 )

@@ -126,9 +126,9 @@ LISTS = pa.list_(pa.float32())
     [
         ([1, 2], [[1.0, 2.0], [1.0]], {}, r"'v' of row 1 \(key 2\) has 1 numbers; expected 2"),
         ([1, 2], [[1.0], [2.0]], {"width": 3}, r"'v' of row 0 \(key 1\) has 1 numbers; expected 3"),
-        ([1, 7], [[1.0, 2.0], [1.0, NAN]], {}, r"'v' of row 1 \(key 7\) is nan at place 1; expected finite"),
-        ([1, 7], [[1.0], [-INF]], {}, r"row 1 \(key 7\) is -inf at place 0"),
-        ([1], [[70000.0]], {"dtype": "float16"}, r"row 0 \(key 1\) holds 70000\.0 at place 0, which float16 cannot"),
+        ([1, 7], [[1.0, 2.0], [1.0, NAN]], {}, r"'v' of row 1 \(key 7\) is nan at position 1; expected finite"),
+        ([1, 7], [[1.0], [-INF]], {}, r"row 1 \(key 7\) is -inf at position 0"),
+        ([1], [[70000.0]], {"dtype": "float16"}, r"row 0 \(key 1\) holds 70000\.0 at position 0, which float16 cannot"),
         ([5, 1, 5], [[1.0], [2.0], [3.0]], {}, "key 5 has two vectors, in rows 0 and 2"),
         ([1, 0], [[1.0], [2.0]], {}, "the key of row 1 is 0, which means 'no value'"),
         ([1, None], [[1.0], [2.0]], {}, "the key of row 1 is null"),

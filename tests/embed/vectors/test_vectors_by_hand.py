@@ -211,7 +211,7 @@ def test_a_later_chunk_names_its_rows_by_their_place_in_the_source(
         with pytest.raises(DataError, match=says):
             cb.tables.write_vectors(tmp_path / "v", table, key="k", vector="v")
     matrix: Any = {"k": [1, 2, 3], "v": np.array([[1.0, 1.0], [1.0, 1.0], [1.0, np.inf]])}
-    with pytest.raises(DataError, match=r"'v' of row 2 \(key 3\) is inf at place 1; expected finite numbers"):
+    with pytest.raises(DataError, match=r"'v' of row 2 \(key 3\) is inf at position 1; expected finite numbers"):
         cb.tables.write_vectors(tmp_path / "v", matrix, key="k", vector="v")
 
 

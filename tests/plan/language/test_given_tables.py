@@ -38,7 +38,7 @@ def test_ids_are_positions_unless_given_and_vectors_are_rows() -> None:
     [
         ({"a": 1}, [1], "Dictionary takes words and values, or one mapping from words to values"),
         ([1.5], None, "a dictionary's words must be strings or whole numbers, got double"),
-        (["a", None], None, "a dictionary's words must not be null; 1 are"),
+        (["a", None], None, "a dictionary's words must not be null; 1 of them are"),
         (["a", 1], None, "a dictionary's words must be strings, or whole numbers of 64 bits: "),
         (["a"], [1, 2], "a dictionary needs one value per word: 1 words, 2 values"),
         (["a", "b"], [[1], [2, 3]], "a dictionary's values must be numbers, or rows of one length: "),
@@ -241,7 +241,7 @@ def test_an_operator_that_cannot_be_is_refused_where_it_is_declared(settings: di
         (
             {"args": ["int"], "cuda": "return x;"},
             lambda ü: 1,
-            "a cuda body uses the names of the parameters, and 'ü' is none",
+            "a cuda body uses the names of the parameters, and 'ü' is not a valid name",
         ),
         ({"args": ["int"], "scalar": True}, careful, "scalar function 'careful' uses raise or assert, but code"),
         (

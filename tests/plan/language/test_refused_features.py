@@ -53,8 +53,8 @@ def test_an_operator_over_a_column_of_the_wrong_type_is_refused(made: Callable[[
 @pytest.mark.parametrize(
     ("features", "why"),
     [
-        ({"label": col("word")}, "the label must be a number, 'word' is str"),
-        ({"weight": col("when"), "label": col("clicked")}, "the weight must be a number, 'when' is time"),
+        ({"label": col("word")}, "the label must be a number, but 'word' is str"),
+        ({"weight": col("when"), "label": col("clicked")}, "the weight must be a number, but 'when' is time"),
         ({"group": col("words")}, "the group must be a single value per row, not a list"),
         ({"dense": {"d": col("numbers")}}, "dense feature 'd' is a list of no fixed length"),
         ({"dense": {"d": col("when")}}, r"dense feature 'd' must be a number, but it is time; use \.hour\(\)"),

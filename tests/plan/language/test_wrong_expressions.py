@@ -63,11 +63,11 @@ def history(label: Any, member: Any) -> Expr:
         (lambda: cb.clicks("n", time="at", label="y", every="-1h"), "every must be a span of time, got '-1h'"),
         (
             lambda: cb.rate("n", time="at", label="y", every="2h", window="3h"),
-            "window '3h' must be a whole number of '2h'",
+            "window '3h' must be a multiple of every='2h'",
         ),
         (
             lambda: cb.rate("n", time="at", label="y", every="2h", window="0h"),
-            "window '0h' must be a whole number of '2h'",
+            "window '0h' must be a multiple of every='2h'",
         ),
     ],
 )
@@ -109,8 +109,8 @@ def test_an_expression_is_refused_when_its_columns_are_known(expression: Expr, s
 @pytest.mark.parametrize(
     ("roles", "says"),
     [
-        ({"label": col("s")}, "the label must be a number, 's' is str"),
-        ({"weight": col("at")}, "the weight must be a number, 'at' is time"),
+        ({"label": col("s")}, "the label must be a number, but 's' is str"),
+        ({"weight": col("at")}, "the weight must be a number, but 'at' is time"),
         ({"group": col("words")}, "the group must be a single value per row, not a list"),
         ({"dense": {"many": col("many")}}, "dense feature 'many' is a list of no fixed length; reduce it with .sum()"),
         ({"dense": {"x": col("s").standardise()}}, "standardise takes a number, not str ('s')"),
@@ -267,7 +267,7 @@ def test_features_together_have_a_most_number_of_calls() -> None:
     assert found.features({"sparse": [], "dense": one}).dense.keys() == {"a"}
     with pytest.raises(PlanError, match=f"features have 8,388,606 calls; at most {MOST_CALLS:,}"):
         found.features({"sparse": [], "dense": [*one, ["b", 21]]})
-    with pytest.raises(PlanError, match=f"an expression of 8,388,607 calls, 23 inside each other.*{MOST_CALLS:,}"):
+    with pytest.raises(PlanError, match=f"an expression of 8,388,607 calls, nested 23 deep.*{MOST_CALLS:,}"):
         sizes(doubled(22))
 
 
