@@ -461,7 +461,7 @@ def test_another_ad_log_is_replaced_only_where_asked(tmp_path: Path) -> None:
     before = (tmp_path / "log" / "adlog.json").read_text()
     ctrbox(*words, cwd=tmp_path)  # the same: it is there
     said = ctrbox(*words, "--seed", 3, cwd=tmp_path, check=1).stderr
-    assert "log holds another ad log (seed=0); choose another folder, or --overwrite replaces it" in said
+    assert "log holds another ad log (seed=0); choose another folder, or replace it with --overwrite" in said
     assert (tmp_path / "log" / "adlog.json").read_text() == before
     ctrbox(*words, "--seed", 3, "--overwrite", cwd=tmp_path)
     assert json.loads((tmp_path / "log" / "adlog.json").read_text())["seed"] == 3

@@ -332,7 +332,7 @@ def test_a_stopped_training_says_how_to_go_on_and_does(
     assert "its run has not finished;" in done.stderr
     done = ctrbox(*shlex.split(line)[2:], cwd=here)
     assert f"continuing the unfinished run in {tmp_path / 'run'}" in done.stderr
-    assert "going on after step " in done.stderr
+    assert "continuing after step " in done.stderr
     assert (tmp_path / "run" / "summary.json").exists()
 
 

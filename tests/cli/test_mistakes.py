@@ -256,7 +256,7 @@ def test_a_table_that_needs_no_repair_says_so(capsys: pytest.CaptureFixture[str]
     assert repair(Path("params"), Path("saved")) == []
     tables.repair(Path("params"), Path("saved"))
     found = capsys.readouterr()
-    assert (found.out, found.err) == ("", "nothing of params is damaged\nnext: ctrbox table verify params\n")
+    assert (found.out, found.err) == ("", "params is not damaged\nnext: ctrbox table verify params\n")
     tables.repair(Path("params"), Path("saved"), as_json=True)
     assert capsys.readouterr().out == '{"repaired": []}\n'
 

@@ -79,7 +79,7 @@ def test_a_full_disk_ends_once_with_an_error(place: Path) -> None:
     code = small + f"sys.argv = ['ctrbox', *{words!r}]; from ctrbox.cli.main import main; main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=place, env=environment())
     assert ended.returncode == 1, ended.stderr
-    assert "error: what was learned behind checkpoint 1 is not kept: cannot write" in ended.stderr
+    assert "error: what was learned after checkpoint 1 could not be saved: cannot write" in ended.stderr
     assert "Traceback" not in ended.stderr
     again = ctrbox(place, *words)
     assert json.loads(again.stdout)["learned"] > 0, again.stderr

@@ -233,7 +233,7 @@ def test_progress_in_a_log_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatc
     assert capsys.readouterr().err.splitlines() == [
         " 26%  12,345 rows, 1,000 rows/s  epoch 1  loss 0.1235",
         " 26%  12,345 rows, 1,000 rows/s  epoch 1  loss 0.1235  1,234 s left",
-        "going on after step 1,000 (20,000 rows)",
+        "continuing after step 1,000 (20,000 rows)",
     ]
     figures = {"logloss": 0.5, "auc": 0.75, "rows": 10.0}
     Watch(quiet=True).evaluated(figures)

@@ -237,7 +237,7 @@ def test_a_worker_of_other_code_is_refused_at_once(
     log: cb.Plan, tmp_path: Path, joined: InProcessRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "facts_of", lambda *given: {**facts_of(*given), "ctrbox": "0.0 0123456789"})
-    with pytest.raises(PlanError, match=r"has another ctrbox: .*, expected '0\.0 0123456789'"):
+    with pytest.raises(PlanError, match=r"has a different ctrbox: .*, expected '0\.0 0123456789'"):
         cb.Trainer(model(log), table()).fit(log, **OPTIONS, out=tmp_path / "run", cluster=quiet())
     assert not joined.of("Worker")
 

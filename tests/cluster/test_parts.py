@@ -246,11 +246,11 @@ def test_a_handshake_names_the_difference() -> None:
     handshake = pytest.importorskip("ctrbox.cluster.handshake", reason="needs ray: pip install 'ctrbox[cluster]'")
     mine = {"torch": "2", "plan": "abc", "data": [["log", "1"], ["ads", "2"]], "run folder": "f"}
     handshake.check_same(mine, dict(mine), "worker 1")
-    with pytest.raises(PlanError, match=r"worker 1 has another plan: 'abd', expected 'abc'"):
+    with pytest.raises(PlanError, match=r"worker 1 has a different plan: 'abd', expected 'abc'"):
         handshake.check_same(mine, {**mine, "plan": "abd"}, "worker 1")
     with pytest.raises(PlanError, match=r"another data: \['ads', '3'\]"):
         handshake.check_same(mine, {**mine, "data": [["log", "1"], ["ads", "3"]]}, "worker 1")
-    with pytest.raises(PlanError, match="does not see the run folder"):
+    with pytest.raises(PlanError, match="cannot see the run folder"):
         handshake.check_same(mine, {**mine, "run folder": "not to be seen"}, "worker 1")
 
 
@@ -270,7 +270,7 @@ def test_a_worker_whose_copy_of_the_log_has_other_rows_is_refused(tmp_path: Path
         facts.append(handshake.facts_of(on_disk(folder), tmp_path))
     mine, same, other = facts
     handshake.check_same(mine, same, "worker 1")
-    with pytest.raises(PlanError, match=r"worker 2 has another data: .*'log'"):
+    with pytest.raises(PlanError, match=r"worker 2 has a different data: .*'log'"):
         handshake.check_same(mine, other, "worker 2")
 
 

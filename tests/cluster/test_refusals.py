@@ -27,7 +27,9 @@ def test_a_worker_with_other_code_is_refused(plan: cb.Plan, tmp_path: Path, monk
     theirs = handshake.code()
     monkeypatch.setattr(handshake, "code", lambda: "0123456789abcdef")  # of this process; actors read their own files
     version = cb.__version__
-    with pytest.raises(PlanError, match=f"has another ctrbox: '{version} {theirs}', expected '{version} 0123456789"):
+    with pytest.raises(
+        PlanError, match=f"has a different ctrbox: '{version} {theirs}', expected '{version} 0123456789"
+    ):
         cb.Trainer(model(plan), table()).fit(plan, **OPTIONS, out=tmp_path / "run", cluster=cluster(1, 1))
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000000000"]
 

@@ -234,7 +234,7 @@ def test_a_sub_model_gives_one_vector_a_row(vectors: cb.tables.VectorFile) -> No
     server = cb.tables.ModelServer(vectors, model)
     server.open(Row(2))
     server.submodel.moody = True  # type: ignore[assignment]
-    with pytest.raises(PlanError, match=r"the sub-model gave \(3, 1\) for 3 rows; expected \(3, 2\)"):
+    with pytest.raises(PlanError, match=r"the sub-model returned shape \(3, 1\) for 3 rows; expected \(3, 2\)"):
         server.pull(np.array([1, 2, 3]))
 
 
@@ -308,8 +308,8 @@ def test_a_file_of_vectors_tells_its_shards(vectors: cb.tables.VectorFile, tmp_p
 @pytest.mark.parametrize(
     ("number", "says"),
     [
-        (errno.ENOSPC, "the disk of {0} is full; nothing was lost: make room and go on"),
-        (errno.EDQUOT, "the disk of {0} is full; nothing was lost: make room and go on"),
+        (errno.ENOSPC, "the disk of {0} is full; no data was lost: free some space and continue"),
+        (errno.EDQUOT, "the disk of {0} is full; no data was lost: free some space and continue"),
         (errno.EIO, "cannot use the table in {0}: Input/output error"),
     ],
 )

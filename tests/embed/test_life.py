@@ -260,7 +260,9 @@ def test_a_table_with_a_life_is_not_taken_for_one_without(tmp_path: Path) -> Non
     table = cb.MemoryTable(2, counters=cb.tables.Counters(0.5))
     table.pull(np.array([1]))
     table.save(tmp_path / "m")
-    with pytest.raises(DataError, match=r"was saved with Counters\(decay=0.5\) and None, this table has None and None"):
+    with pytest.raises(
+        DataError, match=r"was saved with Counters\(decay=0.5\) and None, but this table has None and None"
+    ):
         cb.MemoryTable(2).restore(tmp_path / "m")
     assert cb.MemoryTable.load(tmp_path / "m").counters == cb.tables.Counters(0.5)
     with cb.SparseTable(tmp_path / "t", 2, ram="1MB", admission=cb.tables.Admission(probability=0.5)) as sparse:

@@ -245,7 +245,7 @@ def test_what_does_not_fit_is_refused() -> None:
         pool(rows, found, Row(3, True), ["sum", "sum"])
     with pytest.raises(PlanError, match="float64"):
         sequence(rows.double(), found, Row(3), "b")
-    with pytest.raises(PlanError, match="at least 1 key, got longest=0"):
+    with pytest.raises(PlanError, match="longest= must be at least 1 key, got 0"):
         sequence(rows, found, Row(3), "b", 0)
 
 

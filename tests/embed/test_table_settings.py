@@ -200,10 +200,10 @@ def shape(row: Row = ROW, linear: Any = STEP, vector: Any = STEP, **others: Any)
         (shape(vector=cb.optim.SGD(0.5)), shape(vector=cb.optim.SGD(0.25)), ""),
         (shape(Row(2), linear=cb.optim.Adam()), shape(Row(2), linear=cb.optim.SGD()), ""),
         (shape(Row(0, linear=True), vector=cb.optim.Adam()), shape(Row(0, linear=True)), ""),
-        (shape(Row(2)), shape(Row(3)), "t was saved with dim 2, this table has 3; make this one with dim=2"),
-        (shape(Row(2)), shape(), "linear weights False, this table has True; make this one as that one was made"),
-        (shape(init=0.25), shape(), r"init 0\.25, this table has 0\.5; make this one with init=0\.25"),
-        (shape(seed=1), shape(), "seed 1, this table has 3; make this one with seed=1"),
+        (shape(Row(2)), shape(Row(3)), "t was saved with dim 2, but this table has 3; make this one with dim=2"),
+        (shape(Row(2)), shape(), "linear weights False, but this table has True; make this one as that one was made"),
+        (shape(init=0.25), shape(), r"init 0\.25, but this table has 0\.5; make this one with init=0\.25"),
+        (shape(seed=1), shape(), "seed 1, but this table has 3; make this one with seed=1"),
         (
             shape(vector=cb.optim.Adam()),
             shape(),
@@ -213,7 +213,7 @@ def shape(row: Row = ROW, linear: Any = STEP, vector: Any = STEP, **others: Any)
         (
             shape(life=(0.5, 0, 1.0, 0)),
             shape(),
-            r"saved with Counters\(decay=0\.5\) and None, this table has None and None",
+            r"saved with Counters\(decay=0\.5\) and None, but this table has None and None",
         ),
     ],
 )

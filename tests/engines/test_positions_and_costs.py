@@ -158,6 +158,6 @@ def test_positions_of_a_shuffled_stream_name_window_and_row(seen: int) -> None:
     rest = [b.dense[:, 0].tolist() for b, _ in compiled().walk(4, shuffle=8, seed=5, start=places[seen - 1])]
     assert rest == whole[seen:]
     with pytest.raises(
-        PlanError, match=r"of a stream with shuffle=8, seed=5; go on with the same, not shuffle=8, seed=6"
+        PlanError, match=r"to a stream with shuffle=8, seed=5; continue with these values, not with shuffle=8, seed=6"
     ):
         compiled().walk(4, shuffle=8, seed=6, start=places[0])

@@ -38,7 +38,7 @@ def test_a_plan_that_has_run_extracts_with_the_threads_it_is_given_later() -> No
 
 def test_more_threads_than_cores_are_warned_of_and_change_nothing() -> None:
     alone = cb.compile(cb.View(LOG), FEATURES, threads=1)
-    says = rf"threads=1000, but this process may use {_native.usable_cores()} cores?: more threads change no result"
+    says = rf"threads=1000, but this process may use {_native.usable_cores()} cores?: more threads would not be faster"
     with pytest.warns(UserWarning, match=says) as met:
         many = cb.compile(cb.View(LOG), FEATURES, threads=1000)
     assert len(met) == 1

@@ -230,7 +230,7 @@ def test_models_read_caches_and_text_by_the_names_of_fields(tmp_path: Path, caps
     from_text = DeepFFM(["b", "a", "more"], bits=10)
     from_text.learn(ExampleText(path))
     assert from_text.predict(cache).tobytes() == turned.predict(ExampleText(path)).tobytes()
-    with pytest.raises(cb.errors.DataError, match="has field 'a', which this model has not"):
+    with pytest.raises(cb.errors.DataError, match="has field 'a', which this model does not have"):
         DeepFFM(["b", "aa"], bits=10).learn(cache)
     path.write_bytes(GOOD + b"oops\n")
     from_text.learn(ExampleText(path))

@@ -123,7 +123,7 @@ def test_more_threads_than_examples_or_none_at_all() -> None:
 
 def test_threads_that_cannot_help_are_named() -> None:
     model, few = DeepFFM(BOARD, bits=10), parsed(checkerboard(3), BOARD)
-    with pytest.warns(UserWarning, match=r"threads=200: .*more threads change no result"):
+    with pytest.warns(UserWarning, match=r"threads=200: .*more threads would not be faster"):
         model.learn(few, threads=200)
     with pytest.warns(UserWarning, match="threads=2: at most 1 can work"):
         model.learn(few, threads=2, block=1)
@@ -181,8 +181,8 @@ def test_an_output_that_is_not_finite_is_named_by_its_place_in_all_parts(threads
 @pytest.mark.parametrize("threads", [1, 2, 16])
 def test_a_field_that_the_model_has_not_is_refused_before_it_is_read(threads: int) -> None:
     few, many = DeepFFM(BOARD[:1], bits=12), parsed(checkerboard(2_000), BOARD)
-    with pytest.raises(ValueError, match="a field that the model has not"):
+    with pytest.raises(ValueError, match="a field that the model does not have"):
         few.predict(many, threads=threads)
-    with pytest.raises(ValueError, match="a field that the model has not"):
+    with pytest.raises(ValueError, match="a field that the model does not have"):
         few.learn(many, threads=threads)
     assert few.learned == 0

@@ -442,7 +442,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_gives_the_same_end(
 
     for place in Checkpoints(model / "online").found():
         (place / "state.json").write_text("{}")
-    with pytest.raises(cb.errors.SourceError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(cb.errors.SourceError, match=r"every checkpoint in .* is damaged"):
         loop(world / "data", stream, model, once=True).run()
 
 
@@ -529,7 +529,7 @@ def test_a_disk_that_is_really_full(world: Path, unbroken: tuple[Path, dict[str,
         full = loop(world / "data", world / "parquet", model, once=True, checkpoint=0, checkpoint_share=1)
         full.tell = told.append
         with pytest.raises(
-            cb.errors.WriteError, match=r"what was learned after checkpoint 1 is not kept: .*No space left"
+            cb.errors.WriteError, match=r"what was learned after checkpoint 1 could not be saved: .*No space left"
         ):
             full.run()
         assert any("No space left on device" in line for line in told)

@@ -296,7 +296,7 @@ def test_a_patch_may_take_twice_its_result_and_some_room(patched: Path, monkeypa
     monkeypatch.setattr(patching, "ROOM", size - 2 * 10_000)
     publish.apply(patched / "old", patched / "p", patched / "made", most_bytes=10_000)
     monkeypatch.setattr(patching, "ROOM", size - 2 * 10_000 - 1)
-    with pytest.raises(BudgetError, match=f"has {size:,} bytes: too many for a result of at most 10,000"):
+    with pytest.raises(BudgetError, match=f"has {size:,} bytes, too many for a result of at most 10,000"):
         publish.apply(patched / "old", patched / "p", patched / "out", most_bytes=10_000)
 
 

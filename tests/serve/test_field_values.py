@@ -218,7 +218,10 @@ def test_a_value_is_read_exactly_or_refused(way: str, kind: str, text: str, expe
         ('{"context": {}, "candidates": [{"x": 1}]}', "context lacks column 'y'"),
         ('{"context": {"y": 1}, "candidates": [{"x": 1, "other": 1}]}', "no column 'other'"),
         ('{"context": {"y": 1}, "candidates": [{"x": 1}, {}]}', "row 0 has column 'x', row 1 has not"),
-        ('{"context": {"y": 1}, "candidates": {"x": [1], "unread": [1, 2]}}', "has 1 values, column 'unread' has 2"),
+        (
+            '{"context": {"y": 1}, "candidates": {"x": [1], "unread": [1, 2]}}',
+            "has 1 values, but column 'unread' has 2",
+        ),
         (
             '{"context": {"y": 1}, "candidates": [{"x": 1}], "more": 1}',
             "expected an object with context and candidates",

@@ -69,7 +69,7 @@ def test_parts_of_a_request_that_are_no_columns_are_refused(service: Service, bo
         ),
         (
             {"candidates": {"ad_id": [7, 8], "position": [1], "price": [1.0]}},
-            "candidates: column 'ad_id' has 2 values, column 'price' has 1",
+            "candidates: column 'ad_id' has 2 values, but column 'price' has 1",
         ),
     ):
         with pytest.raises(DataError) as told:

@@ -159,7 +159,7 @@ def test_binary_tensors_that_are_wrong_are_refused_in_words(changed: dict[str, A
 def test_a_second_binary_tensor_has_what_the_first_one_left() -> None:
     second = BINARY | {"name": "y", "shape": [3], "parameters": {"binary_data_size": 3}}
     assert read({"inputs": [BINARY, second]}, b"12345").tensors["y"].tolist() == [51, 52, 53]
-    with pytest.raises(Refused, match="input 'y' claims 3 binary bytes, 2 are left"):
+    with pytest.raises(Refused, match="input 'y' declares 3 binary bytes, but only 2 are left"):
         read({"inputs": [BINARY, second]}, b"1234")
     with pytest.raises(Refused, match="2 binary bytes belong to no input"):
         read({"inputs": [BINARY]}, b"1234")

@@ -172,7 +172,7 @@ def test_fields_may_have_tables_and_dims_of_their_own(plan: cb.Plan) -> None:
     assert sorted(e.dim for e in run.learner.embedders) == [4, 6]
     run = cb.Trainer(Mine(), {"user": cb.MemoryTable(6), "*": cb.MemoryTable(4)}).fit(plan, **FAST)
     assert len(run.learner.embedders) == 2
-    with pytest.raises(PlanError, match="6 floats of 'user', its table has dim=4"):
+    with pytest.raises(PlanError, match="vectors of dim=6 for 'user', but its table has dim=4"):
         cb.Trainer(Mine(), cb.MemoryTable(4)).fit(plan, **FAST)
 
 
@@ -272,7 +272,7 @@ def test_wrong_settings_are_named(plan: cb.Plan, options: dict[str, Any], messag
 
 
 def test_a_module_that_does_not_say_what_it_reads_is_told_how(plan: cb.Plan) -> None:
-    with pytest.raises(PlanError, match=r"does not say what it reads; set self\.reads"):
+    with pytest.raises(PlanError, match=r"does not declare what it reads; set self\.reads"):
         cb.Trainer(nn.Linear(1, 1)).fit(plan, **FAST)
 
 

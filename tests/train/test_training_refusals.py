@@ -108,7 +108,7 @@ def test_a_model_whose_config_is_no_json_cannot_be_kept(plan: cb.Plan, tmp_path:
 
 
 def test_an_empty_log_has_no_training_rows(plan: cb.Plan) -> None:
-    with pytest.raises(TrainError, match=r"there are no training rows: '.*' is empty"):
+    with pytest.raises(TrainError, match=r"there are no training rows, because view '.*' is empty"):
         fitted(planned(log(300).slice(0, 0)), valid=planned(log(300)))
 
 
@@ -419,5 +419,5 @@ def test_a_line_of_progress_begins_once_and_can_be_ended_twice(capsys: pytest.Ca
     line.resumed(1000, 2000)
     line.evaluated({"auc": 0.75})
     told = capsys.readouterr().err
-    assert "going on after step 1,000 (2,000 rows)" in told
+    assert "continuing after step 1,000 (2,000 rows)" in told
     assert "validation  AUC 0.7500" in told

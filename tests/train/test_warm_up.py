@@ -120,7 +120,12 @@ def test_what_cannot_be_begun_from_is_refused(
     refused("must be a run or its folder, got int", warm_up="full", warm_from=3)
     refused("holds no finished run", SourceError, warm_up="full", warm_from=tmp_path)
     other = cb.models.DICM(plan.schema, DIM, behaviour="seen", query="user", ad_image="image", image_dim=DIM)
-    refused("was trained with model 'Visual', this one has 'DICM'", model=other, warm_up="full", warm_from=earlier[0])
+    refused(
+        "was trained with model 'Visual', but this training has 'DICM'",
+        model=other,
+        warm_up="full",
+        warm_from=earlier[0],
+    )
     joined = {"*": cb.MemoryTable(DIM)}
     refused(
         "has no embedder for 'user', 'image', 'seen' together", embedders=joined, warm_up="full", warm_from=earlier[0]

@@ -79,10 +79,14 @@ def test_published_weights_fit_the_model_by_name_shape_and_type() -> None:
 
     assert {name: tensor.tolist() for name, tensor in read(part, other).items()} == {"weight": [[1.0, 2.0]]}
     for wrong in ([], [Part("dense.bias", "F32", (1,), part.data[:1]), part]):
-        with pytest.raises(DataError, match=r"v1 holds another model: weight '(weight|bias)' is on one side only"):
+        with pytest.raises(
+            DataError, match=r"v1 holds a different model: only one of the two has the weight '(weight|bias)'"
+        ):
             read(*wrong)
     for shape, dtype, data in (((2, 1), "F32", part.data), ((1, 2), "I32", part.data.view(np.uint8))):
-        says = rf"v1 holds another model: weight 'weight' is \({shape[0]}, {shape[1]}\) {dtype}, expected \(1, 2\) F32"
+        says = (
+            rf"v1 holds a different model: weight 'weight' is \({shape[0]}, {shape[1]}\) {dtype}, expected \(1, 2\) F32"
+        )
         with pytest.raises(DataError, match=says):
             read(Part("dense.weight", dtype, shape, data))
     empty = nn.Module()

@@ -92,7 +92,7 @@ def test_other_rows_take_the_place_of_a_view_and_of_those_it_brings() -> None:
         (
             ROWS,
             {"adds": other_ads},
-            r"view 'adds' is not joined or merged here; nearest: 'ads'; there are: \['ads', 'users'\]",
+            r"view 'adds' is not joined or merged here; nearest: 'ads'; these views are: \['ads', 'users'\]",
         ),
         (log, {}, "but view 'log' has join, select; pass its data"),
     ):
@@ -318,7 +318,7 @@ def test_a_null_where_none_was_recorded_is_an_error_that_names_its_row() -> None
 @pytest.mark.parametrize(
     ("then", "now", "says"),
     [
-        (pa.utf8(), pa.array([1]), "column 'x' of view 'log' is .* in memory; the plan was built on"),
+        (pa.utf8(), pa.array([1]), "column 'x' of view 'log' is .* in memory, but the plan was built on"),
         (pa.int64(), pa.array([1.5]), "the plan was built on"),
         (pa.int64(), pa.array([1], pa.int8()), ""),
         (

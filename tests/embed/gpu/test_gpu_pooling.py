@@ -361,5 +361,5 @@ def test_batches_that_do_not_fit_are_refused(runtime: Runtime) -> None:
         for one in (batch, as_tensors(batch, runtime.device)):
             with pytest.raises(DataError, match=words):
                 References.of(one, ["a"], runtime.device)
-    with pytest.raises(PlanError, match="pooling is 'none'"):
+    with pytest.raises(PlanError, match="pooling must be one of"):
         Reading(plain(runtime)[0], References.of(good, ["a"], runtime.device), ["a"], ["none"])

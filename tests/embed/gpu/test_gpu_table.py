@@ -299,7 +299,7 @@ def test_a_damaged_or_different_file_is_refused_and_changes_nothing(runtime: Run
         table.restore(tmp_path / "missing")
     other = GpuTable(4, runtime=runtime)
     other.open(Row(4, True))
-    with pytest.raises(DataError, match="was saved with dim 8, this table has 4"):
+    with pytest.raises(DataError, match="was saved with dim 8, but this table has 4"):
         other.restore(tmp_path / "t")
     with pytest.raises(BudgetError, match="does not fit the 2,000 bytes of GPU memory"):
         GpuTable.load(tmp_path / "t", memory=2000, runtime=runtime)

@@ -272,7 +272,7 @@ def test_an_empty_table_takes_the_shape_of_the_model_and_a_full_one_refuses_anot
     assert table.dim == 8
     assert table.pull(np.array([1])).shape == (1, 9)
     table.open(Row(8, True))
-    with pytest.raises(PlanError, match="holds 1 rows of dim=8, linear, the model reads dim=4"):
+    with pytest.raises(PlanError, match="holds 1 rows of dim=8, linear, but the model reads dim=4"):
         table.open(Row(4))
     assert table.like(Row(4)).row == Row(4)
 

@@ -167,7 +167,7 @@ def test_it_is_an_embedder_and_says_what_it_gives(tmp_path: Path) -> None:
     assert isinstance(server, Embedder)
     server.open(Row(3))
     for row in (Row(4), Row(3, linear=True)):
-        with pytest.raises(PlanError, match="this Model Server gives dim=3, the model reads"):
+        with pytest.raises(PlanError, match="this Model Server returns dim=3, but the model reads"):
             server.open(row)
     assert len(server) == 40
     assert server.nbytes >= 4 * sum(p.numel() for p in server.submodel.parameters())

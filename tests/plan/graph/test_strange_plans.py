@@ -333,7 +333,7 @@ def test_views_below_a_joined_view_can_be_given_too() -> None:
     plan = cb.compile(log, cb.FeatureSet(dense={"s": col("size").fill(0)}), device="cpu")
     other = plan.over(pa.table({"user": [1]}), views={"towns": pa.table({"town": [1], "size": [99]})})
     assert [b.dense.tolist() for b in other.batches(8)] == [[[99.0]]]
-    with pytest.raises(PlanError, match=r"nearest: 'towns'; there are: \['towns', 'users'\]"):
+    with pytest.raises(PlanError, match=r"nearest: 'towns'; these views are: \['towns', 'users'\]"):
         plan.over(pa.table({"user": [1]}), views={"town": 1})
 
 
