@@ -248,7 +248,7 @@ def test_a_handshake_names_the_difference() -> None:
     handshake.check_same(mine, dict(mine), "worker 1")
     with pytest.raises(PlanError, match=r"worker 1 has a different plan: 'abd', expected 'abc'"):
         handshake.check_same(mine, {**mine, "plan": "abd"}, "worker 1")
-    with pytest.raises(PlanError, match=r"another data: \['ads', '3'\]"):
+    with pytest.raises(PlanError, match=r"a different data: \['ads', '3'\]"):
         handshake.check_same(mine, {**mine, "data": [["log", "1"], ["ads", "3"]]}, "worker 1")
     with pytest.raises(PlanError, match="cannot see the run folder"):
         handshake.check_same(mine, {**mine, "run folder": "not to be seen"}, "worker 1")

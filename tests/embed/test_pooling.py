@@ -241,7 +241,9 @@ def test_what_does_not_fit_is_refused() -> None:
         pool(rows, found, Row(3), ["sum", "avg"])
     with pytest.raises(PlanError, match="each field may be pooled only once"):
         pool(rows, found, Row(3), ["sum", "sum"], fields=["b", "b"])
-    with pytest.raises(PlanError, match=r"rows are \(4, 3\) torch.float32; this lookup needs \(4, 4\)"):
+    with pytest.raises(
+        PlanError, match=r"rows have shape \(4, 3\) and type torch.float32; this lookup needs shape \(4, 4\)"
+    ):
         pool(rows, found, Row(3, True), ["sum", "sum"])
     with pytest.raises(PlanError, match="float64"):
         sequence(rows.double(), found, Row(3), "b")

@@ -212,7 +212,7 @@ def test_another_base_is_refused(patched: Path) -> None:
     (patched / "other").write_bytes(other[:-2])
     with pytest.raises(DataError, match=r"a file of 10,000 bytes, but .* has 9,998"):
         publish.apply(patched / "other", patched / "p", patched / "out")
-    with pytest.raises(DataError, match="no patch"):
+    with pytest.raises(DataError, match="not a patch"):
         publish.apply(patched / "old", patched / "new", patched / "out")
     with pytest.raises(SourceError, match="No such file"):
         publish.apply(patched / "none", patched / "p", patched / "out")

@@ -324,7 +324,7 @@ def test_a_null_where_none_was_recorded_is_an_error_that_names_its_row() -> None
         (
             pa.list_(pa.float32(), 2),
             pa.array([[1.0, 2.0, 3.0]], pa.list_(pa.float32(), 3)),
-            " of 3 in memory; .* of 2$",
+            " of 3 in memory, .* of 2$",
         ),
         (pa.list_(pa.float32(), 2), pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2)), ""),
         (pa.utf8(), pa.array([[("a", 1)]], pa.map_(pa.utf8(), pa.int64())), "of no simple type"),

@@ -332,7 +332,7 @@ def same_dim(path: str | os.PathLike[str], saved: int, mine: int) -> None:
     """Refuse a saved table whose vectors have another length than those of this one."""
     if saved != mine:
         raise DataError(
-            f"{path} was saved with dim {saved}, this table has {mine}; make this one with dim={saved}, or open the saved "
+            f"{path} was saved with dim {saved}, but this table has {mine}; make this one with dim={saved}, or open the saved "
             "table with load"
         )
 

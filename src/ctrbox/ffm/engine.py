@@ -439,7 +439,7 @@ def _threads(given: int | None, most: int) -> int:
         return min(cores, most)
     if given > min(cores, most):
         why = f"this process may use {cores} cores" if cores <= most else f"at most {most} can work at once here"
-        warnings.warn(f"threads={given}: {why}; more threads change no result and are not faster", stacklevel=3)
+        warnings.warn(f"threads={given}: {why}; more threads would not be faster; the result is the same", stacklevel=3)
     return min(given, most)
 
 

@@ -132,7 +132,7 @@ class Line:
         self.bars.console.print(f"validation  {brief(metrics)}", highlight=False)
 
     def resumed(self, step: int, rows: int) -> None:
-        self.bars.console.print(f"going on after step {step:,} ({rows:,} rows)", highlight=False)
+        self.bars.console.print(f"continuing after step {step:,} ({rows:,} rows)", highlight=False)
 
     def end(self) -> None:
         if self.task is not None:

@@ -347,7 +347,7 @@ def test_batches_that_do_not_fit_are_refused(runtime: Runtime) -> None:
     for offsets, words in [
         ([-1, 2, 4, 6, 8], "begin at -1, below 0"),
         ([0, 5, 4, 6, 8], "offsets decrease"),
-        ([0, 2, 4, 6, 9], "offsets end at 9 of 8 values"),
+        ([0, 2, 4, 6, 9], "offsets end at 9, but there are only 8 values"),
     ]:
         odd = Batch(good.schema, 4, None, good.dense, {"a": Ragged(np.arange(8), np.array(offsets))}, None)
         with pytest.raises(DataError, match=words):

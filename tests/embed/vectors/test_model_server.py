@@ -288,7 +288,7 @@ def test_another_submodel_or_optimizer_is_refused(tmp_path: Path) -> None:
         (cb.tables.ModelServer(file, nn.Linear(WIDTH, 3)), "only one of the two has the weight"),
         (
             cb.tables.ModelServer(file, submodel(), optimizer=cb.optim.SGD()),
-            "saved with optimizer 'Adam', this Model Server has 'SGD'",
+            "saved with optimizer 'Adam', but this Model Server has 'SGD'",
         ),
     ):
         before = bits(other.submodel, "data")

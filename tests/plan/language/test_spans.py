@@ -40,8 +40,8 @@ def test_a_window_is_counted_in_buckets(every: str, window: str | None, buckets:
         ("-1d", None, "every must be a span of time, got '-1d'"),
         ("2d", "3d", "window '3d' must be a multiple of every='2d'"),
         ("2d", "1d", "window '1d' must be a multiple of every='2d'"),
-        ("1d", "0d", "window '0d' must be a whole number of '1d'"),
-        ("1d", "-1d", "window '-1d' must be a whole number of '1d'"),
+        ("1d", "0d", "window '0d' must be a multiple of every='1d'"),
+        ("1d", "-1d", "window '-1d' must be a multiple of every='1d'"),
     ],
 )
 def test_windows_that_do_not_fit_are_refused(every: str, window: str | None, told: str) -> None:
