@@ -102,7 +102,7 @@ def test_an_index_names_rows_that_are_there_by_rising_keys(
     if good:
         assert cb.tables.VectorFile(path).keys.tolist() == keys
         return
-    with pytest.raises(SourceError, match="its index names rows that are not there, or its keys are not in order"):
+    with pytest.raises(SourceError, match="its index refers to rows that do not exist, or its keys are not in order"):
         cb.tables.VectorFile(path)
 
 
