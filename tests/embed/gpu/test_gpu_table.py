@@ -301,7 +301,7 @@ def test_a_damaged_or_different_file_is_refused_and_changes_nothing(runtime: Run
     other.open(Row(4, True))
     with pytest.raises(DataError, match="was saved with dim 8, but this table has 4"):
         other.restore(tmp_path / "t")
-    with pytest.raises(BudgetError, match="does not fit the 2,000 bytes of GPU memory"):
+    with pytest.raises(BudgetError, match="does not fit into the 2,000 bytes of GPU memory"):
         GpuTable.load(tmp_path / "t", memory=2000, runtime=runtime)
     assert_same(table, slow)
 
