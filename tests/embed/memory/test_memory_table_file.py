@@ -172,7 +172,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_beyond_the_budget_is_refused(tmp_path: Path) -> None:
     trained(keys=20_000).save(tmp_path / "t")
-    with pytest.raises(BudgetError, match="does not fit the budget of 524,288 bytes"):
+    with pytest.raises(BudgetError, match="does not fit into the budget of 524,288 bytes"):
         MemoryTable.load(tmp_path / "t", budget="512KB")
 
 
