@@ -346,7 +346,7 @@ def stacked_bars(
 ) -> str:
     """One stacked bar a row: its name, its parts from the left, a note behind. `strong` names the row to look at."""
     kept = [(name, [p for p in parts if finite(p.value) and p.value > 0], note) for name, parts, note in rows]
-    longest = max((sum(p.value for p in parts) for _, parts, _ in kept), default=0.0)
+    longest = max((math.fsum(p.value for p in parts) for _, parts, _ in kept), default=0.0)
     if longest <= 0:
         return nothing("No stage was timed.")
     left, right, step = 90, 250, 34

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import fsum
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -293,7 +294,7 @@ class _Page:
             for lane in ready:
                 # A lane whose views all stand higher may share the shelf of its neighbour.
                 room = (
-                    shelves and sum(other.width + LANE_GAP for other in shelves[-1]) + lane.width <= PAGE - 2 * MARGIN
+                    shelves and fsum(other.width + LANE_GAP for other in shelves[-1]) + lane.width <= PAGE - 2 * MARGIN
                 )
                 if room and not self.gathers(lane) & {other.frame.id for other in shelves[-1]}:
                     shelves[-1].append(lane)
@@ -302,7 +303,7 @@ class _Page:
             placed |= {lane.frame.id for lane in ready}
             waiting = [lane for lane in waiting if lane.frame.id not in placed]
         shelves.append([self.lanes[0]])
-        widths = [sum(lane.width + LANE_GAP for lane in shelf) - LANE_GAP for shelf in shelves]
+        widths = [fsum(lane.width + LANE_GAP for lane in shelf) - LANE_GAP for shelf in shelves]
         self.width = max(max(widths) + 2 * MARGIN, 900.0)
         row = 0
         for shelf, width in zip(shelves, widths, strict=True):
@@ -404,7 +405,7 @@ class _Page:
         chips = [Chip(box, o.role, o.name, max(36.0, len(o.name) * CHARACTER + 18)) for box, o in wanted]
         y = self.features_top + 16
         for line in _lines(chips, right - left) if self.linked else self.by_box(chips, right - left):
-            used = sum(c.width + CHIP_GAP for c in line) - CHIP_GAP
+            used = fsum(c.width + CHIP_GAP for c in line) - CHIP_GAP
             x = left + (max(0.0, (right - left - used) / 2) if self.linked else 0.0)
             for chip in line:
                 chip.x, chip.y = x, y
@@ -542,14 +543,14 @@ class _Page:
 
 def _middle(box: Box, down: bool) -> float:
     near = [*box.above, *box.gathered] if down else box.below
-    return sum(b.x for b in near) / len(near) if near else box.x
+    return fsum(b.x for b in near) / len(near) if near else box.x
 
 
 def _lines(chips: list[Chip], room: float) -> list[list[Chip]]:
     """As few lines as there is room for, filled column by column: a feature lies below its operator."""
     for count in range(1, len(chips)):
         made = [chips[k::count] for k in range(count)]
-        if all(sum(c.width + CHIP_GAP for c in line) - CHIP_GAP <= room for line in made):
+        if all(fsum(c.width + CHIP_GAP for c in line) - CHIP_GAP <= room for line in made):
             return made
     return [[chip] for chip in chips]
 
