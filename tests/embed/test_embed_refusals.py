@@ -322,7 +322,7 @@ def test_a_table_says_whether_its_disk_is_full_or_fails(tmp_path: Path, number: 
             raise OSError("no number")
         assert str(caught.value) == f"cannot use the table in {table.path}: no number"
         with (
-            pytest.raises(BudgetError, match="the machine has no memory for ram=1,048,576 bytes; lower it"),
+            pytest.raises(BudgetError, match="this machine does not have ram=1,048,576 bytes of free memory"),
             table._calling(),
         ):
             raise MemoryError

@@ -335,7 +335,7 @@ def test_objects_are_named_by_fields_of_one_plain_id() -> None:
         "\u0661",
         "1" * 5000,
     ):  # int() would take some of them
-        with pytest.raises(DataError, match=r"objects of 'number': id .* is no whole number of 64 bits"):
+        with pytest.raises(DataError, match=r"objects of 'number': id .* is not a whole number of 64 bits"):
             keys.of("number", [other])
 
 

@@ -26,7 +26,7 @@ def test_a_rate_has_a_prior_that_is_a_share_and_a_weight(prior: float, weight: f
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"what": "views"}, "a history gives shows, clicks or rate, not 'views'"),
+        ({"what": "views"}, "what= must be shows, clicks or rate, got 'views'"),
         ({"prior": -0.001}, "rate needs a prior from 0 to 1 and a weight of at least 0, got -0.001 and 10"),
         ({"prior": 1.001}, "rate needs a prior from 0 to 1 and a weight of at least 0, got 1.001 and 10"),
         ({"prior": "x"}, "rate needs a prior from 0 to 1 and a weight of at least 0"),
