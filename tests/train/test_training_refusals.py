@@ -93,7 +93,7 @@ def test_fields_that_share_keys_share_an_embedder() -> None:
     sparse = {"user": col("user").key("people"), "ad": col("ad").key("people")}
     shared = cb.compile(cb.View(log(100)), cb.FeatureSet(label=col("clicked"), sparse=sparse), threads=1)
     with pytest.raises(
-        PlanError, match="fields 'user' and 'ad' share the keys of 'people'; give both the same embedder"
+        PlanError, match="fields 'user' and 'ad' share the keys of space 'people'; give both the same embedder"
     ):
         fitted(shared, {"user": cb.MemoryTable(4), "ad": cb.MemoryTable(4)})
     one = cb.MemoryTable(4)

@@ -109,9 +109,9 @@ def test_other_rows_take_the_place_of_a_view_and_of_those_it_brings() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ([], "cannot read an empty list, expected a path"),
-        ([1], "cannot read a list, expected a path"),
-        (5, "cannot read a int, expected a path"),
+        ([], "cannot read an empty list; expected a path"),
+        ([1], "cannot read a list; expected a path"),
+        (5, "cannot read a int; expected a path"),
         (cb.View(ROWS), "it is a View already: use it as it is"),
     ],
 )
