@@ -261,7 +261,11 @@ def test_the_optimizer_of_a_sub_model_has_numbers_of_its_weights(vectors: cb.tab
         ({"k": [1], "v": ["x"]}, {}, "column 'v' is string; expected lists of numbers"),
         ({"k": [1], "v": [["x"]]}, {}, "column 'v' is list<item: string>; expected lists of numbers"),
         ({"k": [1], "v": [[]]}, {}, "has 0 numbers; expected 1 to"),
-        ({"k": [1], "v": [[1.0]]}, {"key": col("k").cast("float")}, "the key expression gives double; expected keys, such as"),
+        (
+            {"k": [1], "v": [[1.0]]},
+            {"key": col("k").cast("float")},
+            "the key expression gives double; expected keys, such as",
+        ),
     ],
 )
 def test_vectors_that_cannot_be_written(tmp_path: Path, data: Any, options: dict[str, Any], says: str) -> None:

@@ -376,7 +376,9 @@ def test_a_format_is_known_by_its_name_or_an_ending(given: str, expected: str) -
 
 
 def test_a_format_that_is_none_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SourceError, match=r"format 'parket' is not known; expected one of .*parquet.*; nearest: 'parquet'"):
+    with pytest.raises(
+        SourceError, match=r"format 'parket' is not known; expected one of .*parquet.*; nearest: 'parquet'"
+    ):
         format_of([], "parket")
     with pytest.raises(SourceError, match="format must be a string, got a int; expected one of parquet, "):
         format_of([], 7)  # type: ignore[arg-type]
