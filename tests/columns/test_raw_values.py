@@ -294,8 +294,8 @@ def test_rows_must_have_the_same_columns() -> None:
         {"a": None, "b": [3]},
     ]
     for rows, told in (
-        ([{"a": 1, "b": 2}, {"a": 1}], "row 0 has column 'b', row 1 does not; give every row the same columns"),
-        ([{"a": 1}, {"a": 1}, {"a": 1, "b": 2}], "row 2 has column 'b', row 0 does not"),
+        ([{"a": 1, "b": 2}, {"a": 1}], "row 0 has column 'b', but row 1 does not; give every row the same columns"),
+        ([{"a": 1}, {"a": 1}, {"a": 1, "b": 2}], "row 2 has column 'b', but row 0 does not"),
     ):
         with pytest.raises(DataError, match=told):
             table_of_dicts(rows, schema, {})

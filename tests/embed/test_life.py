@@ -250,7 +250,7 @@ def test_shows_of_any_size() -> None:
 def test_shows_that_are_none_change_nothing() -> None:
     table = cb.MemoryTable(2, counters=cb.tables.Counters())
     keys, zero = np.array([5, 6]), np.zeros((2, 2), np.float32)
-    for shows, words in (([1, np.nan], "key 6 are nan"), ([-1, 1], "key 5 are -1"), ([1], r"shape \(2,\)")):
+    for shows, words in (([1, np.nan], "key 6 is nan"), ([-1, 1], "key 5 is -1"), ([1], r"shape \(2,\)")):
         with pytest.raises(DataError, match=words):
             table.push(keys, zero, shows=np.array(shows, np.float32))
     assert len(table) == 0
