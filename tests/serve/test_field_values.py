@@ -380,7 +380,7 @@ def test_dicts_may_hold_numpy_values_and_every_row_has_the_same_names() -> None:
     rows = [{"id": np.int64(3), "x": np.float32(0.5)}, {"id": 4, "x": 2}]
     assert plan.run(rows).dense.reshape(-1).tolist() == [0.5, 2.0]
     assert plan.run(rows[1]).rows == 1
-    with pytest.raises(DataError, match="row 0 has column 'x', row 1 does not; give every row the same columns"):
+    with pytest.raises(DataError, match="row 0 has column 'x', but row 1 does not; give every row the same columns"):
         plan.run([rows[0], {"id": 4}])
     for value in (True, "5", 5.0, math.nan, 2**63):
         with pytest.raises(DataError, match="row 1: column 'id' is"):
