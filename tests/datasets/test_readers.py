@@ -197,7 +197,7 @@ def test_avazu_headers_are_checked(tmp_path: Path) -> None:
         list(avazu([good, other]).batches())
     with pytest.raises(DataError, match="has no column 'hour'; nearest: 'hours'"):
         avazu(write(tmp_path / "c", "id,hours"))
-    with pytest.raises(DataError, match="names 'id' twice"):
+    with pytest.raises(DataError, match="column name 'id' occurs twice in the header"):
         avazu(write(tmp_path / "d", "id,id,hour"))
     (tmp_path / "e").touch()
     with pytest.raises(DataError, match="is empty; expected a header"):

@@ -86,7 +86,7 @@ def test_a_line_has_a_most_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     longest = 2 * lines.BLOCK_BYTES - len(first)
     monkeypatch.setattr(lines, "LINE_BYTES", longest)
     path.write_bytes(first + b"x" * (longest + more))
-    says = "line 2: longer than 7 MiB; expected a text log" if more else "line 2: label is"
+    says = "line 2: the line is longer than 7 MiB; expected a text log" if more else "line 2: label is"
     with pytest.raises(DataError, match=says) as caught:
         list(libffm(path, fields=1).batches())
     assert len(str(caught.value)) < 600

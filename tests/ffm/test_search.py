@@ -159,7 +159,7 @@ def test_a_model_that_breaks_on_the_test_alone_is_left_out_and_said(caches: tupl
         ({}, "1 to 1,000 models"),
         ({"a": {"hiden": (3,)}}, "no option 'hiden'; nearest: 'hidden'"),
         ({"a": {"k": 0}}, "model 'a'"),
-        ({"a": {"bits": 34}, "b": {"bits": 34}, "c": {"bits": 34}}, "bytes at once"),
+        ({"a": {"bits": 34}, "b": {"bits": 34}, "c": {"bits": 34}}, "bytes at the same time"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(models: dict[str, Any], message: str, tmp_path: Path) -> None:

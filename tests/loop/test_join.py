@@ -142,5 +142,5 @@ def test_held_rows_of_another_plan_are_refused() -> None:
     join.add(events_of(numbered([(False, 0, 1)])))
     numbers, held, clicks = join.state()
     other = Join(Layout(pa.schema([("other", pa.int64())]), "id", "ts"), 10)
-    with pytest.raises(DataError, match=r"\['mark'\], the plan reads \['other'\]"):
+    with pytest.raises(DataError, match=r"\['mark'\], but the plan reads \['other'\]"):
         other.restore(numbers, held, clicks)

@@ -88,8 +88,11 @@ def test_a_saved_plan_keeps_the_unit(tmp_path: Path) -> None:
             lambda: cb.rate("ad", time=col("s"), label=col("label")),
             r"rate needs a time column, 's' is str; make it a time with \.cast\('time'\)",
         ),
-        (lambda: col("f").cast("time", unit="s"), r"takes whole numbers, 'f' is float; .*\.round\(\)\.cast\('int'\)"),
-        (lambda: col("s").cast("time", unit="s"), r"takes whole numbers, 's' is str; text is cast without unit="),
+        (
+            lambda: col("f").cast("time", unit="s"),
+            r"takes whole numbers, but 'f' is float; .*\.round\(\)\.cast\('int'\)",
+        ),
+        (lambda: col("s").cast("time", unit="s"), r"takes whole numbers, but 's' is str; text is cast without unit="),
         (lambda: col("ts_s").cast("time", unit="m"), r"unit='m' is not a unit of time; expected one of 's' .seconds."),
         (lambda: col("ts_s").cast("int", unit="s"), r"cast to 'int' takes no unit="),
         (

@@ -366,7 +366,7 @@ def test_grpc_contents_are_of_the_type_that_the_tensor_says() -> None:
     entry.contents.int64_contents.append(5)
     assert tensors_of(message)["x"].tolist() == [5]
     entry.contents.fp32_contents.append(7.0)
-    with pytest.raises(Refused, match="is INT64 and has fp32_contents; expected int64_contents alone"):
+    with pytest.raises(Refused, match="is INT64 and has fp32_contents; expected only int64_contents"):
         tensors_of(message)
     message.raw_input_contents.append(b"12345678")
     with pytest.raises(Refused, match="both contents and raw contents"):
