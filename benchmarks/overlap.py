@@ -57,8 +57,7 @@ def main() -> None:
 
 def measure(root: Path, threads: int) -> list[tuple[str, float, Any]]:
     """(what, seconds, weights where it learned), each from a fresh model and table."""
-    job = plan(root)
-    job.threads = threads
+    job = plan(root).using(threads=threads)
     job.extractor()  # dimensions are loaded once, outside
     batches = [batch.take(np.arange(batch.rows)) for batch in job.batches(BATCH)]
     found: list[tuple[str, float, Any]] = []

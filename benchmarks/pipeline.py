@@ -59,8 +59,7 @@ def main() -> None:
 
     torch.set_num_threads(asked.threads)
     rows, batch = (100_000, 128) if asked.quick else (1_000_000, BATCH)
-    job = plan(data(rows))
-    job.threads = asked.threads
+    job = plan(data(rows)).using(threads=asked.threads)
     job.extractor()
     folder = Path(tempfile.mkdtemp(prefix="pipeline-", dir=asked.folder or report.ROOT / ".cache"))
     try:

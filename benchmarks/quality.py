@@ -68,8 +68,7 @@ def one(set_: str, name: str, options: dict[str, Any], limit: int | None) -> dic
     torch.set_num_threads(1)
     o = dict(options)
     given = {k: o.pop(k) for k in list(o) if k in ("least", "crosses", "rates")}
-    train = quality_data.plan(set_, "train", **given)
-    train.threads = 1
+    train = quality_data.plan(set_, "train", **given).using(threads=1)
     valid, test = (train.over(str(quality_data.folder(set_) / f"{part}.parquet")) for part in ("valid", "test"))
     torch.manual_seed(o.get("seed", 0))
     made: dict[str, Any] = {"dim": o["dim"]}

@@ -31,13 +31,13 @@ def prepare(folder: Path, quick: bool) -> None:
 def measure(folder: Path, cores: int, quick: bool) -> dict[str, dict[str, Any]]:
     """Train one epoch on so many threads."""
     job = loaded(folder / "data")
-    job.plan.threads = cores
+    plan = job.plan.using(threads=cores)
     torch.manual_seed(0)
-    model = cb.models.build("DeepFM", job.plan.schema, job.model.config)
+    model = cb.models.build("DeepFM", plan.schema, job.model.config)
     watch = Watch()
     trainer = cb.Trainer(model, job.table, optimizer=job.optimizer, threads=cores)
     settings = job.settings | {"epochs": 1}
-    run = trainer.fit(job.plan, callbacks=[watch], **settings)
+    run = trainer.fit(plan, callbacks=[watch], **settings)
     check_bits(folder / "weights.sha256", digest(run))
     found = {"rate": watch.rate(), "unit": "rows/s", "auc": run.metrics["auc"], "weights": digest(run)[:16]}
     return {"demo's job trained": found}

@@ -11,6 +11,7 @@ from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.ssd.dims import SparseTables
 from ctrbox.embed.ssd.repair import repair
 from ctrbox.embed.ssd.table import SparseTable
+from ctrbox.embed.traits import Initial, Traits
 from ctrbox.embed.vectors.file import VectorFile
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.embed.vectors.prerank import PreRank
@@ -24,6 +25,7 @@ __all__ = [
     "Embedder",
     "GpuTable",
     "ImageEmbedding",
+    "Initial",
     "LevelTable",
     "MemoryTable",
     "ModelServer",
@@ -31,6 +33,7 @@ __all__ = [
     "SparseTable",
     "SparseTables",
     "TextEmbedding",
+    "Traits",
     "VectorFile",
     "export_vectors",
     "repair",

@@ -54,7 +54,12 @@ settings = {"batch_size": 50, "epochs": 1}
 
 @pytest.mark.parametrize(
     ("compiled", "after"),
-    [(", threads=0", ""), (", threads=-1", ""), ("", "plan.threads = 0"), ("", "plan.threads = -1")],
+    [
+        (", threads=0", ""),
+        (", threads=-1", ""),
+        ("", "plan = plan.using(threads=0)"),
+        ("", "plan = plan.using(threads=-1)"),
+    ],
 )
 def test_a_job_file_that_asks_for_less_than_one_thread_is_refused(
     compiled: str, after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

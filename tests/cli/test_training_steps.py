@@ -326,7 +326,7 @@ def test_rows_of_a_table_are_cut_into_weight_vector_and_states() -> None:
 
 
 def test_a_table_of_a_run_is_found_by_the_files_around_it() -> None:
-    from ctrbox.train.checkpoint import STATE
+    from ctrbox.predict.weights_folder import STATE
 
     table = Path("runs/a/model/table-0.ctrtable")
     table.mkdir(parents=True)

@@ -173,7 +173,7 @@ def test_a_run_is_published_whole_where_it_must_be(
     if is_run:
         (tmp_path / "config.json").touch()
     monkeypatch.setattr(publishing, "load_run", lambda model, job, server: ("run", server))
-    monkeypatch.setattr("ctrbox.train.run.server_tables", lambda model: tables)
+    monkeypatch.setattr("ctrbox.predict.run_folder.server_tables", lambda model: tables)
     published = SimpleNamespace(current=None if current is None else SimpleNamespace(kind=current))
     if isinstance(loads, str):
         with pytest.raises(Mistake) as met:

@@ -8,7 +8,7 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.engines.cpu.tables import Tables, build
-from ctrbox.engines.plan import Position
+from ctrbox.engines.stream import Position
 from ctrbox.errors import DataError, PlanError
 from ctrbox.plan.language.tables import TableSpec
 

@@ -101,9 +101,10 @@ def test_resume_after_any_batch_gives_the_rest(kind: str, batch_size: int) -> No
     whole = [plain(b) for b in plan_of(kind).batches(batch_size)]
     assert len(whole) > 0
     plan = plan_of(kind)
-    positions = [plan.position]
-    for _ in plan.batches(batch_size):
-        positions.append(plan.position)
+    stream = plan.batches(batch_size)
+    positions = [stream.position]
+    for _ in stream:
+        positions.append(stream.position)
     assert len(positions) == len(whole) + 1
     fresh = plan_of(kind)
     step = 1 if batch_size > 1 else 13
@@ -116,7 +117,7 @@ def test_resume_with_another_batch_size_goes_on_at_the_next_row() -> None:
     plan = plan_of("filtered")
     stream = plan.batches(7)
     head = [next(stream), next(stream)]
-    here = plan.position
+    here = stream.position
     stream.close()
     assert ids(head) + ids(list(plan.batches(10, start=here))) == ids(list(plan.batches(1000)))
 
@@ -128,18 +129,19 @@ def test_resume_from_files_starts_inside_a_file(tmp_path: Path) -> None:
     plan = cb.compile(cb.View(str(tmp_path), key="id").filter(col("x") >= 6.0), features(), threads=2)
     whole = [plain(b) for b in plan.batches(6)]
     plan = cb.compile(cb.View(str(tmp_path), key="id").filter(col("x") >= 6.0), features(), threads=3)
-    positions = [plan.position]
-    for _ in plan.batches(6):
-        positions.append(plan.position)
+    stream = plan.batches(6)
+    positions = [stream.position]
+    for _ in stream:
+        positions.append(stream.position)
     for k, position in enumerate(positions):
         assert [plain(b) for b in plan.batches(6, start=position)] == whole[k:]
 
 
 def test_position_is_plain_data() -> None:
-    plan = plan_of("plain")
-    assert plan.position == cb.Position(0, 0, 0)
-    next(plan.batches(10))
-    assert plan.position == cb.Position(10)
+    stream = plan_of("plain").batches(10)
+    assert stream.position == cb.Position(0, 0, 0)
+    next(stream)
+    assert stream.position == cb.Position(10)
 
 
 def test_a_position_inside_a_shuffle_window_needs_the_shuffle() -> None:
@@ -177,11 +179,11 @@ def test_shuffle_is_decided_by_its_seed() -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "filtered"])
 def test_resume_inside_a_shuffle_window(kind: str) -> None:
-    plan = plan_of(kind)
-    whole, positions = [], [plan.position]
-    for batch in plan.batches(6, shuffle=20, seed=3):
+    stream = plan_of(kind).batches(6, shuffle=20, seed=3)
+    whole, positions = [], [stream.position]
+    for batch in stream:
         whole.append(plain(batch))
-        positions.append(plan.position)
+        positions.append(stream.position)
     assert any(p.skip for p in positions)
     for k, position in enumerate(positions):
         rest = [plain(b) for b in plan_of(kind).batches(6, shuffle=20, seed=3, start=position)]
@@ -190,9 +192,10 @@ def test_resume_inside_a_shuffle_window(kind: str) -> None:
 
 def test_position_inside_a_window_needs_the_shuffle() -> None:
     plan = plan_of("plain")
-    next(plan.batches(5, shuffle=20))
+    stream = plan.batches(5, shuffle=20)
+    next(stream)
     with pytest.raises(cb.errors.PlanError, match="shuffle=20"):
-        next(plan.batches(5, start=plan.position))
+        next(plan.batches(5, start=stream.position))
 
 
 def test_wrong_sizes_are_refused() -> None:
@@ -219,8 +222,9 @@ def test_limit_stops_after_so_many_rows(limit: int, sizes: list[int] | None, shu
 def test_resume_after_a_limit_loses_no_row(shuffle: int) -> None:
     whole = ids(list(plan_of("plain").batches(7, shuffle=shuffle)))
     plan = plan_of("plain")
-    head = ids(list(plan.batches(7, limit=10, shuffle=shuffle)))
-    rest = ids(list(plan.batches(7, start=plan.position, shuffle=shuffle)))
+    stream = plan.batches(7, limit=10, shuffle=shuffle)
+    head = ids(list(stream))
+    rest = ids(list(plan.batches(7, start=stream.position, shuffle=shuffle)))
     assert head + rest == whole
 
 
@@ -274,10 +278,13 @@ def test_keyboard_interrupt_in_the_consumer_ends_cleanly_and_resumes() -> None:
     before = set(threading.enumerate())
     plan = plan_of("filtered", threads=3)
     seen: list[int] = []
+    positions: list[cb.Position] = []
 
     def interrupted() -> None:
-        for batch in plan.batches(7):
+        stream = plan.batches(7)
+        for batch in stream:
             seen.extend(ids([batch]))
+            positions.append(stream.position)
             if len(seen) > 20:
                 raise KeyboardInterrupt
 
@@ -285,7 +292,7 @@ def test_keyboard_interrupt_in_the_consumer_ends_cleanly_and_resumes() -> None:
         interrupted()
     gc.collect()
     assert not set(threading.enumerate()) - before
-    assert seen + ids(list(plan.batches(7, start=plan.position))) == ids(list(plan.batches(1000)))
+    assert seen + ids(list(plan.batches(7, start=positions[-1]))) == ids(list(plan.batches(1000)))
 
 
 CTRL_C = """
@@ -297,8 +304,9 @@ CTRL_C = """
     plan = cb.compile(cb.View(log, key="id"), wanted, threads=2)
     try:
         for k in range(10_000):
-            for batch in plan.batches(1000):
-                if k == 0 and plan.position.row == 1000:
+            stream = plan.batches(1000)
+            for batch in stream:
+                if k == 0 and stream.position.row == 1000:
                     print("started", flush=True)
     except KeyboardInterrupt:
         # Ctrl-C may fall into the very start of a thread, which then ends by itself a moment later.
@@ -307,7 +315,7 @@ CTRL_C = """
             if not left:
                 break
             time.sleep(0.05)
-        print("stopped", plan.position.row % 1000, left, flush=True)
+        print("stopped", stream.position.row % 1000, left, flush=True)
         sys.exit(7)
 """
 
@@ -361,10 +369,11 @@ def test_ids_out_of_order_are_met_after_the_batches_before_them(side: str, threa
     wanted = cb.FeatureSet(dense={"v": col("v")}, sparse={"id": col("id").key()})
     plan = cb.compile(view, wanted, threads=threads)
     got: list[Batch] = []
+    stream = plan.batches(5)
     with pytest.raises(cb.errors.DataError, match=r"70 .*comes after 71 at memory row 71"):
-        got.extend(plan.batches(5))
+        got.extend(stream)
     assert [x for batch in got for x in batch.dense[:, 0].tolist()] == list(range(70))
-    assert plan.position == cb.Position(70)
+    assert stream.position == cb.Position(70)
 
 
 def test_ids_that_repeat_across_morsels_are_out_of_order() -> None:
@@ -587,12 +596,13 @@ def test_ten_million_rows_of_a_trivial_plan() -> None:
     wanted = cb.FeatureSet(dense={"rest": (col("id") % 1000).fill(0)}, sparse={"id": col("id").key()})
     plan = cb.compile(cb.View(log, key="id"), wanted)
     at, keys = 0, 0
-    for batch in plan.batches(65_536):
+    stream = plan.batches(65_536)
+    for batch in stream:
         assert np.array_equal(batch.dense[:, 0], np.arange(at, at + batch.rows) % 1000)
         keys ^= int(np.bitwise_xor.reduce(batch.sparse["id"].values))
         at += batch.rows
     assert at == rows
-    assert plan.position == cb.Position(rows)
+    assert stream.position == cb.Position(rows)
     again = 0
     for batch in plan.batches(100_003):
         again ^= int(np.bitwise_xor.reduce(batch.sparse["id"].values))
@@ -636,4 +646,4 @@ def test_a_position_of_another_shuffle_is_refused() -> None:
     stream.close()
     for other in ({"shuffle": 20, "seed": 8}, {"shuffle": 40, "seed": 7}, {}):
         with pytest.raises(cb.errors.PlanError, match="shuffle=20, seed=7"):
-            next(plan.batches(5, start=plan.position, **other))
+            next(plan.batches(5, start=stream.position, **other))

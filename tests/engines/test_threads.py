@@ -24,16 +24,16 @@ def test_a_number_of_threads_that_cannot_be_is_refused_at_once(threads: Any) -> 
         cb.compile(cb.View(LOG), FEATURES, threads=threads)
     plan = cb.compile(cb.View(LOG), FEATURES, threads=1)
     with pytest.raises(PlanError, match=r"threads must be a whole number from 1 to 1,024, got"):
-        plan.threads = threads
+        plan.using(threads=threads)
     assert plan.threads == 1
 
 
 def test_a_plan_that_has_run_extracts_with_the_threads_it_is_given_later() -> None:
     plan = cb.compile(cb.View(LOG), FEATURES, threads=1)
     first = [batch.label.tobytes() for batch in plan.batches(64)]
-    plan.threads = 2
-    assert plan.extractor().threads == 2
-    assert [batch.label.tobytes() for batch in plan.batches(64)] == first
+    two = plan.using(threads=2)
+    assert (plan.extractor().threads, two.extractor().threads) == (1, 2)
+    assert [batch.label.tobytes() for batch in two.batches(64)] == first
 
 
 def test_more_threads_than_cores_are_warned_of_and_change_nothing() -> None:
@@ -44,8 +44,7 @@ def test_more_threads_than_cores_are_warned_of_and_change_nothing() -> None:
     assert len(met) == 1
     assert met[0].filename == __file__
     with pytest.warns(UserWarning, match=says):
-        alone.threads = 1000
-    alone.threads = 1
+        alone.using(threads=1000)
     for ours, theirs in zip(alone.batches(100), many.batches(100), strict=True):
         assert ours.sparse["ad"].values.tobytes() == theirs.sparse["ad"].values.tobytes()
 

@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 import ctrbox as cb
 from ctrbox.errors import CtrboxError, DataError, PlanError
+from ctrbox.predict.published import click_model_of
 from ctrbox.publish.sources import CLICK_MODEL
 from ctrbox.publish.weights import Part, Weights, read_weights, write_weights
 from ctrbox.serve.metrics import Metrics
@@ -31,7 +32,6 @@ from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import open_served
 from ctrbox.serve.served_model import ServedModel
 from ctrbox.train.learner import Learner
-from ctrbox.train.published import learner_of
 from tests.serve.image_worlds import CONTEXT, KEY, WIDTH, ImageWorld, fitted, make_world, unknown_images
 from tests.serve.running import inputs, running
 
@@ -114,7 +114,7 @@ def test_whatever_comes_is_scored_as_whole_rows_are(
     scores, _ = served.score(request)
     part = served.split.context(request.context())
     batch = served.split.candidates(part, request.candidates)
-    expected = served.live.learner.predict(served.split.joined(part, batch)) if ads else np.zeros(0)
+    expected = served.live.click_model.predict(served.split.joined(part, batch)) if ads else np.zeros(0)
     assert scores.shape == (len(ads),)
     assert np.allclose(scores, expected, atol=1e-6, rtol=0)
 
@@ -548,7 +548,7 @@ def test_rows_keep_their_places_from_version_to_version(world: ImageWorld, tmp_p
     cb.publish.pack(world.run, tmp_path / "2.fbw", base=tmp_path / "base.fbw")
     again = read_weights(tmp_path / "2.fbw").part(f"table.{image}.key").data.view(np.int64)
     assert again.tolist() == first.part(f"table.{image}.key").data.view(np.int64)[::-1].tolist()
-    learner_of(read_weights(tmp_path / "2.fbw"), world.plan.schema, "2")
+    click_model_of(read_weights(tmp_path / "2.fbw"), world.plan.schema, "2")
 
 
 def test_a_model_of_ones_own_is_served_by_whoever_brings_it_and_other_plans_are_refused(

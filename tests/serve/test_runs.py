@@ -116,7 +116,7 @@ def test_a_published_run_that_breaks_names_the_candidate(folder: Path, tmp_path:
     def logit(of: np.ndarray) -> np.ndarray:
         return np.log(of / (1 - of))
 
-    before, learner = scores(), served.live.learner
+    before, learner = scores(), served.live.click_model
     learner.shift += 1.0
     assert np.allclose(logit(scores()) - logit(before), 1.0, atol=1e-4)
     with pytest.raises(DataError, match="dense column 'price' of candidate 1 is inf"):

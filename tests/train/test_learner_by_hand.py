@@ -19,9 +19,9 @@ from ctrbox.embed.dense_optimizer import dense_optimizer
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.models.inputs import Reads
 from ctrbox.models.mlp import Dropout
+from ctrbox.predict.not_finite import HUGE, culprit
+from ctrbox.predict.tower_step import MOST_LAYERS
 from ctrbox.train.learner import Learner
-from ctrbox.train.not_finite import HUGE, culprit
-from ctrbox.train.tower_step import MOST_LAYERS
 
 USERS, ADS, CLICKS, WEIGHTS = [1, 1, 2, 3], [7, 8, 7, 7], [1, 0, 0, 0], [1.0, 3.0, 0.5, 2.0]
 

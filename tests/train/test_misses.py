@@ -81,6 +81,8 @@ def test_few_misses_are_counted_and_not_warned_of(plan: cb.Plan, tmp_path: Path)
 class Own:
     """An embedder of one's own over a table, with the methods of the contract alone."""
 
+    traits = cb.tables.Traits()
+
     def __init__(self) -> None:
         self.table = cb.MemoryTable(4)
 
@@ -94,6 +96,8 @@ class Own:
 
 
 class Following(Own):
+    traits = cb.tables.Traits(scales_lr=True)
+
     def scale_lr(self, factor: float) -> None:
         self.table.scale_lr(factor)
 

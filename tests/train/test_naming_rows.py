@@ -14,7 +14,7 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.errors import DataError, TrainError
-from ctrbox.train.naming_rows import Sought, place_of
+from ctrbox.predict.naming_rows import Sought, place_of
 
 ROWS, FILES = 1_000, 4
 

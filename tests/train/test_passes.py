@@ -70,6 +70,8 @@ def test_what_is_shown_is_of_the_last_seconds() -> None:
 class Counting:
     """A table of which only the counters matter."""
 
+    traits = cb.tables.Traits(statistics=True)
+
     def __init__(self) -> None:
         self.counts = {"asked": 0, "hits": 0, "misses": 0, "reads": 0, "keys": 7, "strange": 1}
 

@@ -14,7 +14,8 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
-from ctrbox.train.checkpoint import checkpoints, read_state
+from ctrbox.predict.weights_folder import read_state
+from ctrbox.train.checkpoint import checkpoints
 from tests.train.worlds import FAST, Small, checkerboard, fit, on_disk, plan_of, table, weights
 
 

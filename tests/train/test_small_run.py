@@ -23,19 +23,19 @@ from ctrbox.callbacks import Callback
 from ctrbox.embed.vectors.misses import BATCHES
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.sealed import read_sealed
+from ctrbox.predict.published import click_model_of, weights_of_run
+from ctrbox.predict.run_folder import _and_those_of, other_plan, server_tables, servers_of
+from ctrbox.predict.unlearned import refusing_unknown
 from ctrbox.publish.weights import Weights
 from ctrbox.train import fit as fit_module
 from ctrbox.train.handed import Foresight, Handed
 from ctrbox.train.learner import Learner
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock
-from ctrbox.train.published import learner_of, weights_of_run
-from ctrbox.train.run import _and_those_of, other_plan, server_tables, servers_of
 from ctrbox.train.settings import Settings
 from ctrbox.train.state import State
 from ctrbox.train.summary import Look, few_valued, summarize, time_column
 from ctrbox.train.trial import _Arm
-from ctrbox.train.unlearned import refusing_unknown
 
 ROWS, ADS, WIDTH, DIM, BATCH = 200, 20, 3, 2, 20
 DECAY = cb.optim.Decay(0.5, every=2)
@@ -243,7 +243,8 @@ def test_a_server_for_another_field_is_refused(world: World) -> None:
 def test_a_plan_of_ones_own_takes_the_fitted_values_of_the_folder(world: World) -> None:
     other = planned(log(300, seed=8))  # its quantiles would be others
     loaded = cb.Run.load(world.folder, plan=other, servers=servers_of(world.folder, {"image": world.file.path}))
-    assert loaded.plan is other
+    assert loaded.plan.log is other.log
+    assert not other.is_fitted  # a plan that is given does not change
     assert np.array_equal(loaded.predict(log(30, 9)), world.run.predict(log(30, 9)))
     without = cb.compile(cb.View(log(), key="id"), cb.FeatureSet(label=col("clicked"), sparse={"user": col("user")}))
     with pytest.raises(DataError, match="this model was trained with a plan of fingerprint"):
@@ -258,7 +259,7 @@ def test_operators_of_a_plan_are_allowed_with_those_that_were_named(world: World
 
 
 def test_a_loaded_table_may_grow_to_four_times_its_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.train import run as run_module
+    from ctrbox.predict import run_folder as run_module
 
     size = (world.folder / "model" / "table-0.ctrtable").stat().st_size
     original, budgets = cb.MemoryTable.load, []
@@ -277,7 +278,7 @@ def test_a_loaded_table_may_grow_to_four_times_its_file(world: World, monkeypatc
 
 @pytest.mark.parametrize("shift", [None, "1", math.inf, 50.0, -50.0, 49.0, 0])
 def test_a_saved_shift_is_a_number_below_fifty(world: World, shift: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctrbox.train import run as run_module
+    from ctrbox.predict import run_folder as run_module
 
     state = {**run_module.read_state(world.folder / "model"), "shift": shift}
     monkeypatch.setattr(run_module, "read_state", lambda place: state)
@@ -304,7 +305,7 @@ def test_a_saved_shift_is_a_number_below_fifty(world: World, shift: Any, monkeyp
 def test_tables_of_a_run_are_described_one_by_one(
     world: World, tables: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ctrbox.train import run as run_module
+    from ctrbox.predict import run_folder as run_module
 
     state = {**run_module.read_state(world.folder / "model"), "tables": tables}
     monkeypatch.setattr(run_module, "read_state", lambda place: state)
@@ -358,7 +359,7 @@ def published(world: World) -> Weights:
 
 
 def test_published_weights_predict_the_same_bits(world: World, published: Weights) -> None:
-    back = learner_of(published, world.run.plan.schema, "v1")
+    back = click_model_of(published, world.run.plan.schema, "v1")
     batch = world.run.plan.run(log(30, 9))
     assert np.array_equal(back.predict(batch), world.run.learner.predict(batch))
     assert not any(p.requires_grad for p in back.model.parameters())
@@ -382,7 +383,7 @@ def test_a_published_sub_model_that_contradicts_its_table_is_refused(
     tables = [{**t, "server": {**t["server"], **change}} if "server" in t else t for t in published.about["tables"]]
     changed = dataclasses.replace(published, about={**published.about, "tables": tables})
     with pytest.raises(DataError, match=message):
-        learner_of(changed, world.run.plan.schema, "v1")
+        click_model_of(changed, world.run.plan.schema, "v1")
 
 
 @pytest.mark.parametrize(
@@ -401,11 +402,11 @@ def test_published_facts_that_contradict_each_other_are_refused(
 ) -> None:
     changed = dataclasses.replace(published, about={**published.about, **change})
     with pytest.raises(DataError, match=message):
-        learner_of(changed, world.run.plan.schema, "v1")
+        click_model_of(changed, world.run.plan.schema, "v1")
     with pytest.raises(DataError, match="v1 holds weights of kind 'other'"):
-        learner_of(dataclasses.replace(published, kind="other"), world.run.plan.schema, "v1")
+        click_model_of(dataclasses.replace(published, kind="other"), world.run.plan.schema, "v1")
     fine = dataclasses.replace(published, about={**published.about, "shift": 49.0})
-    assert learner_of(fine, world.run.plan.schema, "v1").shift == 49.0
+    assert click_model_of(fine, world.run.plan.schema, "v1").shift == 49.0
 
 
 def test_a_model_of_ones_own_comes_back_into_one_of_the_same_class(world: World, published: Weights) -> None:
@@ -413,16 +414,16 @@ def test_a_model_of_ones_own_comes_back_into_one_of_the_same_class(world: World,
     mine = cb.models.EmbeddingMLP(world.run.plan.schema, dim=DIM, hidden=(4,))
     batch = world.run.plan.run(log(30, 9))
     assert np.array_equal(
-        learner_of(changed, world.run.plan.schema, "v1", mine).predict(batch), world.run.learner.predict(batch)
+        click_model_of(changed, world.run.plan.schema, "v1", mine).predict(batch), world.run.learner.predict(batch)
     )
     with pytest.raises(DataError, match="it holds the weights of 'EmbeddingMLP'; the model that was given is a LR"):
-        learner_of(changed, world.run.plan.schema, "v1", cb.models.LR(world.run.plan.schema))
+        click_model_of(changed, world.run.plan.schema, "v1", cb.models.LR(world.run.plan.schema))
     wider = cb.models.EmbeddingMLP(world.run.plan.schema, dim=DIM, hidden=(5,))
     with pytest.raises(DataError, match=r"holds a different model: weight .* expected"):
-        learner_of(changed, world.run.plan.schema, "v1", wider)
+        click_model_of(changed, world.run.plan.schema, "v1", wider)
     deeper = cb.models.EmbeddingMLP(world.run.plan.schema, dim=DIM, hidden=(4, 4))
     with pytest.raises(DataError, match=r"holds a different model: only one of the two has the weight"):
-        learner_of(changed, world.run.plan.schema, "v1", deeper)
+        click_model_of(changed, world.run.plan.schema, "v1", deeper)
 
 
 def test_weights_that_are_not_finite_are_not_read(world: World, published: Weights) -> None:
@@ -435,7 +436,7 @@ def test_weights_that_are_not_finite_are_not_read(world: World, published: Weigh
                 part = dataclasses.replace(part, data=data)
             parts.append(part)
         with pytest.raises(DataError, match="holds numbers that are not finite"):
-            learner_of(dataclasses.replace(published, parts=parts), world.run.plan.schema, "v1")
+            click_model_of(dataclasses.replace(published, parts=parts), world.run.plan.schema, "v1")
 
 
 class OwnTable:

@@ -103,8 +103,7 @@ def test_weights_have_the_same_bits_for_any_number_of_threads(name: str, rows: i
 def test_training_ends_with_the_same_bits_on_1_2_5_and_16_threads() -> None:
     found = []
     for threads in (1, 2, 5, 16):
-        p = plan(6000)
-        p.threads = threads
+        p = plan(6000).using(threads=threads)
         torch.manual_seed(1)
         trainer = cb.Trainer(MODELS["DeepFM"](p.schema), cb.MemoryTable(8), threads=threads)
         found.append(weights(trainer.fit(p, **FAST | {"batch_size": 1111, "epochs": 2})))

@@ -20,9 +20,11 @@ from ctrbox.callbacks import Callback
 from ctrbox.errors import DataError, PlanError, SourceError, TrainError, WriteError
 from ctrbox.evaluate.verdict import Trial
 from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.predict.untrained import untrained
+from ctrbox.predict.weights_folder import read_state, same_weights, shapes_in, tensors_of
 from ctrbox.report.recorded import read_lines, read_run
 from ctrbox.sklearn.classifier_folder import classes_of
-from ctrbox.train.checkpoint import read_state, read_weights, same_weights, shapes_in
+from ctrbox.train.checkpoint import read_weights
 from ctrbox.train.evaluation import watched
 from ctrbox.train.importance import PIECE, _pieces
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
@@ -31,7 +33,6 @@ from ctrbox.train.progress import Line
 from ctrbox.train.sampling import Labels
 from ctrbox.train.settings import same_run
 from ctrbox.train.tuning import Study, best_of, fresh_table
-from ctrbox.train.untrained import untrained
 from tests.train.test_second_day import FAST, log, planned
 
 
@@ -194,10 +195,8 @@ def test_weights_fit_one_model_and_its_tables(plan: cb.Plan, folder: Path) -> No
 
 
 def test_a_file_that_is_no_safetensors_is_damage(folder: Path, tmp_path: Path) -> None:
-    from ctrbox.train.checkpoint import _tensors
-
     (tmp_path / "dense.safetensors").write_bytes(b"\0" * 20)
-    for read in (_tensors, lambda path: shapes_in(path.parent)):
+    for read in (tensors_of, lambda path: shapes_in(path.parent)):
         with pytest.raises(DataError, match=r"dense\.safetensors is damaged: "):
             read(tmp_path / "dense.safetensors")
 

@@ -15,8 +15,8 @@ import pytest
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.evaluate.calibration import intercept, label_shift, weights_advice
+from ctrbox.predict.published import click_model_of
 from ctrbox.train.evaluation import watched
-from ctrbox.train.published import learner_of
 from tests.train import worlds
 
 FAST = {"batch_size": 128, "epochs": 2}
@@ -59,7 +59,7 @@ def test_weights_by_label_are_corrected_by_their_ratio_everywhere(tmp_path: Path
     assert odds[0] * 6 == pytest.approx(odds[1], rel=1e-4)
     again = cb.Run.load(tmp_path / "run", views={run.plan.log.name: weighted_log()})
     assert again.predict_batch(batch).tolist() == run.predict_batch(batch).tolist()
-    served = learner_of(run.published(), run.plan.schema, "here")
+    served = click_model_of(run.published(), run.plan.schema, "here")
     assert served.predict(batch).tolist() == run.predict_batch(batch).tolist()
 
 
@@ -75,7 +75,7 @@ def test_a_correction_may_raise_predictions_and_survives_its_run_folder(tmp_path
     run = fitted(log, calibrate="weights", out=tmp_path / "run")
     assert run.summary["logit_shift"] == pytest.approx(math.log(5))
     assert cb.Run.load(tmp_path / "run", views={run.plan.log.name: log}).learner.shift == run.learner.shift
-    assert learner_of(run.published(), run.plan.schema, "here").shift == run.learner.shift
+    assert click_model_of(run.published(), run.plan.schema, "here").shift == run.learner.shift
 
 
 def test_any_weights_are_corrected_by_an_intercept_fitted_to_validation_rows() -> None:

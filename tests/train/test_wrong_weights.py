@@ -15,10 +15,11 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox import col
+from ctrbox.embed.traits import traits_of
 from ctrbox.errors import DataError, PlanError, TrainError
+from ctrbox.predict.key_kinds import check_key_kinds
+from ctrbox.predict.published import _finite, _floats, _tensor_parts, _tensors
 from ctrbox.publish.weights import Part, Weights
-from ctrbox.train.model_servers import check_key_kinds
-from ctrbox.train.published import _finite, _floats, _tensor_parts, _tensors
 from ctrbox.train.rows_before import set_rate
 from ctrbox.train.warm_up import _check_continues
 from tests.train.test_second_day import FAST, log, planned
@@ -104,7 +105,7 @@ def test_a_vector_file_of_plain_numbers_is_refused_for_a_field_of_hashed_keys(tm
     plan = cb.compile(log, cb.FeatureSet(sparse=sparse), device="cpu", threads=1)
 
     def check(embedder: Any, *fields: str) -> None:
-        learner: Any = SimpleNamespace(sources=[SimpleNamespace(embedder=embedder, fields=fields)])
+        learner: Any = SimpleNamespace(sources=[SimpleNamespace(traits=traits_of(embedder), fields=fields)])
         check_key_kinds(learner, plan)
 
     check(server, "of another plan")

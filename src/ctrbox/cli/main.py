@@ -146,7 +146,7 @@ def extract(
 
     plan = load_plan(job)
     if threads is not None:
-        plan.threads = threads
+        plan = plan.using(threads=threads)
     started = time.perf_counter()
     with meter("extracting") as tick, sink(output, lambda b: b.to_arrow(), lambda: no_rows(plan.schema)) as write:
         rows = 0

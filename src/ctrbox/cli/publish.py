@@ -302,7 +302,7 @@ def whole(published: Any, model: Path, servers: list[str], job: Path | None = No
         if job is not None:
             raise Mistake(f"--job is for the folder of a run; {model} is not one")
         return model
-    from ctrbox.train.run import server_tables
+    from ctrbox.predict.run_folder import server_tables
 
     if not files and job is None and (current is None or current.kind != CLICK_MODEL) and not server_tables(model):
         return model

@@ -77,7 +77,8 @@ def load_run(
         near = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))[:5]
         raise Mistake(f"there is no run folder {folder}" + (f"; this folder has: {', '.join(near)}" if near else ""))
     own = own_job(job)
-    from ctrbox.train.run import Run, servers_of
+    from ctrbox.predict.run_folder import servers_of
+    from ctrbox.train.run import Run
 
     files = vector_files(server)
     views = pairs_of("--view", view, "users=tomorrow/users")
@@ -94,7 +95,7 @@ def load_run(
             servers=servers,
         )
     if threads is not None:
-        run.plan.threads = run.learner.threads = threads
+        run.plan, run.learner.threads = run.plan.using(threads=threads), threads
     return run
 
 

@@ -217,7 +217,7 @@ def of_a_checkpoint(folder: Path) -> bool:
 
 def of_a_run(folder: Path) -> Path | None:
     """The run that model/table-0.ctrtable or checkpoints/step-9/table-0.ctrtable belongs to."""
-    from ctrbox.train.checkpoint import STATE
+    from ctrbox.predict.weights_folder import STATE
 
     place = folder.resolve()
     if place.suffix != ".ctrtable" or not (place.parent / STATE).is_file():

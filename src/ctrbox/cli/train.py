@@ -354,7 +354,7 @@ def fit(
     """Train into a folder and write its report; an interrupt says how to go on."""
     model, plan = job.needed_model(), job.plan
     if threads is not None:
-        plan.threads = threads
+        plan = plan.using(threads=threads)
     command = ["ctrbox", "train", str(job.path), "--out", str(place)]
     for name, value in [*asked.items(), ("lr", lr), ("valid", valid), ("threads", threads)]:
         if value is not None and name != "warm_up":

@@ -20,10 +20,11 @@ import ray
 
 from ctrbox.cluster.handshake import facts_here, host_here
 from ctrbox.cluster.lanes import Lane, Ticket, needed
-from ctrbox.embed.embedder import Embedder, Floats, Keys, Row
+from ctrbox.embed.embedder import Embedder, Floats, Keys, NextUse, Row
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.sharded import check_splits, restore_shard, shard_path
 from ctrbox.embed.ssd.table import SparseTable
+from ctrbox.embed.traits import Traits
 from ctrbox.embed.vectors.file import VectorFile, shard_of
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import PlanError, TrainError
@@ -290,7 +291,7 @@ class Shards:
     def __init__(self, servers: Sequence[Any], k: int, spec: Spec, worker: int, attempt: int) -> None:
         self.servers, self.k, self.spec, self.worker, self.attempt = servers, k, spec, worker, attempt
         self.summed = spec.kind is not ModelServer
-        self.takes_shows = spec.takes_shows
+        self.traits = Traits(gradients="sum" if self.summed else "mean", scales_lr=True, shows=spec.takes_shows)
         self._factor = 1.0
         self.lanes: list[Lane | None] = [None] * len(servers)
         self.apart = [False] * len(servers)  # servers that share no memory with this process
@@ -309,7 +310,7 @@ class Shards:
         if row != self.spec.row:
             raise PlanError(f"the servers hold rows of {self.spec.row}, but the model reads {row}")
 
-    def prefetch(self, keys: Keys) -> None:
+    def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
         if self.spec.kind is MemoryTable:  # whose rows are found faster than they are announced
             return
         for server, place in self._split(keys):

@@ -18,7 +18,8 @@ from torch import nn
 from ctrbox.cluster.handshake import facts_of, host_here
 from ctrbox.cluster.shards import Shards, Spec
 from ctrbox.engines.plan import Plan
-from ctrbox.train.checkpoint import checkpoint_path, read_state, read_weights
+from ctrbox.predict.weights_folder import read_state
+from ctrbox.train.checkpoint import checkpoint_path, read_weights
 from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Fit
 from ctrbox.train.folder import RunFolder
@@ -55,8 +56,7 @@ class Shipped:
             place = Path(folder) / "plan.ctrplan"
             place.write_bytes(self.saved)
             plan = Plan.load(place, views=dict(self.rows), allow_operators=True, allow_views=["*"], device="cpu")
-        plan.threads, plan.made_over = threads, self.made_over
-        return plan
+        return plan._like(threads=threads, made_over=self.made_over)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,25 @@
-"""Defines the protocol of embedders: what the trainer may ask of an object that turns keys into trainable vectors."""
+"""Defines the protocol of embedders: what the trainer may ask of an object that turns keys into trainable vectors.
+
+What only some embedders can do is declared by their ``traits`` (traits.py), which are optional.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    from ctrbox.embed.gpu.batch import References
+    from ctrbox.embed.gpu.pooling import Reading
+
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+NextUse = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -43,8 +52,12 @@ class Embedder(Protocol):
     def open(self, row: Row) -> None:
         """Set the shape of the rows that a model reads; call it first. Refused if the embedder holds rows of another shape."""
 
-    def prefetch(self, keys: Keys) -> None:
-        """Announce keys that will be pulled soon. The embedder may create their rows now."""
+    def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
+        """Announce keys that will be pulled soon. The embedder may create their rows now.
+
+        ``next_use``: for each key, in how many prefetched batches it comes again, 1 to 127, or 0 where that is unknown. The
+        trainer gives it to an embedder with the trait ``look_ahead``; others may ignore it or leave the argument out.
+        """
 
     def pull(self, keys: Keys, *, create: bool = True) -> Floats:
         """Return the rows (n, width) of keys.
@@ -52,8 +65,12 @@ class Embedder(Protocol):
         A key that was never pushed has the initial value that seed and key decide, whether its row was created or not.
         """
 
-    def push(self, keys: Keys, gradients: Floats) -> None:
-        """Apply the row-wise optimizer to summed gradients (n, width)."""
+    def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
+        """Apply the row-wise optimizer to the gradients (n, width), one row for each key.
+
+        ``shows``, ``clicks``: how often each key occurs in the batch, and in rows with a click. The trainer gives them to an
+        embedder with the trait ``shows``; others may ignore them or leave the arguments out.
+        """
 
     def save(self, path: Path) -> None:
         """Write all rows and optimizer states to one file with a checksum."""
@@ -70,3 +87,67 @@ class Embedder(Protocol):
     @property
     def nbytes(self) -> int:
         """Memory held, in bytes."""
+
+
+@runtime_checkable
+class EmbeddersByDim(Protocol):
+    """Several embedders, one for each length of vectors, such as `cb.tables.SparseTables`."""
+
+    def of_dim(self, dim: int) -> Embedder:
+        """Return the embedder whose vectors have ``dim`` floats."""
+
+
+class FullEmbedder(Embedder, Protocol):
+    """The methods that traits promise. An embedder has those of the traits that it declares, and no other is called."""
+
+    # ---- the traits scales_lr, sets_lr, counts, clears, copies, statistics and publishes
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiply the learning rate of all later pushes by ``factor``."""
+
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate."""
+
+    def counts(self, keys: Keys) -> tuple[Floats, Floats, Keys]:
+        """Return the shows and the clicks of keys so far, and the period of their last push."""
+
+    def clear(self) -> None:
+        """Remove all rows."""
+
+    def like(self, row: Row, *, seed: int | None = None, budget: int | None = None) -> Embedder:
+        """Return an empty embedder with the same settings, for rows of this shape."""
+
+    def stats(self) -> Mapping[str, int]:
+        """Return counts of what the embedder was asked."""
+
+    def export(self) -> tuple[Keys, Floats, Floats]:
+        """Return all keys in ascending order, their rows and their optimizer states."""
+
+    # ---- the trait objects
+
+    def restore(self, path: Path, *, optimizer: bool = True) -> None:
+        """Replace the contents with those that ``save`` wrote; ``optimizer=False``: without the states of the optimizer."""
+
+    # ---- the trait device
+
+    def expect(self, references: References, ready: Any = None) -> None:
+        """Announce a batch that will be learned soon. ``ready``: event after which its keys are on the GPU."""
+
+    def read(
+        self,
+        references: References,
+        pooled: Sequence[str],
+        pooling: Sequence[str],
+        sequences: Sequence[str],
+        *,
+        longest: int,
+        train: bool,
+        into: Any,
+    ) -> Reading:
+        """Return the pooled vectors and the sequences of a batch; see `Reading` for the arguments."""
+
+    def told(self) -> int:
+        """Return the first reference of the last step whose gradient was not finite, or -1, without waiting."""
+
+    def wait(self) -> None:
+        """Wait until ``told`` knows of every step that was launched."""

@@ -17,12 +17,14 @@ from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import is_number, whole
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.life import Admission, Counters, Life, life_of, shown
-from ctrbox.embed.optimizers import FTRL, KINDS, Adagrad, Optimizer, optimizer_of, spec_of
+from ctrbox.embed.optimizers import FTRL, KINDS, Adagrad, Optimizer, optimizer_of, spec_of, with_rate
+from ctrbox.embed.traits import Initial, Traits
 from ctrbox.errors import DataError, PlanError, SourceError
 
 MOST_DIM = 4096
 MOST_PERIODS = (1 << 24) - 1
 NONFINITE = ("refuse", "skip")
+TABLE_SETTINGS = ("optimizer", "linear", "init", "seed")  # these decide the rows of a table, with the shape of a row
 USUAL = Adagrad(lr=0.05)  # the optimizer of a new table, unless one is given
 
 
@@ -109,6 +111,20 @@ class Table(ABC):
     def row(self) -> Row:
         return self._row
 
+    @property
+    def traits(self) -> Traits:
+        """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
+        return Traits(
+            scales_lr=True,
+            sets_lr=True,
+            shows=self.takes_shows,
+            counts=self.counters is not None,
+            clears=True,
+            publishes=True,
+            initial=Initial(self.init, self.seed),
+            settings=TABLE_SETTINGS,
+        )
+
     def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
         """Apply one optimizer step to these rows. A gradient that is not finite raises an error before anything changes.
 
@@ -131,6 +147,12 @@ class Table(ABC):
     def scale_lr(self, factor: float) -> None:
         """From now on pushes use ``lr`` (`FTRL`: ``alpha``) times ``factor``: for schedules. Not saved."""
         self._factor = check_factor(factor, self.optimizer, self.linear)
+
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate (`FTRL`: ``alpha``) of vectors and first-order weights from the next push on."""
+        optimizer, linear = with_rate(self.optimizer, lr), with_rate(self.linear, lr)
+        if (optimizer, linear) != (self.optimizer, self.linear):
+            self.set_optimizer(optimizer, linear)
 
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
         """Change the optimizer settings, such as the learning rate, from the next push on; rows and optimizer states are kept.

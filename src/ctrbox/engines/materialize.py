@@ -60,7 +60,7 @@ def materialize(
     key = key_node(plan)
     if key.name in {o.name for o in outputs}:
         raise PlanError(f"feature {key.name!r} has the same name as the key column; rename it")
-    schema = file_schema(key, outputs, plan.fingerprint)
+    schema = file_schema(key, outputs, plan.fit().fingerprint)
     folder = place.suffix != ".parquet"
     with written_aside(place, folder=folder) as aside:
         files = Parts(aside, schema, compression, part_rows if folder else None)

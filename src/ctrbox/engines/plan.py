@@ -4,11 +4,12 @@ behind it.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import warnings
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -25,6 +26,7 @@ from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
 from ctrbox.engines.device import checked_device, wants_gpu
 from ctrbox.engines.joins import JoinCount
 from ctrbox.engines.request import Requests, names_of, single
+from ctrbox.engines.stream import BatchStream, Position, check_start, shuffled
 from ctrbox.engines.threads import MOST_EXTRACTING, checked_threads
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.build import build, build_columns
@@ -40,25 +42,24 @@ from ctrbox.views.view import Merge, View
 
 EVALUATE_ROWS = 65_536
 
-
-@dataclass(frozen=True)
-class Position:
-    """The position in a stream of batches; ``batches(start=position)`` continues exactly there.
-
-    ``row``: row of the log at which the current shuffle window (or the next batch) begins. ``skip``: number of rows of that
-    window that were already returned. ``window``: number of that window. ``shuffle`` and ``seed``: settings of the stream, which
-    must be the same when it continues.
-    """
-
-    row: int = 0
-    skip: int = 0
-    window: int = 0
-    shuffle: int = 0
-    seed: int = 0
+Fitted = dict[int, dict[str, np.ndarray]]
 
 
 class Plan:
-    """The compiled way from raw rows to batches. ``cb.compile`` and ``cb.Plan.load`` make plans."""
+    """The compiled way from raw rows to batches. ``cb.compile`` and ``cb.Plan.load`` make plans.
+
+    A plan does not change. Setting an attribute raises an error; ``using`` returns another plan, with other threads or on another
+    device. What a plan keeps are results that its definition decides: fitted values, loaded views and the compiled program.
+    """
+
+    log: View
+    features: FeatureSet
+    device: str | Device
+    threads: int  # that extract
+    chunk_rows: int
+    graph: Graph
+    fitted: Fitted  # values that operators took from the log; empty before ``fit``
+    made_over: str  # the fingerprint of the plan that this one is, over another log
 
     def __init__(
         self,
@@ -72,32 +73,43 @@ class Plan:
         self.log = log
         self.features = features
         self.device = checked_device(device)
-        self._threads = _native.usable_cores() if threads is None else whole("threads", threads, 1, MOST_EXTRACTING)
+        self.threads = _native.usable_cores() if threads is None else whole("threads", threads, 1, MOST_EXTRACTING)
         chunk_rows = whole("chunk_rows", chunk_rows, 1, 65_536)
         self.chunk_rows = chunk_rows
-        self.graph: Graph = build(log, features)
-        self.fitted: dict[int, dict[str, np.ndarray]] = {}
-        self.made_over = ""  # the fingerprint of the plan that this one is, over another log
-        self.position = Position()
-        self.measured: dict[str, dict[str, float]] = {}  # what ``measure`` found
+        self.graph = build(log, features)
+        self.fitted = {}
+        self.made_over = ""
+        self._measured: dict[str, dict[str, float]] = {}
         self._dimensions: dict[int, Dimension] | None = None
         self._extractor: Extractor | None = None
         self._lock = threading.Lock()
         self._requests: tuple[Requests, Requests | None] | None = None
 
-    @property
-    def threads(self) -> int:
-        """Number of threads that extract, from 1 to 1,024. Default: the cores that this process may use.
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and "_requests" in vars(self):  # which is set last, when the plan is made
+            other = f"; make another plan: plan = plan.using({name}=…)" if name in ("threads", "device") else ""
+            raise PlanError(f"{name} of a plan cannot be set, because a plan does not change{other}")
+        super().__setattr__(name, value)
 
-        It can be changed between two passes over the log.
+    def using(self, *, threads: int | None = None, device: str | Device | None = None) -> Plan:
+        """Return this plan with another number of threads, or on another device; fitted values and loaded views are shared.
+
+        ``threads``: number of threads that extract, from 1 to 1,024. ``device``: as for ``cb.compile``. Default: as they are.
         """
-        return self._threads
+        changes: dict[str, Any] = {}
+        if threads is not None:
+            changes["threads"] = checked_threads(threads, MOST_EXTRACTING)
+        if device is not None:
+            changes["device"] = checked_device(device)
+        return self._like(**changes)
 
-    @threads.setter
-    def threads(self, threads: int) -> None:
-        self._threads = checked_threads(threads, MOST_EXTRACTING)
-        if self._extractor is not None:
-            self._extractor.threads = self._threads
+    def _like(self, **changes: Any) -> Plan:
+        """Return a copy with other values of these attributes. Its program is made anew, its graph is this plan's."""
+        made = copy.copy(self)
+        vars(made).update(changes, _extractor=None, _requests=None, _lock=threading.Lock())
+        if "fitted" in changes:
+            vars(made).update(_dimensions=None)  # they were computed with the values of before
+        return made
 
     def _repr_html_(self) -> str:
         from ctrbox.plan.drawing.draw import for_notebook
@@ -110,12 +122,20 @@ class Plan:
 
     @property
     def schema(self) -> Schema:
-        """The features that the batches hold. Its fingerprint covers fitted values, so reading it fits the plan first."""
-        return self.fit().graph.schema(self.fingerprint)
+        """The features that the batches hold. Reading it scans nothing.
+
+        Its fingerprint covers fitted values; it is empty for a plan that has to be fitted and is not.
+        """
+        return self.graph.schema(self.fingerprint if self.is_fitted else "")
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the plan has all values that its operators take from the log; a plan without such operators always has."""
+        return bool(self.fitted) or not self.graph.fits
 
     @property
     def fingerprint(self) -> str:
-        """A digest of everything that decides the bits of a batch; models carry it."""
+        """A digest of everything that decides the bits of a batch; models carry it. Before ``fit`` it lacks fitted values."""
         from ctrbox.engines.fingerprint import fingerprint
 
         return fingerprint(self)
@@ -131,11 +151,15 @@ class Plan:
 
     # ---- learning, looking, keeping
     def fit(self) -> Plan:
-        """Fit the values that operators take from the log: quantiles, moments, click histories. The first run does it too."""
-        if self.graph.fits and not self.fitted:
+        """Scan the log for the values that operators take from it: quantiles, moments, click histories. Returns this plan.
+
+        A plan without such operators, or one that has its values, scans nothing. ``batches`` and other methods that run the
+        plan fit it first.
+        """
+        if not self.is_fitted:
             from ctrbox.engines.fit import fit_plan
 
-            self.fitted = fit_plan(self)
+            vars(self)["fitted"] = fit_plan(self)
             self._extractor = self._requests = None
         return self
 
@@ -150,8 +174,8 @@ class Plan:
 
         where = self._known(self.device if device is None else device)
         if json:
-            return explain_json(self.graph, where, measured=self.measured)
-        return explain(self.graph, where, measured=self.measured)
+            return explain_json(self.graph, where, measured=self._measured)
+        return explain(self.graph, where, measured=self._measured)
 
     @staticmethod
     def _known(device: Any) -> Any:
@@ -167,8 +191,8 @@ class Plan:
         of operators alone over the last chunk. ``explain()`` then shows them, and placement goes by them."""
         extractor = self.extractor()
         if hasattr(extractor, "measure"):
-            self.measured = {"cuda": extractor.measure()}
-            return self.measured
+            self._measured = {"cuda": extractor.measure()}
+            return self._measured
         rows = extractor.stats.stages["extract"].rows if "extract" in extractor.stats.stages else 0
         if not rows:
             raise PlanError("this plan has not run yet; read a batch first")
@@ -177,8 +201,13 @@ class Plan:
             for node, (_, nanos, _) in zip(program.nodes, program.native.profile(), strict=True):
                 if node is not None and nanos:
                     found[str(node)] = found.get(str(node), 0.0) + nanos / rows
-        self.measured = {"cpu": found}
-        return self.measured
+        self._measured = {"cpu": found}
+        return self._measured
+
+    @property
+    def measured(self) -> dict[str, dict[str, float]]:
+        """What ``measure`` found last, by device and operator; empty before."""
+        return self._measured
 
     def show(self, path: str | os.PathLike[str], device: Any = None) -> None:
         """Draw the plan as an SVG picture."""
@@ -209,9 +238,7 @@ class Plan:
         from ctrbox.engines.saved import load_plan
 
         plan = load_plan(path, views=views, allow_operators=allow_operators, allow_views=allow_views)
-        if device is not None:
-            plan.device = checked_device(device)
-        return plan
+        return plan if device is None else plan.using(device=device)
 
     def materialize(self, path: str | os.PathLike[str], features: list[str] | None = None, **options: Any) -> int:
         """Write chosen features, with the instance id, as basic features for later runs; returns the rows written."""
@@ -253,22 +280,14 @@ class Plan:
         start: Position | None = None,
         limit: int | None = None,
         stop: int | None = None,
-    ) -> Generator[Batch, None, None]:
-        """Yield batches of ``batch_size`` rows in the order of the log; the last batch may be smaller.
+    ) -> BatchStream:
+        """Return a stream of batches of ``batch_size`` rows in the order of the log; the last batch may be smaller.
 
-        ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: go on from a
-        saved ``plan.position``. ``limit``: stop after so many rows. ``stop``: read no row of the log from this one on.
+        ``shuffle``: rows within which the order is drawn at random (from ``seed``), at least a batch. ``start``: go on from the
+        ``position`` of an earlier stream. ``limit``: stop after so many rows. ``stop``: read no row of the log from this one on.
         """
         walk = self.walk(batch_size, shuffle=shuffle, seed=seed, start=start, limit=limit, stop=stop)
-        return self._followed(walk)
-
-    def _followed(self, walk: Generator[tuple[Batch, Position], None, None]) -> Generator[Batch, None, None]:
-        try:
-            for batch, position in walk:
-                self.position = position
-                yield batch
-        finally:
-            walk.close()
+        return BatchStream(walk, start)
 
     def walk(
         self,
@@ -286,15 +305,7 @@ class Plan:
         seed = whole("seed", seed, 0, 2**64 - 1)
         limit = None if limit is None else whole("limit", limit, 0, 2**62)
         stop = None if stop is None else whole("stop", stop, 0, 2**62)
-        if start is not None and not isinstance(start, Position):
-            raise PlanError(f"start must be a Position, as plan.position returns it, got {start!r}")
-        if start is not None and (start.row < 0 or start.window < 0 or start.skip < 0 or 0 < shuffle <= start.skip):
-            raise PlanError(f"{start} is not a position in a stream with shuffle={shuffle}")
-        if start is not None and start.shuffle and (start.shuffle, start.seed) != (shuffle, seed):
-            raise PlanError(
-                f"this position belongs to a stream with shuffle={start.shuffle}, seed={start.seed}; continue with these "
-                f"values, not with shuffle={shuffle}, seed={seed}"
-            )
+        check_start(start, shuffle, seed)
         if shuffle and shuffle < batch_size:
             raise PlanError(
                 f"shuffle={shuffle} is smaller than a batch; expected a window of at least batch_size={batch_size} rows"
@@ -355,25 +366,9 @@ class Plan:
     ) -> Generator[tuple[Batch, Position], None, None]:
         first = start or Position()
         whole = window // batch_size * batch_size
-        left = limit
         stream = self.extractor(begin=first.row).batches(whole, first.row, None, stop)
-        row, number, begin = first.row, first.window, first.skip
         try:
-            for batch, after in stream:
-                order = np.random.Generator(np.random.Philox(key=[seed, number])).permutation(batch.rows)
-                while begin < batch.rows:
-                    end = min(begin + batch_size, batch.rows)
-                    if left is not None:
-                        end = min(end, begin + left)
-                        left -= end - begin
-                        if end == begin:
-                            return
-                    part = batch.take(order[begin:end])
-                    whole_done = end == batch.rows
-                    here = (after, 0, number + 1) if whole_done else (row, end, number)
-                    yield part, Position(*here, window, seed)
-                    begin = end
-                row, number, begin = after, number + 1, 0
+            yield from shuffled(stream, batch_size, window, seed, first, limit)
         finally:
             stream.close()
 
@@ -406,10 +401,8 @@ class Plan:
         the plan has no fill value raises an error that names the row when it is read."""
         from ctrbox.engines.over import plan_over
 
-        plan = plan_over(self, data, label, views)
-        plan.fitted = self.fit().fitted
-        plan.made_over = self.made_over or self.fingerprint
-        return plan
+        fitted = self.fit().fitted
+        return plan_over(self, data, label, views)._like(fitted=fitted, made_over=self.made_over or self.fingerprint)
 
     @property
     def reads(self) -> dict[str, list[str]]:

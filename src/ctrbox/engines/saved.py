@@ -302,6 +302,7 @@ def _rebuild(
     log = a_number(header.get("log"), "the log", max(1, len(views)))
     features = reader.features(header.get("features"))
     plan = Plan(views[log], features, device=a_text(header.get("device"), "the device"))
+    fitted: dict[int, dict[str, np.ndarray]] = {}
     for number, state in a_dict(header.get("fitted"), "what was fitted").items():
         if not number.isdecimal() or int(number) >= len(plan.graph.fits):
             raise malformed(f"it holds values for the fitted operator {number[:20]!r}, which the plan does not have")
@@ -309,10 +310,10 @@ def _rebuild(
         wrong = misfit(plan.graph.fits[int(number)].how, arrays)
         if wrong:
             raise malformed(wrong)
-        plan.fitted[int(number)] = arrays
-    if plan.fitted and len(plan.fitted) < len(plan.graph.fits):
-        raise malformed(f"it holds the values of {len(plan.fitted)} of {len(plan.graph.fits)} fitted operators")
-    return plan
+        fitted[int(number)] = arrays
+    if fitted and len(fitted) < len(plan.graph.fits):
+        raise malformed(f"it holds the values of {len(fitted)} of {len(plan.graph.fits)} fitted operators")
+    return plan._like(fitted=fitted)
 
 
 def _words(data: memoryview) -> pa.Array:

@@ -39,7 +39,7 @@ from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainE
 from ctrbox.ffm.examples import ExampleCache, ExampleText, names
 from ctrbox.ffm.progress import Progress
 from ctrbox.files.atomic import written_aside
-from ctrbox.publish.sources import ffm_of, ffm_weights
+from ctrbox.publish.sources import DEEP_FFM, ffm_of, ffm_weights
 from ctrbox.publish.weights import Weights, is_weights, read_weights
 
 BATCH_ROWS = 65_536  # of a plan's batches
@@ -78,6 +78,8 @@ class DeepFFM:
     ``residual``  add lr and ffm to the network's output
     ``ffm_init``  latent weights start uniform within ± ffm_init / sqrt(k)
     """
+
+    kind = DEEP_FFM
 
     def __init__(
         self,
@@ -278,6 +280,22 @@ class DeepFFM:
         self.fields, self.learned, self.progress = fields, learned, Progress()
         self._native, self.learned_from_text = found, False
         return self
+
+    def predict_batch(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Return the click probability of each row of a batch, as ``predict`` does."""
+        return self.predict(batch)
+
+    def check_schema(self, schema: Schema) -> None:
+        """Raise a `PlanError` unless a plan of this schema makes all features that the engine learned from."""
+        if self.learned_from_text:
+            raise PlanError(
+                "this engine was trained on text files, which give the same values other keys than a plan does, so its "
+                "scores would be random. Train it on the plan: engine.learn(plan)"
+            )
+        features = [*(f.name for f in schema.sparse), *schema.dense_names]
+        for name in self.fields:
+            if name not in features:
+                raise PlanError(f"the model's field {name!r} is not a feature of the plan{nearest(name, features)}")
 
     def published(self) -> Weights:
         """Return the weights without accumulators, for `cb.publish`."""

@@ -99,7 +99,7 @@ class OnlineLoop:
         self.once, self.delete, self.strict = once, delete, strict
         self.publish_at_end = once if publish_at_end is None else publish_at_end
         key = plan.log.key[0] if plan.log.key else "id"
-        columns, log = plan.request_schema(), plan.log.source.schema
+        columns, log = plan.fit().request_schema(), plan.log.source.schema
         units = plan.time_units | ({} if time_unit is None else {time: checked_unit(time_unit)})
         self.layout = Layout.of(columns, log, id=id or key, time=time, event=event, time_units=units)
         self.checkpoints = Checkpoints(self.out / "online")

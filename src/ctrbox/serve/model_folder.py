@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.feather as feather
@@ -30,12 +30,10 @@ from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
 from ctrbox.files.sealed import read_sealed, sealed
 from ctrbox.plan.language.user import UserOperator
+from ctrbox.predict.predictor import Predictor
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
 from ctrbox.publish.versions import Published
 from ctrbox.views.view import Merge
-
-if TYPE_CHECKING:
-    from ctrbox.train.run import Run
 
 RUN = "run"
 MANIFEST, PLAN, LOG, WEIGHTS, ONLINE = "serve.json", "plan.ctr", "log.arrow", "weights", "online.json"
@@ -122,7 +120,7 @@ class ModelFolder:
 def create(
     folder: str | os.PathLike[str],
     plan: Plan,
-    engine: DeepFFM | Run,
+    engine: Predictor,
     *,
     context: Sequence[str],
     note: str = "",
@@ -140,30 +138,16 @@ def create(
         raise WriteError(f"{place} exists and is not empty; publish to {place / WEIGHTS}, or choose another folder")
     if not isinstance(plan, Plan):
         raise PlanError(f"create takes a plan, as cb.compile returns it, got {type(plan).__name__}")
+    plan.fit()  # a served model has the values that its plan took from the log
     schema = plan.log.source.schema
     if isinstance(context, str):
         raise PlanError(f"context= takes column names in a list, got {context!r}")
     for name in context:
         if name not in schema.names:
             raise PlanError(f"column {name!r} is not in view {plan.log.name!r}{nearest(name, schema.names)}")
-    kind = DEEP_FFM if isinstance(engine, DeepFFM) else CLICK_MODEL
-    if not isinstance(engine, DeepFFM):
-        from ctrbox.train.run import Run, other_plan
-
-        if not isinstance(engine, Run):
-            raise PlanError(f"create takes a cb.DeepFFM or a cb.Run, got {type(engine).__name__}")
-        if engine.learner.schema.fingerprint != plan.schema.fingerprint:
-            raise PlanError(other_plan(engine.learner.schema.fingerprint, plan.schema.fingerprint))
-    else:
-        if engine.learned_from_text:
-            raise PlanError(
-                "this engine was trained on text files, which give the same values other keys than a plan does, so its "
-                "scores would be random. Train it on the plan: engine.learn(plan)"
-            )
-        features = [*(f.name for f in plan.schema.sparse), *plan.schema.dense_names]
-        for name in engine.fields:
-            if name not in features:
-                raise PlanError(f"the model's field {name!r} is not a feature of the plan{nearest(name, features)}")
+    if not isinstance(engine, Predictor):
+        raise PlanError(f"create takes a cb.DeepFFM or a cb.Run, got {type(engine).__name__}")
+    engine.check_schema(plan.schema)
     with written_aside(place, folder=True) as aside:
         aside.mkdir()
         plan.save(aside / PLAN)
@@ -173,7 +157,7 @@ def create(
             with written_aside(aside / LOG) as file:
                 feather.write_feather(empty, str(file), compression="uncompressed")
         Published(aside / WEIGHTS).publish(engine, note=note, quantise=quantise)
-        manifest = {"kind": kind, "context": list(context), "fingerprint": plan.fingerprint}
+        manifest = {"kind": engine.kind, "context": list(context), "fingerprint": plan.fingerprint}
         with written_aside(aside / MANIFEST) as file:
             file.write_text(sealed(manifest), encoding="utf-8")
     return ModelFolder.open(place)

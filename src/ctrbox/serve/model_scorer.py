@@ -4,7 +4,7 @@
     candidates   keys → rows → pooled (rows, …)
     the model    sees both as rows; the context's stand for all of them by a stride of 0 and are not repeated in memory
 
-Slow twin: `Learner.predict` over `Split.joined`, the same up to rounding.
+Slow twin: `ClickModel.predict` over `Split.joined`, the same up to rounding.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ctrbox.embed.vectors.published_table import PublishedVectors
 from ctrbox.engines.split import Split
 from ctrbox.errors import DataError
 from ctrbox.models.inputs import Inputs, Pooled
+from ctrbox.predict.click_model import LONGEST, ClickModel
+from ctrbox.predict.sources import Source
 from ctrbox.serve.objects import ObjectKeys, Objects, matrix, served_by
-from ctrbox.train.learner import LONGEST, Learner
-from ctrbox.train.sources import Source
 
 Own = Mapping[
     int, Mapping[int, Floats]
@@ -102,15 +102,15 @@ class Found:
 class ModelScorer:
     """One version. Any number of threads."""
 
-    def __init__(self, learner: Learner, split: Split, keys: ObjectKeys) -> None:
-        self.learner, self.split, self.keys = learner, split, keys
-        sources = list(enumerate(learner.sources))
+    def __init__(self, click_model: ClickModel, split: Split, keys: ObjectKeys) -> None:
+        self.click_model, self.split, self.keys = click_model, split, keys
+        sources = list(enumerate(click_model.sources))
         self.context_sides = [s for k, x in sources for s in Side.of(k, x, split.context_features)]
         self.candidate_sides = [s for k, x in sources for s in Side.of(k, x, split.candidate_features)]
         self.servers = {n: k for k, x in sources if isinstance(x.embedder, PublishedVectors) for n in x.fields}
         self.tables: dict[str, PublishedVectors] = {}
         for name, k in self.servers.items():
-            table = learner.sources[k].embedder
+            table = click_model.sources[k].embedder
             assert isinstance(table, PublishedVectors)
             self.tables[name] = table
         # Where the columns of the dense matrix come from: of which side, from, to, at.
@@ -158,8 +158,8 @@ class ModelScorer:
         with torch.inference_mode():
             theirs = self._found(candidates, self.candidate_sides, own)
             logits = self._logits(context, found, candidates, theirs)
-        if self.learner.shift:
-            logits = logits + np.float32(self.learner.shift)
+        if self.click_model.shift:
+            logits = logits + np.float32(self.click_model.shift)
         if not np.isfinite(logits).all():
             row = int(np.flatnonzero(~np.isfinite(logits))[0])
             raise DataError(f"the model's output for candidate {row:,} is not finite; check that no value is too large")
@@ -175,9 +175,9 @@ class ModelScorer:
         sequences = {n: (i.expand(rows, -1, -1), w.expand(rows)) for n, (i, w) in found.sequences.items()}
         dense = self._dense(context, candidates)
         inputs = Inputs(
-            self.learner.reads, rows, dense, tuple(pools), {**sequences, **theirs.sequences}, None, found.kept
+            self.click_model.reads, rows, dense, tuple(pools), {**sequences, **theirs.sequences}, None, found.kept
         )
-        logits: Floats = self.learner.model(inputs).numpy()
+        logits: Floats = self.click_model.model(inputs).numpy()
         return logits
 
     def _found(self, batch: Batch, sides: list[Side], own: Own) -> Found:

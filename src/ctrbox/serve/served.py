@@ -31,6 +31,7 @@ from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.request import Request, RequestReader
 
 if TYPE_CHECKING:
+    from ctrbox.predict.run_predictor import RunPredictor
     from ctrbox.serve.served_model import ServedModel
 
 Scores = npt.NDArray[np.float32]
@@ -207,13 +208,13 @@ class ServedRun:
     kind = RUN
     version = 1
 
-    def __init__(self, run: Any, *, most_candidates: int) -> None:
+    def __init__(self, run: RunPredictor, *, most_candidates: int) -> None:
+        from ctrbox.predict.unlearned import tell_of_keys  # brings torch, which a Deep FFM is served without
+
         self.run = run
         self.cache = ContextCache(0)
-        from ctrbox.train.unlearned import tell_of_keys
-
-        self.known = KnownKeys(name for source in run.learner.sources for name in source.fields)
-        tell_of_keys(run.learner, lambda _, asked: self.known.add(asked))
+        self.known = KnownKeys(run.fields)
+        tell_of_keys(run.click_model, lambda _, asked: self.known.add(asked))
         plan: Plan = run.plan
         log = plan.log.source.schema
         everything = Split(plan, ()).candidate_schema
@@ -264,10 +265,11 @@ def open_served(
     where the model is of a class of their own.
     """
     if folder.kind == RUN:
-        from ctrbox.train.run import Run, servers_of
+        from ctrbox.predict.run_folder import servers_of
+        from ctrbox.predict.run_predictor import RunPredictor
 
         data = servers_of(folder.folder, servers or {})
-        run = Run.load(
+        run = RunPredictor.open(
             folder.folder,
             model=own_model,
             plan=own_plan,

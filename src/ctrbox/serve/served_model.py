@@ -18,6 +18,8 @@ from ctrbox.embed.known_keys import Asked
 from ctrbox.engines.joins import JoinCount
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
+from ctrbox.predict.click_model import ClickModel
+from ctrbox.predict.published import click_model_of
 from ctrbox.publish.sources import CLICK_MODEL
 from ctrbox.publish.weights import read_weights
 from ctrbox.serve.cache import ContextCache
@@ -26,8 +28,6 @@ from ctrbox.serve.model_scorer import Found, ModelScorer
 from ctrbox.serve.objects import ObjectKeys
 from ctrbox.serve.request import Request, RequestReader
 from ctrbox.serve.served import OBJECTS, Scores, spread
-from ctrbox.train.learner import Learner
-from ctrbox.train.published import learner_of
 
 NOTHING: dict[int, dict[int, np.ndarray]] = {}
 
@@ -36,7 +36,7 @@ NOTHING: dict[int, dict[int, np.ndarray]] = {}
 class LiveModel:
     """One version, loaded and checked."""
 
-    learner: Learner
+    click_model: ClickModel
     version: int
     scorer: ModelScorer
 
@@ -68,7 +68,7 @@ class ServedModel:
         self.keys = ObjectKeys(plan)
         self.live = self.read(weights, version)
         self.cache = ContextCache(cache_bytes)
-        self.known = KnownKeys(name for source in self.live.learner.sources for name in source.fields)
+        self.known = KnownKeys(name for source in self.live.click_model.sources for name in source.fields)
         self.missing = self.embedded = 0
         self._counting = threading.Lock()
         fields = [*self.split.context_schema, *self.split.candidate_schema]
@@ -81,8 +81,8 @@ class ServedModel:
         return self.live.version
 
     def read(self, weights: str | os.PathLike[str], version: int) -> LiveModel:
-        learner = learner_of(read_weights(weights), self.schema, str(weights), self.own)
-        return LiveModel(learner, version, ModelScorer(learner, self.split, self.keys))
+        model = click_model_of(read_weights(weights), self.schema, str(weights), self.own)
+        return LiveModel(model, version, ModelScorer(model, self.split, self.keys))
 
     def take(self, weights: str | os.PathLike[str], version: int) -> None:
         """Serve another version from the next request on."""

@@ -45,6 +45,7 @@ from ctrbox.engines.plan import compile as compile_plan
 from ctrbox.errors import DataError, PlanError
 from ctrbox.plan.language.expr import col
 from ctrbox.plan.language.features import FeatureSet
+from ctrbox.predict.sources import reads_of
 from ctrbox.sklearn.classifier_folder import (
     VIEW,
     classes_of,
@@ -69,7 +70,6 @@ from ctrbox.sklearn.frames import (
     weights_of,
 )
 from ctrbox.train.run import Run
-from ctrbox.train.sources import reads_of
 from ctrbox.train.trainer import Trainer
 from ctrbox.views.view import View
 

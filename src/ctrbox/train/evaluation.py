@@ -12,12 +12,14 @@ import numpy as np
 from ctrbox.columns.batch import Batch
 from ctrbox.embed.gpu.batch import facts
 from ctrbox.engines.fingerprint import difference
-from ctrbox.engines.plan import Plan, Position
+from ctrbox.engines.plan import Plan
+from ctrbox.engines.stream import Position
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.evaluate.calibration import intercept, label_shift, weights_advice
 from ctrbox.evaluate.metrics import Scores
-from ctrbox.train.learner import Learner, Looked
-from ctrbox.train.naming_rows import naming_rows
+from ctrbox.predict.click_model import Looked
+from ctrbox.predict.naming_rows import naming_rows
+from ctrbox.train.learner import Learner
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.sampling import Labels, no_rows, weights_by_label
 from ctrbox.train.settings import Settings

@@ -22,18 +22,22 @@ import torch
 
 from ctrbox.embed.dense_optimizer import dense_optimizer
 from ctrbox.embed.gpu.batch import facts
-from ctrbox.engines.plan import Plan, Position
+from ctrbox.engines.plan import Plan
+from ctrbox.engines.stream import Position
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
 from ctrbox.evaluate.metrics import tracked
+from ctrbox.predict.click_model import Looked
+from ctrbox.predict.key_kinds import check_key_kinds
+from ctrbox.predict.naming_rows import naming_rows
+from ctrbox.predict.weights_folder import read_state
 from ctrbox.train.callbacks import Callbacks, Checkpoint, End, Evaluation, Step
-from ctrbox.train.checkpoint import checkpoint_path, random_states, read_state, read_weights, write_weights
+from ctrbox.train.checkpoint import checkpoint_path, random_states, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate, fitted_intercept, warn_of_weights, watched, watched_name
 from ctrbox.train.folder import RunFolder
 from ctrbox.train.handed import Foresight, Handed, keyed
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
-from ctrbox.train.learner import Learner, Looked
-from ctrbox.train.model_servers import check_found, check_key_kinds, describe_fields, missing_shares, warn_of_misses
-from ctrbox.train.naming_rows import naming_rows
+from ctrbox.train.learner import Learner
+from ctrbox.train.model_servers import check_found, describe_fields, missing_shares, warn_of_misses
 from ctrbox.train.passes import Passes
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
@@ -82,7 +86,7 @@ class Fit:
         self.plan, self.split, self.settings, self.overlap, self.ahead = plan, split, settings, overlap, ahead
         assert settings.batch_size is not None
         self.batch_size = settings.batch_size
-        schema = plan.schema
+        schema = plan.fit().schema
         if not schema.label:
             raise TrainError("the plan has no label; add one: cb.FeatureSet(label=col('clicked'), …)")
         self.learner = Learner(

@@ -9,12 +9,12 @@ from typing import Any
 import numpy.typing as npt
 
 from ctrbox.columns.batch import Batch, Ragged, Schema
-from ctrbox.embed.embedder import Keys
-from ctrbox.embed.ssd.table import SparseTable
-from ctrbox.engines.plan import Position
+from ctrbox.embed.embedder import Keys, NextUse
+from ctrbox.engines.stream import Position
 from ctrbox.errors import PlanError
-from ctrbox.train.learner import Learner, Looked
-from ctrbox.train.look_ahead import NextUse, look_ahead
+from ctrbox.predict.click_model import Looked
+from ctrbox.train.learner import Learner
+from ctrbox.train.look_ahead import look_ahead
 from ctrbox.train.pipeline import Clock
 
 
@@ -51,10 +51,10 @@ class Foresight:
     """Batches that wait in the folder of the first table on disk: where a table is larger than memory there is room."""
 
     def __init__(self, learner: Learner, batches: int) -> None:
-        tables = [e for e in learner.embedders if isinstance(e, SparseTable)]
-        if not tables:
+        folders = [s.traits.folder for s in learner.sources if s.traits.look_ahead and s.traits.folder is not None]
+        if not folders:
             raise PlanError("look_ahead= needs a cb.SparseTable, but this training has none; remove it")
-        self.learner, self.batches, self.folder = learner, batches, tables[0].path
+        self.learner, self.batches, self.folder = learner, batches, folders[0]
         self.bytes = 0  # written so far
 
     def walk(self, source: Generator[Handed, None, None]) -> Generator[Handed, None, None]:

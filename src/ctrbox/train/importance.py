@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ctrbox.columns.batch import Batch
-from ctrbox.engines.plan import Plan, Position
+from ctrbox.engines.plan import Plan
+from ctrbox.engines.stream import Position
 from ctrbox.evaluate.interval import auc_difference
 from ctrbox.train.learner import Learner
 

@@ -24,14 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox import _native
-from ctrbox.embed.embedder import Keys
+from ctrbox.embed.embedder import Keys, NextUse
 from ctrbox.embed.ssd.table import SHARDS
 from ctrbox.errors import SourceError
 from ctrbox.files.atomic import FULL
 
 MOST = 64  # batches of a block: a next use is told in 7 bits
-
-NextUse = npt.NDArray[np.uint8]
 
 
 class Packing(Protocol):

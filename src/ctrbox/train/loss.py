@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.table import Table
 from ctrbox.errors import PlanError
+from ctrbox.predict.sources import Source
 
 
 def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
@@ -20,13 +19,14 @@ def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | No
     return (each * weight).sum() / len(label)
 
 
-def check_counting(embedders: Sequence[Embedder]) -> None:
+def check_counting(sources: Sequence[Source]) -> None:
     """Adaptive regularisation divides by how often a key was met; the sub-model of a Model Server has no such count."""
-    if not any(getattr(one, "summed", True) for one in embedders):
+    by_key = [source for source in sources if source.traits.gradients == "sum"]
+    if not by_key:
         raise PlanError("adaptive_l2 regularises the rows of tables, but this model reads no table; remove it")
-    for one in embedders:
-        if getattr(one, "summed", True) and not (isinstance(one, Table) and one.counters is not None):
+    for source in by_key:
+        if not source.traits.counts:
             raise PlanError(
-                f"adaptive_l2 needs tables that count their keys, but this {type(one).__name__} does not; create it with "
-                "counters=cb.tables.Counters()"
+                f"adaptive_l2 needs tables that count their keys, but this {type(source.embedder).__name__} does not; create it "
+                "with counters=cb.tables.Counters()"
             )

@@ -6,37 +6,18 @@ import warnings
 from typing import Any
 
 from ctrbox.columns.kind import name_of
-from ctrbox.embed.vectors.misses import WARNED_SHARE, plain
-from ctrbox.embed.vectors.model_server import ModelServer
+from ctrbox.embed.vectors.misses import WARNED_SHARE
 from ctrbox.engines.plan import Plan
-from ctrbox.errors import DataError, PlanError
+from ctrbox.errors import PlanError
 from ctrbox.plan.graph.build import build_columns
-from ctrbox.plan.language.hashed_kind import hashed_kind
 from ctrbox.train.learner import Learner
-
-
-def check_key_kinds(learner: Learner, plan: Plan) -> None:
-    """Refuse a vector file of plain numbers for a field whose keys are hashed: no key of the field can be in it."""
-    hashes = {o.name for o in plan.graph.outputs if o.role == "sparse" and hashed_kind(o.node) in ("s", "i")}
-    for source in learner.sources:
-        server = source.embedder
-        if not isinstance(server, ModelServer) or not plain(server.data):
-            continue
-        for name in source.fields:
-            if name in hashes:
-                raise DataError(
-                    f"field {name!r} hashes its values to keys, so none of them can be in {server.data.path}: the keys in this "
-                    f"file are small plain numbers; they were not hashed. The first is {int(server.data.keys[0])}. Write the "
-                    "file with the plan's key expression, for example "
-                    "cb.tables.write_vectors(…, key=col('ad_id').key(space='image'))"
-                )
 
 
 def describe_fields(learner: Learner, plan: Plan) -> None:
     """Tell each Model Server how the keys that it is asked for are made, for its messages."""
     for source in learner.sources:
-        if isinstance(source.embedder, ModelServer):
-            source.embedder.misses.reads = "".join(_described(plan, name) for name in source.fields)
+        if source.traits.objects is not None:
+            source.traits.objects.misses.reads = "".join(_described(plan, name) for name in source.fields)
 
 
 def _described(plan: Plan, name: str) -> str:
@@ -54,8 +35,8 @@ def _described(plan: Plan, name: str) -> str:
 def check_found(learner: Learner) -> None:
     """Refuse a Model Server of which no key was found, also where a log is shorter than its first batches."""
     for source in learner.sources:
-        if isinstance(source.embedder, ModelServer):
-            source.embedder.misses.check(source.embedder.data)
+        if source.traits.objects is not None:
+            source.traits.objects.misses.check(source.traits.objects.data)
 
 
 def missing_shares(learner: Learner) -> list[dict[str, Any]]:
@@ -64,11 +45,11 @@ def missing_shares(learner: Learner) -> list[dict[str, Any]]:
     """
     found = []
     for source in learner.sources:
-        server = source.embedder
-        if isinstance(server, ModelServer) and server.misses.asked:
-            met = server.misses
+        objects = source.traits.objects
+        if objects is not None and objects.misses.asked:
+            met = objects.misses
             counted = {"keys": met.asked, "missing": met.lost, "missing_share": met.share}
-            found.append({"fields": list(source.fields), "data": str(server.data.path), **counted})
+            found.append({"fields": list(source.fields), "data": str(objects.data.path), **counted})
     return found
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctrbox.embed.embedder import Embedder
+from ctrbox.embed.traits import full, traits_of
 from ctrbox.train.pipeline import Clock
 
 OF_AN_EPOCH = 20
@@ -102,8 +103,7 @@ class Passes:
 
 def stats_of(embedder: Embedder) -> Stats | None:
     """How a table tells what it was asked; None where it does not."""
-    stats: Any = getattr(embedder, "stats", None)
-    return stats if callable(stats) and "asked" in stats() else None
+    return full(embedder).stats if traits_of(embedder).statistics else None
 
 
 def by_stage(clocks: Sequence[Clock]) -> Counters:

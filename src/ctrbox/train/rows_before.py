@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 from ctrbox.arguments.names import nearest
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.gpu.table import GpuTable
-from ctrbox.embed.optimizers import with_rate
-from ctrbox.embed.table import Table
+from ctrbox.embed.traits import full, traits_of
 from ctrbox.errors import PlanError
 
 TABLES = ("keep", "empty")
@@ -20,13 +18,13 @@ def check_tables(asked: str | None) -> None:
         raise PlanError(f"tables must be 'keep' or 'empty', got {asked!r}{nearest(str(asked), TABLES)}")
 
 
-def _holding(embedders: Sequence[Embedder]) -> list[Table]:
-    """Tables with rows; a Model Server has data, not rows of an earlier training."""
-    return [table for table in embedders if isinstance(table, Table) and len(table)]
+def _holding(embedders: Sequence[Embedder]) -> list[Embedder]:
+    """Tables with rows that can be removed; a Model Server has data, not rows of an earlier training."""
+    return [table for table in embedders if traits_of(table).clears and len(table)]
 
 
-def _named(table: Table) -> str:
-    place = getattr(table, "path", None)
+def _named(table: Embedder) -> str:
+    place = traits_of(table).folder
     return f"the {type(table).__name__}" if place is None else f"the table in {place}"
 
 
@@ -43,7 +41,7 @@ def check_rows_told(embedders: Sequence[Embedder], asked: str | None) -> None:
 def clear_rows(embedders: Sequence[Embedder]) -> None:
     """Empty the tables; run folders keep their own copies of the rows."""
     for table in _holding(embedders):
-        table.clear()
+        full(table).clear()
 
 
 def warn_of_rows(embedders: Sequence[Embedder]) -> None:
@@ -58,13 +56,11 @@ def warn_of_rows(embedders: Sequence[Embedder]) -> None:
 
 def set_rate(embedders: Sequence[Embedder], lr: float) -> None:
     """Give every table this learning rate, for vectors and first-order weights; sub-models of Model Servers keep theirs."""
-    tables = [table for table in embedders if isinstance(table, Table | GpuTable)]
+    tables = [table for table in embedders if traits_of(table).sets_lr]
     if not tables:
         kinds = ", ".join(sorted({type(one).__name__ for one in embedders}))
         raise PlanError(
             f"lr= is the learning rate of embedding tables, but this model has none (it reads {kinds or 'nothing'}); remove it"
         )
     for table in tables:
-        optimizer, linear = with_rate(table.optimizer, lr), with_rate(table.linear, lr)
-        if (optimizer, linear) != (table.optimizer, table.linear):
-            table.set_optimizer(optimizer, linear)
+        full(table).set_lr(lr)

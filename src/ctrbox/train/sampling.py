@@ -11,7 +11,7 @@ import numpy as np
 from ctrbox.columns.batch import Batch, as_array
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError, TrainError
-from ctrbox.train.naming_rows import RefusedInData, Sought
+from ctrbox.predict.naming_rows import RefusedInData, Sought
 from ctrbox.views.view import Filter, Join, Step
 
 

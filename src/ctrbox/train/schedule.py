@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ctrbox.embed.embedder import Embedder
+from ctrbox.embed.traits import traits_of
 from ctrbox.errors import PlanError, TrainError
 
 
@@ -82,12 +83,12 @@ def check_reaches(schedule: Schedule, embedders: Sequence[Embedder]) -> None:
     if schedule == Constant():
         return
     for one in embedders:
-        if not callable(getattr(one, "scale_lr", None)):
+        if not traits_of(one).scales_lr:
             name = type(one).__name__
             raise PlanError(
                 f"schedule= changes the learning rate at every step, but {name} cannot follow it; add a method "
-                "scale_lr(self, factor: float) -> None that makes push multiply its learning rate by factor, or remove "
-                "schedule="
+                "scale_lr(self, factor: float) -> None that makes push multiply its learning rate by factor and declare it with "
+                "traits = cb.tables.Traits(scales_lr=True), or remove schedule="
             )
 
 

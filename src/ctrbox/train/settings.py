@@ -18,7 +18,8 @@ from torch import nn
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import share, whole
 from ctrbox.embed.embedder import Embedder
-from ctrbox.embed.gpu.table import GpuTable
+from ctrbox.embed.traits import settings_of as table_settings
+from ctrbox.embed.traits import traits_of
 from ctrbox.engines.cuda.runtime import why_not
 from ctrbox.engines.device import wants_gpu
 from ctrbox.engines.plan import Plan
@@ -128,7 +129,7 @@ def device_for(asked: str, embedder: Any, plan: Plan) -> torch.device:
     A plan that chose the GPU by itself does not take tables in memory along.
     """
     given = [*embedder.values()] if isinstance(embedder, Mapping) else [embedder]
-    homes = {t.device for t in given if isinstance(t, GpuTable)}
+    homes = {home for t in given if t is not None and (home := traits_of(t).device) is not None}
     if len(homes) > 1:
         raise PlanError(
             f"these tables are on different devices ({' and '.join(sorted(map(str, homes)))}); put all of "
@@ -198,8 +199,7 @@ def same_run(folder: Any, kept: Any, mine: dict[str, Any]) -> None:
 
 
 def _table(table: Embedder) -> str:
-    names = ("row", "optimizer", "linear", "init", "seed", "identity")
-    shown = [f"{n}={described(getattr(table, n))}" for n in names if hasattr(table, n)]
+    shown = [f"{name}={described(value)}" for name, value in table_settings(table).items()]
     return f"{type(table).__name__}({', '.join(shown)})"
 
 

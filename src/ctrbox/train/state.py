@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ctrbox.engines.plan import Position
+from ctrbox.engines.stream import Position
 
 
 @dataclass

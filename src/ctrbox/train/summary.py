@@ -123,7 +123,7 @@ def tables(learner: Learner, passes: Passes) -> list[dict[str, Any]]:
         if kind in passes.stats and kind in passes.done:
             now, counted = passes.stats[kind](), passes.done[kind]
             held = {n: now[n] for n in HELD if n in now}
-            where = getattr(source.embedder, "path", None)
+            where = source.traits.folder
             named = {"name": kind, "fields": list(source.fields), "path": None if where is None else str(where)}
             found.append({**named, **counted, **ratios(kind, counted), **held})
     return found

@@ -17,6 +17,7 @@ from ctrbox.embed.optimizers import Adam
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import PlanError
+from ctrbox.predict.sources import Embedders
 from ctrbox.train.evaluation import Split, with_calibration
 from ctrbox.train.fit import Elsewhere, Fit
 from ctrbox.train.look_ahead import MOST
@@ -25,7 +26,6 @@ from ctrbox.train.rows_before import check_tables
 from ctrbox.train.run import Run
 from ctrbox.train.schedule import CONSTANT, Schedule
 from ctrbox.train.settings import DEVICES, Settings, no_setting, with_batch_size
-from ctrbox.train.sources import Embedders
 from ctrbox.train.summary import Look
 from ctrbox.train.warm_up import WarmUp
 

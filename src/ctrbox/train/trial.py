@@ -34,9 +34,11 @@ from ctrbox.embed.dense_optimizer import DenseOptimizer, dense_optimizer
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import Adagrad, Adam
+from ctrbox.embed.traits import traits_of
 from ctrbox.engines.cpu.extract import Extractor
-from ctrbox.engines.plan import Plan, Position
+from ctrbox.engines.plan import Plan
 from ctrbox.engines.plan import compile as compile_plan
+from ctrbox.engines.stream import Position
 from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import BudgetError, PlanError, TrainError
 from ctrbox.evaluate.interval import auc_difference, logloss_difference
@@ -44,15 +46,16 @@ from ctrbox.evaluate.verdict import Candidate, Cost, Trial
 from ctrbox.plan.graph.build import build_columns
 from ctrbox.plan.language.expr import Expr, column
 from ctrbox.plan.language.features import FeatureSet
+from ctrbox.predict.click_model import Looked
+from ctrbox.predict.naming_rows import naming_rows
+from ctrbox.predict.sources import reads_of
 from ctrbox.train.evaluation import Split, probability
-from ctrbox.train.learner import Learner, Looked
-from ctrbox.train.naming_rows import naming_rows
+from ctrbox.train.learner import Learner
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.sampling import Labels, thin
 from ctrbox.train.schedule import CONSTANT, Schedule
 from ctrbox.train.settings import Settings, with_batch_size
-from ctrbox.train.sources import reads_of
 
 __all__ = ["Candidate", "Cost", "Trial", "trial"]
 
@@ -215,7 +218,7 @@ def _union(plan: Plan, candidates: Mapping[str, Mapping[str, Expr]], over: Plan,
     )
     union = compile_plan(over.log, asked, device=plan.device, threads=plan.threads, chunk_rows=plan.chunk_rows)
     if fitted is not None:
-        union.fitted = fitted.fit().fitted
+        return union._like(fitted=fitted.fit().fitted)
     return union
 
 
@@ -335,20 +338,12 @@ def _tables(
 ) -> Embedder | dict[str, Embedder] | None:
     """Empty tables of a learner's own: by the settings of those given, else one for each dim as ``Trainer`` has it."""
 
-    def like(recipe: MemoryTable) -> MemoryTable:
-        if not isinstance(recipe, MemoryTable):
+    def like(recipe: MemoryTable) -> Embedder:
+        if not traits_of(recipe).copies:
             raise PlanError(
                 f"a trial creates its own tables with the settings of a cb.MemoryTable, got {type(recipe).__name__}"
             )
-        return MemoryTable(
-            recipe.dim,
-            optimizer=recipe.optimizer,
-            linear=recipe.linear,
-            init=recipe.init,
-            seed=(recipe.seed + seed) % 2**64,
-            budget=max(1, recipe.budget // share),
-            threads=recipe.threads,
-        )
+        return recipe.like(recipe.row, seed=(recipe.seed + seed) % 2**64, budget=max(1, recipe.budget // share))
 
     if table is None:
         made = {dim: like(MemoryTable(dim, optimizer=Adagrad())) for dim in set(dims.values())}

@@ -27,8 +27,7 @@ from typing import Any
 from torch import nn
 
 from ctrbox.arguments.names import nearest
-from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.table import Table
+from ctrbox.embed.traits import traits_of
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, PlanError, TrainError
 from ctrbox.train.progress import Watcher
@@ -82,7 +81,7 @@ def fresh_table(table: Any) -> Any:
     if isinstance(table, Mapping):
         made: dict[int, Any] = {}
         return {name: made.setdefault(id(one), fresh_table(one)) for name, one in table.items()}
-    if isinstance(table, MemoryTable):
+    if traits_of(table).copies:
         if len(table):
             raise PlanError(
                 f"the job's table already holds {len(table):,} rows, but every trial must start with an empty table"
@@ -197,7 +196,7 @@ class Study:
             raise PlanError("neither the job nor `tune` gives a model")
         own = parts["table"] if "table" in parts else fresh_table(table)
         for one in own.values() if isinstance(own, Mapping) else [own]:
-            if isinstance(one, Table) and len(one):
+            if one is not None and traits_of(one).clears and len(one):
                 raise PlanError(
                     f"the table of trial {trial.number} already holds {len(one):,} rows from another trial; create a new table "
                     'for each trial, such as cb.SparseTable(f"params/{trial.number}") or cb.MemoryTable(8)'

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.arguments.names import nearest
-from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.sealed import read_sealed
-from ctrbox.train.checkpoint import read_dense, read_optimizer, read_state, write_weights
+from ctrbox.predict.sources import Source
+from ctrbox.predict.weights_folder import read_dense, read_state
+from ctrbox.train.checkpoint import read_optimizer, write_weights
 from ctrbox.train.folder import describe
 from ctrbox.train.learner import Learner
 from ctrbox.train.run import Run
-from ctrbox.train.sources import Source
 
 ABSENT = object()
 WARM_UPS = ("none", "partial", "full", "continue")
@@ -61,7 +61,7 @@ class WarmUp:
         if self.kind != "partial":
             return
         for source in learner.sources:
-            if not isinstance(source.embedder, ModelServer) and len(source.embedder):
+            if source.traits.objects is None and len(source.embedder):
                 raise PlanError(
                     f"a partial warm-up starts with new embeddings of ids, but the table of {source.fields[0]!r} holds "
                     f"{len(source.embedder):,} rows; use an empty table, or warm_up='full'"
@@ -142,8 +142,8 @@ class WarmUp:
             _check_continues(place, state, learner)
         files = [(source, _file(place, state.get("tables"), source)) for source in learner.sources]
         for source, file in files:
-            if isinstance(source.embedder, ModelServer):
-                source.embedder.restore(file, optimizer=self.kind == "continue")
+            if source.traits.objects is not None:
+                source.full.restore(file, optimizer=self.kind == "continue")
             elif self.kind != "partial":
                 source.embedder.restore(file)
         read_dense(place, learner.model)

@@ -15,7 +15,8 @@ import torch
 
 import ctrbox as cb
 from ctrbox.errors import CompactionError, PlanError
-from ctrbox.train.checkpoint import read_state, write_weights
+from ctrbox.predict.weights_folder import read_state
+from ctrbox.train.checkpoint import write_weights
 from tests.cli.test_cli import ctrbox
 
 KEYS = np.arange(1, 12_001, dtype=np.int64)

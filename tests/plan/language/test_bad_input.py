@@ -422,7 +422,7 @@ def test_an_engine_refuses_the_state_of_another_fit() -> None:
         Tables(tables.fitted).native(TableSpec("fit", 0, "history"))
     plan = world.plan().fit()
     numbers = list(plan.fitted)
-    plan.fitted = dict(zip(numbers, [plan.fitted[k] for k in reversed(numbers)], strict=True))
+    plan = plan._like(fitted=dict(zip(numbers, [plan.fitted[k] for k in reversed(numbers)], strict=True)))
     with pytest.raises(PlanError, match="not match the operators of the plan:"):
         list(plan.batches(7))
 

@@ -19,7 +19,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from ctrbox.embed.embedder import Row
+from ctrbox.embed.embedder import Floats, NextUse, Row
 from ctrbox.embed.gpu.batch import References, sent
 from ctrbox.embed.gpu.store import Gradients, NoRoom, Store
 from ctrbox.embed.gpu.table import GpuTable
@@ -35,6 +35,7 @@ from ctrbox.embed.gpu.working import Working
 from ctrbox.embed.optimizers import Optimizer, spec_of
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.table import refused
+from ctrbox.embed.traits import Traits
 from ctrbox.engines.cuda.runtime import Runtime
 from ctrbox.errors import BudgetError, DataError, PlanError
 
@@ -102,13 +103,21 @@ class LevelTable(GpuTable):
             self._forget(row)
             self._opened = True
 
+    @property
+    def traits(self) -> Traits:
+        """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
+        return replace(super().traits, statistics=True)
+
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
         raise PlanError(
             "set the optimizer of the Sparse Table before a cb.tables.LevelTable is made over it: below.set_optimizer(…)"
         )
 
-    def prefetch(self, keys: Any) -> None:
-        """Bring the rows of these keys to the GPU, where there is room beside the batches under way; else only create them."""
+    def prefetch(self, keys: Any, *, next_use: NextUse | None = None) -> None:
+        """Bring the rows of these keys to the GPU, where there is room beside the batches under way; else only create them.
+
+        ``next_use`` is ignored.
+        """
         wanted, _ = self._keys(keys)
         with self._at_move() as store:
             number, oldest = self._next()
@@ -140,8 +149,11 @@ class LevelTable(GpuTable):
         self._seen(out)
         return out.cpu().numpy() if plain else out
 
-    def push(self, keys: Any, gradients: Any) -> None:
-        """Apply one optimizer step to these rows. A gradient that is not finite raises an error before anything changes."""
+    def push(self, keys: Any, gradients: Any, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
+        """Apply one optimizer step to these rows. A gradient that is not finite raises an error before anything changes.
+
+        ``shows`` and ``clicks`` are ignored, because the table counts nothing.
+        """
         moved, _ = self._keys(keys)
         width, linear = self._row.width, int(self._row.linear)
         g = self._gradients(len(moved), gradients)

@@ -18,9 +18,9 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,13 +28,14 @@ import torch
 from ctrbox import _native
 from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
-from ctrbox.embed.embedder import Row
+from ctrbox.embed.embedder import Floats, NextUse, Row
 from ctrbox.embed.gpu.batch import References
 from ctrbox.embed.gpu.store import Gradients, NoRoom, Store
 from ctrbox.embed.life import NO_LIFE
-from ctrbox.embed.optimizers import Optimizer, optimizer_of, spec_of
+from ctrbox.embed.optimizers import Optimizer, optimizer_of, spec_of, with_rate
 from ctrbox.embed.table import (
     MOST_DIM,
+    TABLE_SETTINGS,
     USUAL,
     check_factor,
     check_row,
@@ -48,9 +49,13 @@ from ctrbox.embed.table import (
     shape_of,
     words,
 )
+from ctrbox.embed.traits import Initial, Traits
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime
 from ctrbox.errors import BudgetError, DataError, PlanError
 from ctrbox.files.atomic import written_aside
+
+if TYPE_CHECKING:
+    from ctrbox.embed.gpu.pooling import Reading
 
 MOST_ROWS = 1 << 29
 
@@ -107,6 +112,12 @@ class GpuTable:
     def device(self) -> torch.device:
         return self.runtime.device
 
+    @property
+    def traits(self) -> Traits:
+        """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
+        initial = Initial(self.init, self.seed)
+        return Traits(scales_lr=True, sets_lr=True, device=self.device, initial=initial, settings=TABLE_SETTINGS)
+
     def open(self, row: Row) -> None:
         """Take the shape that a model reads; a table that has rows of another shape refuses."""
         check_row(row)
@@ -121,8 +132,8 @@ class GpuTable:
             self._row = row
         self._opened = True
 
-    def prefetch(self, keys: Any) -> None:
-        """Create the rows of these keys."""
+    def prefetch(self, keys: Any, *, next_use: NextUse | None = None) -> None:
+        """Create the rows of these keys. ``next_use`` is ignored, because all rows are in memory."""
         wanted, _ = self._keys(keys)
         with self.ordered():
             self.make_room(wanted)
@@ -140,8 +151,11 @@ class GpuTable:
             self.store.gather(wanted, rows, out[:, linear:], width, out if linear else None)
         return out.cpu().numpy() if plain else out
 
-    def push(self, keys: Any, gradients: Any) -> None:
-        """Apply one optimizer step to these rows. A gradient that is not finite raises an error before anything changes."""
+    def push(self, keys: Any, gradients: Any, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
+        """Apply one optimizer step to these rows. A gradient that is not finite raises an error before anything changes.
+
+        ``shows`` and ``clicks`` are ignored, because the table counts nothing.
+        """
         moved, _ = self._keys(keys)
         width, linear = self._row.width, int(self._row.linear)
         g = self._gradients(len(moved), gradients)
@@ -216,6 +230,12 @@ class GpuTable:
         """Multiply ``lr`` (`FTRL`: ``alpha``) by ``factor`` in all steps from now on, for schedules. The factor is not saved."""
         self.factor = check_factor(factor, self.optimizer, self.linear)
 
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate (`FTRL`: ``alpha``) of an empty table, for vectors and first-order weights."""
+        optimizer, linear = with_rate(self.optimizer, lr), with_rate(self.linear, lr)
+        if (optimizer, linear) != (self.optimizer, self.linear):
+            self.set_optimizer(optimizer, linear)
+
     def set_optimizer(self, optimizer: Optimizer, linear: Optimizer | None = None) -> None:
         """Change the optimizers of an empty table. To change them for a table with rows, save it and restore it into a new
         GpuTable."""
@@ -260,6 +280,22 @@ class GpuTable:
         )
 
     # ---- for trainers
+
+    def read(
+        self,
+        references: References,
+        pooled: Sequence[str],
+        pooling: Sequence[str],
+        sequences: Sequence[str] = (),
+        *,
+        longest: int = 1024,
+        train: bool = True,
+        into: tuple[torch.Tensor, torch.Tensor | None] | None = None,
+    ) -> Reading:
+        """Return the pooled vectors and the sequences of a batch; see `Reading` for the arguments."""
+        from ctrbox.embed.gpu.pooling import Reading
+
+        return Reading(self, references, pooled, pooling, sequences, longest=longest, train=train, into=into)
 
     def told(self) -> int:
         """The first reference of the last step whose gradient was not finite, or -1: as far as heard, without waiting."""

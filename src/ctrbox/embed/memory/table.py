@@ -13,16 +13,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ctrbox import _native
 from ctrbox.arguments.sizes import checked_bytes
-from ctrbox.embed.embedder import Floats, Keys, Row
+from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
 from ctrbox.embed.life import Admission, Counters, admission_of, counters_of
 from ctrbox.embed.optimizers import Optimizer, optimizer_of
 from ctrbox.embed.table import Table, check_row, checked_keys, describe, reading, same_dim, same_shape, shape_of, words
+from ctrbox.embed.traits import Traits
 from ctrbox.errors import BudgetError, PlanError
 from ctrbox.files.atomic import written_aside
 
@@ -73,8 +75,16 @@ class MemoryTable(Table):
             self._row = row
         self._opened = True
 
-    def prefetch(self, keys: Keys) -> None:
-        """Create the rows of these keys and remember where they are for the pull of the same keys."""
+    @property
+    def traits(self) -> Traits:
+        """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
+        return replace(super().traits, copies=True)
+
+    def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
+        """Create the rows of these keys and remember where they are for the pull of the same keys.
+
+        ``next_use`` is ignored, because all rows are in memory.
+        """
         wanted = checked_keys(keys)
         with self._calling(len(wanted)):
             self._changing.prefetch(wanted)
@@ -147,21 +157,25 @@ class MemoryTable(Table):
 
     # ---- beyond the contract ----
 
-    def like(self, row: Row) -> MemoryTable:
-        """Return an empty table with the settings of this one, opened for another row shape, with a budget of its own."""
+    def like(self, row: Row, *, seed: int | None = None, budget: int | None = None) -> MemoryTable:
+        """Return an empty table with the settings of this one, opened for another row shape, with a budget of its own.
+
+        ``seed``, ``budget``: other values than those of this table.
+        """
         table = MemoryTable(
             row.dim,
             optimizer=self.optimizer,
             linear=self.linear,
             init=self.init,
-            seed=self.seed,
-            budget=self.budget,
+            seed=self.seed if seed is None else seed,
+            budget=self.budget if budget is None else budget,
             threads=self.threads,
             counters=self.counters,
             admission=self.admission,
             nonfinite=self.nonfinite,
         )
-        table.open(row)
+        if row.width:  # a table of dim=0 waits for a model that reads first-order weights
+            table.open(row)
         return table
 
     def export(self) -> tuple[Keys, Floats, Floats]:

@@ -123,6 +123,10 @@ class SparseTables:
             raise PlanError(f"these tables have dims {_listed(self.dims)}, not {dim}")
         return self._parts[dim]
 
+    def of_dim(self, dim: int) -> SparseTable:
+        """Return the part for vectors of ``dim`` floats, as ``tables[dim]`` does."""
+        return self[dim]
+
     def __iter__(self) -> Iterator[SparseTable]:
         self._check_usable()
         return iter(list(self._parts.values()))

@@ -18,18 +18,18 @@ import math
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ctrbox import _native
 from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
-from ctrbox.embed.embedder import Floats, Keys, Row
+from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
 from ctrbox.embed.life import NO_LIFE, Admission, Counters, admission_of, counters_of
 from ctrbox.embed.optimizers import Optimizer, optimizer_of
 from ctrbox.embed.ssd.folder import (
@@ -45,6 +45,7 @@ from ctrbox.embed.ssd.folder import (
     warn_of_memory,
 )
 from ctrbox.embed.table import Table, check_row, checked_keys, same_dim, same_shape, shape_of, words
+from ctrbox.embed.traits import Traits
 from ctrbox.errors import BudgetError, CompactionError, DataError, PlanError, SourceError
 from ctrbox.files.atomic import FULL, remove, written_aside
 
@@ -155,7 +156,12 @@ class SparseTable(Table):
                 self.advance(clock)
         self._opened = True
 
-    def prefetch(self, keys: Keys, *, next_use: npt.NDArray[np.uint8] | None = None) -> None:
+    @property
+    def traits(self) -> Traits:
+        """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
+        return replace(super().traits, look_ahead=True, folder=self.path, statistics=True)
+
+    def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
         """Bring the rows of these keys into memory and keep them there until they are pulled and pushed.
 
         ``next_use`` (uint8, one per key): in how many prefetched batches a key comes again, 1 to 127, 0 where nobody knows. Rows

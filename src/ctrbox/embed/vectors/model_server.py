@@ -39,9 +39,10 @@ from ctrbox.embed.dense_optimizer import (
     optimizer_state,
     restore_optimizer,
 )
-from ctrbox.embed.embedder import Floats, Keys, Row
+from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
 from ctrbox.embed.optimizers import Adam
 from ctrbox.embed.table import check_factor, checked_keys, checked_nonfinite, words
+from ctrbox.embed.traits import Initial, Objects, Traits
 from ctrbox.embed.vectors.file import Data, Places, VectorFile
 from ctrbox.embed.vectors.misses import Misses
 from ctrbox.embed.vectors.server_file import read_server, write_server
@@ -77,8 +78,6 @@ class ModelServer:
     ``synchronise`` called with the sub-model's weights between backward and step, every push: adds up the gradients of several
                    servers that hold shards of the data
     """
-
-    summed = False  # a sub-model is every key's: its gradients are of the mean loss, as those of a model's own weights
 
     def __init__(
         self,
@@ -131,6 +130,18 @@ class ModelServer:
     def row(self) -> Row:
         return self._row
 
+    @property
+    def traits(self) -> Traits:
+        """Return what the trainer may ask of this Model Server beyond `cb.tables.Embedder`."""
+        return Traits(
+            gradients="mean",  # all keys share the weights of the sub-model, as they share those of the click model
+            scales_lr=True,
+            publishes=True,
+            initial=Initial(0.0, 0),  # a key without data has the zero vector
+            objects=Objects(self.data, self.submodel, self.misses),
+            settings=("optimizer", "seed", "identity"),
+        )
+
     def open(self, row: Row) -> None:
         if row != self._row:
             raise PlanError(
@@ -138,8 +149,11 @@ class ModelServer:
                 f"vectors and has no first-order weights"
             )
 
-    def prefetch(self, keys: Keys) -> None:
-        """Find, read and check the rows of these keys, ahead of their pull; within half of the budget they are kept."""
+    def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
+        """Find, read and check the rows of these keys, ahead of their pull; within half of the budget they are kept.
+
+        ``next_use`` is ignored.
+        """
         wanted = checked_keys(keys)
         places = self.data.find(wanted)
         there = places[places >= 0]
@@ -201,10 +215,10 @@ class ModelServer:
             self._counts["computed"] += len(present)
         return vectors if first is None else vectors[inverse]
 
-    def push(self, keys: Keys, gradients: Floats) -> None:
+    def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
         """Propagate gradients through the sub-model and apply a step of its optimizer.
 
-        The gradients of a key that is given twice are summed.
+        The gradients of a key that is given twice are summed. ``shows`` and ``clicks`` are ignored: nothing is counted by key.
         """
         moved = checked_keys(keys)
         g = np.asarray(gradients)

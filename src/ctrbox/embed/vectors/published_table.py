@@ -23,7 +23,7 @@ from torch import nn
 
 from ctrbox import _native
 from ctrbox.arguments.numbers import whole
-from ctrbox.embed.embedder import Floats, Keys, Row
+from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.table import checked_init, checked_keys, words
 from ctrbox.errors import DataError, PlanError
@@ -81,10 +81,10 @@ class PublishedTable:
         if row != self._row:
             raise PlanError(f"this published table holds rows of {words(self._row)}, but the model reads {words(row)}")
 
-    def prefetch(self, keys: Keys) -> None:
+    def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
         """All rows are in memory."""
 
-    def push(self, keys: Keys, gradients: Floats) -> None:
+    def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
         raise PlanError("a published table is read-only and cannot be trained")
 
     def save(self, path: str | os.PathLike[str] | Path) -> None:

@@ -29,7 +29,7 @@ from ctrbox.models.lr import LR
 from ctrbox.models.mlp import MLP, Affine, Dropout, draw_seed
 from ctrbox.models.products import PairSum
 from ctrbox.models.wide_deep import WideDeep
-from ctrbox.train.sources import Source
+from ctrbox.predict.sources import Source
 
 USUAL = (LR, FM, EmbeddingMLP, WideDeep, DeepFM)
 PARTS = (DenseInput, FirstOrder, PairSum, MLP, Affine, Dropout, nn.ReLU, nn.Sequential, nn.ModuleList)

@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 
 from ctrbox.columns.batch import Batch
-from ctrbox.engines.plan import Plan, Position
+from ctrbox.engines.plan import Plan
+from ctrbox.engines.stream import Position
 from ctrbox.errors import CtrboxError, DataError, TrainError
 
 SEARCH_ROWS = 65_536  # rows of a batch while the row is searched for

@@ -11,18 +11,18 @@ from torch import nn
 
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Schema
-from ctrbox.embed.embedder import Embedder
+from ctrbox.embed.embedder import Embedder, EmbeddersByDim, FullEmbedder
 from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import Adagrad
-from ctrbox.embed.ssd.dims import SparseTables
+from ctrbox.embed.traits import Traits, full, traits_of
 from ctrbox.errors import PlanError
 from ctrbox.models.inputs import Reads
 
 CPU = torch.device("cpu")
 
-# One for all fields, one by field name ("*": the rest), or tables by dim.
-Embedders: TypeAlias = Embedder | Mapping[str, Embedder] | SparseTables
+# One for all fields, one by field name ("*": the rest), or one by dim.
+Embedders: TypeAlias = Embedder | Mapping[str, Embedder] | EmbeddersByDim
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Source:
     """Fields that a model reads from one embedder."""
 
     embedder: Embedder
+    traits: Traits  # what the embedder declares, checked
     fields: tuple[str, ...]  # pooled ones first, then sequences
     pooled: tuple[str, ...]
     pooling: tuple[str, ...]
@@ -37,8 +38,13 @@ class Source:
 
     @property
     def fused(self) -> bool:
-        """Whether lookup, pooling and step are the table's own, on a GPU."""
-        return isinstance(self.embedder, GpuTable)
+        """Whether the embedder itself looks up, pools and steps, on a GPU."""
+        return self.traits.device is not None
+
+    @property
+    def full(self) -> FullEmbedder:
+        """The embedder with the methods that its traits promise."""
+        return full(self.embedder)
 
 
 def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device: torch.device = CPU) -> list[Source]:
@@ -56,8 +62,8 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device:
         kind = GpuTable if device.type == "cuda" else MemoryTable
         tables: dict[int, Embedder] = {reads.dims[n]: kind(reads.dims[n], optimizer=Adagrad()) for n in names}
         chosen = {n: tables[reads.dims[n]] for n in names}
-    elif isinstance(embedder, SparseTables):
-        chosen = {n: embedder[reads.dims[n]] for n in names}
+    elif isinstance(embedder, EmbeddersByDim):
+        chosen = {n: embedder.of_dim(reads.dims[n]) for n in names}
     elif isinstance(embedder, Mapping):
         for name in embedder:
             if name != "*" and name not in names:
@@ -99,7 +105,7 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device:
         pooled = tuple(n for n in mine if n in reads.fields)
         sequences = tuple(n for n in mine if n in reads.sequences)
         how = tuple(reads.pooling[n] for n in pooled)
-        sources.append(Source(one, (*pooled, *sequences), pooled, how, sequences))
+        sources.append(Source(one, traits_of(one), (*pooled, *sequences), pooled, how, sequences))
     return sources
 
 

@@ -24,54 +24,53 @@ from torch import nn
 from ctrbox import models
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.embedder import Embedder, Row
-from ctrbox.embed.table import Table
-from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.embed.vectors.published_table import PublishedTable, PublishedVectors
 from ctrbox.embed.vectors.submodels import OTHER, TEXT, kind_of, unfilled
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.evaluate.calibration import MOST_SHIFT
+from ctrbox.predict.click_model import ClickModel
+from ctrbox.predict.untrained import untrained
+from ctrbox.predict.weights_folder import DTYPES
 from ctrbox.publish.sources import CLICK_MODEL, table_parts
 from ctrbox.publish.weights import Part, Weights
-from ctrbox.train.checkpoint import DTYPES
-from ctrbox.train.learner import Learner
-from ctrbox.train.untrained import untrained
 
 OF_DTYPE = {name: dtype for dtype, name in DTYPES.items()}
 
 
-def weights_of_run(learner: Learner) -> Weights:
+def weights_of_run(click_model: ClickModel) -> Weights:
     """The sub-models of its Model Servers are run over every object they have."""
-    model = learner.model
+    model = click_model.model
     name, config = type(model).__name__, getattr(model, "config", None)
     own = models.MODELS.get(name) is not type(model) or config is None
     parts = list(_tensor_parts("dense.", model))
     tables: list[dict[str, Any]] = []
-    for k, source in enumerate(learner.sources):
-        embedder: Any = source.embedder
+    for k, source in enumerate(click_model.sources):
+        embedder = source.embedder
         about: dict[str, Any] = {"fields": list(source.fields), "dim": embedder.dim, "linear": embedder.row.linear}
-        if isinstance(embedder, ModelServer):
-            kind = kind_of(embedder.submodel)
-            about["server"] = {"submodel": kind, "width": embedder.data.width, "tokens": embedder.data.tokens}
-            if kind != OTHER:
-                parts += _tensor_parts(f"table.{k}.model.", embedder.submodel)
-        elif isinstance(embedder, Table):
-            about |= {"init": embedder.init, "seed": embedder.seed}
-        else:
+        objects, initial = source.traits.objects, source.traits.initial
+        if not source.traits.publishes or initial is None:
             raise PlanError(
                 f"cannot publish the rows of {type(embedder).__name__}; expected a table or a cb.tables.ModelServer"
             )
-        keys, rows, _ = embedder.export()
+        if objects is not None:
+            kind = kind_of(objects.submodel)
+            about["server"] = {"submodel": kind, "width": objects.data.width, "tokens": objects.data.tokens}
+            if kind != OTHER:
+                parts += _tensor_parts(f"table.{k}.model.", objects.submodel)
+        else:
+            about |= {"init": initial.init, "seed": initial.seed}
+        keys, rows, _ = source.full.export()
         linear = int(embedder.row.linear)
         parts += table_parts(f"table.{k}.", keys, rows[:, 0] if linear else None, rows[:, linear:])
         tables.append(about)
     # Of a class of the user's own only the name is kept: whoever serves it brings the class.
     facts: dict[str, Any] = {"model": name, "config": None if own else config}
-    facts |= {"fingerprint": learner.schema.fingerprint, "shift": learner.shift}
+    facts |= {"fingerprint": click_model.schema.fingerprint, "shift": click_model.shift}
     return Weights(CLICK_MODEL, {**facts, **({"own": True} if own else {}), "tables": tables}, parts)
 
 
-def learner_of(weights: Weights, schema: Schema, where: str, own: nn.Module | None = None) -> Learner:
-    """The model of a published version with its tables; ``schema``: of its plan. It predicts, and cannot learn.
+def click_model_of(weights: Weights, schema: Schema, where: str, own: nn.Module | None = None) -> ClickModel:
+    """The model of a published version with its tables; ``schema``: of its plan. It predicts and cannot learn.
 
     ``own``: a model of the user's own class, with any weights, for a version of such a model; it is copied.
     """
@@ -103,14 +102,14 @@ def learner_of(weights: Weights, schema: Schema, where: str, own: nn.Module | No
         embedders: dict[str, Embedder] = {}
         for k, table in enumerate(about["tables"]):
             embedders.update(dict.fromkeys(map(str, table["fields"]), _table(weights, k, table, where)))
-        learner = Learner(model, schema, embedders)
+        made = ClickModel(model, schema, embedders)
     except CtrboxError as error:
         raise DataError(f"cannot read {where}: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
         raise DataError(f"cannot read {where}: its parts contradict each other: {error!r}") from error
-    learner.shift = shift
-    learner.model.eval().requires_grad_(False)
-    return learner
+    made.shift = shift
+    made.model.eval().requires_grad_(False)
+    return made
 
 
 def _own(own: nn.Module | None, name: str, where: str) -> nn.Module:

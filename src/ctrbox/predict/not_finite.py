@@ -12,22 +12,22 @@ from ctrbox.columns.batch import Batch
 from ctrbox.embed.gpu.pooling import Reading
 from ctrbox.embed.lookup import Lookup
 from ctrbox.errors import TrainError
-from ctrbox.train.naming_rows import RefusedInTraining, Sought
-from ctrbox.train.sources import Source
+from ctrbox.predict.naming_rows import RefusedInTraining, Sought
+from ctrbox.predict.sources import Source
 
 if TYPE_CHECKING:
-    from ctrbox.train.learner import Learner, Looked, Pulled
+    from ctrbox.predict.click_model import ClickModel, Looked, Pulled
 
 HUGE = 1e6  # no useful weight is so large; products of such ones are what makes a loss infinite
 
 
-def culprit(learner: Learner, looked: Looked, pulled: Sequence[Pulled], value: float) -> TrainError:
+def culprit(model: ClickModel, looked: Looked, pulled: Sequence[Pulled], value: float) -> TrainError:
     """Return an error that names the first thing of the batch that is not a number."""
     batch, where = looked.batch.cpu(), f"batch {looked.number}"
     found = np.argwhere(~np.isfinite(batch.dense))
     if len(found):
         row, column = found[0]
-        name = learner.schema.dense_names[column]
+        name = model.schema.dense_names[column]
         met = batch.dense[row, column]
         remedy = "clip it" if np.isinf(met) else "replace it, cb.when(x.is_nan()).then(0.0).otherwise(x),"
         told = f"{where}: dense feature {name!r} is {met} in row {row} of the batch; {remedy} in the plan"
@@ -38,14 +38,14 @@ def culprit(learner: Learner, looked: Looked, pulled: Sequence[Pulled], value: f
         if len(bad) and array is not None:
             return RefusedInTraining(f"{where}: {what} is {array[bad[0]]} in row {bad[0]} of the batch", sought)
     for what in ("value", "gradient"):
-        for source, rows in zip(learner.sources, pulled, strict=False):
-            size, name, key = _largest(learner, what, source, rows, batch)
+        for source, rows in zip(model.sources, pulled, strict=False):
+            size, name, key = _largest(model, what, source, rows, batch)
             if size > HUGE:
                 return TrainError(
                     f"{where}: a {what} of key {key} of field {name!r} has grown to {size:.3g}; lower the learning "
                     "rate of its table, or clip gradients"
                 )
-    for parameter, weight in learner.model.named_parameters():
+    for parameter, weight in model.model.named_parameters():
         if not bool(torch.isfinite(weight).all()):
             return TrainError(
                 f"{where}: weight {parameter!r} of the model is not finite; lower the learning rate, or clip=1.0"
@@ -53,11 +53,11 @@ def culprit(learner: Learner, looked: Looked, pulled: Sequence[Pulled], value: f
     return TrainError(f"{where}: the loss is {value}; lower the learning rate, or clip=1.0")
 
 
-def _largest(learner: Learner, what: str, source: Source, rows: Pulled, batch: Batch) -> tuple[float, str, int]:
+def _largest(model: ClickModel, what: str, source: Source, rows: Pulled, batch: Batch) -> tuple[float, str, int]:
     """Return the largest value or gradient of a source: its size (infinite where it is not a number), its field and key."""
     if isinstance(rows, Reading) and what == "gradient":
         return rows.largest(batch.rows)
-    lookup = Lookup.of(batch, source.fields, learner.threads)
+    lookup = Lookup.of(batch, source.fields, model.threads)
     if isinstance(rows, Reading):
         found: torch.Tensor | None = torch.from_numpy(source.embedder.pull(lookup.keys, create=False))
     else:

@@ -1,0 +1,26 @@
+"""Keys of a plan against keys of a vector file: hashed ones are never among plain numbers."""
+
+from __future__ import annotations
+
+from ctrbox.embed.vectors.misses import plain
+from ctrbox.engines.plan import Plan
+from ctrbox.errors import DataError
+from ctrbox.plan.language.hashed_kind import hashed_kind
+from ctrbox.predict.click_model import ClickModel
+
+
+def check_key_kinds(model: ClickModel, plan: Plan) -> None:
+    """Refuse a vector file of plain numbers for a field whose keys are hashed: no key of the field can be in it."""
+    hashes = {o.name for o in plan.graph.outputs if o.role == "sparse" and hashed_kind(o.node) in ("s", "i")}
+    for source in model.sources:
+        objects = source.traits.objects
+        if objects is None or not plain(objects.data):
+            continue
+        for name in source.fields:
+            if name in hashes:
+                raise DataError(
+                    f"field {name!r} hashes its values to keys, so none of them can be in {objects.data.path}: the keys in this "
+                    f"file are small plain numbers; they were not hashed. The first is {int(objects.data.keys[0])}. Write the "
+                    "file with the plan's key expression, for example "
+                    "cb.tables.write_vectors(…, key=col('ad_id').key(space='image'))"
+                )

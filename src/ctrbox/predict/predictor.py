@@ -1,0 +1,34 @@
+"""What serving and publishing know of a trained model, whatever trained it: a Deep FFM and a run are both predictors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrbox.columns.batch import Batch, Schema
+from ctrbox.publish.weights import Weights
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """A trained model: `cb.DeepFFM` and `cb.Run`."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of its published weights: "deep_ffm" or "click_model"."""
+
+    @property
+    def fields(self) -> Sequence[str]:
+        """Names of the features that the model reads."""
+
+    def check_schema(self, schema: Schema) -> None:
+        """Raise a `PlanError` unless batches of this schema hold the features that the model was trained on."""
+
+    def predict_batch(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Return the click probability of each row of a batch."""
+
+    def published(self) -> Weights:
+        """Return everything that decides the predictions, for `cb.publish`."""

@@ -1,0 +1,100 @@
+"""The predicting half of a run: its plan, and its model with the tables."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch import nn
+
+from ctrbox.columns.batch import Batch, Schema
+from ctrbox.columns.records import is_dicts
+from ctrbox.engines.plan import Plan
+from ctrbox.errors import DataError, PlanError
+from ctrbox.predict.click_model import ClickModel
+from ctrbox.predict.published import weights_of_run
+from ctrbox.predict.run_folder import other_plan, read_run
+from ctrbox.publish.sources import CLICK_MODEL
+from ctrbox.publish.weights import Weights
+
+
+class RunPredictor:
+    """A trained model with its plan: a `Predictor`, and raw rows in, probabilities out. `cb.Run` extends it."""
+
+    kind = CLICK_MODEL
+
+    def __init__(self, plan: Plan, click_model: ClickModel, folder: Path | None = None) -> None:
+        self.plan, self.click_model, self.folder = plan, click_model, folder
+
+    @staticmethod
+    def open(folder: str | Path, **options: Any) -> RunPredictor:
+        """Open a finished run to predict with it. ``options``: as for `cb.Run.load`."""
+        return RunPredictor(*read_run(folder, ClickModel, **options), Path(folder))
+
+    @property
+    def fields(self) -> Sequence[str]:
+        """Names of the sparse features that the model reads."""
+        return [name for source in self.click_model.sources for name in source.fields]
+
+    def check_schema(self, schema: Schema) -> None:
+        """Raise a `PlanError` unless the schema is that of the plan with which the model was trained."""
+        if schema.fingerprint != self.click_model.schema.fingerprint:
+            raise PlanError(other_plan(self.click_model.schema.fingerprint, schema.fingerprint))
+
+    @property
+    def model(self) -> nn.Module:
+        return self.click_model.model
+
+    def predict_batch(self, batch: Batch) -> np.ndarray:
+        """Return the click probability of each row of a batch of this run's plan."""
+        if batch.schema.fingerprint not in ("", self.click_model.schema.fingerprint):
+            raise PlanError(other_plan(self.click_model.schema.fingerprint, batch.schema.fingerprint))
+        return self.click_model.predict(batch)
+
+    def predict(self, rows: Any, *, warn: bool = True) -> np.ndarray:
+        """Return the click probability of each raw row; NaN, with a warning, for a row that a filter drops.
+
+        ``rows``: anything that speaks Arrow, a dict or a list of dicts. Columns that the plan merges from another view must
+        be among them. ``warn=False``: say nothing about rows that a filter drops.
+        """
+        table = self._table(rows)
+        merged = self.plan.extractor()
+        for source, columns in zip(merged.log.sources[1:], merged.columns[1:], strict=True):
+            for name in columns:
+                if name not in table.column_names:
+                    raise DataError(
+                        f"these rows lack column {name!r}, which the plan merges from view {source.view.name!r}; add it, or "
+                        "predict a whole log with its views: run.predictions(path)"
+                    )
+        batch = self.plan.run(table)
+        p = self.click_model.predict(batch)
+        if batch.index is None:
+            return p
+        whole = np.full(table.num_rows, np.nan, np.float32)
+        whole[batch.index] = p
+        dropped = table.num_rows - len(p)
+        if dropped and warn:
+            warnings.warn(
+                f"the plan's filters drop {dropped:,} of {table.num_rows:,} rows; their predictions are NaN",
+                stacklevel=2,
+            )
+        return whole
+
+    def _table(self, rows: Any) -> pa.Table:
+        if is_dicts(rows):
+            return self.plan.table_of_dicts(rows)
+        if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
+            return pa.table(rows)
+        raise PlanError(
+            f"predict takes rows (a frame, an Arrow table, a list of dicts), got {type(rows).__name__}; for a whole log: "
+            "run.predictions(path)"
+        )
+
+    def published(self) -> Weights:
+        """Everything that decides its predictions, for `cb.publish`: the vectors of all objects of its Model Servers are
+        computed now, and published with the sub-models."""
+        return weights_of_run(self.click_model)
