@@ -358,10 +358,11 @@ def published(world: World) -> Weights:
     return weights_of_run(world.run.learner)
 
 
-def test_published_weights_predict_the_same_bits(world: World, published: Weights) -> None:
+def test_published_weights_predict_the_same(world: World, published: Weights) -> None:
+    # Vectors of a Model Server are computed for other numbers of rows at once, and on x86 their last bits depend on it.
     back = click_model_of(published, world.run.plan.schema, "v1")
     batch = world.run.plan.run(log(30, 9))
-    assert np.array_equal(back.predict(batch), world.run.learner.predict(batch))
+    assert back.predict(batch) == pytest.approx(world.run.learner.predict(batch), abs=1e-6)
     assert not any(p.requires_grad for p in back.model.parameters())
     assert published.about["model"] == "EmbeddingMLP"
     assert "own" not in published.about
@@ -413,9 +414,8 @@ def test_a_model_of_ones_own_comes_back_into_one_of_the_same_class(world: World,
     changed = dataclasses.replace(published, about={**published.about, "own": True})
     mine = cb.models.EmbeddingMLP(world.run.plan.schema, dim=DIM, hidden=(4,))
     batch = world.run.plan.run(log(30, 9))
-    assert np.array_equal(
-        click_model_of(changed, world.run.plan.schema, "v1", mine).predict(batch), world.run.learner.predict(batch)
-    )
+    back = click_model_of(changed, world.run.plan.schema, "v1", mine)
+    assert back.predict(batch) == pytest.approx(world.run.learner.predict(batch), abs=1e-6)
     with pytest.raises(DataError, match="it holds the weights of 'EmbeddingMLP'; the model that was given is a LR"):
         click_model_of(changed, world.run.plan.schema, "v1", cb.models.LR(world.run.plan.schema))
     wider = cb.models.EmbeddingMLP(world.run.plan.schema, dim=DIM, hidden=(5,))

@@ -13,7 +13,7 @@ from typing import Any
 from ctrbox.engines.fingerprint import columns_read
 from ctrbox.engines.plan import Plan
 from ctrbox.plan.graph.build import build
-from ctrbox.plan.graph.gaps import NullsUnfilled
+from ctrbox.plan.graph.unfilled_nulls import NullsUnfilled
 from ctrbox.plan.graph.unlabelled import unlabelled
 from ctrbox.views.recorded import AgreeingSource, Described
 from ctrbox.views.view import Join, Merge, View

@@ -24,7 +24,7 @@ from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.assemble import Assembled, Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
 from ctrbox.engines.device import checked_device, wants_gpu
-from ctrbox.engines.joins import JoinCount
+from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.request import Requests, names_of, single
 from ctrbox.engines.stream import BatchStream, Position, check_start, shuffled
 from ctrbox.engines.threads import MOST_EXTRACTING, checked_threads

@@ -38,7 +38,6 @@ from ctrbox.engines.saved_views import check_names, read_view, view_entry
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
-from ctrbox.plan.graph.gaps import NullsUnfilled
 from ctrbox.plan.graph.serial import (
     Reader,
     Writer,
@@ -52,6 +51,7 @@ from ctrbox.plan.graph.serial import (
     sizes,
     texts,
 )
+from ctrbox.plan.graph.unfilled_nulls import NullsUnfilled
 from ctrbox.plan.language.tables import Dictionary, misfit
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.plan.placement.device import Device

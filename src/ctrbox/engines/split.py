@@ -25,7 +25,7 @@ from ctrbox.columns.batch import Batch, Ragged, Schema
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.stages import Prepared, Rows, located
-from ctrbox.engines.joins import JoinCount, counted_in
+from ctrbox.engines.missed_keys import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.request import ORIGIN
 from ctrbox.errors import DataError, PlanError

@@ -186,8 +186,8 @@ def _tensors(module: nn.Module, weights: Weights, prefix: str, where: str) -> di
                 f"{where} holds a different model: weight {name!r} is {part.shape} {part.dtype}, expected "
                 f"{tuple(mine[name].shape)} {DTYPES.get(mine[name].dtype)}"
             )
-        # A copy in torch's own memory, which begins at a multiple of 64 bytes. Products of matrices on x86 round otherwise
-        # where a matrix begins elsewhere, and the model would not give the bits of the run that it was published from.
+        # A copy in torch's own memory, which begins at a multiple of 64 bytes: libraries of x86 may round a product of
+        # matrices otherwise where a matrix begins elsewhere.
         flat = torch.tensor(_finite(part))
         tensors[name] = (
             flat.view(mine[name].dtype).reshape(part.shape)

@@ -25,8 +25,8 @@ from ctrbox.arguments.names import lacking, nearest
 from ctrbox.columns.raw import RawColumn, brief
 from ctrbox.errors import DataError
 from ctrbox.serve import objects
-from ctrbox.serve.body import read_json
 from ctrbox.serve.fields import RowReader
+from ctrbox.serve.json_body import read_json
 from ctrbox.serve.objects import Objects
 from ctrbox.serve.refused import Refused
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from ctrbox import _native
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.batch import Batch
-from ctrbox.engines.joins import JoinCount, counted_in
+from ctrbox.engines.missed_keys import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.errors import DataError, PlanError

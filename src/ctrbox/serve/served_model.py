@@ -15,7 +15,7 @@ from torch import nn
 
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.known_keys import Asked
-from ctrbox.engines.joins import JoinCount
+from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
 from ctrbox.predict.click_model import ClickModel

@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 
 from ctrbox.columns.raw import brief
-from ctrbox.serve.body import read_json
+from ctrbox.serve.json_body import read_json
 from ctrbox.serve.refused import Refused
 
 NUMPY: dict[str, Any] = {

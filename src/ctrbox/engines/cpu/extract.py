@@ -23,14 +23,14 @@ from ctrbox import _native
 from ctrbox.columns.batch import Batch, Fields, Ragged, Schema
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.assemble import Assembled, Assembler, Dimension
-from ctrbox.engines.cpu.dimensions import load_dimension
 from ctrbox.engines.cpu.early import EarlyScan
 from ctrbox.engines.cpu.in_order import in_order
+from ctrbox.engines.cpu.joined_views import load_dimension
 from ctrbox.engines.cpu.merge import Aligned, MergeCursor, ascends, ids_of, in_one_batch, parts_of
 from ctrbox.engines.cpu.prune import prune_expression
 from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
 from ctrbox.engines.cpu.tables import Tables
-from ctrbox.engines.joins import Joins
+from ctrbox.engines.missed_keys import Joins
 from ctrbox.errors import DataError
 from ctrbox.plan.graph.graph import Graph, Output
 from ctrbox.plan.language.node import Node, closure

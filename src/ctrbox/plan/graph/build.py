@@ -12,8 +12,8 @@ from ctrbox import _native
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.errors import PlanError
-from ctrbox.plan.graph.gaps import Gap, NullsUnfilled, present, told
 from ctrbox.plan.graph.graph import FitSpec, FrameSpec, Graph, Output, SourceSpec
+from ctrbox.plan.graph.unfilled_nulls import Gap, NullsUnfilled, present, told
 from ctrbox.plan.graph.unlabelled import conjuncts, tested
 from ctrbox.plan.language.expr import Expr, Time, col, expression
 from ctrbox.plan.language.features import FeatureSet, space_of

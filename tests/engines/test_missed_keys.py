@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.joins import FIRST_KEYS, JoinCount
+from ctrbox.engines.missed_keys import FIRST_KEYS, JoinCount
 from ctrbox.report.write import write_report
 
 SPARSE = {"user": col("user"), "age": col("age")}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.engines.cpu import dimensions
+from ctrbox.engines.cpu import joined_views as dimensions
 
 
 @pytest.fixture(autouse=True, scope="module")
