@@ -33,7 +33,9 @@ def users(ids: list[int | None]) -> pa.Table:
         {
             "user_id": pa.array(ids, pa.int64()),
             "age": pa.array([None if k % 5 == 4 else k for k in range(len(ids))], pa.int64()),
-            "interests": pa.array([None if k % 6 == 5 else "|".join("ab" * (k % 4)) for k in range(len(ids))]),
+            "interests": pa.array(
+                [None if k % 6 == 5 else "|".join("ab" * (k % 4)) for k in range(len(ids))], pa.string()
+            ),
         }
     )
 

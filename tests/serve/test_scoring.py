@@ -108,9 +108,9 @@ def test_tensors_give_the_same_scores(world: World, served: ServedFfm) -> None:
 
 
 WRONG = [
-    (b"", 400, "no JSON"),
-    (b"[" * 5000, 400, "no JSON"),
-    (b'{"a": NaN}', 400, "no JSON"),
+    (b"", 400, "not JSON"),
+    (b"[" * 5000, 400, "not JSON"),
+    (b'{"a": NaN}', 400, "not JSON"),
     (b"[]", 400, "context and candidates"),
     (b'{"context": {}}', 400, "context and candidates"),
     (b'{"context": {}, "candidates": [], "more": 1}', 400, "context and candidates"),

@@ -1,1 +1,1 @@
-"""Runs plans. ``cpu`` runs them on the CPU and ``cuda`` on a GPU; the modules of this folder are common to both."""
+"""Runs plans by one of two engines: ``cpu`` and ``cuda``. The modules of this folder are common to both."""

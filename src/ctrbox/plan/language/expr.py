@@ -1,4 +1,4 @@
-"""Defines expressions. Each call is one operator; nothing is computed here.
+"""Defines the expressions that users write. Each call is one operator; nothing is computed here.
 
 An expression is plain immutable data (operator, arguments, parameters), so it can be compared, saved and shared. Types are
 checked when a plan is built, where the columns are known.
