@@ -68,7 +68,7 @@ def test_an_error_names_the_line_where_its_expression_was_written(tmp_path: Path
 
 def test_a_fill_of_another_type_is_refused_whether_or_not_the_column_is_read(tmp_path: Path) -> None:
     filled = PLAN.replace("compile(log,", 'compile(log.fill(price=""),')
-    with pytest.raises(Mistake, match=r"fill of column 'price' \(float\) takes float, got str"):
+    with pytest.raises(Mistake, match=r"fill of column 'price' \(float\) must be float, got str"):
         load_job(job_of(tmp_path, filled))
 
 

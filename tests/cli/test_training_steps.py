@@ -147,7 +147,7 @@ class Trainer:
         Trainer.given = options
 
     def fit(self, plan: Any, *, out: Path, progress: Any, **options: Any) -> Any:
-        Trainer.given |= options
+        Trainer.given |= options | {"cores": plan.threads}
         if Trainer.ends is not None:
             raise Trainer.ends
         return SimpleNamespace(report=lambda: out / "report.html")
@@ -163,14 +163,17 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
+def a_plan(threads: int) -> SimpleNamespace:
+    return SimpleNamespace(threads=threads, over=lambda path: f"log {path}", using=lambda threads: a_plan(threads))
+
+
 def a_job(**parts: Any) -> Job:
     class Model:
         reads = ()
 
         def __call__(self) -> None: ...
 
-    plan = SimpleNamespace(threads=8, over=lambda path: f"log {path}")
-    return Job(Path("job.py"), plan, Model(), **{"settings": {"epochs": 3}, **parts})
+    return Job(Path("job.py"), a_plan(8), Model(), **{"settings": {"epochs": 3}, **parts})
 
 
 def test_the_command_of_a_training_holds_what_was_asked_for(trained: dict[str, Any]) -> None:
@@ -188,7 +191,12 @@ def test_the_command_of_a_training_holds_what_was_asked_for(trained: dict[str, A
         *("--batch-size", "64", "--from", "runs/old", "--lr", "0.5", "--valid", "0.2", "--threads", "3"),
         *("--tuned", "tune/job"),
     ]
-    assert (job.plan.threads, Trainer.given["threads"], Trainer.given["valid"], Trainer.given["lr"]) == (3, 3, 0.2, 0.5)
+    assert (Trainer.given["cores"], Trainer.given["threads"], Trainer.given["valid"], Trainer.given["lr"]) == (
+        3,
+        3,
+        0.2,
+        0.5,
+    )
     assert (Trainer.given["best_auc"], Trainer.given["epochs"], Trainer.given["warm_up"]) == (0.75, 3, "continue")
     assert (Trainer.given["resume"], Trainer.given["overwrite"]) == (False, True)
 

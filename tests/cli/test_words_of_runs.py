@@ -156,8 +156,8 @@ def test_a_version_is_told_with_its_patch(capsys: Any, monkeypatch: pytest.Monke
         (True, ["image=a.ctrvec"], None, None, False, True),
         (True, [], Path("job.py"), None, False, True),
         (False, [], None, CLICK_MODEL, False, False),
-        (False, ["image=a.ctrvec"], None, None, False, "--server is for the folder of a run; MODEL is none"),
-        (False, [], Path("job.py"), None, False, "--job is for the folder of a run; MODEL is none"),
+        (False, ["image=a.ctrvec"], None, None, False, "--server is for the folder of a run; MODEL is not one"),
+        (False, [], Path("job.py"), None, False, "--job is for the folder of a run; MODEL is not one"),
     ],
 )
 def test_a_run_is_published_whole_where_it_must_be(

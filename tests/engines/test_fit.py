@@ -512,7 +512,7 @@ def test_a_log_without_rows_is_named() -> None:
     empty = pa.table({"x": pa.array([], pa.float64())})
     view = cb.View(empty, name="impressions")
     with pytest.raises(
-        cb.errors.DataError, match="'impressions' gives no rows to fit standardise of 'x' on: it has none"
+        cb.errors.DataError, match="'impressions' has no rows to fit standardise of 'x' on: it has none"
     ):
         cb.compile(view, cb.FeatureSet(dense={"z": col("x").standardise()})).fit()
 

@@ -201,7 +201,7 @@ def test_position_inside_a_window_needs_the_shuffle() -> None:
 def test_wrong_sizes_are_refused() -> None:
     with pytest.raises(cb.errors.PlanError, match="batch_size must be a whole number"):
         next(plan_of("plain").batches(0))
-    with pytest.raises(cb.errors.PlanError, match="at least a batch"):
+    with pytest.raises(cb.errors.PlanError, match="smaller than a batch"):
         next(plan_of("plain").batches(10, shuffle=5))
 
 

@@ -149,7 +149,7 @@ def world(seed: int, rows: int, *, ordered: bool, nulls: bool = True) -> World:
             "tags": pa.array([several(WORDS) for _ in each], pa.list_(pa.string())),
             "nums": pa.array([several(INTS) for _ in each], pa.list_(pa.int64())),
             "vector": pa.array([several(FLOATS) for _ in each], pa.large_list(pa.float64())),
-            "device": pa.array([rng.choice(["ios", "android", "web"]) for _ in each]).dictionary_encode(),
+            "device": pa.array([rng.choice(["ios", "android", "web"]) for _ in each], pa.string()).dictionary_encode(),
             "clicked": pa.array([rng.randrange(2) for _ in each], pa.int8()),
         }
     )

@@ -285,7 +285,7 @@ def test_it_says_what_is_wrong(more: dict[str, Any], words: str) -> None:
 
 
 def test_an_embedding_layer_needs_fields() -> None:
-    with pytest.raises(PlanError, match="there are none"):
+    with pytest.raises(PlanError, match="there are no sparse fields"):
         JointTowers(of(sparse=0), embedding="layer")
     assert JointTowers(Schema((Field("user", "user", False),), (), True, False, False), embedding="layer").kinds == [[]]
 

@@ -481,7 +481,7 @@ def test_a_submodel_of_ones_own_is_published_by_its_vectors_alone(world: ImageWo
     served = opened(create(tmp_path / "model", world.plan, other.run, context=CONTEXT, quantise=False))
     body, rows = world.request(0, 20)
     assert np.abs(ask(served, body) - other.run.predict(rows)).max() < 1e-6
-    with pytest.raises(DataError, match="none of ours"):
+    with pytest.raises(DataError, match="a user-defined class"):
         ask(served, {**body, "objects": {"ad_image": {str(NEW): [0.0] * WIDTH}}})
 
 

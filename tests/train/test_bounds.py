@@ -133,10 +133,14 @@ def test_without_gpu_tables_the_device_is_the_one_asked_for(plan: cb.Plan, monke
 def test_the_first_difference_between_two_runs_is_named() -> None:
     same_run("run", {"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 2}})
     for kept, mine, message in (
-        ({"a": 1}, {"a": 2}, "differs in a: 1 there, 2 now"),
-        ({"s": {"x": 1, "y": 2}}, {"s": {"x": 1, "y": 3}}, "differs in s 'y': 2 there, 3 now"),
-        ({"s": {"x": 1}}, {"s": {"x": 1, "y": 3}}, "differs in s: {'x': 1} there, {'x': 1, 'y': 3} now"),
-        ({}, {"a": 2}, "differs in a: None there, 2 now"),
+        ({"a": 1}, {"a": 2}, "differs in a: it has 1, but this training has 2"),
+        ({"s": {"x": 1, "y": 2}}, {"s": {"x": 1, "y": 3}}, "differs in s 'y': it has 2, but this training has 3"),
+        (
+            {"s": {"x": 1}},
+            {"s": {"x": 1, "y": 3}},
+            "differs in s: it has {'x': 1}, but this training has {'x': 1, 'y': 3}",
+        ),
+        ({}, {"a": 2}, "differs in a: it has None, but this training has 2"),
     ):
         with pytest.raises(DataError, match=message):
             same_run("run", kept, mine)

@@ -141,7 +141,7 @@ def test_adaptive_regularisation_is_its_formula() -> None:
 
 def test_adaptive_regularisation_needs_tables_that_count() -> None:
     plan = plan_of(checkerboard(600))
-    with pytest.raises(PlanError, match=r"make it with counters=cb\.tables\.Counters\(\)"):
+    with pytest.raises(PlanError, match=r"create it with counters=cb\.tables\.Counters\(\)"):
         cb.Trainer(Small(plan.schema), cb.MemoryTable(4)).fit(plan, **FAST, adaptive_l2=0.1)
     with pytest.raises(PlanError, match="adaptive_l2 must be a number"):
         cb.Trainer(Small(plan.schema), cb.MemoryTable(4)).fit(plan, **FAST, adaptive_l2=-1)

@@ -247,7 +247,7 @@ class Waits(Exception):
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_no_more_tasks_are_drawn_than_the_consumer_has_room_for(limit: int) -> None:
     tasks: list[Callable[[], int]] = [lambda place=place: place for place in range(9)]  # type: ignore[misc]
-    line = _Line(iter(tasks), limit)
+    line = _Line(iter(tasks), limit, most=limit)
 
     def wait(timeout: float | None = None) -> bool:
         raise Waits

@@ -202,7 +202,7 @@ def test_a_gradient_that_is_not_finite_names_the_key_and_changes_nothing(tmp_pat
         keys = np.array([4, 9])
         before = table.pull(keys).copy()
         for value in (np.nan, np.inf):
-            with pytest.raises(DataError, match=r"gradient of key 9 .* nothing was changed"):
+            with pytest.raises(DataError, match=r"gradient of key 9 .* no weight was changed"):
                 table.push(keys, np.array([[1, 1], [1, value]], np.float32))
         assert table.pull(keys).tobytes() == before.tobytes()
 

@@ -378,5 +378,7 @@ def test_offsets_that_leave_their_buffer_are_refused_before_anything_is_read(off
     batches = [pa.RecordBatch.from_arrays([array], ["c"]) for array in (text, lists, coded)]
     numbers[:] = offsets  # Arrow has looked at them already
     for batch in batches:
-        with pytest.raises(DataError, match=r"column 'c' \(.*\) has (offsets|strings|lists) .*, expected"):
+        with pytest.raises(
+            DataError, match=r"column 'c' \(.*\) has (offsets|strings|lists) .*(; expected|, but it has only)"
+        ):
             slices(Layout([1]), 2, [(batch, None, 0)])

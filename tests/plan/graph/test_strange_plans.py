@@ -234,7 +234,7 @@ def test_a_program_in_the_root_folder_does_not_allow_every_file(monkeypatch: pyt
         (lambda v: v["columns"][0].__setitem__(1, "zz"), "two types"),
         (lambda v: v.update(schema="AAAA"), "Arrow schema"),
         (lambda v: v.update(rows=-1), "a count"),
-        (lambda v: v.update(columns=[v["columns"][0]] * 2), "one name"),
+        (lambda v: v.update(columns=[v["columns"][0]] * 2), "the same name"),
         (lambda v: v["source"].update(paths=["a\0b"]), "paths"),
         (lambda v: v.update(key=["nothing"]), "key 'nothing'"),
         (lambda v: v.update(keep="first"), "keep"),
@@ -270,7 +270,7 @@ def test_data_that_changed_its_types_since_is_refused_when_it_is_opened(tmp_path
     texts = LOG.set_column(0, "user", LOG["user"].cast(pa.string()))
     pq.write_table(texts, tmp_path / "log" / "part.parquet")
     loaded = cb.Plan.load(tmp_path / "p.plan")
-    with pytest.raises(PlanError, match=r"column 'user' of view 'log' is str in .*; the plan was built on int"):
+    with pytest.raises(PlanError, match=r"column 'user' of view 'log' is str in .*, but the plan was built on int"):
         next(loaded.batches(8))
     pq.write_table(LOG.drop_columns("price"), tmp_path / "log" / "part.parquet")
     with pytest.raises(DataError, match="lacks column 'price'"):
@@ -280,7 +280,7 @@ def test_data_that_changed_its_types_since_is_refused_when_it_is_opened(tmp_path
 def test_another_log_of_other_types_is_refused_and_not_hashed_to_other_keys(tmp_path: Path) -> None:
     plan = job(tmp_path)
     texts = LOG.set_column(0, "user", LOG["user"].cast(pa.string()))
-    with pytest.raises(PlanError, match="column 'user' of view 'log' is str in memory; the plan was built on int"):
+    with pytest.raises(PlanError, match="column 'user' of view 'log' is str in memory, but the plan was built on int"):
         plan.over(texts)
     with pytest.raises(PlanError, match="column 'age' of view 'users' is str in memory"):
         plan.over(LOG, views={"users": USERS.set_column(1, "age", pa.array(["1", "2", "3"]))})

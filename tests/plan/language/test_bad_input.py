@@ -74,7 +74,7 @@ def test_a_dictionary_read_from_what_is_no_table(tmp_path: Path) -> None:
     pq.write_table(pa.table({"w": ["a", "b"], "v": [[1.0], [2.0, 3.0, 4.0]], "n": [1, None]}), path)
     with pytest.raises(PlanError, match="no column 'x'"):
         cb.Dictionary.read(path, "w", "x")
-    with pytest.raises(PlanError, match="one length"):  # four numbers for two words, and still not two each
+    with pytest.raises(PlanError, match="the same length"):  # four numbers for two words, and still not two each
         cb.Dictionary.read(path, "w", "v")
     with pytest.raises(PlanError, match="must not be null"):
         cb.Dictionary.read(path, "w", "n")
@@ -287,7 +287,7 @@ def test_an_expression_of_thousands_of_calls(tmp_path: Path) -> None:
 
 def test_an_expression_too_deep_for_a_file_is_not_saved(tmp_path: Path) -> None:
     plan = cb.compile(cb.View(ROWS, name="log"), cb.FeatureSet(dense={"x": deep(10_000)}), device="cpu")
-    with pytest.raises(PlanError, match=r"10,001 inside each other.*10,000"):
+    with pytest.raises(PlanError, match=r"nested 10,001 deep.*10,000"):
         plan.save(tmp_path / "p.plan")
     assert not (tmp_path / "p.plan").exists()
 
@@ -404,7 +404,7 @@ def counts(hashes: list[int], buckets: list[int], shows: list[int], clicks: list
         ("history", counts([1, 1], [0, 0], [1, 1], [0, 0]), "sorted"),
         ("history", counts([1, 1], [1, 0], [1, 1], [0, 0]), "sorted"),
         ("history", counts([2, 1], [0, 1], [1, 1], [0, 0]), "sorted"),
-        ("history", counts([1, 2], [0, 0], [1], [0, 0]), "one length"),
+        ("history", counts([1, 2], [0, 0], [1], [0, 0]), "the same length"),
         ("history", counts([1], [0], [1], [2]), "fewer shows"),
         ("history", counts([1], [0], [1], [-1]), "fewer"),
     ],

@@ -295,8 +295,8 @@ def test_measured_times_take_the_place_of_estimates() -> None:
         ({"cuda": {"summ": 1.0}}, "nearest: 'sum'"),
         ({"cuda": {"sum": -1.0}}, "nanoseconds"),
         ({"cuda": {"sum": float("nan")}}, "nanoseconds"),
-        ({"cuda": 3}, "by operator"),
-        ([1], "by device"),
+        ({"cuda": 3}, "from operators to nanoseconds"),
+        ([1], "from devices to operators"),
     ],
 )
 def test_measurements_of_nothing_are_refused(measured: Any, said: str) -> None:

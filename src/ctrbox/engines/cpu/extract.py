@@ -192,7 +192,7 @@ class Extractor:
         identity = self.identity  # read once: another thread may set a shorter one meanwhile
         if len(identity) <= rows:
             identity = self.identity = np.arange(rows + 1, dtype=np.int64)
-        ones = self.identity[: rows + 1]
+        ones = identity[: rows + 1]
 
         def ragged(k: int) -> Ragged:
             offsets = native.offsets(k)
