@@ -159,6 +159,16 @@ def test_the_list_of_commands_shows_every_description_in_full() -> None:
     ] == []
 
 
+def test_the_help_names_what_a_user_types_and_not_the_type_that_the_library_reads() -> None:
+    shown = {words: SITE["help_of"](words.split()[1:]) for words, _ in commands(SITE["command_line"]())}
+    usage = {words: text.splitlines()[0].removeprefix("Usage: ") for words, text in shown.items()}
+    assert usage["ctrbox evaluate"] == "ctrbox evaluate [OPTIONS] RUN [DATA]"
+    assert usage["ctrbox publish verify"] == "ctrbox publish verify [OPTIONS] PATH..."
+    assert [line for line in usage.values() if re.search(r"[{<…]|\[\[", line)] == []
+    typed = re.compile(r"^  \S.*<(int|float|str|path|list)\b", re.MULTILINE)
+    assert [words for words, text in shown.items() if typed.search(text)] == []
+
+
 def test_every_module_says_its_one_story_in_a_first_sentence() -> None:
     heads = {file: ast.get_docstring(tree) or "" for file, tree in sources().items()}
     assert len(heads) > 300

@@ -80,7 +80,10 @@ def test_a_model_that_only_predicts_scores_the_same_in_half_the_memory(tmp_path:
     assert served.context_fields == list(FIELDS[:6])
     assert served.bytes < 0.6 * full.bytes
     for refused in (lambda: served.learn(rows), lambda: served.save(tmp_path / "no.ffm")):
-        with pytest.raises(cb.errors.PlanError, match="can only predict"):
+        with pytest.raises(
+            cb.errors.PlanError,
+            match=r"can only predict, .*; to train or save it, load it again with cb\.DeepFFM\.load",
+        ):
             refused()
     assert not (tmp_path / "no.ffm").exists()
 

@@ -16,7 +16,7 @@ import typer
 from ctrbox.cli.demo import best_auc, demo_job, generate
 from ctrbox.cli.ended import finish
 from ctrbox.cli.job import blaming
-from ctrbox.cli.options import Servers
+from ctrbox.cli.options import RowsAsJson, Servers
 from ctrbox.cli.output import check_output, sink
 from ctrbox.cli.reading_runs import (
     AllowViews,
@@ -54,7 +54,7 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Argument(
-            metavar="[DATA]",
+            metavar="DATA",
             help="Path or glob of a log with labels. Default: the rows that the run held back for validation.",
             show_default=False,
         ),
@@ -127,7 +127,7 @@ def predict(
     job: OwnJob = None,
     threads: Threads = None,
     ram: Ram = None,
-    as_json: AsJson = False,
+    as_json: RowsAsJson = False,
 ) -> None:
     """Predict the click probability of every row of a log.
 
@@ -219,14 +219,18 @@ def trial(
     ],
     seeds: Annotated[
         int,
-        typer.Option(min=1, help="Number of seeds; the model is trained with and without the feature once per seed."),
+        typer.Option(
+            metavar="N", min=1, help="Number of seeds; the model is trained with and without the feature once per seed."
+        ),
     ] = 3,
     together: Annotated[
         bool, typer.Option("--together", help="Add all features at once instead of one after the other.")
     ] = False,
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of epochs. Default: the job's setting, otherwise 1.", show_default=False),
+        typer.Option(
+            metavar="N", min=1, help="Number of epochs. Default: the job's setting, otherwise 1.", show_default=False
+        ),
     ] = None,
     batch_size: Annotated[
         int | None,
@@ -311,7 +315,7 @@ Examples:
 
 
 def demo(
-    rows: Annotated[int, typer.Option(min=1, help="Number of impressions to generate.")] = 2_000_000,
+    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Number of impressions to generate.")] = 2_000_000,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the data, the job file and the run.")] = Path(
         "ctrbox-demo"
     ),

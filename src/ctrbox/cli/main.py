@@ -33,8 +33,9 @@ import typer
 
 from ctrbox.cli import after_training, online, publish, search, serve, table, train, tune
 from ctrbox.cli.demo import demo_job_path, generate
+from ctrbox.cli.help_text import Commands
 from ctrbox.cli.job import batches, load_plan
-from ctrbox.cli.options import in_words_of_options
+from ctrbox.cli.options import RowsAsJson, in_words_of_options
 from ctrbox.cli.output import check_output, no_rows, sink
 from ctrbox.cli.reading_runs import plan_at
 from ctrbox.cli.terminal import Mistake, hint, meter, run, say, say_json, tell, written_aside
@@ -48,7 +49,7 @@ Examples:
   ctrbox serve model/                      answer prediction requests over HTTP
 """
 
-app = typer.Typer(
+app = Commands(
     help="Extract features from ad logs, train click models, and serve their predictions.",
     epilog=EXAMPLES,
     no_args_is_help=True,
@@ -57,9 +58,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-datasets_app = typer.Typer(
-    help="Generate data for demonstrations and tests.", no_args_is_help=True, rich_markup_mode=None
-)
+datasets_app = Commands(help="Generate data for demonstrations and tests.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(table.app, name="table")
 app.add_typer(publish.app, name="publish")
@@ -132,8 +131,10 @@ def extract(
         int | None, typer.Option(min=0, metavar="ROWS", help="Stop after this number of rows. Default: all rows.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, metavar="ROWS", help="Number of rows per batch.")] = 65_536,
-    threads: Annotated[int | None, typer.Option(min=1, help="Number of worker threads. Default: all cores.")] = None,
-    as_json: AsJson = False,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of worker threads. Default: all cores.")
+    ] = None,
+    as_json: RowsAsJson = False,
 ) -> None:
     """Extract the features of a job's log.
 
@@ -222,7 +223,8 @@ def show(
 ) -> None:
     """Draw a plan as an SVG image.
 
-    The operators are drawn layer by layer. Operators that were hoisted below a join are drawn below that join.
+    Each view has a lane, in which its operators are drawn layer by layer; joined views stand above the log. An operator that
+    runs before a join is drawn in the lane of the joined view.
     """
     if output.suffix.lower() not in ("", ".svg"):
         raise Mistake(f"{output} cannot be written: show writes SVG; expected a file name that ends in .svg")
@@ -256,13 +258,15 @@ Examples:
 """,
 )
 def datasets_adlog(
-    rows: Annotated[int, typer.Option(min=1, help="Number of impressions to generate.")] = 1_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the log; the same seed gives the same rows.")] = 0,
+    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Number of impressions to generate.")] = 1_000_000,
+    seed: Annotated[
+        int, typer.Option(metavar="SEED", min=0, help="Seed of the log; the same seed gives the same rows.")
+    ] = 0,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder to write to; every view gets a folder in it.")
     ] = Path("data"),
     images: Annotated[
-        int, typer.Option(min=0, help="Number of floats per ad image, such as 4096. 0 writes no images.")
+        int, typer.Option(metavar="N", min=0, help="Number of floats per ad image, such as 4096. 0 writes no images.")
     ] = 0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a different ad log in DIR. Default: refuse.")

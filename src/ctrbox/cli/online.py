@@ -126,8 +126,8 @@ def online(
         str | None,
         typer.Option(
             metavar="UNIT",
-            help="Unit of event times that are whole numbers since 1970: s, ms, us or ns. Default: the unit that the log's view "
-            "declares.",
+            help="Unit of event times that are whole numbers since 1970: s, ms, us or ns. Required if the log stores the time "
+            "as whole numbers. Default: the unit that `time_units=` of the log's view declares.",
             show_default=False,
         ),
     ] = None,
@@ -164,6 +164,7 @@ def online(
         typer.Option(
             min=1,
             max=256,
+            metavar="N",
             help="Number of learner threads. One thread learns one example after the other; several threads learn blocks of up "
             "to 2048 examples, which gives other weights.",
         ),
@@ -259,15 +260,22 @@ def datasets_events(
     ] = Path("data"),
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the chunk files to.")] = Path("events"),
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Number of impressions to write. Default: all rows of the log.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of impressions to write. Default: all rows of the log."),
     ] = None,
-    chunk_rows: Annotated[int, typer.Option(min=1, help="Number of events per chunk file.")] = 10_000,
-    format: Annotated[str, typer.Option(help="Format of the chunk files: parquet, arrow or jsonl.")] = "parquet",
+    chunk_rows: Annotated[int, typer.Option(metavar="N", min=1, help="Number of events per chunk file.")] = 10_000,
+    format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="Format of the chunk files: parquet, arrow or jsonl.")
+    ] = "parquet",
     rate: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Number of events to write per second. Default: as fast as possible."),
+        typer.Option(
+            metavar="N", min=0.001, help="Number of events to write per second. Default: as fast as possible."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the stream; the same seed gives the same events.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="SEED", min=0, help="Seed of the stream; the same seed gives the same events.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write an ad log as a stream of impressions and clicks."""

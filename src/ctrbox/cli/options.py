@@ -44,8 +44,15 @@ Servers = Annotated[
     typer.Option(
         "--server",
         metavar="FIELD=PATH",
-        help="Vector file from which the Model Server of the field FIELD reads; may be repeated.",
+        help="Vector file, such as images.ctrvec, from which the Model Server of field FIELD computes vectors; may be repeated.",
         show_default=False,
+    ),
+]
+RowsAsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print the number of rows and the speed as one JSON object to stdout; not allowed together with `-o -`.",
     ),
 ]
 

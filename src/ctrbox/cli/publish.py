@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ctrbox.cli.help_text import Commands
 from ctrbox.cli.options import Servers, vector_files
 from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, load_run, reading
 from ctrbox.cli.terminal import Mistake, hint, say, say_json, tell
 
-app = typer.Typer(
+app = Commands(
     help="Publish the weights of models as versions and small patches.", no_args_is_help=True, rich_markup_mode=None
 )
 
@@ -230,7 +231,7 @@ def verify(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="PATH…", help="Folders of published versions, patches or weight files to check.", show_default=False
+            metavar="PATH", help="Folders of published versions, patches or weight files to check.", show_default=False
         ),
     ],
     as_json: AsJson = False,

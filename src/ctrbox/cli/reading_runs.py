@@ -46,9 +46,9 @@ AllowViews = Annotated[
     typer.Option(
         "--allow-views",
         metavar="PATH",
-        help="Allow the run or plan to open its views below this path, such as /data or s3://bucket/; may be repeated. Views "
-        "below the current folder or beside the run are always allowed. The environment variable CTRBOX_ALLOW_VIEWS "
-        "(comma-separated paths) does the same.",
+        help="Allow views to be opened below this path, such as /data or s3://bucket/; may be repeated. A run may come from "
+        "somebody else, so the paths that it names are opened without this option only below the current folder or beside "
+        "the run. The environment variable CTRBOX_ALLOW_VIEWS (comma-separated paths) does the same.",
         show_default=False,
     ),
 ]
@@ -56,8 +56,8 @@ Ram = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Memory for all Sparse Tables of the run together, such as 500MB; units are powers of 1024. Default: 2GB per "
-        "table.",
+        help="Memory for the Sparse Tables of the run, such as 500MB, divided equally among them; units are powers of 1024. "
+        "Default: 2GB for each table.",
     ),
 ]
 

@@ -55,7 +55,8 @@ def search(
         str, typer.Option(metavar="vw|libffm", help="Text format of the examples: vw (Vowpal Wabbit) or libffm.")
     ] = "vw",
     window: Annotated[
-        int, typer.Option(min=2, help="Number of examples per window; the AUC is computed for each window.")
+        int,
+        typer.Option(metavar="N", min=2, help="Number of examples per window; the AUC is computed for each window."),
     ] = 30_000,
     output: Annotated[
         Path | None,
@@ -66,7 +67,8 @@ def search(
         typer.Option(metavar="MODEL.ffm", help="File for the best model. Default: the models are not saved."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Number of models trained at the same time. Default: one per core.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of models trained at the same time. Default: one per core."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
 ) -> None:

@@ -26,13 +26,19 @@ Examples:
 
 def serve(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL/", help="Folder of a published model, or a run folder.", show_default=False)
+        Path, typer.Argument(metavar="MODEL", help="Folder of a published model, or a run folder.", show_default=False)
     ],
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Network address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP server.")] = 8000,
+    port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65_535, help="Port of the HTTP server.")] = 8000,
     grpc_port: Annotated[
         int | None,
-        typer.Option(min=1, max=65_535, help="Port of the gRPC server. Default: no gRPC server.", show_default=False),
+        typer.Option(
+            metavar="PORT",
+            min=1,
+            max=65_535,
+            help="Port of the gRPC server. Default: no gRPC server.",
+            show_default=False,
+        ),
     ] = None,
     token_file: Annotated[
         Path | None,
@@ -140,6 +146,7 @@ def serve(
         typer.Option(
             min=0,
             max=256,
+            metavar="N",
             help="Number of threads that score requests; 0 scores on the event loop. Default: 1 for a run folder, otherwise 0.",
             show_default=False,
         ),

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ctrbox.cli.help_text import Commands
 from ctrbox.cli.terminal import Mistake, hint, say, say_json, tell, utf8, written_aside
 
-app = typer.Typer(
+app = Commands(
     help="Inspect, check and compact the folder of a Sparse Table.", no_args_is_help=True, rich_markup_mode=None
 )
 

@@ -32,7 +32,7 @@ JobFile = Annotated[
         metavar="JOB.PY", help="Job file: a Python file that defines `plan` and `model`.", show_default=False
     ),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="Number of worker threads. Default: all cores.")]
+Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of worker threads. Default: all cores.")]
 Limit = Annotated[
     int | None,
     typer.Option(
@@ -70,7 +70,7 @@ def train(
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Number of epochs. Default: the job's setting, otherwise 1.")
+        int | None, typer.Option(metavar="N", min=1, help="Number of epochs. Default: the job's setting, otherwise 1.")
     ] = None,
     batch_size: Annotated[
         int | None,
@@ -109,6 +109,7 @@ def train(
         typer.Option(
             min=0,
             max=2**63 - 1,
+            metavar="SEED",
             help="Seed of all random choices; the same seed on the same machine gives the same weights. Default: the job's "
             "setting, otherwise 0.",
             show_default=False,
@@ -212,12 +213,17 @@ def train(
     ] = None,
     workers: Annotated[
         int,
-        typer.Option(min=1, max=1024, help="Number of workers on the cluster; each trains on a part of every batch."),
+        typer.Option(
+            metavar="N", min=1, max=1024, help="Number of workers on the cluster; each trains on a part of every batch."
+        ),
     ] = 1,
     servers: Annotated[
         int,
         typer.Option(
-            min=1, max=1024, help="Number of parameter servers on the cluster; each holds a shard of the tables."
+            metavar="N",
+            min=1,
+            max=1024,
+            help="Number of parameter servers on the cluster; each holds a shard of the tables.",
         ),
     ] = 1,
     as_json: AsJson = False,

@@ -23,7 +23,7 @@ Examples:
 
 def tune(
     job: JobFile,
-    trials: Annotated[int, typer.Option(min=1, help="Number of trials to add to the study.")] = 20,
+    trials: Annotated[int, typer.Option(metavar="N", min=1, help="Number of trials to add to the study.")] = 20,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the study. Default: tune/<job>.", show_default=False),
@@ -33,7 +33,8 @@ def tune(
         typer.Option(metavar="NAME", help="Validation metric by which trials are compared: logloss, auc, gauc or rig."),
     ] = "logloss",
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Number of epochs per trial. Default: the job's setting, otherwise 1.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of epochs per trial. Default: the job's setting, otherwise 1."),
     ] = None,
     limit: Limit = None,
     evaluate_every: Annotated[
@@ -45,7 +46,9 @@ def tune(
             "setting, otherwise once per epoch.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the search and of the initial weights.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="SEED", min=0, max=2**31, help="Seed of the search and of the initial weights.")
+    ] = 0,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:

@@ -147,9 +147,8 @@ def _check_importable(operator: UserOperator) -> None:
     cure = "put it at the top level of a module that can be imported"
     if module == "__main__" or not DOTTED.fullmatch(module) or not DOTTED.fullmatch(name):
         raise PlanError(
-            f"operator {operator.path!r} cannot be saved: a plan keeps operators by import path, and "
-            f"a lambda, a "
-            f"nested function and a function of __main__ have none; {cure}"
+            f"operator {operator.path!r} cannot be saved: a saved plan names each operator by its import path, and a lambda, "
+            f"a nested function or a function of the script that is running (__main__) cannot be imported; {cure}"
         )
     found: Any = sys.modules.get(module)
     for part in name.split("."):

@@ -266,7 +266,8 @@ class DeepFFM:
     def load(cls, path: str | os.PathLike[str], *, learns: bool = True) -> Self:
         """Load the model that ``save`` wrote; it predicts and continues to learn with the same bits.
 
-        Or a published weight file: its accumulators start anew, or use no memory where it only predicts (``learns=False``).
+        Or load a published weight file, which holds no optimizer state: the accumulators start again from their initial
+        value. With ``learns=False``, the model can only predict and has no accumulators, which halves its memory.
         """
         try:
             found, fields, learned = (
@@ -324,7 +325,8 @@ class DeepFFM:
     def _can_learn(self) -> None:
         if not self._native.learns:
             raise PlanError(
-                "this model can only predict, because it was loaded with learns=False and has no accumulators"
+                "this model can only predict, because it was loaded with learns=False, which leaves out the state of the "
+                "optimizer; to train or save it, load it again with cb.DeepFFM.load(path)"
             )
 
     # ---- from sources to examples of this model's fields ----

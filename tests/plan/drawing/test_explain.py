@@ -29,7 +29,7 @@ def test_the_page_names_views_columns_layers_and_features() -> None:
         "40 rows",
         "never read: instance_id, unused",
         'filter: is_in(%4, {"ios", "web"})',
-        "hoisted below the join",
+        "hoisted before the join",
         "layer 0",
         "index and records of ads",
         "Fitted     moments",

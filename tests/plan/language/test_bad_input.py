@@ -246,7 +246,7 @@ def test_a_partial_is_an_operator_without_a_name(tmp_path: Path) -> None:
     assert values(triple(col("n"))) == [3, 6, 9]
     plan = cb.compile(cb.View(ROWS), cb.FeatureSet(dense={"x": triple(col("n"))}), device="cpu")
     assert "partial" in plan.explain()
-    with pytest.raises(PlanError, match="cannot be saved"):
+    with pytest.raises(PlanError, match="cannot be saved: a saved plan names each operator by its import path"):
         plan.save(tmp_path / "p.plan")
     with pytest.raises(PlanError, match="takes 1 columns, got 2"):
         triple("n", "n")

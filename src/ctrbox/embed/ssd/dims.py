@@ -95,8 +95,8 @@ class SparseTables:
         named = named_in(self.path)
         if named is not None and named[1] != self.dims:
             raise SourceError(
-                f"{self.path} holds tables of dims {_listed(named[1])}, not {_listed(self.dims)}; to use other dims, "
-                f"create tables in a new folder and restore() these into them"
+                f"the tables in {self.path} have the dims {_listed(named[1])}, but dims={self.dims} was given; open the "
+                f"folder with dims={named[1]}, or create tables with more dims in a new folder and restore() these into them"
             )
         if (self.path / "MANIFEST").exists():
             raise SourceError(

@@ -100,7 +100,9 @@ def _frame_lines(frame: Facts, placed: bool) -> list[str]:
     if frame["hoisted"]:
         factor = frame["hoisted_factor"]
         saved = "" if factor is None else f" (the log has {factor:,.1f} rows for each)"
-        lines.append(f"   hoisted below the join: {frame['hoisted']} operators, once a row of this view{saved}")
+        lines.append(
+            f"   hoisted before the join: {frame['hoisted']} operators, which run once per row of this view{saved}"
+        )
     return lines + _layer_lines(frame["layers"], placed)
 
 
