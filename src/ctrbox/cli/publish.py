@@ -28,7 +28,9 @@ ModelFile = Annotated[
     ),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of published versions.", show_default=False)]
-Base = Annotated[Path, typer.Argument(metavar="BASE", help="The older of the two weight files.", show_default=False)]
+Base = Annotated[
+    Path, typer.Argument(metavar="BASE", help="Older weight file, which the patch changes.", show_default=False)
+]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="File to write.", show_default=False)]
 Note = Annotated[str, typer.Option(metavar="TEXT", help="Note about this version, shown by `ctrbox publish log`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
@@ -82,13 +84,15 @@ def unpack(
 @app.command(epilog="\b\nExamples:\n  ctrbox publish diff old.fbw new.fbw -o update.patch\n")
 def diff(
     base: Base,
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The newer of the two weight files.", show_default=False)],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="Newer weight file, which the patch produces.", show_default=False)
+    ],
     output: Output,
     as_json: AsJson = False,
 ) -> None:
     """Write the patch that turns one weight file into another.
 
-    Any other two files work too.
+    The command also works for two files of any other kind.
     """
     from ctrbox import publish
 

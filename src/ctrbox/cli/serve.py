@@ -86,7 +86,9 @@ def serve(
     ] = 200,
     body_timeout: Annotated[
         float,
-        typer.Option(min=0.1, max=600, metavar="S", help="Maximum time in seconds for a complete request to arrive."),
+        typer.Option(
+            min=0.1, max=600, metavar="SECONDS", help="Maximum time in seconds for a complete request to arrive."
+        ),
     ] = 10.0,
     max_connections: Annotated[
         int,

@@ -102,7 +102,7 @@ def repair(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Replace damaged files of a table by saved copies.
+    """Replace damaged files of a table with saved copies.
 
     The table stays at its last checkpoint.
     """

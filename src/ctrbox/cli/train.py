@@ -40,7 +40,7 @@ Limit = Annotated[
         "--rows",
         min=1,
         metavar="ROWS",
-        help="Use only the first ROWS rows of the log, for training and validation. Default: the job's setting, else all rows.",
+        help="Use only the first ROWS rows of the log, for training and validation. Default: the job's setting, otherwise all rows.",
         show_default=False,
     ),
 ]
