@@ -40,7 +40,7 @@ Limit = Annotated[
         "--rows",
         min=1,
         metavar="ROWS",
-        help="Use only the first ROWS rows of the log, for training and validation. Default: the job's setting, otherwise all rows.",
+        help="Train and validate on only the first ROWS rows of the log. Default: the job's setting, otherwise all rows.",
         show_default=False,
     ),
 ]
