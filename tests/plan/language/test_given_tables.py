@@ -115,8 +115,8 @@ def history(hashes: list[int], buckets: list[int], shows: list[int], clicks: lis
         ("quantiles", 5, "quantiles need boundaries, got 5"),
         ("moments", {"mean": np.zeros(1), "scale": np.ones(1)}, ""),
         ("moments", {"mean": np.zeros(1), "scale": np.array([np.inf])}, "moments must be finite"),
-        ("moments", {"mean": np.zeros(2), "scale": np.ones(2)}, "mean, scale of moments must have one value"),
-        ("moments", {"mean": np.zeros(1), "scale": np.ones(2)}, "mean, scale of moments must have one value"),
+        ("moments", {"mean": np.zeros(2), "scale": np.ones(2)}, "mean, scale of moments must hold one value"),
+        ("moments", {"mean": np.zeros(1), "scale": np.ones(2)}, "mean, scale of moments must hold one value"),
         ("history", history([1, 1, 2], [0, 1, -5], [1, 2, 3], [1, 0, 3]), ""),
         (
             "history",

@@ -45,7 +45,7 @@ def misfit(how: str, state: Any) -> str:
             return f"{name} of {how} must be a vector of {np.dtype(dtype)}"
     lengths = {len(array) for array in state.values()}
     if len(lengths) > 1 or (how == "moments" and lengths != {1}):
-        return f"{', '.join(wanted)} of {how} must have {'one value' if how == 'moments' else 'one length'}"
+        return f"{', '.join(wanted)} of {how} must {'hold one value' if how == 'moments' else 'have the same length'}"
     match how:
         case "quantiles":
             b = state["boundaries"]
