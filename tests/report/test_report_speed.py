@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ctrbox.embed.traits import Traits
 from ctrbox.errors import DataError, SourceError
 from ctrbox.report import passes_shown
 from ctrbox.report import write as report
@@ -281,6 +282,8 @@ def test_up_to_forty_passes_are_dots(count: int, dots: bool) -> None:
 
 class Counting:
     """A table that counts what it was asked, as the tables of the package do."""
+
+    traits = Traits(statistics=True)
 
     def __init__(self) -> None:
         self.counts = {"asked": 0, "hits": 0, "misses": 0, "reads": 0, "keys": 0}

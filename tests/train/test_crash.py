@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.train.worlds import fit, on_disk, weights
 
@@ -25,17 +26,22 @@ trained(Path(sys.argv[1]), sys.argv[2])
 
 def trained(folder: Path, out: str) -> dict[str, bytes]:
     """Train, or go on with what a checkpoint of ``out`` holds, and return every weight."""
-    run = fit(
-        on_disk(folder),
-        out=folder / out,
-        epochs=3,
-        shuffle=1500,
-        negatives=0.8,
-        batch_size=64,
-        checkpoint_steps=5,
-        patience=3,
-    )
-    return weights(run)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)  # this model learns by torch, whose sums depend on its threads; other tests change them
+    try:
+        run = fit(
+            on_disk(folder),
+            out=folder / out,
+            epochs=3,
+            shuffle=1500,
+            negatives=0.8,
+            batch_size=64,
+            checkpoint_steps=5,
+            patience=3,
+        )
+        return weights(run)
+    finally:
+        torch.set_num_threads(before)
 
 
 def start(folder: Path, out: str) -> subprocess.Popen[str]:

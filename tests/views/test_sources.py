@@ -342,7 +342,7 @@ def test_a_filesystem_may_be_given(tmp_path: Path) -> None:
     for name in ("a.parquet", "a.csv"):
         assert read(open_source(name, filesystem=below)).equals(log())
         assert read(open_source(str(tmp_path / name), filesystem=LocalFileSystem())).equals(log())
-    with pytest.raises(SourceError, match="filesystem is a int, expected a pyarrow or fsspec filesystem"):
+    with pytest.raises(SourceError, match="filesystem is a int; expected a pyarrow or fsspec filesystem"):
         open_source("a.parquet", filesystem=3)
     with pytest.raises(SourceError, match="storage_options are for"):
         open_source("a.parquet", storage_options={"region": "x"})
@@ -836,7 +836,7 @@ def test_file_cut_between_opening_and_reading(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"a\.parquet changed after it was opened.* has 900 bytes now"):
         read(source)
     path.unlink()
-    with pytest.raises(SourceError, match=r"a\.parquet .*does not exist"):
+    with pytest.raises(SourceError, match=r"a\.parquet .*no longer exists"):
         read(source)
 
 

@@ -135,7 +135,11 @@ def history(hashes: list[int], buckets: list[int], shows: list[int], clicks: lis
         ),
         ("history", history([1], [0], [1], [2]), "a history cannot have fewer shows than clicks, or fewer than none"),
         ("history", history([1], [0], [1], [-1]), "a history cannot have fewer shows than clicks, or fewer than none"),
-        ("history", history([1], [0, 1], [1], [1]), "hashes, buckets, shows, clicks of history must have one length"),
+        (
+            "history",
+            history([1], [0, 1], [1], [1]),
+            "hashes, buckets, shows, clicks of history must have the same length",
+        ),
     ],
 )
 def test_fitted_arrays_are_checked_before_native_code_trusts_them(how: str, state: Any, told: str) -> None:
