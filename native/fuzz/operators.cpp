@@ -110,7 +110,7 @@ const void* table_for(const Entry& e, bool large) {
   return nullptr;
 }
 
-// Within what plan/language/checks.py lets through.
+// Draws parameters that plan/language/checks.py accepts.
 Params params_for(const Entry& e, Rows& from) {
   constexpr int64_t kMost = int64_t{1} << 62;
   fuzz::Input& in = from.in;

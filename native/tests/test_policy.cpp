@@ -545,7 +545,7 @@ void what_was_due_long_ago_is_forgotten() {
     }
 }
 
-// What is due after as many batches as can be said is still due when all but one of them are over.
+// A row whose next use lies kFarthest batches ahead is kept until that use comes.
 void the_farthest_due_is_kept_until_it_comes() {
   for (const uint64_t start : {1u, 300u})
     for (const uint64_t passed : {0u, 1u, 63u, 125u, 126u}) {
@@ -555,7 +555,7 @@ void the_farthest_due_is_kept_until_it_comes() {
       heat.insert(1, 0);
       heat.hit(1);
       heat.due(0, Policy::kFarthest);
-      // Of batches 2 to 126 nobody need tell; later ones come one by one.
+      // The policy may skip batches 2 to 126 without a call; later batches are told one by one.
       for (uint64_t batch = start == 1 ? start + passed : start + 1; batch <= start + passed; ++batch)
         heat.foresee(batch);
       CHECK(all_victims(heat, 1) == Rows{1});

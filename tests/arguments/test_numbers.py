@@ -51,3 +51,8 @@ def test_settings_with_numbers_of_numpy_can_be_written_as_json() -> None:
 def test_a_model_with_numbers_of_numpy_can_be_written_as_json() -> None:
     schema = cb.Schema((Field("user", "user", ragged=False),), (), label=True, group=False, weight=False)
     assert json.loads(json.dumps(cb.models.FM(schema, dim=np.int64(4)).config))["dim"] == 4
+
+
+def test_a_span_of_time_is_no_whole_number() -> None:
+    with pytest.raises(PlanError, match="rows must be a whole number from 1 to 9, got"):
+        whole("rows", np.timedelta64(3, "s"), 1, 9)

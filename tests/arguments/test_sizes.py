@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ctrbox.arguments.sizes import bytes_within, checked_bytes, parse_bytes
@@ -64,3 +65,7 @@ def test_a_memory_budget_is_named_as_an_argument() -> None:
     assert checked_bytes("ram", "2GB") == 2 << 30
     with pytest.raises(PlanError, match=r"^ram= must be from 1 to 1,125,899,906,842,624 bytes, got '2000TB'$"):
         checked_bytes("ram", "2000TB")
+
+
+def test_numpy_numbers_are_sizes() -> None:
+    assert parse_bytes(np.int64(1 << 20)) == 1 << 20

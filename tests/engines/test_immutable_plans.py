@@ -94,3 +94,17 @@ def test_two_streams_of_a_plan_have_positions_of_their_own() -> None:
     going_on = plan.batches(10, start=second.position)
     assert going_on.position == cb.Position(30)
     assert next(going_on).rows == 10
+
+
+@pytest.mark.parametrize("given", [{"row": float("nan")}, {"row": -1}, {"skip": True}, {"window": "3"}, {"seed": 1.0}])
+def test_a_position_holds_whole_numbers(given: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match=rf"Position\({next(iter(given))}=\) must be a whole number from 0 to"):
+        cb.Position(**given)
+
+
+@pytest.mark.parametrize("given", [{"rows": 0}, {"rows": 3.0}, {"start": -1}, {"stop": 2.5}])
+def test_other_columns_are_asked_for_by_whole_numbers_of_rows(given: dict[str, Any]) -> None:
+    log = cb.View(pa.table({"id": [1, 2], "x": [1, 2], "clicked": [0, 1]}), key="id")
+    plan = cb.compile(log, cb.FeatureSet(label=col("clicked"), sparse={"x": col("x")}))
+    with pytest.raises(PlanError, match=f"{next(iter(given))} must be a whole number from"):
+        next(plan.columns({"x": col("x")}, **given))

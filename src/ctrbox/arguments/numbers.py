@@ -11,7 +11,8 @@ from ctrbox.errors import PlanError
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
     """Return the value as an int if it is a whole number from ``low`` to ``high``; ``name`` is for the message."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+    number = isinstance(value, Integral) and hasattr(value, "__index__")  # a timedelta64 of NumPy has none
+    if isinstance(value, bool) or not number or not low <= int(value) <= high:
         raise PlanError(f"{name} must be a whole number from {low:,} to {high:,}, got {value!r}")
     return int(value)
 

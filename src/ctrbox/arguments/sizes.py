@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+from typing import Any
+
 from ctrbox.errors import PlanError
 
 MOST_BUDGET = 1 << 50  # bytes
 UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 
 
-def parse_bytes(size: str | int) -> int:
+def parse_bytes(size: Any) -> int:
     """Read a size: '2GB' → 2147483648. Units are powers of 1024: '2G', '2GB' and '2GiB' are the same."""
-    if isinstance(size, int) and not isinstance(size, bool):
-        return size
+    if not isinstance(size, bool) and isinstance(size, Integral):
+        return int(size)
     if not isinstance(size, str):
         raise PlanError(f"expected a size such as '512MB' or '2GB', got {size!r}")
     text = size.strip().upper().replace("IB", "B")

@@ -380,6 +380,8 @@ class Plan:
 
         ``start`` and ``stop`` are rows of the log.
         """
+        rows, start = whole("rows", rows, 1, 2**31 - 1), whole("start", start, 0, 2**62)
+        stop = None if stop is None else whole("stop", stop, 0, 2**62)
         graph = build_columns(self.log, columns)
         if graph.fits:
             raise PlanError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Batch
 from ctrbox.errors import PlanError
 
@@ -26,6 +27,13 @@ class Position:
     window: int = 0
     shuffle: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            found = whole(
+                f"Position({field.name}=)", getattr(self, field.name), 0, 2**64 - 1 if field.name == "seed" else 2**62
+            )
+            object.__setattr__(self, field.name, found)  # NumPy's numbers become ints
 
 
 class BatchStream(Iterator[Batch]):
@@ -50,7 +58,7 @@ def check_start(start: Any, shuffle: int, seed: int) -> None:
         return
     if not isinstance(start, Position):
         raise PlanError(f"start must be a Position, such as that of a stream of plan.batches(…), got {start!r}")
-    if start.row < 0 or start.window < 0 or start.skip < 0 or 0 < shuffle <= start.skip:
+    if 0 < shuffle <= start.skip:
         raise PlanError(f"{start} is not a position in a stream with shuffle={shuffle}")
     if start.shuffle and (start.shuffle, start.seed) != (shuffle, seed):
         raise PlanError(
