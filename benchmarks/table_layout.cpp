@@ -11,8 +11,8 @@
 
 #include "core/table/shard.h"
 #include "core/sparse/filter.h"
-#include "core/sparse/group_store.h"
-#include "core/sparse/paper_bloom.h"
+#include "paper_store/group_store.h"
+#include "paper_store/paper_bloom.h"
 
 namespace {
 

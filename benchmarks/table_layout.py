@@ -8,7 +8,7 @@ is one pull and one push of its unique keys. Three tables in turn, each run in a
 
     runs, heat    `cb.SparseTable` as it is
     runs, lfu     the same with the paper's choice of rows that leave memory
-    groups        the paper's layout, native/core/sparse/group_store.h: a group of rows is read, changed and written anew;
+    groups        the paper's layout, benchmarks/paper_store/group_store.h: a group of rows is read, changed and written anew;
                   groups of a bucket, MAX_LFU (0: its share of the rows) and FLUSH_STEP by --tuning
 
 First all must give the rows of the table in memory, bit for bit, on a smaller trace. The paper's store is compiled with
@@ -38,8 +38,8 @@ QUICK = Shape(5_000_000, 200, 12_500)
 NATIVE = report.ROOT / "native"
 SOURCES = [
     Path(__file__).with_suffix(".cpp"),
-    *(NATIVE / "core" / name for name in ("rows.cpp", "sparse/group_store.cpp", "sparse/segments.cpp")),
-    NATIVE / "core" / "sparse" / "block_reader.cpp",
+    Path(__file__).parent / "paper_store" / "group_store.cpp",
+    *(NATIVE / "core" / name for name in ("table/rows.cpp", "sparse/segments.cpp", "sparse/block_reader.cpp")),
 ]
 POLICIES = {"runs, heat": "default", "runs, lfu": "lfu"}
 # The more rows leave together, the fewer groups are written, and the more rows must be read again: docs/tried.md.
@@ -51,7 +51,7 @@ def build(folder: Path) -> Path:
     out = folder / "table_layout.so"
     if not out.exists():
         command = ["c++", "-std=c++20", "-O3", "-DNDEBUG", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC"]
-        command += ["-pthread", f"-I{NATIVE}", *map(str, SOURCES), "-o", str(out)]
+        command += ["-pthread", f"-I{NATIVE}", f"-I{Path(__file__).parent}", *map(str, SOURCES), "-o", str(out)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")

@@ -24,7 +24,7 @@ namespace {
 
 using Pinned = std::function<bool(uint32_t)>;
 using Rows = std::vector<uint32_t>;
-const std::vector<std::string> kNames = {"default", "heat", "s3fifo", "clock", "lru", "lfu"};
+const std::vector<std::string> kNames = {"default", "heat", "clock", "lfu"};
 
 const Pinned kNobody = [](uint32_t) { return false; };
 const Pinned kEverybody = [](uint32_t) { return true; };
@@ -37,30 +37,6 @@ Rows all_victims(Policy& policy, size_t wanted, const Pinned& pinned = kNobody) 
 
 // ---- twins
 // -----------------------------------------------------------------------------------------------------------
-
-class LruTwin final : public Policy {
- public:
-  void insert(uint32_t row, uint64_t) override { rows_.push_front(row); }
-  void hit(uint32_t row) override {
-    rows_.remove(row);
-    rows_.push_front(row);
-  }
-  void victims(size_t wanted, const Pinned& pinned, Rows& out) override {
-    const std::list<uint32_t> oldest_first(rows_.rbegin(), rows_.rend());
-    for (uint32_t row : oldest_first)
-      if (wanted > 0 && !pinned(row)) {
-        rows_.remove(row);
-        out.push_back(row);
-        --wanted;
-      }
-  }
-  void remove(uint32_t row) override { rows_.remove(row); }
-  void resize(uint32_t) override {}
-  size_t bytes() const override { return 0; }
-
- private:
-  std::list<uint32_t> rows_;
-};
 
 class ClockTwin final : public Policy {
  public:
@@ -90,83 +66,6 @@ class ClockTwin final : public Policy {
  private:
   uint32_t capacity_, hand_ = 0;
   std::map<uint32_t, int> asks_;
-};
-
-// The rules of S3-FIFO over lists; ghosts by set, newest in front.
-class S3FifoTwin final : public Policy {
- public:
-  explicit S3FifoTwin(uint32_t capacity) : small_rows_(capacity / 10), sets_((capacity * 9 / 10 + 7) / 8) {}
-  void insert(uint32_t row, uint64_t mix) override {
-    const uint64_t print = (mix >> 16 & 0xffffffff) / 4 * 4;
-    prints_[row] = print;
-    asks_[row] = 0;
-    auto& ghosts = ghosts_[set_of(print)];
-    const auto at = std::find(ghosts.begin(), ghosts.end(), tag_of(print));
-    if (at == ghosts.end()) {
-      small_.push_back(row);
-    } else {
-      ghosts.erase(at);
-      main_.push_back(row);
-    }
-  }
-  void hit(uint32_t row) override { asks_[row] = std::min(asks_[row] + 1, 3); }
-  void victims(size_t wanted, const Pinned& pinned, Rows& out) override {
-    size_t small_looks = small_.size(), main_looks = 4 * (small_.size() + main_.size());
-    bool moved = false;
-    while (wanted > 0) {
-      const bool main_left = main_looks > 0 && !main_.empty();
-      if (small_looks > 0 && (small_.size() > small_rows_ || !main_left)) {
-        const uint32_t row = small_.front();
-        --small_looks;
-        small_.pop_front();
-        if (asks_[row] > 0) {
-          asks_[row] = 0;
-          main_.push_back(row);
-          moved = true;
-        } else if (pinned(row)) {
-          small_.push_back(row);
-        } else {
-          auto& ghosts = ghosts_[set_of(prints_[row])];
-          ghosts.push_front(tag_of(prints_[row]));
-          if (ghosts.size() > 8) ghosts.pop_back();
-          out.push_back(row);
-          --wanted;
-        }
-      } else if (main_left) {
-        const uint32_t row = main_.front();
-        --main_looks;
-        main_.pop_front();
-        const bool stays = asks_[row] > 0 || pinned(row);
-        if (asks_[row] > 0) --asks_[row];
-        if (stays) {
-          main_.push_back(row);
-        } else {
-          out.push_back(row);
-          --wanted;
-        }
-      } else if (moved) {
-        moved = false;
-        main_looks = main_.size();
-      } else {
-        return;
-      }
-    }
-  }
-  void remove(uint32_t row) override {
-    small_.remove(row);
-    main_.remove(row);
-  }
-  void resize(uint32_t) override {}
-  size_t bytes() const override { return 0; }
-
- private:
-  uint64_t set_of(uint64_t print) const { return print * sets_ / (uint64_t{1} << 32); }
-  static uint64_t tag_of(uint64_t print) { return std::max<uint64_t>(1, print / 4 % 65536); }
-  size_t small_rows_, sets_;
-  std::list<uint32_t> small_, main_;
-  std::map<uint32_t, uint64_t> prints_;
-  std::map<uint32_t, int> asks_;
-  std::map<uint64_t, std::deque<uint64_t>> ghosts_;
 };
 
 // Heat on a clock that is not set back, with logarithms taken where they are needed.
@@ -407,11 +306,6 @@ void policies_do_what_their_twins_do() {
       const bool resizing = seed % 2;
       const size_t steps = 3000;
       {
-        policy::Lru fast(capacity);
-        LruTwin slow;
-        run({&fast, &slow}, capacity, seed, steps, resizing);
-      }
-      {
         policy::Clock fast(capacity);
         ClockTwin slow(capacity);
         run({&fast, &slow}, capacity, seed, steps, resizing);
@@ -421,12 +315,6 @@ void policies_do_what_their_twins_do() {
         policy::Heat fast(capacity, half_life);
         HeatTwin slow(capacity, half_life);
         run({&fast, &slow}, capacity, seed, steps, resizing);
-      }
-      if (capacity >= 10) {
-        // Ghosts that another size would let go, the twin keeps.
-        policy::S3Fifo fast(capacity);
-        S3FifoTwin slow(capacity);
-        run({&fast, &slow}, capacity, seed, steps, false);
       }
       for (const uint32_t bucket_rows : {4u, 1000u}) {
         policy::PaperLfu fast(capacity, bucket_rows, bucket_rows / 2, 2);
@@ -470,8 +358,7 @@ void a_slab_of_no_row_or_one_works() {
 }
 
 void memory_is_what_the_head_of_the_file_says() {
-  const std::map<std::string, double> bytes = {{"default", 2}, {"heat", 2}, {"s3fifo", 9.8},
-                                               {"clock", 1},   {"lru", 8},  {"lfu", 15.4}};
+  const std::map<std::string, double> bytes = {{"default", 2}, {"heat", 2}, {"clock", 1}, {"lfu", 15.4}};
   for (const auto& [name, row] : bytes) {
     const uint32_t capacity = 100'000;
     const auto policy = make_policy(name, capacity);
@@ -566,20 +453,9 @@ void the_farthest_due_is_kept_until_it_comes() {
     }
 }
 
-void ghosts_come_back_into_the_main_queue() {
-  policy::S3Fifo policy(100);
-  for (uint32_t row = 0; row < 100; ++row) policy.insert(row, (row + 1) * 0x9e3779b97f4a7c15ull);
-  CHECK(all_victims(policy, 50).size() == 50);  // 0 ... 49, the oldest
-  for (uint32_t row = 0; row < 10; ++row) policy.insert(row, (row + 1) * 0x9e3779b97f4a7c15ull);
-  for (uint32_t row = 10; row < 50; ++row) policy.insert(row, (row + 1000) * 0x9e3779b97f4a7c15ull);
-  const Rows out = all_victims(policy, 80);
-  CHECK(out.size() == 80);
-  CHECK(std::all_of(out.begin(), out.end(), [](uint32_t row) { return row >= 10; }));
-}
-
 // Fifty rows asked for in every batch, and a stream of keys that never come back.
 void a_stream_of_new_keys_does_not_wash_out_hot_rows() {
-  for (const char* name : {"default", "s3fifo", "clock", "lfu"}) {
+  for (const char* name : {"default", "clock", "lfu"}) {
     const auto policy = make_policy(name, 200);
     std::set<uint32_t> room;
     for (uint32_t row = 50; row < 200; ++row) room.insert(row);
@@ -608,7 +484,7 @@ void an_unknown_name_is_refused() {
   } catch (const std::invalid_argument& e) {
     met = e.what();
   }
-  CHECK(met == "policy 'arc' is not one of default, heat, s3fifo, clock, lru, lfu");
+  CHECK(met == "policy 'arc' is not one of default, heat, clock, lfu");
 }
 
 }  // namespace
@@ -623,7 +499,6 @@ int main() {
   rows_that_come_again_stay_the_soonest_longest();
   what_was_due_long_ago_is_forgotten();
   the_farthest_due_is_kept_until_it_comes();
-  ghosts_come_back_into_the_main_queue();
   a_stream_of_new_keys_does_not_wash_out_hot_rows();
   an_unknown_name_is_refused();
   std::puts("policies: all well");

@@ -242,7 +242,7 @@ void equal_fences() {
 // memory holds the rows that a map says.
 void narrowed() {
   std::mt19937_64 random(5);
-  for (const char* policy : {"heat", "s3fifo", "clock", "lru", "lfu"}) {
+  for (const char* policy : {"heat", "clock", "lfu"}) {
     const uint32_t most = 4000;
     const size_t stride = 5;
     HugeBlock slots(slots_for(most) * sizeof(uint32_t)), marks(most * sizeof(Mark)), floats(most * stride * 4);

@@ -3,7 +3,7 @@
 //   words_: blocks of 8 words (64 bytes). A key has one block and sets `hashes` bits in it, one per word from a first
 //   word on, around the block.
 //
-// A query is one miss of the cache where the classic filter (paper_bloom.h) has one a probe; the price is that blocks
+// A query is one miss of the cache where the classic Bloom filter has one a probe; the price is that blocks
 // fill unevenly. Keys not added that it says maybe to:
 //
 //   bits a key      4       6       8       10      12      16

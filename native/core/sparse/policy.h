@@ -8,13 +8,12 @@
 //   name     bytes a row   what it is
 //   heat     2             the default: asks, fading with time, as a logarithm; the coldest rows leave first, those
 //                          that are known to be asked for again last
-//   s3fifo   9.8           S3-FIFO: a small queue in front of the main one, and ghosts of what left the small one
-//   clock    1             second chance, two bits: the hand moves over the places of the slab itself
-//   lru      8             least recently asked
+//   clock    1             second chance, two bits: the hand moves over the places of the slab itself; for keys that
+//                          change quickly
 //   lfu      15.4          the paper's: per bucket an LRU list of the current pass and an LFU list of candidates
 //
-// Figures are in docs/tried.md. Misuse (a row inserted twice, a hit on a row that is not there) is the caller's mistake
-// and not looked for.
+// Others (S3-FIFO, LRU) were measured and removed: docs/tried.md. Misuse (a row inserted twice, a hit on a row that is
+// not there) is the caller's mistake and not looked for.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -32,10 +31,10 @@ namespace cb {
 class Policy {
  public:
   virtual ~Policy() = default;
-  // A row became resident; mix is that of its key, ghosts remember by it.
+  // A row became resident; mix is the mixed hash of its key.
   virtual void insert(uint32_t row, uint64_t mix) = 0;
   // The same for a row that was read from disk: its key is not new, and `worth` is what worth() said when it was
-  // written, kSeen where nobody knows. A policy that keeps ghosts in memory takes it as any other row.
+  // written, kSeen where nobody knows.
   virtual void reload(uint32_t row, uint64_t mix, uint8_t worth) {
     (void)worth;
     insert(row, mix);
@@ -51,9 +50,8 @@ class Policy {
   virtual void hit(uint32_t row) = 0;
   // Rows to let go, added to `out`: `wanted` of those not pinned, fewer only where all others are pinned.
   virtual void victims(size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) = 0;
-  // A row left for another reason (expired); may walk the lists, and says so.
+  // A row left for another reason (expired).
   virtual void remove(uint32_t row) = 0;
-  virtual bool removes_at_once() const { return true; }
   // Rows the slab has from now on; every resident row's place is below it.
   virtual void resize(uint32_t capacity) = 0;
   // Memory held, all of it part of the table's budget.
@@ -231,146 +229,6 @@ class Heat final : public Policy {
   ZeroedArray<uint8_t> due_;   // 0: nobody knows; else 1 + the batch that asks again, by kRound
 };
 
-// Keys that left not long ago, as 16-bit prints in sets of eight, newest first: 2 bytes a key, an exact queue within a
-// set and nearly one over all. One key in 8,000 is taken for a ghost wrongly.
-class Ghosts {
- public:
-  void resize(size_t keys) {
-    const size_t sets = (keys + kWays - 1) / kWays;
-    // Prints cannot be moved to other sets. A little more or less room is not worth forgetting all.
-    if (!sets_.empty() && sets <= sets_.size() + sets_.size() / 8 && sets + sets_.size() / 8 >= sets_.size()) return;
-    sets_ = {};
-    sets_.resize(sets);
-  }
-  void add(uint32_t print) {
-    if (sets_.empty()) return;
-    Set& set = sets_[set_of(print)];
-    std::copy_backward(set.begin(), set.end() - 1, set.end());
-    set[0] = tag_of(print);
-  }
-  // Whether the key is remembered; it is not any more afterwards.
-  bool take(uint32_t print) {
-    if (sets_.empty()) return false;
-    Set& set = sets_[set_of(print)];
-    const auto at = std::find(set.begin(), set.end(), tag_of(print));
-    if (at == set.end()) return false;
-    std::copy(at + 1, set.end(), at);
-    set.back() = 0;
-    return true;
-  }
-  size_t bytes() const { return sets_.bytes(); }
-
- private:
-  static constexpr size_t kWays = 8;
-  using Set = std::array<uint16_t, kWays>;
-  size_t set_of(uint32_t print) const { return (uint64_t{print} * sets_.size()) >> 32; }
-  // Of the low bits but the last two, the set being of the high ones; 0 means an empty place.
-  static uint16_t tag_of(uint32_t print) { return static_cast<uint16_t>(std::max(1u, print >> 2 & 0xffff)); }
-  ZeroedArray<Set> sets_;
-};
-
-class S3Fifo final : public Policy {
- public:
-  explicit S3Fifo(uint32_t capacity, double small = 0.1, double ghosts = 0.9, unsigned promote = 1)
-      : small_part_(small), ghost_part_(ghosts), promote_(promote) {
-    resize(capacity);
-  }
-  void insert(uint32_t row, uint64_t mix) override {
-    marks_[row] = static_cast<uint32_t>(mix >> 16) & ~kAsks;
-    push(ghosts_.take(marks_[row]) ? main_ : small_, row);
-  }
-  void hit(uint32_t row) override { marks_[row] += asks(row) < kAsks; }
-  void victims(size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) override {
-    // So many looks see every row of the main queue without an ask left.
-    size_t main_looks = (kAsks + 1) * (size_t{main_.rows} + small_.rows);
-    size_t small_looks = small_.rows;
-    bool moved = false;  // rows went to the main queue since its looks were counted
-    while (wanted > 0) {
-      const bool from_main = main_looks > 0 && main_.rows > 0;
-      if (small_looks > 0 && (small_.rows > small_rows_ || !from_main)) {
-        --small_looks;
-        const uint32_t row = pop(small_);
-        if (asks(row) >= promote_) {
-          marks_[row] &= ~kAsks;
-          push(main_, row);
-          moved = true;
-        } else if (pinned(row)) {
-          push(small_, row);
-        } else {
-          ghosts_.add(marks_[row]);
-          out.push_back(row);
-          --wanted;
-        }
-      } else if (from_main) {
-        --main_looks;
-        const uint32_t row = pop(main_);
-        if (asks(row) > 0) {
-          --marks_[row];
-          push(main_, row);
-        } else if (pinned(row)) {
-          push(main_, row);
-        } else {
-          out.push_back(row);
-          --wanted;
-        }
-      } else if (moved) {
-        main_looks = main_.rows;
-        moved = false;
-      } else {
-        return;
-      }
-    }
-  }
-  void remove(uint32_t row) override {
-    if (!unlink(small_, row)) unlink(main_, row);
-  }
-  bool removes_at_once() const override { return false; }
-  void resize(uint32_t capacity) override {
-    next_.resize(capacity);
-    marks_.resize(capacity);
-    small_rows_ = static_cast<uint32_t>(capacity * small_part_);
-    ghosts_.resize(static_cast<size_t>(capacity * ghost_part_));
-  }
-  size_t bytes() const override { return sizeof(*this) + next_.bytes() + marks_.bytes() + ghosts_.bytes(); }
-
- private:
-  static constexpr uint32_t kAsks = 3;
-  struct Queue {
-    uint32_t first = kNone, last = kNone, rows = 0;
-  };
-  void push(Queue& queue, uint32_t row) {
-    next_[row] = kNone;
-    (queue.rows ? next_[queue.last] : queue.first) = row;
-    queue.last = row;
-    ++queue.rows;
-  }
-  uint32_t pop(Queue& queue) {
-    const uint32_t row = queue.first;
-    queue.first = next_[row];
-    --queue.rows;
-    return row;
-  }
-  bool unlink(Queue& queue, uint32_t row) {
-    uint32_t before = kNone, at = queue.first;
-    for (uint32_t k = 0; k < queue.rows; ++k, before = at, at = next_[at]) {
-      if (at != row) continue;
-      (before == kNone ? queue.first : next_[before]) = next_[at];
-      if (queue.last == row) queue.last = before;
-      --queue.rows;
-      return true;
-    }
-    return false;
-  }
-  uint32_t asks(uint32_t row) const { return marks_[row] & kAsks; }
-  double small_part_, ghost_part_;
-  unsigned promote_;
-  uint32_t small_rows_ = 0;
-  Queue small_, main_;
-  ZeroedArray<uint32_t> next_;   // of a row that is in a queue
-  ZeroedArray<uint32_t> marks_;  // 30 bits of the mix, and the asks
-  Ghosts ghosts_;
-};
-
 // The places of the slab are the ring: a row that leaves makes room for one that is then the last the hand meets.
 class Clock final : public Policy {
  public:
@@ -430,34 +288,6 @@ class Links {
 
  private:
   ZeroedArray<uint32_t> next_, prev_;  // of rows that are in a list
-};
-
-class Lru final : public Policy {
- public:
-  explicit Lru(uint32_t capacity) { resize(capacity); }
-  void insert(uint32_t row, uint64_t) override { links_.put(list_, row, list_.front); }
-  void hit(uint32_t row) override {
-    links_.cut(list_, row);
-    links_.put(list_, row, list_.front);
-  }
-  void victims(size_t wanted, const std::function<bool(uint32_t)>& pinned, std::vector<uint32_t>& out) override {
-    for (uint32_t row = list_.back; row != kNone && wanted > 0;) {
-      const uint32_t next = links_.before(row);
-      if (!pinned(row)) {
-        links_.cut(list_, row);
-        out.push_back(row);
-        --wanted;
-      }
-      row = next;
-    }
-  }
-  void remove(uint32_t row) override { links_.cut(list_, row); }
-  void resize(uint32_t capacity) override { links_.resize(capacity); }
-  size_t bytes() const override { return sizeof(*this) + links_.bytes(); }
-
- private:
-  Links links_;
-  Links::List list_;
 };
 
 // AIBox, section 4.2. A bucket's LRU list holds what the current pass asked for, latest first; what the next pass has
@@ -557,11 +387,9 @@ class PaperLfu final : public Policy {
 
 inline std::unique_ptr<Policy> make_policy(const std::string& name, uint32_t capacity) {
   if (name == "default" || name == "heat") return std::make_unique<policy::Heat>(capacity);
-  if (name == "s3fifo") return std::make_unique<policy::S3Fifo>(capacity);
   if (name == "clock") return std::make_unique<policy::Clock>(capacity);
-  if (name == "lru") return std::make_unique<policy::Lru>(capacity);
   if (name == "lfu") return std::make_unique<policy::PaperLfu>(capacity);
-  throw std::invalid_argument("policy '" + name + "' is not one of default, heat, s3fifo, clock, lru, lfu");
+  throw std::invalid_argument("policy '" + name + "' is not one of default, heat, clock, lfu");
 }
 
 }  // namespace cb

@@ -50,7 +50,7 @@ void SparseTable::narrow(Shard& shard, size_t need) {
   const double index = index_budget(static_cast<double>(disk_rows_.load()));
   const uint32_t places = places_within(static_cast<size_t>(static_cast<double>(options_.ram) - index));
   if (rows.places() + need <= places || places + rows.capacity() / kNarrower >= rows.capacity()) return;
-  if (places < std::max<size_t>(kLeastPlaces, kBatches * shard.most_asked) || !rows.policy->removes_at_once()) return;
+  if (places < std::max<size_t>(kLeastPlaces, kBatches * shard.most_asked)) return;
   write_cut(shard);
   std::vector<uint32_t> above, dirty;
   for (uint32_t place = places; place < rows.places(); ++place) {

@@ -242,6 +242,6 @@ def test_checkpoints_of_threads_take_turns(tmp_path: Path) -> None:
 
 
 def test_the_options_are_told(tmp_path: Path) -> None:
-    for options, words in (({"read_only": True}, "is not an option"), ({"polcy": "lru"}, "policy")):
+    for options, words in (({"read_only": True}, "is not an option"), ({"polcy": "lfu"}, "policy")):
         with pytest.raises(PlanError, match=words):
             tables(tmp_path / "t", **options)

@@ -13,7 +13,7 @@ from ctrbox.embed.ssd.folder import resident_bytes
 from ctrbox.errors import BudgetError
 
 TB = 1 << 40
-POLICIES = ("default", "s3fifo", "clock", "lru", "lfu")
+POLICIES = ("default", "clock", "lfu")
 
 
 @pytest.mark.filterwarnings("ignore:ram=")

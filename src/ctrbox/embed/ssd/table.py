@@ -52,7 +52,7 @@ from ctrbox.files.atomic import FULL, remove, written_aside
 SHARDS = 64
 SEGMENT_BYTES = 64 << 20
 COMPACTION_MB_PER_S = 512
-POLICIES = ("default", "heat", "s3fifo", "clock", "lru", "lfu")
+POLICIES = ("default", "heat", "clock", "lfu")
 
 
 class SparseTable(Table):
@@ -67,7 +67,8 @@ class SparseTable(Table):
     ``linear``     optimizer of the first-order weights; default: same as ``optimizer``
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
-    ``policy``     which rows leave memory: "default" ("heat"), "s3fifo", "clock", "lru", or "lfu", the paper's
+    ``policy``     which rows leave memory: "default" ("heat": the least used), "clock" (for keys that change quickly), or
+                   "lfu", the lists of the AIBox paper
     ``counters``   ``admission``: how rows come and go (`Counters`, `Admission`); default: every key has a row
     ``nonfinite``  gradients that are not finite: "refuse" the push, or "skip" their keys and count them
     ``compaction_mb_per_s``  the most that compaction in the background writes, in MB (1,048,576 bytes) per second, 1 to

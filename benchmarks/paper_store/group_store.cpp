@@ -1,4 +1,4 @@
-#include "core/sparse/group_store.h"
+#include "paper_store/group_store.h"
 
 #include <algorithm>
 #include <cstring>

@@ -36,7 +36,7 @@
 #include <vector>
 
 #include "core/sparse/block_reader.h"
-#include "core/sparse/paper_bloom.h"
+#include "paper_store/paper_bloom.h"
 #include "core/sparse/policy.h"
 #include "core/sparse/segments.h"
 #include "core/system/huge_pages.h"
