@@ -18,6 +18,7 @@ using namespace cb;
 
 namespace {
 
+using Octets = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Integers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -253,6 +254,40 @@ void bind_ffm(nb::module_& m) {
           nb::arg("settings"), nb::arg("learns") = true,
           "One that does not learn has no accumulators, and weights of 0 until they are given.")
       .def(
+          "__init__",
+          [](DeepFfm* self, const FfmSettings& settings, const Octets& mapped, uint64_t lr_at, uint64_t ffm_at,
+             const Floats& dense) {
+            const std::string wrong = wrong_with(settings);
+            if (!wrong.empty()) throw nb::value_error(wrong.c_str());
+            const FfmLayout layout(settings, false);
+            const uint64_t lr_bytes = layout.lr_size * sizeof(float);
+            const uint64_t ffm_bytes = (layout.rows * layout.stride + kBehind * layout.latent) * sizeof(float);
+            const auto within = [&](uint64_t at, uint64_t bytes) {
+              const bool aligned = (reinterpret_cast<uintptr_t>(mapped.data()) + at) % 64 == 0;
+              return aligned && at <= mapped.size() && bytes <= mapped.size() - at;
+            };
+            if (!within(lr_at, lr_bytes) || !within(ffm_at, ffm_bytes))
+              throw nb::value_error("the weights do not lie within the mapped file");
+            if (dense.size() != weights_of(layout) - layout.lr_size - layout.rows * layout.stride)
+              throw nb::value_error("not as many weights of dense as the model has");
+            nb::gil_scoped_release release;
+            new (self) DeepFfm(settings, reinterpret_cast<const float*>(mapped.data() + lr_at),
+                               reinterpret_cast<const float*>(mapped.data() + ffm_at));
+            try {
+              give_dense(*self, dense.data());
+            } catch (...) {
+              self->~DeepFfm();
+              throw;
+            }
+          },
+          nb::arg("settings"), nb::arg("mapped"), nb::arg("lr_at"), nb::arg("ffm_at"), nb::arg("dense"),
+          nb::keep_alive<1, 3>(),
+          nb::sig("def __init__(self, settings: FfmSettings, mapped: NDArray[numpy.uint8], lr_at: int, ffm_at: int, "
+                  "dense: NDArray[numpy.float32]) -> None"),
+          "One that predicts from lr and ffm at these places of a mapped file, which it does not copy. The file has "
+          "some "
+          "bytes behind ffm: kBehind of core/ffm/layout.h.")
+      .def(
           "learn",
           [](DeepFfm& model, const Examples& examples, size_t threads, bool sparse, size_t block, uint64_t learned) {
             if (!model.layout().learns()) throw nb::value_error("this model has no accumulators");
@@ -332,6 +367,7 @@ void bind_ffm(nb::module_& m) {
           [](DeepFfm& model, const Floats& weights) {
             if (weights.size() != weights_of(model.layout()))
               throw nb::value_error("not as many weights as the model has");
+            if (!model.owns()) throw nb::value_error("the weights of this model belong to a mapped file");
             nb::gil_scoped_release release;
             give_weights(model, weights.data());
           },

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <new>
 #include <random>
 #include <string>
 #include <utility>
@@ -143,6 +144,51 @@ void weights_that_are_not_finite_are_refused() {
     CHECK(!(other.dense()[i] == 0.0f && std::signbit(other.dense()[i])));
 }
 
+// Weights of just the size that is promised, so that a read behind them is seen by the address sanitizer.
+void a_model_over_weights_of_another_predicts_the_same() {
+  std::mt19937_64 random(6);
+  for (uint32_t k : {1u, 4u, 7u, 16u}) {
+    FfmSettings settings;
+    settings.fields = 5;
+    settings.k = k;
+    settings.bits = 10;
+    settings.hidden = {8, 4};
+    settings.seed = k;
+    DeepFfm own(settings, true, false);
+    const FfmLayout& l = own.layout();
+    std::vector<float> flat(weights_of(l));
+    for (float& w : flat) w = static_cast<float>(random() % 1000) * 1e-3f - 0.5f;
+    give_weights(own, flat.data());
+    const size_t ffm_floats = l.rows * l.stride + kBehind * l.latent;
+    auto* lr = new (std::align_val_t(64)) float[l.lr_size];
+    auto* ffm = new (std::align_val_t(64)) float[ffm_floats]();
+    std::copy_n(flat.data(), l.lr_size, lr);
+    std::copy_n(flat.data() + l.lr_size, l.rows * l.stride, ffm);
+    {
+      DeepFfm over(settings, lr, ffm);
+      CHECK(!over.owns() && own.owns() && over.bytes() < own.bytes());
+      give_dense(over, flat.data() + l.lr_size + l.rows * l.stride);
+      std::vector<float> again(flat.size());
+      take_weights(over, again.data());
+      CHECK(again == flat);
+      Examples examples;
+      for (int row = 0; row < 300; ++row) {
+        for (uint16_t field = 0; field < settings.fields; ++field) {
+          examples.keys.push_back(row % 7 ? random() : ~uint64_t{0});  // the largest key has the last row
+          examples.fields.push_back(field);
+        }
+        examples.offsets.push_back(static_cast<uint32_t>(examples.keys.size()));
+      }
+      std::vector<float> expected(300), found(300);
+      own.predict(examples, expected.data(), 1);
+      over.predict(examples, found.data(), 1);
+      CHECK(std::memcmp(expected.data(), found.data(), 300 * sizeof(float)) == 0);
+    }
+    ::operator delete[](lr, std::align_val_t(64));
+    ::operator delete[](ffm, std::align_val_t(64));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -150,6 +196,7 @@ int main() {
   caches();
   models();
   weights_that_are_not_finite_are_refused();
+  a_model_over_weights_of_another_predicts_the_same();
   std::remove(kPath.c_str());
   return 0;
 }

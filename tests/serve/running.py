@@ -132,7 +132,8 @@ def started(
 ) -> tuple[Running, threading.Thread]:
     port, grpc_port = free_ports(2)
     command = [sys.executable, *before, "serve", str(folder), "--json"]
-    command += ["--port", str(port), "--grpc-port", str(grpc_port), *options]
+    # One worker unless a test asks for others: its counts, caches and limits are then those of one process on any machine.
+    command += ["--port", str(port), "--grpc-port", str(grpc_port), "--workers", "1", *options]
     env = {**os.environ, "CTRBOX_TOKEN": token}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     server = Running(process, port, grpc_port)

@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import threading
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -20,13 +19,19 @@ from tests.serve.running import free_ports
 from tests.serve.worlds import World
 
 
-class Slow(Counter[Any]):
-    """A counter whose thread gives way between reading and writing, as any thread may."""
+class Slow:
+    """Cells whose thread gives way between reading and writing, as any thread may."""
 
-    def __getitem__(self, key: Any) -> int:
-        found = super().__getitem__(key)
+    def __init__(self, cells: memoryview) -> None:
+        self.cells = cells
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self.cells[at]
         passed.wait(0.0005)
         return found
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self.cells[at] = value
 
 
 passed = threading.Event()  # never set
@@ -34,7 +39,7 @@ passed = threading.Event()  # never set
 
 def test_no_count_is_lost_between_threads() -> None:
     metrics = Metrics()
-    metrics.requests = Slow()
+    metrics.cells = Slow(metrics.cells)  # type: ignore[assignment]
     workers = [
         threading.Thread(target=lambda: [metrics.add("score", 200, 0.001, 3) for _ in range(25)]) for _ in range(8)
     ]

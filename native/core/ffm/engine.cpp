@@ -76,6 +76,17 @@ DeepFfm::DeepFfm(const FfmSettings& settings, bool fresh, bool learns)
   if (fresh) initialise();
 }
 
+DeepFfm::DeepFfm(const FfmSettings& settings, const float* lr, const float* ffm)
+    : settings_(settings),
+      layout_(settings_, false),
+      kernels_(&ffm_kernels()),
+      owns_(false),
+      dense_(layout_.dense * sizeof(float)) {
+  // Predicting never writes through these pointers, and a model without accumulators does not learn.
+  weights_ = {const_cast<float*>(lr), const_cast<float*>(ffm), reinterpret_cast<float*>(dense_.data())};
+  changed();
+}
+
 void DeepFfm::changed() {
   static std::atomic<uint64_t> last{0};
   state_ = ++last;

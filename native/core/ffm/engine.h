@@ -22,6 +22,10 @@ class DeepFfm {
  public:
   // Not fresh: every weight 0, to be loaded. One that does not learn keeps no accumulators.
   explicit DeepFfm(const FfmSettings& settings, bool fresh = true, bool learns = true);
+  // A model that only predicts and reads lr and ffm where they lie, such as in a mapped file that processes share: as
+  // the layout has them without accumulators, and 64-byte aligned. kBehind latent vectors behind the last row can be
+  // read too. The caller keeps that memory as long as the model; dense is to be given (model_file.h).
+  DeepFfm(const FfmSettings& settings, const float* lr, const float* ffm);
 
   const FfmSettings& settings() const { return settings_; }
   const FfmLayout& layout() const { return layout_; }
@@ -51,7 +55,8 @@ class DeepFfm {
   float* lr() const { return weights_.lr; }
   float* ffm() const { return weights_.ffm; }
   float* dense() const { return weights_.dense; }
-  uint64_t bytes() const { return lr_.size() + ffm_.size() + dense_.size(); }
+  uint64_t bytes() const { return lr_.size() + ffm_.size() + dense_.size(); }  // that are its own
+  bool owns() const { return owns_; }  // false: lr and ffm belong to somebody else and must not be written
 
  private:
   void initialise();
@@ -72,6 +77,7 @@ class DeepFfm {
   FfmSettings settings_;
   FfmLayout layout_;
   const FfmKernels* kernels_;
+  bool owns_ = true;
   HugeBlock lr_, ffm_, dense_;
   FfmWeights weights_;
 };

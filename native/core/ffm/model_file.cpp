@@ -41,13 +41,11 @@ void neurons(float* at, const FfmLayout::Layer& layer, float padding, Way way, F
   }
 }
 
-// Calls each(p, n) for the runs of weights (or accumulators) in the order of the file, which it reads or writes.
+// Calls each(p, n) for the runs of dense in the order of the file: the bias, then the layers.
 template <class F>
-void runs(const DeepFfm& model, bool accumulators, Way way, F each) {
+void dense_runs(const DeepFfm& model, bool accumulators, Way way, F each) {
   const FfmLayout& l = model.layout();
   const size_t a = accumulators ? 1 : 0;
-  for (uint64_t i = 0; i < l.lr_size; ++i) each(model.lr() + l.lr_step * i + a, size_t{1});
-  for (uint64_t r = 0; r < l.rows; ++r) each(model.ffm() + l.row_step * r + a * l.stride, l.stride);
   each(model.dense() + a, size_t{1});
   for (const auto& layer : l.layers) {
     float* at = model.dense() + layer.at + a * layer.size();
@@ -56,6 +54,16 @@ void runs(const DeepFfm& model, bool accumulators, Way way, F each) {
     else
       each(at, layer.size());
   }
+}
+
+// Calls each(p, n) for the runs of weights (or accumulators) in the order of the file, which it reads or writes.
+template <class F>
+void runs(const DeepFfm& model, bool accumulators, Way way, F each) {
+  const FfmLayout& l = model.layout();
+  const size_t a = accumulators ? 1 : 0;
+  for (uint64_t i = 0; i < l.lr_size; ++i) each(model.lr() + l.lr_step * i + a, size_t{1});
+  for (uint64_t r = 0; r < l.rows; ++r) each(model.ffm() + l.row_step * r + a * l.stride, l.stride);
+  dense_runs(model, accumulators, way, each);
 }
 
 // Floats in and out of the file in sealed blocks, whatever the runs' lengths.
@@ -120,6 +128,16 @@ void give_weights(DeepFfm& model, const float* weights) {
   runs(model, false, Way::kIn, [&](float* p, size_t n) {
     finite &= take_in(weights, p, n);
     weights += n;
+  });
+  model.changed();
+  if (!finite) throw DamagedFile("a weight is not finite");
+}
+
+void give_dense(DeepFfm& model, const float* dense) {
+  bool finite = true;
+  dense_runs(model, false, Way::kIn, [&](float* p, size_t n) {
+    finite &= take_in(dense, p, n);
+    dense += n;
   });
   model.changed();
   if (!finite) throw DamagedFile("a weight is not finite");

@@ -72,7 +72,7 @@ def serve(
             min=0,
             max=1_000_000,
             metavar="N",
-            help="Maximum number of requests that wait to be scored; further requests get status 503.",
+            help="Maximum number of requests that wait in one worker to be scored; further requests get status 503.",
         ),
     ] = 64,
     deadline_ms: Annotated[
@@ -96,8 +96,8 @@ def serve(
             min=16,
             max=1_000_000,
             metavar="N",
-            help="Maximum number of open connections, HTTP and gRPC together. The server uses fewer if the process's open-file "
-            "limit is too low.",
+            help="Maximum number of open connections, HTTP and gRPC together, of all workers. The server uses fewer if the "
+            "process's open-file limit is too low.",
         ),
     ] = 8192,
     client_share: Annotated[
@@ -140,16 +140,29 @@ def serve(
         str,
         typer.Option(
             metavar="SIZE",
-            help="Memory for cached contexts, such as 256MB (units are powers of 1024); 0 disables the cache.",
+            help="Memory for cached contexts of all workers, such as 256MB (units are powers of 1024); 0 disables the cache.",
         ),
     ] = "256MB",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=256,
+            metavar="N",
+            help="Number of processes that serve, on Linux; they share the port and the memory of the model, and one that dies "
+            "is replaced. --max-connections and --cache are divided among them. Default: the usable cores, but 1 for a published "
+            "run, for a run with a Sparse Table, and on other systems.",
+            show_default=False,
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=256,
             metavar="N",
-            help="Number of threads that score requests; 0 scores on the event loop. Default: 1 for a run folder, otherwise 0.",
+            help="Number of threads that score requests in each worker; 0 scores on the event loop. Default: 1 for a run folder, "
+            "otherwise 0.",
             show_default=False,
         ),
     ] = None,
@@ -202,6 +215,7 @@ def serve(
         grpc_port=grpc_port or 0,
         token=read_token(token_file),
         name=name,
+        workers=workers,
         threads=threads,
         limits=limits,
         views=(views := pairs_of("--view", view, "users=tomorrow/users")),
@@ -226,11 +240,13 @@ def serve(
                 "kind": served.kind,
                 "version": served.version,
                 "url": url,
+                "workers": server.workers,
             }
             if as_json:
                 say_json(**facts, grpc=grpc_port)
             grpc = f", gRPC at {bracketed(host)}:{grpc_port}" if grpc_port else ""
-            tell(f"serving {model} version {served.version} at {url}{grpc}; press Ctrl-C to stop")
+            several = f" with {server.workers} workers" if server.workers > 1 else ""
+            tell(f"serving {model} version {served.version} at {url}{grpc}{several}; press Ctrl-C to stop")
             hint(f"curl {url}/openapi.json    or open {url}/ in a browser")
 
         server.run(ready)

@@ -40,7 +40,7 @@ from ctrbox.ffm.examples import ExampleCache, ExampleText, names
 from ctrbox.ffm.progress import Progress
 from ctrbox.files.atomic import written_aside
 from ctrbox.publish.sources import DEEP_FFM, ffm_of, ffm_weights
-from ctrbox.publish.weights import Weights, is_weights, read_weights
+from ctrbox.publish.weights import Weights, is_weights, map_weights, read_weights
 
 BATCH_ROWS = 65_536  # of a plan's batches
 BLOCK = 2048  # examples that several threads learn at once
@@ -277,6 +277,18 @@ class DeepFFM:
             raise SourceError(f"cannot read {path}: {error}") from error
         except OSError as error:
             raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+        self = cls.__new__(cls)
+        self.fields, self.learned, self.progress = fields, learned, Progress()
+        self._native, self.learned_from_text = found, False
+        return self
+
+    @classmethod
+    def _mapped(cls, path: str | os.PathLike[str]) -> Self:
+        """Load a file of `publish.shared` to predict with it; the memory of its weights is shared with others that map it."""
+        try:
+            found, fields, learned = ffm_of(map_weights(path), str(path), False)
+        except _native.DamagedFile as error:
+            raise SourceError(f"cannot read {path}: {error}") from error
         self = cls.__new__(cls)
         self.fields, self.learned, self.progress = fields, learned, Progress()
         self._native, self.learned_from_text = found, False

@@ -134,7 +134,8 @@ def ffm_weights(model: _native.DeepFfm, fields: list[str], learned: int) -> Weig
 def ffm_of(weights: Weights, where: str, learns: bool = True) -> tuple[_native.DeepFfm, list[str], int]:
     """A model with these weights, its fields, and how many examples it has seen.
 
-    Accumulators are as at the beginning, or left out where the model only predicts.
+    Accumulators are as at the beginning, or left out where the model only predicts. Of mapped weights the model predicts only,
+    and reads them where they are.
     """
     if weights.kind != DEEP_FFM:
         raise DataError(f"{where} holds weights of kind {weights.kind!r}; expected {DEEP_FFM!r}")
@@ -145,15 +146,20 @@ def ffm_of(weights: Weights, where: str, learns: bool = True) -> tuple[_native.D
         for name in RATES:
             setattr(settings, name, _native.BlockRates(*about[name]))
         fields, learned = [str(name) for name in about["names"]], int(about["learned"])
-        flat = np.concatenate([weights.part(name).data for name in ("lr", "ffm", "dense")])
+        parts = [weights.part(name).data for name in ("lr", "ffm", "dense")]
+        count = sum(part.size for part in parts)
         wrong = settings.wrong() or ("" if len(fields) == settings.fields else "names and fields")
         # The file holds its weights, so it bounds the model that is made for them.
-        if not wrong and flat.size != settings.weights():
-            wrong = f"{flat.size:,} weights, expected {settings.weights():,}"
+        if not wrong and count != settings.weights():
+            wrong = f"{count:,} weights, expected {settings.weights():,}"
         if wrong or not 0 <= learned < 1 << 63:
             raise ValueError(wrong or f"learned {learned}")
-        model = _native.DeepFfm(settings, learns)
-        model.give_weights(flat)
+        if weights.mapped is not None:
+            file = weights.mapped
+            model = _native.DeepFfm(settings, file.octets, file.places["lr"], file.places["ffm"], parts[2])
+        else:
+            model = _native.DeepFfm(settings, learns)
+            model.give_weights(np.concatenate(parts))
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"cannot read {where}: its settings contradict themselves: {error}") from error
     return model, fields, learned

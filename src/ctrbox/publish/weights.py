@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -55,12 +56,24 @@ class Part:
 
 
 @dataclass(frozen=True)
+class MappedFile:
+    """A weight file in the address space of the process: its bytes, read-only, and where each part begins."""
+
+    octets: npt.NDArray[np.uint8]
+    places: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Weights:
-    """The contents of a weight file: ``kind`` names the kind of model, ``about`` holds what else is needed to build it."""
+    """The contents of a weight file: ``kind`` names the kind of model, ``about`` holds what else is needed to build it.
+
+    ``mapped``: of `map_weights`; parts that are not 16-bit codes are then read-only views of the mapped file.
+    """
 
     kind: str
     about: dict[str, Any]
     parts: list[Part]
+    mapped: MappedFile | None = None
 
     def part(self, name: str) -> Part:
         for part in self.parts:
@@ -150,6 +163,19 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
     with _opened(path) as (file, found):
         parts = [_part(path, file, entry) for entry in found.entries]
     return Weights(found.kind, found.about, parts)
+
+
+def map_weights(path: str | os.PathLike[str]) -> Weights:
+    """Map a weight file, and check it as `read_weights` does: processes that map one file share its memory.
+
+    The file must not change while it is mapped; one that is cut off ends the process by SIGBUS. So this is for a file that
+    the process, or its parent, wrote into a folder of its own.
+    """
+    with _opened(path) as (file, found):
+        held = mmap.mmap(file.fileno(), found.size, access=mmap.ACCESS_READ)
+        octets = np.frombuffer(held, np.uint8)
+        parts = [_checked_part(path, octets[e.at : e.end], e) for e in found.entries]
+    return Weights(found.kind, found.about, parts, MappedFile(octets, {e.name: e.at for e in found.entries}))
 
 
 def read_directory(path: str | os.PathLike[str]) -> Directory:
@@ -243,7 +269,11 @@ def _check(found: Directory) -> None:
 
 def _part(path: str | os.PathLike[str], file: BinaryIO, e: Entry) -> Part:
     file.seek(e.at)
-    held = np.fromfile(file, np.uint8, _padded(e.bytes))
+    return _checked_part(path, np.fromfile(file, np.uint8, _padded(e.bytes)), e)
+
+
+def _checked_part(path: str | os.PathLike[str], held: npt.NDArray[np.uint8], e: Entry) -> Part:
+    """Return a part of these bytes, its padding included."""
     data: np.ndarray = held[: e.bytes]
     if held.size != _padded(e.bytes) or held[e.bytes :].any() or f"{_native.checksum(data):016x}" != e.sum:
         raise SourceError(f"cannot read {path}: it is damaged: the checksum of part {e.name!r} is wrong")

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from ipaddress import IPv6Address, ip_address
 from typing import Protocol
 
+from ctrbox.serve.metrics import Cells
+
 
 class Held(Protocol):
     """A connection as the door sees it."""
@@ -47,6 +49,7 @@ class Door:
         self.share, self.largest_request = share, largest_request
         self.clients: dict[str, Client] = {}
         self.connections = 0
+        self.shown: Cells | None = None  # a cell that other workers see, which has the number of connections
         self.held = 0
         self.dropped = 0  # connections that were closed to make room
         self.refused = 0  # connections that were closed at once, because there was no room
@@ -97,6 +100,8 @@ class Door:
                 del self._by_count[client.connections]
         client.connections += step
         self.connections += step
+        if self.shown is not None:
+            self.shown[0] = self.connections
         if client.connections:
             self._by_count.setdefault(client.connections, {})[client] = None
 

@@ -10,6 +10,7 @@ import errno
 import logging
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ctrbox.errors import PlanError
@@ -22,25 +23,40 @@ from ctrbox.serve.wire import Connection, response
 
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 32  # connections taken in one turn of the loop, so that a flood of them does not stop the answers
+STAND_BACK_SECONDS = 0.001  # that a worker leaves a new connection to one that has fewer
 PAUSE_SECONDS = 0.1  # before the next try where the process has no file handle left
 SWEEP_SECONDS = 0.5
+POST_SECONDS = 0.05  # after an answer, until other workers see this worker's figures
 IDLE_SECONDS = 75.0  # a connection without a request is kept so long
 log = logging.getLogger("ctrbox.serve")
 
 
 class Listener:
-    """``start`` on a running loop, ``stop`` at the end. Raises PlanError where nobody can listen at the address."""
+    """``start`` on a running loop, ``stop`` at the end. Raises PlanError where nobody can listen at the address.
 
-    def __init__(self, service: Service, host: str, port: int, certificate: Certificate | None = None) -> None:
+    ``sockets``: those that workers share, which listen already. Then the kernel wakes every worker for a new connection, and the
+    first one to ask gets it. So that one that is quick does not get them all, a worker takes one at a time, and one that has more
+    connections than another lets a moment pass before it takes the next.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        host: str,
+        port: int,
+        certificate: Certificate | None = None,
+        sockets: Sequence[socket.socket] = (),
+    ) -> None:
         self.service, self.certificate = service, certificate
         self.loop = asyncio.get_running_loop()
         self.door = service.door
         self.routes = Routes(service)
         self.connections: set[Connection] = set()
         self.log_limit = LogLimit()
-        self.sockets = listening_sockets(host, port)
+        self.sockets = list(sockets) or listening_sockets(host, port)
         self._beginning: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
+        self._posting = False  # the figures will be posted
         self._no_room = response(answer_of(overloaded("this server has too many connections")), True, False)
 
     def start(self) -> None:
@@ -65,8 +81,17 @@ class Listener:
         self.log_limit.detach()
 
     def accept(self, sock: socket.socket) -> None:
-        """Take the connections that wait."""
-        for _ in range(ACCEPTED_AT_ONCE):
+        """Take the connections that wait; of several workers, the one with the fewest takes the next."""
+        desk = self.service.desk
+        if desk is None:
+            self.take(sock, ACCEPTED_AT_ONCE)
+        elif desk.crowded(self.door.connections):
+            self.listen_later(sock, STAND_BACK_SECONDS, take_one=True)
+        else:
+            self.take(sock, 1)
+
+    def take(self, sock: socket.socket, most: int) -> None:
+        for _ in range(most):
             try:
                 taken, address = sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -109,13 +134,29 @@ class Listener:
         log.warning("cannot take a connection for now: %s", error.strerror or error)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             self.door.make_room()
+        self.listen_later(sock, PAUSE_SECONDS)
+
+    def listen_later(self, sock: socket.socket, seconds: float, take_one: bool = False) -> None:
+        """Take no connection of a socket for a while; ``take_one``: then take one that nobody else took."""
         self.loop.remove_reader(sock.fileno())
 
         def again() -> None:
             if sock in self.sockets:
                 self.loop.add_reader(sock.fileno(), self.accept, sock)
+                if take_one:
+                    self.take(sock, 1)
 
-        self.loop.call_later(PAUSE_SECONDS, again)
+        self.loop.call_later(seconds, again)
+
+    def answered(self) -> None:
+        """Show the other workers soon what this one knows of itself; many answers are shown together."""
+        if self.service.desk is not None and not self._posting:
+            self._posting = True
+            self.loop.call_later(POST_SECONDS, self.post)
+
+    def post(self) -> None:
+        self._posting = False
+        self.service.post()
 
     def sweep(self) -> None:
         now = time.monotonic()
@@ -125,6 +166,7 @@ class Listener:
         if self.certificate is not None:
             self.certificate.refresh()
         self.log_limit.tell()
+        self.post()
         self._timers = [self.loop.call_later(SWEEP_SECONDS, self.sweep)]
 
 

@@ -2,6 +2,16 @@
 
 A latency falls into one of 64 buckets, each a quarter wider than the one before, so a quantile is right to 12 %. The page shows
 the last seconds: a ring of one histogram a second.
+
+The counts of a process are float64 numbers in one block of memory, its *cells*, which are exact up to 2^53:
+
+    requests by route and status   one cell each (`CELL`)
+    latencies                      64 buckets, then the sum of seconds
+    candidates                     one cell
+    the ring                       60 seconds of: the second, requests, refused, candidates, 64 buckets
+
+So worker processes can count in memory that all of them map (board.py): each writes its own cells, and whichever is asked adds
+the cells of all.
 """
 
 from __future__ import annotations
@@ -9,11 +19,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 BOUNDS = tuple(50e-6 * 1.25**k for k in range(63))  # seconds; 50 µs … 51 s
 SHOWN = BOUNDS[::6]  # the buckets Prometheus gets
@@ -21,13 +32,23 @@ RING = 60  # seconds
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass
-class Second:
-    at: int = -1
-    requests: int = 0
-    refused: int = 0
-    candidates: int = 0
-    buckets: list[int] = field(default_factory=lambda: [0] * 64)
+ROUTES = ("score", "infer", "grpc", "other")
+SCORING = frozenset(["score", "infer", "grpc"])
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 431, 500, 501, 503)
+CELL = {pair: k for k, pair in enumerate((route, status) for route in ROUTES for status in STATUSES)}
+WIDTH = 64  # buckets
+BUCKETS = len(CELL)
+SECONDS = BUCKETS + WIDTH
+CANDIDATES = SECONDS + 1
+FIRST = CANDIDATES + 1  # of the ring
+SECOND = 4 + WIDTH  # cells of a second: its number, requests, refused, candidates, buckets
+CELLS = FIRST + RING * SECOND
+NOTHING = array("d", bytes(8 * SECOND))
+Cells: TypeAlias = "memoryview[float]"  # of CELLS float64 numbers
+
+
+def new_cells() -> Cells:
+    return memoryview(bytearray(8 * CELLS)).cast("d")
 
 
 @dataclass(frozen=True)
@@ -48,42 +69,78 @@ class ByLabel(NamedTuple):
 
 
 class Metrics:
-    """Any number of threads add; reading copies under the same lock."""
+    """Any number of threads add; reading copies under the same lock.
 
-    def __init__(self) -> None:
-        self.started = time.time()
-        self.requests: Counter[tuple[str, int]] = Counter()
-        self.candidates = 0
-        self.buckets = [0] * 64
-        self.seconds = 0.0
+    ``cells``: where this process counts, by default memory of its own. ``everyone``: the cells of all workers of the server,
+    these among them, whose sums are shown; by default only these.
+    """
+
+    def __init__(
+        self, cells: Cells | None = None, everyone: Sequence[Cells] = (), started: float | None = None
+    ) -> None:
+        self.started = time.time() if started is None else started
+        self.cells = new_cells() if cells is None else cells
+        self.everyone = list(everyone) or [self.cells]
         self.applied = 0  # versions loaded while serving
         self.refused = 0  # versions that could not be
         self.last_reload: dict[str, Any] = {}
         self.last_refusal = ""
         self.staleness: Stale | None = None
-        self._ring = [Second() for _ in range(RING)]
         self._lock = threading.Lock()
 
     def add(self, route: str, status: int, seconds: float, candidates: int = 0) -> None:
         """A request was answered. Latencies are those of scoring routes."""
         now = int(time.monotonic())
+        cells = self.cells
         with self._lock:
-            self.requests[route, status] += 1
+            cells[CELL[route, status]] += 1
             if not candidates and route not in SCORING:
                 return
-            second = self._ring[now % RING]
-            if second.at != now:
-                second = self._ring[now % RING] = Second(now)
-            second.requests += 1
+            second = FIRST + now % RING * SECOND
+            if cells[second] != now:
+                cells[second : second + SECOND] = NOTHING
+                cells[second] = now
+            cells[second + 1] += 1
             if status != 200:
-                second.refused += 1
+                cells[second + 2] += 1
                 return
             bucket = bisect_left(BOUNDS, seconds)
-            self.buckets[bucket] += 1
-            self.seconds += seconds
-            self.candidates += candidates
-            second.buckets[bucket] += 1
-            second.candidates += candidates
+            cells[BUCKETS + bucket] += 1
+            cells[SECONDS] += seconds
+            cells[CANDIDATES] += candidates
+            cells[second + 4 + bucket] += 1
+            cells[second + 3] += candidates
+
+    # ---- sums of all workers
+
+    @property
+    def requests(self) -> Counter[tuple[str, int]]:
+        """Requests answered, by route and status."""
+        counted = {pair: int(sum(cells[k] for cells in self.everyone)) for pair, k in CELL.items()}
+        return Counter({pair: n for pair, n in counted.items() if n})
+
+    @property
+    def buckets(self) -> list[int]:
+        """Requests that were scored, by the bucket of their latency."""
+        return [int(sum(cells[k] for cells in self.everyone)) for k in range(BUCKETS, BUCKETS + WIDTH)]
+
+    @property
+    def seconds(self) -> float:
+        """The sum of their latencies."""
+        return float(sum(cells[SECONDS] for cells in self.everyone))
+
+    @property
+    def candidates(self) -> int:
+        return int(sum(cells[CANDIDATES] for cells in self.everyone))
+
+    def _of_second(self, number: int) -> list[int]:
+        """Return requests, refused, candidates and the 64 buckets of a second of the last minute."""
+        at = FIRST + number % RING * SECOND
+        met = [cells[at : at + SECOND].tolist() for cells in self.everyone]
+        found = [second for second in met if second[0] == number]
+        return [int(sum(column)) for column in zip(*found, strict=True)][1:] if found else [0] * (SECOND - 1)
+
+    # ---- versions
 
     def reloaded(self, version: int, seconds: float, how: str) -> None:
         with self._lock:
@@ -113,15 +170,31 @@ class Metrics:
         stale = self.staleness
         return 0.0 if stale is None else max(0.0, time.time() - stale.since)
 
+    def told(self) -> dict[str, Any]:
+        """Return what happened to new versions, for `hear` in another process."""
+        with self._lock:
+            return {
+                "applied": self.applied,
+                "refused": self.refused,
+                "last_reload": self.last_reload,
+                "last_refusal": self.last_refusal,
+                "stale": None if self.staleness is None else asdict(self.staleness),
+            }
+
+    def hear(self, told: dict[str, Any]) -> None:
+        """Take over what the process that takes up new versions told."""
+        with self._lock:
+            self.applied, self.refused = told["applied"], told["refused"]
+            self.last_reload, self.last_refusal = told["last_reload"], told["last_refusal"]
+            self.staleness = None if told["stale"] is None else Stale(**told["stale"])
+
     def live(self, window: int = 10) -> dict[str, Any]:
         """The last ``window`` whole seconds, and each of the last minute."""
         now = int(time.monotonic())
         with self._lock:
-            ring = {s.at: (s.requests, s.refused, s.candidates, list(s.buckets)) for s in self._ring}
-        nothing = (0, 0, 0, [0] * 64)
-        recent = [ring.get(now - k, nothing) for k in range(1, window + 1)]
-        buckets = [sum(column) for column in zip(*(r[3] for r in recent), strict=True)]
-        minute = [ring.get(now - k, nothing) for k in range(RING - 1, 0, -1)]
+            minute = [self._of_second(now - k) for k in range(RING - 1, 0, -1)]
+        recent = minute[-window:]
+        buckets = [sum(column) for column in zip(*(r[3:] for r in recent), strict=True)]
         return {
             "requests_per_second": sum(r[0] for r in recent) / window,
             "refused_per_second": sum(r[1] for r in recent) / window,
@@ -130,16 +203,24 @@ class Metrics:
             "p99_ms": milliseconds(quantile(buckets, 0.99)),
             "minute": {
                 "requests": [r[0] for r in minute],
-                "p50_ms": [milliseconds(quantile(r[3], 0.5)) for r in minute],
-                "p99_ms": [milliseconds(quantile(r[3], 0.99)) for r in minute],
+                "p50_ms": [milliseconds(quantile(r[3:], 0.5)) for r in minute],
+                "p99_ms": [milliseconds(quantile(r[3:], 0.99)) for r in minute],
             },
         }
 
-    def text(self, gauges: dict[str, float], counters: dict[str, float], by_label: Sequence[ByLabel] = ()) -> str:
-        """Return everything in Prometheus' text form, with more gauges and counters by name and counters by labels."""
+    def text(
+        self,
+        gauges: dict[str, float],
+        counters: dict[str, float],
+        by_label: Sequence[ByLabel] = (),
+        memory: int | None = None,
+    ) -> str:
+        """Return everything in Prometheus' text form, with more gauges and counters by name and counters by labels.
+
+        ``memory``: bytes that the server holds; by default those of this process.
+        """
         with self._lock:
-            requests, buckets = dict(self.requests), list(self.buckets)
-            seconds = self.seconds
+            requests, buckets, seconds = self.requests, self.buckets, self.seconds
             counters = {
                 **counters,
                 "candidates": self.candidates,
@@ -171,7 +252,8 @@ class Metrics:
             for what, value in sorted(values.items()):
                 name = f"ctrbox_{what}_total" if kind == "counter" else f"ctrbox_{what}"
                 lines += [f"# TYPE {name} {kind}", f"{name} {value:.12g}"]
-        lines += ["# TYPE process_resident_memory_bytes gauge", f"process_resident_memory_bytes {resident()}"]
+        held = resident() if memory is None else memory
+        lines += ["# TYPE process_resident_memory_bytes gauge", f"process_resident_memory_bytes {held}"]
         lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {self.started:.3f}"]
         return "\n".join(lines) + "\n"
 
@@ -179,9 +261,6 @@ class Metrics:
 def escaped(label: str) -> str:
     """Return the value of a label as Prometheus reads it."""
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-SCORING = frozenset(["score", "infer", "grpc"])
 
 
 def quantile(buckets: list[int], share: float) -> float | None:
@@ -202,10 +281,10 @@ def milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
 
-def resident() -> int:
-    """Bytes of memory that this process holds; 0 where the system does not say."""
+def resident(process: int | str = "self") -> int:
+    """Bytes of memory that a process holds; 0 where the system does not say."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+        with open(f"/proc/{process}/statm", encoding="ascii") as file:  # noqa: PTH123
             return int(file.read().split()[1]) * PAGE
     except (OSError, ValueError, IndexError):
         return 0

@@ -102,7 +102,9 @@ function show(s) {
       ? 'the model learned none of the keys that the last requests had in: ' + s.fields_without_known_keys.join(', ')
     : s.patches.last_refusal && 'last refused version: ' + s.patches.last_refusal;
   $('state').className = refusal ? 'bad' : '';
-  $('state').textContent = refusal || 'up ' + span(s.uptime);
+  const w = s.workers, workers = w.count === 1 ? '' : ', ' + w.serving + ' of ' + w.count + ' workers serve'
+    + (w.replaced ? ', ' + w.replaced + ' replaced' : '');
+  $('state').textContent = refusal || 'up ' + span(s.uptime) + workers;
 }
 async function tick() {
   try {

@@ -52,8 +52,7 @@ class ScoringQueue:
         self.most = most_waiting + max(1, threads)
         self.most_of_client = max(1, int(share * self.most))
         self.places: Counter[str] = Counter()  # by client address
-        for thread in self.threads:
-            thread.start()
+        self._started = False  # threads start with the first request: a process that is forked loses those it has
 
     def admit(self, client: str = "") -> float:
         """Take a place for a client address, which ``leave`` gives back; returns the deadline. Refused where there is none."""
@@ -97,12 +96,20 @@ class ScoringQueue:
         deadline = self.admit(client)
         loop = asyncio.get_running_loop()
         if self.threads:
+            self.start()
             self._handed.put((work, deadline, done, client, loop))
         else:
             self._waiting.append((work, deadline, done, client))
             if not self._turning:
                 self._turning = True
                 loop.call_soon(self._turn, loop)
+
+    def start(self) -> None:
+        """Start the threads, once; on the event loop."""
+        if not self._started:
+            self._started = True
+            for thread in self.threads:
+                thread.start()
 
     async def run(self, work: Work) -> Any:
         """What ``work()`` returns; raises what it raises."""

@@ -10,6 +10,9 @@ What is refused is said and counted once, and the old version goes on. The reaso
                         file is taken instead of a chain that holds the bad patch
 
 As long as a newer version is published than the one that serves, the model is stale: `Metrics.stale` says since when and why.
+
+Of several workers the supervisor alone does this, without a thread. It leaves each version that it took as a file that the
+workers open (`SharedVersions`), and they follow (follow.py).
 """
 
 from __future__ import annotations
@@ -18,12 +21,17 @@ import errno
 import hashlib
 import logging
 import math
+import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 from ctrbox.errors import CtrboxError, DataError, WriteError
 from ctrbox.files.atomic import written_aside
+from ctrbox.publish.shared import write_shared
+from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.publish.versions import Published, Version
 from ctrbox.serve import own_copy
 from ctrbox.serve.metrics import Metrics
@@ -36,7 +44,10 @@ log = logging.getLogger("ctrbox.serve")
 class Reloader:
     """``start`` to watch every ``period`` seconds; ``look`` does it once, here."""
 
-    def __init__(self, served: Updated, published: Published, metrics: Metrics, period: float = 0.5) -> None:
+    def __init__(
+        self, served: Updated, published: Published, metrics: Metrics, period: float = 0.5, *, shares: bool = False
+    ) -> None:
+        """``shares``: leave each version as a file for other processes."""
         self.served, self.published, self.metrics, self.period = served, published, metrics, period
         self._own = own_copy.OwnCopy()
         self.copy = self._own.place / "served.fbw"
@@ -48,6 +59,7 @@ class Reloader:
         except BaseException:
             self._own.close()
             raise
+        self.shared = SharedVersions(self._own.place) if shares else None
         self.refused: set[int] = set()  # versions that were tried and could not be taken
         self._seen: tuple[int, ...] = ()  # facts of CURRENT when it was last read
         self._retry_at = math.inf  # by the monotonic clock
@@ -67,10 +79,14 @@ class Reloader:
 
     def _watch(self) -> None:
         while not self._stop.wait(self.period):
-            try:
-                self.look()
-            except Exception as error:  # what a folder holds must not end the watch over it
-                self._failed(None, error)
+            self.look_safely()
+
+    def look_safely(self) -> None:
+        """Look once; whatever a folder holds must not end the watch over it."""
+        try:
+            self.look()
+        except Exception as error:
+            self._failed(None, error)
 
     def look(self) -> bool:
         """Load the current version if it is another one; return whether it was loaded."""
@@ -92,7 +108,10 @@ class Reloader:
             if version.number in self.refused:
                 return False
             version, how = self._update(version)
-            self.served.take(self.copy, version.number)
+            if self.shared is None:
+                self.served.take(self.copy, version.number)
+            else:
+                self.shared.give(self.copy, version, lambda file: self.served.take(file, version.number, shared=True))
         except (CtrboxError, OSError, MemoryError) as error:
             self._failed(version, error)
             return False
@@ -132,6 +151,35 @@ class Reloader:
             self._told = told
             self.metrics.not_reloaded(reason)
             log.warning("could not load %s, still serving version %d; %s: %s", what, self.served.version, then, error)
+
+
+class SharedVersions:
+    """The version that several processes serve, as a file that never changes: ``file``, "" as long as there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.file = folder, ""
+
+    def give(self, copy: Path, version: Version, take: Callable[[Path], None]) -> None:
+        """Make the file of a version, and keep it where ``take`` accepts it; then the one before goes.
+
+        A worker that has not opened the one before yet finds it gone, looks again and finds this one. One that has mapped it
+        keeps its memory.
+        """
+        place = self.folder / f"{version.number:08}.shared"
+        try:
+            if version.kind == DEEP_FFM:
+                write_shared(copy, place)
+            else:
+                # Tables are copied by whoever loads them. A second name is enough, because an update replaces the copy.
+                place.unlink(missing_ok=True)
+                os.link(copy, place)
+            take(place)
+        except BaseException:
+            place.unlink(missing_ok=True)
+            raise
+        if self.file:
+            Path(self.file).unlink(missing_ok=True)
+        self.file = str(place)
 
 
 def passing(error: BaseException) -> bool:

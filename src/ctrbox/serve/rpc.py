@@ -235,8 +235,8 @@ def client_of_peer(peer: str) -> str:
     return client_of(rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer)
 
 
-def options(limits: Limits, threads: int, most_connections: int) -> list[tuple[str, int]]:
-    """Return gRPC's settings that keep the limits of the service."""
+def options(limits: Limits, threads: int, most_connections: int, shared: bool = False) -> list[tuple[str, int]]:
+    """Return gRPC's settings that keep the limits of the service. ``shared``: other workers listen at the same port."""
     return [
         ("grpc.max_receive_message_length", limits.body_bytes),
         ("grpc.max_metadata_size", HEAD_BYTES),
@@ -245,20 +245,20 @@ def options(limits: Limits, threads: int, most_connections: int) -> list[tuple[s
         ("grpc.max_allowed_incoming_connections", most_connections),
         ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
         ("grpc.server_handshake_timeout_ms", int(1000 * limits.body_seconds)),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(shared)),
     ]
 
 
 def grpc_server(
     service: Service, address: str, threads: int, most_connections: int = 1024, certificate: Certificate | None = None
 ) -> Any:
-    """A server that listens but has not begun; ``address``: host:port."""
+    """A server that listens but has not begun; ``address``: host:port. Of several workers, each has one at the same port."""
     limits = service.limits
     server = grpc.server(
         ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-grpc"),
         maximum_concurrent_rpcs=limits.waiting + threads,
         interceptors=[TokenFirst(service)],
-        options=options(limits, threads, most_connections),
+        options=options(limits, threads, most_connections, service.desk is not None),
     )
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(service), server)
     try:

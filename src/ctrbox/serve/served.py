@@ -67,8 +67,11 @@ class Updated(Protocol):
 
     @property
     def version(self) -> int: ...
-    def take(self, weights: str | os.PathLike[str], version: int) -> None:
-        """Serve the version of a weight file from the next request on; refused, the old one goes on."""
+    def take(self, weights: str | os.PathLike[str], version: int, *, shared: bool = False) -> None:
+        """Serve the version of a weight file from the next request on; refused, the old one goes on.
+
+        ``shared``: a file of `SharedVersions`, which other processes use as well and which never changes.
+        """
         ...
 
 
@@ -113,9 +116,10 @@ class ServedFfm:
                 raise DataError(f"the model's field {name!r} is not a feature of its plan{nearest(name, known)}")
         return replace(live, scorer=Scorer(live.engine, self.split))
 
-    def take(self, weights: str | os.PathLike[str], version: int) -> None:
+    def take(self, weights: str | os.PathLike[str], version: int, *, shared: bool = False) -> None:
         """Serve another version from the next request on."""
-        self.live = self.checked(Live(DeepFFM.load(weights, learns=False), version))
+        engine = DeepFFM._mapped(weights) if shared else DeepFFM.load(weights, learns=False)
+        self.live = self.checked(Live(engine, version))
         self.cache.clear()
 
     def objects(self) -> dict[str, int]:

@@ -84,8 +84,8 @@ class ServedModel:
         model = click_model_of(read_weights(weights), self.schema, str(weights), self.own)
         return LiveModel(model, version, ModelScorer(model, self.split, self.keys))
 
-    def take(self, weights: str | os.PathLike[str], version: int) -> None:
-        """Serve another version from the next request on."""
+    def take(self, weights: str | os.PathLike[str], version: int, *, shared: bool = False) -> None:
+        """Serve another version from the next request on; tables are copied into memory of this process in any case."""
         self.live = self.read(weights, version)
         self.known.restart()
         self.cache.clear()

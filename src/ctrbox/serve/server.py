@@ -5,7 +5,8 @@
     ctrbox-grpc-k         gRPC's, which score what came to them
     ctrbox-reload         new versions
 
-SIGTERM or Ctrl-C: readiness goes to 503, what is under way is answered, then the process ends.
+SIGTERM or Ctrl-C: readiness goes to 503, what is under way is answered, then the process ends. Several workers are such processes
+below a supervisor (workers.py), which takes up new versions for all of them.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from ctrbox.errors import PlanError, SourceError
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.serve.files import connections_allowed
+from ctrbox.serve.follow import Follower
 from ctrbox.serve.hosts import AllowedHosts
 from ctrbox.serve.listener import Listener
+from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import RUN, ModelFolder
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import ServedRun, open_served
 from ctrbox.serve.service import Limits, Service
 from ctrbox.serve.tls import Certificate
+from ctrbox.serve.workers import GRACE, Seat, Supervisor, worker_count
 
 LIBRARIES = {
     "grpc": "grpcio",
@@ -41,7 +45,6 @@ LIBRARIES = {
     "orjson": "orjson",
 }
 GRPC_THREADS = 2
-GRACE = 10.0  # seconds that requests under way are given at the end
 TOKEN = "CTRBOX_TOKEN"
 TOKEN_FILE_BYTES = 8192
 log = logging.getLogger("ctrbox.serve")
@@ -55,6 +58,9 @@ class Settings:
     token: str = ""
     name: str = ""  # of the model; its folder's unless given
     threads: int | None = None  # that score; 0: the event loop itself. None: 1 for the folder of a run, else 0
+    workers: int | None = (
+        1  # processes; None: as many as there are usable cores, where the model allows it (workers.py)
+    )
     reload_seconds: float = 0.5
     limits: Limits = field(default_factory=Limits)
     views: Mapping[str, Any] = field(default_factory=dict)
@@ -122,6 +128,7 @@ class Server:
     service: Service
     reloader: Reloader | None
     certificate: Certificate | None = None
+    workers: int = 1  # processes that serve
 
     @staticmethod
     def open(folder: str | os.PathLike[str], settings: Settings) -> Server:
@@ -129,6 +136,12 @@ class Server:
         certificate = None if settings.tls_cert is None else Certificate(settings.tls_cert, settings.tls_key)
         found = ModelFolder.open(folder)
         limits = settings.limits
+        if found.kind != DEEP_FFM:
+            import torch
+
+            # A request is too small to be divided: waking others takes longer than its work. Set before the model is opened, so
+            # that torch starts no threads, which workers would not have.
+            torch.set_num_threads(1)
         served = open_served(
             found,
             views=settings.views,
@@ -140,10 +153,9 @@ class Server:
             cache_bytes=limits.cache_bytes,
             most_candidates=limits.candidates,
         )
-        if found.kind != DEEP_FFM:
-            import torch
-
-            torch.set_num_threads(1)  # a request is too small to be divided: waking others takes longer than its work
+        workers = worker_count(settings.workers, found.kind, served, limits.connections)
+        if workers > 1:
+            served.cache.budget //= workers
         threads = (found.kind == RUN) if settings.threads is None else settings.threads
         queue = ScoringQueue(int(threads), limits.waiting, limits.deadline_ms / 1000, limits.client_share)
         name = settings.name or found.folder.resolve().name or "model"
@@ -151,26 +163,46 @@ class Server:
         service = Service(served, name, queue, limits, settings.token.encode(), found.online, hosts=hosts)
         reloader = None
         if not isinstance(served, ServedRun):
-            reloader = Reloader(served, found.published, service.metrics, settings.reload_seconds)
-        return Server(settings, service, reloader, certificate)
+            how = {"shares": True} if workers > 1 else {}
+            reloader = Reloader(served, found.published, service.metrics, settings.reload_seconds, **how)
+        return Server(settings, service, reloader, certificate, workers)
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM or SIGINT; ``ready`` is called when the sockets listen."""
+        """Serve until SIGTERM or SIGINT; ``ready`` is called when the sockets listen and, of several workers, all serve."""
         try:
-            asyncio.run(self._run(ready))
+            if self.workers > 1:
+                Supervisor(self).run(ready)
+            else:
+                asyncio.run(self._run(ready, None, self.reloader))
         finally:
             self.service.queue.drain(0)
             if self.reloader is not None:
                 self.reloader.close()
 
-    async def _run(self, ready: Callable[[], None]) -> None:
-        settings, service = self.settings, self.service
-        connections = connections_allowed(service.limits.connections)
+    def work(self, seat: Seat, ready: Callable[[], None]) -> None:
+        """Serve as one of several workers, in a process that the supervisor has forked."""
+        service, board = self.service, seat.desk.board
+        service.desk = seat.desk
+        service.metrics = Metrics(seat.desk.place.cells, [p.cells for p in board.places], service.metrics.started)
+        service.door.shown = seat.desk.place.connections
+        follower = None
+        if self.reloader is not None:
+            follower = Follower(self.reloader.served, board, self.settings.reload_seconds)
+        try:
+            asyncio.run(self._run(ready, seat, follower))
+        finally:
+            if follower is not None:
+                follower.close()
+
+    async def _run(self, ready: Callable[[], None], seat: Seat | None, versions: Reloader | Follower | None) -> None:
+        settings, service, limits = self.settings, self.service, self.service.limits
+        connections = connections_allowed(limits.connections // self.workers)
         rpc_connections = connections // 4 if settings.grpc_port else 0
-        service.door.limit(connections - rpc_connections, service.limits.buffered_bytes)
+        service.door.limit(connections - rpc_connections, limits.buffered_bytes // self.workers)
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
-        front = Listener(service, settings.host, settings.port, self.certificate)
+        sockets = () if seat is None else seat.sockets
+        front = Listener(service, settings.host, settings.port, self.certificate, sockets)
         rpc = None
         try:
             if settings.grpc_port:
@@ -180,13 +212,21 @@ class Server:
                 rpc = grpc_server(service, address, GRPC_THREADS, rpc_connections, self.certificate)
                 rpc.start()
             front.start()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT) if seat is None else (signal.SIGTERM,):
                 loop.add_signal_handler(number, stopped.set)
-            if self.reloader is not None:
-                self.reloader.start()
+            if versions is not None:
+                versions.start()
+            if seat is not None:
+                loop.add_reader(seat.life, stopped.set)  # its end: the supervisor is no more
+                service.post()
+                seat.desk.begin()
             ready()
             await stopped.wait()
-            log.info("stopping: %d requests are under way", service.queue.pending)
+            if seat is not None:
+                loop.remove_reader(seat.life)
+                seat.desk.end()
+            else:
+                log.info("stopping: %d requests are under way", service.queue.pending)
             ended = await asyncio.to_thread(service.queue.drain, GRACE)
             if not ended:
                 log.warning("requests were still under way after %.0f s", GRACE)

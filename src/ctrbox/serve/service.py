@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from base64 import b64decode
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from ctrbox import __version__
 from ctrbox.errors import CtrboxError, DataError, SourceError
 from ctrbox.files.regular import read_regular
+from ctrbox.serve.board import Desk
 from ctrbox.serve.door import Door
 from ctrbox.serve.hosts import AllowedHosts
 from ctrbox.serve.metrics import ByLabel, Metrics
@@ -24,6 +25,7 @@ from ctrbox.serve.refused import Refused, overloaded
 from ctrbox.serve.request import Request
 from ctrbox.serve.served import Served
 from ctrbox.serve.tensors import OUTPUT, inputs_of
+from ctrbox.serve.worker_figures import Figures, figures_of
 
 log = logging.getLogger("ctrbox.serve")
 ONLINE_BYTES = 1 << 20
@@ -55,6 +57,7 @@ class Service:
     online: Path | None = None  # what a learner beside the server writes
     metrics: Metrics = field(default_factory=Metrics)
     hosts: AllowedHosts | None = None  # the names that a server without a token answers to; None: any
+    desk: Desk | None = None  # of one of several workers; None: this process is the whole server
     door: Door = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +66,11 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        return not self.queue.closed
+        """Whether this process takes requests and, of several workers, all others do."""
+        if self.queue.closed:
+            return False
+        board = None if self.desk is None else self.desk.board
+        return board is None or (not board.draining and board.serving == len(board.places))
 
     def allows(self, authorization: bytes) -> bool:
         """Whether a header's value holds the token: as Bearer, or as the password of Basic, which browsers can send."""
@@ -139,19 +146,46 @@ class Service:
             "output": [tensor(e) for e in metadata["outputs"]],
         }
 
+    def figures(self) -> Figures:
+        """Return the figures of the server: of this process, or of all workers together."""
+        own = figures_of(self)
+        if self.desk is None:
+            return own
+        if news := self.desk.board.news.read():
+            self.metrics.hear(news["reloads"])
+        return self.desk.all(own)
+
+    def post(self) -> None:
+        """Show the other workers what this one knows of itself."""
+        if self.desk is not None:
+            self.desk.post(figures_of(self))
+
+    def workers(self) -> dict[str, int]:
+        """Return how many workers the server has, how many of them serve, and how many had to be replaced."""
+        if self.desk is None:
+            return {"count": 1, "serving": int(self.ready), "replaced": 0}
+        board = self.desk.board
+        return {"count": len(board.places), "serving": board.serving, "replaced": board.replaced}
+
+    def each_worker(self) -> list[dict[str, int]]:
+        """Return process, connections and requests of each of several workers."""
+        return [] if self.desk is None else [place.told() for place in self.desk.board.places]
+
     def live(self) -> dict[str, Any]:
         """What the page shows."""
-        m, cache = self.metrics, self.served.cache
+        m, now = self.metrics, self.figures()
+        counters, gauges = now["counters"], now["gauges"]
+        objects = {w: n for w in ("missing", "embedded") if (n := counters.get(f"objects_{w}")) is not None}
+        if now["vectors"] is not None:
+            objects |= {"vectors": now["vectors"], "remembered": gauges["objects_remembered"]}
         return {
-            "model": {"name": self.name, "kind": self.served.kind, "version": self.served.version},
+            "model": {"name": self.name, "kind": self.served.kind, "version": now["versions"][0]},
+            "workers": {**self.workers(), "each": self.each_worker()},
             **m.live(),
-            "waiting": self.queue.pending,
+            "waiting": gauges["requests_pending"],
             "cache": {
-                "hits": cache.counts.hits,
-                "misses": cache.counts.misses,
-                "evictions": cache.counts.evictions,
-                "bytes": cache.bytes,
-                "entries": len(cache),
+                **{what: counters[f"cache_{what}"] for what in ("hits", "misses", "evictions")},
+                **{what: gauges[f"cache_{what}"] for what in ("bytes", "entries")},
             },
             "patches": {
                 "applied": m.applied,
@@ -160,10 +194,10 @@ class Service:
                 "last_refusal": m.last_refusal,
             },
             "stale": self.stale(),
-            "objects": self.served.objects(),
-            "keys": self.served.known.counted(),
-            "joins": [asdict(join) for join in self.served.joins()],
-            "fields_without_known_keys": self.served.known.never_found(),
+            "objects": objects,
+            "keys": {name: {"known": known, "unknown": unknown} for name, (known, unknown) in now["keys"].items()},
+            "joins": [dict(zip(("view", "on", "keys", "missed"), join, strict=True)) for join in now["joins"]],
+            "fields_without_known_keys": now["unlearned"],
             "uptime": time.time() - m.started,
             "online": self.learning(),
         }
@@ -183,11 +217,14 @@ class Service:
     def readiness(self) -> dict[str, Any]:
         """Return what readiness tells: a stale model, or one that knows no key of a field, still serves; it is ready and
         says so."""
-        told: dict[str, Any] = {"ready": self.ready, "version": self.served.version}
+        now = self.figures()
+        told: dict[str, Any] = {"ready": self.ready, "version": now["versions"][0]}
+        if self.desk is not None:
+            told["workers"] = self.workers()
         if (stale := self.stale()) is not None:
             told["stale"] = stale
-        if unknown := self.served.known.never_found():
-            told["fields_without_known_keys"] = unknown
+        if now["unlearned"]:
+            told["fields_without_known_keys"] = now["unlearned"]
         return told
 
     def learning(self) -> dict[str, Any] | None:
@@ -201,48 +238,35 @@ class Service:
         return found if isinstance(found, dict) else None
 
     def prometheus(self) -> str:
-        cache = self.served.cache
-        counters = {
-            "cache_hits": cache.counts.hits,
-            "cache_misses": cache.counts.misses,
-            "cache_evictions": cache.counts.evictions,
-            "overload_refusals": self.queue.refusals,
-            "connections_dropped": self.door.dropped,
-            "connections_refused": self.door.refused,
-        }
-        held = self.served.objects()
-        counters |= {f"objects_{what}": held[what] for what in ("missing", "embedded") if what in held}
+        now, workers = self.figures(), self.workers()
         gauges = {
-            "cache_bytes": cache.bytes,
-            "cache_entries": len(cache),
-            "model_version": self.served.version,
-            "requests_pending": self.queue.pending,
-            "buffered_bytes": self.door.held,
-            "connections": self.door.connections,
+            **now["gauges"],
+            "model_version": now["versions"][0],  # the oldest, while workers change to another
             "model_stale": float(self.metrics.staleness is not None),
             "model_stale_seconds": self.metrics.stale_seconds(),
-            "connections_limit": self.door.most_connections,
-            "clients": len(self.door.clients),
+            "fields_without_known_keys": len(now["unlearned"]),
+            "workers": workers["count"],
+            "workers_serving": workers["serving"],
         }
-        gauges |= {f"objects_{what}": held[what] for what in ("vectors", "remembered") if what in held}
-        gauges["fields_without_known_keys"] = len(self.served.known.never_found())
-        return self.metrics.text(dict(gauges), dict(counters), [self._keys(), self._joins()])
+        if now["vectors"] is not None:
+            gauges["objects_vectors"] = now["vectors"]
+        counters = {**now["counters"], "workers_replaced": workers["replaced"]}
+        news = {} if self.desk is None else self.desk.board.news.read()
+        return self.metrics.text(gauges, counters, [keys_of(now), joins_of(now)], news.get("memory"))
 
-    def _keys(self) -> ByLabel:
-        counted = self.served.known.counted().items()
-        values = [
-            ({"field": name, "learned": learned}, counts[which])
-            for name, counts in counted
-            for which, learned in (("known", "yes"), ("unknown", "no"))
-        ]
-        return ByLabel("keys", "Keys looked up, by field and whether the model learned them.", values)
 
-    def _joins(self) -> ByLabel:
-        values = []
-        for join in self.served.joins():
-            labels = {"view": join.view, "on": ",".join(join.on)}
-            values += [
-                ({**labels, "found": "yes"}, join.keys - join.missed),
-                ({**labels, "found": "no"}, join.missed),
-            ]
-        return ByLabel("join_keys", "Keys looked up in joined views, and whether they have a row there.", values)
+def keys_of(now: Figures) -> ByLabel:
+    values = [
+        ({"field": name, "learned": learned}, counts[which])
+        for name, counts in now["keys"].items()
+        for which, learned in enumerate(("yes", "no"))
+    ]
+    return ByLabel("keys", "Keys looked up, by field and whether the model learned them.", values)
+
+
+def joins_of(now: Figures) -> ByLabel:
+    values = []
+    for view, on, keys, missed in now["joins"]:
+        labels = {"view": view, "on": ",".join(on)}
+        values += [({**labels, "found": "yes"}, keys - missed), ({**labels, "found": "no"}, missed)]
+    return ByLabel("join_keys", "Keys looked up in joined views, and whether they have a row there.", values)

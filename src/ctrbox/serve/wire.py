@@ -300,6 +300,7 @@ class Connection(asyncio.Protocol):
 
     def respond(self, answer: Answer, head: Head, route: str, began: float) -> None:
         self.service.metrics.add(route, answer.status, time.perf_counter() - began, answer.rows)
+        self.front.answered()
         self.busy, self.working = False, 0
         if self.transport is None or self.deaf:  # the client went away, or was refused meanwhile
             return

@@ -1,0 +1,101 @@
+"""Tells what one worker knows of itself beside its counts of requests, and adds it up for all workers.
+
+A worker writes its figures to the board (board.py) 50 ms after an answer, twice a second and whenever it is asked itself. They
+are plain JSON:
+
+    counters   only grow; the figures of a worker that is gone go on counting in those of its successor
+    gauges     what is so now
+    keys       by field: known, unknown
+    joins      view, columns, keys, missed
+    unlearned  fields of which no key was known for long (known_keys.py)
+    vectors    objects whose vectors are published: the same number in every worker
+    versions   of the model, that workers serve
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ctrbox.serve.service import Service
+
+Figures = dict[str, Any]
+
+
+def figures_of(service: Service) -> Figures:
+    """Return the figures of this process."""
+    cache, door, queue, served = service.served.cache, service.door, service.queue, service.served
+    objects = served.objects()
+    counters = {
+        "cache_hits": cache.counts.hits,
+        "cache_misses": cache.counts.misses,
+        "cache_evictions": cache.counts.evictions,
+        "overload_refusals": queue.refusals,
+        "connections_dropped": door.dropped,
+        "connections_refused": door.refused,
+    }
+    gauges = {
+        "cache_bytes": cache.bytes,
+        "cache_entries": len(cache),
+        "requests_pending": queue.pending,
+        "buffered_bytes": door.held,
+        "connections": door.connections,
+        "connections_limit": door.most_connections,
+        "clients": len(door.clients),
+    }
+    counters |= {f"objects_{what}": objects[what] for what in ("missing", "embedded") if what in objects}
+    gauges |= {f"objects_{what}": objects[what] for what in ("remembered",) if what in objects}
+    return {
+        "counters": counters,
+        "gauges": gauges,
+        "keys": {name: [counts["known"], counts["unknown"]] for name, counts in served.known.counted().items()},
+        "joins": [[join.view, list(join.on), join.keys, join.missed] for join in served.joins()],
+        "unlearned": served.known.never_found(),
+        "vectors": objects.get("vectors"),
+        "versions": [served.version],
+    }
+
+
+def together(parts: Iterable[Figures]) -> Figures:
+    """Return the figures of several workers as those of one server. An empty part says nothing."""
+    counters: Counter[str] = Counter()
+    gauges: Counter[str] = Counter()
+    keys: dict[str, list[int]] = {}
+    joins: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    unlearned: dict[str, None] = {}
+    vectors: int | None = None
+    versions: set[int] = set()
+    for part in parts:
+        if not part:
+            continue
+        for name, count in part["counters"].items():
+            counters[name] += count
+        for name, value in part["gauges"].items():
+            gauges[name] += value
+        for name, (known, unknown) in part["keys"].items():
+            met = keys.setdefault(name, [0, 0])
+            met[0], met[1] = met[0] + known, met[1] + unknown
+        for view, on, looked_up, missed in part["joins"]:
+            found = joins.setdefault((view, tuple(on)), [0, 0])
+            found[0], found[1] = found[0] + looked_up, found[1] + missed
+        unlearned |= dict.fromkeys(part["unlearned"])
+        vectors = part["vectors"] if vectors is None else vectors
+        versions |= set(part["versions"])
+    return {
+        "counters": dict(counters),
+        "gauges": dict(gauges),
+        "keys": keys,
+        "joins": [[view, list(on), *counts] for (view, on), counts in joins.items()],
+        "unlearned": list(unlearned),
+        "vectors": vectors,
+        "versions": sorted(versions),
+    }
+
+
+def carried(figures: Figures) -> Figures:
+    """Return what is left of a worker that is gone: its counts, and nothing that is so no more."""
+    if not figures:
+        return {}
+    return {**figures, "gauges": {}, "unlearned": [], "vectors": None, "versions": []}

@@ -1,0 +1,406 @@
+"""Serves with several processes: a supervisor opens the model, starts workers, replaces those that die, and ends them in order.
+
+    the supervisor     the listening sockets, the model, new versions (reload.py), the board (board.py); answers no request
+    a worker           takes connections of the shared sockets, scores, follows new versions (follow.py)
+
+The supervisor opens the model and *forks*: whatever it has read by then (weights, joined views, tables) is memory that all
+workers share, because nobody writes to it. Forking needs a process in which no thread holds a lock, so the supervisor starts
+none, and a model whose tables need threads is served by one process (`why_one`).
+
+HTTP workers inherit one listening socket instead of opening one each (SO_REUSEPORT): connections that no worker has accepted yet
+wait in one queue, so they survive the death and the end of a worker, and a worker with few connections can take the next one.
+grpcio cannot inherit a socket, so there each worker listens at the port with SO_REUSEPORT, and the supervisor holds the port.
+
+Signals: SIGTERM or SIGINT ends the server; workers ignore SIGINT, which a terminal sends to all of them. If the supervisor is
+killed, the workers see the end of a pipe and stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ctrbox import _native
+from ctrbox.errors import CtrboxError, PlanError
+from ctrbox.publish.sources import CLICK_MODEL
+from ctrbox.serve.board import Board, Desk
+from ctrbox.serve.files import FEWEST
+from ctrbox.serve.listener import listening_sockets
+from ctrbox.serve.metrics import resident
+from ctrbox.serve.model_folder import RUN
+from ctrbox.serve.served import Served, ServedRun
+
+if TYPE_CHECKING:
+    from ctrbox.serve.server import Server
+
+MOST_WORKERS = 256
+GRACE = 10.0  # seconds that requests under way are given at the end
+LONG = 10.0  # seconds that a worker must have served, or its successor waits the longer the more often that happens
+LONGEST_WAIT = 60.0  # seconds
+MEMORY_SECONDS = 10.0  # between two measurements of the memory
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+log = logging.getLogger("ctrbox.serve")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a worker process gets from the supervisor. ``life``: a pipe that ends with the supervisor."""
+
+    desk: Desk
+    sockets: Sequence[socket.socket]
+    life: int
+
+
+@dataclass
+class Worker:
+    number: int
+    process: int = 0  # 0: none now
+    says: int = -1  # a pipe from which its first message comes: that it serves, or why it cannot
+    serving: bool = False
+    began: float = 0.0
+    short: int = 0  # processes in a row that did not serve for long
+    due: float = 0.0  # when to start the next one, by the monotonic clock
+
+
+def why_one(kind: str, served: Served) -> str:
+    """Return why only one process can serve a model; "" where several can."""
+    if sys.platform != "linux":
+        return "several worker processes are supported on Linux only"
+    if kind == RUN and isinstance(served, ServedRun):
+        from ctrbox.embed.ssd.table import SparseTable
+
+        if any(isinstance(source.embedder, SparseTable) for source in served.run.click_model.sources):
+            return "the run has a Sparse Table, whose reading threads belong to one process"
+    return ""
+
+
+def worker_count(asked: int | None, kind: str, served: Served, connections: int) -> int:
+    """Return how many workers serve a model; ``asked``: None for as many as there are usable cores.
+
+    A published click model has one by default: each worker would load the tables of a new version into memory of its own.
+    """
+    if asked == 1:
+        return 1
+    why = why_one(kind, served)
+    if asked is None:
+        if why or kind == CLICK_MODEL:
+            return 1
+        return max(1, min(_native.usable_cores(), MOST_WORKERS, connections // FEWEST))
+    if why:
+        raise PlanError(f"--workers {asked} is not possible: {why}; use --workers 1")
+    if asked * FEWEST > connections:
+        raise PlanError(
+            f"--max-connections {connections} leaves {connections // asked} connections for each of {asked} workers; at least "
+            f"{FEWEST} are needed: raise it to {asked * FEWEST}, or use fewer workers"
+        )
+    return asked
+
+
+class Supervisor:
+    """``run`` serves until a signal comes, in the main thread."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.board = Board(server.workers)
+        self.workers = [Worker(k) for k in range(server.workers)]
+        self.sockets: list[socket.socket] = []
+        self.stops = 0  # signals that ask for the end
+        self._life = (-1, -1)
+        self._woken: tuple[socket.socket, socket.socket] | None = None
+        self._next_look = self._next_memory = 0.0
+        self._news: dict[str, Any] = {}
+        self._memory: int | None = None
+
+    def run(self, ready: Callable[[], None]) -> None:
+        settings = self.server.settings
+        with contextlib.ExitStack() as held:
+            self.sockets = listening_sockets(settings.host, settings.port)
+            held.callback(self._close_sockets)
+            if settings.grpc_port:
+                for sock in reserved(settings.host, settings.grpc_port):
+                    held.enter_context(sock)
+            self._life = os.pipe()
+            for end in self._life:
+                held.callback(os.close, end)
+            self._woken = socket.socketpair()
+            for sock in self._woken:
+                sock.setblocking(False)
+                held.enter_context(sock)
+            before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
+            wakes = signal.set_wakeup_fd(self._woken[1].fileno(), warn_on_full_buffer=False)
+
+            def restore() -> None:
+                signal.set_wakeup_fd(wakes)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+            held.callback(restore)
+            gc.collect()
+            gc.freeze()  # objects of the model are looked at by no collection, so their pages stay shared
+            held.callback(gc.unfreeze)
+            try:
+                for worker in self.workers:
+                    self._start(worker)
+                while not self.stops and not all(worker.serving for worker in self.workers):
+                    self._wait(1.0)
+                    self._reap(first=True)
+                    self._start_due()
+                if not self.stops:
+                    self._tell_news()
+                    ready()
+                while not self.stops:
+                    self._wait(self._timeout())
+                    self._reap()
+                    self._start_due()
+                    self._look()
+            finally:
+                self._end()
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self.stops += 1
+
+    # ---- starting
+
+    def _start(self, worker: Worker) -> None:
+        """Fork a worker. Signals wait meanwhile, so that none reaches the child while it has the supervisor's handlers."""
+        says, say = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 and newer warn where a library has threads. Those that are there, of Arrow, are idle, and Arrow
+                # starts others in the child.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process = os.fork()
+            if not process:
+                self._child(worker, say)
+        except OSError as error:
+            os.close(says)
+            worker.short += 1
+            self._later(worker, f"cannot start worker {worker.number + 1}: {error.strerror or error}")
+            return
+        finally:
+            os.close(say)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        worker.process, worker.says, worker.serving, worker.began = process, says, False, time.monotonic()
+        self.board.occupy(worker.number, process)
+
+    def _child(self, worker: Worker, say: int) -> None:
+        """Serve as a worker; does not return."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for number in (signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            os.close(self._life[1])
+            seat = Seat(Desk(self.board, worker.number), self.sockets, self._life[0])
+            self.server.work(seat, lambda: tell(say, {"serving": True}))
+            code = 0
+        except (CtrboxError, ImportError) as error:
+            module = error.name if isinstance(error, ImportError) else None
+            tell(say, {"failed": str(error)[:2000], "module": module})
+        except BaseException as error:
+            log.exception("a worker failed")
+            tell(say, {"failed": f"a worker failed: {type(error).__name__}: {str(error)[:2000]}", "module": None})
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)  # nothing of the supervisor's is cleaned up here, its copy of the weights above all
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for worker in self.workers:
+            if not worker.process and worker.due <= now:
+                self._start(worker)
+
+    # ---- watching
+
+    def _timeout(self) -> float:
+        now = time.monotonic()
+        moments = [self._next_look, *(w.due for w in self.workers if not w.process)]
+        return max(0.0, min(moments) - now)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for a signal or a worker's message, and read it."""
+        assert self._woken is not None
+        woken = self._woken[0]
+        pipes = {worker.says: worker for worker in self.workers if worker.says >= 0}
+        found = select.select([woken.fileno(), *pipes], [], [], seconds)[0]
+        for end in found:
+            if end == woken.fileno():
+                with contextlib.suppress(BlockingIOError):
+                    while woken.recv(4096):
+                        pass
+                continue
+            worker = pipes[end]
+            text = os.read(end, 65_536)
+            os.close(end)
+            worker.says = -1
+            said = json.loads(text) if text else {}
+            worker.serving = "serving" in said
+            if "failed" in said:
+                self._failed(worker, said)
+
+    def _failed(self, worker: Worker, said: dict[str, Any]) -> None:
+        """A worker could not begin: at the start of the server that is its end, later it is logged and tried again."""
+        if not self._news:
+            if said["module"]:
+                raise ImportError(said["failed"], name=said["module"])
+            raise PlanError(said["failed"])
+        log.error("worker %d could not start: %s", worker.number + 1, said["failed"])
+
+    def _reap(self, first: bool = False) -> None:
+        """Take note of workers that have ended."""
+        for worker in self.workers:
+            if not worker.process:
+                continue
+            process, status = os.waitpid(worker.process, os.WNOHANG)
+            if not process:
+                continue
+            if worker.says >= 0:
+                self._wait(0.0)  # what it said last
+            self._left(worker)
+            what = f"worker {worker.number + 1} (process {process}) ended {words_of(status)}"
+            if first:
+                raise PlanError(f"{what} before it could serve")
+            self.board.vacate(worker.number)
+            lived = time.monotonic() - worker.began
+            worker.short = 0 if lived >= LONG else worker.short + 1
+            self._later(worker, what)
+
+    def _left(self, worker: Worker) -> None:
+        worker.process, worker.serving = 0, False
+        if worker.says >= 0:
+            os.close(worker.says)
+            worker.says = -1
+
+    def _later(self, worker: Worker, what: str) -> None:
+        """Plan the next process of a worker: at once, or after a while where the last ones ended soon."""
+        wait = min(LONGEST_WAIT, 2.0 ** (worker.short - 2)) if worker.short > 1 else 0.0
+        worker.due = time.monotonic() + wait
+        log.warning("%s; another one starts %s", what, f"in {wait:g} s" if wait else "now")
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + self.server.settings.reload_seconds
+        if self.server.reloader is not None:
+            self.server.reloader.look_safely()
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        """Write what changed to the board: the version to serve, what became of others, the memory of all processes."""
+        now = time.monotonic()
+        if now >= self._next_memory:
+            self._next_memory = now + MEMORY_SECONDS
+            self._memory = sum(memory_of(p) for p in [os.getpid(), *(w.process for w in self.workers if w.process)])
+        reloader, service = self.server.reloader, self.server.service
+        file = reloader.shared.file if reloader is not None and reloader.shared is not None else ""
+        version = service.served.version
+        news = {"version": version, "file": file, "reloads": service.metrics.told(), "memory": self._memory}
+        if news != self._news:
+            self._news = news
+            self.board.publish(version if file else 0, news)
+
+    # ---- the end
+
+    def _end(self) -> None:
+        """Let the workers answer what is under way, for a while; a second signal ends them at once."""
+        self.board.drain()
+        self._close_sockets()
+        running = [worker for worker in self.workers if worker.process]
+        for worker in running:
+            os.kill(worker.process, signal.SIGTERM)
+        end = time.monotonic() + GRACE + 5.0
+        while running := [w for w in self.workers if w.process and not os.waitpid(w.process, os.WNOHANG)[0]]:
+            for worker in self.workers:
+                if worker.process and worker not in running:
+                    self._left(worker)
+            if self.stops > 1 or time.monotonic() > end:
+                log.warning("%d workers had requests under way and were killed", len(running))
+                for worker in running:
+                    os.kill(worker.process, signal.SIGKILL)
+                    os.waitpid(worker.process, 0)
+                    self._left(worker)
+                break
+            with contextlib.suppress(CtrboxError, ImportError):
+                self._wait(0.1)
+        for worker in self.workers:
+            self._left(worker)
+
+    def _close_sockets(self) -> None:
+        for sock in self.sockets:
+            sock.close()
+        self.sockets = []
+
+
+def tell(pipe: int, message: dict[str, Any]) -> None:
+    """Send a worker's first message; nobody hears a second one."""
+    with contextlib.suppress(OSError):
+        os.write(pipe, json.dumps(message).encode())
+        os.close(pipe)
+
+
+def words_of(status: int) -> str:
+    """Say how a process ended, from what `os.waitpid` returned."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"by {signal.Signals(-code).name}"
+        return f"by signal {-code}"
+    return f"with exit code {code}"
+
+
+def reserved(host: str, port: int) -> list[socket.socket]:
+    """Hold a port at which workers will listen with SO_REUSEPORT; PlanError where somebody else has it."""
+    held: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            try:
+                sock = socket.socket(family, kind, protocol)
+            except OSError:  # a machine without IPv6
+                continue
+            held.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address)
+    except (OSError, UnicodeError) as error:
+        for sock in held:
+            sock.close()
+        told = getattr(error, "strerror", None) or error
+        raise PlanError(f"cannot listen at {host[:100]}:{port} for gRPC: {told}") from error
+    return held
+
+
+def memory_of(process: int) -> int:
+    """Return the memory of a process in bytes, of pages that it shares with others its part (proportional set size)."""
+    try:
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines():
+            if line.startswith("Pss:"):
+                return 1024 * int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return resident(process)
