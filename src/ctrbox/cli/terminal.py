@@ -100,11 +100,18 @@ class Stopped(SystemExit):
 
 signals: list[int] = []  # those that came to stop the process
 farewells: list[str] = []  # what is said then, if not that nothing was kept
+quiet: list[bool] = []  # not empty: another process has said why this one ends
 
 
 def stopped_with(line: str) -> None:
     """Say this when a signal ends the process: something unfinished was kept."""
     farewells.append(line)
+
+
+def end_quietly(code: int) -> NoReturn:
+    """End with this exit code and say nothing, because another process says why."""
+    quiet.append(True)
+    raise SystemExit(code)
 
 
 def stop(number: int, frame: Any) -> NoReturn:
@@ -136,7 +143,9 @@ def run(command: Callable[[], Any]) -> NoReturn:
             tell(f"ctrbox: error: {in_words(error)}")
     if signals and code:
         code = 128 + signals[-1]
-    if signals and code and farewells:
+    if quiet:
+        pass
+    elif code and farewells and (signals or code == 130):
         tell(f"ctrbox: stopped\n{farewells[-1]}")
     elif code == 130:
         tell("ctrbox: stopped; nothing unfinished was kept")

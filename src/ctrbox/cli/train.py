@@ -20,10 +20,12 @@ import typer
 from ctrbox.cli.ended import Done, finish
 from ctrbox.cli.job import Job, blaming, load_job
 from ctrbox.cli.options import in_words_of_options
+from ctrbox.cli.ranks import check_job, command_again, end_of_rank, joined, threads_of
 from ctrbox.cli.reading_runs import evaluate_command
 from ctrbox.cli.terminal import Mistake, Stopped, hint, stopped_with, tell, utf8, written_aside
 
 if TYPE_CHECKING:
+    from ctrbox.ranks.training import Ranks
     from ctrbox.train.progress import Progress
 
 JobFile = Annotated[
@@ -55,7 +57,8 @@ Examples:
   ctrbox train job.py --out runs/today --epochs 2
   ctrbox train job.py --valid data/tomorrow         validate on another log
   ctrbox train job.py --from runs/yesterday         continue from yesterday's run with today's log
-  ctrbox train job.py --cluster local --workers 4 --servers 2      train with 4 workers on this machine
+  ctrbox train job.py --ranks 4                     train with 4 processes on this machine
+  ctrbox train job.py --cluster local --workers 4 --servers 2      train with 4 workers on a Ray cluster on this machine
 """
 
 
@@ -226,6 +229,26 @@ def train(
             help="Number of parameter servers on the cluster; each holds a shard of the tables.",
         ),
     ] = 1,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=1024,
+            help="Number of processes on this machine that train together, each on a part of every batch and with a part of the "
+            "tables; no Ray is needed. Under torchrun its number of processes is used. Default: 1.",
+            show_default=False,
+        ),
+    ] = None,
+    rank_timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=1.0,
+            help="Number of seconds, at least 1, that a process of --ranks waits for another one before it ends the training and "
+            "names it.",
+        ),
+    ] = 600.0,
     as_json: AsJson = False,
 ) -> None:
     """Train the model of a job and write a report.
@@ -250,6 +273,8 @@ def train(
             "--workers and --servers need a cluster; add --cluster local, or --cluster with the address of a "
             "Ray cluster"
         )
+    together = joined(ranks, rank_timeout, cluster)
+    leads = together is None or together.leads
     place, going_on = run_place(job, out, resume, overwrite)
     check_earlier(earlier, place)
     loaded = load_seeded(job, seed or 0)
@@ -261,17 +286,28 @@ def train(
         asked["tables"] = tables
     if tuned is not None:
         loaded, asked = with_tuned(loaded, tuned, asked)
-    if going_on:
+    if not leads:
+        pass  # rank 0 tells it
+    elif going_on:
         tell(f"continuing the unfinished run in {place}")
     elif out is None and place.name != job.stem:
         tell(f"{place.with_name(job.stem)} holds a run; this one goes to {place} (--overwrite replaces the first)")
-    if earlier is not None and not going_on:
+    if earlier is not None and not going_on and leads:
         tell(
             f"starting from the weights, tables and optimizer states of {earlier}; steps, schedule and metrics start at 0"
         )
     where = None if cluster is None else (cluster, workers, servers)
     done = fit(
-        loaded, place, asked, valid=valid, threads=threads, resume=resume, overwrite=overwrite, cluster=where, lr=lr
+        loaded,
+        place,
+        asked,
+        valid=valid,
+        threads=threads,
+        resume=resume,
+        overwrite=overwrite,
+        cluster=where,
+        lr=lr,
+        ranks=together,
     )
     finish(done, as_json)
     hint(evaluate_command(place, job))
@@ -356,12 +392,13 @@ def fit(
     best: float | None = None,
     cluster: tuple[str, int, int] | None = None,
     lr: float | None = None,
+    ranks: Ranks | None = None,
 ) -> Done:
     """Train into a folder and write its report; an interrupt says how to go on."""
     model, plan = job.needed_model(), job.plan
-    if threads is not None:
-        plan = plan.using(threads=threads)
     command = ["ctrbox", "train", str(job.path), "--out", str(place)]
+    if ranks is not None:
+        check_job(job, asked)
     for name, value in [*asked.items(), ("lr", lr), ("valid", valid), ("threads", threads)]:
         if value is not None and name != "warm_up":
             command += ["--from" if name == "warm_from" else f"--{name.replace('_', '-')}", str(value)]
@@ -370,6 +407,12 @@ def fit(
     if cluster is not None:
         address, workers, servers = cluster
         command += ["--cluster", address, "--workers", str(workers), "--servers", str(servers)]
+    if ranks is not None:
+        command = command_again(ranks.world, command)
+    if ranks is not None and threads is None:
+        threads = threads_of(ranks.world)
+    if threads is not None:
+        plan = plan.using(threads=threads)
     from ctrbox.train.trainer import Trainer
 
     watch = Watch()
@@ -384,14 +427,23 @@ def fit(
                 from ctrbox.cluster.launch import Cluster
 
                 settings["cluster"] = Cluster(address, workers=workers, servers=servers, cores=threads, tell=tell)
+            if ranks is not None:
+                settings["cluster"] = ranks
             trainer = Trainer(model, job.table, optimizer=job.optimizer, threads=threads, bf16=job.bf16, lr=lr)
             run = trainer.fit(plan, out=place, resume=resume, overwrite=overwrite, progress=watch, **settings)
     except (KeyboardInterrupt, Stopped):
         if (place / "config.json").exists():
             stopped_with(f"resume: {shlex.join(command)}")
         raise
+    except Exception as error:
+        if ranks is not None:
+            watch.end()
+            end_of_rank(ranks, error)
+        raise
     finally:
         watch.end()
+        if ranks is not None:
+            ranks.leave()
     remember(place, command)
     return Done(run, place, run.report())
 

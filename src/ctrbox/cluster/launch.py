@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -42,6 +42,8 @@ class Cluster:
     After a training ``moved`` is the number of bytes of keys, rows, gradients and counts that went between workers and servers.
     It does not count dense gradients, which workers exchange among themselves, nor what Ray adds to a message.
     """
+
+    leads = True  # the process that has it starts all others
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class Cluster:
     # ---- what the trainer asks
 
     def check(self, fit: Fit) -> None:
-        from ctrbox.cluster.shards import Spec
+        from ctrbox.embed.sharded import Spec
 
         if fit.learner.device.type != "cpu" or fit.learner.bf16:
             raise PlanError("training on a cluster uses CPUs only; set device='cpu' for the plan and the trainer")
@@ -114,6 +116,9 @@ class Cluster:
                 crew.dismiss()
             if mine:
                 ray.shutdown()
+
+    def follow(self, fit: Fit) -> NoReturn:
+        raise AssertionError("the process that starts a cluster leads its training")
 
     # ---- parts
 

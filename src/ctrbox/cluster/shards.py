@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,78 +19,16 @@ import ray
 
 from ctrbox.cluster.handshake import facts_here, host_here
 from ctrbox.cluster.lanes import Lane, Ticket, needed
-from ctrbox.embed.embedder import Embedder, Floats, Keys, NextUse, Row
+from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
 from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.sharded import check_splits, restore_shard, shard_path
+from ctrbox.embed.sharded import Spec, added_up, places_by_shard, restore_shard, shard_path
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.traits import Traits
-from ctrbox.embed.vectors.file import VectorFile, shard_of
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import PlanError, TrainError
-from ctrbox.files.atomic import remove
 from ctrbox.train.together import Gang, listening
 
 LATE = 1.0  # seconds after which a waiting call looks whether its gang is over
-
-
-@dataclass(frozen=True)
-class Spec:
-    """How a shard of an embedder is made. ``path``: of the table's folder or the server's data."""
-
-    kind: type
-    row: Row
-    path: Path | None
-    options: dict[str, Any] = field(default_factory=dict)
-    budget: int = 0  # of one server
-    takes_shows: bool = False
-    reads: str = ""  # of a Model Server: how the keys are made that it is asked for
-
-    @staticmethod
-    def of(embedder: Embedder, servers: int) -> Spec:
-        if isinstance(embedder, ModelServer):
-            options = {
-                n: getattr(embedder, n)
-                for n in ("submodel", "optimizer", "missing", "block", "recompute", "seed", "nonfinite")
-            }
-            budget, reads = embedder.budget // servers, embedder.misses.reads
-            return Spec(ModelServer, embedder.row, embedder.data.path.resolve(), options, budget, reads=reads)
-        if not isinstance(embedder, MemoryTable | SparseTable):
-            raise PlanError(
-                f"a {type(embedder).__name__} cannot be split over servers; use cb.MemoryTable, cb.SparseTable "
-                "or "
-                f"cb.tables.ModelServer"
-            )
-        if servers > 1:
-            check_splits(embedder)
-        names = ("optimizer", "linear", "init", "seed", "counters", "admission", "nonfinite")
-        options = {n: getattr(embedder, n) for n in names}
-        if isinstance(embedder, SparseTable):
-            of_disk = ("policy", "segment_bytes", "compaction_mb_per_s")
-            options |= {name: getattr(embedder, name) for name in of_disk}
-            return Spec(
-                SparseTable, embedder.row, embedder.path, options, embedder.ram // servers, embedder.takes_shows
-            )
-        return Spec(MemoryTable, embedder.row, None, options, embedder.budget // servers, embedder.takes_shows)
-
-    def make(self, shard: int, of: int) -> Any:
-        if self.kind is ModelServer:
-            assert self.path is not None
-            data = VectorFile(self.path)
-            if of > 1 and data.of == of:  # the very split that servers have
-                data = VectorFile(self.path, shard=shard)
-            server = ModelServer(data, budget=self.budget, **self.options)
-            server.misses.reads = self.reads
-            return server
-        if self.kind is SparseTable:
-            assert self.path is not None
-            place = self.path.with_name(f"{self.path.name}.shards") / f"{shard:05}-of-{of:05}"
-            remove(place)  # what it held is in the checkpoint that is restored next
-            place.parent.mkdir(parents=True, exist_ok=True)
-            table: Any = SparseTable(place, self.row.dim, ram=max(1, self.budget), **self.options)
-        else:
-            table = MemoryTable(self.row.dim, budget=max(1, self.budget), **self.options)
-        table.open(self.row)
-        return table
 
 
 class Over(TrainError):
@@ -135,17 +72,6 @@ class Meeting:
         with self.turn:
             self.over = True
             self.turn.notify_all()
-
-
-def added_up(keys: Sequence[Keys], values: Sequence[Floats]) -> tuple[Keys, Floats]:
-    """The sum by key over workers, in their order; keys ascending. Keys of one worker differ from each other."""
-    if len(keys) == 1:
-        return keys[0], values[0]
-    union = np.unique(np.concatenate(keys))
-    total = np.zeros((len(union), *values[0].shape[1:]), np.float32)
-    for mine, more in zip(keys, values, strict=True):
-        total[np.searchsorted(union, mine)] += more
-    return union, total
 
 
 class Server:
@@ -417,12 +343,7 @@ class Shards:
 
     def _split(self, keys: Keys) -> list[tuple[Any, Any]]:
         """Every server with the places of its keys, which keep their order."""
-        if len(self.servers) == 1:
-            return [(self.servers[0], np.arange(len(keys)))]
-        home = shard_of(keys, len(self.servers)).astype(np.uint16)
-        order = np.argsort(home, kind="stable")
-        ends = np.searchsorted(home[order], np.arange(len(self.servers) + 1))
-        return [(s, order[ends[k] : ends[k + 1]]) for k, s in enumerate(self.servers)]
+        return list(zip(self.servers, places_by_shard(keys, len(self.servers)), strict=True))
 
     @staticmethod
     def _all(calls: list[Any]) -> list[Any]:

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from ctrbox.cluster.handshake import facts_of, host_here
-from ctrbox.cluster.shards import Shards, Spec
+from ctrbox.cluster.shards import Shards
+from ctrbox.embed.sharded import Spec
 from ctrbox.engines.plan import Plan
 from ctrbox.predict.weights_folder import read_state
 from ctrbox.train.checkpoint import checkpoint_path, read_weights

@@ -1,4 +1,4 @@
-"""Splits tables into shards by key, and restores saved shards onto any number of servers.
+"""Splits tables into shards by key: makes them, adds up gradients by key, and restores saved shards onto any number of servers.
 
 A saved table in shards is a folder of saved tables, `00001-of-00003.ctrtable`, each with its own checksums; a key lies in shard
 `shard_of(key, 3)`. Whoever restores reads all of them and keeps the keys that are its own. One saved table of a single
@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ctrbox import _native
-from ctrbox.embed.embedder import Embedder, Floats, Keys
+from ctrbox.embed.embedder import Embedder, Floats, Keys, Row
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.ssd.folder import absolute, described
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.table import Table, describe, reading, same_shape, shape_of
-from ctrbox.embed.vectors.file import shard_of
+from ctrbox.embed.vectors.file import VectorFile, shard_of
 from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.atomic import remove
@@ -28,6 +31,87 @@ from ctrbox.files.atomic import remove
 NAME = re.compile(r"(\d{5})-of-(\d{5})\.ctrtable")
 MOST_SHARDS = 4096
 WRITTEN = 65_536  # rows a write
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How a shard of an embedder is made. ``path``: of the table's folder or the server's data."""
+
+    kind: type
+    row: Row
+    path: Path | None
+    options: dict[str, Any] = field(default_factory=dict)
+    budget: int = 0  # of one server
+    takes_shows: bool = False
+    reads: str = ""  # of a Model Server: how the keys are made that it is asked for
+
+    @staticmethod
+    def of(embedder: Embedder, servers: int) -> Spec:
+        if isinstance(embedder, ModelServer):
+            options = {
+                n: getattr(embedder, n)
+                for n in ("submodel", "optimizer", "missing", "block", "recompute", "seed", "nonfinite")
+            }
+            budget, reads = embedder.budget // servers, embedder.misses.reads
+            return Spec(ModelServer, embedder.row, embedder.data.path.resolve(), options, budget, reads=reads)
+        if not isinstance(embedder, MemoryTable | SparseTable):
+            raise PlanError(
+                f"a {type(embedder).__name__} cannot be split over servers; use cb.MemoryTable, cb.SparseTable "
+                "or "
+                f"cb.tables.ModelServer"
+            )
+        if servers > 1:
+            check_splits(embedder)
+        names = ("optimizer", "linear", "init", "seed", "counters", "admission", "nonfinite")
+        options = {n: getattr(embedder, n) for n in names}
+        if isinstance(embedder, SparseTable):
+            of_disk = ("policy", "segment_bytes", "compaction_mb_per_s")
+            options |= {name: getattr(embedder, name) for name in of_disk}
+            return Spec(
+                SparseTable, embedder.row, embedder.path, options, embedder.ram // servers, embedder.takes_shows
+            )
+        return Spec(MemoryTable, embedder.row, None, options, embedder.budget // servers, embedder.takes_shows)
+
+    def make(self, shard: int, of: int) -> Any:
+        if self.kind is ModelServer:
+            assert self.path is not None
+            data = VectorFile(self.path)
+            if of > 1 and data.of == of:  # the very split that servers have
+                data = VectorFile(self.path, shard=shard)
+            server = ModelServer(data, budget=self.budget, **self.options)
+            server.misses.reads = self.reads
+            return server
+        if self.kind is SparseTable:
+            assert self.path is not None
+            place = self.path.with_name(f"{self.path.name}.shards") / f"{shard:05}-of-{of:05}"
+            remove(place)  # what it held is in the checkpoint that is restored next
+            place.parent.mkdir(parents=True, exist_ok=True)
+            table: Any = SparseTable(place, self.row.dim, ram=max(1, self.budget), **self.options)
+        else:
+            table = MemoryTable(self.row.dim, budget=max(1, self.budget), **self.options)
+        table.open(self.row)
+        return table
+
+
+def places_by_shard(keys: Keys, of: int) -> list[npt.NDArray[np.int64]]:
+    """Return for each shard the places of its keys among ``keys``, in their order."""
+    if of == 1:
+        return [np.arange(len(keys))]
+    home = shard_of(keys, of).astype(np.uint16)
+    order = np.argsort(home, kind="stable")
+    ends = np.searchsorted(home[order], np.arange(of + 1))
+    return [order[ends[k] : ends[k + 1]] for k in range(of)]
+
+
+def added_up(keys: Sequence[Keys], values: Sequence[Floats]) -> tuple[Keys, Floats]:
+    """The sum by key over workers, in their order; keys ascending. Keys of one worker differ from each other."""
+    if len(keys) == 1:
+        return keys[0], values[0]
+    union = np.unique(np.concatenate(keys))
+    total = np.zeros((len(union), *values[0].shape[1:]), np.float32)
+    for mine, more in zip(keys, values, strict=True):
+        total[np.searchsorted(union, mine)] += more
+    return union, total
 
 
 def shard_path(folder: Path, shard: int, of: int) -> Path:

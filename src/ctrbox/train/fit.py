@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
@@ -58,13 +58,18 @@ POINTS = 500  # of the training loss in metrics.jsonl, about: every step of a sh
 
 
 class Elsewhere(Protocol):
-    """Takes a training from its newest checkpoint to its last in other processes, as ``cb.Cluster`` does."""
+    """Takes a training from its newest checkpoint to its last in several processes, as ``cb.Cluster`` does."""
+
+    leads: bool  # whether this process keeps the run folder; others only follow
 
     def check(self, fit: Fit) -> None:
         """Refuse what it could not train, before anything is written."""
 
     def train(self, fit: Fit) -> None:
         """Train into the run folder of ``fit``; its learner is not touched."""
+
+    def follow(self, fit: Fit) -> NoReturn:
+        """Take part in a training that another process leads, and raise an exception that says so at its end."""
 
 
 class Fit:
@@ -422,9 +427,8 @@ class Fit:
         if self.split.valid is None:
             return False
         value = 0.0
-        if self.leads:
-            with self.passes.paused():
-                metrics = clock.time(evaluate, self.learner, self.split, self.batch_size, self.overlap).result()
+        metrics = self._measure(self.split)
+        if metrics is not None:
             self.metrics, self.evaluated = metrics, state.step
             clock.rows += int(metrics["rows"])
             self.watch.evaluated(metrics)
@@ -438,17 +442,29 @@ class Fit:
             self._warn_of_unknown()
         elif better:
             state.best, state.best_step, state.since_best = value, state.step, 0
-            if s.patience is not None and self.leads:
-                learner = self.learner
-                write_weights(
-                    self._best(), {"step": state.step}, learner.model, learner.embedders, learner.optimizer, random=True
-                )
+            if s.patience is not None:
+                self._keep_best()
         else:
             state.since_best += 1
         state.finished = s.patience is not None and state.since_best >= s.patience
         if self.leads:
             self.callbacks.tell("on_evaluate", Evaluation(state.step, state.epoch, state.seen, self.metrics, better))
         return state.finished or self._stopped()
+
+    def _measure(self, split: Split) -> dict[str, float] | None:
+        """Return the metrics of the validation rows; None in a worker that leaves them to worker 0."""
+        if not self.leads:
+            return None
+        with self.passes.paused():
+            scores = self.clocks["evaluate"].time(evaluate, self.learner, split, self.batch_size, self.overlap)
+        found: dict[str, float] = scores.result()
+        return found
+
+    def _keep_best(self) -> None:
+        """Write the weights, which are the best so far, where they are found at the end."""
+        if self.leads:
+            learner, about = self.learner, {"step": self.state.step}
+            write_weights(self._best(), about, learner.model, learner.embedders, learner.optimizer, random=True)
 
     def _warn_of_unknown(self) -> None:
         """Say once that an evaluation without a value counts neither as better nor as worse."""

@@ -61,13 +61,26 @@ class Gang:
     ``host``.
     """
 
-    def __init__(self, part: int, of: int, address: str, host: str, store: dist.Store | None = None) -> None:
+    def __init__(
+        self,
+        part: int,
+        of: int,
+        address: str,
+        host: str,
+        store: dist.Store | None = None,
+        timeout: timedelta = WAIT,
+    ) -> None:
+        """``timeout``: after which a process that waits for the others gives up. ``host``: empty for torch's choice."""
         self.part, self.of = part, of
         name, _, port = address.rpartition(":")
         found = dist.TCPStore(name, int(port), of, part == 0, SOON) if store is None else store
         options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-        options._timeout = WAIT
+        options._devices = [
+            dist.ProcessGroupGloo.create_device(hostname=host)
+            if host
+            else dist.ProcessGroupGloo.create_default_device()
+        ]
+        options._timeout = timeout
         self.store: dist.Store | None = found  # it listens as long as it is held
         self.made: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
             dist.PrefixStore("gang", found), part, of, options

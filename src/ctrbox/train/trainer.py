@@ -200,6 +200,8 @@ class Trainer:
             fit.look_ahead(look_ahead, cluster)
         if cluster is not None:
             cluster.check(fit)
+            if not cluster.leads:
+                cluster.follow(fit)
         return fit.run(
             None if out is None else Path(out),
             resume=resume,

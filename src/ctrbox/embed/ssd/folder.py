@@ -17,6 +17,7 @@ from ctrbox.embed.table import shape_from
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.atomic import synced
 
+_beside: str | None = None
 SEGMENTS = re.compile(r"segments(-\d+)?")
 OWN = re.compile(r"LOCK|(MANIFEST|COMPACTION_ERRORS)(\.aside)?|segments(-\d+)?|\.ahead-.*")  # names in a table's folder
 
@@ -31,6 +32,20 @@ def absolute(path: str | os.PathLike[str]) -> Path:
     except UnicodeEncodeError:
         raise SourceError(f"the path {os.fspath(place)!r} is not UTF-8; rename it, or choose another path") from None
     return place
+
+
+def own_place(path: Path) -> Path:
+    """Return the folder for a table that a job keeps in ``path``: another one in a process that `keep_beside` was told of."""
+    return path if _beside is None else path.with_name(f"{path.name}.shards") / f"job-{_beside}"
+
+
+def keep_beside(name: str | None) -> None:
+    """Let this process keep its tables beside the folders that it names, because another process has these open.
+
+    The ranks of a training run the same job file, and one folder belongs to one process. None: as usual.
+    """
+    global _beside
+    _beside = name
 
 
 def locked(path: Path, shared: bool) -> int:

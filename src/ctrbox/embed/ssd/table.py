@@ -39,6 +39,7 @@ from ctrbox.embed.ssd.folder import (
     joined,
     link,
     locked,
+    own_place,
     resident_bytes,
     saved_part,
     segments_of,
@@ -95,7 +96,7 @@ class SparseTable(Table):
         compaction_mb_per_s: int | None = COMPACTION_MB_PER_S,
         read_only: bool = False,
     ) -> None:
-        self.path = absolute(path)
+        self.path = absolute(path) if read_only else own_place(absolute(path))
         self._settle(dim, optimizer, linear, init, seed, threads, counters, admission, nonfinite)
         self.ram = checked_bytes("ram", ram)
         if policy not in POLICIES:

@@ -1,0 +1,84 @@
+"""Lets ``ctrbox train`` run in several processes: starts them for --ranks, or joins those that torchrun started.
+
+Every process runs the same command and the same job file. Rank 0 talks to the person; the others are silent unless they fail.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ctrbox.cli.job import Job
+from ctrbox.cli.terminal import Mistake, end_quietly, tell
+from ctrbox.ranks.world import World
+
+if TYPE_CHECKING:
+    from ctrbox.ranks.training import Ranks
+
+
+def joined(ranks: int | None, timeout: float, cluster: str | None) -> Ranks | None:
+    """Return the place of this process among the ranks, or None where it trains alone.
+
+    With --ranks, in a process that no launcher started, start the ranks, wait for them, and end as they ended.
+    """
+    world = World.here()
+    if cluster is not None and (world is not None or (ranks or 1) > 1):
+        raise Mistake("--cluster trains on Ray and cannot be used with --ranks or torchrun; remove one of the two")
+    if world is None:
+        if (ranks or 1) > 1:
+            from ctrbox.ranks.launch import launch
+
+            end_quietly(launch(ranks or 1, [sys.executable, "-m", "ctrbox", *sys.argv[1:]], tell))
+        return None
+    if ranks is not None and ranks != world.size:
+        raise Mistake(
+            f"--ranks {ranks} was given to a process that is one of {world.size} (WORLD_SIZE={world.size}); remove --ranks"
+        )
+    from ctrbox.embed.ssd.folder import keep_beside
+    from ctrbox.ranks.training import Ranks
+
+    if not world.leads:
+        keep_beside(f"of-rank-{world.rank}")  # rank 0 has the folders that the job names
+    return Ranks(world, timeout, orphaned=lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def check_job(job: Job, asked: Mapping[str, Any]) -> None:
+    """Refuse what a job asks for and ranks cannot do, in the words of the command line."""
+    if job.callbacks:
+        raise Mistake(
+            f"`callbacks` in {job.path} cannot be used with several ranks; remove them, and read the metrics from "
+            "metrics.jsonl in the run folder"
+        )
+    if {**job.settings, **asked}.get("look_ahead"):
+        raise Mistake("look-ahead cannot be used with several ranks; set --look-ahead 0, or train in one process")
+
+
+def threads_of(world: World) -> int:
+    """Return the number of threads of a rank where nobody has chosen it: its share of this machine's cores."""
+    from ctrbox import _native
+
+    return max(1, _native.usable_cores() // world.local_size)
+
+
+def command_again(world: World, command: list[str]) -> list[str]:
+    """Return the command that starts these ranks again, from that of one process: ctrbox train JOB.PY …"""
+    if world.launched:
+        return [*command, "--ranks", str(world.size)]
+    return ["torchrun", "--nproc-per-node", str(world.local_size), "-m", *command]
+
+
+def end_of_rank(ranks: Ranks, error: Exception) -> None:
+    """End this rank: quietly where rank 0 keeps the run, or where the rank that failed says why; else leave it the reason."""
+    from ctrbox.ranks.group import RankHangs, RankLost
+    from ctrbox.ranks.launch import LOST
+    from ctrbox.ranks.training import Followed
+
+    if isinstance(error, Followed):
+        end_quietly(0)
+    ranks.leave(error)
+    met = error.__cause__ if isinstance(error, Mistake) else error  # which may be worded anew for the command line
+    if isinstance(met, RankLost) and not isinstance(met, RankHangs) and ranks.world.launched:
+        end_quietly(LOST)

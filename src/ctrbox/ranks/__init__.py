@@ -1,0 +1,11 @@
+"""Trains in several processes of one machine or of several, without Ray (docs/ranks.md).
+
+world.py      which process this is, from the environment that torchrun sets
+group.py      the connections between all processes: sums, exchanges, and who is missing when one hangs
+facts.py      code, data and settings of a process, and what differs between two
+table.py      an embedder whose rows are owned by the ranks, each row by one
+evaluation.py validation rows that every rank scores a part of
+fit.py        the trainer's loop in one rank
+training.py   checks, start and end of a training, as ``Trainer.fit(cluster=…)`` asks for them
+launch.py     ``ctrbox train --ranks N``: starts the processes, forwards signals, ends all when one fails
+"""

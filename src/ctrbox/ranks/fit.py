@@ -1,0 +1,109 @@
+"""Runs the trainer's loop in one rank, over its part of every batch.
+
+All ranks leave the loop behind the same step and write checkpoints behind the same step, because what decides it is summed over
+the ranks with the loss of each step: whether one of them was asked to end, and whether rank 0's clock says that a checkpoint
+is due.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+
+import torch
+
+from ctrbox.errors import DataError
+from ctrbox.predict.click_model import Looked
+from ctrbox.predict.weights_folder import read_state
+from ctrbox.ranks.evaluation import score_together
+from ctrbox.ranks.group import Group
+from ctrbox.ranks.table import RankTable
+from ctrbox.train.checkpoint import checkpoint_path, read_weights
+from ctrbox.train.evaluation import Split
+from ctrbox.train.fit import Fit
+from ctrbox.train.folder import RunFolder
+from ctrbox.train.handed import Handed
+from ctrbox.train.interrupt import Asked
+from ctrbox.train.progress import watcher
+from ctrbox.train.schedule import factor_at
+from ctrbox.train.state import state_of
+from ctrbox.train.trainer import Trainer
+
+
+class RankFit(Fit):
+    """The training of ``whole``, which is the call of ``fit`` in this process, over the rows of this rank."""
+
+    def __init__(self, whole: Fit, group: Group, tables: list[RankTable]) -> None:
+        self.ranks, self.tables, self.due = group, tables, False
+        fields = {
+            name: table for source, table in zip(whole.learner.sources, tables, strict=True) for name in source.fields
+        }
+        threads = whole.learner.threads
+        trainer = Trainer(
+            copy.deepcopy(whole.learner.model), fields, optimizer=whole.trainer.optimizer, threads=threads, device="cpu"
+        )
+        watch = whole.watch if group.part == 0 else watcher(False)
+        super().__init__(
+            trainer, whole.plan, whole.split, whole.settings, whole.overlap, whole.ahead, watch, together=group
+        )
+
+    def begin_at(self, folder: Path, step: int) -> None:
+        """Become what the checkpoint of a step holds."""
+        place = checkpoint_path(folder / "checkpoints", step)
+        if not place.is_dir():
+            raise DataError(
+                f"rank {self.ranks.part} cannot see the checkpoint {place}; choose an --out on a file system that the "
+                "machines of all ranks share"
+            )
+        kept = read_state(place)
+        read_weights(place, kept, self.learner.model, self.learner.embedders, self.learner.optimizer)
+        self.state = state_of(kept["state"])
+        self.reported = self.state.step
+        if self.leads:
+            self.folder = RunFolder(folder, -1)  # the call of fit in this process has the lock
+            self.folder.resumed_at = self.state.step
+        self.ranks.sums([0.0])  # rank 0 removes no checkpoint that another rank still reads
+
+    # ---- what all ranks do together
+
+    def _learn(self, handed: Handed, looked: Looked | None) -> tuple[int, float, int, bool]:
+        factor, step = factor_at(self.settings.schedule, self.state.step), self.state.step
+        torch.manual_seed((self.settings.seed * 0x9E3779B9 + step * 4096 + self.ranks.part) & (2**63 - 1))
+        due = self.leads and time.perf_counter() - self.saved > self.seconds
+        beside = (handed.clicks, float(self.ending), float(due))
+        rows, loss, (clicks, ending, due_now) = self.learner.learn_part(looked, factor, beside)
+        self.due = due_now > 0
+        return rows, loss, int(clicks), ending > 0
+
+    def _checkpoint_if_due(self, asked: Asked) -> None:
+        if asked.by is not None:
+            self.ending = True  # the others hear of it with the next step, and all end behind it
+        if self.due or (self.steps and self.state.step % self.steps == 0):
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        if self.leads:
+            super()._checkpoint()
+        else:
+            self.learner.settle()
+            self._save_parts()
+            self.saved = time.perf_counter()
+        self.due = False
+
+    def _measure(self, split: Split) -> dict[str, float] | None:
+        with self.passes.paused():
+            scores = self.clocks["evaluate"].time(
+                score_together, self.learner, split, self.batch_size, self.ranks, self.overlap
+            )
+        return None if scores is None else scores.result()
+
+    def _keep_best(self) -> None:
+        if self.leads:
+            super()._keep_best()
+        else:
+            self._save_parts()
+
+    def _save_parts(self) -> None:
+        for table in self.tables:
+            table.save_part()

@@ -1,0 +1,188 @@
+"""Connects all ranks of a training: sums, exchanges of arrays, and an error that names the rank that hangs or failed.
+
+    sums, add_up     of `Gang`: a few numbers, and dense gradients, always added up in rank order
+    counts, exchange all-to-all: every rank gives every other one a part of an array
+    everyone         a small JSON object of each rank, for all ranks
+
+Every call is collective: all ranks make the same calls in the same order, from one thread. A rank publishes the number of calls
+that it has entered, once a second, in the store at which the ranks met. A rank whose call takes longer than the timeout reads
+these numbers: whoever entered fewer calls is the one that hangs. A rank that fails leaves its error there for the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ctrbox.errors import DeviceError, TrainError
+from ctrbox.ranks.world import World
+from ctrbox.train.together import Gang
+
+ASKED = 0.02  # seconds between two looks whether all ranks are there
+PUBLISHED = 1.0  # seconds between two publications of a rank's number of calls
+MOST_TOLD = 1 << 26  # bytes of what one rank tells all others
+MOST_REASON = 2000  # characters of an error that a rank leaves for the others
+
+
+class RankLost(TrainError):
+    """Another rank failed or hangs. That rank's own message, where it has one, is the cause."""
+
+
+class RankHangs(RankLost):
+    """Another rank does not answer, and has no message of its own."""
+
+
+class Group(Gang):
+    """The ranks of one training, as this rank sees them. Made by ``join``."""
+
+    def __init__(self, world: World, store: dist.Store, timeout: float, orphaned: Callable[[], None] | None) -> None:
+        self.seconds, self.told_store, self.orphaned = timeout, store, orphaned
+        self.entered = 0  # collective calls
+        self.ended = threading.Event()
+        self.moved = 0  # bytes of arrays that this rank gave to other ranks
+        host = "127.0.0.1" if world.local_size == world.size else ""
+        address = f"{world.host}:{world.port}"
+        super().__init__(world.rank, world.size, address, host, store, timedelta(seconds=timeout))
+        self.publisher = threading.Thread(target=self._publish, name="ctrbox-rank", daemon=True)
+        self.publisher.start()
+
+    @staticmethod
+    def join(world: World, timeout: float, orphaned: Callable[[], None] | None = None) -> Group:
+        """Wait until all ranks are there. ``orphaned``: called where the store is gone, and with it the launcher."""
+        within = timedelta(seconds=timeout)
+        try:
+            serves = world.leads and not world.store_is_served
+            store = dist.TCPStore(world.host, world.port, world.size, serves, within, wait_for_workers=False)
+        except RuntimeError as error:
+            raise DeviceError(
+                f"rank {world.rank} cannot reach the other ranks at {world.host}:{world.port}: {first_line(error)}; is "
+                "MASTER_ADDR the address of the machine of rank 0, and is MASTER_PORT free?"
+            ) from error
+        ours = dist.PrefixStore(f"ctrbox/{world.attempt}", store)
+        ours.set(f"here/{world.rank}", "1")
+        deadline = time.monotonic() + timeout
+        missing = list(range(world.size))
+        while missing := [rank for rank in missing if not ours.check([f"here/{rank}"])]:
+            if time.monotonic() > deadline:
+                raise DeviceError(
+                    f"{named(missing)} did not come to the start of the training within {timeout:g} s; look at what "
+                    "that process does, or raise --rank-timeout if it only is slow"
+                )
+            time.sleep(ASKED)  # in Python, so that signals are heard
+        return Group(world, ours, timeout, orphaned)
+
+    # ---- collective calls
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        with self._call():
+            return super().sums(values)
+
+    def add_up(self, weights: Sequence[torch.Tensor], scale: float) -> None:
+        with self._call():
+            super().add_up(weights, scale)
+        self.moved += 8 * sum(w.numel() for w in weights) * (self.of - 1) // self.of
+
+    def counts(self, mine: Sequence[int]) -> list[int]:
+        """Return how much each rank is going to give to this one, where this one gives ``mine[r]`` to rank r."""
+        given = torch.tensor(mine, dtype=torch.int64)
+        got = torch.empty_like(given)
+        with self._call():
+            self.group.alltoall_base(got, given, [], []).wait()
+        return [int(n) for n in got]
+
+    def exchange(self, array: np.ndarray, mine: Sequence[int], theirs: Sequence[int]) -> np.ndarray:
+        """Give ``mine[r]`` rows of ``array`` to rank r, in rank order, and return what all ranks gave, in rank order."""
+        given = torch.from_numpy(np.ascontiguousarray(array))
+        got = torch.empty((sum(theirs), *given.shape[1:]), dtype=given.dtype)
+        with self._call():
+            self.group.alltoall_base(got, given, list(theirs), list(mine)).wait()
+        self.moved += given.nbytes - given[: mine[self.part]].nbytes
+        found: np.ndarray = got.numpy()
+        return found
+
+    def to_first(self, array: np.ndarray) -> list[np.ndarray]:
+        """Give an array to rank 0, where the arrays of all ranks are returned; elsewhere they are empty."""
+        mine = [len(array)] + [0] * (self.of - 1)
+        theirs = self.counts(mine)
+        return np.split(self.exchange(array, mine, theirs), np.cumsum(theirs)[:-1])
+
+    def everyone(self, mine: Any) -> list[Any]:
+        """Return what each rank has to tell, in rank order. Values are plain JSON."""
+        text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+        sizes = self.counts([len(text)] * self.of)
+        if max(sizes) > MOST_TOLD:
+            raise TrainError(f"a rank tells {max(sizes):,} bytes about itself; expected at most {MOST_TOLD:,}")
+        got = self.exchange(np.tile(text, self.of), [len(text)] * self.of, sizes)
+        return [json.loads(part.tobytes()) for part in np.split(got, np.cumsum(sizes)[:-1])]
+
+    # ---- what is not collective
+
+    def fail(self, error: BaseException) -> None:
+        """Leave the reason why this rank ends to the others."""
+        if self.made is not None:
+            with contextlib.suppress(RuntimeError):
+                self.told_store.set(f"failed/{self.part}", (str(error) or type(error).__name__)[:MOST_REASON])
+
+    def leave(self) -> None:
+        self.ended.set()
+        self.publisher.join()
+        super().leave()
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        self.entered += 1
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> RankLost:
+        """Return the reason why a collective call failed, as far as the store knows it."""
+        others = [rank for rank in range(self.of) if rank != self.part]
+        with contextlib.suppress(RuntimeError):
+            for rank in others:
+                if self.told_store.check([f"failed/{rank}"]):
+                    return RankLost(f"rank {rank} failed: {self.told_store.get(f'failed/{rank}').decode()}")
+            if "timed out" in str(error).lower() or "timeout" in str(error).lower():
+                at = {rank: self._entered_by(rank) for rank in others}
+                hung = [rank for rank, entered in at.items() if entered == min(at.values()) < self.entered]
+                if hung:
+                    return RankHangs(
+                        f"{named(hung)} did not answer for {self.seconds:g} s while rank {self.part} waited; look at what that "
+                        "process does, or raise --rank-timeout if it only is slow"
+                    )
+        return RankLost(
+            f"rank {self.part} lost the connection to another rank ({first_line(error)}); the message of the rank that ended "
+            "first says why. Run the same command again to continue from the last checkpoint"
+        )
+
+    def _entered_by(self, rank: int) -> int:
+        key = f"at/{rank}"
+        return int(self.told_store.get(key)) if self.told_store.check([key]) else 0
+
+    def _publish(self) -> None:
+        """Publish the number of calls until the rank leaves; runs in a thread of its own."""
+        while not self.ended.wait(PUBLISHED):
+            try:
+                self.told_store.set(f"at/{self.part}", str(self.entered))
+            except RuntimeError:
+                if self.orphaned is not None and not self.ended.is_set():
+                    self.orphaned()
+                return
+
+
+def named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,175 @@
+"""Starts the ranks of ``ctrbox train --ranks N`` on this machine, and ends all of them when one fails.
+
+    this process ── store (TCP on 127.0.0.1) at which the ranks meet
+      ├─ rank 0     writes to this process's stdout and stderr
+      └─ rank 1 …   what they write is kept, its last lines, and shown where such a rank is the first to fail
+
+The environment is that of torchrun, so a rank is the same whoever started it. Ranks run in sessions of their own: Ctrl-C and
+SIGTERM reach this process, which passes them on once; the ranks then end behind the same step with a checkpoint. A second signal
+kills them. A rank that fails ends the others by SIGTERM and, after some seconds, by SIGKILL. Where this process is killed, the ranks
+notice that the store is gone, and end with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+from ctrbox.ranks.world import LAUNCHED
+
+LOST = 75  # exit code of a rank that ended because another one did
+LOOK = 0.05  # seconds between two looks at the ranks
+LATE = 2.0  # seconds in which the rank that failed first is seen to have ended, if others have ended because of it
+GRACE = 10.0  # seconds in which a rank that was asked to end does so
+KEPT = 40  # lines that a rank other than 0 wrote last
+MOST_LINE = 4000  # characters of one of them
+
+
+class Rank:
+    """A process that was started, and the last lines that it wrote."""
+
+    def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.number = number
+        self.lines: deque[str] = deque(maxlen=KEPT)
+        heard = None if number == 0 else subprocess.PIPE
+        self.process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=None if number == 0 else subprocess.DEVNULL,
+            stderr=heard,
+            start_new_session=True,
+        )
+        self.listener: threading.Thread | None = None
+        if self.process.stderr is not None:
+            self.listener = threading.Thread(target=self._listen, args=(self.process.stderr,), daemon=True)
+            self.listener.start()
+
+    def _listen(self, stream: IO[bytes]) -> None:
+        while line := stream.readline(MOST_LINE):
+            self.lines.append(line.decode("utf-8", "replace").rstrip("\n"))
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it runs; -9 after SIGKILL."""
+        return self.process.poll()
+
+    def send(self, number: int) -> None:
+        if self.code is None:
+            self.process.send_signal(number)
+
+    def why(self) -> str:
+        """Return in words how this rank ended, from its exit code and its last lines."""
+        code = self.process.wait()
+        if self.listener is not None:
+            self.listener.join(GRACE)
+        if code < 0:
+            name = signal.Signals(-code).name
+            memory = "; the kernel does that when memory runs out" if -code == signal.SIGKILL else ""
+            return f"rank {self.number} was killed by {name}{memory}"
+        said = [line.removeprefix("ctrbox: error: ") for line in self.lines if line.startswith("ctrbox: error: ")]
+        if said:
+            return f"rank {self.number}: {said[-1]}"
+        lines = "".join(f"\n  {line}" for line in self.lines)
+        return f"rank {self.number} ended with exit code {code}" + (f"; it wrote last:{lines}" if lines else "")
+
+
+def launch(ranks: int, command: Sequence[str], tell: Callable[[str], None]) -> int:
+    """Run ``command`` as so many ranks and return the exit code: 0 where all ended well.
+
+    ``tell`` is given the one message that says which rank failed and why; where rank 0 failed, it has said so itself.
+    """
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    started: list[Rank] = []
+    with noting_signals() as noted:
+        try:
+            for number in range(ranks):
+                started.append(Rank(number, command, environment_of(number, ranks, store.port)))
+            return watch(started, noted, tell)
+        finally:
+            for rank in started:
+                rank.send(signal.SIGKILL)
+            for rank in started:
+                rank.process.wait()
+
+
+def environment_of(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """Return the environment of a rank, as torchrun sets it."""
+    return os.environ | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        LAUNCHED: "1",
+    }
+
+
+def watch(ranks: Sequence[Rank], noted: list[int], tell: Callable[[str], None]) -> int:
+    """Wait for all ranks; pass signals on, and end all when one fails."""
+    passed_on = 0
+    failed_at: float | None = None
+    first: Rank | None = None  # that failed
+    while any(rank.code is None for rank in ranks):
+        if len(noted) > passed_on:
+            for rank in ranks:
+                rank.send(signal.SIGKILL if passed_on else noted[0])
+            passed_on += 1
+        if failed_at is None and not noted and any(rank.code for rank in ranks):
+            failed_at = time.monotonic()
+        if failed_at is not None and first is None:
+            first = culprit(ranks, late=time.monotonic() - failed_at > LATE)
+            if first is not None:
+                for rank in ranks:
+                    rank.send(signal.SIGTERM)
+        if failed_at is not None and time.monotonic() - failed_at > GRACE:
+            for rank in ranks:
+                rank.send(signal.SIGKILL)
+        time.sleep(LOOK)
+    if not any(rank.code for rank in ranks):
+        return 0
+    if noted:
+        return 128 + noted[0]
+    first = first or culprit(ranks, late=True)
+    assert first is not None
+    code = first.process.wait()
+    if first.number or code < 0 or code == LOST:  # rank 0 says itself why it fails
+        tell(
+            f"ctrbox: error: {first.why()}. All ranks have ended; run the same command again to continue from the last "
+            "checkpoint, if there is one"
+        )
+    return 1
+
+
+def culprit(ranks: Sequence[Rank], late: bool) -> Rank | None:
+    """Return the rank that failed of itself; with ``late`` one that ended because another one did, if there is no other."""
+    failed = [rank for rank in ranks if rank.code]
+    return next((rank for rank in failed if rank.code != LOST), failed[0] if late and failed else None)
+
+
+@contextmanager
+def noting_signals() -> Iterator[list[int]]:
+    """While inside, Ctrl-C and SIGTERM are only noted, in the order in which they come."""
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, lambda number, frame: noted.append(number))
+    try:
+        yield noted
+    finally:
+        for known, handler in before.items():
+            signal.signal(known, handler)

@@ -1,0 +1,146 @@
+"""Defines ``RankTable``, the embedder whose rows are owned by the ranks of a training: each row by one, decided by its key.
+
+    pull   keys → owners (all-to-all) │ every owner looks its keys up once │ rows → askers (all-to-all)
+    push   gradients → owners (all-to-all), summed by key in rank order │ one step of the owner's optimizer
+
+A push is of the keys of the pull before it, so keys travel once a step. Rank r owns the keys with ``shard_of(key, ranks) == r``,
+as the shards of a saved table do: a checkpoint of any number of ranks, or of one process, is restored onto any other number.
+All calls but ``prefetch`` are collective: every rank makes them, with no keys where it has no rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
+from ctrbox.embed.sharded import Spec, places_by_shard, restore_shard, shard_path
+from ctrbox.embed.ssd.table import SparseTable
+from ctrbox.embed.traits import Traits
+from ctrbox.errors import CompactionError, CtrboxError, DataError, PlanError, TrainError, WriteError
+from ctrbox.files.atomic import remove
+from ctrbox.ranks.group import Group
+
+
+@dataclass(frozen=True)
+class Route:
+    """Who asked whom for which keys."""
+
+    keys: Keys  # that this rank asked for
+    order: np.ndarray  # their places, by owner
+    mine: list[int]  # of them, for each owner
+    theirs: list[int]  # keys that each rank asked this one for
+    union: Keys  # these, each once, ascending
+    inverse: np.ndarray  # of each key that was asked for, its place in union
+
+
+class RankTable:
+    """One table of a training, as a rank sees it. ``own`` holds the rows that this rank owns."""
+
+    def __init__(self, group: Group, spec: Spec) -> None:
+        self.group, self.spec = group, spec
+        self.own: Any = spec.make(group.part, group.of)
+        self.traits = Traits(scales_lr=True)
+        self.route: Route | None = None  # of the last pull that may be followed by a push
+
+    # ---- the contract
+
+    @property
+    def dim(self) -> int:
+        return self.spec.row.dim
+
+    @property
+    def row(self) -> Row:
+        return self.spec.row
+
+    def open(self, row: Row) -> None:
+        if row != self.spec.row:
+            raise PlanError(f"the ranks hold rows of {self.spec.row}, but the model reads {row}")
+
+    def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
+        """Do nothing: a collective call has no place in the thread that looks keys up, which one rank may end earlier."""
+
+    def pull(self, keys: Keys, *, create: bool = True) -> Floats:
+        route = self._ask(keys)
+        self.route = route if create else None
+        found = self.own.pull(route.union, create=create)
+        got = self.group.exchange(found[route.inverse], route.theirs, route.mine)
+        rows = np.empty((len(keys), self.row.width), np.float32)
+        rows[route.order] = got
+        return rows
+
+    def push(self, keys: Keys, gradients: Floats, *, shows: Floats | None = None, clicks: Floats | None = None) -> None:
+        route, self.route = self.route, None
+        if route is None or not np.array_equal(keys, route.keys):
+            raise TrainError("a push must follow the pull of the same keys")
+        if self.own.nonfinite == "refuse" and not np.isfinite(gradients).all():
+            # Refused by the rank whose rows it comes from, which can name them.
+            raise DataError("a gradient is not finite")
+        got = self.group.exchange(gradients[route.order], route.mine, route.theirs)
+        total = np.zeros((len(route.union), self.row.width), np.float32)
+        ends = np.cumsum([0, *route.theirs])
+        for first, last in itertools.pairwise(ends):
+            total[route.inverse[first:last]] += got[first:last]  # keys of one rank differ from each other
+        if len(route.union):
+            self.own.push(route.union, total)
+
+    def scale_lr(self, factor: float) -> None:
+        self.own.scale_lr(factor)
+
+    def save(self, path: Path) -> None:
+        """Write a folder with one saved table of each rank. Rank 0 calls it; the others call ``save_part``."""
+        path.mkdir()
+        self._save(self.group.everyone(str(path))[0])
+
+    def save_part(self) -> None:
+        """Write the part of this rank into the folder that rank 0 names."""
+        self._save(self.group.everyone(None)[0])
+
+    def restore(self, path: Path) -> None:
+        restore_shard(self.own, path, self.group.part, self.group.of)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.own.nbytes)
+
+    # ---- beyond the contract
+
+    def close(self) -> None:
+        """Let go of the rows of this rank; the last checkpoint has them."""
+        if isinstance(self.own, SparseTable):
+            place = self.own.path
+            self.own.close(checkpoint=False)
+            remove(place)
+            with contextlib.suppress(OSError):  # until the last rank has removed its own
+                place.parent.rmdir()
+
+    def _ask(self, keys: Keys) -> Route:
+        places = places_by_shard(keys, self.group.of)
+        order = np.concatenate(places)
+        mine = [len(p) for p in places]
+        theirs = self.group.counts(mine)
+        asked = self.group.exchange(keys[order], mine, theirs)
+        union, inverse = np.unique(asked, return_inverse=True)
+        return Route(keys, order, mine, theirs, union, inverse)
+
+    def _save(self, folder: str) -> None:
+        """Write the part of this rank, and raise in every rank what went wrong in one of them."""
+        failed: tuple[str, str] | None = None
+        try:
+            self.own.save(shard_path(Path(folder), self.group.part, self.group.of))
+        except CompactionError as error:  # what it saved is whole
+            failed = ("compaction", str(error))
+        except (CtrboxError, OSError) as error:
+            failed = ("write", str(error))
+        for rank, told in enumerate(self.group.everyone(failed)):
+            if told is not None:
+                kind, reason = told
+                raise (CompactionError if kind == "compaction" else WriteError)(f"rank {rank}: {reason}")

@@ -1,0 +1,68 @@
+"""Reads from the environment, as torchrun sets it, which of how many processes this one is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ctrbox.errors import DeviceError
+
+MOST_RANKS = 1024
+LAUNCHED = "CTRBOX_LAUNCHED"  # set by launch.py, which reports failures itself
+
+
+@dataclass(frozen=True)
+class World:
+    """One process among ``size`` that train together; ``rank`` counts from 0 over all machines."""
+
+    rank: int
+    size: int
+    local_size: int  # processes on this machine
+    host: str  # where the store listens at which all processes meet
+    port: int
+    store_is_served: bool  # by the launcher; otherwise rank 0 serves it
+    attempt: int  # how often the launcher has restarted all processes
+    launched: bool  # by ``ctrbox train --ranks``
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process evaluates, writes the run folder and reports."""
+        return self.rank == 0
+
+    @staticmethod
+    def here(environment: Mapping[str, str] = os.environ) -> World | None:
+        """Return the place of this process, or None where it was started alone."""
+        if "RANK" not in environment or "WORLD_SIZE" not in environment:
+            return None
+        size = _number(environment, "WORLD_SIZE", 1, MOST_RANKS)
+        rank = _number(environment, "RANK", 0, size - 1)
+        if size == 1:
+            return None
+        if not environment.get("MASTER_ADDR"):
+            raise DeviceError(
+                f"RANK={rank} and WORLD_SIZE={size} are set, but MASTER_ADDR is not, so the ranks cannot find each other; "
+                "start them with torchrun, or with ctrbox train --ranks"
+            )
+        return World(
+            rank,
+            size,
+            _number(environment, "LOCAL_WORLD_SIZE", 1, size) if "LOCAL_WORLD_SIZE" in environment else 1,
+            environment["MASTER_ADDR"],
+            _number(environment, "MASTER_PORT", 1, 65_535),
+            environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            _number(environment, "TORCHELASTIC_RESTART_COUNT", 0, 2**31)
+            if "TORCHELASTIC_RESTART_COUNT" in environment
+            else 0,
+            environment.get(LAUNCHED) == "1",
+        )
+
+
+def _number(environment: Mapping[str, str], name: str, low: int, high: int) -> int:
+    text = environment.get(name, "")
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise DeviceError(
+            f"the environment variable {name} must be a whole number from {low:,} to {high:,}, got {text!r}; start the ranks "
+            "with torchrun, or with ctrbox train --ranks"
+        )
+    return int(text)
