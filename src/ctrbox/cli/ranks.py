@@ -81,4 +81,4 @@ def end_of_rank(ranks: Ranks, error: Exception) -> None:
     ranks.leave(error)
     met = error.__cause__ if isinstance(error, Mistake) else error  # which may be worded anew for the command line
     if isinstance(met, RankLost) and not isinstance(met, RankHangs) and ranks.world.launched:
-        end_quietly(LOST)
+        os._exit(LOST)  # at once: the launcher, which says what happened, waits for this process

@@ -6,8 +6,8 @@
 
 The environment is that of torchrun, so a rank is the same whoever started it. Ranks run in sessions of their own: Ctrl-C and
 SIGTERM reach this process, which passes them on once; the ranks then end behind the same step with a checkpoint. A second signal
-kills them. A rank that fails ends the others by SIGTERM and, after some seconds, by SIGKILL. Where this process is killed, the ranks
-notice that the store is gone, and end with a checkpoint.
+kills them. When a rank fails, the others end because they lost its connection; who does not gets SIGTERM and then SIGKILL. Where
+this process is killed, the ranks notice that the store is gone, and end with a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ctrbox.ranks.world import LAUNCHED
 
 LOST = 75  # exit code of a rank that ended because another one did
 LOOK = 0.05  # seconds between two looks at the ranks
-LATE = 2.0  # seconds in which the rank that failed first is seen to have ended, if others have ended because of it
+LATE = 3.0  # seconds in which ranks end by themselves because another one failed
 GRACE = 10.0  # seconds in which a rank that was asked to end does so
 KEPT = 40  # lines that a rank other than 0 wrote last
 MOST_LINE = 4000  # characters of one of them
@@ -123,26 +123,23 @@ def watch(ranks: Sequence[Rank], noted: list[int], tell: Callable[[str], None]) 
     first: Rank | None = None  # that failed
     while any(rank.code is None for rank in ranks):
         if len(noted) > passed_on:
-            for rank in ranks:
-                rank.send(signal.SIGKILL if passed_on else noted[0])
+            send(ranks, signal.SIGKILL if passed_on else noted[0])
             passed_on += 1
         if failed_at is None and not noted and any(rank.code for rank in ranks):
             failed_at = time.monotonic()
-        if failed_at is not None and first is None:
-            first = culprit(ranks, late=time.monotonic() - failed_at > LATE)
-            if first is not None:
-                for rank in ranks:
-                    rank.send(signal.SIGTERM)
-        if failed_at is not None and time.monotonic() - failed_at > GRACE:
-            for rank in ranks:
-                rank.send(signal.SIGKILL)
+        if failed_at is not None:
+            passed = time.monotonic() - failed_at
+            if passed > LATE and first is None:
+                first = culprit(ranks)
+                send(ranks, signal.SIGTERM)
+            if passed > LATE + GRACE:
+                send(ranks, signal.SIGKILL)
         time.sleep(LOOK)
     if not any(rank.code for rank in ranks):
         return 0
     if noted:
         return 128 + noted[0]
-    first = first or culprit(ranks, late=True)
-    assert first is not None
+    first = first or culprit(ranks)
     code = first.process.wait()
     if first.number or code < 0 or code == LOST:  # rank 0 says itself why it fails
         tell(
@@ -152,10 +149,15 @@ def watch(ranks: Sequence[Rank], noted: list[int], tell: Callable[[str], None]) 
     return 1
 
 
-def culprit(ranks: Sequence[Rank], late: bool) -> Rank | None:
-    """Return the rank that failed of itself; with ``late`` one that ended because another one did, if there is no other."""
-    failed = [rank for rank in ranks if rank.code]
-    return next((rank for rank in failed if rank.code != LOST), failed[0] if late and failed else None)
+def send(ranks: Sequence[Rank], number: int) -> None:
+    for rank in ranks:
+        rank.send(number)
+
+
+def culprit(ranks: Sequence[Rank]) -> Rank:
+    """Return the rank that failed of itself: before others one that was killed, then rank 0, which has said why."""
+    failed = sorted((rank for rank in ranks if rank.code), key=lambda rank: (rank.process.returncode >= 0, rank.number))
+    return next((rank for rank in failed if rank.code != LOST), failed[0])
 
 
 @contextmanager
