@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 import ctrbox as cb
+from ctrbox import datasets
+from ctrbox.cli.demo import demo_job_path
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.ranks.group import RankLost
 from ctrbox.ranks.training import Followed
@@ -42,8 +45,13 @@ def values(run: cb.Run) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_one_two_and_three_ranks_have_the_same_losses_over_100_steps(plan: cb.Plan, tmp_path: Path) -> None:
-    runs = {n: fit(plan, n, out=tmp_path / str(n), batch_size=32, negatives=0.7)[0] for n in (1, 2, 3)}
+def test_one_two_and_three_ranks_have_the_losses_of_the_demo_over_100_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets.adlog(rows=7200, seed=1, out=tmp_path / "data")
+    monkeypatch.setenv("CTRBOX_DATA", str(tmp_path / "data"))
+    demo = runpy.run_path(str(demo_job_path()))["plan"].using(threads=1)
+    runs = {n: fit(demo, n, out=tmp_path / str(n), limit=7200, negatives=0.7)[0] for n in (1, 2, 3)}
     found = {n: losses(tmp_path / str(n)) for n in runs}
     assert len(found[1]) > 100
     for n in (2, 3):
@@ -52,7 +60,7 @@ def test_one_two_and_three_ranks_have_the_same_losses_over_100_steps(plan: cb.Pl
         assert runs[n].metrics["auc"] == pytest.approx(runs[1].metrics["auc"], abs=1e-4)
         # The floats of a row may drift apart by rounding; a row learned twice or not at all moves by about its rate, 0.1.
         np.testing.assert_allclose(values(runs[n]), values(runs[1]), atol=2e-3)
-        assert weights(cb.Run.load(tmp_path / str(n), model=model(plan))) == weights(runs[n])
+        assert weights(cb.Run.load(tmp_path / str(n), model=model(demo), plan=demo)) == weights(runs[n])
 
 
 def test_the_same_number_of_ranks_gives_the_same_bits_and_rank_0_has_the_run(plan: cb.Plan) -> None:
