@@ -110,6 +110,11 @@ class Tiny:
             self.patch.setattr(found, name, value)
 
 
+def calibration(tiny: Tiny, found: Any) -> None:
+    few = {name: found.STAGES[name] for name in ("none", "platt", "isotonic")}
+    tiny.set(found, QUICK_ROWS=20_000, USERS=100, ADS=50, STAGES=few, DRIFTS={"change": found.DRIFTS["change"]})
+
+
 def overlap(tiny: Tiny, found: Any) -> None:
     tiny.set(found, data=lambda rows: tiny.ad_log)
 
@@ -136,6 +141,7 @@ def quick_enough(tiny: Tiny, found: Any) -> None:
 
 # By benchmark: the arguments of its command line, and what else makes it small.
 RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
+    "calibration": (["--quick"], calibration),
     "common_features": (["--quick"], lambda tiny, found: tiny.set(found, BATCH=64, pin=lambda cores: None)),
     "compile": (["--quick"], quick_enough),
     "disk": (["--quick"], lambda tiny, found: tiny.set(found, QUICK_SIZE=8 << 20)),

@@ -162,8 +162,8 @@ def test_training_with_weights_tells_both_figures_and_how_to_correct_them(here: 
     assert json.loads((Path(calibrated.strip()) / "model" / "state.json").read_text())["shift"] == pytest.approx(
         -math.log(60)
     )
-    with pytest.raises(Mistake, match=r"--calibrate must be 'weights', 'intercept', or a number"):
-        call(training_command.train, Path("weighted.py"), calibrate="platt")
+    with pytest.raises(Mistake, match=r"--calibrate must be 'platt', 'isotonic', 'weights', 'intercept', or a number"):
+        call(training_command.train, Path("weighted.py"), calibrate="spline")
 
 
 SPARSE_JOB = (

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ctrbox.report import quality_shown as shown
+from ctrbox.report.calibrator_shown import calibrator
 from ctrbox.report.recorded import Fields
 from ctrbox.show.charts import Dot
 
@@ -463,3 +464,41 @@ def test_at_most_forty_slices_of_each_kind_are_listed() -> None:
     one = {"field": "ad", "value": "x", "rows": 1}
     assert len(rows_of(shown.slices(fields(slices=[one] * 41)))) == 40
     assert len(rows_of(shown.slices(fields(slices_without_figures=[one] * 41)))) == 40
+
+
+# ---- before and after the calibration
+
+
+def test_a_run_without_a_map_has_no_section_about_it() -> None:
+    assert calibrator(fields()) == ""
+
+
+def test_the_section_about_the_map_names_its_rows_slices_and_errors() -> None:
+    side = {"ece": 0.25, "ece_low": 0.125, "ece_high": 0.375, "bins": [{"rows": 8, "mean_p": 0.5, "click_rate": 0.25}]}
+    after = {**side, "ece": 0.0625, "ece_low": 0.0, "ece_high": None}
+    html = calibrator(
+        fields(
+            calibrator={
+                "kind": "platt",
+                "rows": 1234,
+                "clicks": 56,
+                "by": "<b>",
+                "slices": 1,
+                "before": side,
+                "after": after,
+            }
+        )
+    )
+    words = words_of(html)
+    assert "Platt scaling was fitted to 1,234 rows (56 of them clicks) that were held back from training" in words
+    assert "It is fitted by &lt;b&gt;: 1 of its values has a map of its own, other rows share one." in words
+    assert rows_of(html) == [["before", "0.25000", "0.12500 to 0.37500"], ["after", "0.06250", "0.00000 to –"]]
+    assert html.count("<circle") == 2
+
+
+def test_the_section_about_the_map_says_that_nothing_was_validated() -> None:
+    words = words_of(
+        calibrator(fields(calibrator={"kind": "isotonic", "rows": 10, "clicks": 5, "by": "ad", "slices": 2}))
+    )
+    assert "2 of its values have maps of their own" in words
+    assert "There were no validation rows." in words

@@ -128,3 +128,36 @@ def test_a_published_run_that_breaks_names_the_candidate(folder: Path, tmp_path:
         DataError, match="the model's output for candidate 0 is not finite; check that no value is too large"
     ):
         scores()
+
+
+@pytest.mark.parametrize("kind", ["platt", "isotonic"])
+def test_a_calibrated_run_is_served_with_its_map(tmp_path: Path, kind: str) -> None:
+    plan = on_disk(tmp_path, rows=8000)
+    torch.manual_seed(0)
+    model = cb.models.DeepFM(plan.schema, dim=4, hidden=(8,))
+    run = cb.Trainer(model, cb.MemoryTable(4)).fit(
+        plan, batch_size=250, epochs=3, calibrate=kind, calibrate_share=0.5, calibrate_by="device", out=tmp_path / "run"
+    )
+    assert run.learner.calibration is not None
+    assert len(run.learner.calibration.keys) == 2
+    rows = checkerboard(30, seed=5).drop_columns(["clicked", "ts", "id"])
+    one = rows.slice(4, 1).to_pylist()[0]
+    direct = open_served(ModelFolder.open(tmp_path / "run"), most_candidates=100)
+    for number, context in enumerate((["user"], ["user", "device"])):  # the slice is the candidates', or the context's
+        folder = tmp_path / f"model-{number}"
+        create(folder, run.plan, run, context=context)
+        served = open_served(ModelFolder.open(folder))
+        listed = [{k: v for k, v in row.items() if k not in context} for row in rows.to_pylist()]
+        joined = pa.table({n: [one[n]] * 30 if n in context else rows[n] for n in rows.column_names}, rows.schema)
+        body = orjson.dumps({"context": {n: one[n] for n in context}, "candidates": listed})
+        assert np.array_equal(direct.score(direct.reader.from_json(body))[0], run.predict(joined))
+        scores = served.score(served.reader.from_json(body))[0]
+        live = served.live.click_model  # type: ignore[union-attr]
+        assert live.calibration is not None
+        assert live.calibration.plain() == run.learner.calibration.plain()
+        # Published weights are rounded to 16 bits, so that they are compared with themselves.
+        batch = run.plan.run(joined)
+        expected = live.predict(batch)
+        assert np.abs(scores - expected).max() < 1e-6
+        live.calibration = None
+        assert np.abs(live.predict(batch) - expected).max() > 1e-3

@@ -224,3 +224,14 @@ if parametrize_with_checks is not None:
     )
     def test_scikit_learns_checks_pass(estimator: Any, check: Any) -> None:
         check(estimator)
+
+
+@pytest.mark.parametrize("kind", ["platt", "isotonic"])
+def test_a_calibrated_classifier_comes_back_with_its_map(tmp_path: Path, kind: str) -> None:
+    X, y = world(1500)
+    clf = cb.Classifier("FM", dim=4, epochs=4, table_lr=0.2, calibrate=kind).fit(X, y)
+    assert clf.run_.summary["calibrator"]["rows"] == 135  # a tenth of the nine tenths that are not held out
+    p = clf.predict_proba(X)
+    clf.save(tmp_path / "saved")
+    assert cb.Classifier.load(tmp_path / "saved").predict_proba(X).tobytes() == p.tobytes()
+    assert pickled(clf).predict_proba(X).tobytes() == p.tobytes()

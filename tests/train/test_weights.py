@@ -105,7 +105,7 @@ def test_a_number_is_added_to_every_logit() -> None:
     [
         ({"calibrate": "weights"}, r"label 0 range from 0\.5\d* to 1\.\d+; take calibrate='intercept'"),
         ({"calibrate": "intercept", "valid": 0}, "valid=0 holds none back"),
-        ({"calibrate": "platt"}, "calibrate must be 'weights', 'intercept', or a number"),
+        ({"calibrate": "spline"}, "calibrate must be 'platt', 'isotonic', 'weights', 'intercept', or a number"),
         ({"calibrate": math.nan}, "calibrate must be"),
         ({"calibrate": True}, "calibrate must be"),
         ({"calibrate": 60}, "calibrate must be"),

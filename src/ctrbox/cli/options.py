@@ -36,6 +36,8 @@ WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     (re.compile(r"\blook_ahead\b=?"), "--look-ahead"),
     (re.compile(r"\bcalibrate='(\w+)'"), r"--calibrate \1"),
     (re.compile(r"\bcalibrate must"), "--calibrate must"),
+    (re.compile(r"\bcalibrate_share= to"), "'calibrate_share' in the job's `settings` to"),
+    (re.compile(r"another calibrate_share="), "another 'calibrate_share' in the job's `settings`"),
     (re.compile(r"\b(patience|cluster)=(?=[ ,;]|$)"), r"--\1"),
 )
 

@@ -130,10 +130,12 @@ def train(
     calibrate: Annotated[
         str | None,
         typer.Option(
-            metavar="weights|intercept|NUMBER",
-            help="How to correct predictions after training with sample weights: 'weights' adds log(w0 / w1), which requires "
-            "weights that depend only on the label; 'intercept' fits the click rate of the validation rows; a number between "
-            "-50 and 50 is added to every logit. Default: no correction for weights.",
+            metavar="platt|isotonic|weights|intercept|NUMBER",
+            help="How to correct predictions after training. 'platt' (a logistic curve) and 'isotonic' (a rising step function) "
+            "map scores to the click rates of the newest tenth of the training rows, which the model then does not learn from. "
+            "The others correct for sample weights: 'weights' adds log(w0 / w1), which requires weights that depend only on the "
+            "label; 'intercept' fits the click rate of the validation rows; a number between -50 and 50 is added to every "
+            "logit. Default: no correction.",
             show_default=False,
         ),
     ] = None,

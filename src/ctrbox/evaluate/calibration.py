@@ -5,13 +5,15 @@ equally many rows as far as equal predictions allow, which stay together, so the
 rows. A bin without rows is left out, and so are rows of weight 0.
 
 A model that was trained on downsampled or weighted rows predicts the click rate of those. Adding one number to its logits
-puts that right: `label_shift` derives the number from the weights, `intercept` fits it to rows that were held back.
+puts that right: `label_shift` derives the number from the weights, `intercept` fits it to rows that were held back. Maps that
+also change the shape of the curve are in `calibration_maps` and `calibration_fit`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,16 +21,22 @@ import numpy.typing as npt
 
 from ctrbox.errors import PlanError, TrainError
 
+Z = NormalDist().inv_cdf(0.975)  # half the width of a 95 % interval, in standard errors
 CLIP = 1e-7  # probabilities nearer to 0 or 1 count as this far from it
 
 
 def curve(
     label: npt.NDArray[Any], probability: npt.NDArray[Any], weight: npt.NDArray[Any] | None = None, bins: int = 20
 ) -> dict[str, Any]:
-    """Return ``{"bins": [{"rows", "mean_p", "click_rate", "low", "high"}, …], "ece": …}``, smallest predictions first.
+    """Return ``{"bins": [{"rows", "mean_p", "click_rate", "low", "high"}, …], "ece", "ece_low", "ece_high"}``, smallest
+    predictions first.
 
     ``low`` and ``high`` are the least and largest prediction of a bin. ``ece``, the expected calibration error, is the
     distance between mean_p and click_rate averaged over rows; NaN without rows. With weights, all means are weighted.
+
+    ``ece_low`` and ``ece_high`` are the ends of its 95 % interval: between them lies the error that these bins would have with
+    infinitely many rows. Chance makes ``ece`` too large on average, since a distance is never negative, and by no more than the
+    mean of |e|, where e is the normally distributed error of a bin's click rate. The lower end allows for that.
     """
     if bins < 1:
         raise PlanError(f"bins must be 1 or more, got {bins}")
@@ -36,7 +44,7 @@ def curve(
         label, probability, weight = label[weight > 0], probability[weight > 0], weight[weight > 0]
     rows = len(label)
     if not rows:
-        return {"bins": [], "ece": math.nan}
+        return {"bins": [], "ece": math.nan, "ece_low": math.nan, "ece_high": math.nan}
     order = np.argsort(probability, kind="stable")
     p = probability[order].astype(np.float64)
     clicked = label[order].astype(np.float64)
@@ -49,10 +57,24 @@ def curve(
     mean_p = np.add.reduceat(mass * p, starts) / total
     click_rate = np.add.reduceat(mass * clicked, starts) / total
     ece = float((total * np.abs(mean_p - click_rate)).sum() / total.sum())
+    # The click rate of the variance is moved towards 1/2, so that a bin without clicks is not taken for certain.
+    near = (np.add.reduceat(clicked, starts) + 1) / (ends - starts + 2)
+    error = np.sqrt(np.add.reduceat(mass * mass, starts) * near * (1 - near)) / total
+    share = total / total.sum()
+    reach, chance = (
+        Z * float(np.sqrt(((share * error) ** 2).sum())),
+        float((share * error).sum()) * math.sqrt(2 / math.pi),
+    )
     columns = (ends - starts, mean_p, click_rate, p[starts], p[ends - 1])
     names = ("rows", "mean_p", "click_rate", "low", "high")
     lists = (column.tolist() for column in columns)
-    return {"bins": [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)], "ece": ece}
+    found = [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
+    return {
+        "bins": found,
+        "ece": ece,
+        "ece_low": max(0.0, ece - chance - reach),
+        "ece_high": min(1.0, ece + reach),
+    }
 
 
 # -- correcting a logit --------------------------------------------------------------------------------------------------

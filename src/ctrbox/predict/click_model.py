@@ -2,7 +2,7 @@
 
     keyed    unique keys of a batch, by embedder
     announce their rows told to the embedders (``prefetch``); look: both
-    score    pull (creating nothing) → pool → model → logits
+    score    pull (creating nothing) → pool → model → logits → calibration
 
 `Learner` of ctrbox.train is the same model as it learns. On a GPU ``announce`` sends the batch, and ``keyed`` leaves unique keys
 to the tables there.
@@ -21,14 +21,15 @@ import torch
 from torch import nn
 
 from ctrbox import _native
-from ctrbox.columns.batch import Batch, Schema
-from ctrbox.embed.embedder import Embedder, Floats, NextUse
-from ctrbox.embed.gpu.batch import Carried, Carrier, References
+from ctrbox.columns.batch import Batch, Schema, as_array
+from ctrbox.embed.embedder import Embedder, Floats, Keys, NextUse
+from ctrbox.embed.gpu.batch import Carried, Carrier, References, beside
 from ctrbox.embed.gpu.pooling import Reading
 from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.pooling import pool, sequence
 from ctrbox.embed.shared_keys import check_common, shared
-from ctrbox.errors import DeviceError, PlanError
+from ctrbox.errors import DataError, DeviceError, PlanError
+from ctrbox.evaluate.calibration_maps import Calibration
 from ctrbox.models.dense import DenseInput, checked_logs
 from ctrbox.models.inputs import Inputs, Pooled
 from ctrbox.predict.not_finite import culprit
@@ -91,6 +92,7 @@ class ClickModel:
         plain = native and device.type == "cpu" and not bf16 and not self.common
         self.tower = tower_step_of(model, self.reads, self.sources) if plain else None
         self.shift = 0.0  # added to every logit
+        self.calibration: Calibration | None = None  # applied to the shifted logits
 
     @property
     def embedders(self) -> list[Embedder]:
@@ -155,7 +157,18 @@ class ClickModel:
 
     # ---- predictions
     def score(self, looked: Looked) -> Floats:
-        """Return logits (rows,) float32 with the shift for downsampled negatives; creates no rows."""
+        """Return calibrated logits (rows,) float32; creates no rows."""
+        return self.calibrated(self.uncalibrated(looked), looked.batch)
+
+    def calibrated(self, logits: Floats, batch: Batch) -> Floats:
+        """Return what the calibration, if there is one, makes of the uncalibrated logits of a batch."""
+        calibration = self.calibration
+        if calibration is None:
+            return logits
+        return calibration.apply(logits, None if calibration.by is None else slice_keys(batch, calibration.by))
+
+    def uncalibrated(self, looked: Looked) -> Floats:
+        """Return logits (rows,) float32 with the shift for downsampled negatives and weights; creates no rows."""
         self.model.eval()
         with torch.inference_mode(), self._fitting(looked):
             pulled = self._pull(looked, train=False)
@@ -266,6 +279,18 @@ class ClickModel:
         # A model may change it in place, a batch never changes.
         dense = torch.from_numpy(looked.batch.dense).clone() if looked.carried is None else looked.carried.dense
         return Inputs(self.reads, looked.batch.rows, dense, tuple(pools), sequences, looked.logs)
+
+
+def slice_keys(batch: Batch, field: str) -> Keys:
+    """Return the key of each row in a field of exactly one key per row."""
+    with beside(batch):
+        keys = as_array(batch.sparse[field].values)
+    if len(keys) != batch.rows:
+        raise DataError(
+            f"field {field!r}, by which the calibration is fitted, has {len(keys):,} keys in {batch.rows:,} rows; expected "
+            "exactly one key per row"
+        )
+    return keys
 
 
 def _parted(

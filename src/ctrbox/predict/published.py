@@ -1,6 +1,6 @@
 """Converts a run to published weights and back: everything that determines its predictions, without training state.
 
-    about    model, config, fingerprint of the plan, shift, tables: fields, dim, linear, and
+    about    model, config, fingerprint of the plan, shift or calibration, tables: fields, dim, linear, and
                  of a table: init, seed
                  of a Model Server: server: kind of its sub-model, width, vocabulary
     parts    dense.NAME                          the model's tensors
@@ -27,8 +27,8 @@ from ctrbox.embed.embedder import Embedder, Row
 from ctrbox.embed.vectors.published_table import PublishedTable, PublishedVectors
 from ctrbox.embed.vectors.submodels import OTHER, TEXT, kind_of, unfilled
 from ctrbox.errors import CtrboxError, DataError, PlanError
-from ctrbox.evaluate.calibration import MOST_SHIFT
 from ctrbox.predict.click_model import ClickModel
+from ctrbox.predict.stored_calibration import described_calibration, restore_calibration
 from ctrbox.predict.untrained import untrained
 from ctrbox.predict.weights_folder import DTYPES
 from ctrbox.publish.sources import CLICK_MODEL, table_parts
@@ -65,7 +65,7 @@ def weights_of_run(click_model: ClickModel) -> Weights:
         tables.append(about)
     # Of a class of the user's own only the name is kept: whoever serves it brings the class.
     facts: dict[str, Any] = {"model": name, "config": None if own else config}
-    facts |= {"fingerprint": click_model.schema.fingerprint, "shift": click_model.shift}
+    facts |= {"fingerprint": click_model.schema.fingerprint, **described_calibration(click_model)}
     return Weights(CLICK_MODEL, {**facts, **({"own": True} if own else {}), "tables": tables}, parts)
 
 
@@ -83,9 +83,6 @@ def click_model_of(weights: Weights, schema: Schema, where: str, own: nn.Module 
             f"{schema.fingerprint[:16]}…; features, cleaning or fitted values differ"
         )
     try:
-        shift = float(about["shift"])
-        if not abs(shift) < MOST_SHIFT:
-            raise ValueError(f"shift {shift}")
         if about.get("own") is True:
             model = _own(own, str(about["model"]), where)
             tensors: dict[str, torch.Tensor] = _tensors(model, weights, "dense.", where)
@@ -103,11 +100,11 @@ def click_model_of(weights: Weights, schema: Schema, where: str, own: nn.Module 
         for k, table in enumerate(about["tables"]):
             embedders.update(dict.fromkeys(map(str, table["fields"]), _table(weights, k, table, where)))
         made = ClickModel(model, schema, embedders)
+        restore_calibration(made, about, "it")
     except CtrboxError as error:
         raise DataError(f"cannot read {where}: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
         raise DataError(f"cannot read {where}: its parts contradict each other: {error!r}") from error
-    made.shift = shift
     made.model.eval().requires_grad_(False)
     return made
 

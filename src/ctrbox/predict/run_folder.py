@@ -24,11 +24,11 @@ from ctrbox.embed.vectors.submodels import OTHER, kind_of_shapes, unfilled
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.saved import operators_of
 from ctrbox.errors import DataError, PlanError, SourceError
-from ctrbox.evaluate.calibration import MOST_SHIFT
 from ctrbox.files.sealed import read_sealed
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.predict.click_model import ClickModel
 from ctrbox.predict.key_kinds import check_key_kinds
+from ctrbox.predict.stored_calibration import restore_calibration
 from ctrbox.predict.untrained import untrained
 from ctrbox.predict.weights_folder import read_dense, read_state, same_weights, shapes_in
 
@@ -79,10 +79,7 @@ def read_run(
     made = make(model, schema, _tables(place, state, ram, servers or {}), threads=saved.threads)
     check_key_kinds(made, saved)
     read_dense(place / "model", model)
-    shift = state.get("shift")
-    if not isinstance(shift, int | float) or not abs(shift) < MOST_SHIFT:
-        raise DataError(f"{place / 'model'} is damaged: its shift is {shift!r}")
-    made.shift = float(shift)
+    restore_calibration(made, state, str(place / "model"))
     return saved, made
 
 

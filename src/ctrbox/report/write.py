@@ -16,6 +16,7 @@ from typing import Any
 
 from ctrbox.evaluate.ranking import LEAST_GROUPS
 from ctrbox.files.atomic import written_aside
+from ctrbox.report.calibrator_shown import calibrator
 from ctrbox.report.passes_shown import stage_times, tables
 from ctrbox.report.quality_shown import between, calibration, features, learning, slices, weights, windows
 from ctrbox.report.recorded import Fields, Recorded, read_run
@@ -78,6 +79,7 @@ def build(run: Recorded) -> str:
         "weights",
         "learning",
         "calibration",
+        "calibrator",
         "time",
         "stages",
         "tables",
@@ -88,6 +90,7 @@ def build(run: Recorded) -> str:
     ]
     weighted = run.summary.fields("metrics").number("weighted_logloss") is not None
     there = {"tables": bool(run.summary.each("tables")), "weights": weighted}
+    there["calibrator"] = bool(run.summary.fields("calibrator").values)
     links = [link for link in links if there.get(link, True)]
     nav = "".join(f'<a href="#{link}">{link}</a>' for link in links)
     s = run.summary
@@ -98,6 +101,7 @@ def build(run: Recorded) -> str:
         weights(s),
         learning(run.metrics, s),
         calibration(s),
+        calibrator(s),
         windows(s),
         stages(run.metrics, s),
         tables(run.metrics, s),

@@ -27,8 +27,9 @@ from ctrbox.embed.pooling import pool, sequence
 from ctrbox.embed.vectors.published_table import PublishedVectors
 from ctrbox.engines.split import Split
 from ctrbox.errors import DataError
+from ctrbox.evaluate.calibration_maps import Calibration
 from ctrbox.models.inputs import Inputs, Pooled
-from ctrbox.predict.click_model import LONGEST, ClickModel
+from ctrbox.predict.click_model import LONGEST, ClickModel, slice_keys
 from ctrbox.predict.sources import Source
 from ctrbox.serve.objects import ObjectKeys, Objects, matrix, served_by
 
@@ -163,9 +164,19 @@ class ModelScorer:
         if not np.isfinite(logits).all():
             row = int(np.flatnonzero(~np.isfinite(logits))[0])
             raise DataError(f"the model's output for candidate {row:,} is not finite; check that no value is too large")
+        if self.click_model.calibration is not None:
+            logits = self._calibrated(self.click_model.calibration, logits, context, candidates)
         with np.errstate(over="ignore"):  # a logit below -709 is a probability of 0
             scores = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
         return scores, len(found.without | theirs.without), theirs.counted
+
+    def _calibrated(self, calibration: Calibration, logits: Floats, context: Batch, candidates: Batch) -> Floats:
+        """Return the calibrated logits; the field by which they are calibrated may be the context's or the candidates'."""
+        if calibration.by is None:
+            return calibration.apply(logits, None)
+        if calibration.by in candidates.sparse:
+            return calibration.apply(logits, slice_keys(candidates, calibration.by))
+        return calibration.apply(logits, np.repeat(slice_keys(context, calibration.by), len(logits)))
 
     def _logits(self, context: Batch, found: Found, candidates: Batch, theirs: Found) -> Floats:
         rows = candidates.rows

@@ -70,6 +70,7 @@ from ctrbox.sklearn.frames import (
     weights_of,
 )
 from ctrbox.train.run import Run
+from ctrbox.train.settings import Settings
 from ctrbox.train.trainer import Trainer
 from ctrbox.views.view import View
 
@@ -91,8 +92,9 @@ class Classifier:
 
     ``model``: a name of ``cb.models`` (``options``: its other arguments) or a function from a schema to a module. ``lr``: of
     the dense weights; ``table_lr``: of the vectors. ``valid=0`` trains all epochs on all rows.
-    ``calibrate`` ("weights", "intercept" or a number added to every logit; None adds nothing) corrects probabilities after
-    training with ``sample_weight``, as ``Trainer.fit`` does.
+    ``calibrate`` corrects probabilities after training, as ``Trainer.fit`` does: "platt" and "isotonic" map scores to the click
+    rates of a tenth of the training rows, which is held back for it; "weights", "intercept" or a number added to every logit
+    correct for ``sample_weight``; None corrects nothing.
     Afterwards: ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``columns_`` (what each column was taken for),
     ``feature_importances_`` and ``run_``, the ``cb.Run``.
     """
@@ -195,6 +197,7 @@ class Classifier:
         )
         plan = compile_plan(View(table, name=VIEW), features, threads=self.threads)
         rows = len(order) - held
+        rows -= Settings(calibrate=self.calibrate).calibration_rows(rows)
         batch = self._batch(rows)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,19 +14,20 @@ from ctrbox.engines.fingerprint import difference
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.stream import Position
 from ctrbox.errors import PlanError, TrainError
-from ctrbox.evaluate.calibration import intercept, label_shift, weights_advice
 from ctrbox.evaluate.metrics import Scores
 from ctrbox.predict.click_model import Looked
 from ctrbox.predict.naming_rows import naming_rows
 from ctrbox.train.learner import Learner
 from ctrbox.train.pipeline import Clock, Stage, run_stages
-from ctrbox.train.sampling import Labels, no_rows, weights_by_label
+from ctrbox.train.sampling import Labels, no_rows
 from ctrbox.train.settings import Settings
 
 
 @dataclass(frozen=True)
 class Split:
-    """Training rows are those of the log before ``train_stop``; validation rows those of ``valid`` from ``start`` to ``stop``."""
+    """Training rows are those of the log before ``train_stop``; validation rows those of ``valid`` from ``start`` to ``stop``.
+
+    Calibration rows, if any, are those of the log from ``train_stop`` to ``calibration_stop``."""
 
     train_rows: int
     train_stop: int
@@ -35,6 +35,7 @@ class Split:
     start: int = 0
     stop: int | None = None
     other: Plan | None = None  # the plan of the validation rows where it is not the training's
+    calibration_stop: int | None = None
 
     @staticmethod
     def of(plan: Plan, other: Plan | None, settings: Settings) -> Split:
@@ -44,7 +45,7 @@ class Split:
                 raise PlanError(f"the plan of the validation rows has {difference(plan, other)}")
             if total == 0:
                 raise TrainError(f"there are no training rows, because view {plan.log.name!r} is empty")
-            return Split(total, total, other, 0, None, other)
+            return Split(total, total, other, 0, None, other).with_calibration_rows(settings)
         held = round(total * settings.valid)
         if total - held <= 0 or (settings.valid > 0 and held == 0):
             raise TrainError(
@@ -52,7 +53,21 @@ class Split:
                 f""
                 f"for validation; use a longer log, or another share"
             )
-        return Split(total - held, total - held, plan if held else None, total - held, total)
+        split = Split(total - held, total - held, plan if held else None, total - held, total)
+        return split.with_calibration_rows(settings)
+
+    def with_calibration_rows(self, settings: Settings) -> Split:
+        """Return the split with the newest training rows held back for the calibration map, where one is to be fitted."""
+        if not settings.fits_map:
+            return self
+        taken = settings.calibration_rows(self.train_rows)
+        left = self.train_rows - taken
+        if not taken or not left:
+            raise TrainError(
+                f"calibrate={settings.calibrate!r} leaves {left:,} of {self.train_rows:,} rows for training and {taken:,} for "
+                "the calibration; use a longer log, or another calibrate_share="
+            )
+        return replace(self, train_rows=left, train_stop=left, calibration_stop=self.train_rows)
 
 
 def scored(
@@ -62,14 +77,14 @@ def scored(
 
     Label, weight and group are arrays, wherever the batch was made. Creates no rows of tables.
     """
-    for batch, logits in scored_logits(learner, plan, batch_size, start, stop, overlap):
-        yield batch, probability(logits)
+    for batch, logits in uncalibrated(learner, plan, batch_size, start, stop, overlap):
+        yield batch, probability(learner.calibrated(logits, batch))
 
 
-def scored_logits(
+def uncalibrated(
     learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
 ) -> Generator[tuple[Batch, np.ndarray], None, None]:
-    """Yield batches of a plan with the logit of each row; see `scored`."""
+    """Yield batches of a plan with the logit of each row before its calibration; see `scored`."""
     walk = plan.walk(batch_size, start=Position(start), stop=stop)
 
     def look(item: tuple[Batch, Position]) -> Looked:
@@ -79,7 +94,7 @@ def scored_logits(
     try:
         with naming_rows(plan, start, stop):
             for looked in stages:
-                yield facts(looked.batch), learner.score(looked)
+                yield facts(looked.batch), learner.uncalibrated(looked)
     finally:
         stages.close()
 
@@ -117,39 +132,6 @@ def watched(metrics: Mapping[str, float], monitor: str | None) -> float:
     """Return the figure by which the best weights are chosen, so that less is better."""
     name = watched_name(metrics, monitor)
     return metrics[name] if name.endswith("logloss") else -metrics[name]
-
-
-def with_calibration(settings: Settings, plan: Plan, split: Split) -> Settings:
-    """Replace calibrate='weights' by the number that the training rows' weights give; refuse what cannot be fitted."""
-    if settings.calibrate == "intercept" and split.valid is None:
-        raise PlanError(
-            "calibrate='intercept' is fitted to validation rows, but valid=0 holds none back; set valid= to a share of "
-            "the log, "
-            "such as 0.1"
-        )
-    if settings.calibrate != "weights":
-        return settings
-    return replace(settings, calibrate=label_shift(weights_by_label(plan, split.train_stop)))
-
-
-def fitted_intercept(learner: Learner, split: Split, batch_size: int, overlap: bool = True) -> float:
-    """Return the number to add to every logit so that the validation rows have as many clicks as are predicted."""
-    assert split.valid is not None
-    labels: list[np.ndarray] = []
-    logits: list[np.ndarray] = []
-    for batch, logit in scored_logits(learner, split.valid, batch_size, split.start, split.stop, overlap):
-        labels.append(np.asarray(batch.label))
-        logits.append(logit)
-    if not labels:
-        raise TrainError(no_rows("validation", split.valid, split.start, split.stop))
-    return intercept(np.concatenate(labels), np.concatenate(logits))
-
-
-def warn_of_weights(metrics: Mapping[str, float], settings: Settings) -> None:
-    """Say it where training with sample weights has left predictions far from the click rate."""
-    advice = weights_advice(metrics, corrected=settings.calibrate is not None)
-    if advice:
-        warnings.warn(advice, stacklevel=4)  # where fit is called
 
 
 def columns_of(plan: Plan, columns: dict[str, Any], start: int, stop: int | None) -> dict[str, Any]:

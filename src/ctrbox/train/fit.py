@@ -30,9 +30,10 @@ from ctrbox.predict.click_model import Looked
 from ctrbox.predict.key_kinds import check_key_kinds
 from ctrbox.predict.naming_rows import naming_rows
 from ctrbox.predict.weights_folder import read_state
+from ctrbox.train.calibrating import calibrate, warn_of_weights
 from ctrbox.train.callbacks import Callbacks, Checkpoint, End, Evaluation, Step
 from ctrbox.train.checkpoint import checkpoint_path, random_states, read_weights, write_weights
-from ctrbox.train.evaluation import Split, evaluate, fitted_intercept, warn_of_weights, watched, watched_name
+from ctrbox.train.evaluation import Split, evaluate, watched, watched_name
 from ctrbox.train.folder import RunFolder
 from ctrbox.train.handed import Foresight, Handed, keyed
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
@@ -188,11 +189,14 @@ class Fit:
                 self._train_elsewhere(cluster)
             self.learner.settle()
             self._take_best()
-            if self.settings.calibrate == "intercept":
-                self.learner.shift += fitted_intercept(self.learner, self.split, self.batch_size, self.overlap)
+            if isinstance(self.settings.calibrate, str):
+                how = calibrate(self.learner, self.plan, self.split, self.settings, self.batch_size, self.overlap)
                 self.evaluated = -1
+            else:
+                how = {}
             clocks, before = list(self.clocks.values()), self.before
             summary = summarize(self.learner, self.plan, self.settings, self.state, clocks, self.passes, before)
+            summary |= how
             summary["servers"] = missing_shares(self.learner)
             if self.foresight is not None:
                 summary |= {"look_ahead": self.foresight.batches, "intermediate_bytes": self.foresight.bytes}

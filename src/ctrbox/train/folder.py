@@ -22,6 +22,7 @@ from ctrbox.errors import CtrboxError, DataError, WriteError
 from ctrbox.files.atomic import remove, written_aside
 from ctrbox.files.regular import read_regular
 from ctrbox.files.sealed import plain, read_sealed, sealed, tidy
+from ctrbox.predict.stored_calibration import described_calibration
 from ctrbox.train.checkpoint import checkpoint_path, remove_older, whole, write_weights
 from ctrbox.train.events import Events
 from ctrbox.train.learner import Learner
@@ -229,7 +230,7 @@ def describe(learner: Learner, summary: Mapping[str, Any]) -> dict[str, Any]:
         "model": type(learner.model).__name__,
         "config": getattr(learner.model, "config", None),
         "fingerprint": learner.schema.fingerprint,
-        "shift": learner.shift,
+        **described_calibration(learner),
         "tables": [list(s.fields) for s in learner.sources],
         "dense optimizer": None if learner.optimizer is None else type(learner.optimizer).__name__,
         "metrics": tidy(summary.get("metrics", {})),

@@ -25,11 +25,12 @@ from ctrbox.engines.device import wants_gpu
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, DeviceError, PlanError
 from ctrbox.evaluate.calibration import MOST_SHIFT
+from ctrbox.evaluate.calibration_maps import KINDS
 from ctrbox.train.schedule import CONSTANT, Schedule
 
 DEVICES = ("auto", "cpu", "cuda")
 MONITORS = ("logloss", "auc", "gauc", "weighted_logloss", "weighted_auc", "weighted_gauc")
-CALIBRATIONS = ("weights", "intercept")
+CALIBRATIONS = ("weights", "intercept", *KINDS)
 OF_THE_TRAINER = ("embedder", "optimizer", "threads", "device", "bf16", "common", "lr")  # arguments of cb.Trainer
 # Settings that are whole numbers: the least and the largest that each may be.
 WHOLE = {
@@ -41,6 +42,7 @@ WHOLE = {
     "evaluate_every": (1, 2**62),
     "seed": (0, 2**63 - 1),
 }
+CALIBRATION_SHARE, MOST_CALIBRATION_ROWS = 0.1, 1_000_000  # of the training rows; more do not make a map better
 STEPS = 250  # of an epoch: with fewer a model of fresh weights has hardly moved
 LEAST_BATCH, MOST_BATCH = 64, 16_384
 
@@ -63,7 +65,9 @@ class Settings:
     clip: float | None = None
     seed: int = 0
     schedule: Schedule = CONSTANT
-    calibrate: str | float | None = None  # what is added to every logit; see ``ctrbox.evaluate.calibration``
+    calibrate: str | float | None = None  # what corrects logits; see ``ctrbox.evaluate.calibration``
+    calibrate_share: float | None = None  # of the training rows, the newest; None: `CALIBRATION_SHARE`
+    calibrate_by: str | None = None  # a sparse field, each frequent key of which gets a map of its own
     adaptive_l2: float = 0.0  # a key's gradient += this · its row / how often it was met: rare keys are held most
 
     def __post_init__(self) -> None:
@@ -83,13 +87,39 @@ class Settings:
         number = isinstance(self.calibrate, int | float) and not isinstance(self.calibrate, bool)
         if self.calibrate not in (None, *CALIBRATIONS) and not (number and abs(self.shift) < MOST_SHIFT):
             raise PlanError(
-                f"calibrate must be 'weights', 'intercept', or a number above -{MOST_SHIFT:g} and below {MOST_SHIFT:g} that is "
-                f"added to every logit, got {self.calibrate!r}"
+                f"calibrate must be 'platt', 'isotonic', 'weights', 'intercept', or a number above -{MOST_SHIFT:g} and below "
+                f"{MOST_SHIFT:g} that is added to every logit, got {self.calibrate!r}"
+                f"{nearest(self.calibrate, CALIBRATIONS) if isinstance(self.calibrate, str) else ''}"
             )
+        self._check_calibration()
         if not callable(self.schedule):
             raise PlanError(
                 f"schedule must be a function from a step to a factor, such as cb.optim.Cosine, got {self.schedule!r}"
             )
+
+    def _check_calibration(self) -> None:
+        if self.calibrate_share is not None:
+            object.__setattr__(self, "calibrate_share", share("calibrate_share", self.calibrate_share, 1e-6, 0.9))
+        if self.calibrate_by is not None and not isinstance(self.calibrate_by, str):
+            raise PlanError(f"calibrate_by must be the name of a sparse feature, got {self.calibrate_by!r}")
+        for name in ("calibrate_share", "calibrate_by"):
+            if getattr(self, name) is not None and not self.fits_map:
+                raise PlanError(
+                    f"{name}= needs calibrate='platt' or calibrate='isotonic', got calibrate={self.calibrate!r}; change "
+                    f"calibrate=, or remove {name}="
+                )
+
+    @property
+    def fits_map(self) -> bool:
+        """Whether a calibration map is fitted after training, to rows that are held back for it."""
+        return self.calibrate in KINDS
+
+    def calibration_rows(self, rows: int) -> int:
+        """Return how many of so many training rows, the newest, are held back for the calibration map."""
+        if not self.fits_map:
+            return 0
+        part = CALIBRATION_SHARE if self.calibrate_share is None else self.calibrate_share
+        return min(round(rows * part), MOST_CALIBRATION_ROWS)
 
     @property
     def shift(self) -> float:

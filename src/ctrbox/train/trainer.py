@@ -18,7 +18,8 @@ from ctrbox.engines.plan import Plan
 from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import PlanError
 from ctrbox.predict.sources import Embedders
-from ctrbox.train.evaluation import Split, with_calibration
+from ctrbox.train.calibrating import with_calibration
+from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Elsewhere, Fit
 from ctrbox.train.look_ahead import MOST
 from ctrbox.train.progress import Watcher, watcher
@@ -91,6 +92,8 @@ class Trainer:
         seed: int = 0,
         schedule: Schedule = CONSTANT,
         calibrate: str | float | None = None,
+        calibrate_share: float | None = None,
+        calibrate_by: str | None = None,
         adaptive_l2: float = 0.0,
         out: str | Path | None = None,
         resume: bool = True,
@@ -129,9 +132,14 @@ class Trainer:
         - ``clip``: maximum norm of a step's gradient of the dense weights; default: none.
         - ``seed``: of random numbers, 0 or more.
         - ``schedule``: a factor of the learning rate for each step, such as ``cb.optim.Cosine(steps=1000)``.
-        - ``calibrate``: corrects predictions after training with sample weights. "weights" adds log(w0 / w1), which requires
-          weights that depend only on the label; "intercept" fits the click rate of the validation rows; a number (between -50
-          and 50) is added to every logit.
+        - ``calibrate``: corrects predictions after training. "platt" and "isotonic" fit a map from scores to click rates, to
+          calibration rows that are held back for it. The others correct for sample weights: "weights" adds log(w0 / w1), which
+          requires weights that depend only on the label; "intercept" fits the click rate of the validation rows; a number
+          (between -50 and 50) is added to every logit.
+        - ``calibrate_share``: share of the training rows, the newest, to fit that map to instead of training on them, above 0 and
+          up to 0.9, and at most a million rows; default: 0.1.
+        - ``calibrate_by``: name of a sparse feature with one key per row; each of its keys with at least 1,000 calibration rows
+          (50 with and 50 without a click) gets a map of its own; default: one map for all rows.
         - ``adaptive_l2``: adds this number · row / (how often its key was met) to the gradient of each row of a table.
         - ``tables``: what to do with rows that tables already hold: "empty" removes them, "keep" continues from them; default:
           keep with a warning, and an error with ``overwrite``.
@@ -174,6 +182,8 @@ class Trainer:
             seed=seed,
             schedule=schedule,
             calibrate=calibrate,
+            calibrate_share=calibrate_share,
+            calibrate_by=calibrate_by,
             adaptive_l2=adaptive_l2,
         )
         split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)

@@ -1,0 +1,38 @@
+"""How a run folder and published weights store what corrects a model's logits.
+
+    shift          a number that is added to every logit, of a model without a calibration map
+    calibration    of a model with one: the map (`evaluate.calibration_maps`), and within it the shift
+
+A model with a map has no ``shift`` of its own, so that a version of CTRBox that knows no maps refuses it instead of predicting
+without its calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ctrbox.errors import DataError
+from ctrbox.evaluate.calibration import MOST_SHIFT
+from ctrbox.evaluate.calibration_maps import Calibration
+from ctrbox.predict.click_model import ClickModel
+
+
+def described_calibration(model: ClickModel) -> dict[str, Any]:
+    """Return shift and calibration of a model as plain JSON."""
+    if model.calibration is None:
+        return {"shift": model.shift}
+    return {"calibration": {**model.calibration.plain(), "shift": model.shift}}
+
+
+def restore_calibration(model: ClickModel, described: Mapping[str, Any], where: str) -> None:
+    """Give a model the shift and the calibration that `described_calibration` returned; ``where`` names their place."""
+    stored = described.get("calibration")
+    if stored is not None:
+        model.calibration = Calibration.of(stored, where)
+        model.calibration.check_field(model.schema)
+        described = stored
+    shift = described.get("shift")
+    if isinstance(shift, bool) or not isinstance(shift, int | float) or not abs(shift) < MOST_SHIFT:
+        raise DataError(f"{where} is damaged: its shift is {shift!r}")
+    model.shift = float(shift)

@@ -1,0 +1,58 @@
+"""Writes the report's section on the calibration map of a run: the validation rows before and after it."""
+
+from __future__ import annotations
+
+from ctrbox.evaluate.figures import wilson
+from ctrbox.report.recorded import Fields
+from ctrbox.report.words import fixed
+from ctrbox.show import charts
+from ctrbox.show.charts import Dot, text
+from ctrbox.show.page import named, section, table
+
+KINDS = {"platt": "Platt scaling", "isotonic": "Isotonic regression"}
+
+
+def calibrator(s: Fields) -> str:
+    """Show the reliability curves and the expected calibration error before and after the map, if the run has one."""
+    found = s.fields("calibrator")
+    if not found.values:
+        return ""
+    words = f"{KINDS.get(found.text('kind') or '', 'A calibration map')} was fitted"
+    rows, clicks = found.count("rows"), found.count("clicks")
+    if rows is not None and clicks is not None:
+        words += f" to {rows:,} rows ({clicks:,} of them clicks)"
+    words += " that were held back from training and are not among the validation rows."
+    by, slices = found.text("by"), found.count("slices")
+    if by and slices is not None:
+        maps = f"{slices:,} of its values has a map" if slices == 1 else f"{slices:,} of its values have maps"
+        words += f" It is fitted by {by}: {maps} of {'its' if slices == 1 else 'their'} own, other rows share one."
+    sides = [("before", found.fields("before")), ("after", found.fields("after"))]
+    if not any(side.values for _, side in sides):
+        return section(
+            "calibrator", "Before and after the calibration", text(words, 900), "<p>There were no validation rows.</p>"
+        )
+    words += (
+        " The expected calibration error is the distance between predicted and actual click rate, averaged over the rows in "
+        "groups of similar predictions; chance alone makes it larger than 0."
+    )
+    heads = [("validation rows", "name"), ("expected calibration error", "n"), ("95 % interval", "n")]
+    lines = [
+        [
+            named(name),
+            fixed(side.number("ece"), 5),
+            f"{fixed(side.number('ece_low'), 5)} to {fixed(side.number('ece_high'), 5)}",
+        ]
+        for name, side in sides
+    ]
+    curves = "".join(f"<div><h3>{name.capitalize()}</h3>{_curve(side)}</div>" for name, side in sides)
+    body = f'<div class="two">{curves}</div>{table(heads, lines)}'
+    return section("calibrator", "Before and after the calibration", text(words, 1200), body)
+
+
+def _curve(side: Fields) -> str:
+    dots = []
+    for point in side.each("bins"):
+        p, met, rows = point.share("mean_p"), point.share("click_rate"), point.count("rows")
+        if p is not None and met is not None and rows:
+            dots.append(Dot(p, met, rows, *wilson(met, rows)))
+    return charts.calibration_chart(dots)
