@@ -52,7 +52,7 @@ class PlattMap:
         """Read what ``plain`` returned. Raises ValueError, KeyError or TypeError for anything else."""
         found = PlattMap(_number(plain["slope"]), _number(plain["intercept"]))
         if found.slope < 0:
-            raise ValueError(f"a slope of {found.slope}")
+            raise ValueError(f"its slope is {found.slope}, below 0")
         return found
 
 
@@ -84,11 +84,11 @@ class IsotonicMap:
         """Read what ``plain`` returned. Raises ValueError, KeyError or TypeError for anything else."""
         logits, rates = _numbers(plain["logits"]), _numbers(plain["rates"])
         if len(logits) != len(rates):
-            raise ValueError(f"{len(logits):,} logits and {len(rates):,} rates of the knots")
+            raise ValueError(f"its knots have {len(logits):,} logits and {len(rates):,} rates")
         if (np.diff(logits) <= 0).any() or (np.diff(rates) < 0).any():
-            raise ValueError("knots that do not rise")
+            raise ValueError("its knots do not rise")
         if rates[0] <= 0 or rates[-1] >= 1:
-            raise ValueError(f"rates from {rates[0]} to {rates[-1]}")
+            raise ValueError(f"its rates range from {rates[0]} to {rates[-1]}; expected rates above 0 and below 1")
         return IsotonicMap(logits, rates)
 
 
@@ -146,14 +146,14 @@ class Calibration:
         try:
             kind, by, slices = plain["kind"], plain["by"], plain["slices"]
             if kind not in KINDS:
-                raise ValueError(f"of kind {str(kind)[:100]!r}")
+                raise ValueError(f"its kind is {str(kind)[:100]!r}")
             if not (by is None or isinstance(by, str)) or not isinstance(slices, list) or len(slices) > MOST_SLICES:
-                raise ValueError("with slices that cannot be read")
+                raise ValueError(f"its slices must be a list of at most {MOST_SLICES:,} maps, and their field a name")
             if slices and by is None:
-                raise ValueError("with slices and no field")
+                raise ValueError("it has slices and no field")
             keys = tuple(int(one["key"]) for one in slices)
             if any(not -(2**63) <= key < 2**63 for key in keys) or list(keys) != sorted(set(keys)):
-                raise ValueError("with keys of slices that do not rise")
+                raise ValueError("the keys of its slices do not rise")
             read = READ[kind]
             return Calibration(kind, read(plain["shared"]), by, keys, tuple(map(read, slices)))
         except (LookupError, TypeError, ValueError, OverflowError) as error:
@@ -162,11 +162,11 @@ class Calibration:
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"a number is {value!r}")
+        raise ValueError(f"one of its numbers is {str(value)[:100]!r}")
     return float(value)
 
 
 def _numbers(values: Any) -> Floats:
     if not isinstance(values, Sequence) or isinstance(values, str) or not 1 <= len(values) <= MOST_KNOTS:
-        raise ValueError(f"expected 1 to {MOST_KNOTS} knots")
+        raise ValueError(f"its knots must be a list of 1 to {MOST_KNOTS} numbers")
     return np.array([_number(value) for value in values], np.float64)
