@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 import ctrbox as cb
+from ctrbox.cli.demo import demo_job_path
 
 # Most of the time of a process is its start (imports, loading joined views), so more rows would not say more: at 2 million rows
 # five numbers of cores took over 75 s, of which the steps that count were a tenth.
 ROWS, QUICK = 1_000_000, 250_000
-JOB = Path(cb.__file__).parent / "demo_job.py"
+JOB = demo_job_path()
 
 
 def prepare(folder: Path, quick: bool) -> None:

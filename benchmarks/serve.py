@@ -1,6 +1,7 @@
 """How many requests of 100 candidates does `ctrbox serve` answer, how fast, and what happens beyond that?
 
 python -m benchmarks.serve [--quick] [--seconds N]
+python -m benchmarks.serve --workers 1,2,4 [--quick]      the same model with several workers: benchmarks/serve_workers.py
 
 A Deep FFM (k = 4, hidden 24-24) over the demo's plan learns from the synthetic ad log and is served on loopback, by one process.
     scores      100,000 rows: every answer against the plan and the model over the same rows in one batch, to 1e-6
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -41,6 +43,8 @@ import pyarrow.dataset as ds
 
 import ctrbox as cb
 from benchmarks import report
+from benchmarks.serve_workers import compare, numbers_of
+from ctrbox.cli.demo import demo_job_path
 from ctrbox.cli.job import load_plan
 from ctrbox.serve.model_folder import ModelFolder, create
 
@@ -54,27 +58,30 @@ local head = {["Content-Type"] = "application/json"}
 for line in io.lines(os.getenv("BODIES")) do bodies[#bodies + 1] = wrk.format("POST", "/v1/score", head, line) end
 request = function() n = n % #bodies + 1; return bodies[n] end
 """
-# The microseconds of the context's time are a counter: no two requests of a run have the same context.
+# The seconds of the context's time are a counter, which goes on from one call of wrk to the next and begins elsewhere in each of
+# its threads: no two requests have the same context.
 FRESH_LUA = """
-local heads, tails, n = {}, {}, 0
+local heads, tails, threads, n = {}, {}, 0, 0
 local head = {["Content-Type"] = "application/json"}
 for line in io.lines(os.getenv("BODIES")) do
-  local first, last = line:match("^(.*)MICROSECONDS(.*)$")
+  local first, last = line:match("^(.*)SECONDS(.*)$")
   heads[#heads + 1], tails[#tails + 1] = first, last
 end
+setup = function(thread) thread:set("first", tonumber(os.getenv("FIRST")) + 200000 * threads); threads = threads + 1 end
+init = function() n = first end
 request = function()
   n = n + 1
-  local k = n % #heads + 1
-  return wrk.format("POST", "/v1/score", head, heads[k] .. string.format("%06d", n % 1000000) .. tails[k])
+  local k, seconds = n % #heads + 1, string.format("%02d.%06d", math.floor(n / 1000000) % 60, n % 1000000)
+  return wrk.format("POST", "/v1/score", head, heads[k] .. seconds .. tails[k])
 end
 """
+CALLS = itertools.count()  # of wrk
 
 
 def make(folder: Path, rows: int, bits: int) -> tuple[cb.Plan, cb.DeepFFM, ModelFolder]:
     cb.datasets.adlog(rows=rows, seed=3, out=folder / "data")
     os.environ["CTRBOX_DATA"] = str(folder / "data")
-    plan = load_plan(Path(cb.__file__).with_name("demo_job.py"))
-    plan.device = "cpu"
+    plan = load_plan(demo_job_path()).using(device="cpu")
     engine = model_of(plan, bits)
     engine.learn(plan)
     return plan, engine, create(folder / "model", plan, engine, context=CONTEXT)
@@ -107,10 +114,10 @@ def requests_of(folder: Path, count: int, seed: int) -> list[tuple[dict[str, Any
     return made
 
 
-def without_microseconds(body: dict[str, Any]) -> bytes:
-    """A body whose context's time has a mark in the place of its microseconds."""
-    seconds = str(body["context"]["ts"]).partition(".")[0]
-    return orjson.dumps({**body, "context": {**body["context"], "ts": f"{seconds}.MICROSECONDS"}})
+def without_seconds(body: dict[str, Any]) -> bytes:
+    """A body whose context's time has a mark in the place of its seconds."""
+    minute = str(body["context"]["ts"])[: len("2026-11-18T09:30:")]
+    return orjson.dumps({**body, "context": {**body["context"], "ts": f"{minute}SECONDS"}})
 
 
 def free_port() -> int:
@@ -137,7 +144,7 @@ def process(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
 def wrk(port: int, bodies: Path, script: Path, seconds: float, connections: int = 8) -> dict[str, Any]:
     command = [
         "wrk",
-        "-t1",
+        f"-t{max(1, connections // 32)}",
         f"-c{connections}",
         f"-d{seconds:.0f}s",
         "--latency",
@@ -145,9 +152,8 @@ def wrk(port: int, bodies: Path, script: Path, seconds: float, connections: int 
         str(script),
         f"http://127.0.0.1:{port}",
     ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "BODIES": str(bodies)}
-    )
+    env = {**os.environ, "BODIES": str(bodies), "FIRST": str(next(CALLS) * 2_000_000)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     text = done.stdout
 
     def number(pattern: str) -> float:
@@ -275,7 +281,9 @@ def main() -> None:
     parser = report.options(__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, help="of the steady load")
+    parser.add_argument("--workers", metavar="N,N,…", help="compare these numbers of workers instead")
     asked = parser.parse_args()
+    counts = numbers_of(asked.workers) if asked.workers else []
     if shutil.which("wrk") is None:
         sys.exit("benchmarks.serve needs wrk (apt install wrk)")
     rows, bits, checked = (100_000, 18, 100) if asked.quick else (500_000, 22, 1000)
@@ -284,16 +292,19 @@ def main() -> None:
     with TemporaryDirectory(prefix="ctrbox-serve-") as name:
         place = Path(name)
         plan, engine, model = make(place, rows, bits)
-        made = requests_of(place, max(BODIES, checked), seed=0)
+        made = requests_of(place, max(BODIES, checked, 32 * max(counts, default=1)), seed=0)
         bodies, script = place / "bodies.jsonl", place / "wrk.lua"
         bodies.write_bytes(b"\n".join(orjson.dumps(body) for body, _ in made[:BODIES]) + b"\n")
         script.write_text(LUA)
         fresh_bodies, fresh_script = place / "fresh.jsonl", place / "fresh.lua"
-        fresh_bodies.write_bytes(b"\n".join(without_microseconds(body) for body, _ in made[:BODIES]) + b"\n")
+        fresh_bodies.write_bytes(b"\n".join(without_seconds(body) for body, _ in made[:BODIES]) + b"\n")
         fresh_script.write_text(FRESH_LUA)
+        if counts:
+            compare(counts, place, plan, model, made, (fresh_bodies, fresh_script), turn)
+            return
         port, grpc_port, peer_port = free_port(), free_port(), free_port()
         command = [sys.executable, "-m", "ctrbox", "serve", str(model.folder), "--port", str(port)]
-        command += ["--grpc-port", str(grpc_port), "--queue", "32"]
+        command += ["--grpc-port", str(grpc_port), "--queue", "32", "--workers", "1"]
         peer_command = [sys.executable, "-m", "benchmarks.serve_peer", str(model.folder), str(peer_port)]
         url = f"http://127.0.0.1:{port}"
         if not PEER:

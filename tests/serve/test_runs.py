@@ -15,6 +15,7 @@ from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.serve.model_folder import ModelFolder, create
 from ctrbox.serve.served import ServedRun, open_served
 from ctrbox.serve.served_model import ServedModel
+from ctrbox.serve.server import Server, Settings
 from tests.serve.running import running
 from tests.train.worlds import checkerboard, on_disk
 
@@ -91,9 +92,20 @@ def test_a_run_has_no_published_versions(folder: Path) -> None:
         _ = ModelFolder.open(folder).published
 
 
+def test_a_run_with_a_sparse_table_is_served_by_one_process(tmp_path: Path) -> None:
+    plan = on_disk(tmp_path, rows=200)
+    model = cb.models.DeepFM(plan.schema, dim=4, hidden=(8,))
+    table = cb.SparseTable(tmp_path / "table", dim=4, ram="64MB")
+    cb.Trainer(model, table).fit(plan, batch_size=100, epochs=1, out=tmp_path / "run")
+    with pytest.raises(PlanError, match=r"--workers 2 is not possible: the run has a Sparse Table.*; use --workers 1"):
+        Server.open(tmp_path / "run", Settings(workers=2))
+    assert Server.open(tmp_path / "run", Settings(workers=None)).workers == 1
+
+
 @pytest.mark.slow
-def test_a_run_is_served(folder: Path) -> None:
-    with running(folder) as server:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_run_is_served(folder: Path, workers: str) -> None:
+    with running(folder, "--workers", workers) as server:
         row = {"ad": 2, "tags": ["t0"], "price": 0.5, "device": "ios"}
         found = server.score(orjson.dumps({"context": {"user": 1}, "candidates": [row, {**row, "ad": 3}]}))
         assert found.status_code == 200
