@@ -150,6 +150,7 @@ RUNS: dict[str, tuple[list[str], Callable[[Tiny, Any], None] | None]] = {
         lambda tiny, found: tiny.set(found, QUICK=3, flips=_few(found.flips), cuts=_few(found.cuts)),
     ),
     "ffm": (["--quick"], lambda tiny, found: tiny.set(found, ROWS=20_000, TEST=5_000)),
+    "history": (["--rows", "3000", "--users", "100", "--tools", "ours"], None),
     "levels": (["--quick", "--epochs", "2"], levels),
     "model_server": (["--quick"], lambda tiny, found: tiny.set(found, pin=lambda cores: None)),
     "online": (["--rows", "2000", "--bits", "12"], None),

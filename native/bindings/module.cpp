@@ -21,6 +21,7 @@ NB_MODULE(_native, m) {
   bind_publish(m);               // weights as 16-bit codes, patches
   bind_requests(m);              // candidates of a request from its JSON
   bind_parquet(m);               // columns of a row group from their bytes
+  bind_past(m);                  // earlier events by key: histories and sliding windows
 
   m.def("usable_cores", &cb::usable_cores,
         "Count the cores that this process may use: by affinity and by limits of CPU time.");

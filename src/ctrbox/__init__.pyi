@@ -39,6 +39,8 @@ from ctrbox.plan.language.features import FeatureSet as FeatureSet
 from ctrbox.plan.language.features import clicks as clicks
 from ctrbox.plan.language.features import rate as rate
 from ctrbox.plan.language.features import shows as shows
+from ctrbox.plan.language.past import history as history
+from ctrbox.plan.language.past import past as past
 from ctrbox.plan.language.tables import Dictionary as Dictionary
 from ctrbox.plan.language.user import operator as operator
 from ctrbox.plan.placement.placement import Device as Device

@@ -44,8 +44,8 @@ def _canonical_form(plan: Plan) -> dict[str, Any]:
     read = columns_read(plan.graph)
     views = []
     for view in list(writer.views):
-        # A merge's order and budget change no bit.
-        steps = [s[:2] if s[0] == "merge" else s for s in writer.steps(view)]
+        # The order of a merge, its budget and the budget of a history change no bit.
+        steps = [s[:2] if s[0] in ("merge", "with_history") else s for s in writer.steps(view)]
         columns = columns_of(view, {*read.get(id(view), ()), *view.key})
         views.append({"key": list(view.key), "keep": view.keep, "columns": sorted(columns), "steps": steps})
     features = writer.features(plan.features)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ctrbox.engines.fingerprint import columns_read
+from ctrbox.engines.past.source import base_of, read_by_histories
 from ctrbox.engines.plan import Plan
 from ctrbox.plan.graph.build import build
 from ctrbox.plan.graph.unfilled_nulls import NullsUnfilled
@@ -49,13 +50,15 @@ def _agreeing(view: View, then: View, read: dict[int, set[str]], strict: bool) -
     ]
     if view.source is then.source:
         return view._changed(steps=tuple(steps))
-    columns = sorted(read.get(id(then), set()) & set(then.source.schema.names))
-    nullable = getattr(then.source, "nullable_then", then.source.nullable)
+    known, data = base_of(then.source), base_of(view.source)
+    asked = read.get(id(then), set()) | read_by_histories(then.source)
+    columns = sorted(asked & set(known.schema.names))
+    nullable = getattr(known, "nullable_then", known.nullable)
     described = Described(
         then.name,
-        {name: then.source.schema.field(name).type for name in columns},
+        {name: known.schema.field(name).type for name in columns},
         frozenset(name for name in columns if nullable(name)),
     )
-    source = AgreeingSource(view.source, described, strict=strict)
+    source = AgreeingSource(data, described, strict=strict)
     source.check(columns)
-    return view._changed(source=source if source.changed else view.source, steps=tuple(steps))
+    return view._changed(source=source if source.changed else data, steps=tuple(steps)).with_histories()

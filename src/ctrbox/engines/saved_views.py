@@ -19,6 +19,7 @@ import pyarrow as pa
 from ctrbox.columns.kind import arrow_type, kind_of_arrow
 from ctrbox.columns.times import checked_units
 from ctrbox.engines.fingerprint import columns_of
+from ctrbox.engines.past.source import base_of
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.filesystems import find_files
 from ctrbox.plan.graph.graph import Graph
@@ -52,8 +53,8 @@ def check_names(views: Sequence[View]) -> None:
 
 
 def view_entry(view: View, steps: list[list[Any]], graph: Graph) -> dict[str, Any]:
-    """Return what a plan's file says about a view."""
-    source = view.source
+    """Return what a plan's file says about a view. Columns of ``with_history`` are in its steps, not among its columns."""
+    source = base_of(view.source)
     known = source.described if isinstance(source, RecordedSource) else source
     merged = graph.frames[0].sources
     return {
@@ -61,7 +62,7 @@ def view_entry(view: View, steps: list[list[Any]], graph: Graph) -> dict[str, An
         "key": list(view.key),
         "keep": view.keep,
         "source": reference_of(_data(source)),
-        "columns": columns_of(view),
+        "columns": columns_of(view._changed(source=source)),
         "schema": base64.b64encode(_plain_schema(source.schema).serialize()).decode(),
         "rows": known.rows,
         "bytes": known.bytes,
@@ -78,6 +79,7 @@ def _plain_schema(schema: pa.Schema) -> pa.Schema:
 
 def _data(source: Source) -> Source:
     """The data itself, behind what holds it to a description."""
+    source = base_of(source)
     return source.inner if isinstance(source, AgreeingSource) else source
 
 
@@ -158,7 +160,8 @@ def read_view(
     steps = [reader.step(s, views) for s in a_list(entry.get("steps"), "steps")]
     units = {n: a_text(u, "a unit") for n, u in a_dict(entry.get("time_units", {}), "units of times").items()}
     known = checked_units(units, list(described.types)) or known
-    return View.of(source=source, key=key, keep=keep, name=name, steps=(*before, *steps), time_units=known)
+    view = View.of(source=source, key=key, keep=keep, name=name, steps=(*before, *steps), time_units=known)
+    return view.with_histories()
 
 
 def _described(name: str, entry: dict[str, Any]) -> Described:

@@ -258,4 +258,5 @@ class RecordedSource:
 
 def opened(source: Source) -> Source:
     """Return the source with its data open, so that its rows and bytes are those of today."""
-    return source.open() if isinstance(source, RecordedSource) else source
+    found: Source = source.open() if hasattr(source, "open") else source
+    return found

@@ -60,7 +60,17 @@ class Merge:
     budget_bytes: int
 
 
-Step = WithColumns | Fill | Cast | Filter | Select | Join | Merge
+@dataclass(frozen=True)
+class WithHistory:
+    features: tuple[tuple[str, Any], ...]  # each a ctrbox.plan.language.past.PastFeature
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns that the step adds."""
+        return [column for name, feature in self.features for column in feature.columns(name)]
+
+
+Step = WithColumns | Fill | Cast | Filter | Select | Join | Merge | WithHistory
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +185,13 @@ class View:
                     raise PlanError(f"key {k!r} is not a column of {source.name}{nearest(k, source.schema.names)}")
         else:
             source = View(data, self.key, keep=self.keep, name=self.name, **as_before(self.source, data)).source
-        return self._changed(source=source, steps=self._steps_over(given))
+        return self._changed(source=source, steps=self._steps_over(given)).with_histories()
+
+    def with_histories(self) -> View:
+        """Return this view over a source that computes the columns of its steps ``with_history``, where it has such steps."""
+        if not any(isinstance(step, WithHistory) for step in self.steps):
+            return self
+        return _past().wrapped(self)  # type: ignore[no-any-return]
 
     def brought(self) -> list[View]:
         """Return the views that this view joins or merges, and those that they join or merge."""
@@ -232,6 +248,15 @@ class View:
         """Add or replace columns that are computed from expressions."""
         return self._with(WithColumns(tuple(columns.items())))
 
+    def with_history(self, **features: Any) -> View:
+        """Add columns computed from earlier rows: ``cb.history`` and the features of ``cb.past``.
+
+        They are computed in one pass over the log, which must be in order of time, before rows are filtered by later steps:
+        ``.with_history(…).filter(…)`` keeps the history of rows that the filter drops. Steps before it decide which rows are
+        events. A plan keeps these columns as columns of its log: a request brings them with it.
+        """
+        return _past().add_histories(self, features)  # type: ignore[no-any-return]
+
     def fill(self, **values: Any) -> View:
         """Replace nulls by these values; in a joined view they are also the values for keys that it lacks."""
         return self._with(Fill(tuple(values.items())))
@@ -285,12 +310,18 @@ class View:
 
 def _called(step: Step) -> str:
     """Return the method of ``View`` that adds such a step."""
-    return "with_columns" if isinstance(step, WithColumns) else type(step).__name__.lower()
+    named = {WithColumns: "with_columns", WithHistory: "with_history"}
+    return named.get(type(step), type(step).__name__.lower())
 
 
 def _preview() -> Any:
     """Return the part of the engines that looks at views. It lies above this folder, so it is found when it is needed."""
     return import_module("ctrbox.engines.preview")
+
+
+def _past() -> Any:
+    """Return the part of the engines that computes features of the past, which lies above this folder as well."""
+    return import_module("ctrbox.engines.past.source")
 
 
 def _names(names: Any, what: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from ctrbox.plan.language.operators import crossed, hashed, resolve
 from ctrbox.plan.language.typing import Typed, origin
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.views.recorded import RecordedSource
-from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns
+from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, View, WithColumns, WithHistory
 
 NOTHING: dict[str, Any] = {"s": "", "f": 0.0, "i": 0, "b": False, "t": Time(0), "*": ()}  # by the kind's first letter
 
@@ -42,6 +42,7 @@ class Scope:
     frame: FrameSpec
     columns: dict[str, Node | Unusable] = field(default_factory=dict)
     known: dict[int, tuple[Expr, Node]] = field(default_factory=dict)  # cleared when columns change
+    past: dict[str, Node | Unusable] = field(default_factory=dict)  # columns that a later step ``with_history`` adds
 
     @property
     def typed(self) -> Typed:
@@ -109,12 +110,24 @@ class Builder:
         self.frames.append(frame)
         self.views.append(view)
         scope = Scope(self, frame, self.raw_columns(frame, 0, view, missing=role == "left"))
+        self.set_past_aside(scope, view)
         if role != "log":
             members = tuple(scope.column(k) for k in view.key)
             frame.hash = self.single_key(scope, members)
         for step in view.steps:
             self.apply(scope, step)
         return scope
+
+    @staticmethod
+    def set_past_aside(scope: Scope, view: View) -> None:
+        """Hide the columns of ``with_history`` until the step that adds them."""
+        for name in [name for step in view.steps if isinstance(step, WithHistory) for name in step.names]:
+            if scope.frame.role != "log":
+                raise PlanError(
+                    f"view {view.name!r} has with_history and is joined or merged here; histories are features of the log's "
+                    "rows, so add them to the log"
+                )
+            scope.past[name] = scope.columns.pop(name)
 
     def raw_columns(self, frame: FrameSpec, source: int, view: View, missing: bool) -> dict[str, Node | Unusable]:
         columns: dict[str, Node | Unusable] = {}
@@ -158,6 +171,13 @@ class Builder:
                 self.join(scope, step)
             case Merge():
                 self.merge(scope, step)
+            case WithHistory():
+                for name in step.names:
+                    if name in scope.columns:
+                        raise PlanError(
+                            f"with_history adds column {name!r}, which view {scope.frame.name!r} has already; choose another name"
+                        )
+                    scope.columns[name] = scope.past[name]
 
     def filter(self, scope: Scope, condition: Any) -> None:
         """Add a filter; a column that it asks to be not null is not null in what follows."""
@@ -244,7 +264,7 @@ class Builder:
                 f"merge by id: {mine!r} of view {frame.name!r} is {frame.view.source.schema.field(mine).type}, {theirs!r} of "
                 f"view {view.name!r} is {view.source.schema.field(theirs).type}; both must be whole numbers, or both strings"
             )
-        simple = frame.role == "log" and not any(isinstance(s, Join | Merge | Filter) for s in view.steps)
+        simple = frame.role == "log" and not any(isinstance(s, Join | Merge | Filter | WithHistory) for s in view.steps)
         if step.ordered and not simple:
             raise PlanError(f"merge with {view.name!r} can only stream a view that has no filters and joins")
         ordered = step.ordered

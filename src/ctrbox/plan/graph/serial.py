@@ -23,9 +23,10 @@ from ctrbox.errors import PlanError
 from ctrbox.plan.language.expr import Expr, Time, expression, plain
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.language.operators import PLAIN, SPECIAL
+from ctrbox.plan.language.past import MOST_SPAN, Past, PastFeature
 from ctrbox.plan.language.tables import Dictionary
 from ctrbox.plan.language.user import UserOperator
-from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, Step, View, WithColumns
+from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, Step, View, WithColumns, WithHistory
 
 OPERATORS = frozenset([*PLAIN, *SPECIAL, "column", "literal"])
 MOST_ENTRIES = 1_000_000  # of a table
@@ -143,6 +144,16 @@ class Writer:
                 return ["join", self.view(view), list(on), how, prefix]
             case Merge(view, ordered, budget):
                 return ["merge", self.view(view), ordered, budget]
+            case WithHistory(features):
+                written = [[name, *self._past(feature)] for name, feature in features]
+                return ["with_history", written, [feature.past.budget for _, feature in features]]
+
+    def _past(self, feature: PastFeature) -> list[Any]:
+        past = feature.past
+        places = [[self.expression(e) for e in several] for several in (feature.values, past.by)]
+        where = None if past.where is None else self.expression(past.where)
+        spans = [feature.last, feature.within, feature.half_life, past.gap, past.lateness]
+        return [feature.what, *places, self.expression(past.time), where, spans]
 
     def features(self, features: FeatureSet) -> dict[str, Any]:
         written: dict[str, Any] = {}
@@ -319,7 +330,24 @@ class Reader:
                 view, ordered, budget = a_list(rest, what, length=3)
                 order = None if ordered is None else a_flag(ordered, "ordered")
                 return Merge(self._view(view, views), order, a_number(budget, "a budget"))
+            case "with_history":
+                features, budgets = a_list(rest, what, length=2)
+                a_list(budgets, what, length=len(a_list(features, what)))
+                return WithHistory(tuple(self._past(f, b) for f, b in zip(features, budgets, strict=True)))
         raise malformed(f"there is no step {str(what)[:60]!r}")
+
+    def _past(self, written: Any, budget: Any) -> tuple[str, PastFeature]:
+        name, what, values, by, time, where, spans = a_list(written, "a feature of the past", length=7)
+        condition = None if where is None else self.at(where)
+        last, within, half_life, gap, lateness = (
+            a_number(n, "a span", MOST_SPAN + 1) for n in a_list(spans, "the spans of a history", length=5)
+        )
+        several = [tuple(self.at(e) for e in a_list(places, "columns of a history")) for places in (values, by)]
+        past = Past(several[1], self.at(time), condition, gap, lateness, a_number(budget, "a budget"))
+        feature = PastFeature(past, a_text(what, "a feature of the past"), several[0], last, within, half_life)
+        if not several[1] or (len(several[0]) > 1 and any(e.op != "column" for e in several[0])):
+            raise malformed("a feature of the past without a key, or of several expressions")
+        return a_text(name, "the name of a history"), feature
 
     @staticmethod
     def _rest(rest: list[Any], length: int, what: str, kind: type) -> Any:

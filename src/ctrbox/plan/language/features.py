@@ -66,7 +66,7 @@ def space_of(name: str, e: Expr) -> tuple[Expr, str]:
     return Expr("key", (e,), (("space", name),)), name
 
 
-SPANS = {"m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000, "w": 7 * 86_400_000_000}
+SPANS = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000, "w": 7 * 86_400_000_000}
 
 
 def span(text: str) -> int:
@@ -74,7 +74,7 @@ def span(text: str) -> int:
     try:
         return int(text[:-1]) * SPANS[text[-1]]
     except (KeyError, ValueError, IndexError, TypeError):
-        raise PlanError(f"expected a span such as '30m', '6h', '1d' or '2w', got {text!r}") from None
+        raise PlanError(f"expected a span such as '30s', '30m', '6h', '1d' or '2w', got {text!r}") from None
 
 
 def _history(

@@ -1,0 +1,177 @@
+#include "core/past/pass.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <tuple>
+
+#include "bindings/bindings.h"
+#include "core/past/state_file.h"
+
+using namespace cb;
+
+namespace {
+
+template <class T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+PastShape shape_of(const std::vector<std::pair<uint32_t, double>>& words, int64_t gap, int64_t lateness, int64_t within,
+                   uint64_t last, bool keeps_last) {
+  PastShape shape{{}, gap, lateness, within, last, keeps_last};
+  for (auto [kind, half_life] : words) shape.words.push_back({static_cast<PastWordKind>(kind), half_life});
+  return shape;
+}
+
+// An argument that may be None.
+template <class T>
+const T* rows_or_null(nb::handle argument, size_t rows, const char* name, std::vector<In<T>>& keep) {
+  if (argument.is_none()) return nullptr;
+  keep.push_back(nb::cast<In<T>>(argument));
+  if (keep.back().shape(0) != rows)
+    throw nb::value_error((std::string(name) + " must have one value for each row").c_str());
+  return keep.back().data();
+}
+
+// The rows of a call, checked, and what keeps their memory.
+struct Given {
+  PastRows in;
+  std::vector<In<uint8_t>> flags;
+  std::vector<In<uint64_t>> values;
+  std::vector<In<int64_t>> offsets;
+  std::vector<In<uint8_t>> texts;
+
+  Given(const PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle valid, nb::handle asks, nb::handle feeds,
+        nb::list columns) {
+    in.rows = key.shape(0);
+    in.key = key.data();
+    in.time = time.data();
+    if (time.shape(0) != in.rows) throw nb::value_error("time must have one value for each row");
+    in.valid = rows_or_null(valid, in.rows, "valid", flags);
+    in.asks = rows_or_null(asks, in.rows, "asks", flags);
+    in.feeds = rows_or_null(feeds, in.rows, "feeds", flags);
+    if (!in.feeds) throw nb::value_error("feeds must be given");
+    const std::vector<PastWord>& words = state.shape().words;
+    if (nb::len(columns) != words.size()) throw nb::value_error("expected one column for each word");
+    for (size_t w = 0; w < words.size(); ++w) {
+      PastColumn column;
+      if (words[w].kind == PastWordKind::kText) {
+        auto [at, text] = nb::cast<std::tuple<In<int64_t>, In<uint8_t>>>(columns[w]);
+        check_texts(at, text);
+        column.offsets = at.data();
+        column.text = reinterpret_cast<const char*>(text.data());
+        offsets.push_back(at);
+        texts.push_back(text);
+      } else {
+        column.values = rows_or_null(columns[w], in.rows, "a column", values);
+        if (!column.values) throw nb::value_error("a column must be given");
+      }
+      in.columns.push_back(column);
+    }
+  }
+
+  void check_texts(const In<int64_t>& at, const In<uint8_t>& text) const {
+    bool sound = at.shape(0) == in.rows + 1 && at.data()[0] >= 0;
+    for (size_t r = 0; sound && r < in.rows; ++r) sound = at.data()[r] <= at.data()[r + 1];
+    if (!sound || at.data()[in.rows] > static_cast<int64_t>(text.shape(0)))
+      throw nb::value_error("offsets of a text column must ascend and lie inside its bytes");
+  }
+};
+
+template <class T>
+nb::object array_of(std::vector<T>&& values) {
+  auto hold = std::make_shared<std::vector<T>>(std::move(values));
+  return shared_array(hold->data(), {hold->size()}, hold);
+}
+
+// Texts by their numbers, as offsets and bytes.
+nb::tuple texts_of(const TextPool& pool, const std::vector<uint64_t>& numbers) {
+  std::vector<int64_t> offsets{0};
+  std::vector<uint8_t> bytes;
+  offsets.reserve(numbers.size() + 1);
+  for (uint64_t number : numbers) {
+    const std::string_view text = pool.text(number);
+    bytes.insert(bytes.end(), text.begin(), text.end());
+    offsets.push_back(static_cast<int64_t>(bytes.size()));
+  }
+  return nb::make_tuple(array_of(std::move(offsets)), array_of(std::move(bytes)));
+}
+
+nb::tuple lists(PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle valid, nb::handle asks,
+                nb::handle feeds, nb::list columns, size_t threads) {
+  const Given given(state, key, time, valid, asks, feeds, columns);
+  PastLists found;
+  {
+    nb::gil_scoped_release release;
+    found = pass_lists(state, given.in, threads);
+  }
+  nb::list words;
+  for (size_t w = 0; w < found.words.size(); ++w) {
+    if (state.shape().words[w].kind == PastWordKind::kText)
+      words.append(texts_of(state.texts(), found.words[w]));
+    else
+      words.append(array_of(std::move(found.words[w])));
+  }
+  state.forget_texts();
+  return nb::make_tuple(array_of(std::move(found.offsets)), words, array_of(std::move(found.ages)));
+}
+
+nb::list counters(PastState& state, In<uint64_t> key, In<int64_t> time, nb::handle valid, nb::handle asks,
+                  nb::handle feeds, nb::list columns, const std::vector<std::tuple<uint32_t, size_t, int64_t>>& asked,
+                  size_t threads) {
+  const Given given(state, key, time, valid, asks, feeds, columns);
+  std::vector<PastCounter> reads;
+  for (auto [kind, word, within] : asked) {
+    if (kind < 1 || kind > 4 || within < 0 || within > kMostSpan) throw nb::value_error("no such counter");
+    reads.push_back({static_cast<CounterKind>(kind), word, within});
+  }
+  PastCounts found;
+  {
+    nb::gil_scoped_release release;
+    found = pass_counters(state, given.in, reads, threads);
+  }
+  nb::list out;
+  for (size_t c = 0; c < reads.size(); ++c)
+    out.append(nb::make_tuple(array_of(std::move(found.values[c])), array_of(std::move(found.seen[c]))));
+  return out;
+}
+
+int64_t late(PastState& state, In<int64_t> time, nb::handle valid) {
+  std::vector<In<uint8_t>> keep;
+  return state.late(time.data(), rows_or_null(valid, time.shape(0), "valid", keep), time.shape(0));
+}
+
+}  // namespace
+
+void bind_past(nb::module_& m) {
+  nb::class_<PastState>(m, "PastState", "Earlier events by key: histories and running totals (core/past/state.h).")
+      .def(
+          "__init__",
+          [](PastState* self, const std::vector<std::pair<uint32_t, double>>& words, int64_t gap, int64_t lateness,
+             int64_t within, uint64_t last,
+             bool keeps_last) { new (self) PastState(shape_of(words, gap, lateness, within, last, keeps_last)); },
+          nb::arg("words"), nb::arg("gap"), nb::arg("lateness"), nb::arg("within"), nb::arg("last"),
+          nb::arg("keeps_last"))
+      .def("late", &late, nb::arg("time"), nb::arg("valid").none(),
+           "Return the first row that comes more than the lateness after the newest time, or -1.")
+      .def("lists", &lists, nb::arg("key"), nb::arg("time"), nb::arg("valid").none(), nb::arg("asks").none(),
+           nb::arg("feeds"), nb::arg("columns"), nb::arg("threads"),
+           "Read and feed rows; return the offsets, the values of each word and the ages of what rows saw.")
+      .def("counters", &counters, nb::arg("key"), nb::arg("time"), nb::arg("valid").none(), nb::arg("asks").none(),
+           nb::arg("feeds"), nb::arg("columns"), nb::arg("asked"), nb::arg("threads"),
+           "Read and feed rows; return for each counter its 64-bit values and whether rows saw an event.")
+      .def(
+          "save", [](const PastState& state, const std::string& path) { save_past(state, path); }, nb::arg("path"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "loaded", [](const PastState& like, const std::string& path) { return load_past(like.shape(), path); },
+          nb::arg("path"), nb::call_guard<nb::gil_scoped_release>(), "Return the saved state of the same shape.")
+      .def_prop_ro("newest", [](const PastState& state) { return state.newest(); })
+      .def_prop_ro("keys", &PastState::keys)
+      .def_prop_ro("events", &PastState::events)
+      .def_prop_ro("bytes", &PastState::bytes);
+}

@@ -1,0 +1,157 @@
+// The stored events of one key, oldest first, in a ring of a power of two of entries: [time, word, word, …].
+//
+// Events of equal time stand in the order in which they came. An event that comes late is put in its place, and the
+// running totals of the events behind it are corrected.
+#pragma once
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#include "core/past/shape.h"
+
+namespace cb {
+
+// The sum of two float64 as their rounded sum and what the rounding lost.
+struct TwoFloats {
+  double high = 0, low = 0;
+
+  static TwoFloats of(double a, double b) {
+    const double sum = a + b, part = sum - a;
+    return {sum, (a - (sum - part)) + (b - part)};
+  }
+  TwoFloats plus(double value) const {
+    const TwoFloats sum = of(high, value);
+    const double low_sum = sum.low + low, high_sum = sum.high + low_sum;
+    return {high_sum, low_sum - (high_sum - sum.high)};
+  }
+  double minus(const TwoFloats& other) const {
+    const TwoFloats difference = of(high, -other.high);
+    return difference.high + (difference.low + (low - other.low));
+  }
+};
+
+class EventRing {
+ public:
+  uint32_t size() const { return count_; }
+  size_t bytes(size_t stride) const { return size_t{capacity_} * stride * sizeof(uint64_t); }
+
+  const uint64_t* at(uint32_t k, size_t stride) const {
+    return events_.get() + size_t{(head_ + k) & (capacity_ - 1)} * stride;
+  }
+  int64_t time(uint32_t k, size_t stride) const { return static_cast<int64_t>(*at(k, stride)); }
+
+  // The number of events with an earlier time.
+  uint32_t before(int64_t time_limit, size_t stride) const {
+    uint32_t low = 0, high = count_;
+    while (low < high) {
+      const uint32_t middle = low + (high - low) / 2;
+      if (time(middle, stride) < time_limit)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low;
+  }
+
+  void drop_oldest() {
+    head_ = (head_ + 1) & (capacity_ - 1);
+    --count_;
+  }
+
+  // Adds an event behind all events of the same or an earlier time. `values`: one for each word of the shape.
+  void insert(const PastShape& shape, size_t stride, int64_t event_time, const uint64_t* values) {
+    if (count_ == capacity_) grow(stride);
+    uint32_t place = count_++;
+    while (place > 0 && time(place - 1, stride) > event_time) {
+      std::memcpy(entry(place, stride), at(place - 1, stride), stride * sizeof(uint64_t));
+      --place;
+    }
+    uint64_t* mine = entry(place, stride);
+    *mine++ = static_cast<uint64_t>(event_time);
+    const uint64_t* previous = place > 0 ? at(place - 1, stride) + 1 : nullptr;
+    const double passed = place > 0 ? elapsed(time(place - 1, stride), event_time) : 0;
+    size_t word = 0;
+    for (size_t w = 0; w < shape.words.size(); ++w) {
+      const PastWord& spec = shape.words[w];
+      const uint64_t value = values[w];
+      switch (spec.kind) {
+        case PastWordKind::kValue:
+        case PastWordKind::kText:
+          mine[word] = value;
+          break;
+        case PastWordKind::kTotal:
+          mine[word] = (previous ? previous[word] : 0) + value;
+          break;
+        case PastWordKind::kFloatTotal:
+          put(mine + word, (previous ? two_floats(previous + word) : TwoFloats{}).plus(std::bit_cast<double>(value)));
+          break;
+        case PastWordKind::kDecayed: {
+          const double held = previous ? std::bit_cast<double>(previous[word]) * decay(passed, spec) : 0;
+          mine[word] = std::bit_cast<uint64_t>(held + std::bit_cast<double>(value));
+          break;
+        }
+      }
+      word += spec.stored();
+    }
+    for (uint32_t k = place + 1; k < count_; ++k) correct(shape, stride, k, event_time, values);
+  }
+
+  // Adds an entry as it was stored, behind all others; for files.
+  void append_stored(size_t stride, const uint64_t* stored) {
+    if (count_ == capacity_) grow(stride);
+    std::memcpy(entry(count_++, stride), stored, stride * sizeof(uint64_t));
+  }
+
+  // Changes word `word` of every event by `change`; for ids of texts.
+  template <class F>
+  void each_word(size_t stride, size_t word, F&& change) {
+    for (uint32_t k = 0; k < count_; ++k) change(entry(k, stride)[1 + word]);
+  }
+
+  static TwoFloats two_floats(const uint64_t* words) {
+    return {std::bit_cast<double>(words[0]), std::bit_cast<double>(words[1])};
+  }
+  static double elapsed(int64_t from, int64_t to) {
+    return static_cast<double>(static_cast<uint64_t>(to) - static_cast<uint64_t>(from));  // to >= from
+  }
+  static double decay(double passed, const PastWord& spec) { return std::exp2(-passed / spec.half_life); }
+
+ private:
+  uint64_t* entry(uint32_t k, size_t stride) { return events_.get() + size_t{(head_ + k) & (capacity_ - 1)} * stride; }
+  static void put(uint64_t* words, const TwoFloats& value) {
+    words[0] = std::bit_cast<uint64_t>(value.high);
+    words[1] = std::bit_cast<uint64_t>(value.low);
+  }
+
+  // Adds a late event's values to the running words of event k, which is later.
+  void correct(const PastShape& shape, size_t stride, uint32_t k, int64_t event_time, const uint64_t* values) {
+    uint64_t* later = entry(k, stride) + 1;
+    const double passed = elapsed(event_time, time(k, stride));
+    for (size_t w = 0; w < shape.words.size(); ++w) {
+      const PastWord& spec = shape.words[w];
+      if (spec.kind == PastWordKind::kTotal) *later += values[w];
+      if (spec.kind == PastWordKind::kFloatTotal) put(later, two_floats(later).plus(std::bit_cast<double>(values[w])));
+      if (spec.kind == PastWordKind::kDecayed)
+        *later = std::bit_cast<uint64_t>(std::bit_cast<double>(*later) +
+                                         std::bit_cast<double>(values[w]) * decay(passed, spec));
+      later += spec.stored();
+    }
+  }
+
+  void grow(size_t stride) {
+    const uint32_t wanted = capacity_ ? capacity_ * 2 : 2;
+    auto larger = std::make_unique_for_overwrite<uint64_t[]>(size_t{wanted} * stride);
+    for (uint32_t k = 0; k < count_; ++k)
+      std::memcpy(larger.get() + size_t{k} * stride, at(k, stride), stride * sizeof(uint64_t));
+    events_ = std::move(larger);
+    capacity_ = wanted;
+    head_ = 0;
+  }
+
+  std::unique_ptr<uint64_t[]> events_;
+  uint32_t head_ = 0, count_ = 0, capacity_ = 0;
+};
+
+}  // namespace cb

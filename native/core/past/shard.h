@@ -1,0 +1,87 @@
+// Past events of some of the keys: feed() adds an event, read() finds the events that a row may see.
+//
+// Promises:
+//   - read(key, t) sees the events of the key that were fed before it and have time < t - gap, and changes nothing.
+//   - Dropping old events never changes what a later read gives: an event is dropped only when no read at
+//     newest - lateness or later can need it. A read before that time is refused by the caller (PastState::late).
+//   - What is stored depends only on the sequence of calls of feed(), not on time, threads or addresses.
+//
+// Layout: a table of slots (open addressing, one 32-bit number each) leads from a key to its place in `keys_`, which
+// holds keys and rings densely in the order of their first event. Memory is counted as it grows.
+//
+// One thread may write at a time, and none may read meanwhile.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/past/ring.h"
+#include "core/past/shape.h"
+
+namespace cb {
+
+// What one read may see: events 0 to `end` of a ring, oldest first. No ring: the key has none.
+struct PastSeen {
+  const EventRing* ring = nullptr;
+  uint32_t end = 0;
+};
+
+class PastShard {
+ public:
+  explicit PastShard(const PastShape& shape);
+  PastShard(PastShard&&) = default;
+  PastShard& operator=(PastShard&&) = default;
+
+  void feed(uint64_t key, int64_t time, const uint64_t* values);
+
+  PastSeen read(uint64_t key, int64_t time) const {
+    const EventRing* ring = find(key);
+    if (!ring) return {};
+    return {ring, ring->before(time_before(time, shape_.gap), stride_)};
+  }
+
+  // Declares that no later call has a time before time - lateness.
+  void reach(int64_t time) { newest_ = std::max(newest_, time); }
+
+  size_t stride() const { return stride_; }
+  size_t keys() const { return keys_.size(); }
+  uint64_t events() const { return events_; }
+  size_t bytes() const { return slots_.capacity() * sizeof(uint32_t) + keys_.capacity() * sizeof(Held) + ring_bytes_; }
+
+  struct Held {
+    uint64_t key;
+    EventRing ring;
+  };
+  std::vector<Held>& held() { return keys_; }
+  const std::vector<Held>& held() const { return keys_; }
+
+  // What decides when keys are forgotten; a file holds both, so that a restart forgets the same keys at the same event.
+  int64_t newest() const { return newest_; }
+  size_t swept_keys() const { return swept_keys_; }
+  void restore(int64_t newest, size_t swept_keys) {
+    newest_ = newest;
+    swept_keys_ = swept_keys;
+  }
+
+  // Adds a key with an empty ring, for files. False: it is there already.
+  bool add(uint64_t key);
+  void append_stored(const uint64_t* stored);  // to the key that was added last
+
+ private:
+  const EventRing* find(uint64_t key) const;
+  EventRing& made(uint64_t key);
+  void trim(EventRing& ring);
+  void sweep();
+  void rebuild(size_t slots);
+
+  PastShape shape_;
+  size_t stride_;                // 64-bit words of an event, its time included
+  std::vector<uint32_t> slots_;  // place in keys_ + 1; 0: free
+  std::vector<Held> keys_;
+  size_t ring_bytes_ = 0, swept_keys_ = 0;
+  uint64_t events_ = 0;
+  int64_t newest_ = std::numeric_limits<int64_t>::min();
+};
+
+}  // namespace cb

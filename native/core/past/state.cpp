@@ -1,0 +1,74 @@
+#include "core/past/state.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace cb {
+
+namespace {
+
+void check(const PastShape& shape) {
+  bool sound = shape.words.size() <= kMostPastWords;
+  for (int64_t span : {shape.gap, shape.lateness, shape.within}) sound = sound && span >= 0 && span <= kMostSpan;
+  for (const PastWord& word : shape.words) {
+    const auto kind = static_cast<uint32_t>(word.kind);
+    sound = sound && kind >= 1 && kind <= kMostPastWordKind &&
+            (word.kind == PastWordKind::kDecayed ? word.half_life >= 1 && word.half_life <= 1e18 : word.half_life == 0);
+  }
+  if (!sound || shape.last > (uint64_t{1} << 30)) throw std::invalid_argument("a shape of past events out of range");
+}
+
+}  // namespace
+
+PastState::PastState(PastShape shape) : shape_(std::move(shape)) {
+  check(shape_);
+  shards_.reserve(kPastShards);
+  for (unsigned k = 0; k < kPastShards; ++k) shards_.emplace_back(shape_);
+}
+
+int64_t PastState::late(const int64_t* times, const uint8_t* valid, size_t rows) {
+  for (size_t row = 0; row < rows; ++row) {
+    if (valid && !valid[row]) continue;
+    if (newest_ && times[row] < time_before(*newest_, shape_.lateness)) return static_cast<int64_t>(row);
+    reach(times[row]);
+  }
+  return -1;
+}
+
+void PastState::forget_texts() {
+  if (texts_.size() < 2 * texts_kept_) return;
+  std::vector<bool> held(texts_.size());
+  auto each = [&](auto&& change) {
+    size_t word = 0;
+    for (const PastWord& spec : shape_.words) {
+      if (spec.kind == PastWordKind::kText)
+        for (PastShard& shard : shards_)
+          for (PastShard::Held& key : shard.held()) key.ring.each_word(shard.stride(), word, change);
+      word += spec.stored();
+    }
+  };
+  each([&](uint64_t& number) { held[number] = true; });
+  const std::vector<uint64_t> numbers = texts_.keep_only(held);
+  each([&](uint64_t& number) { number = numbers[number]; });
+  texts_kept_ = std::max<size_t>(4096, texts_.size());
+}
+
+size_t PastState::keys() const {
+  size_t n = 0;
+  for (const PastShard& shard : shards_) n += shard.keys();
+  return n;
+}
+
+uint64_t PastState::events() const {
+  uint64_t n = 0;
+  for (const PastShard& shard : shards_) n += shard.events();
+  return n;
+}
+
+size_t PastState::bytes() const {
+  size_t n = texts_.bytes();
+  for (const PastShard& shard : shards_) n += shard.bytes();
+  return n;
+}
+
+}  // namespace cb

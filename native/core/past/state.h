@@ -1,0 +1,74 @@
+// The state behind features of the past: for each key a bounded ring of earlier events, and running totals of them.
+//
+// The state knows nothing of batches or of Python: feed(event) and read(key, time) are all. A pass over a log
+// (core/past/pass.h) calls read and then feed for each row. The online loop can feed the same state from its stream, a
+// server can read it for a request, and a checkpoint can hold it (core/past/state_file.h): equal sequences of calls
+// give equal bits.
+//
+// Threads: a key belongs to one of kPastShards shards, chosen by its bits alone. Shards share nothing but the texts,
+// whose numbers are given before shards run, so threads may work on different shards at once and their number changes
+// no result. Whoever reads and feeds at the same time holds a lock for each shard.
+//
+// Memory: bytes() counts rings, keys, slots and texts. The state itself sets no limit; whoever feeds it compares
+// bytes() with a budget. A key holds at most `last` events that every later read may see, those of the last
+// gap + lateness, and, where there is a longest age, only events of that age and one before them.
+//
+// Failure: a row whose time lies more than `lateness` before the newest time is not taken (late()); running out of
+// memory leaves a state that must be thrown away.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/past/shard.h"
+#include "core/past/text_pool.h"
+
+namespace cb {
+
+inline constexpr unsigned kPastShards = 16;
+
+class PastState {
+ public:
+  explicit PastState(PastShape shape);
+  PastState(PastState&&) = default;
+  PastState& operator=(PastState&&) = default;
+
+  static unsigned shard_of(uint64_t key) { return static_cast<unsigned>(finish(key) >> 60); }
+
+  const PastShape& shape() const { return shape_; }
+  PastShard& shard(unsigned k) { return shards_[k]; }
+  const PastShard& shard(unsigned k) const { return shards_[k]; }
+  TextPool& texts() { return texts_; }
+  const TextPool& texts() const { return texts_; }
+
+  void feed(uint64_t key, int64_t time, const uint64_t* values) {
+    reach(time);
+    shards_[shard_of(key)].feed(key, time, values);
+  }
+  PastSeen read(uint64_t key, int64_t time) const { return shards_[shard_of(key)].read(key, time); }
+
+  // The newest time that was reached; none before the first.
+  std::optional<int64_t> newest() const { return newest_; }
+  void reach(int64_t time) {
+    if (!newest_ || time > *newest_) newest_ = time;
+  }
+
+  // The first of some rows that comes too late, or -1; the others are reached up to that row. valid: null means all.
+  int64_t late(const int64_t* times, const uint8_t* valid, size_t rows);
+
+  // Forgets texts that no event holds, where their number has doubled since the last time.
+  void forget_texts();
+
+  size_t keys() const;
+  uint64_t events() const;
+  size_t bytes() const;
+
+ private:
+  PastShape shape_;
+  std::vector<PastShard> shards_;
+  TextPool texts_;
+  std::optional<int64_t> newest_;
+  size_t texts_kept_ = 4096;
+};
+
+}  // namespace cb

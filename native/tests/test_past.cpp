@@ -1,0 +1,256 @@
+// The state of past events against a plain list of all events, and its file against damage.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include "core/past/pass.h"
+#include "core/past/state_file.h"
+#include "core/system/checked_file.h"
+#include "tests/check.h"
+
+using namespace cb;
+
+namespace {
+
+using Random = std::mt19937_64;
+
+struct Row {
+  uint64_t key;
+  int64_t time;
+  bool event;
+  uint64_t value;
+};
+
+std::vector<Row> log_of(Random& random, size_t rows, int64_t lateness) {
+  std::vector<Row> log;
+  int64_t now = -50;
+  for (size_t k = 0; k < rows; ++k) {
+    now += static_cast<int64_t>(random() % 4);
+    const int64_t late = lateness ? static_cast<int64_t>(random() % static_cast<uint64_t>(lateness + 1)) : 0;
+    // A late row must not lie before the newest time by more than the lateness, and the newest time is at most `now`.
+    log.push_back({random() % 7, now - late, random() % 3 > 0, random() % 1000});
+  }
+  return log;
+}
+
+// What a row sees, found by looking at every earlier row: events by (time, order of arrival).
+std::vector<Row> seen_by(const std::vector<Row>& log, size_t row, const PastShape& shape) {
+  std::vector<Row> seen;
+  const int64_t time = log[row].time;
+  for (size_t k = 0; k < row; ++k)
+    if (log[k].event && log[k].key == log[row].key && log[k].time < time - shape.gap &&
+        (!shape.within || log[k].time >= time - shape.within))
+      seen.push_back(log[k]);
+  std::stable_sort(seen.begin(), seen.end(), [](const Row& a, const Row& b) { return a.time < b.time; });
+  if (shape.last && seen.size() > shape.last) seen.erase(seen.begin(), seen.end() - static_cast<ptrdiff_t>(shape.last));
+  return seen;
+}
+
+struct Columns {
+  std::vector<uint64_t> key, value;
+  std::vector<int64_t> time;
+  std::vector<uint8_t> feeds;
+
+  Columns(const std::vector<Row>& log, size_t begin, size_t end) {
+    for (size_t k = begin; k < end; ++k) {
+      key.push_back(log[k].key);
+      value.push_back(log[k].value);
+      time.push_back(log[k].time);
+      feeds.push_back(log[k].event);
+    }
+  }
+  PastRows rows(size_t words) const {
+    PastRows in{key.size(), key.data(), time.data(), nullptr, nullptr, feeds.data(), {}};
+    in.columns.assign(words, PastColumn{value.data(), nullptr, nullptr});
+    return in;
+  }
+};
+
+void lists_are_what_a_search_of_all_rows_finds() {
+  Random random(1);
+  for (int round = 0; round < 24; ++round) {
+    const int64_t lateness = round % 2 ? static_cast<int64_t>(random() % 6) : 0;
+    const PastShape shape{{{PastWordKind::kValue, 0}},
+                          static_cast<int64_t>(random() % 5),
+                          lateness,
+                          round % 3 ? static_cast<int64_t>(10 + random() % 50) : 0,
+                          random() % 5,
+                          false};
+    const std::vector<Row> log = log_of(random, 200, lateness);
+    PastState state(shape);
+    for (size_t begin = 0; begin < log.size();) {
+      const size_t end = std::min(log.size(), begin + 1 + random() % 80);
+      const Columns part(log, begin, end);
+      CHECK(state.late(part.time.data(), nullptr, part.time.size()) == -1);
+      const PastLists found = pass_lists(state, part.rows(1), 1 + random() % 3);
+      for (size_t row = begin; row < end; ++row) {
+        const std::vector<Row> expected = seen_by(log, row, shape);
+        const size_t at = static_cast<size_t>(found.offsets[row - begin]);
+        CHECK(static_cast<size_t>(found.offsets[row - begin + 1]) - at == expected.size());
+        for (size_t e = 0; e < expected.size(); ++e) {
+          CHECK(found.words[0][at + e] == expected[e].value);
+          CHECK(found.ages[at + e] == static_cast<double>(log[row].time - expected[e].time) / 1e6);
+        }
+      }
+      begin = end;
+    }
+  }
+}
+
+void counters_are_what_a_search_of_all_rows_finds() {
+  Random random(2);
+  for (int round = 0; round < 12; ++round) {
+    const int64_t lateness = round % 2 ? 4 : 0;
+    const PastShape shape{{{PastWordKind::kTotal, 0}, {PastWordKind::kFloatTotal, 0}, {PastWordKind::kDecayed, 20}},
+                          static_cast<int64_t>(random() % 3),
+                          lateness,
+                          30,
+                          0,
+                          true};
+    std::vector<Row> log = log_of(random, 200, lateness);
+    for (Row& row : log) row.value = std::bit_cast<uint64_t>(static_cast<double>(row.value));
+    PastState state(shape);
+    const Columns all(log, 0, log.size());
+    const std::vector<PastCounter> asked = {{CounterKind::kFloatTotal, 1, 10}, {CounterKind::kFloatTotal, 1, 30},
+                                            {CounterKind::kFloatTotal, 1, 0},  {CounterKind::kDecayed, 2, 0},
+                                            {CounterKind::kSince, 0, 0},       {CounterKind::kTotal, 0, 10}};
+    const PastCounts found = pass_counters(state, all.rows(3), asked, 2);
+    for (size_t row = 0; row < log.size(); ++row) {
+      for (size_t c = 0; c < asked.size(); ++c) {
+        PastShape window = shape;
+        window.within = asked[c].within;
+        const std::vector<Row> expected = seen_by(log, row, window);
+        CHECK(found.seen[c][row] == !expected.empty());
+        double sum = 0, decayed = 0;
+        uint64_t bits = 0;
+        for (const Row& event : expected) {
+          const double value = std::bit_cast<double>(event.value);
+          sum += value;
+          bits += event.value;
+          decayed += value * std::exp2(-static_cast<double>(log[row].time - event.time) / 20);
+        }
+        const double met = std::bit_cast<double>(found.values[c][row]);
+        if (asked[c].kind == CounterKind::kFloatTotal) CHECK(met == sum);
+        if (asked[c].kind == CounterKind::kTotal) CHECK(found.values[c][row] == bits);
+        if (asked[c].kind == CounterKind::kDecayed) CHECK(std::abs(met - decayed) <= 1e-9 * (1 + decayed));
+        if (asked[c].kind == CounterKind::kSince && !expected.empty())
+          CHECK(met == static_cast<double>(log[row].time - expected.back().time) / 1e6);
+      }
+    }
+  }
+}
+
+void a_busy_key_and_many_keys_stay_bounded() {
+  PastState state({{{PastWordKind::kValue, 0}}, 10, 0, 1000, 5, false});
+  const uint64_t value = 1;
+  for (int64_t t = 0; t < 20'000; ++t) state.feed(1, t, &value);
+  CHECK(state.events() <= 5 + 10 + 2);
+  const size_t before = state.bytes();
+  for (int64_t t = 0; t < 80'000; ++t) state.feed(static_cast<uint64_t>(t) + 2, 20'000 + t, &value);
+  CHECK(state.keys() < 40'000);  // keys without an event in the last 1000 microseconds are forgotten
+  CHECK(state.bytes() < before + 64'000'000);
+}
+
+void a_float_window_keeps_its_digits_after_many_events() {
+  PastState state({{{PastWordKind::kFloatTotal, 0}}, 0, 0, 10, 0, false});
+  std::vector<Row> log;
+  for (int64_t t = 0; t < 1000; ++t) log.push_back({1, t, true, std::bit_cast<uint64_t>(t < 900 ? 1e15 / 3 : 0.1)});
+  log.push_back({1, 1000, false, 0});
+  const Columns all(log, 0, log.size());
+  const PastCounts found = pass_counters(state, all.rows(1), {{CounterKind::kFloatTotal, 0, 10}}, 1);
+  CHECK(std::abs(std::bit_cast<double>(found.values[0].back()) - 1.0) < 1e-12);
+}
+
+void times_at_the_ends_of_64_bits_do_not_overflow() {
+  const int64_t low = std::numeric_limits<int64_t>::min(), high = std::numeric_limits<int64_t>::max();
+  PastState state({{{PastWordKind::kDecayed, 5}}, 7, 0, 9, 0, true});
+  const uint64_t value = std::bit_cast<uint64_t>(1.0);
+  state.feed(1, low, &value);
+  CHECK(state.read(1, low).end == 0);
+  CHECK(state.read(1, high).end == 1);
+  state.feed(1, high, &value);
+  CHECK(state.read(1, high).end == 1);
+}
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void a_state_comes_back_from_its_file_and_damage_is_refused() {
+  const std::string path = std::filesystem::temp_directory_path() / ("past-" + std::to_string(getpid()) + ".state");
+  const PastShape shape{{{PastWordKind::kText, 0}, {PastWordKind::kValue, 0}}, 1, 2, 100, 3, false};
+  PastState state(shape);
+  Random random(3);
+  for (int64_t t = 0; t < 200; ++t) {
+    const uint64_t values[] = {state.texts().number("text " + std::to_string(random() % 9)), random()};
+    state.feed(random() % 20, t, values);
+  }
+  save_past(state, path);
+  const PastState back = load_past(shape, path);
+  CHECK(back.events() == state.events() && back.keys() == state.keys() && back.newest() == state.newest());
+  const std::string saved = bytes_of(path);
+  save_past(back, path);
+  CHECK(bytes_of(path) == saved);
+  auto refused = [&](const std::string& content) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
+    try {
+      load_past(shape, path);
+    } catch (const DamagedFile&) {
+      return true;
+    }
+    return false;
+  };
+  for (size_t cut : {size_t{0}, size_t{5}, size_t{40}, saved.size() / 2, saved.size() - 1})
+    CHECK(refused(saved.substr(0, cut)));
+  CHECK(refused(saved + "x"));
+  for (int k = 0; k < 200; ++k) {
+    std::string changed = saved;
+    changed[random() % changed.size()] ^= static_cast<char>(1 << (random() % 8));
+    CHECK(refused(changed));
+  }
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << saved;
+  PastShape other = shape;
+  other.last = 4;
+  bool differs = false;
+  try {
+    load_past(other, path);
+  } catch (const std::invalid_argument&) {
+    differs = true;
+  }
+  CHECK(differs);
+  std::filesystem::remove(path);
+}
+
+void texts_that_no_event_holds_are_forgotten() {
+  PastState state({{{PastWordKind::kText, 0}}, 0, 0, 0, 2, false});
+  for (int64_t t = 0; t < 20'000; ++t) {
+    const uint64_t number = state.texts().number(std::to_string(t));
+    state.feed(1, t, &number);
+    state.forget_texts();
+  }
+  CHECK(state.texts().size() < 10'000);
+  const PastSeen seen = state.read(1, 20'000);
+  CHECK(state.texts().text(seen.ring->at(seen.end - 1, 2)[1]) == "19999");
+}
+
+}  // namespace
+
+int main() {
+  lists_are_what_a_search_of_all_rows_finds();
+  counters_are_what_a_search_of_all_rows_finds();
+  a_busy_key_and_many_keys_stay_bounded();
+  a_float_window_keeps_its_digits_after_many_events();
+  times_at_the_ends_of_64_bits_do_not_overflow();
+  a_state_comes_back_from_its_file_and_damage_is_refused();
+  texts_that_no_event_holds_are_forgotten();
+}

@@ -1,0 +1,1 @@
+"""Computes histories and windowed counters: features of the past of a log."""

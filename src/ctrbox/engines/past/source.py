@@ -1,0 +1,225 @@
+"""Adds the columns of ``View.with_history`` to a log while it is read.
+
+    log's source ──► PastSource: in the order of the rows, read then feed ──► filters, joins and features, on all cores
+
+To everything above it, a history is a column of the log like any other: engines, training and requests need not know. A scan
+begins with empty states and reads the log from its first row, whatever row it is asked to begin with, so that the features of a
+row never depend on where a scan began; rows before the start are fed and not returned. Row groups are never skipped by
+statistics, because rows that a later filter drops may be events.
+
+Threads: the source's readers decode ahead, the states' shards run on ``threads`` threads, and the order of rows is kept. Memory:
+a morsel, what is decoded ahead, and the states, each held to its budget.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctrbox.columns.kind import arrow_type
+from ctrbox.engines.past.inputs import Column, Inputs
+from ctrbox.engines.past.states import Rows, states_of
+from ctrbox.errors import PlanError
+from ctrbox.plan.graph.serial import Writer, canonical
+from ctrbox.plan.language.past import PastFeature
+from ctrbox.views.morsel import MORSEL_ROWS, Morsel, Origin, Source
+from ctrbox.views.recorded import opened
+from ctrbox.views.view import View, WithHistory
+
+NULLABLE = ("mean", "since")
+
+
+def add_histories(view: View, features: Mapping[str, Any]) -> View:
+    """Return the view with one more step ``with_history``; PlanError for a name that is taken or a feature that cannot be."""
+    if not features:
+        raise PlanError("with_history needs at least one feature: .with_history(clicks=cb.history(…))")
+    for name, feature in features.items():
+        if not isinstance(feature, PastFeature):
+            raise PlanError(
+                f"with_history: {name!r} must be cb.history(…) or a feature of cb.past(…), got {type(feature).__name__}; other "
+                "expressions belong into with_columns"
+            )
+    step = WithHistory(tuple(features.items()))
+    for name in step.names:
+        if name in view.source.schema.names or step.names.count(name) > 1:
+            raise PlanError(
+                f"with_history adds column {name!r}, which view {view.name!r} has already; choose another name"
+            )
+    made = view.with_steps((*view.steps, step))
+    return replaced_source(made, PastSource(view.source, Inputs(view, step), step))
+
+
+def wrapped(view: View) -> View:
+    """Return a view whose source computes the columns of its steps ``with_history``.
+
+    Data that holds all columns of a step, such as rows that were written with them, is taken as it is.
+    """
+    source = base_of(view.source)
+    for place, step in enumerate(view.steps):
+        if not isinstance(step, WithHistory):
+            continue
+        there = [name for name in step.names if name in source.schema.names]
+        if len(there) == len(step.names):
+            continue
+        if there:
+            raise PlanError(
+                f"{source.name} has the column {there[0]!r} of with_history and lacks others of its columns; bring all of "
+                f"{step.names}, or none, so that they are computed"
+            )
+        before = replaced_source(view.with_steps(view.steps[:place]), source)
+        source = PastSource(source, Inputs(before, step), step)
+    return replaced_source(view, source)
+
+
+def replaced_source(view: View, source: Source) -> View:
+    return view._changed(source=source)
+
+
+def base_of(source: Source) -> Source:
+    """Return the source below those that compute histories."""
+    while isinstance(source, PastSource):
+        source = source.inner
+    return source
+
+
+def read_by_histories(source: Source) -> set[str]:
+    """Return the columns of the data that histories read, whether or not a feature reads them too."""
+    found: set[str] = set()
+    while isinstance(source, PastSource):
+        found.update(source.inputs.columns)
+        source = source.inner
+    return found
+
+
+class PastSource:
+    """A source with the columns of one step ``with_history`` behind its own."""
+
+    def __init__(self, inner: Source, inputs: Inputs, step: WithHistory) -> None:
+        self.inner = inner
+        self.inputs = inputs
+        self.step = step
+        made = [field for resolved in inputs.features for field in _fields(resolved)]
+        self.made = {field.name: field for field in made}
+        self.schema = pa.schema([*inner.schema, *made])
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def rows(self) -> int | None:
+        return self.inner.rows
+
+    @property
+    def bytes(self) -> int | None:
+        return self.inner.bytes
+
+    @property
+    def table(self) -> pa.Table | None:
+        """The rows of the log as they lie in memory, without histories; for those who send a plan to another process."""
+        return getattr(self.inner, "table", None)
+
+    @property
+    def text_options(self) -> Any:
+        return getattr(self.inner, "text_options", None)
+
+    @property
+    def format_name(self) -> str | None:
+        return getattr(self.inner, "format_name", None)
+
+    def open(self) -> PastSource:
+        """Return this source with its data open; see ``opened``."""
+        return PastSource(opened(self.inner), self.inputs, self.step)
+
+    def nullable(self, column: str) -> bool:
+        return self.made[column].nullable if column in self.made else self.inner.nullable(column)
+
+    def nullable_then(self, column: str) -> bool:
+        """Return whether the column could be null in the data that the plan was made on."""
+        if column in self.made:
+            return self.made[column].nullable
+        return bool(getattr(self.inner, "nullable_then", self.inner.nullable)(column))
+
+    def ordered(self, column: str) -> bool:
+        return column not in self.made and self.inner.ordered(column)
+
+    def fingerprint(self) -> str:
+        writer = Writer()
+        steps = [s[:2] for s in writer.steps(self.inputs.view.with_steps((self.step,)))]
+        written = canonical([self.inner.fingerprint(), steps, writer.expressions])
+        return hashlib.sha256(written.encode()).hexdigest()
+
+    def scan(
+        self,
+        columns: Sequence[str],
+        *,
+        start: int = 0,
+        rows: int = MORSEL_ROWS,
+        ahead: int = 2,
+        threads: int = 2,
+        prune: Any = None,
+        dictionary: Sequence[str] = (),
+    ) -> Iterator[Morsel]:
+        if not any(name in self.made for name in columns):
+            return self.inner.scan(
+                columns, start=start, rows=rows, ahead=ahead, threads=threads, prune=prune, dictionary=dictionary
+            )
+        return self._scan(list(columns), start, rows, ahead, threads)
+
+    def _scan(self, columns: list[str], start: int, rows: int, ahead: int, threads: int) -> Iterator[Morsel]:
+        wanted = [r for r in self.inputs.features if {f.name for f in _fields(r)} & set(columns)]
+        states = states_of(wanted)
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        read = list(dict.fromkeys([*(name for name in columns if name not in self.made), *self.inputs.columns]))
+        scan = self.inner.scan(read, rows=rows, ahead=ahead, threads=threads)
+        try:
+            for morsel in scan:
+                count = morsel.rows.num_rows
+                skip = max(0, min(count, start - morsel.start))
+                asks = np.arange(count) >= skip if skip else None
+                evaluated = self.inputs.evaluate(morsel, threads)
+                passed = self._passed(evaluated)
+                given = Rows(count, evaluated, passed, asks, max(1, threads), morsel.origin.name)
+                made: dict[str, pa.Array] = {}
+                for state in states:
+                    made |= state.columns(given)
+                if skip == count:
+                    continue
+                kept = morsel.rows.slice(skip)
+                arrays = [made[name] if name in self.made else kept.column(name) for name in columns]
+                origin = Origin(morsel.origin.path, morsel.origin.row + skip)
+                batch = pa.RecordBatch.from_arrays(arrays, schema=_stored(schema, arrays))
+                yield Morsel(batch, origin, morsel.start + skip)
+        finally:
+            close = getattr(scan, "close", None)
+            if close is not None:
+                close()
+
+    def _passed(self, evaluated: Mapping[int, Column]) -> np.ndarray | None:
+        """Return which rows pass the filters before the step; None: all do."""
+        passed: np.ndarray | None = None
+        for node in self.inputs.filters:
+            column = evaluated[node.id]
+            (held,) = column.arrays
+            mine = np.asarray(held).astype(bool)
+            mine = mine if column.valid is None else mine & column.valid
+            passed = mine if passed is None else passed & mine
+        return passed
+
+
+def _stored(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.Schema:
+    """Return the schema with the types that the arrays have: a source may hand out a column dictionary-encoded."""
+    return pa.schema([f.with_type(a.type) for f, a in zip(schema, arrays, strict=True)])
+
+
+def _fields(resolved: Any) -> list[pa.Field]:
+    """Return the columns of a feature: lists of its values and of ages, or one number."""
+    names, what = resolved.feature.columns(resolved.name), resolved.feature.what
+    if what == "history":
+        types = [*(arrow_type("*" + n.kind) for n in resolved.values), arrow_type("*f")]
+        return [pa.field(name, type_, False) for name, type_ in zip(names, types, strict=True)]
+    return [pa.field(names[0], arrow_type("i" if what == "count" else "f"), what in NULLABLE)]

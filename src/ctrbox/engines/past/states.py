@@ -1,0 +1,286 @@
+"""Turns features of the past into native states, and rows into columns.
+
+Each history has a state of its own. Counters with the same key, time, condition, gap and lateness share one, in which an event
+has one running total for each different value that is summed. ``_native.PastState`` does the work; native/core/past/state.h says
+what it promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctrbox import _native
+from ctrbox.columns.kind import arrow_type
+from ctrbox.engines.past.inputs import Column, Resolved
+from ctrbox.errors import DataError
+
+VALUE, TEXT, TOTAL, FLOAT_TOTAL, DECAYED_WORD = 1, 2, 3, 4, 5  # PastWordKind
+COUNT, SUM, DECAYED, SINCE = 1, 2, 3, 4  # CounterKind
+EXACT = 1 << 53  # whole numbers up to this one are floats without rounding
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a state is given of some rows. ``where``: names a row of these for an error."""
+
+    count: int
+    columns: dict[int, Column]
+    passed: np.ndarray | None  # by the filters before the step; None: all
+    asks: np.ndarray | None  # which rows want an answer; None: all
+    threads: int
+    where: Callable[[int], str]
+
+
+class State:
+    """One native state and the features that are read from it."""
+
+    def __init__(self, features: Sequence[Resolved], native: Any) -> None:
+        self.features = features
+        self.first = features[0]
+        self.native = native
+        self.budget = min(f.feature.past.budget for f in features)
+        self._newest_at = ""
+
+    def _read(self, rows: Rows, columns: list[Any], extra: np.ndarray | None) -> tuple[Any, ...]:
+        """Return the arguments of a native call: key, time, valid, asks, feeds and values; DataError for a row out of order."""
+        key, time = rows.columns[self.first.key.id], rows.columns[self.first.time.id]
+        timed = _both(time.valid, rows.passed)  # a row that a filter before the step drops may have any time
+        valid = _both(key.valid, timed)
+        (times,) = time.arrays
+        self._check_order(rows, times, timed)
+        feeds = valid
+        if self.first.where is not None:
+            condition = rows.columns[self.first.where.id]
+            (held,) = condition.arrays
+            feeds = _both(_both(feeds, np.asarray(held).astype(bool)), condition.valid)
+        feeds = _both(feeds, extra)
+        flags = np.ones(rows.count, np.uint8) if feeds is None else feeds.astype(np.uint8)
+        return key.arrays[0], times, _bytes(valid), _bytes(rows.asks), flags, columns
+
+    def _check_order(self, rows: Rows, times: np.ndarray, valid: np.ndarray | None) -> None:
+        before = self.native.newest
+        late = self.native.late(times, _bytes(valid))
+        known = np.ones(rows.count, bool) if valid is None else valid
+        if late >= 0:
+            earlier = np.flatnonzero(known[:late])
+            newest, at = before, self._newest_at
+            if len(earlier) and (before is None or times[earlier].max() > before):
+                row = int(earlier[times[earlier].argmax()])
+                newest, at = int(times[row]), rows.where(row)
+            past = self.first.feature.past
+            allowed = (
+                f"at most lateness={past.lateness / 1e6:g} s before it" if past.lateness else "times in ascending order"
+            )
+            raise DataError(
+                f"{self.first.name!r}: the time {_shown(times[late])} at {rows.where(late)} comes after {_shown(newest)} at "
+                f"{at}; expected {allowed}: sort the log by time, give a larger lateness=, or, if the earlier row has a wrong "
+                "time, drop it with .filter(…) before with_history"
+            )
+        if self.native.newest != before:
+            row = int(np.flatnonzero(known)[times[known].argmax()])
+            self._newest_at = rows.where(row)
+
+    def check_budget(self) -> None:
+        used = self.native.bytes
+        if used > self.budget:
+            raise DataError(
+                f"the past events of {self.first.name!r} take {used:,} bytes ({self.native.events:,} events of "
+                f"{self.native.keys:,} keys), more than budget={self.budget:,}; raise budget=, or shorten last=, within= or gap="
+            )
+
+
+class ListState(State):
+    """The state of one history."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        feature = resolved.feature
+        words = [(TEXT if n.kind == "s" else VALUE, 0.0) for n in resolved.values]
+        past = feature.past
+        super().__init__(
+            [resolved], _native.PastState(words, past.gap, past.lateness, feature.within, feature.last, False)
+        )
+
+    def columns(self, rows: Rows) -> dict[str, pa.Array]:
+        """Feed rows and return what each that asks has seen, as one list for each value, and one of ages."""
+        given = [rows.columns[n.id] for n in self.first.values]
+        known: np.ndarray | None = None
+        for column in given:
+            known = _both(known, column.valid)
+        arguments = self._read(rows, [_words(column) for column in given], known)
+        offsets, words, ages = self.native.lists(*arguments, rows.threads)
+        self.check_budget()
+        names = self.first.feature.columns(self.first.name)
+        kinds = [n.kind for n in self.first.values]
+        children = [_values(kind, word) for kind, word in zip(kinds, words, strict=True)]
+        lists = [_list(offsets, child) for child in [*children, pa.array(ages)]]
+        return dict(zip(names, lists, strict=True))
+
+
+@dataclass
+class Layout:
+    """The words of a state of counters, and what each feature reads of them."""
+
+    words: list[tuple[int, float]] = field(default_factory=list)
+    makers: list[Callable[[Rows], np.ndarray]] = field(default_factory=list)  # of each word's values
+    reads: list[tuple[int, int, int]] = field(default_factory=list)
+    places: dict[Any, int] = field(default_factory=dict)
+
+    def word(self, key: Any, kind: int, half_life: float, maker: Callable[[Rows], np.ndarray]) -> int:
+        if key not in self.places:
+            self.places[key] = len(self.words)
+            self.words.append((kind, half_life))
+            self.makers.append(maker)
+        return self.places[key]
+
+    def read(self, kind: int, word: int, within: int) -> int:
+        self.reads.append((kind, word, within))
+        return len(self.reads) - 1
+
+
+class CounterState(State):
+    """The state of counters that share their events."""
+
+    def __init__(self, features: Sequence[Resolved]) -> None:
+        self.layout = Layout()
+        self.makers = [self._maker(resolved) for resolved in features]
+        windows = [within for _, _, within in self.layout.reads]
+        unlimited = 0 in windows
+        past = features[0].feature.past
+        within = max(windows)
+        last = 1 if not within else 0  # a running total of all time needs only the newest event that is seen
+        super().__init__(
+            features, _native.PastState(self.layout.words, past.gap, past.lateness, within, last, unlimited)
+        )
+
+    def _maker(self, resolved: Resolved) -> Callable[[list[Any]], pa.Array]:
+        """Add what a feature needs to the layout; return how its column is made of what was read."""
+        layout, feature = self.layout, resolved.feature
+        value = resolved.values[0] if resolved.values else None
+
+        def count(node: Any) -> int:
+            key = ("count", None if node is None or not (node.nullable or node.kind == "f") else node.id)
+            return layout.word(key, TOTAL, 0.0, lambda rows: _present(rows, node).astype(np.uint64))
+
+        def numbers(rows: Rows) -> np.ndarray:
+            return _numbers(rows, value, resolved.name)
+
+        match feature.what:
+            case "count":
+                at = layout.read(COUNT, count(None), feature.within)
+                return lambda found: pa.array(found[at][0].view(np.int64))
+            case "since":
+                at = layout.read(SINCE, 0, feature.within)
+                return lambda found: _or_null(found[at][0].view(np.float64), found[at][1])
+            case "decayed":
+                key = ("decayed", None if value is None else value.id, feature.half_life)
+                at = layout.read(DECAYED, layout.word(key, DECAYED_WORD, float(feature.half_life), numbers), 0)
+                return lambda found: self._finite(resolved.name, found[at][0].view(np.float64))
+        assert value is not None  # of sum and mean
+        total = layout.read(SUM, layout.word(("sum", value.id), FLOAT_TOTAL, 0.0, numbers), feature.within)
+        if feature.what == "sum":
+            return lambda found: self._finite(resolved.name, found[total][0].view(np.float64))
+        counted = layout.read(COUNT, count(value), feature.within)
+
+        def mean(found: list[Any]) -> pa.Array:
+            sums, counts = found[total][0].view(np.float64), found[counted][0].view(np.int64)
+            return _or_null(sums / np.maximum(counts, 1), counts > 0)
+
+        return mean
+
+    def _finite(self, name: str, values: np.ndarray) -> pa.Array:
+        if not np.isfinite(values).all():
+            raise DataError(f"{name!r}: the sum of the values of one key does not fit into a float64; scale them first")
+        return pa.array(values)
+
+    def columns(self, rows: Rows) -> dict[str, pa.Array]:
+        """Feed rows and return the counters of each that asks."""
+        values = [np.ascontiguousarray(maker(rows)).view(np.uint64) for maker in self.layout.makers]
+        arguments = self._read(rows, values, None)
+        found = self.native.counters(*arguments, self.layout.reads, rows.threads)
+        self.check_budget()
+        return {f.name: maker(found) for f, maker in zip(self.features, self.makers, strict=True)}
+
+
+def states_of(features: Sequence[Resolved]) -> list[ListState | CounterState]:
+    """Return fresh states for these features: one for each history, one for each group of counters."""
+    groups: dict[tuple[Any, ...], list[Resolved]] = {}
+    for resolved in features:
+        if resolved.feature.what != "history":
+            groups.setdefault(resolved.group, []).append(resolved)
+    lists = [ListState(resolved) for resolved in features if resolved.feature.what == "history"]
+    return [*lists, *(CounterState(group) for group in groups.values())]
+
+
+def _both(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    return b if a is None else a if b is None else a & b
+
+
+def _bytes(flags: np.ndarray | None) -> np.ndarray | None:
+    return None if flags is None else flags.astype(np.uint8)
+
+
+def _shown(time: int) -> str:
+    return str(np.datetime64(int(time), "us"))
+
+
+def _words(column: Column) -> Any:
+    """Return a column as 64-bit words, or as offsets and bytes of texts."""
+    if column.kind == "s":
+        offsets, text = column.arrays
+        return np.asarray(offsets, np.int64), np.asarray(text, np.uint8)
+    (values,) = column.arrays
+    return values.astype(np.uint64) if column.kind == "b" else np.ascontiguousarray(values).view(np.uint64)
+
+
+def _present(rows: Rows, node: Any) -> np.ndarray:
+    """Return which rows have a number that can be summed."""
+    if node is None:
+        return np.ones(rows.count, bool)
+    column = rows.columns[node.id]
+    (values,) = column.arrays
+    present = np.isfinite(values) if column.kind == "f" else np.ones(rows.count, bool)
+    return present if column.valid is None else present & column.valid
+
+
+def _numbers(rows: Rows, node: Any, name: str) -> np.ndarray:
+    """Return the numbers to be summed, 0 where there is none; DataError for a whole number that no float64 holds exactly."""
+    if node is None:
+        return np.ones(rows.count)
+    present = _present(rows, node)
+    column = rows.columns[node.id]
+    (values,) = column.arrays
+    if column.kind == "i":
+        large = present & ((values > EXACT) | (values < -EXACT))
+        if large.any():
+            row = int(large.argmax())
+            raise DataError(
+                f"{name!r}: the value {values[row]} at {rows.where(row)} cannot be represented exactly as a float64, as sums and "
+                "means of the past are; expected at most 2^53"
+            )
+    return np.where(present, values, 0).astype(np.float64)
+
+
+def _values(kind: str, word: Any) -> pa.Array:
+    """Return the elements of lists from their 64-bit words, or from offsets and bytes of texts."""
+    target = arrow_type(kind)
+    if kind == "s":
+        offsets, text = word
+        return pa.Array.from_buffers(target, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+    if kind == "b":
+        return pa.array(word.astype(bool))
+    return pa.Array.from_buffers(target, len(word), [None, pa.py_buffer(word)])
+
+
+def _list(offsets: np.ndarray, child: pa.Array) -> pa.Array:
+    return pa.Array.from_buffers(
+        pa.large_list(child.type), len(offsets) - 1, [None, pa.py_buffer(offsets)], children=[child]
+    )
+
+
+def _or_null(values: np.ndarray, known: np.ndarray) -> pa.Array:
+    return pa.array(values, mask=~known.astype(bool))
