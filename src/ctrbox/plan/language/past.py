@@ -26,7 +26,7 @@ from ctrbox.plan.language.features import span
 MOST_SPAN = 2**60  # microseconds; the native state adds two of them in 64 bits
 MOST_LAST = 100_000
 BUDGET = "4GB"
-WHATS = ("history", "count", "sum", "mean", "decayed", "since")
+KINDS = ("history", "count", "sum", "mean", "decayed", "since")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +81,8 @@ class PastFeature:
     half_life: int = 0
 
     def __post_init__(self) -> None:
-        if self.what not in WHATS:
-            raise PlanError(f"a feature of the past is one of {', '.join(WHATS)}, got {checks.shown(self.what)}")
+        if self.what not in KINDS:
+            raise PlanError(f"a feature of the past is one of {', '.join(KINDS)}, got {checks.shown(self.what)}")
         wanted = {"history": range(1, 65), "sum": (1,), "mean": (1,), "decayed": (0, 1)}.get(self.what, (0,))
         if len(self.values) not in wanted:
             raise PlanError(f"{self.what} takes {_number(wanted)} columns of values, got {len(self.values)}")
