@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ctrbox.engines.fingerprint import columns_read
-from ctrbox.engines.past.source import base_of, read_by_histories
+from ctrbox.engines.past.source import base_of
 from ctrbox.engines.plan import Plan
 from ctrbox.plan.graph.build import build
 from ctrbox.plan.graph.unfilled_nulls import NullsUnfilled
@@ -51,7 +51,7 @@ def _agreeing(view: View, then: View, read: dict[int, set[str]], strict: bool) -
     if view.source is then.source:
         return view._changed(steps=tuple(steps))
     known, data = base_of(then.source), base_of(view.source)
-    asked = read.get(id(then), set()) | read_by_histories(then.source)
+    asked = read.get(id(then), set()) | set(getattr(then.source, "read_for_histories", ()))
     columns = sorted(asked & set(known.schema.names))
     nullable = getattr(known, "nullable_then", known.nullable)
     described = Described(

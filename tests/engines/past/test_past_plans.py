@@ -114,6 +114,18 @@ def test_a_filter_after_the_step_skips_no_row_group_that_holds_events(log: Path)
     assert rows_of(plan.batches(500)) == rows_of(plan_of(log).batches(2_000))[1_900:]
 
 
+def test_a_plan_tells_that_histories_read_columns_that_no_feature_reads(log: Path) -> None:
+    (source,) = plan_of(log).explain(json=True)["frames"][0]["sources"]
+    assert {"user", "ts", "h"} <= set(source["columns_read"])
+    assert set(source["columns_unread"]) == {"instance_id", "h_age"}
+
+
+def test_data_without_the_label_needs_the_columns_of_the_histories(log: Path) -> None:
+    plan = plan_of(log)
+    with pytest.raises(PlanError, match=r"'clicked' is not in view 'log'.*unless the data has these columns already"):
+        plan.over(clicks(300).drop_columns(["clicked"]), label=False)
+
+
 def test_head_and_schema_show_the_columns_of_a_history(log: Path) -> None:
     view = with_past(cb.View(log))
     assert view.schema.names[-4:] == ["h", "h_age", "n", "ctr"]

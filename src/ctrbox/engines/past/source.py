@@ -71,7 +71,13 @@ def wrapped(view: View) -> View:
                 f"{step.names}, or none, so that they are computed"
             )
         before = replaced_source(view.with_steps(view.steps[:place]), source)
-        source = PastSource(source, Inputs(before, step), step)
+        try:
+            source = PastSource(source, Inputs(before, step), step)
+        except PlanError as error:
+            raise PlanError(
+                f"{error}; with_history computes {', '.join(step.names)} from this data, unless the data has these columns "
+                "already"
+            ) from None
     return replaced_source(view, source)
 
 
@@ -84,15 +90,6 @@ def base_of(source: Source) -> Source:
     while isinstance(source, PastSource):
         source = source.inner
     return source
-
-
-def read_by_histories(source: Source) -> set[str]:
-    """Return the columns of the data that histories read, whether or not a feature reads them too."""
-    found: set[str] = set()
-    while isinstance(source, PastSource):
-        found.update(source.inputs.columns)
-        source = source.inner
-    return found
 
 
 class PastSource:
@@ -122,6 +119,12 @@ class PastSource:
     def table(self) -> pa.Table | None:
         """The rows of the log as they lie in memory, without histories; for those who send a plan to another process."""
         return getattr(self.inner, "table", None)
+
+    @property
+    def read_for_histories(self) -> list[str]:
+        """The columns that histories are computed from, whether or not a feature reads them too."""
+        below = self.inner.read_for_histories if isinstance(self.inner, PastSource) else []
+        return list(dict.fromkeys([*below, *self.inputs.columns]))
 
     @property
     def text_options(self) -> Any:

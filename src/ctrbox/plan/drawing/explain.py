@@ -268,6 +268,8 @@ def _source(graph: Graph, frame: FrameSpec, place_: int, live: bool) -> dict[str
     read = graph.columns(frame, place_) if live else []
     ids = [spec.on] if spec.on else list(frame.key) if len(frame.sources) > 1 else []
     read += [name for name in ids if name not in read]
+    # Columns that only histories are computed from are read as well.
+    read += [name for name in getattr(spec.view.source, "read_for_histories", ()) if live and name not in read]
     names = spec.view.source.schema.names
     text = getattr(spec.view.source, "text_options", None)
     return {

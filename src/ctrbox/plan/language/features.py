@@ -74,7 +74,7 @@ def span(text: str) -> int:
     try:
         return int(text[:-1]) * SPANS[text[-1]]
     except (KeyError, ValueError, IndexError, TypeError):
-        raise PlanError(f"expected a span such as '30s', '30m', '6h', '1d' or '2w', got {text!r}") from None
+        raise PlanError(f"expected a span such as '30m', '6h', '1d' or '2w', got {text!r}") from None
 
 
 def _history(
