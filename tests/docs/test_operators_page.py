@@ -60,7 +60,7 @@ NAMES = {
     "vectors": cb.Dictionary(["sale", ""], np.ones((2, 3))),
 }
 # Rows that are no expression: steps of a view and a decorator.
-NO_EXPRESSION = {"join of keys", "merge of keys", "operator of keys"}
+NO_EXPRESSION = {"history of keys", "past of keys", "join of keys", "merge of keys", "operator of keys"}
 
 
 def called(row: Row) -> str:

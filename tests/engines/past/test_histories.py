@@ -283,7 +283,7 @@ def test_a_state_continues_from_its_file_and_a_damaged_file_is_refused(tmp_path:
         (lambda: cb.history("nothing", by="user", time="ts"), r"'nothing' is not in view"),
         (lambda: cb.history("ad", by="user", time="ts", where=col("ad") + 1), r"needs a condition"),
         (lambda: cb.history("ad", by="user", time="ts", last=0), r"last must be a whole number from 1"),
-        (lambda: cb.history("ad", by="user", time="ts", within="1m", gap="5m"), r"must be longer than gap"),
+        (lambda: cb.history("ad", by="user", time="ts", within="1m", gap="5m"), r"must be longer than gap="),
         (lambda: cb.history("ad", by="user", time="ts", within="soon"), r"expected a span"),
         (lambda: cb.history("ad", by="user", time="ts", gap="-1m"), r"gap must be a span from 0"),
         (lambda: cb.history(by="user", time="ts"), r"takes 1 to 64 columns"),

@@ -92,6 +92,16 @@ KEYS = {
     "shows": one('cb.shows("s", time="ts", label="ok")', "shows", "history_shows", hashed=True),
     "clicks": one('cb.clicks("s", time="ts", label="ok", window="7d")', "clicks", "history_clicks", hashed=True),
     "rate": one('cb.rate("s", "n", time="ts", label="ok", every="6h")', "rate", "history_rate", hashed=True),
+    "history": one(
+        'view.with_history(clicks=cb.history("ad_id", by="user_id", time="ts", last=100))',
+        "history",
+        kinds="H, time, any but key → lists",
+    ),
+    "past": one(
+        'view.with_history(shows=cb.past(by="ad_id", time="ts").count(within="1h"))',
+        "past",
+        kinds="H, time, a number or bool → int or float",
+    ),
     "join": one('view.join(ads, on="ad_id")', "View.join", kinds="H → the columns of a view"),
     "merge": one("view.merge(basic)", "View.merge", kinds="int or str → the columns of a view"),
     "operator": one(

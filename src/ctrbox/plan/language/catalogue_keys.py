@@ -102,6 +102,22 @@ ROWS: tuple[tuple[str, str, str, str, str, str], ...] = (
         _BYTES,
         "from 0 to 1",
     ),
+    (
+        "history",
+        "the values of earlier events of the same key as lists, newest last, and their ages in seconds",
+        "a null key or time has an empty history and is not an event; an event with a null value is left out",
+        "without events: an empty list",
+        _BYTES,
+        "at most last= values (100 unless given); memory beyond budget= is an error",
+    ),
+    (
+        "past",
+        "count, sum, mean, decayed sum of earlier events of the same key, or seconds since the last one, in sliding windows",
+        "a null key or time sees nothing and is not an event; null, NaN and infinite values are not summed",
+        "without events: 0, and null for mean and since",
+        _BYTES,
+        "sums are float64; a whole number beyond 2^53 is an error",
+    ),
     # ---- other views
     (
         "join",

@@ -91,8 +91,8 @@ class PastFeature:
             raise PlanError(f"last must be a whole number from 1 to {MOST_LAST:,}, got {checks.shown(self.last)}")
         if self.within and self.within <= self.past.gap:
             raise PlanError(
-                f"within ({self.within / 1e6:g} s) must be longer than gap ({self.past.gap / 1e6:g} s); otherwise no event is "
-                "ever seen"
+                f"the window within= ({self.within / 1e6:g} s) must be longer than gap= ({self.past.gap / 1e6:g} s); otherwise "
+                "no event is ever seen"
             )
         if (self.what == "decayed") != bool(self.half_life):
             raise PlanError("decayed needs a half_life, such as '1d', and the other features take none")
