@@ -55,7 +55,7 @@ def plan() -> cb.Plan:
         ("clip", (None, 1e-9, 1e300), (0, -1, INF, NAN, "1"), "clip must be a number above 0"),
         ("adaptive_l2", (0, 1e6), (-1e-9, 1e6 + 1, NAN, "1"), "adaptive_l2 must be a number from 0 to 1,000,000"),
         ("monitor", (None, "auc", "weighted_gauc"), ("accuracy", ""), "monitor must be one of logloss, auc"),
-        ("calibrate", (None, "weights", "intercept", 0, 49.9, -49.9), ("platt", 50, -50, True, NAN, INF), "calibrate must be"),
+        ("calibrate", (None, "weights", "intercept", "platt", 0, 49.9, -49.9), ("odd", 50, -50, True, NAN), "calibrate must be"),
         ("schedule", (cb.optim.Cosine(3), lambda step: 1.0), (0.5,), "schedule must be a function from a step to a factor, such"),
     ],
 )  # fmt: skip
