@@ -33,9 +33,7 @@ OBJECTS = {
 
 
 def openapi(service: Service) -> dict[str, Any]:
-    reader = service.served.reader
-    once = {n: c for n, c in reader.columns.items() if reader.context is not None and n in reader.context}
-    each = {n: c for n, c in reader.columns.items() if n not in once}
+    once, each = parts_of(service)
     request: dict[str, Any] = {
         "type": "object",
         "required": ["candidates"] + ["context"] * bool(once),
@@ -104,6 +102,13 @@ def openapi(service: Service) -> dict[str, Any]:
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{"token": []}] if service.token else [],
     }
+
+
+def parts_of(service: Service) -> tuple[dict[str, RawColumn], dict[str, RawColumn]]:
+    """Return the columns that a request sends once, in its context, and those that every candidate has."""
+    reader = service.served.reader
+    once = {n: c for n, c in reader.columns.items() if reader.context is not None and n in reader.context}
+    return once, {n: c for n, c in reader.columns.items() if n not in once}
 
 
 def of_columns(columns: dict[str, RawColumn]) -> dict[str, Any]:

@@ -1,13 +1,14 @@
-"""Writes the status page at /, which asks /v1/live once a second and draws the answer as SVG.
+"""Writes the page at /: a form to try a request (try_form.py), and the state of the server.
 
-One file, nothing from outside; the content policy forbids it anything else. Charts are lines over the last minute, and over the
-learner's windows where something learns beside the server.
+The page asks /v1/live once a second and draws the answer as SVG. It loads nothing from outside: the content policy forbids
+that. Charts are lines over the last minute, and over the learner's windows where something learns beside the server.
 """
 
 from __future__ import annotations
 
 from html import escape
 
+from ctrbox.serve import try_form
 from ctrbox.serve.service import Service
 from ctrbox.show.page import STYLE
 
@@ -139,12 +140,13 @@ def page(service: Service) -> str:
 
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>CTRBox: {name}</title><style>{STYLE}{LOOK}</style><body><main><h1>{name} <span>live</span></h1>"
+        f"<title>CTRBox: {name}</title><style>{STYLE}{LOOK}{try_form.LOOK}</style><body><main><h1>{name} <span>live</span></h1>"
         f'<p id="state">connecting…</p><nav><a href="/docs">routes</a><a href="/metrics">metrics</a></nav>'
         f'<div class="cards">{cards}</div><section><h2>Serving</h2><p class="note">The last minute.</p><div class="two">'
         f"{chart('requests', 'Requests a second')}{chart('latency', 'Latency, ms', 'p50', 'p99')}</div></section>"
+        f"{try_form.form(service)}"
         f'<section id="learning" hidden><h2>Learning</h2><p class="note">Windows of the stream, each predicted before it was '
         f'learned from.</p><div class="two">{chart("aucs", "AUC by window")}'
         f"{chart('losses', 'Log loss by window', 'model', 'best constant')}</div></section></main>"
-        f"<script>{SCRIPT}</script></body></html>"
+        f"<script>{SCRIPT}{try_form.SCRIPT}</script></body></html>"
     )
