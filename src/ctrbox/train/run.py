@@ -20,6 +20,7 @@ from ctrbox.predict.run_predictor import RunPredictor
 from ctrbox.predict.unlearned import refusing_unknown
 from ctrbox.train.evaluation import score_plan, scored
 from ctrbox.train.learner import Learner
+from ctrbox.train.same_log import log_fingerprint, recorded_fingerprint, warn_of_learned_rows
 from ctrbox.views.recorded import RecordedSource
 
 ROWS = 16_384
@@ -66,7 +67,10 @@ class Run(RunPredictor):
     def evaluate(
         self, data: Any = None, batch_size: int = ROWS, views: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
-        """Return the metrics on another log with labels, or a plan over one. Default: on the rows that this run held back."""
+        """Return the metrics on another log with labels, or a plan over one. Default: on the rows that this run held back.
+
+        Warns where the log is the one that this run was trained on.
+        """
         if data is None:
             held = self.summary.get("held")
             if not isinstance(held, Mapping):
@@ -81,8 +85,13 @@ class Run(RunPredictor):
             plan = data
         else:
             plan = self.plan.over(data, views=views)
+        warn_of_learned_rows(self._trained_on(), plan, self.summary)
         with refusing_unknown(self.learner):
             return score_plan(self.learner, plan, batch_size).result()
+
+    def _trained_on(self) -> str:
+        """Return the fingerprint of the log that this run was trained on."""
+        return log_fingerprint(self.plan) if self.folder is None else recorded_fingerprint(self.folder)
 
     def _need_log(self) -> None:
         """Raise a PlanError where the rows that this run held back are not to be found."""

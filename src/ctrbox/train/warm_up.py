@@ -23,13 +23,13 @@ from typing import Any
 from ctrbox.arguments.names import nearest
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError, SourceError
-from ctrbox.files.sealed import read_sealed
 from ctrbox.predict.sources import Source
 from ctrbox.predict.weights_folder import read_dense, read_state
 from ctrbox.train.checkpoint import read_optimizer, write_weights
 from ctrbox.train.folder import describe
 from ctrbox.train.learner import Learner
 from ctrbox.train.run import Run
+from ctrbox.train.same_log import log_fingerprint, recorded_fingerprint
 
 ABSENT = object()
 WARM_UPS = ("none", "partial", "full", "continue")
@@ -87,19 +87,16 @@ class WarmUp:
         """Warn where the earlier run was trained on a log with the same content, as far as its fingerprint tells."""
         if self.run is None:
             return
-        theirs: Any
-        where: Any
-        if isinstance(self.run, Run):
-            theirs, where = self.run.plan.data_fingerprints(), self.run.folder or "the earlier run"
+        if isinstance(self.run, Run) and self.run.folder is None:
+            theirs, where = log_fingerprint(self.run.plan), "the earlier run"
         else:
-            kept = read_sealed(Path(self.run) / "config.json", "run folder").get("identity")
-            theirs, where = kept.get("data") if isinstance(kept, dict) else None, self.run
-        mine = plan.data_fingerprints()
-        if isinstance(theirs, list) and theirs and list(theirs[0])[1:] == mine[0][1:]:
+            folder = self.run.folder if isinstance(self.run, Run) else Path(self.run)
+            assert folder is not None
+            theirs, where = recorded_fingerprint(folder), str(folder)
+        if theirs and theirs == log_fingerprint(plan):
             warnings.warn(
-                f"{where} was trained on the same log {mine[0][0]!r}, so this training sees rows that its model has seen "
-                f"before, "
-                "and validation rows may be among them. To train on new rows, point the job's view at the new log",
+                f"{where} was trained on the same log {plan.log.name!r}, so this training sees rows that its model has seen "
+                "before, and validation rows may be among them. To train on new rows, point the job's view at the new log",
                 stacklevel=2,
             )
 

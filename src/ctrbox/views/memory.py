@@ -150,11 +150,14 @@ class StreamSource(ColumnSource):
         name: str = "stream",
         rows: int | None = None,
         identity: Callable[[], str] = str,
+        identified: bool = True,
     ):
+        """``identified``: whether ``identity`` changes with the content of the stream."""
         self.name = name
         self.rows = rows
         self._start = start
         self._identity = identity
+        self.identified = identified
         self._columns = Columns(schema, name)
 
     def fingerprint(self) -> str:
@@ -244,8 +247,9 @@ def _stream(data: Any) -> StreamSource:
 
     name = str(getattr(data, "name", None) or type(data).__name__)
     fingerprint = getattr(data, "fingerprint", None)
-    identity = (lambda: str(fingerprint())) if callable(fingerprint) else (lambda: name)
-    return StreamSource(schema, start, name, identity=identity)
+    if callable(fingerprint):
+        return StreamSource(schema, start, name, identity=lambda: str(fingerprint()))
+    return StreamSource(schema, start, name, identity=lambda: name, identified=False)
 
 
 def from_dataset(data: ds.Dataset, files: Sequence[File]) -> StreamSource:
