@@ -51,7 +51,7 @@ def test_every_line_of_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == "runs/job\n"
     assert told == [
         "no metrics, because there are no validation rows; add --valid 0.1",
-        "learned 9,000 rows (2 epochs) in 40 steps of 500 and 3.2 s (5,538 rows/s), 1,234 keys in the table",
+        "learned from 4,500 rows, 2 epochs, in 40 steps of 500 and 3.2 s (5,538 rows/s), 1,234 keys in the table",
         END,
         "read 2.00 s busy 2,000 rows/s 50% ← bottleneck",
         "wait 0.00 s busy 50%",
@@ -92,7 +92,7 @@ def test_patience_is_advised_where_it_would_have_helped(
 def test_a_short_training_tells_less(capsys: pytest.CaptureFixture[str]) -> None:
     less = {"epochs": 1, "pipeline": {"seconds": 0}, "look_ahead": None, "servers": [], "warnings": {}, "tables": []}
     told = lines(capsys, **less)[1]
-    assert "learned 9,000 rows in 40 steps" in told[1]
+    assert "learned from 9,000 rows in 40 steps" in told[1]
     assert told[-2] == "intermediate files: 1,000 bytes"
     assert not any("one after the other" in line or "warning" in line for line in told)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ctrbox.report import quality_shown as shown
@@ -106,6 +107,17 @@ def test_a_group_differs_where_chernoffs_bound_for_all_groups_is_below_five_perc
     least = math.log(2 * max(looked_at, 1) / 0.05) / nats  # rows from which chance does not explain the difference
     assert not shown.differs(Dot(predicted, clicked, math.floor(least)), looked_at)
     assert shown.differs(Dot(predicted, clicked, math.floor(least) + 1), looked_at)
+
+
+def test_of_twenty_groups_predicted_right_none_differs_in_nineteen_of_twenty_reports() -> None:
+    chance = np.random.default_rng(5)
+    predicted = np.linspace(0.02, 0.4, 20)
+    clicked = chance.binomial(500, predicted, (2000, 20)) / 500
+    charged = sum(
+        any(shown.differs(Dot(p, r, 500), 20) for p, r in zip(predicted, one, strict=True)) for one in clicked
+    )
+    alone = sum(any(shown.differs(Dot(p, r, 500), 1) for p, r in zip(predicted, one, strict=True)) for one in clicked)
+    assert charged <= 0.05 * 2000 < alone  # without the correction, more than one report in twenty is wrong
 
 
 def test_a_group_that_is_as_predicted_never_differs() -> None:
@@ -232,6 +244,8 @@ def test_one_group_differs_and_two_differ() -> None:
 
     assert "None of the 3 groups differ by" in words(0)
     assert "1 of the 4 groups differs by" in words(1)
+    assert "corrected for 4 comparisons: without a real difference, the probability that any of the groups" in words(1)
+    assert "comparisons" not in words_of(shown.calibration(fields(calibration=bins(1000))))
     assert "2 of the 5 groups differ by" in words(2)
 
 
@@ -322,7 +336,10 @@ def odd(*aucs: float | None, overall: float | None = 0.5, se: float | None = 0.0
 
 def test_a_window_is_odd_beyond_the_normal_quantile_of_all_windows_together() -> None:
     far = NormalDist().inv_cdf(1 - 0.05 / 2 / 2) * 0.01  # two windows were looked at
-    assert odd(0.5, 0.5 + far * 0.999) == "AUC differs between windows by no more than chance explains."
+    assert odd(0.5, 0.5 + far * 0.999) == (
+        "AUC differs between windows by no more than chance explains. The limit is corrected for 2 comparisons: without a real "
+        "difference, the probability that any of the windows is named is at most 5%."
+    )
     assert odd(0.5, 0.5 + far * 1.001).startswith(
         "One window differs from the AUC of all rows by more than chance explains: w1 (0.5"
     )
@@ -339,11 +356,11 @@ def test_windows_without_an_error_and_lone_windows_are_not_judged(se: float | No
 
 
 def test_of_more_than_four_odd_windows_the_two_lowest_and_the_two_highest_are_named() -> None:
-    assert odd(0.9, 0.1, 0.8, 0.2).endswith(
+    assert odd(0.9, 0.1, 0.8, 0.2).startswith(
         "4 windows differ from the AUC of all rows by more than chance explains: w1 (0.1000), w3 (0.2000), w2 (0.8000), "
         "w0 (0.9000)."
     )
-    assert odd(0.9, 0.1, 0.8, 0.2, 0.7) == (
+    assert odd(0.9, 0.1, 0.8, 0.2, 0.7).startswith(
         "5 windows differ from the AUC of all rows by more than chance explains, the two lowest and the two highest being "
         "w1 (0.1000), w3 (0.2000), w2 (0.8000), w0 (0.9000)."
     )

@@ -40,6 +40,19 @@ def rows_of(html: str) -> list[list[str]]:
     [
         ({}, "A model learned; no rows were held back to test it on."),
         ({"model": "LR", "rows": {"train": 1200}, "seconds": 5.0}, "LR learned from 1,200 rows in 5.0 s; no rows"),
+        ({"rows": {"train": 1200}, "epochs": 2, "seconds": 5.0}, "learned from 600 rows, 2 epochs, in 5.0 s; no rows"),
+        (
+            {"rows": {"train": 1200}, "epochs": 2, "stopped": "enough"},
+            "1,200 rows over 2 epochs, counting a row once per",
+        ),
+        (
+            {"rows": {"train": 1200}, "epochs": 2, "settings": {"negatives": 0.5}},
+            "learned from 1,200 rows over 2 epochs",
+        ),
+        (
+            {"rows": {"train": 1201}, "epochs": 2},
+            "learned from 1,201 rows over 2 epochs, counting a row once per epoch;",
+        ),
         ({"rows": {"valid": 0}}, "A model learned; no rows were held back"),
         ({"rows": {"valid": 7}}, "learned and was tested on 7 rows that it had not learned from, rows of another log."),
         ({"rows": {"valid": 7}, "held": {"start": 1}}, "it had not learned from, the last rows of the log."),
@@ -201,7 +214,8 @@ def test_stages_tell_how_busy_they_were_and_what_they_waited_for() -> None:
         ({}, ""),
         ({"stages": [{"name": "learn"}]}, ""),
         ({"stages": [{"name": "learn", "utilisation": 0.6}]}, "learning , busy 60% of the time. What would help: larger"),
-        ({"stages": [{"name": "learn", "utilisation": 0.59}]}, "No stage is a clear bottleneck: the busiest, learning , works"),
+        ({"stages": [{"name": "learn", "utilisation": 0.59}]}, "No stage is a clear bottleneck: even the stage that waits "
+            "least, learning , works only 59% of the time"),
         ({"stages": [{"name": "read", "utilisation": 0.7}, {"name": "learn", "utilisation": 0.8}]}, "The bottleneck is "
             "learning"),
         ({"bottleneck": "read"}, "The bottleneck is reading the log . What would help: Parquet"),
@@ -488,6 +502,7 @@ def test_remarks_about_groups_and_samples() -> None:
 def test_a_line_of_progress_tells_share_speed_stages_and_time_left() -> None:
     one = Progress(1000, 0.25, 0.5, 200.0, 5.0, 7, 0, {"extract": 0.5, "learn": 0.9}, {"extract": 1.84})
     assert str(one) == "25%: step 7, 1,000 rows, 200 rows/s, loss 0.5000, extract 50% →1.8→ learn 90%, 15 s left"
+    assert repr(one) == f"Progress({one})"
     assert one.bottleneck == "learn"
     assert Progress(0, 0.0, 0.0, 0.0, 5.0, 0, 0, {}).seconds_left is None
     assert Progress(0, 0.0, 0.0, 0.0, 5.0, 0, 0, {}).bottleneck == ""

@@ -175,6 +175,27 @@ def test_the_summary_of_the_folder_is_that_of_the_run(world: World) -> None:
     }
 
 
+def test_a_stage_that_waited_for_room_is_not_the_bottleneck(world: World) -> None:
+    learner, plan = world.run.learner, world.run.plan
+    # The source did the most work and waited for room behind it; the learner waited for nothing.
+    clocks = [
+        Clock("extract", 5.0, 0.0, 3.0, 90),
+        Clock("lookup", 1.0, 0.5, 6.5, 90),
+        Clock("learn", 4.8, 0.2, rows=90),
+    ]
+    passes = Passes(clocks, learner.embedders, 1)
+    state = State(seconds=8.0, seen=90, step=5, epoch=1)
+    timed = {"seconds": 5.0, "extract_busy": 3.0, "extract_for_room": 2.0, "lookup_busy": 1.0, "lookup_for_room": 4.0}
+    passes.done["stages"] = {**timed, "learn_busy": 4.8, "learn_for_input": 0.2}
+    found = summarize(learner, plan, Settings(batch_size=7), state, clocks, passes)
+    assert found["bottleneck"] == "learn"
+    passes.done["stages"] = {**timed, "learn_busy": 2.5, "learn_for_input": 2.5}
+    found = summarize(learner, plan, Settings(batch_size=7), state, clocks, passes)
+    assert found["bottleneck"] == "extract"
+    passes.done["stages"] = {**timed, "extract_busy": 2.9, "learn_busy": 2.5, "learn_for_input": 2.5}
+    assert summarize(learner, plan, Settings(batch_size=7), state, clocks, passes)["bottleneck"] is None
+
+
 def test_a_summary_tells_shares_of_the_time_of_this_process(world: World) -> None:
     learner, plan = world.run.learner, world.run.plan
     clocks = [Clock("extract", 1.0, 0.25, 0.5, 90, 4, 6, 3), Clock("learn", 9.0, rows=90), Clock("idle")]
@@ -193,6 +214,11 @@ def test_a_summary_tells_shares_of_the_time_of_this_process(world: World) -> Non
     )
     assert "queue" not in found["stages"][1]
     assert (found["bottleneck"], found["rows_per_second"], found["batch_size"]) == ("learn", 2.0, 7)
+    shares = found["pipeline"].pop("stages")
+    assert shares == [
+        {"name": "extract", "busy": pytest.approx(0.2), "waited": 0.0},
+        {"name": "learn", "busy": pytest.approx(0.6), "waited": 0.0},
+    ]
     assert found["pipeline"] == {"seconds": 5.0, "sequential": 4.0, "slowest": 3.0}
     assert found["table"]["keys"] == sum(len(e) for e in learner.embedders)
     assert found["dense_weights"] == sum(p.numel() for p in learner.model.parameters())

@@ -22,6 +22,7 @@ class Done:
 def finish(done: Done, as_json: bool) -> None:
     """The end of a training: what it is worth, where the time went, where to look."""
     from ctrbox.files.sealed import tidy
+    from ctrbox.report.words import learned_rows
 
     s = done.run.summary
     if as_json:
@@ -29,10 +30,10 @@ def finish(done: Done, as_json: bool) -> None:
     else:
         say(done.place)
     tell_metrics(s["metrics"])
-    rows = s["rows"]
-    passes = f" ({s['epochs']} epochs)" if s["epochs"] > 1 else ""
+    whole = not s.get("stopped") and s["settings"].get("negatives", 1) == 1
+    learned = learned_rows(int(s["rows"]["train"]), s["epochs"], whole=whole) + ("," if s["epochs"] > 1 else "")
     tell(
-        f"learned {rows['train']:,.0f} rows{passes} in {s['steps']:,} steps of {s['batch_size']:,} and {s['seconds']:.1f} s "
+        f"learned from {learned} in {s['steps']:,} steps of {s['batch_size']:,} and {s['seconds']:.1f} s "
         f"({s['rows_per_second']:,.0f} rows/s), {s['table']['keys']:,} keys in the table"
     )
     if "patience" not in s["settings"] and 0 < s["best_step"] < s["steps"]:

@@ -80,6 +80,7 @@ class Trial(Mapping[str, Candidate]):
         data: str,
         seeds: tuple[int, ...],
         train_rows: int,
+        epochs: int = 1,
         valid_rows: int,
         valid_clicks: int = 0,
         weighted: bool = False,
@@ -92,6 +93,7 @@ class Trial(Mapping[str, Candidate]):
         self.candidates = dict(candidates)
         self.model, self.data, self.seeds = model, data, seeds
         self.train_rows, self.valid_rows, self.valid_clicks = train_rows, valid_rows, valid_clicks
+        self.epochs = epochs  # train_rows counts a row once per epoch
         self.weighted = weighted  # whether training used sample weights; figures never do
         self.aucs, self.loglosses = aucs, loglosses  # without any candidate, by seed
         self.extract_us, self.learn_us, self.seconds = extract_us, learn_us, seconds
@@ -136,7 +138,8 @@ class Trial(Mapping[str, Candidate]):
     def __str__(self) -> str:
         found = [*self.candidates.values()]
         seeds = f"{len(self.seeds)} seed" + ("s" if len(self.seeds) > 1 else "")
-        head = f"{self.model} on {self.data}: {self.train_rows:,} rows learned, {self.valid_rows:,} judged "
+        often = f" in {self.epochs:,} epochs" if self.epochs > 1 else ""
+        head = f"{self.model} on {self.data}: {self.train_rows:,} rows learned{often}, {self.valid_rows:,} judged "
         head += f"({self.valid_clicks:,} clicks), {seeds}"
         gain = [
             ["", "AUC", "difference", "95 % interval", "log loss", "difference", "95 % interval", ""],

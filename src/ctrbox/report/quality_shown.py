@@ -200,10 +200,23 @@ def calibration(s: Fields) -> str:
     if dots:
         many = "None" if not any(far) else f"{sum(far)}"
         words.append(f"{many} of the {len(dots)} groups differ{'s' * (sum(far) == 1)} by more than chance explains.")
+        if len(dots) > 1:
+            words.append(corrected(len(dots), "groups"))
+            words.append(
+                "The 95 % intervals of the table are of one group each: about 1 in 20 of them misses by chance."
+            )
     body = (
         f'<div class="two"><div>{charts.calibration_chart(dots)}</div><div>{_calibration_table(dots, far)}</div></div>'
     )
-    return section("calibration", "Calibration", text(" ".join(words), 900), body)
+    return section("calibration", "Calibration", text(" ".join(words), 1200), body)
+
+
+def corrected(count: int, things: str) -> str:
+    """Say that a limit allows for so many comparisons."""
+    return (
+        f"The limit is corrected for {count:,} comparisons: without a real difference, the probability that any of the {things} "
+        f"is named is at most {LEVEL:.0%}."
+    )
 
 
 def differs(d: Dot, looked_at: int) -> bool:
@@ -270,7 +283,7 @@ def windows(s: Fields) -> str:
     note = f"Validation rows in {len(found)} windows {kind}"
     each = f"{min(counts):,}" + (f" to {max(counts):,}" if min(counts) < max(counts) else "") if counts else ""
     note += f", {each} row{'s' * (max(counts) > 1)} each; bars show 95 % intervals. " if counts else ". "
-    note += text(odd_windows(found, names, s.fields("metrics").number("auc")), 600)
+    note += text(odd_windows(found, names, s.fields("metrics").number("auc")), 900)
     untimed = s.count("rows_without_time")
     note += f" {untimed:,} rows have no time and are in no window." if untimed else ""
     return section("time", "Over time", note, f'<div class="three">{"".join(drawn)}</div>')
@@ -287,12 +300,13 @@ def odd_windows(found: Sequence[Fields], names: Sequence[str], overall: float | 
         return ""
     far = NormalDist().inv_cdf(1 - LEVEL / 2 / len(known))
     odd = sorted((value, name) for value, se, name in known if abs(value - overall) > far * se)
+    told = corrected(len(known), "windows")
     if not odd:
-        return "AUC differs between windows by no more than chance explains."
+        return f"AUC differs between windows by no more than chance explains. {told}"
     listed = ", ".join(f"{name} ({value:.4f})" for value, name in (odd if len(odd) <= 4 else [*odd[:2], *odd[-2:]]))
     some = "" if len(odd) <= 4 else ", the two lowest and the two highest being"
     many = "One window differs" if len(odd) == 1 else f"{len(odd)} windows differ"
-    return f"{many} from the AUC of all rows by more than chance explains{some or ':'} {listed}."
+    return f"{many} from the AUC of all rows by more than chance explains{some or ':'} {listed}. {told}"
 
 
 def window_names(found: Sequence[Fields]) -> list[str]:
@@ -379,6 +393,8 @@ def slices(s: Fields) -> str:
         body = table([*heads, ("what is wrong", "why")], [_slice(f) for f in found[:MOST_SLICES]])
     else:
         note, body = of + "none shows errors larger than chance explains.", ""
+    if looked and looked > 1:
+        note += f" {corrected(looked, 'slices')}"
     if without:
         body += (
             '<h3 class="under">Slices without a figure</h3><p class="note">All of their rows are clicks, or none is: AUC and '
@@ -395,7 +411,7 @@ def slices(s: Fields) -> str:
         ]
         last = [("mean prediction", "n"), ("95 % interval of the click rate", "n")]
         body += table([*heads[:3], *last], rows)
-    return section("slices", "Where the model is worst", text(note, 400), body)
+    return section("slices", "Where the model is worst", text(note, 600), body)
 
 
 def _slice(f: Fields) -> list[str]:

@@ -41,6 +41,19 @@ def spent(seconds: float) -> str:
     return duration(seconds) if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
+def learned_rows(rows: int, epochs: int, *, whole: bool) -> str:
+    """Say how many rows a training learned from, in how many epochs. ``rows``: counted once per epoch.
+
+    ``whole``: whether every epoch learned from the same rows, which it did not where training stopped within one or where
+    negatives were downsampled.
+    """
+    if epochs <= 1:
+        return f"{rows:,} rows"
+    if whole and rows % epochs == 0:
+        return f"{rows // epochs:,} rows, {epochs:,} epochs"
+    return f"{rows:,} rows over {epochs:,} epochs, counting a row once per epoch"
+
+
 def brief(metrics: Mapping[str, float]) -> str:
     """Return the main figures on one line; those by weight follow, and are called so."""
     names = ("auc", "gauc", "logloss", "calibration")

@@ -16,18 +16,17 @@ from typing import Any
 
 from ctrbox.evaluate.ranking import LEAST_GROUPS
 from ctrbox.files.atomic import written_aside
+from ctrbox.report.bottleneck import CLEAR, StageShares, least_waiting
 from ctrbox.report.calibrator_shown import calibrator
 from ctrbox.report.passes_shown import stage_times, tables
 from ctrbox.report.quality_shown import between, calibration, features, learning, slices, weights, windows
 from ctrbox.report.recorded import Fields, Recorded, read_run
-from ctrbox.report.words import duration, few_groups, fixed, sized
+from ctrbox.report.words import duration, few_groups, fixed, learned_rows, sized
 from ctrbox.show import charts
 from ctrbox.show.charts import Part, short, text
 from ctrbox.show.page import card, named, page, section, table
 
 MOST_SETTINGS = 400
-IDLE = 0.6  # below this share no stage holds the others up
-
 HELPS = {
     "read": (
         "reading the log",
@@ -126,7 +125,10 @@ def heading(s: Fields) -> str:
     m = s.fields("metrics")
     auc, best = m.number("auc"), m.number("best_auc")
     words = f"{model} learned"
-    words += f" from {train:,} rows" if train is not None else ""
+    if train is not None:
+        whole = not s.values.get("stopped") and s.fields("settings").values.get("negatives", 1) == 1
+        learned = learned_rows(train, s.count("epochs") or 1, whole=whole)
+        words += f" from {learned}" + ("," if (s.count("epochs") or 1) > 1 and seconds is not None else "")
     words += f" in {duration(seconds)}" if seconds is not None else ""
     if valid:
         which = "the last rows of the log" if s.fields("held").values else "rows of another log"
@@ -258,23 +260,39 @@ def stages(metrics: Sequence[Fields], s: Fields) -> str:
 
 
 def bottleneck(s: Fields) -> str:
-    """One sentence, as HTML: which stage the others wait for and what would help."""
-    used = {stage.text("name"): stage.number("utilisation") for stage in s.each("stages")}
-    name = s.text("bottleneck") or max((n for n in used if used[n] is not None), key=lambda n: used[n] or 0, default="")
+    """Say in one sentence, as HTML, which stage the others wait for and what would help."""
+    shares = recorded_shares(s)
+    found = least_waiting(shares)
+    name = s.text("bottleneck") or (found.name if found is not None else "")
     if not name:
         return ""
-    share = used.get(name)
+    share = next((stage.busy for stage in shares if stage.name == name), None)
     doing, helps = HELPS.get(name, (f"stage {name!r}", ""))
     if name == "lookup" and any(t.count("misses") for t in s.each("tables")):
         doing, helps = FROM_SSD
     helps = _code(text(helps))
-    if share is not None and share < IDLE:
+    if share is not None and share < CLEAR:
         return (
-            f"No stage is a clear bottleneck: the busiest, <b>{text(doing)}</b>, works {share:.0%} of the time. Possible "
-            "causes: the run is short, other programs share the machine, or there are too few batches to overlap."
+            f"No stage is a clear bottleneck: even the stage that waits least, <b>{text(doing)}</b>, works only {share:.0%} of "
+            "the time. Possible causes: the run is short, other programs share the machine, or there are too few batches to "
+            "overlap."
         )
     busy = f", busy {share:.0%} of the time" if share is not None else ""
     return f"The bottleneck is <b>{text(doing)}</b>{busy}." + (f" What would help: {helps}." if helps else "")
+
+
+def recorded_shares(s: Fields) -> list[StageShares]:
+    """Return how the stages spent the time of the passes; runs of earlier versions recorded only how busy each was."""
+    found = [
+        StageShares(stage.text("name"), busy, waited)
+        for stage in s.fields("pipeline").each("stages")
+        if (busy := stage.share("busy")) is not None and (waited := stage.share("waited")) is not None
+    ]
+    return found or [
+        StageShares(stage.text("name"), used, 1 - used)
+        for stage in s.each("stages")
+        if (used := stage.number("utilisation")) is not None
+    ]
 
 
 def _code(escaped: str) -> str:

@@ -282,7 +282,8 @@ class Fit:
             while True:
                 began = time.perf_counter()
                 item = next(stages, None)
-                learn.for_input += time.perf_counter() - began
+                if self.overlap:  # Without it, the earlier stages work inside this call, and nobody waits.
+                    learn.for_input += time.perf_counter() - began
                 if item is None:
                     break
                 handed, looked = item

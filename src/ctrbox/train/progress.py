@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ctrbox.report.bottleneck import StageShares, bottleneck
 from ctrbox.report.words import brief
 from ctrbox.train.pipeline import Clock
 
@@ -34,14 +35,17 @@ class Progress:
             f", {self.shown}{left}"
         )
 
+    def __repr__(self) -> str:
+        return f"Progress({self})"
+
     def _repr_html_(self) -> str:
         """A bar and the same line, for notebooks."""
         return f'<progress value="{self.share:.4f}" max="1"></progress> {html.escape(str(self))}'
 
     @property
     def bottleneck(self) -> str:
-        """The stage that the others wait for: the one with the least time to wait itself."""
-        return max(self.stages, key=lambda name: self.stages[name], default="")
+        """Name of the stage that the others wait for, as in the report; "" where no stage clearly is."""
+        return bottleneck(StageShares(name, busy, 1 - busy) for name, busy in self.stages.items())
 
     @property
     def shown(self) -> str:

@@ -19,6 +19,7 @@ from ctrbox.evaluate.slices import Slice, slices, without_figures, worst
 from ctrbox.plan.graph.build import build_columns
 from ctrbox.plan.language.expr import Expr, col
 from ctrbox.plan.language.typing import UNIT_ADVICE
+from ctrbox.report.bottleneck import StageShares, bottleneck
 from ctrbox.train.evaluation import columns_of, scored
 from ctrbox.train.importance import features, sample
 from ctrbox.train.learner import Learner
@@ -77,7 +78,8 @@ def summarize(
         for c in clocks
         if c.rows or c.busy
     ]
-    trained = [s for s in stages if s["name"] in ("extract", "lookup", "learn")]
+    trained = [c for c in clocks if c.name in ("extract", "lookup", "learn") and (c.rows or c.busy)]
+    shares = stage_shares(passes, trained, mine)
     summary: dict[str, Any] = {
         "model": type(learner.model).__name__,
         "data": plan.log.name,
@@ -93,9 +95,9 @@ def summarize(
         "rows_per_second": state.seen / max(1e-9, state.seconds),
         "intermediate_bytes": 0,
         "stages": stages,
-        "pipeline": pipeline(passes, trained),
+        "pipeline": {**pipeline(passes, trained), "stages": [asdict(share) for share in shares]},
         "extraction": plan.stats,
-        "bottleneck": max(trained, key=lambda s: s["seconds"])["name"] if trained else None,
+        "bottleneck": bottleneck(shares) or None,
         "table": {"keys": sum(map(len, learner.embedders)), "bytes": sum(e.nbytes for e in learner.embedders)},
         "tables": tables(learner, passes),
         "logit_shift": learner.shift,
@@ -108,11 +110,26 @@ def summarize(
     return summary
 
 
-def pipeline(passes: Passes, stages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds of all passes, of their stages one after the other, and of the slowest stage."""
+def pipeline(passes: Passes, clocks: list[Clock]) -> dict[str, Any]:
+    """Return the seconds of all passes, of their stages one after the other, and of the slowest stage."""
     done = passes.done.get("stages", {})
-    busy = [done.get(f"{stage['name']}_busy", 0.0) for stage in stages]
+    busy = [done.get(f"{clock.name}_busy", 0.0) for clock in clocks]
     return {"seconds": done.get("seconds", 0.0), "sequential": sum(busy), "slowest": max(busy, default=0.0)}
+
+
+def stage_shares(passes: Passes, clocks: list[Clock], seconds: float) -> list[StageShares]:
+    """Return how the stages spent the time of the passes; of all ``seconds`` where no pass has ended.
+
+    Passes leave evaluations and checkpoints out, during which every earlier stage waits for room whatever the bottleneck is.
+    """
+    done = passes.done.get("stages", {})
+    if not (whole := done.get("seconds", 0.0)):
+        return [StageShares(c.name, min(1.0, c.busy / seconds), min(1.0, c.waited / seconds)) for c in clocks]
+
+    def share(clock: Clock, *kinds: str) -> float:
+        return min(1.0, sum(done.get(f"{clock.name}_{kind}", 0.0) for kind in kinds) / whole)
+
+    return [StageShares(c.name, share(c, "busy"), share(c, "for_input", "for_room")) for c in clocks]
 
 
 def tables(learner: Learner, passes: Passes) -> list[dict[str, Any]]:

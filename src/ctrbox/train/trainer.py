@@ -75,6 +75,10 @@ class Trainer:
             raise PlanError(f"lr must be a number above 0, got {lr!r}")
         self.lr = lr
 
+    def __repr__(self) -> str:
+        held = "tables on the model's device" if self.embedder is None else repr(self.embedder)
+        return f"Trainer({type(self.model).__name__}, {held}, optimizer={self.optimizer!r}, device={self.device!r})"
+
     def fit(
         self,
         plan: Plan,

@@ -169,6 +169,7 @@ def trial(
         data=plan.log.name,
         seeds=tuple(numbers),
         train_rows=rows,
+        epochs=chosen.epochs,
         valid_rows=len(label),
         valid_clicks=int(np.count_nonzero(label)),
         weighted=plan.features.weight is not None,
