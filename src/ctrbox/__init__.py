@@ -38,6 +38,8 @@ def _advice(name: str) -> str:
     """Return ``"; nearest: cb.tables.Counters"``: the public name most like `name`, or ``""`` when none is like it."""
     if name.startswith("_"):  # Python and libraries ask for names such as __wrapped__ all the time
         return ""
+    if name.startswith(("read_", "scan_")):  # as in pandas and polars: read_csv, scan_parquet
+        return "; a view reads files: cb.View('log.parquet', key='id')"
     from ctrbox.arguments.names import closest
 
     known = {inner: f"cb.{inner}" for inner in HOME}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 
+import pyarrow as pa
 import pytest
 
+import ctrbox as cb
+from ctrbox import col
 from ctrbox.arguments.names import closest, lacking, nearest, no_argument, no_attribute, one_of
 from ctrbox.errors import PlanError
 
@@ -47,3 +50,22 @@ def test_a_name_is_one_of_the_known() -> None:
     assert one_of("product", "inner", ("inner", "outer")) == "inner"
     with pytest.raises(PlanError, match=r"^product is 'iner'; nearest: 'inner'; expected one of inner, outer$"):
         one_of("product", "iner", ("inner", "outer"))
+
+
+def test_names_of_other_libraries_lead_to_ours() -> None:
+    view = cb.View(pa.table({"id": [1], "x": [2.0]}), key="id")
+    for ask, told in (
+        (
+            lambda: cb.read_csv,
+            "'ctrbox' has no attribute 'read_csv'; a view reads files: cb.View('log.parquet', key='id')",
+        ),
+        (lambda: cb.scan_parquet, "'scan_parquet'; a view reads files: cb.View("),
+        (lambda: view.slice, "a View has no attribute 'slice'; use .head(n) to look at the first rows"),
+        (lambda: view.fillna, "; use .fill(x=0)"),
+        (lambda: col("ts").dayofweek, "an expression has no attribute 'dayofweek'; use .weekday(); Monday is 0"),
+        (lambda: col("ts").dt, "; use the method without it: col('ts').hour()"),
+        (lambda: col("x").hours, "; nearest: 'hour'"),
+    ):
+        with pytest.raises(AttributeError) as error:
+            ask()
+        assert told in str(error.value)

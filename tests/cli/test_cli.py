@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -399,7 +400,7 @@ def test_mistake_in_a_job_is_one_line(job: Path, source: str, message: str) -> N
 
 def test_missing_job_lists_what_is_there(job: Path) -> None:
     done = ctrbox("explain", "jop.py", cwd=job.parent, check=1)
-    assert done.stderr == "ctrbox: error: there is no job file jop.py; this folder has: job.py\n"
+    assert done.stderr == "ctrbox: error: there is no job file jop.py; nearest: job.py\n"
 
 
 @pytest.mark.parametrize("name", ["log.parquet", "log.CSV", "log.jsonl"])
@@ -453,6 +454,10 @@ def test_datasets_adlog_makes_every_view(tmp_path: Path) -> None:
     assert done.stdout == "log\n"
     for view in ("impressions", "users", "ads", "basic"):
         assert pq.read_table(tmp_path / "log" / view).num_rows > 0
+    command = shlex.split(done.stderr.partition("next: ")[2])
+    assert command[:2] == ["python", "-c"]
+    shown = subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "user_id: int64" in shown.stdout
 
 
 def test_another_ad_log_is_replaced_only_where_asked(tmp_path: Path) -> None:

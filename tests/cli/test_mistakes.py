@@ -96,10 +96,19 @@ def test_a_folder_or_nothing_in_place_of_a_job_is_told() -> None:
     Path("jobs").mkdir()
     with pytest.raises(Mistake, match=r"^jobs is a folder; expected a job file, such as job\.py, that defines `plan`$"):
         load_job(Path("jobs"))
-    with pytest.raises(Mistake, match=r"^there is no job file jab\.py; this folder has: job\.py$"):
-        load_job(Path("jab.py"))
-    with pytest.raises(Mistake, match=r"^there is no job file no/job\.py$"):
+    with pytest.raises(Mistake, match=r"^there is no job file job_txt\.py; nearest: job\.py$"):
+        load_job(Path("job_txt.py"))
+    with pytest.raises(Mistake, match=r"^there is no job file no/job\.py, because there is no folder no$"):
         load_job(Path("no/job.py"))
+    with pytest.raises(Mistake, match=r"^there is no job file jobs/job\.py; there is no Python file in jobs$"):
+        load_job(Path("jobs/job.py"))
+    for name in "abcdefg":
+        Path(f"jobs/{name * 5}.py").touch()
+    Path("jobs/train_day.py").touch()
+    with pytest.raises(
+        Mistake, match=r"; nearest: jobs/train_day\.py; the folder has: aaaaa\.py, .*eeeee\.py and 2 more$"
+    ):
+        load_job(Path("jobs/train_days.py"))
 
 
 def test_the_traceback_of_a_job_is_shown_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

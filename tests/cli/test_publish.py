@@ -23,8 +23,10 @@ def here(tmp_path: Path) -> Path:
 
 
 def test_pack_diff_apply_verify(here: Path) -> None:
-    ctrbox("publish", "pack", "old.ffm", "-o", "old.fbw", cwd=here)
-    ctrbox("publish", "pack", "new.ffm", "-o", "new.fbw", "--base", "old.fbw", cwd=here)
+    first = ctrbox("publish", "pack", "old.ffm", "-o", "old.fbw", cwd=here)
+    assert "next: ctrbox publish pack NEWER_MODEL --base old.fbw -o new.fbw\n" in first.stderr
+    second = ctrbox("publish", "pack", "new.ffm", "-o", "new.fbw", "--base", "old.fbw", cwd=here)
+    assert "next: ctrbox publish diff old.fbw new.fbw -o update.patch\n" in second.stderr
     began = time.perf_counter()
     told = json.loads(ctrbox("publish", "diff", "old.fbw", "new.fbw", "-o", "p", "--json", cwd=here).stdout)
     assert told["bytes"] == (here / "p").stat().st_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from ctrbox.errors import PlanError
@@ -33,10 +33,20 @@ def lacking(missing: Sequence[str], names: Iterable[str]) -> str:
     return f"column {first!r}{nearest(first, names)}" + (f"; also {shown}" if others else "")
 
 
-def no_attribute(owner: str, name: str, names: Iterable[str]) -> AttributeError:
-    """Return the error for an attribute that ``owner`` lacks, with the name most like it among ``names``."""
+def no_attribute(
+    owner: str, name: str, names: Iterable[str], instead: Mapping[str, str] | None = None
+) -> AttributeError:
+    """Return the error for an attribute that ``owner`` lacks, with the name most like it among ``names``.
+
+    ``instead``: names that other libraries have, with what to write here.
+    """
     # Python and libraries ask for names such as __deepcopy__ all the time; those need no advice.
-    advice = "" if name.startswith("_") else nearest(name, (known for known in names if not known.startswith("_")))
+    if name.startswith("_"):
+        advice = ""
+    elif instead is not None and name in instead:
+        advice = f"; use {instead[name]}"
+    else:
+        advice = nearest(name, (known for known in names if not known.startswith("_")))
     return AttributeError(f"{owner} has no attribute {name!r}{advice}", name=name)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
+from ctrbox.arguments.names import closest
 from ctrbox.cli.terminal import Mistake, Stopped, tell
 from ctrbox.errors import CtrboxError, PlanError
 
@@ -72,13 +73,26 @@ class Job:
         return self.model
 
 
+def files_there(path: Path) -> str:
+    """Name the Python file that is most like one that is missing, and the others of its folder."""
+    if not path.parent.is_dir():
+        return f", because there is no folder {path.parent}"
+    names = sorted(p.name for p in path.parent.glob("*.py"))
+    if not names:
+        where = "the current folder" if path.parent == Path() else str(path.parent)
+        return f"; there is no Python file in {where}"
+    alike = closest(path.name, names)
+    others = [name for name in names if name != alike]
+    shown = ", ".join(others[:5]) + (f" and {len(others) - 5:,} more" if len(others) > 5 else "")
+    return (f"; nearest: {path.parent / alike}" if alike else "") + (f"; the folder has: {shown}" if others else "")
+
+
 def load_job(path: Path) -> Job:
     """Run the user's file and return what it defines. Its folder is importable, as for any script."""
     if path.is_dir():
         raise Mistake(f"{path} is a folder; expected a job file, such as job.py, that defines `plan`")
     if not path.is_file():
-        near = sorted(p.name for p in path.parent.glob("*.py"))[:5] if path.parent.is_dir() else []
-        raise Mistake(f"there is no job file {path}" + (f"; this folder has: {', '.join(near)}" if near else ""))
+        raise Mistake(f"there is no job file {path}{files_there(path)}")
     from ctrbox.views.formats import EXTENSIONS
 
     if path.suffix[1:].lower() in {e for several in EXTENSIONS.values() for e in several}:

@@ -23,6 +23,7 @@ LOADING = threading.current_thread() is threading.main_thread() and (
 if LOADING:
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
+import json
 import shlex
 import sys
 import time
@@ -32,7 +33,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from ctrbox.cli import after_training, online, publish, search, serve, table, train, tune
-from ctrbox.cli.demo import demo_job_path, generate
+from ctrbox.cli.demo import generate
 from ctrbox.cli.help_text import Commands
 from ctrbox.cli.job import batches, load_plan
 from ctrbox.cli.options import RowsAsJson, in_words_of_options
@@ -286,7 +287,8 @@ def datasets_adlog(
     else:
         say(out)
     tell(f"{rows:,} impressions in {seconds:.1f} s under {out}")
-    hint(f"CTRBOX_DATA={shlex.quote(str(out))} ctrbox train {shlex.quote(str(demo_job_path()))}")
+    code = f"import ctrbox as cb; print(cb.View({json.dumps(str(out / 'impressions'))}).head())"
+    hint(f"python -c {shlex.quote(code)}")
 
 
 @datasets_app.command("list", epilog="\b\nExamples:\n  ctrbox datasets list\n  ctrbox datasets list --json\n")

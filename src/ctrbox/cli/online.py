@@ -73,16 +73,17 @@ def online(
         str,
         typer.Option(
             metavar="SPAN",
-            help="Time after an impression within which a click counts as a click on it; an impression waits this long for its "
-            "label. Examples: 30s, 10m, 1h.",
+            help="Time after an impression within which a click counts as a click on it. An impression waits this long, plus "
+            "--lateness, for its label. Examples: 30s, 10m, 1h.",
         ),
     ] = "10m",
     lateness: Annotated[
         str,
         typer.Option(
             metavar="SPAN",
-            help="How much older than the newest event an event may be when it arrives, such as 30s or 1m. Older events are "
-            "counted and left out.",
+            help="How long after the end of its window an impression still waits for events that arrive out of order, by the "
+            "times of the events. An event that is older than the newest one by more than --window plus --lateness is counted "
+            "and left out. Examples: 30s, 1m.",
         ),
     ] = "1m",
     warm_up: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -63,7 +64,11 @@ def pack(
     if as_json:
         say_json(kind=found.kind, bytes=found.size, quantised_bytes=found.quantised_bytes, output=str(output))
     tell(f"wrote {found.size:,} bytes of {found.kind} weights to {output}")
-    hint(f"ctrbox publish diff {base or 'old.fbw'} {output} -o update.patch")
+    if base is not None and base != output:
+        hint(f"ctrbox publish diff {shlex.quote(str(base))} {shlex.quote(str(output))} -o update.patch")
+    else:  # a patch leads from one file to another: the next one has the same buckets
+        other = output.with_name("new.fbw" if output.name != "new.fbw" else "newer.fbw")
+        hint(f"ctrbox publish pack NEWER_MODEL --base {shlex.quote(str(output))} -o {shlex.quote(str(other))}")
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish unpack new.fbw -o dense.safetensors\n")
@@ -102,7 +107,7 @@ def diff(
         say_json(**asdict(facts), seconds=time.perf_counter() - began)
     share = 100 * facts.bytes / max(facts.result_bytes, 1)
     tell(f"wrote {facts.bytes:,} bytes ({share:.2f} % of {new}) to {output}")
-    hint(f"ctrbox publish apply {base} {output} -o again.fbw")
+    hint(f"ctrbox publish apply {shlex.quote(str(base))} {shlex.quote(str(output))} -o again.fbw")
 
 
 @app.command(epilog="\b\nExamples:\n  ctrbox publish apply old.fbw update.patch -o new.fbw\n")

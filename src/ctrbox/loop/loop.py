@@ -45,7 +45,8 @@ class OnlineLoop:
     """The loop that learns from ``stream`` and publishes into the folder ``out``, which `ctrbox serve` opens.
 
     ``every``       a version: a span of time, or a number of examples ("100000ex")
-    ``window``      a click counts within so long of its impression; ``lateness``: events may come so much out of order
+    ``window``      a click counts within so long of its impression; ``lateness``: how long it waits after that for
+                    events that arrive out of order, by the times of the events
     ``checkpoint``  at least so far apart, and so far that they take no more than ``checkpoint_share`` of the time
     ``held``        memory for events whose window has not passed
     ``ahead``       events from further in the future, by this machine's clock, are left out

@@ -19,6 +19,20 @@ from ctrbox.errors import PlanError
 from ctrbox.views.source import Source, as_before, open_source
 from ctrbox.views.text_options import checked_options
 
+# Names that pandas, polars and Arrow have, and what does the same here.
+SOME_ROWS = ".head(n) to look at the first rows, .filter(…) to keep some, and limit=n of fit to train on the first n"
+INSTEAD = {
+    **dict.fromkeys(("slice", "limit", "take", "sample", "iloc", "loc"), SOME_ROWS),
+    **dict.fromkeys(("where", "query"), ".filter(col('x') > 0)"),
+    **dict.fromkeys(("fillna", "fill_null"), ".fill(x=0)"),
+    **dict.fromkeys(("dropna", "drop_nulls"), ".filter(col('x').is_not_null())"),
+    **dict.fromkeys(("assign", "with_column"), ".with_columns(y=col('x') + 1)"),
+    "astype": ".cast(x='float')",
+    "drop": ".select('x', 'y') with the columns to keep",
+    "rename": ".with_columns(new=col('old'))",
+    **dict.fromkeys(("dtypes", "info", "describe"), ".schema for names and types, and .head() for the first rows"),
+}
+
 
 @dataclass(frozen=True)
 class WithColumns:
@@ -138,7 +152,7 @@ class View:
     if not TYPE_CHECKING:  # so that type checkers still refuse unknown methods
 
         def __getattr__(self, name: str) -> Any:
-            raise no_attribute("a View", name, dir(type(self)))
+            raise no_attribute("a View", name, dir(type(self)), INSTEAD)
 
     def _with(self, step: Step) -> View:
         return self.with_steps((*self.steps, step))

@@ -375,7 +375,13 @@ class SparseTable(Table):
             return [str(line) for line in self._reading.verify()]
 
     def stats(self) -> dict[str, int]:
-        """Return counters since the table was opened, and what it holds now, in bytes, rows or counts."""
+        """Return counters since the table was opened, and what it holds now, by name.
+
+        Keys: ``asked`` for, of which ``hits`` were in memory, ``misses`` on disk and ``new`` in neither. Pages: ``reads``,
+        ``bytes_read``, ``false_positives`` of the filters. Rows: ``keys`` in all, ``resident`` in memory, of which ``dirty`` ones
+        are newer than on disk, and the ``capacity`` of the memory. Bytes: ``memory``, ``disk_bytes``. The page on Sparse Tables
+        in the documentation explains every name.
+        """
         return {**self._reading.stats(), "rss": resident_bytes()}
 
     def memory_plan(self) -> dict[str, int]:

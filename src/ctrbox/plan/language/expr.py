@@ -22,6 +22,24 @@ from ctrbox.plan.language.written_at import Where, written_at
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_SHOWN = 100_000  # characters of an expression; sharing hides how long one is
 
+# Names that pandas, polars and SQL have, and what does the same here.
+INSTEAD = {
+    **dict.fromkeys(("dayofweek", "day_of_week", "isoweekday"), ".weekday(); Monday is 0"),
+    **dict.fromkeys(
+        ("dt", "str", "list"), "the method without it: col('ts').hour(), col('query').lower(), col('tags').length()"
+    ),
+    **dict.fromkeys(("fillna", "fill_null", "coalesce"), ".fill(0)"),
+    **dict.fromkeys(("isnull", "isna"), ".is_null()"),
+    **dict.fromkeys(("notnull", "notna"), ".is_not_null()"),
+    "astype": ".cast('float')",
+    "log": ".log1p(), which is log(1 + x)",
+    **dict.fromkeys(("len", "size"), ".length()"),
+    **dict.fromkeys(("unique", "drop_duplicates"), ".distinct()"),
+    **dict.fromkeys(("trim", "str_strip"), ".strip()"),
+    **dict.fromkeys(("date", "dayofyear"), ".epoch_day(), the number of days since 1970"),
+    **dict.fromkeys(("map", "apply", "map_elements"), "an operator of your own: cb.operator"),
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Expr:
@@ -52,7 +70,7 @@ class Expr:
     if not TYPE_CHECKING:  # so that type checkers still refuse unknown methods
 
         def __getattr__(self, name: str) -> Any:
-            raise no_attribute("an expression", name, dir(type(self)))
+            raise no_attribute("an expression", name, dir(type(self)), INSTEAD)
 
     # ---- nulls and types
     def fill(self, value: Any) -> Expr:
