@@ -5,21 +5,22 @@
  *   ...
  *   ctrbox_close(model);
  *
- * A model is a published weight file (cb.publish.pack) or a saved Deep FFM (engine.save). Scores are probabilities and
- * have the bits of engine.predict in Python for the same features.
+ * A model is a published weight file (cb.publish.pack) or a saved Deep FFM (engine.save). Scores are probabilities. For
+ * the same features they have the same bits as engine.predict in Python.
  *
- * Errors. A function that can fail returns a ctrbox_status; anything but CTRBOX_OK has a sentence in
- * ctrbox_last_error(), and what it should have written means nothing. No input crashes the caller: NULL, wrong sizes,
- * damaged files and numbers that are not finite give a status. Pointers must be NULL or point at as many elements as
- * their count says; nobody can check that.
+ * Errors. A function that can fail returns a ctrbox_status. If it is not CTRBOX_OK, ctrbox_last_error() returns a
+ * sentence that says what is wrong, and the outputs of the function must not be used. NULL, wrong sizes, damaged files
+ * and numbers that are not finite are reported by a status and never crash the caller. A pointer must be NULL or point
+ * to as many elements as its count says; the library cannot check that.
  *
- * Threads. Any number of threads may call with one model at once: nothing changes a model once it is open. Closing it
- * while another thread uses it is an error that nobody can see. ctrbox_last_error() is the calling thread's own.
+ * Threads. Any number of threads may use one model at the same time, because an open model never changes. Do not close
+ * a model while another thread uses it; the library cannot detect that. Each thread has its own ctrbox_last_error().
  *
- * Memory. All arrays belong to the caller and are read before the call returns. Handles belong to the library and are
- * given back by ctrbox_close and ctrbox_context_free.
+ * Memory. All arrays belong to the caller; the library reads them only during the call. The library owns models and
+ * contexts; the caller frees them with ctrbox_close and ctrbox_context_free.
  *
- * Plain C99. The numbers below only grow: a program built for CTRBOX_ABI 1 works with every library that answers 1. */
+ * The header is plain C99. Numbers of statuses never change their meaning, new ones are only added: a program that was
+ * built for CTRBOX_ABI 1 works with every library whose ctrbox_abi() returns 1. */
 #ifndef CTRBOX_H
 #define CTRBOX_H
 
@@ -42,11 +43,11 @@ extern "C" {
 typedef int32_t ctrbox_status;
 enum {
   CTRBOX_OK = 0,
-  CTRBOX_BAD_ARGUMENT = 1, /* NULL, a field the model has not, offsets that fall, a value that is not finite */
+  CTRBOX_BAD_ARGUMENT = 1, /* NULL, an unknown field, descending offsets, a value that is not finite */
   CTRBOX_CANNOT_READ = 2,  /* no such file, no right to read it, a failing disk */
-  CTRBOX_DAMAGED = 3,      /* not a file of ours, cut, flipped, or one that contradicts itself */
+  CTRBOX_DAMAGED = 3,      /* not a file of CTRBox, or one that is cut off, changed or inconsistent */
   CTRBOX_WRONG_BASE = 4,   /* a patch that was made for another file */
-  CTRBOX_TOO_LARGE = 5,    /* a patch whose result is beyond the limit, or no memory for the model */
+  CTRBOX_TOO_LARGE = 5,    /* the result of a patch exceeds the limit, or no memory for the model */
   CTRBOX_CANNOT_WRITE = 6, /* a full disk, no right to write; the previous file is unchanged */
   CTRBOX_NOT_FINITE = 7,   /* a score is not finite: weights or values are too large */
   CTRBOX_UNSUPPORTED = 8,  /* built without zstd: patches cannot be applied */
@@ -63,77 +64,81 @@ CTRBOX_API const char* ctrbox_last_error(void); /* of this thread's last failed 
 
 /* ---- a model ----------------------------------------------------------------------------------------------------- */
 
-/* *model is NULL after a failure. */
+/* Opens a model; *model is NULL after a failure. */
 CTRBOX_API ctrbox_status ctrbox_open(const char* path, ctrbox_model** model);
 CTRBOX_API void ctrbox_close(ctrbox_model* model); /* NULL is fine */
 
 CTRBOX_API uint32_t ctrbox_fields(const ctrbox_model* model); /* 0 for NULL */
-/* The name of a field, ended by a zero byte, and its length where `bytes` is not NULL; NULL for a field the model has
- * not. Valid until the model is closed. */
+/* Returns the name of a field, terminated by a zero byte, and stores its length in *bytes unless `bytes` is NULL.
+ * Returns NULL if the model has no such field. The name is valid until the model is closed. */
 CTRBOX_API const char* ctrbox_field_name(const ctrbox_model* model, uint32_t field, size_t* bytes);
-/* The number of the field of a name. */
+/* Stores the number of the field with this name. */
 CTRBOX_API ctrbox_status ctrbox_field(const ctrbox_model* model, const char* name, size_t bytes, uint32_t* field);
 CTRBOX_API uint64_t ctrbox_learned(const ctrbox_model* model); /* examples the model has learned from */
 
 /* ---- from values to keys ----------------------------------------------------------------------------------------- */
 
-/* A feature is a field, a key and a value. The key depends on how the model was trained: */
+/* A feature consists of a field, a key and a value. Which of these functions makes the key depends on what the model
+ * was trained on. */
 
-/* on text of Vowpal Wabbit or libffm: `name` is the feature's name in its namespace or field, "u1" of "|user u1:0.5" */
+/* Text of Vowpal Wabbit or libffm: `name` is the name of the feature, such as "u1" in "|user u1:0.5". */
 CTRBOX_API ctrbox_status ctrbox_key_of_text(const ctrbox_model* model, uint32_t field, const void* name, size_t bytes,
                                             uint64_t* key);
-/* on a plan, sparse={"user": col("user_id").key()}: the column's string, */
+/* A plan with sparse={"user": col("user_id").key()}, if the column holds strings: `value` is the string. */
 CTRBOX_API ctrbox_status ctrbox_key_of_string(const ctrbox_model* model, uint32_t field, const void* value,
                                               size_t bytes, uint64_t* key);
-/* or its integer, */
+/* The same, if the column holds integers. */
 CTRBOX_API ctrbox_status ctrbox_key_of_int(const ctrbox_model* model, uint32_t field, int64_t value, uint64_t* key);
-/* or a key that a plan made, as in batch.sparse["user"].values; 0, a plan's null, has no feature and is refused, */
+/* A key that a plan has made, as in batch.sparse["user"].values. The key 0 stands for null and is refused. */
 CTRBOX_API ctrbox_status ctrbox_key_of_key(const ctrbox_model* model, uint32_t field, uint64_t plan_key, uint64_t* key);
-/* or a dense column: one feature, whose value is the number. */
+/* A dense column of a plan: it is one feature, and the number of the column is its value. */
 CTRBOX_API ctrbox_status ctrbox_key_of_dense(const ctrbox_model* model, uint32_t field, uint64_t* key);
 
-/* The key of a hashed interaction in its own field: of the keys of its features, in the order of the fields it names.
- * Its value is the product of theirs; a feature for each combination. */
+/* The key of a hashed interaction, which has a field of its own. `keys` are the keys of its features, in the order of
+ * the fields that it names. There is one such feature for each combination; its value is the product of their values.
+ */
 CTRBOX_API ctrbox_status ctrbox_key_of_interaction(const ctrbox_model* model, uint32_t field, const uint64_t* keys,
                                                    size_t count, uint64_t* key);
 
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
 
-/* Examples one behind the other. Example e has the features offsets[e] up to offsets[e + 1]; fields in any order, any
- * number of features for a field, at most 65,535 for an example. */
+/* Several examples, one after the other. Example e has the features from offsets[e] up to, but not including,
+ * offsets[e + 1]. Fields may come in any order and have any number of features; an example has at most 65,535. */
 typedef struct ctrbox_examples {
   size_t rows;
-  const uint64_t* offsets; /* rows + 1; offsets[0] is 0; may be NULL where rows is 0 */
-  const uint32_t* fields;  /* offsets[rows] each */
+  const uint64_t* offsets; /* rows + 1 numbers; offsets[0] is 0; may be NULL if rows is 0 */
+  const uint32_t* fields;  /* fields, keys and values have offsets[rows] elements each */
   const uint64_t* keys;
-  const float* values; /* NULL: all 1; a value of 0 is not a feature */
+  const float* values; /* NULL: all values are 1; a feature with value 0 is ignored */
 } ctrbox_examples;
 
-/* One score for each example into scores[0] ... scores[rows - 1]. */
+/* Writes one score for each example to scores[0] ... scores[rows - 1]. */
 CTRBOX_API ctrbox_status ctrbox_score(const ctrbox_model* model, const ctrbox_examples* examples, float* scores);
 
-/* A request has one context and many candidates: the first ctrbox_context_fields(model) fields are the context's
- * (cb.DeepFFM(..., context=...)), the others the candidates'. What the context's fields say among themselves is worked
- * out once; scores have the bits of ctrbox_score of whole examples. A context belongs to its model, may be used for any
- * number of requests and by any number of threads at once, and is freed before its model is closed. */
+/* A request has one context and many candidates. The first ctrbox_context_fields(model) fields belong to the context
+ * (cb.DeepFFM(..., context=...)), the others to the candidates. The part of a score that depends only on the context is
+ * computed once; scores have the same bits as those of ctrbox_score for whole examples. A context belongs to its model
+ * and may be used for any number of requests and by any number of threads at once. Free it before you close its model.
+ */
 typedef struct ctrbox_context ctrbox_context;
 
 CTRBOX_API uint32_t ctrbox_context_fields(const ctrbox_model* model); /* 0: the model was made without a context */
-/* `example` has one row, of fields of the context. *context is NULL after a failure. */
+/* `example` must have one row with fields of the context only. *context is NULL after a failure. */
 CTRBOX_API ctrbox_status ctrbox_context_make(const ctrbox_model* model, const ctrbox_examples* example,
                                              ctrbox_context** context);
 CTRBOX_API void ctrbox_context_free(ctrbox_context* context);          /* NULL is fine */
 CTRBOX_API size_t ctrbox_context_bytes(const ctrbox_context* context); /* memory it takes, for a cache; 0 for NULL */
-/* One score for each candidate; candidates have no field of the context. */
+/* Writes one score for each candidate. Candidates must have no field of the context. */
 CTRBOX_API ctrbox_status ctrbox_context_score(const ctrbox_model* model, const ctrbox_context* context,
                                               const ctrbox_examples* candidates, float* scores);
 
 /* ---- updates ----------------------------------------------------------------------------------------------------- */
 
-/* What a patch (cb.publish.diff) makes of `base`, written to `result`, which may be `base` itself: aside, synced,
- * renamed, so whoever opens `result` finds the old file or the new one. Refused: a damaged patch, one for another base,
- * one whose result has more than `most_bytes` (0: twice the base, or 1 GiB more than it). Models that are open are as
- * they were; open `result` for the new one. */
+/* Applies a patch (cb.publish.diff) to the file `base` and writes the new file to `result`, which may be `base` itself.
+ * The new file is written under another name, synced and renamed, so that whoever opens `result` finds the old file or
+ * the new one. Refuses a damaged patch, a patch for another base, and a patch whose result has more than `most_bytes`
+ * bytes (0: twice the size of the base, or 1 GiB more than it). Models that are open do not change; open `result` to
+ * use the new one. */
 CTRBOX_API ctrbox_status ctrbox_apply_patch(const char* base, const char* patch, const char* result,
                                             uint64_t most_bytes);
 
