@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctrbox.columns.batch import Batch, Field, Ragged, Schema
+from ctrbox.columns.batch import Batch, Field, Fields, Ragged, Schema
 from ctrbox.errors import PlanError
 
 SPARSE = (Field("ad", "ad", False), Field("tags", "tag", True))
@@ -113,3 +113,17 @@ def test_a_batch_without_columns_keeps_its_number_of_rows_in_arrow() -> None:
     rows = Batch(schema, 3, None, np.empty((3, 0), np.float32), {}, None).to_arrow()
     assert (rows.num_rows, rows.num_columns) == (3, 0)
     assert Batch.from_arrow(schema, rows).rows == 3
+
+
+def test_a_batch_prints_its_rows_roles_and_features() -> None:
+    assert repr(batch()) == "Batch(3 rows, label, weight, group, sparse: ad, tags, dense: 4 columns)"
+    many = Fields([f"s{k}" for k in range(7)], lambda k: Ragged(np.arange(1), np.arange(2)))
+    bare = Batch(Schema((), (), False, False, False), 1, None, np.empty((1, 0), np.float32), many, None)
+    assert repr(bare) == "Batch(1 rows, sparse: s0, s1, s2, s3, s4 and 2 more)"
+
+
+def test_a_misspelled_sparse_feature_of_a_batch_is_answered_with_the_nearest() -> None:
+    fields = Fields(["user", "ad"], lambda k: Ragged(np.arange(1), np.arange(2)))
+    assert "usr" not in fields
+    with pytest.raises(KeyError, match="the batch has no sparse feature 'usr'; nearest: 'user'"):
+        fields["usr"]

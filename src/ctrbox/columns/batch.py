@@ -113,6 +113,8 @@ class Fields(Mapping[str, Ragged]):
     def __getitem__(self, name: str) -> Ragged:
         found = self._made.get(name)
         if found is None:
+            if name not in self._at:
+                raise KeyError(f"the batch has no sparse feature {name!r}{nearest(str(name), self._at)}")
             found = self._made[name] = self._make(self._at[name])
         return found
 
@@ -139,6 +141,14 @@ class Batch:
 
     def __len__(self) -> int:
         return self.rows
+
+    def __repr__(self) -> str:
+        roles = [name for name in ("label", "weight", "group") if getattr(self, name) is not None]
+        names = list(self.sparse)
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+        parts = [f"{self.rows:,} rows", *roles, *([f"sparse: {shown}"] if names else [])]
+        parts += [f"dense: {self.dense.shape[1]:,} columns"] if self.dense.shape[1] else []
+        return f"Batch({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
         """Return the first rows, for notebooks: at most three keys of each field."""

@@ -188,6 +188,20 @@ def test_all_nulls_that_reach_features_are_told_at_once() -> None:
     assert "feature 'e'" not in text
 
 
+def test_columns_of_one_view_are_filled_by_one_call_that_can_be_copied() -> None:
+    kinds = {"id": pa.int64(), "x": pa.float64(), "y": pa.string(), "odd one": pa.int64(), "ts": pa.timestamp("us")}
+    log = pa.table({name: pa.array([1 if name == "id" else None], kind) for name, kind in kinds.items()})
+    sparse = {"x": col("x").bucketize([0.5]), "y": col("y"), "o": col("odd one")}
+    with pytest.raises(PlanError) as caught:
+        cb.compile(cb.View(log, key="id"), cb.FeatureSet(sparse={"h": col("ts").hour(), **sparse}))
+    text = str(caught.value)
+    assert text.startswith("feature 'h' may be null: column 'ts' may be null")
+    assert '; add .fill(-1) after the operator that reads the time, such as col("ts").hour().fill(-1); for' in text
+    assert text.endswith("; for features 'x', 'y', 'o' .fill(x=0.0, y=\"\", **{'odd one': 0}) to its view")
+    filled = cb.View(log, key="id").fill(x=0.0, y="", **{"odd one": 0})
+    cb.compile(filled, cb.FeatureSet(sparse={"h": col("ts").hour().fill(-1), **sparse}))
+
+
 def test_every_null_of_a_feature_is_told() -> None:
     with pytest.raises(
         PlanError, match=r"add \.fill\(maybe=0\) to its view; for feature 'a' \.fill\(\"\"\) after json$"

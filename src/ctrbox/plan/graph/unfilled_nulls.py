@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from keyword import iskeyword
 
 from ctrbox.errors import PlanError
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.typing import origin, shown_name
+
+MOST_TOLD = 20  # gaps of one message, beside the first
 
 
 class NullsUnfilled(PlanError):
@@ -21,14 +24,30 @@ class Gap:
     what: str
     cause: str
     cure: str
+    column: str = ""  # of a column that its view can fill: the argument of .fill, such as "price=0.0"
+    frame: int = 0  # the view of that column
 
 
 def told(gaps: list[Gap]) -> str:
-    """The first in full, of the others what to add: a user mends them all at once."""
+    """Return the first in full, and what to add for all others, so that a user mends them all at once.
+
+    Columns of one view are filled by one call, which can be copied.
+    """
     first, *others = list({gap.node: gap for gap in reversed(gaps)}.values())[::-1]  # what several read is filled once
-    also = [f"; for {gap.what} {gap.cure}" for gap in others[:20]]
-    more = f"; and {len(others) - 20:,} more" if len(others) > 20 else ""
-    return f"{first.what} may be null: {first.cause}; add {first.cure}{''.join(also)}{more}"
+    together: dict[object, list[Gap]] = {}
+    for gap in [first, *others[:MOST_TOLD]]:
+        together.setdefault(gap.frame if gap.column else gap, []).append(gap)
+    cures = []
+    for several in together.values():
+        cure = several[0].cure
+        if several[0].column:
+            cure = f".fill({', '.join(gap.column for gap in several)}) to its view"
+        features = ", ".join(gap.what.removeprefix("feature ") for gap in several)
+        named = f"for features {features} " if len(several) > 1 else f"for {several[0].what} "
+        named = "" if several[0] is first else named
+        cures.append(named + cure)
+    more = f"; and {len(others) - MOST_TOLD:,} more" if len(others) > MOST_TOLD else ""
+    return f"{first.what} may be null: {first.cause}; add {'; '.join(cures)}{more}"
 
 
 def present(node: Node, what: str, gaps: list[Gap]) -> Node:
@@ -41,13 +60,21 @@ def present(node: Node, what: str, gaps: list[Gap]) -> Node:
             continue
         example = {"s": '""', "f": "0.0", "b": "False", "t": "0"}.get(begin.kind, "[]" if begin.kind[0] == "*" else "0")
         if begin.op == "column":
-            cure = f".fill({raw.name}={example}) to its view"
             cause = f"column {raw.name!r} may be null ({begin.why})"
-        else:
-            cure = f".fill({example}) after {shown}"
-            if begin.op.startswith("cast_") and raw.name:
-                cure += f", .fill({raw.name}={example}) after it in a view"
-            cause = begin.why or f"{shown} on {raw.name!r} may be null"
+            if begin.kind == "t":  # a time of 0 would be midnight on the first day of 1970
+                cure = f'.fill(-1) after the operator that reads the time, such as col("{raw.name}").hour().fill(-1)'
+                gaps.append(Gap(begin.id, what, cause, cure))
+                continue
+            name = raw.name
+            column = (
+                f"{name}={example}" if name.isidentifier() and not iskeyword(name) else f"**{{{name!r}: {example}}}"
+            )
+            gaps.append(Gap(begin.id, what, cause, f".fill({column}) to its view", column, begin.frame))
+            continue
+        cure = f".fill({example}) after {shown}"
+        if begin.op.startswith("cast_") and raw.name:
+            cure += f", .fill({raw.name}={example}) after it in a view"
+        cause = begin.why or f"{shown} on {raw.name!r} may be null"
         gaps.append(Gap(begin.id, what, cause, cure))
     return node
 
