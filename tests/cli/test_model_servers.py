@@ -31,9 +31,12 @@ from tests.serve.image_worlds import WIDTH, ImageWorld, make_world
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageWorld]:
     folder = tmp_path_factory.mktemp("images")
     world = make_world(folder)
+    before = os.environ.get(VARIABLE)  # tests of serving set it for the whole process
     os.environ[VARIABLE] = str(folder)  # the runs of these tests lie elsewhere
     yield world
     del os.environ[VARIABLE]
+    if before is not None:
+        os.environ[VARIABLE] = before
 
 
 @pytest.fixture(scope="module")
