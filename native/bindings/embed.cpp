@@ -48,6 +48,7 @@ void bind_embed(nb::module_& m) {
   nb::exception<TableFull>(m, "TableFull", PyExc_MemoryError);
   nb::exception<DamagedFile>(m, "DamagedFile", PyExc_ValueError);
 
+  m.attr("REPEATED_KEY") = MemoryTable::kRepeatedKey;
   nb::class_<MemoryTable> table(m, "MemoryTable", "Keys to rows of floats and their optimizers' states, in memory.");
   bind_life(table);
   table

@@ -7,6 +7,10 @@
 //   RowwiseAdagrad    lr eps initial l2                1: sum of mean squared gradients
 //   Adam              lr beta1 beta2 eps l2            2n + 2: means, means of squares, beta1^t, beta2^t
 //   FTRL              alpha beta l1 l2                 2n: z, sums of squared gradients
+//   DenseAdam         lr beta1 beta2 eps l2            2n: means, means of squares; a clock at the end of the row
+//   DenseAdamW        lr beta1 beta2 eps weight_decay  2n, as DenseAdam
+//
+// The two dense kinds move all rows of a table in memory (core/table/dense_push.cpp); no other table has them.
 //
 // Only + - * / and sqrt, in a fixed order and without contraction: every machine, every GPU and the NumPy twins in
 // tests/twins/optimizers.py give the same bits. Adam counts the steps of a row, not of the table, as running products.
@@ -18,7 +22,15 @@
 namespace cb {
 
 // The numbers are part of the file format.
-enum class OptimizerKind : uint32_t { SGD = 1, Adagrad = 2, RowwiseAdagrad = 3, Adam = 4, FTRL = 5 };
+enum class OptimizerKind : uint32_t {
+  SGD = 1,
+  Adagrad = 2,
+  RowwiseAdagrad = 3,
+  Adam = 4,
+  FTRL = 5,
+  DenseAdam = 6,
+  DenseAdamW = 7
+};
 
 CB_BODY float root_of(float x) {
 #if defined(__CUDACC__)

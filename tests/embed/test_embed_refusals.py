@@ -40,11 +40,14 @@ def weights(count: int = 2) -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(3)) for _ in range(count)]
 
 
+MUST_BE = "optimizer must be cb.optim.Adam(…), cb.optim.AdamW(…), cb.Adagrad(…), cb.optim.SGD(…) or a function"
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (cb.optim.Adam, "optimizer must be cb.optim.Adam(…), cb.Adagrad(…), cb.optim.SGD(…) or a function, got Adam"),
-        (0.1, "optimizer must be cb.optim.Adam(…), cb.Adagrad(…), cb.optim.SGD(…) or a function, got 0.1"),
+        (cb.optim.Adam, f"{MUST_BE}, got Adam"),
+        (0.1, f"{MUST_BE}, got 0.1"),
         (lambda w: "x", "the optimizer function returned a str; expected a torch optimizer"),
     ],
 )

@@ -6,11 +6,12 @@ Every operation is one rounding to float32 in the order of native/core/table/row
 from __future__ import annotations
 
 from dataclasses import astuple
+from typing import Any
 
 import numpy as np
 
 from ctrbox.embed.embedder import Row
-from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, Optimizer, RowwiseAdagrad
+from ctrbox.embed.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Optimizer, RowwiseAdagrad, is_dense
 
 Array = np.ndarray
 MASK = 2**64 - 1
@@ -42,7 +43,7 @@ def initial_vector(key: int, dim: int, init: float, seed: int) -> Array:
 
 
 def constants(optimizer: Optimizer, factor: float) -> list[np.float32]:
-    first, *rest = astuple(optimizer)
+    first, *rest = astuple(optimizer)[: 5 if isinstance(optimizer, Adam) else None]
     return [np.float32(first * factor), *map(np.float32, rest)]
 
 
@@ -56,6 +57,8 @@ def begin(optimizer: Optimizer, w: Array) -> Array:
         return np.full(n, optimizer.initial, np.float32)
     if isinstance(optimizer, RowwiseAdagrad):
         return np.full(1, optimizer.initial, np.float32)
+    if is_dense(optimizer):
+        return np.concatenate([zeros, zeros])
     if isinstance(optimizer, Adam):
         return np.concatenate([zeros, zeros, np.ones(2, np.float32)])
     alpha, beta, l1, l2 = constants(optimizer, 1.0)
@@ -107,6 +110,38 @@ def step(optimizer: Optimizer, factor: float, w: Array, s: Array, g: Array) -> t
         return np.where(np.abs(z) <= l1, np.float32(0), moved), np.concatenate([z, grown])
 
 
+def fma(a: Any, b: Any, c: Any) -> Array:
+    """a·b + c with one rounding: the product is exact in float64, and the sum is rounded to odd before it becomes a float32."""
+    a, b, c = (np.asarray(x, np.float64) for x in (a, b, c))
+    with np.errstate(all="ignore"):
+        product = a * b
+        total = product + c
+        back = total - product
+        lost = (product - (total - back)) + (c - back)  # what the sum lost, exactly
+        even = (total.view(np.int64) & 1) == 0
+        fix = np.isfinite(total) & (lost != 0) & even
+        towards = np.where(lost > 0, np.inf, -np.inf)
+        return np.where(fix, np.nextafter(total, towards), total).astype(np.float32)
+
+
+def dense_step(optimizer: Adam | AdamW, factor: float, t: int, w: Array, s: Array, g: Array) -> tuple[Array, Array]:
+    """One step of torch.optim.Adam or AdamW, as native/core/table/dense_adam.cpp computes it."""
+    n, f = len(w), np.float32
+    lr, m, v = optimizer.lr * factor, s[:n], s[n:]
+    with np.errstate(all="ignore"):
+        if isinstance(optimizer, AdamW):
+            d = g
+            w = w * f(1 - lr * optimizer.weight_decay)
+        else:
+            d = fma(f(optimizer.l2), w, g) if optimizer.l2 else g
+        weight = f(1 - optimizer.beta1)
+        m = fma(weight, d - m, m) if weight < 0.5 else fma(weight - f(1), d - m, d)
+        v = fma(f(1 - optimizer.beta2) * d, d, v * f(optimizer.beta2))
+        root, rate = f((1 - optimizer.beta2**t) ** 0.5), f(-(lr / (1 - optimizer.beta1**t)))
+        w = w + (rate * m) / (np.sqrt(v) / root + f(optimizer.eps))
+    return w, np.concatenate([m, v])
+
+
 class Table:
     """A dict of rows with the meaning of `ctrbox.embed.memory.table.MemoryTable`."""
 
@@ -114,6 +149,11 @@ class Table:
         self.row, self.parts, self.init, self.seed = row, (linear, optimizer), init, seed
         self.factor = 1.0
         self.rows: dict[int, tuple[list[Array], list[Array]]] = {}  # values and states of both parts
+        self.dense = is_dense(optimizer if row.dim else linear)
+        self.steps, self.clocks = (
+            0,
+            dict[int, Array](),
+        )  # of a dense optimizer: pushes, and the clocks of rows that are awake
 
     def initial(self, key: int) -> list[Array]:
         return [np.zeros(int(self.row.linear), np.float32), initial_vector(key, self.row.dim, self.init, self.seed)]
@@ -123,16 +163,45 @@ class Table:
             values = self.initial(key)
             self.rows[key] = values, [begin(o, w) for o, w in zip(self.parts, values, strict=True)]
 
+    def wake(self, key: int) -> None:
+        if key and self.dense:
+            self.clocks.setdefault(key, np.array([self.steps, 1], np.float32))
+
     def pull(self, keys: Array, create: bool = True) -> Array:
         out = np.zeros((len(keys), self.row.width), np.float32)
         for k, key in enumerate(map(int, keys)):
             if create:
                 self.create(key)
+                self.wake(key)
             if key:
                 out[k] = np.concatenate(self.rows[key][0] if key in self.rows else self.initial(key))
         return out
 
+    def push_dense(self, keys: Array, gradients: Array) -> None:
+        given = dict(zip(map(int, keys), gradients, strict=True))
+        for key in given:
+            self.create(key)
+            self.wake(key)
+        self.steps += 1
+        none = np.zeros(self.row.width, np.float32)
+        for key in self.clocks:
+            values, states = self.rows[key]
+            for p, g in enumerate(np.split(given.get(key, none), [int(self.row.linear)])):
+                if len(g):
+                    values[p], states[p] = dense_step(
+                        self.parts[p],
+                        self.factor,
+                        self.steps,
+                        values[p],
+                        states[p],
+                        g,  # type: ignore[arg-type]
+                    )
+            self.clocks[key] = np.array([self.steps, 1], np.float32)
+
     def push(self, keys: Array, gradients: Array) -> None:
+        if self.dense:
+            self.push_dense(keys, gradients)
+            return
         for key, g in zip(map(int, keys), gradients, strict=True):
             if not key:
                 continue
@@ -148,5 +217,9 @@ class Table:
         width = self.row.width
         values = np.array([np.concatenate(v) for v, _ in rows], np.float32).reshape(len(keys), width)
         held = sum(len(begin(o, w)) for o, w in zip(self.parts, self.initial(1), strict=True))
-        states = np.array([np.concatenate(s) for _, s in rows], np.float32).reshape(len(keys), held)
+        asleep = np.zeros(2, np.float32)
+        clocks = [[self.clocks.get(k, asleep)] if self.dense else [] for k in keys]
+        held += 2 * self.dense
+        states = [np.concatenate([*s, *clock]) for (_, s), clock in zip(rows, clocks, strict=True)]
+        states = np.array(states, np.float32).reshape(len(keys), held)
         return np.array(keys, np.int64), values, states

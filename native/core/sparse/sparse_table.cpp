@@ -56,6 +56,7 @@ SparseTable::SparseTable(std::string folder, const TableShape& shape, const Spar
       errors_(folder_),
       bandwidth_(options.compaction_bytes_per_s) {
   if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row must have 1 to 4,097 values");
+  if (shape.dense()) throw std::invalid_argument("a dense optimizer needs all rows in memory");
   const MemoryPlan plan = plan_memory(shape, options.policy, options.ram);
   if (plan.places < kLeastPlaces) throw TableFull("the budget holds fewer than 1,024 rows");
   if (plan.places > kMostPlaces) throw std::invalid_argument("a table holds at most 192 billion rows in memory");

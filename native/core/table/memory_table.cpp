@@ -41,8 +41,10 @@ MemoryTable::MemoryTable(const TableShape& shape, size_t budget_bytes, size_t th
       budget_(budget_bytes),
       threads_(threads ? threads : usable_cores()),
       life_(shape.life, shape.seed),
+      dense_(shape.dense()),
       shards_(new Shard[kShards]) {
   if (width_ == 0 || shape.dim > kMostDim) throw std::invalid_argument("a row must have 1 to 4,097 values");
+  if (!shape.sound()) throw std::invalid_argument("a dense optimizer goes with another one and without a life of rows");
 }
 
 size_t MemoryTable::threads_for(size_t keys) const { return keys < kFewKeys ? 1 : threads_; }
@@ -280,8 +282,10 @@ void MemoryTable::prefetch(std::span<const int64_t> keys) {
 
 void MemoryTable::pull(std::span<const int64_t> keys, float* out, bool create) {
   const size_t width = width_;
-  auto give = [this, out, width](size_t place, int64_t key, const float* row) {
+  const bool waking = create && dense_;
+  auto give = [this, out, width, waking](size_t place, int64_t key, float* row) {
     float* to = out + place * width;
+    if (row && waking) wake(row);
     if (row)
       copy_floats(to, row, width);
     else if (key != 0)
@@ -339,6 +343,7 @@ int64_t MemoryTable::push(std::span<const int64_t> keys, const float* gradients,
   }
   ++life_.pushes;
   const Pushed pushed{gradients, shown, bad >= 0};
+  if (dense_) return push_dense(*last_, pushed, factor);
   if (!shape_.life.admits_all()) admit(*last_, pushed);
   apply(*last_, pushed, factor);
   return -1;
@@ -534,6 +539,8 @@ void MemoryTable::read_shard(CheckedReader& file, unsigned number) {
     for (size_t k = row_floats_; k < stride_; ++k) row[k] = 0.0f;
   }
   file.check_seal(shard_name(number));
+  for (size_t k = 0; dense_ && shard.slots && k <= shard.mask; ++k)
+    if (shard.slots[k].key != 0) take_clock(shard.slots[k].row);
 }
 
 std::unique_ptr<MemoryTable> MemoryTable::load(const std::string& path, size_t budget_bytes, size_t threads) {

@@ -6,7 +6,7 @@
 //     are
 //              never freed, so an address once found stays good and growing never holds rows twice.
 //     a lock   held while slots are read or changed, and while rows are read or changed
-//   a row      [first-order weight?][vector][states of the weight][states of the vector], a multiple of 16 bytes
+//   a row      as in rows.h, a multiple of 16 bytes
 //
 // pull and push work shard by shard on all cores. Keys that come grouped by shard, as lookups give them, are used in
 // place; others are put in order once. The addresses that a prefetch found are kept for the pull of the same keys, and
@@ -55,7 +55,9 @@ class MemoryTable {
   void prefetch(std::span<const int64_t> keys);
   void pull(std::span<const int64_t> keys, float* out, bool create);
   // -1, or the place in `gradients` of the first number that is not finite. `factor` scales the learning rates.
-  // With `skip` keys with such numbers are left as they are, and counted.
+  // With `skip` keys with such numbers are left as they are, and counted. A dense optimizer takes each key once: for a
+  // repeated key, which changes nothing, the answer is kRepeatedKey minus its place.
+  static constexpr int64_t kRepeatedKey = -2;
   int64_t push(std::span<const int64_t> keys, const float* gradients, double factor, const Shown& shown = {},
                bool skip = false);
 
@@ -124,6 +126,12 @@ class MemoryTable {
   void admit(Known& known, const Pushed& pushed);
   void apply(const Known& known, const Pushed& pushed, double factor);
   float* find(const Shard& shard, int64_t key, uint64_t mix) const;
+
+  // ---- dense optimizers (dense_push.cpp)
+  int64_t push_dense(const Known& known, const Pushed& pushed, double factor);
+  void wake(float* row) const;
+  void take_clock(const float* row);  // of a row that was read from a file
+
   void refresh(Known& known);
 
   float* create_row(Shard& shard, int64_t key, uint64_t mix);
@@ -139,6 +147,8 @@ class MemoryTable {
   std::optional<NewRows> fresh_;              // always there; made anew when settings of optimizers change
   const size_t budget_, threads_;
   LifeState life_;
+  const bool dense_;
+  uint64_t dense_steps_ = 0;  // pushes so far, where the optimizer is dense
   std::atomic<size_t> count_{0}, bytes_{0};
   std::atomic<uint64_t> skipped_{0}, not_admitted_{0};
   HugeArena rows_;

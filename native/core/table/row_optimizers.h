@@ -12,7 +12,7 @@
 
 namespace cb {
 
-inline constexpr uint32_t kMostOptimizerKind = 5;
+inline constexpr uint32_t kMostOptimizerKind = 7;
 inline constexpr size_t kOptimizerParameters = 5;
 
 // What a user chose; unused parameters are 0.
@@ -21,6 +21,10 @@ struct OptimizerSpec {
   std::array<double, kOptimizerParameters> parameters{};
   bool operator==(const OptimizerSpec&) const = default;
 };
+
+inline bool is_dense(OptimizerKind kind) {
+  return kind == OptimizerKind::DenseAdam || kind == OptimizerKind::DenseAdamW;
+}
 
 // The same as floats, its rate scaled: what a step reads.
 struct StepConstants {
@@ -46,6 +50,8 @@ inline size_t states_of(OptimizerKind kind, size_t n) {
     case OptimizerKind::Adam:
       return 2 * n + 2;
     case OptimizerKind::FTRL:
+    case OptimizerKind::DenseAdam:
+    case OptimizerKind::DenseAdamW:
       return 2 * n;
   }
   return 0;
@@ -129,6 +135,9 @@ Step step_of_length(OptimizerKind kind) {
       return step_adam<N>;
     case OptimizerKind::FTRL:
       return step_ftrl<N>;
+    case OptimizerKind::DenseAdam:
+    case OptimizerKind::DenseAdamW:
+      break;  // these move all rows of a table, not one
   }
   return nullptr;
 }

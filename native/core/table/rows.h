@@ -1,6 +1,7 @@
 // Defines the row of a table, wherever it is stored: its initial floats and one step of its optimizers.
 //
-// A row is [first-order weight?][vector][states of the weight][states of the vector][counters?].
+// A row is [first-order weight?][vector][states of the weight][states of the vector][clock?][counters?]; only rows of a
+// table with a dense optimizer have a clock (dense_push.cpp).
 #pragma once
 #include <algorithm>
 #include <cfloat>
@@ -8,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 
 #include "core/table/row_optimizers.h"
 #include "core/table/shard.h"
@@ -40,6 +42,7 @@ class NewRows {
     float* states = row + shape_.width();
     begin_states(shape_.weight, row, states, linear);
     begin_states(shape_.vector, row + linear, states + states_of(shape_.weight.kind, linear), shape_.dim);
+    if (shape_.dense()) std::fill_n(states + shape_.states() - kClockFloats, kClockFloats, 0.0f);
     if (!shape_.life.counts()) return;
     float* counters = states + shape_.states();
     counters[0] = counters[1] = 0.0f;
@@ -63,7 +66,9 @@ class RowStep {
         weight_(constants_of(shape.weight, factor)),
         vector_(constants_of(shape.vector, factor)),
         step_weight_(step_of(shape.weight.kind, 1)),
-        step_vector_(step_of(shape.vector.kind, shape.dim)) {}
+        step_vector_(step_of(shape.vector.kind, shape.dim)) {
+    if (shape.dense()) throw std::invalid_argument("a dense optimizer moves all rows, not one");
+  }
 
   void operator()(float* row, const float* gradient) const {
     if (linear_) step_weight_(weight_, row, row + width_, gradient, 1);

@@ -94,7 +94,7 @@ TableShape get_head(CheckedReader& file) {
       (life.by_count() && life.sketch_bytes > file.left()))
     throw DamagedFile("its header contradicts itself");
   if (shards != kShards || linear > 1 || shape.dim > kMostDim || shape.width() == 0 || !known_kind(shape.weight) ||
-      !known_kind(shape.vector) || floats != shape.floats())
+      !known_kind(shape.vector) || !shape.sound() || floats != shape.floats())
     throw DamagedFile("its header contradicts itself");
   return shape;
 }

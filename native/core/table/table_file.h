@@ -15,8 +15,8 @@
 //   for each shard:  8 count, 8 × count keys ascending (as unsigned), rows in the same order  [seal]
 //   8   "CTRTEND."  8 keys in all  [seal]
 //
-// A row is [first-order weight?][vector][states of the weight][states of the vector][counters?]. The bytes depend on
-// the rows alone, not on the order in which they came, on how often they were restored or on where they lie.
+// A row is [first-order weight?][vector][states of the weight][states of the vector][clock?][counters?]. The bytes
+// depend on the rows alone, not on the order in which they came, on how often they were restored or on where they lie.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -33,6 +33,9 @@ namespace cb {
 class CheckedReader;
 class CheckedWriter;
 
+// At the end of a row of a table with a dense optimizer: steps of the table, and whether the key was pulled or pushed.
+inline constexpr size_t kClockFloats = 2;
+
 // What decides the shape and the meaning of rows; two tables of one shape read each other's files.
 struct TableShape {
   uint32_t dim = 0;
@@ -43,7 +46,15 @@ struct TableShape {
   Life life;
 
   size_t width() const { return dim + (linear ? 1u : 0u); }
-  size_t states() const { return states_of(weight.kind, linear ? 1 : 0) + states_of(vector.kind, dim); }
+  // Whether a push moves all rows; then both parts of a row have a dense optimizer, and rows have a clock.
+  bool dense() const { return is_dense(dim ? vector.kind : weight.kind); }
+  bool sound() const {
+    const bool alike = !linear || !dim || is_dense(weight.kind) == is_dense(vector.kind);
+    return alike && (!dense() || life.none());
+  }
+  size_t states() const {
+    return states_of(weight.kind, linear ? 1 : 0) + states_of(vector.kind, dim) + (dense() ? kClockFloats : 0);
+  }
   size_t counters() const { return life.counts() ? kCounterFloats : 0; }
   size_t floats() const { return width() + states() + counters(); }
 };

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ctrbox.embed.optimizers import SGD, Adagrad, Adam
+from ctrbox.embed.optimizers import SGD, Adagrad, Adam, AdamW
 from ctrbox.errors import DataError, PlanError
 
 SAFE = 1e15
 
-DenseOptimizer: TypeAlias = SGD | Adagrad | Adam | Callable[[Any], torch.optim.Optimizer]
+DenseOptimizer: TypeAlias = SGD | Adagrad | Adam | AdamW | Callable[[Any], torch.optim.Optimizer]
 
 
 def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimizer]:
@@ -35,10 +35,19 @@ def dense_optimizer(given: DenseOptimizer) -> Callable[[Any], torch.optim.Optimi
                 weight_decay=given.l2,
                 foreach=True,
             )
+        case AdamW():
+            return lambda weights: torch.optim.AdamW(
+                weights,
+                lr=given.lr,
+                betas=(given.beta1, given.beta2),
+                eps=given.eps,
+                weight_decay=given.weight_decay,
+                foreach=True,
+            )
     if not callable(given) or isinstance(given, type):
         shown = given.__name__ if isinstance(given, type) else repr(given)
         raise PlanError(
-            f"optimizer must be cb.optim.Adam(…), cb.Adagrad(…), cb.optim.SGD(…) or a function, got {shown}"
+            f"optimizer must be cb.optim.Adam(…), cb.optim.AdamW(…), cb.Adagrad(…), cb.optim.SGD(…) or a function, got {shown}"
         )
 
     def made(weights: Any) -> torch.optim.Optimizer:

@@ -1,19 +1,26 @@
-"""Defines the optimizers of embedding rows. Each is applied row by row, to the rows of a batch only.
+"""Defines the optimizers of embedding rows. Each is applied row by row, to the rows of a batch only, except where it is dense.
 
     SGD               w -= lr·g
     Adagrad           every float has its own sum of squared gradients
     RowwiseAdagrad    one sum a row: a sixteenth of the memory at dim 16
     Adam              lazy: a row's means and its step count move only when the row is pushed
     FTRL              proximal, with exact zeros from ``l1``: the choice for first-order weights
+    Adam(dense=True)  moves every row of the table at every push, as torch.optim.Adam does; for tables in memory
+    AdamW             the same with decoupled weight decay, as torch.optim.AdamW does
 
-``l2`` is weight decay, added to the gradient of the rows of a batch; in `FTRL` it is part of the closed form. Native code
-does the work (``native/core/table/row_optimizers.h``); ``tests/twins/optimizers.py`` says the same in NumPy, bit for bit.
+``l2·w`` is added to the gradient, once for each batch; in `FTRL` it is part of the closed form. Trainers give a table the
+gradient of the *summed* loss of a batch: ``l2`` is there the ``weight_decay`` of a torch optimizer on the mean loss times the
+rows of a batch, and only rows of the batch decay. A dense optimizer gets the gradient of the *mean* loss, as torch's do: its
+``l2`` and ``weight_decay`` mean the same for a batch of any size (docs/training.md).
+
+Native code does the work (``native/core/table/row_optimizers.h``, ``dense_adam.h``); ``tests/twins/optimizers.py`` says the same
+in NumPy, bit for bit.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from ctrbox.errors import PlanError
 
@@ -24,6 +31,10 @@ def _checked(optimizer: Optimizer, *, positive: tuple[str, ...], below_one: tupl
     """Every field is a finite number that a float32 can hold; those named are above 0, the others not below."""
     for field in fields(optimizer):
         value = getattr(optimizer, field.name)
+        if field.name == "dense":
+            if not isinstance(value, bool):
+                raise PlanError(f"{type(optimizer).__name__}(dense=…) must be True or False, got {value!r}")
+            continue
         where = f"{type(optimizer).__name__}({field.name}=…)"
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise PlanError(f"{where} must be a finite number, got {value!r}")
@@ -76,13 +87,38 @@ class RowwiseAdagrad:
 
 @dataclass(frozen=True)
 class Adam:
-    """The lazy Adam optimizer: the bias is corrected by the number of steps of the row, not of the table."""
+    """The Adam optimizer. By default it is lazy: the bias is corrected by the number of steps of the row, not of the table.
+
+    ``dense=True``: every push moves all rows that were ever pulled or pushed, those outside the batch with a gradient of 0, and a
+    training gives the table the gradient of the mean loss: rows have the bits of ``torch.optim.Adam(lr, (beta1, beta2), eps,
+    weight_decay=l2, foreach=False)`` (on a CPU whose torch uses fused multiply-add). It costs time in proportion to the rows of
+    the table, and needs a `MemoryTable`. Dense weights of a model are always dense.
+    """
 
     lr: float = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     l2: float = 0.0
+    dense: bool = False
+
+    def __post_init__(self) -> None:
+        _checked(self, positive=("lr", "eps"), below_one=("beta1", "beta2"))
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """The AdamW optimizer, always dense: at every push all rows shrink by ``1 - lr·weight_decay`` and move as with Adam.
+
+    Rows have the bits of ``torch.optim.AdamW(lr, (beta1, beta2), eps, weight_decay, foreach=False)``; see `Adam` with
+    ``dense=True``.
+    """
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
         _checked(self, positive=("lr", "eps"), below_one=("beta1", "beta2"))
@@ -104,29 +140,47 @@ class FTRL:
         _checked(self, positive=("alpha",))
 
 
-Optimizer = SGD | Adagrad | RowwiseAdagrad | Adam | FTRL
+Optimizer = SGD | Adagrad | RowwiseAdagrad | Adam | AdamW | FTRL
 
-# The numbers are part of the file format.
-KINDS: dict[int, type[SGD] | type[Adagrad] | type[RowwiseAdagrad] | type[Adam] | type[FTRL]] = {
+# The numbers are part of the file format. Adam(dense=True) has the number DENSE_ADAM.
+KINDS: dict[int, type[SGD] | type[Adagrad] | type[RowwiseAdagrad] | type[Adam] | type[AdamW] | type[FTRL]] = {
     1: SGD,
     2: Adagrad,
     3: RowwiseAdagrad,
     4: Adam,
     5: FTRL,
+    7: AdamW,
 }
+DENSE_ADAM = 6
+
+
+def is_dense(optimizer: Optimizer) -> bool:
+    """Return whether a push moves all rows of the table, not only those of the batch."""
+    return isinstance(optimizer, AdamW) or (isinstance(optimizer, Adam) and optimizer.dense)
+
+
+def kind_of(optimizer: Optimizer) -> int:
+    """Return the number of the kind; optimizers of one kind can use each other's states."""
+    if isinstance(optimizer, Adam) and optimizer.dense:
+        return DENSE_ADAM
+    return next(number for number, cls in KINDS.items() if cls is type(optimizer))
 
 
 def spec_of(optimizer: Optimizer) -> Spec:
     """Kind and parameters, padded with zeros."""
-    kind = next(number for number, cls in KINDS.items() if cls is type(optimizer))
-    a, b, c, d, e = (*astuple(optimizer), 0.0, 0.0, 0.0)[:5]
-    return kind, (a, b, c, d, e)
+    numbers = [getattr(optimizer, field.name) for field in fields(optimizer) if field.name != "dense"]
+    a, b, c, d, e = (*numbers, 0.0, 0.0, 0.0)[:5]
+    return kind_of(optimizer), (a, b, c, d, e)
 
 
 def optimizer_of(spec: Spec) -> Optimizer:
     """The inverse of ``spec_of``."""
-    cls = KINDS[spec[0]]
-    return cls(*spec[1][: len(fields(cls))])
+    kind, numbers = spec
+    if kind == DENSE_ADAM:
+        lr, beta1, beta2, eps, l2 = numbers
+        return Adam(lr, beta1, beta2, eps, l2, dense=True)
+    cls = KINDS[kind]
+    return cls(*numbers[: len([field for field in fields(cls) if field.name != "dense"])])  # type: ignore[arg-type]
 
 
 def with_rate(optimizer: Optimizer, lr: float) -> Optimizer:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from ctrbox import _native
 from ctrbox.embed.embedder import Embedder, Floats, Keys, Row
 from ctrbox.embed.memory.table import MemoryTable
+from ctrbox.embed.optimizers import is_dense
 from ctrbox.embed.ssd.folder import absolute, described
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.table import Table, describe, reading, same_shape, shape_of
@@ -59,6 +60,11 @@ class Spec:
                 f"a {type(embedder).__name__} cannot be split over servers; use cb.MemoryTable, cb.SparseTable "
                 "or "
                 f"cb.tables.ModelServer"
+            )
+        if is_dense(embedder.optimizer):
+            raise PlanError(
+                f"{embedder.optimizer} is dense: every step moves all rows of the table, which a table that is split over processes "
+                "cannot do; use cb.optim.Adam without dense=True, or train in one process"
             )
         if servers > 1:
             check_splits(embedder)

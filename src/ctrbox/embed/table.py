@@ -17,7 +17,7 @@ from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import is_number, whole
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.life import Admission, Counters, Life, life_of, shown
-from ctrbox.embed.optimizers import FTRL, KINDS, Adagrad, Optimizer, optimizer_of, spec_of, with_rate
+from ctrbox.embed.optimizers import FTRL, KINDS, Adagrad, Optimizer, is_dense, kind_of, optimizer_of, spec_of, with_rate
 from ctrbox.embed.traits import Initial, Traits
 from ctrbox.errors import DataError, PlanError, SourceError
 
@@ -56,6 +56,7 @@ class Table(ABC):
         self._told = optimizer is not None or linear is not None  # then they hold for what is restored
         self.optimizer = USUAL if optimizer is None else checked_optimizer("optimizer", optimizer)
         self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
+        self._check_density(self.optimizer, self.linear, counters, admission)
         self.init = checked_init(init)
         self.seed = whole("seed=", seed, 0, 2**64 - 1)
         self.threads = None if threads is None else whole("threads=", threads, 1, 256)
@@ -65,6 +66,12 @@ class Table(ABC):
         self._row = Row(whole("dim=", dim, 0, MOST_DIM))
         self._opened = False
         self._factor = 1.0
+
+    def _check_density(
+        self, optimizer: Optimizer, linear: Optimizer, counters: Counters | None, admission: Admission | None
+    ) -> None:
+        """Refuse a dense optimizer, unless this is a table in memory whose rows all stay."""
+        check_not_dense(type(self).__name__, optimizer, linear)
 
     @property
     @abstractmethod
@@ -140,6 +147,12 @@ class Table(ABC):
         counted = checked_counts("shows", shows, moved), checked_counts("clicks", clicks, moved)
         with self._calling(len(moved)):
             bad = self._changing.push(moved, np.ascontiguousarray(g), self._factor, *counted, self.nonfinite == "skip")
+        if bad <= _native.REPEATED_KEY:
+            key = int(moved[_native.REPEATED_KEY - bad])
+            raise DataError(
+                f"key {key} is given twice in one push; the optimizer {self.optimizer} is dense and takes each key once, with "
+                "the sum of its gradients. No weight was changed"
+            )
         if bad >= 0:
             at, column = divmod(bad, self._row.width)
             raise DataError(refused(self._row, int(moved[at]), float(g[at, column]), column))
@@ -162,17 +175,18 @@ class Table(ABC):
         """
         vector = checked_optimizer("optimizer", optimizer)
         weight = vector if linear is None else checked_optimizer("linear", linear)
+        self._check_density(vector, weight, self.counters, self.admission)
         parts = [
             ("optimizer", self.optimizer, vector, bool(self._row.dim)),
             ("linear", self.linear, weight, self._row.linear),
         ]
         for name, mine, other, present in parts:
-            if present and len(self) and type(mine) is not type(other):
+            if present and len(self) and kind_of(mine) != kind_of(other):
                 raise PlanError(
                     f"this table holds {len(self):,} rows with optimizer states of {mine}, which {other} cannot use; pass "
                     f"{name}={type(mine).__name__}(…) with other settings, or start with an empty table"
                 )
-        same = type(self.optimizer) is type(vector) and type(self.linear) is type(weight)
+        same = kind_of(self.optimizer) == kind_of(vector) and kind_of(self.linear) == kind_of(weight)
         self.optimizer, self.linear, self._told = vector, weight, True
         self._change_optimizers(same)
 
@@ -189,7 +203,9 @@ class Table(ABC):
     def _take_optimizers(self, found: tuple) -> None:
         """Use the optimizers of a saved table, where this one was given none of its own."""
         if not self._told:
-            self.linear, self.optimizer = optimizer_of(found[2]), optimizer_of(found[3])
+            linear, optimizer = optimizer_of(found[2]), optimizer_of(found[3])
+            self._check_density(optimizer, linear, self.counters, self.admission)
+            self.linear, self.optimizer = linear, optimizer
 
     # ---- how rows come and go ----
 
@@ -291,6 +307,16 @@ def checked_optimizer(name: str, optimizer: Optimizer) -> Optimizer:
             f"{name}= must be one of {', '.join(known)}, such as Adagrad(lr=0.05), got {optimizer!r}{nearest(shown_as, known)}"
         )
     return optimizer
+
+
+def check_not_dense(table: str, *optimizers: Optimizer) -> None:
+    """Refuse optimizers that move all rows at every push, for a table that does not hold them all in main memory."""
+    for optimizer in optimizers:
+        if is_dense(optimizer):
+            raise PlanError(
+                f"{optimizer} is dense: every push moves all rows of the table, which a {table} cannot do; use cb.MemoryTable, "
+                "or cb.optim.Adam without dense=True"
+            )
 
 
 def checked_init(init: float) -> float:

@@ -45,7 +45,7 @@ from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.rows_before import check_rows_told, clear_rows, set_rate, warn_of_rows
 from ctrbox.train.run import Run
 from ctrbox.train.sampling import Labels, thin
-from ctrbox.train.schedule import check_reaches, factor_at
+from ctrbox.train.schedule import ReduceOnPlateau, check_reaches, factor_at
 from ctrbox.train.settings import Settings, described, device_for, identity
 from ctrbox.train.state import BROKEN, State, state_of
 from ctrbox.train.summary import Look, judge, summarize
@@ -132,6 +132,7 @@ class Fit:
         self.evaluated = -1  # the step after which ``metrics`` were taken
         self.told = self.saved = 0.0
         self.reported = 0  # the step whose loss was recorded last
+        self.factor = 1.0  # of the learning rates in the last step
         self.foresight: Foresight | None = None
 
     def look_ahead(self, batches: int, cluster: Elsewhere | None) -> None:
@@ -337,7 +338,8 @@ class Fit:
 
     def _learn(self, handed: Handed, looked: Looked | None) -> tuple[int, float, int, bool]:
         """A step: rows learned, mean loss and clicks of all workers, and whether one was asked to end."""
-        factor, state = factor_at(self.settings.schedule, self.state.step), self.state
+        state = self.state
+        factor = self.factor = factor_at(self.settings.schedule, state.step) * state.lr_factor
         if self.together.of == 1:
             if looked is None:
                 return 0, 0.0, handed.clicks, self.ending
@@ -420,7 +422,7 @@ class Fit:
         seconds = time.perf_counter() - self.began
         rates = {
             "rows_per_second": state.seen / seconds if seconds else 0.0,
-            "lr": self.settings.schedule(max(0, state.step - 1)),
+            "lr": self.factor,
         }
         values = {"epoch": state.epoch, "rows": state.seen, "seconds": seconds, "loss": state.loss}
         self.folder.record("train", state.step, {**values, **rates})
@@ -451,6 +453,8 @@ class Fit:
                 self._keep_best()
         else:
             state.since_best += 1
+        if isinstance(s.schedule, ReduceOnPlateau) and not unknown:
+            s.schedule.evaluated(state, value)
         state.finished = s.patience is not None and state.since_best >= s.patience
         if self.leads:
             self.callbacks.tell("on_evaluate", Evaluation(state.step, state.epoch, state.seen, self.metrics, better))
@@ -473,15 +477,18 @@ class Fit:
 
     def _warn_of_unknown(self) -> None:
         """Say once that an evaluation without a value counts neither as better nor as worse."""
-        if self.settings.patience is None or not self.leads or self.warned:
+        waiting = [] if self.settings.patience is None else ["patience="]
+        if isinstance(self.settings.schedule, ReduceOnPlateau):
+            waiting.append("ReduceOnPlateau")
+        if not waiting or not self.leads or self.warned:
             return
         self.warned = True
         name = watched_name(self.metrics, self.settings.monitor)
         warnings.warn(
-            f"{name} of the validation rows is not a number (NaN) after step {self.state.step:,}, so patience= cannot tell if "
-            "training improves; this evaluation does not count. AUC needs rows with and without clicks, and a weighted figure "
-            "needs weights above 0: choose other validation rows with valid=, or another figure with monitor=, such as "
-            "'logloss'",
+            f"{name} of the validation rows is not a number (NaN) after step {self.state.step:,}, so "
+            f"{' and '.join(waiting)} cannot tell if training improves; this evaluation does not count. AUC needs rows with and "
+            "without clicks, and a weighted figure needs weights above 0: choose other validation rows with "
+            "valid=, or another figure with monitor=, such as 'logloss'",
             stacklevel=2,
         )
 

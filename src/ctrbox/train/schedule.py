@@ -1,4 +1,8 @@
-"""Defines learning-rate schedules: one factor for each step, the same for dense weights and tables."""
+"""Defines learning-rate schedules: one factor for each step, the same for dense weights and tables.
+
+A schedule is a function of the step alone, except `ReduceOnPlateau`, whose factor follows from evaluations and is kept in the
+state of the training (state.py), so that a training that resumes continues with it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ctrbox.arguments.numbers import is_number, whole
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.traits import traits_of
 from ctrbox.errors import PlanError, TrainError
+from ctrbox.train.state import State
 
 
 class Schedule(Protocol):
@@ -78,6 +84,55 @@ class Decay:
         return self.factor ** (step // self.every)
 
 
+@dataclass(frozen=True)
+class ReduceOnPlateau:
+    """A learning-rate schedule that cuts the rate when validation stops improving, as torch's ReduceLROnPlateau.
+
+    After more than ``patience`` evaluations in a row in which the figure that ``monitor`` names did not improve by the relative
+    ``threshold``, all learning rates are multiplied by ``factor``. Evaluations happen after each epoch, or every
+    ``evaluate_every`` steps.
+
+    ``factor``     of a cut, above 0 and below 1
+    ``patience``   evaluations without improvement that are waited for, 0 or more; 0: the first one cuts the rate
+    ``threshold``  relative improvement of the best figure so far that counts, 0 or more and below 1
+    ``cooldown``   evaluations after a cut that are not counted, 0 or more
+    ``floor``      the smallest factor of the learning rates, 0 to 1; torch's ``min_lr`` divided by the learning rate
+    """
+
+    factor: float = 0.1
+    patience: int = 2
+    threshold: float = 1e-4
+    cooldown: int = 0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _between("factor of ReduceOnPlateau", self.factor, least_included=False)
+        whole("patience of ReduceOnPlateau", self.patience, 0, 2**31 - 1)
+        _between("threshold of ReduceOnPlateau", self.threshold)
+        whole("cooldown of ReduceOnPlateau", self.cooldown, 0, 2**31 - 1)
+        if not is_number(self.floor) or not 0 <= self.floor <= 1:
+            raise PlanError(f"floor of ReduceOnPlateau must be between 0 and 1, got {self.floor!r}")
+
+    def __call__(self, step: int) -> float:
+        """Return 1: evaluations decide the factor, which is part of the state of the training."""
+        return 1.0
+
+    def evaluated(self, state: State, value: float) -> None:
+        """Count one evaluation and cut the learning rates in ``state`` when it is time. A smaller ``value`` is better."""
+        best = state.plateau_best
+        # Of AUC, which is better when it is larger, both values are negative.
+        if best is None or value < best * (1 - self.threshold if best > 0 else 1 + self.threshold):
+            state.plateau_best, state.plateau_waited = value, 0
+        else:
+            state.plateau_waited += 1
+        if state.plateau_cooldown:
+            state.plateau_cooldown -= 1
+            state.plateau_waited = 0
+        if state.plateau_waited > self.patience:
+            state.lr_factor = max(self.floor, state.lr_factor * self.factor)
+            state.plateau_cooldown, state.plateau_waited = self.cooldown, 0
+
+
 def check_reaches(schedule: Schedule, embedders: Sequence[Embedder]) -> None:
     """Refuse a schedule that a user-defined embedder would not follow."""
     if schedule == Constant():
@@ -104,3 +159,8 @@ def factor_at(schedule: Schedule, step: int) -> float:
 def _steps(name: str, steps: int) -> None:
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise PlanError(f"steps of {name} must be a whole number above 0, got {steps!r}")
+
+
+def _between(name: str, value: float, least_included: bool = True) -> None:
+    if not is_number(value) or not 0 <= value < 1 or (value == 0 and not least_included):
+        raise PlanError(f"{name} must be {'0 or more' if least_included else 'above 0'} and below 1, got {value!r}")

@@ -24,6 +24,10 @@ class State:
     since_best: int = 0
     losses: list[float] = field(default_factory=lambda: [0.0, 0.0])  # smoothed sum and its weight
     finished: bool = False
+    lr_factor: float = 1.0  # what ReduceOnPlateau has made of the learning rates so far
+    plateau_best: float | None = None  # the best figure that ReduceOnPlateau has seen; smaller is better
+    plateau_waited: int = 0  # evaluations without improvement
+    plateau_cooldown: int = 0  # evaluations that will not be counted
 
     @property
     def loss(self) -> float:
@@ -42,7 +46,7 @@ def state_of(kept: Any) -> State:
     for name, usual in fresh.items():
         value = kept[name]
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        fits = isinstance(value, type(usual)) or (isinstance(usual, float) and number) or (name == "best" and number)
+        fits = isinstance(value, type(usual)) or (number and (usual is None or isinstance(usual, float)))
         if not fits or (name == "position" and not all(isinstance(v, int) for v in value.values())):
             raise TypeError(f"{name} of its state is {value!r}")
     Position(**kept["position"])

@@ -25,7 +25,7 @@ from ctrbox.train.look_ahead import MOST
 from ctrbox.train.progress import Watcher, watcher
 from ctrbox.train.rows_before import check_tables
 from ctrbox.train.run import Run
-from ctrbox.train.schedule import CONSTANT, Schedule
+from ctrbox.train.schedule import CONSTANT, ReduceOnPlateau, Schedule
 from ctrbox.train.settings import DEVICES, Settings, no_setting, with_batch_size
 from ctrbox.train.summary import Look
 from ctrbox.train.warm_up import WarmUp
@@ -135,7 +135,8 @@ class Trainer:
         - ``evaluate_every``: steps between evaluations; default: one after each epoch.
         - ``clip``: maximum norm of a step's gradient of the dense weights; default: none.
         - ``seed``: of random numbers, 0 or more.
-        - ``schedule``: a factor of the learning rate for each step, such as ``cb.optim.Cosine(steps=1000)``.
+        - ``schedule``: a factor of the learning rate for each step, such as ``cb.optim.Cosine(steps=1000)``, or
+          ``cb.optim.ReduceOnPlateau(patience=1)``, which cuts the rate when ``monitor`` stops improving.
         - ``calibrate``: corrects predictions after training. "platt" and "isotonic" fit a map from scores to click rates, to
           calibration rows that are held back for it. The others correct for sample weights: "weights" adds log(w0 / w1), which
           requires weights that depend only on the label; "intercept" fits the click rate of the validation rows; a number
@@ -244,6 +245,11 @@ def check_have_effect(
                     f"{name}={asked} needs validation rows, but there are none; set valid= to a share of the log, such as 0.1, "
                     f"or remove {name}="
                 )
+        if isinstance(chosen.schedule, ReduceOnPlateau):
+            raise PlanError(
+                "schedule=cb.optim.ReduceOnPlateau(…) needs validation rows, but there are none; set valid= to a share of the "
+                "log, such as 0.1, or choose another schedule"
+            )
     if chosen.monitor is not None and chosen.monitor.startswith("weighted_") and not plan.schema.weight:
         raise PlanError(
             f"monitor={chosen.monitor!r} needs sample weights; add them to the plan with cb.FeatureSet(weight=…), or use "

@@ -54,7 +54,7 @@ from ctrbox.train.learner import Learner
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import Lately, Progress, Watcher, watcher
 from ctrbox.train.sampling import Labels, thin
-from ctrbox.train.schedule import CONSTANT, Schedule
+from ctrbox.train.schedule import CONSTANT, ReduceOnPlateau, Schedule
 from ctrbox.train.settings import Settings, with_batch_size
 
 __all__ = ["Candidate", "Cost", "Trial", "trial"]
@@ -121,6 +121,11 @@ def trial(
         seed=seed,
         schedule=schedule,
     )
+    if isinstance(chosen.schedule, ReduceOnPlateau):
+        raise PlanError(
+            "a trial does not evaluate its learners before they have ended, so it takes no schedule=cb.optim.ReduceOnPlateau(…); "
+            "choose a schedule of the step, such as cb.optim.Cosine(steps)"
+        )
     if not isinstance(valid, Plan) and not chosen.valid:
         raise PlanError("a trial compares models on validation rows; set valid= to a share above 0, or to another plan")
     numbers = _seeds(seeds, chosen.seed)

@@ -38,6 +38,7 @@ from ctrbox.embed.table import (
     TABLE_SETTINGS,
     USUAL,
     check_factor,
+    check_not_dense,
     check_row,
     checked_init,
     checked_optimizer,
@@ -86,6 +87,7 @@ class GpuTable:
         self._told = optimizer is not None or linear is not None
         self.optimizer = USUAL if optimizer is None else checked_optimizer("optimizer", optimizer)
         self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
+        check_not_dense(type(self).__name__, self.optimizer, self.linear)
         self.init = checked_init(init)
         self.seed = whole("seed=", seed, 0, 2**64 - 1)
         self.memory = checked_bytes("memory", memory)
@@ -187,7 +189,9 @@ class GpuTable:
         found = describe(path)
         same_dim(path, found[0], self.dim)
         if not self._told:
-            self.linear, self.optimizer = optimizer_of(found[2]), optimizer_of(found[3])
+            linear, optimizer = optimizer_of(found[2]), optimizer_of(found[3])
+            check_not_dense(type(self).__name__, optimizer, linear)
+            self.linear, self.optimizer = linear, optimizer
         row = self._row if self._opened or len(self) else Row(found[0], found[1])
         same_shape(path, found, self._shape(row))
         with reading(path):
@@ -244,8 +248,10 @@ class GpuTable:
                 f"this table holds {len(self):,} rows on {self.device}; save it, and restore it into a new "
                 "cb.tables.GpuTable(optimizer=…) with the settings that you want"
             )
-        self.optimizer, self._told = checked_optimizer("optimizer", optimizer), True
-        self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
+        vector = checked_optimizer("optimizer", optimizer)
+        weight = vector if linear is None else checked_optimizer("linear", linear)
+        check_not_dense(type(self).__name__, vector, weight)
+        self.optimizer, self.linear, self._told = vector, weight, True
         self._made = None
 
     def like(self, row: Row) -> GpuTable:

@@ -5,7 +5,7 @@ vectors = table.pull(keys)                 # (n, 16) float32; new keys get vecto
 table.push(keys, gradients)                # the optimizer moves the rows at once
 
 Refused: rows beyond the budget, gradients that are not finite (naming the key, nothing changed), files that are damaged
-or of another shape. A repeated key is updated once for each time it is given, in order.
+or of another shape. A repeated key is updated once for each time it is given, in order; a dense optimizer refuses it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from ctrbox import _native
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
 from ctrbox.embed.life import Admission, Counters, admission_of, counters_of
-from ctrbox.embed.optimizers import Optimizer, optimizer_of
+from ctrbox.embed.optimizers import Optimizer, is_dense, optimizer_of
 from ctrbox.embed.table import Table, check_row, checked_keys, describe, reading, same_dim, same_shape, shape_of, words
 from ctrbox.embed.traits import Traits
 from ctrbox.errors import BudgetError, PlanError
@@ -33,7 +34,8 @@ class MemoryTable(Table):
     """Trainable rows in memory, on all cores.
 
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
-    ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.05). ``linear``: of the first-order weights; default: the same
+    ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.05). ``linear``: of the first-order weights; default: the same.
+                   ``cb.optim.Adam(dense=True)`` and ``cb.optim.AdamW()`` move all rows at every push, as in torch
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``budget``     the most memory for rows and index, in bytes or as text ("512MB")
     ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
@@ -78,7 +80,8 @@ class MemoryTable(Table):
     @property
     def traits(self) -> Traits:
         """Return what the trainer may ask of this table beyond `cb.tables.Embedder`."""
-        return replace(super().traits, copies=True)
+        gradients: Literal["sum", "mean"] = "mean" if is_dense(self.optimizer) else "sum"
+        return replace(super().traits, copies=True, gradients=gradients)
 
     def prefetch(self, keys: Keys, *, next_use: NextUse | None = None) -> None:
         """Create the rows of these keys and remember where they are for the pull of the same keys.
@@ -204,6 +207,20 @@ class MemoryTable(Table):
         )
 
     # ---- inside ----
+
+    def _check_density(
+        self, optimizer: Optimizer, linear: Optimizer, counters: Counters | None, admission: Admission | None
+    ) -> None:
+        if is_dense(optimizer) != is_dense(linear):
+            raise PlanError(
+                f"optimizer={optimizer} and linear={linear} must both be dense or neither: a dense one takes the gradient of the "
+                "mean loss of a batch, the others take that of the summed loss"
+            )
+        if is_dense(optimizer) and (counters is not None or admission is not None):
+            raise PlanError(
+                f"{optimizer} is dense: every push moves all rows, so a table with it takes no counters= or admission=; remove "
+                "them, or use cb.optim.Adam without dense=True"
+            )
 
     def _shape(self, row: Row) -> tuple:
         return shape_of(row, self.linear, self.optimizer, self.init, self.seed, self._life)
