@@ -175,6 +175,8 @@ def test_ranks_with_other_settings_or_data_are_refused_before_anything_is_writte
         ({"table": lambda: cb.MemoryTable(4, counters=cb.tables.Counters())}, "counters="),
         ({"model": Small}, "BatchNorm1d"),
         ({"common": ["tags"]}, "common="),
+        ({"average": 0.9}, "average="),
+        ({"table": lambda: cb.MemoryTable(4, optimizer=cb.optim.Adam(dense=True))}, "is dense"),
         ({"table": lambda: OwnTable(4)}, "OwnTable cannot be shared"),
     ],
 )
@@ -185,7 +187,7 @@ def test_what_ranks_cannot_train_is_refused_before_anything_is_written(
     trainer = cb.Trainer(net, what.get("table", table)(), common=what.get("common", ()))
 
     def work(ranks: Any) -> Any:
-        more = {name: value for name, value in what.items() if name == "adaptive_l2"}
+        more = {name: value for name, value in what.items() if name in ("adaptive_l2", "average")}
         return trainer.fit(plan, batch_size=64, limit=1000, out=tmp_path / "run", cluster=ranks, **more)
 
     (end,) = in_ranks(1, work)

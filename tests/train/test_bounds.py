@@ -54,6 +54,8 @@ def plan() -> cb.Plan:
         ("negatives", (1e-6, 1), (0.9e-6, 1.001, True), "negatives must be a share from 1e-06 to 1"),
         ("clip", (None, 1e-9, 1e300), (0, -1, INF, NAN, "1"), "clip must be a number above 0"),
         ("adaptive_l2", (0, 1e6), (-1e-9, 1e6 + 1, NAN, "1"), "adaptive_l2 must be a number from 0 to 1,000,000"),
+        ("l2", (0, 1e6), (-1e-9, 1e6 + 1, NAN, "1", True), "l2 must be a number from 0 to 1,000,000"),
+        ("average", (None, 0.5, 1e-9), (0, 1, -0.5, NAN, True, "0.9"), "average must be a number above 0 and below 1"),
         ("monitor", (None, "auc", "weighted_gauc"), ("accuracy", ""), "monitor must be one of logloss, auc"),
         ("calibrate", (None, "weights", "intercept", "platt", 0, 49.9, -49.9), ("odd", 50, -50, True, NAN), "calibrate must be"),
         ("schedule", (cb.optim.Cosine(3), lambda step: 1.0), (0.5,), "schedule must be a function from a step to a factor, such"),

@@ -408,7 +408,7 @@ def test_gradients_are_sums_or_the_share_of_a_worker_in_the_mean(summed: bool, s
     embedder, rows = Kept(), torch.zeros(2, 3, requires_grad=True)
     traits = cb.tables.Traits(gradients="sum" if summed else "mean")
     rows.grad = torch.full((2, 3), 2.0)
-    learner = SimpleNamespace(sources=[SimpleNamespace(embedder=embedder, traits=traits)], adaptive_l2=0.0)
+    learner = SimpleNamespace(sources=[SimpleNamespace(embedder=embedder, traits=traits)], adaptive_l2=0.0, l2=0.0)
     looked = SimpleNamespace(lookups=[SimpleNamespace(keys=np.array([4, 5]))], batch=SimpleNamespace(rows=8))
     Learner._push(learner, looked, [rows], 1.0, share)  # type: ignore[arg-type]
     assert embedder.gradients == [[2.0 * factor] * 3] * 2

@@ -85,6 +85,8 @@ class Cluster:
                 "adaptive_l2 needs the number of times that each key occurred on all workers, which is not available on a "
                 "cluster; remove adaptive_l2"
             )
+        if fit.settings.average is not None:
+            raise PlanError("average= is not available on a cluster; remove average=, or train without cluster=")
         for source in fit.learner.sources:
             Spec.of(source.embedder, self.servers)
 

@@ -61,11 +61,7 @@ class Spec:
                 "or "
                 f"cb.tables.ModelServer"
             )
-        if is_dense(embedder.optimizer):
-            raise PlanError(
-                f"{embedder.optimizer} is dense: every step moves all rows of the table, which a table that is split over processes "
-                "cannot do; use cb.optim.Adam without dense=True, or train in one process"
-            )
+        check_lazy(embedder)
         if servers > 1:
             check_splits(embedder)
         names = ("optimizer", "linear", "init", "seed", "counters", "admission", "nonfinite")
@@ -152,6 +148,15 @@ def restore_shard(embedder: Embedder, path: Path, shard: int = 0, of: int = 1) -
             _gather(embedder, saved, shard, of)
         else:
             _rewrite(embedder, saved, shard, of)
+
+
+def check_lazy(table: MemoryTable | SparseTable) -> None:
+    """Refuse a table whose optimizer moves all rows at every step: parts of it would have to step together."""
+    if is_dense(table.optimizer):
+        raise PlanError(
+            f"{table.optimizer} is dense: every step moves all rows of the table, which a table that is split over processes "
+            "cannot do; use cb.optim.Adam without dense=True, or train in one process"
+        )
 
 
 def check_splits(table: Table) -> None:

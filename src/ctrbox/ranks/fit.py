@@ -26,7 +26,6 @@ from ctrbox.train.folder import RunFolder
 from ctrbox.train.handed import Handed
 from ctrbox.train.interrupt import Asked
 from ctrbox.train.progress import watcher
-from ctrbox.train.schedule import factor_at
 from ctrbox.train.state import state_of
 from ctrbox.train.trainer import Trainer
 
@@ -68,7 +67,7 @@ class RankFit(Fit):
     # ---- what all ranks do together
 
     def _learn(self, handed: Handed, looked: Looked | None) -> tuple[int, float, int, bool]:
-        factor, step = factor_at(self.settings.schedule, self.state.step), self.state.step
+        factor, step = self._next_factor(), self.state.step
         torch.manual_seed((self.settings.seed * 0x9E3779B9 + step * 4096 + self.ranks.part) & (2**63 - 1))
         due = self.leads and time.perf_counter() - self.saved > self.seconds
         beside = (handed.clicks, float(self.ending), float(due))

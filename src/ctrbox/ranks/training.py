@@ -22,7 +22,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.sharded import Spec
+from ctrbox.embed.sharded import Spec, check_lazy
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.errors import PlanError
 from ctrbox.ranks.facts import check_same, facts_here
@@ -132,6 +132,8 @@ def check_supported(fit: Fit) -> None:
             "adaptive_l2 needs the number of times that each key occurred in all ranks, which is not available; remove "
             "adaptive_l2, or train in one process"
         )
+    if fit.settings.average is not None:
+        raise PlanError("average= cannot be used with several ranks; remove it, or train in one process")
     for source in learner.sources:
         table = source.embedder
         if not isinstance(table, MemoryTable | SparseTable):
@@ -139,6 +141,7 @@ def check_supported(fit: Fit) -> None:
                 f"a {type(table).__name__} cannot be shared by several ranks; use cb.MemoryTable or cb.SparseTable, or train in "
                 "one process"
             )
+        check_lazy(table)
         if table.counters is not None or table.admission is not None:
             raise PlanError(
                 "a table with counters= or admission= has a clock and a sketch that cannot be shared by several ranks; remove "

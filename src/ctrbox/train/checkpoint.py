@@ -22,6 +22,7 @@ from ctrbox.errors import CompactionError, CtrboxError, DataError
 from ctrbox.files.atomic import remove, synced, written_aside
 from ctrbox.files.sealed import sealed
 from ctrbox.predict.weights_folder import STATE, dense_of, facts_of, read_state, tensors_of
+from ctrbox.train.average import PREFIX, Average
 
 NAME = re.compile(r"step-(\d{10})")
 
@@ -33,9 +34,10 @@ def write_weights(
     embedders: Sequence[Embedder],
     optimizer: torch.optim.Optimizer | None = None,
     random: bool | Mapping[str, torch.Tensor] = False,
+    average: Average | None = None,
 ) -> None:
     """Write a folder of weights at ``place``, whole or not at all. ``random``: with torch's random states as they are now, or
-    with those that ``random_states`` gave earlier.
+    with those that ``random_states`` gave earlier. ``average``: the average of the weights so far, to continue with.
 
     Raises `CompactionError` when the folder is in place, if the background compaction of a table failed before."""
     failed: CompactionError | None = None
@@ -48,6 +50,8 @@ def write_weights(
         kept, plain = optimizer_state(optimizer)
         if random:
             kept |= random_states(model) if isinstance(random, bool) else random
+        if average is not None:
+            kept |= average.tensors()
         if kept:
             (aside / "optimizer.safetensors").write_bytes(save(kept))
         for k, embedder in enumerate(embedders):
@@ -78,8 +82,9 @@ def read_weights(
     model: nn.Module,
     embedders: Sequence[Embedder],
     optimizer: torch.optim.Optimizer | None = None,
+    average: Average | None = None,
 ) -> None:
-    """Put the weights of a checked folder into a model, its embedders and its optimizer."""
+    """Put the weights of a checked folder into a model, its embedders, its optimizer and the average of its weights."""
     tables = sorted(n for n in state["files"] if n.startswith("table-"))
     if len(tables) != len(embedders):
         raise DataError(f"{place} holds {len(tables)} tables, but the model reads {len(embedders)}")
@@ -87,15 +92,22 @@ def read_weights(
     for k, embedder in enumerate(embedders):
         restore_shard(embedder, place / f"table-{k}.ctrtable")
     model.load_state_dict(tensors)
-    read_optimizer(place, state, model, optimizer)
+    read_optimizer(place, state, model, optimizer, average)
 
 
 def read_optimizer(
-    place: Path, state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer | None
+    place: Path,
+    state: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    average: Average | None = None,
 ) -> None:
-    """Put the optimizer state and the random states of a checked folder back, where it has them."""
+    """Put the optimizer state, the random states and the averages of a checked folder back, where it has them."""
     kept = tensors_of(place / "optimizer.safetensors") if "optimizer.safetensors" in state["files"] else {}
     random, random_gpu = kept.pop("random", None), kept.pop("random_gpu", None)
+    averages = {name: kept.pop(name) for name in [*kept] if name.startswith(PREFIX)}
+    if average is not None:
+        average.restore(averages, place)
     if optimizer is not None:
         restore_optimizer(optimizer, kept, state.get("optimizer") or {}, place)
     if random is not None:

@@ -107,6 +107,8 @@ class Fit:
             bf16=trainer.bf16,
             rows=self.batch_size,
             adaptive_l2=settings.adaptive_l2,
+            l2=settings.l2,
+            average=settings.average,
             common=trainer.common,
             together=together,
         )
@@ -189,6 +191,7 @@ class Fit:
             else:
                 self._train_elsewhere(cluster)
             self.learner.settle()
+            self.learner.keep_average()
             self._take_best()
             if isinstance(self.settings.calibrate, str):
                 how = calibrate(self.learner, self.plan, self.split, self.settings, self.batch_size, self.overlap)
@@ -338,8 +341,7 @@ class Fit:
 
     def _learn(self, handed: Handed, looked: Looked | None) -> tuple[int, float, int, bool]:
         """A step: rows learned, mean loss and clicks of all workers, and whether one was asked to end."""
-        state = self.state
-        factor = self.factor = factor_at(self.settings.schedule, state.step) * state.lr_factor
+        factor, state = self._next_factor(), self.state
         if self.together.of == 1:
             if looked is None:
                 return 0, 0.0, handed.clicks, self.ending
@@ -348,6 +350,11 @@ class Fit:
         torch.manual_seed((self.settings.seed * 0x9E3779B9 + state.step * 4096 + self.together.part) & (2**63 - 1))
         rows, loss, (clicks, ending) = self.learner.learn_part(looked, factor, (handed.clicks, float(self.ending)))
         return rows, loss, int(clicks), ending > 0
+
+    def _next_factor(self) -> float:
+        """Return the factor of the learning rates in the next step."""
+        self.factor = factor_at(self.settings.schedule, self.state.step) * self.state.lr_factor
+        return self.factor
 
     def _walk(self, epoch: int) -> Generator[Handed, None, None]:
         """Yield the batches of an epoch from the current position, with downsampled negatives."""
@@ -464,7 +471,7 @@ class Fit:
         """Return the metrics of the validation rows; None in a worker that leaves them to worker 0."""
         if not self.leads:
             return None
-        with self.passes.paused():
+        with self.passes.paused(), self.learner.averaged():
             scores = self.clocks["evaluate"].time(evaluate, self.learner, split, self.batch_size, self.overlap)
         found: dict[str, float] = scores.result()
         return found
@@ -473,7 +480,8 @@ class Fit:
         """Write the weights, which are the best so far, where they are found at the end."""
         if self.leads:
             learner, about = self.learner, {"step": self.state.step}
-            write_weights(self._best(), about, learner.model, learner.embedders, learner.optimizer, random=True)
+            with learner.averaged():
+                write_weights(self._best(), about, learner.model, learner.embedders, learner.optimizer, random=True)
 
     def _warn_of_unknown(self) -> None:
         """Say once that an evaluation without a value counts neither as better nor as worse."""
@@ -550,8 +558,8 @@ class Fit:
         wrong: list[str] = []
         for place, kept in folder.whole_checkpoints(wrong):
             try:
-                state = state_of(kept.get("state"))
-                read_weights(place, kept, self.learner.model, self.learner.embedders, self.learner.optimizer)
+                state, learner = state_of(kept.get("state")), self.learner
+                read_weights(place, kept, learner.model, learner.embedders, learner.optimizer, learner.average)
             except (CtrboxError, *BROKEN) as error:
                 wrong.append(f"{place} is damaged: {error}")
                 continue

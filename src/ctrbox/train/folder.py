@@ -154,7 +154,8 @@ class RunFolder:
         folder = self.path / "checkpoints"
         folder.mkdir(exist_ok=True)
         place = checkpoint_path(folder, step)
-        write_weights(place, {"state": dict(state)}, learner.model, learner.embedders, learner.optimizer, random=True)
+        held = (learner.model, learner.embedders, learner.optimizer)
+        write_weights(place, {"state": dict(state)}, *held, random=True, average=learner.average)
         remove_older(folder, KEEP_CHECKPOINTS)
         self._let_go()
 

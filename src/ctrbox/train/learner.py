@@ -14,6 +14,7 @@ On a GPU a step is launched, not waited for: its loss, and a gradient that is no
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -36,8 +37,9 @@ from ctrbox.predict.not_finite import culprit
 from ctrbox.predict.sources import CPU, Embedders
 from ctrbox.predict.tower_step import TowerStep
 from ctrbox.train.adam_step import AdamStep
+from ctrbox.train.average import Average
 from ctrbox.train.graphed import Fed, Graphed
-from ctrbox.train.loss import check_counting, loss_of
+from ctrbox.train.loss import check_counting, check_rows, has_rows, loss_of
 from ctrbox.train.together import ALONE, Together
 
 AHEAD = 2  # steps launched on a GPU before the loss of the first is waited for: the host is never what it waits for
@@ -61,11 +63,13 @@ class Learner(ClickModel):
         bf16: bool = False,
         rows: int | None = None,
         adaptive_l2: float = 0.0,
+        l2: float = 0.0,
+        average: float | None = None,
         common: Sequence[str] = (),
         together: Together = ALONE,
     ) -> None:
-        """``rows``: of the usual batch. ``adaptive_l2``: see `Settings`. ``common``: see `Trainer`. ``together``: the workers of
-        which this is one."""
+        """``rows``: of the usual batch. ``adaptive_l2``, ``l2``, ``average``: see `Settings`. ``common``: see `Trainer`.
+        ``together``: the workers of which this is one."""
         alone = together.of == 1
         super().__init__(
             model, schema, embedder, threads=threads, device=device, bf16=bf16, common=common, native=alone
@@ -89,6 +93,10 @@ class Learner(ClickModel):
         self.adaptive_l2 = adaptive_l2
         if adaptive_l2:
             check_counting(self.sources)
+        self.l2 = l2
+        if l2:
+            check_rows(self.sources)
+        self.average = Average(model, average) if average is not None and self.optimizer is not None else None
         self.adam = AdamStep(self.optimizer) if type(self.optimizer) is torch.optim.Adam else None
         self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not downsampled
 
@@ -207,6 +215,18 @@ class Learner(ClickModel):
             self.adam.step(self.threads)
         else:
             self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Evaluate or save within this: the dense weights are their average, where one is kept."""
+        return contextlib.nullcontext() if self.average is None else self.average.in_place()
+
+    def keep_average(self) -> None:
+        """End with the average of the dense weights, where one is kept."""
+        if self.average is not None:
+            self.average.put()
+            self.average = None
 
     # ---- the dense part, recorded
     def _fed(self, looked: Looked, pulled: Sequence[Pulled]) -> Fed | None:
@@ -306,6 +326,10 @@ class Learner(ClickModel):
                 self.unsettled = looked
                 continue
             gradients = rows.grad.cpu().numpy()
+            if self.l2 and has_rows(source):
+                assert isinstance(lookup, Lookup)
+                share_of_rows = np.bincount(lookup.inverse, minlength=len(lookup.keys)) * (self.l2 / looked.batch.rows)
+                gradients += share_of_rows.astype(np.float32)[:, None] * rows.detach().cpu().numpy()
             if traits.gradients == "sum":
                 gradients *= np.float32(looked.batch.rows)
             elif share != 1.0:

@@ -19,6 +19,26 @@ def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | No
     return (each * weight).sum() / len(label)
 
 
+def has_rows(source: Source) -> bool:
+    """Whether an embedder has a row for each key; all keys of a Model Server share the weights of its sub-model.
+
+    A table with a dense optimizer takes the gradient of the mean loss, as a Model Server does, but publishes rows.
+    """
+    traits = source.traits
+    return traits.gradients == "sum" or (traits.publishes and not traits.objects)
+
+
+def check_rows(sources: Sequence[Source]) -> None:
+    """Refuse the penalty of rows where no table has rows in main memory."""
+    if not any(has_rows(source) for source in sources):
+        raise PlanError("l2 regularises the rows of tables, but this model reads no table; remove it")
+    if any(source.fused for source in sources):
+        raise PlanError(
+            "l2 of fit is not available for tables on a GPU; use l2 of their optimizer, such as cb.optim.Adam(l2=…), whose "
+            "strength depends on the batch size"
+        )
+
+
 def check_counting(sources: Sequence[Source]) -> None:
     """Adaptive regularisation divides by how often a key was met; the sub-model of a Model Server has no such count."""
     by_key = [source for source in sources if source.traits.gradients == "sum"]

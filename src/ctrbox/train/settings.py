@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ctrbox.arguments.names import nearest
-from ctrbox.arguments.numbers import share, whole
+from ctrbox.arguments.numbers import is_number, share, whole
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.traits import settings_of as table_settings
 from ctrbox.embed.traits import traits_of
@@ -69,6 +69,8 @@ class Settings:
     calibrate_share: float | None = None  # of the training rows, the newest; None: `CALIBRATION_SHARE`
     calibrate_by: str | None = None  # a sparse field, each frequent key of which gets a map of its own
     adaptive_l2: float = 0.0  # a key's gradient += this · its row / how often it was met: rare keys are held most
+    l2: float = 0.0  # a key's gradient of the summed loss += this · its row, for each time that the batch has the key
+    average: float | None = None  # decay of a moving average of the dense weights, which are evaluated and saved
 
     def __post_init__(self) -> None:
         for name, (low, high) in WHOLE.items():
@@ -80,6 +82,10 @@ class Settings:
             raise PlanError(f"clip must be a number above 0, got {self.clip!r}")
         if not isinstance(self.adaptive_l2, int | float) or not 0 <= self.adaptive_l2 <= 1e6:
             raise PlanError(f"adaptive_l2 must be a number from 0 to 1,000,000, got {self.adaptive_l2!r}")
+        if not is_number(self.l2) or not 0 <= self.l2 <= 1e6:
+            raise PlanError(f"l2 must be a number from 0 to 1,000,000, got {self.l2!r}")
+        if self.average is not None and not (is_number(self.average) and 0 < self.average < 1):
+            raise PlanError(f"average must be a number above 0 and below 1, such as 0.999, got {self.average!r}")
         if self.monitor is not None and self.monitor not in MONITORS:
             raise PlanError(
                 f"monitor must be one of {', '.join(MONITORS)}, got {self.monitor!r}{nearest(str(self.monitor), MONITORS)}"

@@ -99,6 +99,8 @@ class Trainer:
         calibrate_share: float | None = None,
         calibrate_by: str | None = None,
         adaptive_l2: float = 0.0,
+        l2: float = 0.0,
+        average: float | None = None,
         out: str | Path | None = None,
         resume: bool = True,
         overwrite: bool = False,
@@ -146,6 +148,10 @@ class Trainer:
         - ``calibrate_by``: name of a sparse feature with one key per row; each of its keys with at least 1,000 calibration rows
           (50 with and 50 without a click) gets a map of its own; default: one map for all rows.
         - ``adaptive_l2``: adds this number · row / (how often its key was met) to the gradient of each row of a table.
+        - ``l2``: adds this number · row to the gradient of the summed loss for each time that a batch has the row's key, so that
+          it means the same for a batch of any size.
+        - ``average``: decay of an exponential moving average of the dense weights, above 0 and below 1, such as 0.999. The
+          averaged weights are evaluated, saved and served; default: the weights of the last step.
         - ``tables``: what to do with rows that tables already hold: "empty" removes them, "keep" continues from them; default:
           keep with a warning, and an error with ``overwrite``.
         - ``warm_up``: start with the weights of the run ``warm_from``: "full" with all, "partial" without the embeddings of
@@ -190,6 +196,8 @@ class Trainer:
             calibrate_share=calibrate_share,
             calibrate_by=calibrate_by,
             adaptive_l2=adaptive_l2,
+            l2=l2,
+            average=average,
         )
         split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
         chosen = with_calibration(with_batch_size(chosen, split.train_rows), plan, split)
