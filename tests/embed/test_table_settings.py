@@ -353,7 +353,7 @@ def test_the_memory_of_a_table_on_disk_has_a_least_and_a_most(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"policy": "lur"}, "policy= must be one of .*, got 'lur'; nearest: 'lru'"),
+        ({"policy": "lur"}, "policy= must be one of .*, got 'lur'; nearest: 'lfu'"),
         ({"policy": 5}, "policy= must be one of .*, got 5"),
         ({"segment_bytes": (1 << 16) - 1}, "segment_bytes= must be a whole number from 65,536 to"),
         ({"compaction_mb_per_s": 0}, "compaction_mb_per_s= must be a whole number from 1 to 1,000,000"),
