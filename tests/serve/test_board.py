@@ -12,8 +12,9 @@ import pytest
 
 from ctrbox.errors import PlanError
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
+from ctrbox.serve import board as board_module
 from ctrbox.serve import workers
-from ctrbox.serve.board import NOTE_BYTES, Board, Desk, Note
+from ctrbox.serve.board import NOTE_BYTES, SILENT_SECONDS, Board, Desk, Note
 from ctrbox.serve.metrics import CELL, CELLS, STATUSES, Metrics
 from ctrbox.serve.model_folder import RUN
 from ctrbox.serve.wire import REASONS
@@ -104,6 +105,25 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_goes_on_counting() -> None:
     assert not board.draining
     board.drain()
     assert board.draining
+
+
+def test_a_worker_whose_event_loop_hangs_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=500.0)
+    monkeypatch.setattr(board_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    board = Board(2)
+    one, other = Desk(board, 0), Desk(board, 1)
+    one.begin()
+    other.begin()
+    clock.now += SILENT_SECONDS - 1
+    other.post(figures())
+    assert board.serving == 2
+    clock.now += 1
+    assert board.serving == 1
+    assert not other.crowded(3)  # the one that hangs takes no connection
+    one.post(figures())
+    assert board.serving == 2
+    one.end()
+    assert board.serving == 1
 
 
 def test_cells_of_workers_do_not_overlap_and_every_status_has_one() -> None:

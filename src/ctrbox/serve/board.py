@@ -1,7 +1,8 @@
 """Shares figures and news between the processes of one server: memory that the supervisor and all workers map.
 
     of the server   draining · workers replaced · version to serve · the supervisor's note
-    of a worker     its process · serving · connections · cells of its counts (metrics.py) · its note (worker_figures.py)
+    of a worker     its process · serving · connections · when it was last heard of · cells of its counts (metrics.py) · its note
+                    (worker_figures.py)
 
 The supervisor makes the memory before it starts the workers, and they inherit it: it has no name, nobody else can map it, and all
 of them have one layout because they are one program. A cell is an aligned float64 number that one process writes, so readers need
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import time
 import zlib
 from typing import Any
 
@@ -21,8 +23,9 @@ from ctrbox.serve.worker_figures import Figures, carried, together
 
 NOTE_BYTES = 1 << 20  # of one note, twice; pages that nobody writes take no memory
 DRAINING, REPLACED, VERSION, OF_SERVER = 0, 1, 2, 8
-PROCESS, SERVING, CONNECTIONS, OF_WORKER = 0, 1, 2, 8
+PROCESS, SERVING, CONNECTIONS, HEARD, OF_WORKER = 0, 1, 2, 3, 8
 TRIES = 100
+SILENT_SECONDS = 10.0  # a worker that posts twice a second and was not heard of for so long does not serve
 
 
 class Note:
@@ -79,7 +82,8 @@ class Place:
 
     @property
     def serving(self) -> bool:
-        return bool(self.facts[SERVING])
+        """Whether the worker takes requests: it said so, and its event loop still runs."""
+        return bool(self.facts[SERVING]) and time.monotonic() - self.facts[HEARD] < SILENT_SECONDS
 
     def told(self) -> dict[str, int]:
         """Return the worker's process, 0 where it has none now, its connections and the requests that were answered here."""
@@ -151,13 +155,15 @@ class Desk:
 
     def begin(self) -> None:
         """Say that this worker serves."""
+        self.place.facts[HEARD] = time.monotonic()
         self.place.facts[SERVING] = 1
 
     def end(self) -> None:
         self.place.facts[SERVING] = 0
 
     def post(self, own: Figures) -> None:
-        """Show the others this worker's figures."""
+        """Show the others this worker's figures, and that it is alive."""
+        self.place.facts[HEARD] = time.monotonic()
         self.place.note.write(together([self.before, own]))
 
     def all(self, own: Figures) -> Figures:
