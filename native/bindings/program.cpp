@@ -265,6 +265,20 @@ void bind_program(nb::module_& m) {
             return lines;
           },
           "Per instruction: keys that it looked up for a join, nulls left out, and those among them without a row.")
+      .def(
+          "converted",
+          [](const Program& p) {
+            nb::list lines;
+            for (const Converted& met : p.converted()) {
+              nb::object example = nb::none();
+              if (met.example) example = nb::bytes(met.example->data(), met.example->size());
+              lines.append(nb::make_tuple(met.values, met.lost, met.early, met.late, example));
+            }
+            return lines;
+          },
+          nb::sig("def converted(self) -> list[tuple[int, int, int, int, bytes | None]]"),
+          "Per instruction: rows that it cast, nulls left out; those that it lost; times that it made in January 1970 "
+          "and from the year 2200 on; the first value lost, or the first time in microseconds.")
       .def("run_batch",
            [](const Program& p, nb::list list, const BatchPlan& plan, const std::vector<double>& hints) {
              std::vector<Piece> pieces = pieces_from(list);

@@ -21,6 +21,11 @@ struct EntryOf<char> {
   typedef Str Type;
 };
 
+// Counts a value that a cast lost at `lost`, and a null that it was given behind it.
+__device__ inline void count_lost(const Slot& s, uint32_t lost, bool valid, bool kept) {
+  if (!kept) warn(s, valid ? lost : lost + 1, true);
+}
+
 // Body::bound, reserve, Body::write.
 template <class Body, class T, class... A>
 __device__ inline typename EntryOf<T>::Type items_row(const Slot& s, uint32_t warning, const Pool& pool,

@@ -92,6 +92,7 @@ struct Program::Worker {
   std::vector<uint64_t> nanos;
   std::vector<uint64_t> warnings;
   std::vector<Looked> looked;
+  std::vector<Converted> converted;
 };
 
 Program::Program(uint32_t chunk_rows) : chunk_rows_(std::max<uint32_t>(1, chunk_rows)) {}
@@ -147,6 +148,7 @@ std::vector<int> Program::call(const std::string& name, const std::string& args,
   if (table) k.params.table = table->view();
   k.table = std::move(table);
   k.strict = strict;
+  k.conversion = conversion_of(name, args);
   for (size_t n = 0; n < results.size(); ++n) {
     if (entry.makes_nulls && !nullable[n]) throw std::invalid_argument(name + " makes nulls");
     k.out.push_back(new_register(results[n], nullable[n]));
@@ -255,6 +257,7 @@ void Program::finish() {
   nanos_ = std::vector<std::atomic<uint64_t>>(code_.size());
   warnings_ = std::vector<std::atomic<uint64_t>>(code_.size());
   looked_.resize(code_.size());
+  converted_.resize(code_.size());
   finished_ = true;
 }
 
@@ -273,6 +276,7 @@ std::unique_ptr<Program::Worker> Program::take_worker() const {
   w->nanos.resize(code_.size());
   w->warnings.resize(code_.size());
   w->looked.resize(code_.size());
+  w->converted.resize(code_.size());
   for (const Register& r : registers_)
     w->columns.push_back(
         Column{base + r.data_at, r.nullable ? reinterpret_cast<uint8_t*>(base + r.valid_at) : nullptr});
@@ -344,6 +348,7 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
         w.scratch.reset();
         if (k.strict && run.bad_row >= 0)
           throw RowError(piece_number, begin + run.bad_row, k.name + ": malformed value");
+        if (k.conversion != Conversion::None) w.converted[n].count(k.conversion, rows, in[0], out[0]);
         break;
       }
       case Do::Lookup:
@@ -371,6 +376,11 @@ std::vector<Looked> Program::looked() const {
   return looked_;
 }
 
+std::vector<Converted> Program::converted() const {
+  std::lock_guard<std::mutex> hold(mutex_);
+  return converted_;
+}
+
 void Program::run(const std::vector<Piece>& pieces, Sink& sink) const {
   if (!finished_) throw std::logic_error("the program is not finished");
   std::unique_ptr<Worker> w = take_worker();
@@ -383,12 +393,17 @@ void Program::run(const std::vector<Piece>& pieces, Sink& sink) const {
     w->pool.reset();
     w->scratch.reset();
     std::lock_guard<std::mutex> hold(mutex_);
-    for (size_t n = 0; n < code_.size(); ++n)
+    for (size_t n = 0; n < code_.size(); ++n) {
       if (code_[n].what == Do::Lookup) {
         looked_[n].keys += w->looked[n].keys;
         looked_[n].missed += w->looked[n].missed;
         w->looked[n] = {};
       }
+      if (code_[n].conversion != Conversion::None) {
+        converted_[n].add(w->converted[n]);
+        w->converted[n] = {};
+      }
+    }
     idle_.push_back(std::move(w));
   };
   try {

@@ -17,6 +17,7 @@
 
 #include "core/join/hash_index.h"
 #include "core/join/records.h"
+#include "core/program/conversions.h"
 #include "core/program/frame.h"
 #include "core/program/kernel.h"
 #include "core/program/operator_table.h"
@@ -90,7 +91,8 @@ class Program {
   std::string instruction_name(size_t k) const { return code_[k].name; }
   uint64_t nanos(size_t k) const { return nanos_[k].load(); }
   uint64_t warnings(size_t k) const { return warnings_[k].load(); }
-  std::vector<Looked> looked() const;  // per instruction, so far; zeros where it is no look-up
+  std::vector<Looked> looked() const;        // per instruction, so far; zeros where it is no look-up
+  std::vector<Converted> converted() const;  // per instruction, so far; zeros where it converts nothing
   size_t worker_bytes() const { return slot_bytes_; }
 
  private:
@@ -110,6 +112,7 @@ class Program {
     Kernel kernel = nullptr;
     Params params{};
     bool strict = false;
+    Conversion conversion = Conversion::None;
     std::shared_ptr<Table> table;
     std::shared_ptr<Records> records;
     std::vector<int> fields;  // Gather: record fields; Load: {source, column}; Emit: {slot}
@@ -141,7 +144,8 @@ class Program {
   mutable std::vector<std::unique_ptr<Worker>> idle_;
   mutable std::vector<std::atomic<uint64_t>> nanos_;
   mutable std::vector<std::atomic<uint64_t>> warnings_;
-  mutable std::vector<Looked> looked_;  // behind mutex_
+  mutable std::vector<Looked> looked_;        // behind mutex_
+  mutable std::vector<Converted> converted_;  // behind mutex_
 };
 
 }  // namespace cb

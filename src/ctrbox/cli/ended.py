@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,25 @@ def finish(done: Done, as_json: bool) -> None:
             tell(
                 f"  join of {join['view']} on {', '.join(join['on'])}: {share:.1%} of {join['keys']:,} keys have no row in it"
             )
-    for what, times in s["warnings"].items():
-        if times:
-            tell(f"  warning: {what}: {times:,} values lost, counted over all epochs")
+    for line in told_losses(s["warnings"], s.get("casts", [])):
+        tell(f"{line}, counted over all epochs")
     waited = f", of batches that waited (--look-ahead {s['look_ahead']})" if s.get("look_ahead") else ""
     tell(f"intermediate files: {s['intermediate_bytes']:,} bytes{waited}")
     tell(f"report: {done.report}")
+
+
+def told_losses(counts: Mapping[str, int], casts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each operator that lost values; for a cast with the first value that it lost."""
+    first = {f"{cast['cast']} of {cast['column']!r}": cast for cast in casts}
+    lines = []
+    for what, rows in counts.items():
+        cast = first.get(what)
+        line = f"  warning: {what}: {rows:,} values lost"
+        if cast is not None:
+            line = f"  warning: {what}: {rows:,} of {cast['values']:,} values could not be converted and are null"
+            line += "" if cast["example"] is None else f" (the first is {cast['example']!r})"
+        lines += [line] if rows else []
+    return lines
 
 
 def stalls(stage: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,17 +68,8 @@ class Joins:
         with self._lock:
             return [*found, *(JoinCount(view, key, *counts) for view, counts in self.merged.items())]
 
-    def watched(self, stream: Iterable[T]) -> Generator[T, None, None]:
-        """Hand a stream on; warn once of each join that found no row for any of its first keys."""
-        first = True
-        for item in stream:
-            if first:
-                self.warn(FIRST_KEYS)
-                first = False
-            yield item
-        self.warn(1)
-
     def warn(self, least: int) -> None:
+        """Warn once of each join that looked up at least so many keys and found no row for any of them."""
         for count in self.counts():
             named = (count.view, count.on)
             if count.keys < least or count.missed < count.keys or named in self.told:
@@ -100,6 +91,19 @@ class Joins:
         left = next((f for f in frames if all(name in f.view.source.schema.names for name in count.on)), None)
         sides = [first_values(f, names) for f, names in ((left, count.on), (frame, frame.key)) if f is not None]
         return "; " + ", ".join(sides) if all(sides) else ""
+
+
+def watched(stream: Iterable[T], *warners: Callable[[int], None]) -> Generator[T, None, None]:
+    """Hand a stream on. After its first item and at its end ask each of ``warners`` to warn of what met at least so many rows."""
+    first = True
+    for item in stream:
+        if first:
+            for warn in warners:
+                warn(FIRST_KEYS)
+            first = False
+        yield item
+    for warn in warners:
+        warn(1)
 
 
 def looked(graph: Graph, programs: Iterable[Assembled]) -> list[tuple[FrameSpec, Node, tuple[int, int]]]:

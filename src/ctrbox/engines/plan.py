@@ -24,6 +24,7 @@ from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.assemble import Assembled, Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
 from ctrbox.engines.device import checked_device, wants_gpu
+from ctrbox.engines.lost_values import CastCount
 from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.request import Requests, names_of, single
 from ctrbox.engines.stream import BatchStream, Position, check_start, shuffled
@@ -528,14 +529,23 @@ class Plan:
 
     @property
     def warnings(self) -> dict[str, int]:
-        """Number of rows that lost something (malformed documents, crosses cut at their limit), by operator and column."""
+        """Number of rows that lost something (malformed documents, crosses cut at their limit, values that a cast could not
+        convert), by operator and column. ``casts`` shows the first value that each cast lost."""
         counts: dict[str, int] = {}
         for program in self._programs():
             for node, (_, _, warned) in zip(program.nodes, program.native.profile(), strict=True):
                 if warned and node is not None:
                     name = f"{node.op} of {origin(node).name!r}"
                     counts[name] = counts.get(name, 0) + warned
+        for cast in self.casts:
+            if cast.lost:
+                counts[cast.name] = counts.get(cast.name, 0) + cast.lost
         return counts
+
+    @property
+    def casts(self) -> list[CastCount]:
+        """Values that each cast has taken so far, how many of them it could not convert, and the first of those."""
+        return self.extractor().casts.counts()
 
     @property
     def joins(self) -> list[JoinCount]:

@@ -224,14 +224,20 @@ def joins(s: Fields) -> str:
 def warnings(s: Fields) -> str:
     met = s.values.get("warnings")
     met = met if isinstance(met, dict) else {}
-    rows = [[named(name, 300), text(f"{n:,}" if isinstance(n, int) else n)] for name, n in met.items() if n]
+    first = {f"{cast.text('cast')} of {cast.text('column')!r}": cast.text("example") for cast in s.each("casts")}
+    rows = [
+        [named(name, 300), text(f"{n:,}" if isinstance(n, int) else n), named(first.get(name, ""), 100)]
+        for name, n in met.items()
+        if n
+    ]
     if not rows:
         return ""
     return section(
         "warnings",
         "Warnings",
-        "Values that could not be used, counted while the log was read, over all epochs.",
-        table([("what", "name"), ("count", "n")], rows),
+        "Values that could not be used, counted while the log was read, over all epochs. A value that a cast cannot convert "
+        "becomes null.",
+        table([("what", "name"), ("count", "n"), ("first value", "name")], rows),
     )
 
 

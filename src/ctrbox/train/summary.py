@@ -103,6 +103,7 @@ def summarize(
         "logit_shift": learner.shift,
         "dense_weights": sum(p.numel() for p in learner.model.parameters()),
         "warnings": plan.warnings,
+        "casts": [asdict(cast) for cast in plan.casts if cast.lost],
         "joins": [asdict(join) for join in plan.joins],
         "machine": f"{platform.machine()}, {learner.threads} threads",
         "metrics": {},

@@ -30,7 +30,8 @@ from ctrbox.engines.cpu.merge import Aligned, MergeCursor, ascends, ids_of, in_o
 from ctrbox.engines.cpu.prune import prune_expression
 from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
 from ctrbox.engines.cpu.tables import Tables
-from ctrbox.engines.missed_keys import Joins
+from ctrbox.engines.lost_values import Casts
+from ctrbox.engines.missed_keys import Joins, watched
 from ctrbox.errors import DataError
 from ctrbox.plan.graph.graph import Graph, Output
 from ctrbox.plan.language.node import Node, closure
@@ -83,6 +84,7 @@ class Extractor:
         self.log = graph.frames[0]
         self.stats = Stats()
         self.joins = Joins(self)
+        self.casts = Casts(self)
         self.threads = threads
         self.under_way = threads + max(1, threads // 2)
         self.chunk_rows = chunk_rows
@@ -357,7 +359,7 @@ class Extractor:
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="ctrbox-extract")
         results = in_order(batch, self.pieces(batch_size, start, pool, limit, stop), pool, self.under_way)
         try:
-            yield from self.joins.watched(results)
+            yield from watched(results, self.joins.warn, self.casts.warn)
         finally:
             results.close()
             end(pool)

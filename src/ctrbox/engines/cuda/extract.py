@@ -40,6 +40,7 @@ from ctrbox.engines.cuda.staging import Pinned, Staging, send
 from ctrbox.engines.cuda.upload import Layout as HeaderLayout
 from ctrbox.engines.cuda.upload import Upload, slices
 from ctrbox.engines.cuda.user import compile_kernels
+from ctrbox.engines.missed_keys import watched
 from ctrbox.errors import DataError, DeviceError
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.language.node import Node
@@ -354,7 +355,7 @@ class CudaExtractor(Extractor):
     ) -> Generator[tuple[Batch, int], None, None]:
         stream = self._batches(batch_size, start, limit, stop)
         try:
-            yield from self.joins.watched(stream)
+            yield from watched(stream, self.joins.warn, self.casts.warn)
         finally:
             stream.close()
 

@@ -57,7 +57,7 @@ class Outcome:
     rows: int  # that passed the filter
     totals: list[int]  # values of each list
     warnings: dict[int, int]  # id of an instruction → rows
-    looked: dict[int, tuple[int, int]]  # id of a look-up → keys, and those without a row
+    looked: dict[int, tuple[int, int]]  # id of a look-up or cast → keys or values, and those without a row or lost
     bad: list[tuple[int, int, Instruction, int]]  # row, code, instruction, phase
 
 
@@ -207,7 +207,7 @@ class Device:
             for k in layer.code:
                 if counters[k.warning]:
                     warnings[id(k)] = int(counters[k.warning])
-                if k.what == "lookup":
+                if k.what == "lookup" or k.loses:
                     met = rows if layer.phase == 0 else passed
                     looked[id(k)] = met - int(counters[k.missed + 1]), int(counters[k.missed])
                 if counters[k.bad]:

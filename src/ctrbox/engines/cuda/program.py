@@ -55,8 +55,16 @@ class Instruction:
     strict: bool = False
     depth: int = 0
     warning: int = 0  # its counters, by number
-    missed: int = 0  # of a look-up: the counter of keys without a row; the next one counts null keys
+    missed: int = (
+        0  # the counter of a look-up's keys without a row, or of a cast's lost values; the next one counts nulls
+    )
     bad: int = 0
+
+    @property
+    def loses(self) -> bool:
+        """Whether this is a cast whose lost values are counted (native/core/program/conversions.h)."""
+        cast = self.name in ("cast_i", "cast_f", "cast_t") and self.reads[0].kind in ("s", "*s", "f")
+        return self.what == "call" and self.shape in ("partial", "items") and (cast or self.name == "floordiv")
 
 
 def entry_width(kind: str) -> int:
@@ -73,7 +81,8 @@ class Recorded:
         self.entries: list[Instruction | None] = []  # as numbered; None: an emit
         self.counts: list[int] = []  # rows warned of so far, by number
         self.nanos: list[float] = []
-        self.lookups: list[tuple[int, int]] = []  # keys looked up so far and those without a row, by number
+        # Keys looked up so far and those without a row, by number; of casts the values and those that were lost.
+        self.lookups: list[tuple[int, int]] = []
 
     def _register(self, kind: str, nullable: bool, literal: Any = None, depth: int = -1) -> int:
         self.registers.append(Register(kind, nullable, literal, depth))
@@ -182,6 +191,13 @@ class Recorded:
         """Per instruction, as the CPU's programs give it: keys that it looked up for a join, and those without a row."""
         return list(self.lookups)
 
+    def converted(self) -> list[tuple[int, int, int, int, bytes | None]]:
+        """Per instruction, as the CPU's programs give it: values that it cast and those that it lost; the rest is not counted."""
+        return [
+            (*counts, 0, 0, None) if k is not None and k.loses else (0, 0, 0, 0, None)
+            for k, counts in zip(self.entries, self.lookups, strict=True)
+        ]
+
 
 _bodies: dict[str, tuple[str, str, str, bool, str]] = {}
 
@@ -249,7 +265,7 @@ class Layout:
                 by_depth[instruction.depth].append(instruction)
                 instruction.warning, instruction.bad = self.counters, self.counters + 1
                 self.counters += 2
-                if instruction.what == "lookup":
+                if instruction.what == "lookup" or instruction.loses:
                     instruction.missed = self.counters
                     self.counters += 2
             for depth in sorted(by_depth):

@@ -286,6 +286,7 @@ class Source:
                 f"const bool ok = {k.body}::apply({args}) && ({self.all_valid(k.reads)});",
                 f"{self.value(out)} = ok ? x : {kind}{{}};",
                 f"{self.valid(out)} = ok;",
+                *([f"count_lost(s, {k.missed}, {self.valid(k.reads[0])}, ok);"] if k.loses else []),
             ]
         if not out.nullable:
             return [self.params(k), f"{self.value(out)} = {k.body}::apply({args});"]
@@ -390,6 +391,8 @@ class Source:
         lines += [f"const {kind} x = {call};", f"if (live) {self.value(out)} = x;"]
         if out.nullable:
             lines.append(f"if (live) {self.valid(out)} = ok;")
+        if k.loses:
+            lines.append(f"if (live) count_lost(s, {k.missed}, ok, ok && x.n >= a0.n);")
         return lines
 
     def json(self, k: Instruction) -> list[str]:

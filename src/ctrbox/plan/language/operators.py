@@ -257,6 +257,22 @@ def time_of_number(names: Names, value: Node, unit: str) -> Node:
     return typed.call("cast_t", (kept,), why=why)
 
 
+def unit_of(node: Node) -> str | None:
+    """Return the unit of a cast from a whole number to a time, as `time_of_number` builds it; None for any other node."""
+    if node.op != "cast_t" or node.args[0].kind != "i":
+        return None
+    kept = node.args[0]
+    if kept.op != "floordiv":
+        return "us"  # a plan that was saved before a unit could be said
+    scaled, divisor = kept.args
+    if divisor.op == "literal":
+        return "ns"
+    value = divisor.args[0].args[1]  # cast_i(eq(clip(value), value))
+    if scaled is value:
+        return "us"
+    return next(unit for unit, each in MICROSECONDS.items() if each == scaled.args[1].param("value"))
+
+
 def select(names: Names, args: tuple[Node, ...], params: dict[str, Any]) -> Node:
     condition, a, b = args
     if a.op == "literal":

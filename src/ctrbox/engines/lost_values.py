@@ -1,0 +1,198 @@
+"""Counts, for each cast of a plan, the values that it took and those that it could not convert.
+
+A value that a cast cannot convert becomes null (an element of a list is left out), and a fill or a filter behind the cast hides
+that. So every cast is counted with the rows that are read: ``plan.casts`` and ``plan.warnings`` show the counts, and a cast that
+could convert none of its first values is warned of at once. A whole number that counts another unit than ``unit=`` says is not
+lost: it becomes a time in January 1970 or far in the future. Where all of the first times lie there, that is warned of as well.
+
+The CPU engine keeps the first value that each cast lost. The GPU engine counts alike, but keeps no example and does not look at
+the years of times.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from ctrbox.columns.times import MICROSECONDS, UNITS
+from ctrbox.engines.cpu.assemble import Assembled
+from ctrbox.plan.language.node import Node
+from ctrbox.plan.language.operators import unit_of
+from ctrbox.plan.language.typing import origin, shown_name
+
+if TYPE_CHECKING:
+    from ctrbox.engines.cpu.extract import Extractor
+
+YEAR_2000, YEAR_2100 = 946_684_800_000_000, 4_102_444_800_000_000  # microseconds since 1970
+
+
+@dataclass(frozen=True)
+class CastCount:
+    """A cast of one column, and what it has met.
+
+    ``values``: rows that were not null before the cast. ``lost``: those among them that it made null, or whose list it left an
+    element out of. ``example``: the first value that was lost, up to 100 bytes of it, where it is known.
+    """
+
+    cast: str  # as users write it: cast('time', unit='s')
+    column: str
+    values: int
+    lost: int
+    example: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the key of this cast in ``plan.warnings``."""
+        return f"{self.cast} of {self.column!r}"
+
+
+@dataclass
+class Met:
+    """What the instructions of a cast have met."""
+
+    node: Node
+    values: int = 0
+    lost: int = 0
+    example: str | None = None
+    times: int = 0  # made of whole numbers
+    early: int = 0  # times in January 1970
+    late: int = 0  # times in the year 2200 or later
+    first: int | None = None  # the first time, in microseconds
+
+    @property
+    def cast(self) -> str:
+        """Return the cast as users write it."""
+        unit = unit_of(self.node)
+        return shown_name(self.node.op) if unit is None else f"cast('time', unit={unit!r})"
+
+    @property
+    def column(self) -> str:
+        return origin(self.node).name or "an expression"
+
+
+class Casts:
+    """The casts of one extractor."""
+
+    def __init__(self, extractor: Extractor) -> None:
+        self.extractor = extractor
+        self.told: set[int] = set()  # ids of casts that were warned of
+
+    def counts(self) -> list[CastCount]:
+        """Return what each cast that can lose a value has met so far, in the order of the plan."""
+        return [CastCount(met.cast, met.column, met.values, met.lost, met.example) for met in self._met()]
+
+    def _met(self) -> list[Met]:
+        extractor = self.extractor
+        return met_in([*extractor.programs, *(p for d in extractor.dimensions.values() for p in d.programs)])
+
+    def warn(self, least: int) -> None:
+        """Warn once of each cast that met at least so many values and made nothing sensible of any of them."""
+        for met in self._met():
+            if met.values < least or met.node.id in self.told:
+                continue
+            said = nothing_kept(met) if met.lost == met.values else unlikely_times(met)
+            if said:
+                self.told.add(met.node.id)
+                warnings.warn(said, stacklevel=2)
+
+
+def met_in(programs: Iterable[Assembled]) -> list[Met]:
+    """Return what the casts of programs have met.
+
+    A cast that runs in several programs, before and behind a user's operator, counts in the one that met the most values.
+    """
+    casts: dict[int, Met] = {}
+    quotients: dict[int, tuple[int, int]] = {}
+    for program in programs:
+        for node, (values, lost, early, late, example) in zip(program.nodes, program.native.converted(), strict=True):
+            if node is None:
+                continue
+            if node.op == "floordiv":
+                quotients[node.id] = max(quotients.get(node.id, (0, 0)), (values, lost))
+            elif node.op.startswith("cast_"):
+                met = casts.setdefault(node.id, Met(node))
+                if unit_of(node) is None and values > met.values:
+                    met.values, met.lost = values, lost
+                    met.example = None if example is None else example.decode("utf-8", "replace")
+                elif unit_of(node) is not None and values > met.times:
+                    met.times, met.early, met.late = values, early, late
+                    met.first = None if example is None else int(example)
+    for met in casts.values():
+        if unit_of(met.node) is not None:
+            # A number outside the years 0001 to 9999 is lost by the division before the cast (operators.time_of_number).
+            met.values, met.lost = quotients.get(met.node.args[0].id, (met.times, 0))
+    return [casts[number] for number in sorted(casts) if casts[number].values]
+
+
+# ---- warnings --------------------------------------------------------------------------------------------------------
+
+
+WANTED = {
+    "cast_t": "an ISO 8601 time such as '2026-01-31' or '2026-01-31T09:30:00Z'",
+    "cast_i": "a whole number such as '17'",
+    "cast_f": "a number such as '0.5'",
+}
+
+
+def nothing_kept(met: Met) -> str:
+    """Say that a cast lost all of its first values, and what to do."""
+    unit = unit_of(met.node)
+    lost = f"none of the first {met.values:,} values of {met.column!r}"
+    if unit is not None:
+        finer = " or ".join(f"unit={other!r}" for other in list(UNITS)[list(UNITS).index(unit) + 1 :])
+        return (
+            f"{lost} lies within the years 0001 to 9999 when it counts {UNITS[unit]} since 1970, so {met.cast} makes all of them "
+            f"null; numbers this large usually count a finer unit: {finer}"
+        )
+    if met.node.kind.startswith("*"):
+        return f"{lost} keeps all its elements in {met.cast}; {not_read(met)}"
+    return f"{lost} could be converted by {met.cast}, so all of them are null{first_of(met)}; {not_read(met)}"
+
+
+def first_of(met: Met) -> str:
+    return "" if met.example is None else f"; the first is {met.example!r}"
+
+
+def not_read(met: Met) -> str:
+    """Say which values a cast takes, and what could make these fit."""
+    op, text = met.node.op, met.example or ""
+    if met.node.args[0].kind == "f":
+        return "NaN, infinite numbers and numbers beyond 64 bits have no whole number"
+    advice = ""
+    if text != text.strip():
+        advice = "; remove the white space first: .strip()"
+    elif op == "cast_t" and text.lstrip("-").isdecimal():
+        advice = "; a number of seconds since 1970 is read by .cast('int').cast('time', unit='s')"
+    elif op == "cast_t":
+        advice = "; rewrite other formats before the view reads them, for example with pandas.to_datetime(…, format=…)"
+    elif op == "cast_i" and "." in text:
+        advice = "; a number with a fraction is read by .cast('float'), and .round().cast('int') then makes it whole"
+    elif op == "cast_f" and "," in text:
+        advice = "; replace a decimal comma first: .replace(',', '.')"
+    return f"expected {WANTED[op]}{advice}"
+
+
+def unlikely_times(met: Met) -> str:
+    """Say that all of the first times that were made of numbers lie where no log does, and which unit the numbers may count.
+
+    Return "" where at least one of them does not.
+    """
+    unit = unit_of(met.node)
+    if unit is None or not met.times or met.times not in (met.early, met.late):
+        return ""
+    where = "in January 1970" if met.times == met.early else "in the year 2200 or later"
+    said = f"all of the first {met.times:,} times that {met.cast} makes of {met.column!r} lie {where}"
+    if met.first is None:
+        return f"{said}; check the unit"
+    number = met.first * 1000 if unit == "ns" else met.first // MICROSECONDS[unit]
+    for other in UNITS:
+        time = number // 1000 if other == "ns" else number * MICROSECONDS[other]
+        if other != unit and YEAR_2000 <= time < YEAR_2100:
+            day = (datetime(1970, 1, 1) + timedelta(microseconds=time)).date()
+            about = "about " if unit == "ns" else ""
+            meant = f"which is {day} when it counts {UNITS[other]}: use unit={other!r}"
+            return f"{said}; the first number is {about}{number}, {meant}"
+    return f"{said}; the first number is {number}; expected a number of {UNITS[unit]} since 1970: check the unit"

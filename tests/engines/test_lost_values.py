@@ -1,0 +1,227 @@
+"""Values that a cast cannot convert, and numbers whose unit is wrong: counted, shown, and warned of where all are lost."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ctrbox as cb
+from ctrbox import col
+from ctrbox.cli.ended import told_losses
+from ctrbox.engines.lost_values import CastCount
+from ctrbox.engines.missed_keys import FIRST_KEYS
+from ctrbox.report.write import write_report
+
+
+def view_of(**columns: Any) -> cb.View:
+    rows = len(next(iter(columns.values())))
+    return cb.View(pa.table({"id": np.arange(rows), "clicked": np.arange(rows) % 2, **columns}), key="id", name="log")
+
+
+def plan_of(view: cb.View, dense: dict[str, Any], **options: Any) -> cb.Plan:
+    features = cb.FeatureSet(label=col("clicked"), dense=dense)
+    return cb.compile(view, features, **{"device": "cpu", "threads": 2, "chunk_rows": 16, **options})
+
+
+def run(plan: cb.Plan, rows: int = 500) -> list[str]:
+    """Run all batches and return what was warned of."""
+    with warnings.catch_warnings(record=True) as met:
+        warnings.simplefilter("always")
+        list(plan.batches(rows))
+    return [str(w.message) for w in met]
+
+
+TEXTS = st.one_of(
+    st.none(), st.sampled_from(["", " 1", "1", "-7", "2.5", "1e3", "x", "2026-01-31", "31/01/2026", "nan", "½"])
+)
+
+
+def is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text == text.strip() and text.isascii()
+
+
+READS: dict[str, Callable[[str], bool]] = {
+    "int": lambda text: text.lstrip("+-").isdecimal() and text.isascii(),
+    "float": is_float,
+    "time": lambda text: text == "2026-01-31",
+}
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=80), st.sampled_from(sorted(READS)))
+@settings(max_examples=40, deadline=None)
+def test_values_that_a_cast_loses_are_counted_as_one_by_one(texts: list[str | None], to: str) -> None:
+    value = col("x").cast(to)
+    made = value.hour().fill(-1) if to == "time" else value.fill(-1)
+    plan = plan_of(view_of(x=pa.array(texts, pa.string())), {"a": made}, threads=1)
+    told = run(plan, 7)
+    present = [text for text in texts if text is not None]
+    lost = [text for text in present if not READS[to](text)]
+    expected = [CastCount(f"cast('{to}')", "x", len(present), len(lost), lost[0] if lost else None)]
+    assert plan.casts == (expected if present else [])
+    assert plan.warnings == ({f"cast('{to}') of 'x'": len(lost)} if lost else {})
+    assert any("could be converted" in text for text in told) == (bool(lost) and len(lost) == len(present))
+
+
+def test_dates_of_another_format_are_warned_of_with_the_first_batch() -> None:
+    view = view_of(time=["31/12/2026 10:00"] * (3 * FIRST_KEYS)).cast(time="time").filter(col("time").is_not_null())
+    plan = plan_of(view, {"hour": col("time").hour()})
+    told = run(plan, FIRST_KEYS)
+    assert len(told) == 1
+    assert told[0].startswith("none of the first ")
+    for words in (
+        "values of 'time'",
+        "cast('time')",
+        "all of them are null",
+        "'31/12/2026 10:00'",
+        "2026-01-31T09:30:00Z",
+    ):
+        assert words in told[0]
+    assert run(plan) == []  # once is enough
+
+
+def test_a_cast_that_reads_some_values_counts_and_does_not_warn() -> None:
+    plan = plan_of(view_of(x=["1", "2", "three", "4", ""]), {"x": col("x").cast("int").fill(0)})
+    assert run(plan) == []
+    assert plan.warnings == {"cast('int') of 'x'": 2}
+    assert plan.casts == [CastCount("cast('int')", "x", 5, 2, "three")]
+
+
+@pytest.mark.parametrize(
+    ("text", "to", "advice"),
+    [
+        ("1700000000", "time", ".cast('int').cast('time', unit='s')"),
+        (" 2026-01-31", "time", ".strip()"),
+        ("31.12.2026", "time", "pandas.to_datetime"),
+        ("3.0", "int", ".cast('float')"),
+        ("1,5", "float", ".replace(',', '.')"),
+    ],
+)
+def test_the_warning_says_what_would_make_the_values_fit(text: str, to: str, advice: str) -> None:
+    value = col("x").cast(to)
+    made = value.hour().fill(-1) if to == "time" else value.fill(-1)
+    (told,) = run(plan_of(view_of(x=[text] * 3), {"a": made}))
+    assert repr(text) in told
+    assert advice in told
+
+
+def test_numbers_without_a_whole_number_are_counted() -> None:
+    plan = plan_of(view_of(x=[1.0, float("nan"), float("inf"), 2.9]), {"x": col("x").cast("int").fill(0)})
+    run(plan)
+    assert plan.casts == [CastCount("cast('int')", "x", 4, 2, "nan")]
+
+
+def test_rows_whose_list_loses_an_element_are_counted() -> None:
+    plan = plan_of(view_of(x=["1 2", "1 b", "", "7"]), {"n": col("x").split(" ").cast("int").length()})
+    run(plan)
+    assert plan.casts == [CastCount("cast('int')", "x", 4, 1, None)]
+
+
+def test_casts_of_joined_views_are_counted_once_a_row_of_the_view() -> None:
+    users = cb.View(pa.table({"user": [0, 1, 2], "age": ["17", "x", "30"]}), key="user", name="users")
+    view = view_of(user=np.arange(60) % 3).join(users.cast(age="int").fill(age=0), on="user")
+    plan = plan_of(view, {"age": col("age")})
+    run(plan)
+    assert plan.casts == [CastCount("cast('int')", "age", 3, 1, "x")]
+
+
+def test_a_cast_before_and_behind_a_users_operator_counts_its_rows_once() -> None:
+    @cb.operator(args=["int"], result="int")
+    def twice(x: Any) -> Any:
+        return x * 2
+
+    number = col("x").cast("int").fill(0)
+    plan = plan_of(view_of(x=["1", "b", "3"]), {"a": twice(number), "b": number})
+    run(plan)
+    assert plan.warnings == {"cast('int') of 'x'": 1}
+
+
+# ---- units of time
+
+SECONDS = 1_700_000_000  # 2023-11-14
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "where", "meant"),
+    [
+        (SECONDS, "ms", "in January 1970", "use unit='s'"),
+        (SECONDS, "us", "in January 1970", "use unit='s'"),
+        (SECONDS, "ns", "in January 1970", "use unit='s'"),
+        (SECONDS * 1000, "us", "in January 1970", "use unit='ms'"),
+        (SECONDS * 10**6, "ms", "0001 to 9999", "unit='us'"),
+        (SECONDS * 1000, "s", "0001 to 9999", "unit='ms'"),
+        (SECONDS * 10**9, "s", "0001 to 9999", "unit='ns'"),
+        (10 * SECONDS, "s", "in the year 2200 or later", "check the unit"),
+    ],
+)
+def test_a_wrong_unit_is_warned_of_with_the_likely_one(number: int, unit: str, where: str, meant: str) -> None:
+    view = view_of(ts=[number + k for k in range(40)])
+    plan = plan_of(view, {"hour": col("ts").cast("time", unit=unit).hour().fill(-1)})
+    (told,) = run(plan, 7)
+    assert f"cast('time', unit={unit!r})" in told
+    assert "'ts'" in told
+    assert where in told
+    assert meant in told
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)])
+def test_the_right_unit_is_not_warned_of(unit: str, factor: int) -> None:
+    view = view_of(ts=[SECONDS * factor + k for k in range(40)])
+    plan = plan_of(view, {"hour": col("ts").cast("time", unit=unit).hour().fill(-1)})
+    assert run(plan) == []
+    assert plan.warnings == {}
+    assert plan.casts == [CastCount(f"cast('time', unit={unit!r})", "ts", 40, 0)]
+
+
+def test_one_time_elsewhere_is_enough_not_to_warn() -> None:
+    view = view_of(ts=[0, 1, 2, SECONDS])
+    plan = plan_of(view, {"hour": col("ts").cast("time", unit="s").hour().fill(-1)})
+    assert run(plan) == []
+
+
+def test_numbers_outside_the_years_are_counted_as_lost() -> None:
+    view = view_of(ts=[SECONDS, SECONDS * 1000, None, -(10**15)])
+    plan = plan_of(view, {"hour": col("ts").cast("time", unit="s").hour().fill(-1)})
+    assert run(plan) == []
+    assert plan.warnings == {"cast('time', unit='s') of 'ts'": 2}
+
+
+def test_a_product_before_the_cast_is_not_taken_for_its_unit() -> None:
+    view = view_of(ts=[SECONDS] * 3)
+    plan = plan_of(view, {"hour": (col("ts") * 1000).cast("time", unit="us").hour().fill(-1)})
+    (told,) = run(plan)
+    assert "cast('time', unit='us')" in told
+    assert "use unit='ms'" in told
+
+
+# ---- where it is shown
+
+
+def test_a_training_its_report_and_its_last_lines_show_what_casts_lost(tmp_path: Path) -> None:
+    texts = [f"{k % 7}" if k % 4 else "<n/a>" for k in range(400)]
+    plan = plan_of(view_of(x=texts), {"x": col("x").cast("int").fill(0)})
+    plan = cb.compile(
+        plan.log, cb.FeatureSet(label=col("clicked"), sparse={"word": col("x")}, dense=plan.features.dense)
+    )
+    run = cb.Trainer(cb.models.LR(plan.schema), threads=1).fit(plan, batch_size=50, out=tmp_path / "run")
+    summary = run.summary
+    (cast,) = summary["casts"]
+    assert cast["example"] == "<n/a>"
+    assert summary["warnings"] == {"cast('int') of 'x'": cast["lost"]}
+    page = write_report(tmp_path / "run").read_text()
+    assert "cast(&#x27;int&#x27;) of &#x27;x&#x27;" in page
+    assert "&lt;n/a&gt;" in page
+    (line,) = told_losses(summary["warnings"], summary["casts"])
+    counted = f"{cast['lost']:,} of {cast['values']:,} values could not be converted and are null"
+    assert line == f"  warning: cast('int') of 'x': {counted} (the first is '<n/a>')"
