@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,53 @@ def test_an_integer_too_wide_for_the_first_file_is_answered_with_the_wider_type(
 def test_a_number_beyond_every_integer_is_still_to_be_stored_as_text() -> None:
     with pytest.raises(DataError, match="does not fit int64; store such values as text"):
         values(plan_of(pa.table({"a": pa.array([2**64 - 1], pa.uint64()), "clicked": [1]})))
+
+
+@pytest.mark.parametrize(("later", "advice"), [("5", "int"), ("true", "bool"), ("2.5", "float")])
+def test_json_whose_first_file_has_no_value_says_which_type_to_declare(tmp_path: Path, later: str, advice: str) -> None:
+    (tmp_path / "0.jsonl").write_text('{"a": null, "s": {"b": null}, "clicked": 0}\n' * 2)
+    (tmp_path / "1.jsonl").write_text(f'{{"a": {later}, "s": {{"b": {later}}}, "clicked": 1}}\n')
+    for column in ("a", "s.b"):
+        with pytest.raises(SourceError) as caught:
+            cb.compute({"x": col(column)}, cb.View(str(tmp_path / "*.jsonl")))
+        told = str(caught.value)
+        assert f"1.jsonl row 0: column {column!r} has no value in the first rows of the view" in told
+        assert f"here it holds {later}; pass types={{{column!r}: {advice!r}}}" in told
+    made = cb.compute({"x": col("a")}, cb.View(str(tmp_path / "*.jsonl"), types={"a": advice}))
+    assert made["x"].to_pylist() == [None, None, json.loads(later)]
+
+
+def test_a_time_given_as_text_or_number_is_answered_with_what_to_do() -> None:
+    times = pa.array([0, 1], pa.timestamp("s"))
+    log = pa.table({"ts": times, "clicked": [0, 1]})
+    plan = cb.compile(cb.View(log), cb.FeatureSet(sparse={"hour": col("ts").hour()}), device="cpu")
+    text = pa.table({"ts": ["2026-01-31T10:00:00Z"]})
+    number = pa.table({"ts": [1_700_000_000]})
+    for run in (plan.run, lambda rows: plan.over(rows)):
+        with pytest.raises(
+            (DataError, PlanError), match=r"plan was built on time; make it a time first, .*, utc=True\)$"
+        ):
+            run(text)
+        with pytest.raises((DataError, PlanError), match=r"a number does not say what it counts; .*, unit='s'\)$"):
+            run(number)
+
+
+def test_the_view_whose_column_has_no_type_is_named_also_in_a_streamed_merge() -> None:
+    log = cb.View(pa.table({"id": [1, 2], "clicked": [0, 1]}), key="id", name="log")
+    basic = cb.View(pa.table({"id": [1, 2], "x": pa.nulls(2)}), key="id", name="basic")
+    for ordered in (True, False):
+        with pytest.raises(PlanError, match="column 'x' of view 'basic' has Arrow type null"):
+            cb.compile(log.merge(basic, ordered=ordered), cb.FeatureSet(sparse={"x": col("x")}), device="cpu")
+        with pytest.raises(PlanError, match="column 'y' is not in view 'basic'"):
+            cb.compile(
+                log.merge(basic.fill(y=0), ordered=ordered), cb.FeatureSet(sparse={"id": col("id")}), device="cpu"
+            )
+
+
+def test_a_unit_given_to_the_cast_of_a_view_is_answered_with_the_cast_that_takes_one() -> None:
+    with pytest.raises(
+        PlanError, match=r"View\.cast takes no unit=; .*\.with_columns\(ts=col\('ts'\)\.cast\('time', unit='ms'\)\)"
+    ):
+        cb.View(pa.table({"ts": [1]})).cast(ts="time", unit="ms")
+    units = cb.View(pa.table({"unit": [1]})).cast(unit="str")  # a column may have this name
+    assert cb.compute({"unit": col("unit")}, units)["unit"].to_pylist() == ["1"]

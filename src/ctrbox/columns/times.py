@@ -113,6 +113,15 @@ def accepted(unit: str | None) -> str:
     return f"{text}; a number needs its unit declared in the job: cb.View(…, time_units={{…: 's'}})"
 
 
+def as_time_advice(name: str, kind: str | None) -> str:
+    """Say how a column of a frame becomes a time; empty where it is neither text nor a whole number. ``kind``: what it is."""
+    how = {"s": "utc=True", "i": "unit='s'"}.get(kind or "")
+    if how is None:
+        return ""
+    unit = "; a number does not say what it counts" if kind == "i" else ""
+    return f"{unit}; make it a time first, for example frame[{name!r}] = pandas.to_datetime(frame[{name!r}], {how})"
+
+
 def times_of(values: Sequence[Any], unit: str | None) -> pa.Array:
     """Convert text, whole numbers and nulls, in any mixture. Raises ValueError or a subclass where one is not a time."""
     kinds = frozenset(map(type, values)) - {type(None)}

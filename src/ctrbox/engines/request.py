@@ -15,6 +15,7 @@ from ctrbox.arguments.names import lacking
 from ctrbox.columns.batch import Batch
 from ctrbox.columns.kind import kind_of_arrow, name_of
 from ctrbox.columns.raw import narrowed
+from ctrbox.columns.times import as_time_advice
 from ctrbox.engines.cpu.arrow import frame_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.stages import Prepared, Rows
@@ -107,6 +108,7 @@ class Requests:
                 raise DataError(
                     f"column {name!r} of the request is {name_of(kind) if kind else mine}, "
                     f"but the plan was built on {name_of(wanted or 's')}"
+                    + (as_time_advice(name, kind) if wanted == "t" else "")
                 )
             sizes = [getattr(t, "list_size", None) for t in (mine, planned)]
             if sizes[0] != sizes[1]:

@@ -57,6 +57,9 @@ class Json:
     def __init__(self, options: TextOptions | None = None):
         self.options = options or TextOptions()
         self._texts: frozenset[Path] = frozenset()  # columns of text whose values may be written as numbers
+        self._unknown: frozenset[str] = (
+            frozenset()
+        )  # columns without a value in the first block, which are read as text
 
     def schema(self, file: File) -> pa.Schema:
         block = next(text_blocks(file, self.options, _newline), None)
@@ -83,6 +86,7 @@ class Json:
     def _inferred(self, block: Block) -> pa.Schema:
         """Return the types of the first block's fields; those that `types=` declares are given."""
         met = self._checked(block, None, exact=False).schema
+        self._unknown = frozenset(_without_values(met))
         wanted = _tree(met)
         declared = {_path(name, met): DECLARED[type] for name, type in self.options.types or ()}
         for path, type in declared.items():
@@ -141,6 +145,8 @@ class Json:
             column = None if schema is None or row is None else _broken_column(block.data, schema, row)
             if column is not None and row is not None and self._number_as_time(block.data, column, row):
                 raise BlockError(f"column {column!r}: {number_as_time(column)}", row) from None
+            if column in self._unknown and row is not None:
+                raise BlockError(self._known_later(block.data, column, row), row) from error
             told = "" if column is None else f"column {column!r}: "
             advice = "" if column is None else f"; pass types={{{column!r}: …}} if another type was meant"
             raise BlockError(told + _ROW.sub("", text) + advice, row) from error
@@ -151,10 +157,36 @@ class Json:
         """Tell whether a row holds a number in a column that ``types=`` declares a time."""
         if dict(self.options.types or ()).get(column) != "time":
             return False
-        value: Any = json.loads([line for line in data.splitlines() if line.strip()][row])
-        for name in (column,) if column in value else column.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
+        value = _value_at(data, column, row)
         return isinstance(value, int | float) and not isinstance(value, bool)
+
+    def _known_later(self, data: bytes, column: str, row: int) -> str:
+        """Say that a column had no value where types are found, and has one that is no text here."""
+        value = _value_at(data, column, row)
+        kinds = [(bool, "bool"), (int, "int"), (float, "float")]
+        type = next((name for kind, name in kinds if isinstance(value, kind)), None)
+        advice = f"pass types={{{column!r}: {type!r}}}" if type else "write objects that have a value first"
+        return (
+            f"column {column!r} has no value in the first rows of the view, where its type is found, so it is read as text; "
+            f"here it holds {json.dumps(value)[:60]}; {advice}"
+        )
+
+
+def _value_at(data: bytes, column: str, row: int) -> Any:
+    """Return the value of a column, by its dotted name, in a row."""
+    value: Any = json.loads([line for line in data.splitlines() if line.strip()][row])
+    for name in (column,) if column in value else column.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _without_values(fields: Any, above: str = "") -> Iterator[str]:
+    """Yield the dotted names of columns of which no value was met."""
+    for field in fields:
+        if pt.is_struct(field.type):
+            yield from _without_values(field.type, f"{above}{field.name}.")
+        elif pt.is_null(field.type):
+            yield above + field.name
 
 
 def _all_numbers(data: bytes, path: Path) -> bool:

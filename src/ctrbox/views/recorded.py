@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from ctrbox.arguments.names import lacking
 from ctrbox.columns.kind import kind_of_arrow, name_of
+from ctrbox.columns.times import as_time_advice
 from ctrbox.errors import DataError, PlanError
 from ctrbox.views.morsel import Morsel, Source
 from ctrbox.views.text_options import TextOptions
@@ -78,6 +79,7 @@ class AgreeingSource:
                     f"column {name!r} of view {self.described.view!r} is {_named(now)} in {self.inner.name}"
                     f", but the "
                     f"plan was built on {_named(then)}"
+                    + (as_time_advice(name, kind_of_arrow(now)) if kind_of_arrow(then) == "t" else "")
                 )
 
     @property

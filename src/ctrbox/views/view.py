@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Never
 import pyarrow as pa
 
 from ctrbox.arguments.names import nearest, no_argument, no_attribute
-from ctrbox.arguments.sizes import parse_bytes
-from ctrbox.columns.times import check_are_times, checked_units
+from ctrbox.arguments.sizes import checked_bytes
+from ctrbox.columns.times import UNITS, check_are_times, checked_units
 from ctrbox.errors import PlanError
 from ctrbox.views.source import Source, as_before, open_source
 from ctrbox.views.text_options import checked_options
@@ -276,10 +276,18 @@ class View:
         return self._with(Fill(tuple(values.items())))
 
     def cast(self, **types: str) -> View:
-        """Convert columns to "int", "float", "str", "bool" or "time"; what does not parse becomes null.
+        """Convert columns to "int", "float", "str", "bool" or "time".
 
-        A whole number becomes a time only with its unit: ``.with_columns(ts=col("ts").cast("time", unit="s"))``.
+        Text is read as a time if it is ISO 8601, such as "2026-01-31T09:30:00Z". What cannot be converted becomes null; such rows
+        are counted in ``plan.warnings`` and ``plan.casts``. A whole number becomes a time only with its unit:
+        ``.with_columns(ts=col("ts").cast("time", unit="s"))``.
         """
+        if types.get("unit") in UNITS:
+            name = next((name for name, to in types.items() if to == "time"), "ts")
+            raise PlanError(
+                f"View.cast takes no unit=; a whole number becomes a time with "
+                f".with_columns({name}=col({name!r}).cast('time', unit={types['unit']!r}))"
+            )
         return self._with(Cast(tuple(types.items())))
 
     def filter(self, condition: Any) -> View:
@@ -319,7 +327,7 @@ class View:
             raise PlanError(f"merge needs a View, got {type(view).__name__}; wrap it: cb.View(data, key=…)")
         if len(self.key) != 1 or len(view.key) != 1:
             raise PlanError("merge matches rows by id, so both views need one key column: View(…, key='instance_id')")
-        return self._with(Merge(view, ordered, parse_bytes(budget)))
+        return self._with(Merge(view, ordered, checked_bytes("budget", budget)))
 
 
 def _called(step: Step) -> str:

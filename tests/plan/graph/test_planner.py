@@ -180,10 +180,13 @@ def test_all_nulls_that_reach_features_are_told_at_once() -> None:
             dense={"d": col("query").cast("int"), "e": col("price")},
         )
     text = str(caught.value)
-    assert text.startswith("feature 'd' may be null: cast to int")
+    head, *lines = text.split("\n")
+    assert head == "3 values may be null, and nothing fills them:"
+    assert [line.split(" may be null")[0] for line in lines] == ["  feature 'd'", "  feature 'a'", "  feature 'c'"]
+    assert lines[0].startswith("  feature 'd' may be null: cast to int")
     assert text.count(".fill(maybe=0)") == 1
-    assert "; for feature 'a' .fill(maybe=0) to its view" in text
-    assert "; for feature 'c' .fill(\"\") after get" in text
+    assert lines[1].endswith("; add .fill(maybe=0) to its view")
+    assert lines[2].endswith('; add .fill("") after get')
     assert "feature 'b'" not in text
     assert "feature 'e'" not in text
 
@@ -195,17 +198,20 @@ def test_columns_of_one_view_are_filled_by_one_call_that_can_be_copied() -> None
     with pytest.raises(PlanError) as caught:
         cb.compile(cb.View(log, key="id"), cb.FeatureSet(sparse={"h": col("ts").hour(), **sparse}))
     text = str(caught.value)
-    assert text.startswith("feature 'h' may be null: column 'ts' may be null")
-    assert '; add .fill(-1) after the operator that reads the time, such as col("ts").hour().fill(-1); for' in text
-    assert text.endswith("; for features 'x', 'y', 'o' .fill(x=0.0, y=\"\", **{'odd one': 0}) to its view")
+    head, hour, others = text.split("\n")
+    assert head == "4 values may be null, and nothing fills them:"
+    assert hour.startswith("  feature 'h' may be null: column 'ts' may be null")
+    assert (
+        '; add .fill(-1) after the operator that reads the time, such as col("ts").hour().fill(-1), or .filter(' in hour
+    )
+    assert others.startswith("  features 'x', 'y', 'o' may be null: column 'x' may be null")
+    assert others.endswith("; add .fill(x=0.0, y=\"\", **{'odd one': 0}) to its view")
     filled = cb.View(log, key="id").fill(x=0.0, y="", **{"odd one": 0})
     cb.compile(filled, cb.FeatureSet(sparse={"h": col("ts").hour().fill(-1), **sparse}))
 
 
 def test_every_null_of_a_feature_is_told() -> None:
-    with pytest.raises(
-        PlanError, match=r"add \.fill\(maybe=0\) to its view; for feature 'a' \.fill\(\"\"\) after json$"
-    ):
+    with pytest.raises(PlanError, match=r"(?s)add \.fill\(maybe=0\) to its view\n.*add \.fill\(\"\"\) after json$"):
         graph(a=cb.cross("maybe", col("json").json("$.a"), "maybe"))
     # One fill behind what makes nulls is enough, whatever is null before it.
     with pytest.raises(PlanError, match=r'add \.fill\(""\) after get$'):
@@ -218,9 +224,27 @@ def test_a_cast_is_filled_in_its_own_place() -> None:
     graph(view().cast(query="int").fill(query=0), a=col("query"))
 
 
-def test_of_many_nulls_twenty_are_told() -> None:
-    with pytest.raises(PlanError, match=r"feature 'f0' may be null.*for feature 'f20' .*; and 9 more$"):
+def test_of_many_nulls_ten_are_told_with_a_line_each() -> None:
+    with pytest.raises(PlanError) as caught:
         graph(**{f"f{k}": col("query").split(" ").get(k) for k in range(30)})
+    head, *lines = str(caught.value).split("\n")
+    assert head == "30 values may be null, and nothing fills them:"
+    assert [line.split("'")[1] for line in lines[:-1]] == [f"f{k}" for k in range(10)]
+    assert lines[-1] == "  and 20 more"
+    assert max(map(len, lines)) < 130
+
+
+@pytest.mark.parametrize("unit", [None, "ms"])
+def test_a_time_that_may_be_null_is_filtered_not_filled_with_1970(unit: str | None) -> None:
+    name = "ad_id" if unit else "query"
+    with pytest.raises(PlanError) as caught:
+        graph(a=col(name).cast("time", unit=unit).hour())
+    text = str(caught.value)
+    assert f'.filter(col("{name}").is_not_null())' in text
+    assert ".fill" not in text
+    assert ("ISO 8601" in text) == (unit is None)
+    made = view().with_columns(**{name: col(name).cast("time", unit=unit)})
+    graph(made.filter(col(name).is_not_null()), a=col(name).hour())
 
 
 def test_an_argument_of_another_kind_is_told_which_cast_would_do() -> None:

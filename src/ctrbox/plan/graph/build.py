@@ -29,9 +29,10 @@ NOTHING: dict[str, Any] = {"s": "", "f": 0.0, "i": 0, "b": False, "t": Time(0), 
 
 @dataclass(frozen=True)
 class Unusable:
-    """A column of a type that no operator takes."""
+    """A column of a type that no operator takes, and the view whose data has it."""
 
     type: pa.DataType
+    view: str
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Scope:
     columns: dict[str, Node | Unusable] = field(default_factory=dict)
     known: dict[int, tuple[Expr, Node]] = field(default_factory=dict)  # cleared when columns change
     past: dict[str, Node | Unusable] = field(default_factory=dict)  # columns that a later step ``with_history`` adds
+    view: str = ""  # the view's name where it shares the frame of another one, as in a streamed merge
 
     @property
     def typed(self) -> Typed:
@@ -52,17 +54,17 @@ class Scope:
         found = self.columns.get(name)
         if found is None:
             raise PlanError(
-                f"column {name!r} is not in view {self.frame.name!r}{nearest(name, self.columns)}"
+                f"column {name!r} is not in view {self.view or self.frame.name!r}{nearest(name, self.columns)}"
                 + ("" if nearest(name, self.columns) else f"; it has: {', '.join(list(self.columns)[:20])}")
             )
         if isinstance(found, Unusable) and pa.types.is_null(found.type):
             raise PlanError(
-                f"column {name!r} of view {self.frame.name!r} has Arrow type null: none of its values is known, so its type is "
+                f"column {name!r} of view {found.view!r} has Arrow type null: none of its values is known, so its type is "
                 "not known either; write it with the type that it should have, such as pa.nulls(rows, pa.int64())"
             )
         if isinstance(found, Unusable):
             raise PlanError(
-                f"column {name!r} of view {self.frame.name!r} has type {found.type}; expected a number, string, bool, time "
+                f"column {name!r} of view {found.view!r} has type {found.type}; expected a number, string, bool, time "
                 "or a list of them (fields of a struct are columns named 'struct.field')"
             )
         return found
@@ -134,7 +136,7 @@ class Builder:
         for f in view.source.schema:
             kind = kind_of_arrow(f.type)
             if kind is None:
-                columns[f.name] = Unusable(f.type)
+                columns[f.name] = Unusable(f.type, view.name)
                 continue
             if missing:
                 nullable, why = True, f"a key may be missing from view {view.name!r}"
@@ -282,7 +284,7 @@ class Builder:
         frame.sources.append(SourceSpec(view, theirs))
         self.views.append(view)
         columns = self.raw_columns(frame, len(frame.sources) - 1, view, missing=True)
-        inner = Scope(self, frame, columns)
+        inner = Scope(self, frame, columns, view=view.name)
         for other in view.steps:
             self.apply(inner, other)
         for name, node in inner.columns.items():

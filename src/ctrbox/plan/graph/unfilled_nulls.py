@@ -7,9 +7,10 @@ from keyword import iskeyword
 
 from ctrbox.errors import PlanError
 from ctrbox.plan.language.node import Node
+from ctrbox.plan.language.operators import unit_of
 from ctrbox.plan.language.typing import origin, shown_name
 
-MOST_TOLD = 20  # gaps of one message, beside the first
+MOST_LINES, MOST_COLUMNS = 10, 20  # of one message, and of one line
 
 
 class NullsUnfilled(PlanError):
@@ -29,54 +30,94 @@ class Gap:
 
 
 def told(gaps: list[Gap]) -> str:
-    """Return the first in full, and what to add for all others, so that a user mends them all at once.
+    """Return a line for each gap, at most ten, so that a user mends them all at once; columns of one view share a line.
 
-    Columns of one view are filled by one call, which can be copied.
+    Columns of one view are filled by one call, which can be copied. A single line has no head.
     """
-    first, *others = list({gap.node: gap for gap in reversed(gaps)}.values())[::-1]  # what several read is filled once
+    found = list({gap.node: gap for gap in reversed(gaps)}.values())[::-1]  # what several read is filled once
     together: dict[object, list[Gap]] = {}
-    for gap in [first, *others[:MOST_TOLD]]:
+    for gap in found:
         together.setdefault(gap.frame if gap.column else gap, []).append(gap)
-    cures = []
-    for several in together.values():
-        cure = several[0].cure
-        if several[0].column:
-            cure = f".fill({', '.join(gap.column for gap in several)}) to its view"
-        features = ", ".join(gap.what.removeprefix("feature ") for gap in several)
-        named = f"for features {features} " if len(several) > 1 else f"for {several[0].what} "
-        named = "" if several[0] is first else named
-        cures.append(named + cure)
-    more = f"; and {len(others) - MOST_TOLD:,} more" if len(others) > MOST_TOLD else ""
-    return f"{first.what} may be null: {first.cause}; add {'; '.join(cures)}{more}"
+    lines = [_line(several[:MOST_COLUMNS]) for several in list(together.values())[:MOST_LINES]]
+    if len(together) == 1 and len(found) <= MOST_COLUMNS:
+        return lines[0]
+    more = len(found) - sum(len(several[:MOST_COLUMNS]) for several in list(together.values())[:MOST_LINES])
+    head = f"{len(found):,} values may be null, and nothing fills them:"
+    return "\n  ".join([head, *lines, *([f"and {more:,} more"] if more else [])])
+
+
+def _line(several: list[Gap]) -> str:
+    """Return what to add for one gap, or for several columns of one view."""
+    first = several[0]
+    if len(several) == 1:
+        return f"{first.what} may be null: {first.cause}; add {first.cure}"
+    features = ", ".join(gap.what.removeprefix("feature ") for gap in several)
+    cure = f".fill({', '.join(gap.column for gap in several)}) to its view"
+    return f"features {features} may be null: {first.cause}, the others likewise; add {cure}"
 
 
 def present(node: Node, what: str, gaps: list[Gap]) -> Node:
-    """The node; where it may be null is noted among the gaps."""
+    """Return the node; where it may be null is noted among the gaps."""
     for begin in null_origins(node) if node.nullable else ():
         raw = origin(begin)
-        shown = shown_name(begin.op)
         if what in UNKNOWN:
             gaps.append(Gap(begin.id, what, *_drop(begin, raw, what)))
-            continue
-        example = {"s": '""', "f": "0.0", "b": "False", "t": "0"}.get(begin.kind, "[]" if begin.kind[0] == "*" else "0")
-        if begin.op == "column":
-            cause = f"column {raw.name!r} may be null ({begin.why})"
-            if begin.kind == "t":  # a time of 0 would be midnight on the first day of 1970
-                cure = f'.fill(-1) after the operator that reads the time, such as col("{raw.name}").hour().fill(-1)'
-                gaps.append(Gap(begin.id, what, cause, cure))
-                continue
-            name = raw.name
-            column = (
-                f"{name}={example}" if name.isidentifier() and not iskeyword(name) else f"**{{{name!r}: {example}}}"
-            )
+        elif begin.kind == "t":
+            gaps.append(Gap(begin.id, what, *_without_time(begin, raw)))
+        elif begin.op == "column":
+            cause, column = f"column {raw.name!r} may be null ({begin.why})", _argument(raw.name, _example(begin))
             gaps.append(Gap(begin.id, what, cause, f".fill({column}) to its view", column, begin.frame))
-            continue
-        cure = f".fill({example}) after {shown}"
-        if begin.op.startswith("cast_") and raw.name:
-            cure += f", .fill({raw.name}={example}) after it in a view"
-        cause = begin.why or f"{shown} on {raw.name!r} may be null"
-        gaps.append(Gap(begin.id, what, cause, cure))
+        else:
+            gaps.append(Gap(begin.id, what, *_fill(begin, raw)))
     return node
+
+
+def _example(begin: Node) -> str:
+    return {"s": '""', "f": "0.0", "b": "False"}.get(begin.kind, "[]" if begin.kind[0] == "*" else "0")
+
+
+def _argument(name: str, example: str) -> str:
+    """Return the argument of .fill for a column, also for a name that Python does not take as one."""
+    return f"{name}={example}" if name.isidentifier() and not iskeyword(name) else f"**{{{name!r}: {example}}}"
+
+
+def _fill(begin: Node, raw: Node) -> tuple[str, str]:
+    """Return why the result of an operator may be null, and the fill that replaces it."""
+    shown, example = shown_name(begin.op), _example(begin)
+    cure = f".fill({example}) after {shown}"
+    if begin.op.startswith("cast_") and raw.name:
+        cure += f", .fill({raw.name}={example}) after it in a view"
+    return begin.why or f"{shown} on {raw.name!r} may be null", cure
+
+
+def _without_time(begin: Node, raw: Node) -> tuple[str, str]:
+    """Return why a time may be null, and the filter that drops the rows without one.
+
+    A fill of the time itself is not advised: one that is made up, such as 1970, gives a wrong hour, weekday or age.
+    """
+    kept = f'.filter(col("{raw.name}").is_not_null())'
+    drops = "which drops the rows without a time"
+    if begin.op == "column":
+        cure = f'.fill(-1) after the operator that reads the time, such as col("{raw.name}").hour().fill(-1)'
+        return f"column {raw.name!r} may be null ({begin.why})", f"{cure}, or {kept} to the log, {drops}"
+    unit = unit_of(begin)
+    if unit is not None:
+        made = f'.with_columns({raw.name}=col("{raw.name}").cast("time", unit="{unit}"))'
+        return begin.why, f"{made}{kept} to the log, {drops}"
+    if begin.op == "cast_t":
+        cause = (
+            f"cast to time makes every text of {raw.name!r} null that is not ISO 8601, such as '2026-01-31' or "
+            "'2026-01-31T09:30:00Z'"
+        )
+        return (
+            cause,
+            f'.cast({raw.name}="time"){kept} to the log, {drops}; rewrite times of another format before they are read',
+        )
+    cause = begin.why or f"{shown_name(begin.op)} on {raw.name!r} may be null"
+    return (
+        cause,
+        f'.with_columns(time_known=…).filter(col("time_known").is_not_null()) to the log, where … is this time, {drops}',
+    )
 
 
 UNKNOWN = ("label", "weight", "group")
