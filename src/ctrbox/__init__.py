@@ -9,16 +9,18 @@ Names are imported when they are first used, so that ``ctrbox --help`` need not 
 
 from __future__ import annotations
 
-import re
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False  # Type checkers take it for True. Importing typing, re and pathlib here would take 20 ms.
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.2.0"
 
-_LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
+with open(__file__.removesuffix(".py") + ".pyi", encoding="utf-8") as _names:  # noqa: PTH123 - pathlib is slow to import
+    _LINES = [line.split() for line in _names if line.startswith("from ")]  # from MODULE import NAME as NAME
 # The module of each public name; of a namespace it is this package.
-HOME = {name: home for home, name in _LINE.findall(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))}
+HOME = {line[3]: line[1] for line in _LINES}
 
 
 def __getattr__(name: str) -> Any:

@@ -370,7 +370,29 @@ def test_an_interrupt_while_modules_load_is_quiet(tmp_path: Path) -> None:
         "from ctrbox.cli.main import main\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ctrbox: stopped\n")
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_torch_loads_ends_the_process_at_once(tmp_path: Path, sent: signal.Signals, code: int) -> None:
+    # Like C++ code that is being loaded, this torch cannot be left by an exception.
+    (tmp_path / "torch.py").write_text(
+        f"import os, signal\ntry: os.kill(os.getpid(), {int(sent)})\nexcept BaseException: os.abort()\n"
+    )
+    source = "from ctrbox.cli.terminal import run\nrun(lambda: __import__('torch'))\n"
+    done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True)
+    told = "ctrbox: stopped; nothing unfinished was kept\n"
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", told)
+
+
+def test_the_package_itself_imports_nothing_slow(tmp_path: Path) -> None:
+    # Before the command line has its own handler, Ctrl-C is a traceback: that time is kept short.
+    source = "import sys, ctrbox\nprint(sorted({'enum', 'pathlib', 're', 'typing'} & set(sys.modules)))"
+    sources = {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", source], env=sources, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 # ---- mistakes in a job --------------------------------------------------------------------------

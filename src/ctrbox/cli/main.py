@@ -21,12 +21,13 @@ LOADING = threading.current_thread() is threading.main_thread() and (
     signal.getsignal(signal.SIGINT) is signal.default_int_handler
 )
 if LOADING:
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
+    signal.signal(signal.SIGINT, lambda number, frame: (os.write(2, b"ctrbox: stopped\n"), os._exit(128 + number)))
 
 import json
 import shlex
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -34,6 +35,7 @@ import typer
 
 from ctrbox.cli import after_training, online, publish, search, serve, table, train, tune
 from ctrbox.cli.demo import generate
+from ctrbox.cli.ended import told_losses
 from ctrbox.cli.help_text import Commands
 from ctrbox.cli.job import batches, load_plan
 from ctrbox.cli.options import RowsAsJson, in_words_of_options
@@ -165,6 +167,7 @@ def extract(
             rows_per_second=rows / seconds,
             stages=dict(plan.stats),
             warnings=dict(plan.warnings),
+            casts=[asdict(cast) for cast in plan.casts if cast.lost],
             output=output,
         )
     elif count:
@@ -332,9 +335,8 @@ def tell_stages(plan: Any, rows: int, seconds: float, where: str) -> None:
             tell(
                 f"  join of {join.view} on {', '.join(join.on)}: {join.share:.1%} of {join.keys:,} keys have no row in it"
             )
-    for what, times in plan.warnings.items():
-        if times:
-            tell(f"  warning: {what}: {times:,} rows")
+    for line in told_losses(plan.warnings, [asdict(cast) for cast in plan.casts]):
+        tell(line)
 
 
 def main() -> NoReturn:

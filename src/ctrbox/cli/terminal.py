@@ -116,20 +116,30 @@ def end_quietly(code: int) -> NoReturn:
 
 def stop(number: int, frame: Any) -> NoReturn:
     signals.append(number)
+    if loading_torch():
+        # Torch's C++ code aborts the process when an exception passes through it. Nothing has been written yet.
+        os.write(2, b"ctrbox: stopped; nothing unfinished was kept\n")
+        os._exit(128 + number)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise Stopped(128 + number)
 
 
+def loading_torch() -> bool:
+    """Return whether an import of torch is under way."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
 def run(command: Callable[[], Any]) -> NoReturn:
     """Run a command to its end and leave with the exit code of what happened."""
-    open_streams()
-    warnings.showwarning = tell_warning
     code = 0
     try:
-        signal.signal(signal.SIGTERM, stop)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGTERM, stop)
+        open_streams()
+        warnings.showwarning = tell_warning
         command()
     except KeyboardInterrupt:
         code = 130
