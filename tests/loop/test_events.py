@@ -313,7 +313,7 @@ def test_in_flight_is_a_whole_number_from_1_to_256(in_flight: int, fits: bool) -
         with pytest.raises(PlanError, match="in_flight= must be a whole number from 1 to 256, got"):
             Ahead([], size=lambda item: 1, in_flight=in_flight)
     for budget in (0, -5):
-        with pytest.raises(PlanError, match="bytes= must be above 0, got"):
+        with pytest.raises(PlanError, match="bytes= must be from 1 to"):
             Ahead([], size=lambda item: 1, bytes=budget)
 
 

@@ -33,18 +33,30 @@ def test_a_warm_up_and_half_a_cosine() -> None:
     assert Constant()(5) == 1.0
 
 
+def test_schedules_take_numbers_of_numpy() -> None:
+    schedule = Cosine(steps=np.int64(6), warmup=np.int32(2), floor=np.float32(0.25))  # type: ignore[arg-type]
+    assert schedule == Cosine(6, warmup=2, floor=0.25)
+    assert Warmup(np.int64(4)) == Warmup(4)  # type: ignore[arg-type]
+    assert Decay(np.float64(0.5), every=np.int16(2)) == Decay(0.5, every=2)  # type: ignore[arg-type]
+    assert factor_at(lambda step: np.float32(0.5), 1) == 0.5  # type: ignore[arg-type, return-value]
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Warmup(0), "steps of Warmup must be a whole number above 0, got 0"),
-        (lambda: Cosine(True), "steps of Cosine must be a whole number above 0, got True"),
-        (lambda: Decay(0.5, every=1.5), "steps of Decay must be a whole number above 0, got 1.5"),  # type: ignore[arg-type]
-        (lambda: Cosine(5, warmup=-1), "warmup of Cosine must be between 0 and steps=5, got -1"),
-        (lambda: Cosine(5, warmup=5), "warmup of Cosine must be between 0 and steps=5, got 5"),
-        (lambda: Cosine(5, floor=-0.1), "floor of Cosine must be between 0 and 1, got -0.1"),
-        (lambda: Cosine(5, floor=1.1), "floor of Cosine must be between 0 and 1, got 1.1"),
-        (lambda: Decay(0, every=1), "factor of Decay must be above 0 and at most 1, got 0"),
-        (lambda: Decay(1.1, every=1), "factor of Decay must be above 0 and at most 1, got 1.1"),
+        (lambda: Warmup(0), "steps of Warmup must be a whole number from 1 to 4,611,686,018,427,387,904, got 0"),
+        (lambda: Cosine(True), "steps of Cosine must be a whole number from 1 to 4,611,686,018,427,387,904, got True"),
+        (lambda: Decay(0.5, every=1.5), "every of Decay must be a whole number from 1 to"),  # type: ignore[arg-type]
+        (lambda: Cosine(10**5000), "4,611,686,018,427,387,904, got a number of 16,610 bits"),
+        (lambda: Cosine(np.float64(5)), "steps of Cosine must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Cosine(5, floor=float("nan")), "floor of Cosine must be a number from 0 to 1, got nan"),
+        (lambda: Cosine(5, warmup=True), "warmup of Cosine with steps=5 must be a whole number from 0 to 4, got True"),
+        (lambda: Cosine(5, warmup=-1), "warmup of Cosine with steps=5 must be a whole number from 0 to 4, got -1"),
+        (lambda: Cosine(5, warmup=5), "warmup of Cosine with steps=5 must be a whole number from 0 to 4, got 5"),
+        (lambda: Cosine(5, floor=-0.1), "floor of Cosine must be a number from 0 to 1, got -0.1"),
+        (lambda: Cosine(5, floor=1.1), "floor of Cosine must be a number from 0 to 1, got 1.1"),
+        (lambda: Decay(0, every=1), "factor of Decay must be a number above 0 and at most 1, got 0"),
+        (lambda: Decay(1.1, every=1), "factor of Decay must be a number above 0 and at most 1, got 1.1"),
         (lambda: metrics.windows(LABEL, A, count=0), "count must be 1 window or more, got 0"),
         (lambda: metrics.windows(LABEL, A, span="0h"), "a window must be a span of time such as"),
         (lambda: metrics.calibration_curve(LABEL, A, bins=0), "bins must be 1 or more, got 0"),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ctrbox.errors import PlanError
+
+T = TypeVar("T")
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
@@ -59,11 +63,37 @@ def refuse_unknown(module: str, names: Iterable[str]) -> Callable[[str], NoRetur
     return answer
 
 
+class UnknownArgument(PlanError, TypeError):
+    """A keyword argument that a function or a constructor does not take. Code that catches Python's TypeError still works."""
+
+
 def no_argument(owner: str, given: Iterable[str], names: Iterable[str]) -> PlanError:
     """Return the error for keyword arguments that ``owner`` does not take, with the name most like the first."""
     first = next(iter(given))
     known = [name for name in names if name != "self"]
-    return PlanError(f"{owner} has no argument {first!r}{nearest(first, known)}; it has {', '.join(known)}")
+    return UnknownArgument(f"{owner} has no argument {first!r}{nearest(first, known)}; it has {', '.join(known)}")
+
+
+def named_arguments(made: type[T]) -> type[T]:
+    """Decorate a class: a misspelt keyword argument of its constructor is an error that names the nearest argument.
+
+    Everything else is as Python has it, the signature included.
+    """
+    construct = made.__init__
+    parameters = inspect.signature(construct).parameters.values()
+    known = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)} - {"self"}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise TypeError(f"{made.__name__} takes any keyword argument, so none can be misspelt")
+
+    @functools.wraps(construct)
+    def checked(self: T, *args: Any, **given: Any) -> None:
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise no_argument(made.__name__, unknown, [p.name for p in parameters if p.name in known])
+        construct(self, *args, **given)
+
+    made.__init__ = checked  # type: ignore[method-assign, assignment]
+    return made
 
 
 def one_of(what: str, given: str, known: Sequence[str]) -> str:

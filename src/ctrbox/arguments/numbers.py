@@ -11,17 +11,40 @@ from ctrbox.errors import PlanError
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
     """Return the value as an int if it is a whole number from ``low`` to ``high``; ``name`` is for the message."""
-    number = isinstance(value, Integral) and hasattr(value, "__index__")  # a timedelta64 of NumPy has none
-    if isinstance(value, bool) or not number or not low <= int(value) <= high:
-        raise PlanError(f"{name} must be a whole number from {low:,} to {high:,}, got {value!r}")
+    if not is_whole(value) or not low <= int(value) <= high:
+        raise PlanError(f"{name} must be a whole number from {low:,} to {high:,}, got {shown_value(value)}")
     return int(value)
 
 
 def share(name: str, value: Any, low: float, high: float) -> float:
     """Return the value if it is a share from ``low`` to ``high``; ``name`` is for the message."""
-    if not is_number(value) or not low <= value <= high:
-        raise PlanError(f"{name} must be a share from {low:g} to {high:g}, got {value!r}")
+    if not is_number(value) or not low <= float(value) <= high:  # NumPy would compare in its own, narrower type
+        raise PlanError(f"{name} must be a share from {low:g} to {high:g}, got {shown_value(value)}")
     return float(value)
+
+
+def number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> float:
+    """Return the value as a float if it is a finite number from ``low`` to ``high``; ``above``: ``low`` itself is not allowed.
+
+    ``name`` is for the message. NumPy's numbers are taken as well; True and False are not.
+    """
+    if not is_number(value) or not low <= float(value) <= high or (above and value == low):
+        least = f"above {low:,g} and at most" if above else f"from {low:,g} to"
+        raise PlanError(f"{name} must be a number {least} {high:,g}, got {shown_value(value)}")
+    return float(value)
+
+
+def shown_value(value: Any) -> str:
+    """Return the value as text for a message; Python refuses to write numbers of more than 4,300 digits."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length():,} bits"
+    return repr(value)
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether the value is a whole number."""
+    # A timedelta64 of NumPy calls itself integral and has no __index__.
+    return not isinstance(value, bool) and isinstance(value, Integral) and hasattr(value, "__index__")
 
 
 def is_number(value: Any) -> bool:

@@ -19,9 +19,10 @@ in NumPy, bit for bit.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 
+from ctrbox.arguments.names import named_arguments
+from ctrbox.arguments.numbers import is_number, shown_value
 from ctrbox.errors import PlanError
 
 Spec = tuple[int, tuple[float, float, float, float, float]]  # kind and parameters as the native core takes them
@@ -36,8 +37,9 @@ def _checked(optimizer: Optimizer, *, positive: tuple[str, ...], below_one: tupl
                 raise PlanError(f"{type(optimizer).__name__}(dense=…) must be True or False, got {value!r}")
             continue
         where = f"{type(optimizer).__name__}({field.name}=…)"
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise PlanError(f"{where} must be a finite number, got {value!r}")
+        if not is_number(value):
+            raise PlanError(f"{where} must be a finite number, got {shown_value(value)}")
+        value = float(value)
         least = "above 0" if field.name in positive else "0 or more"
         if value < 0 or (field.name in positive and value == 0):
             raise PlanError(f"{where} must be {least}, got {value!r}")
@@ -45,9 +47,10 @@ def _checked(optimizer: Optimizer, *, positive: tuple[str, ...], below_one: tupl
             raise PlanError(f"{where} must be below 1, got {value!r}")
         if value > 1e30 or 0 < value < 1e-30:
             raise PlanError(f"{where} must fit a float32 (1e-30 to 1e30), got {value!r}")
-        object.__setattr__(optimizer, field.name, float(value))
+        object.__setattr__(optimizer, field.name, value)
 
 
+@named_arguments
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent, which keeps no states: ``w -= lr·(g + l2·w)``."""
@@ -59,6 +62,7 @@ class SGD:
         _checked(self, positive=("lr",))
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Adagrad:
     """The Adagrad optimizer: ``s += g²; w -= lr·g / (√s + eps)``, where ``s`` starts at ``initial``."""
@@ -72,6 +76,7 @@ class Adagrad:
         _checked(self, positive=("lr", "eps"))
 
 
+@named_arguments
 @dataclass(frozen=True)
 class RowwiseAdagrad:
     """Adagrad with one ``s`` per row, to which the mean of the row's squared gradients is added."""
@@ -85,6 +90,7 @@ class RowwiseAdagrad:
         _checked(self, positive=("lr", "eps"))
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Adam:
     """The Adam optimizer. By default it is lazy: the bias is corrected by the number of steps of the row, not of the table.
@@ -124,6 +130,7 @@ class AdamW:
         _checked(self, positive=("lr", "eps"), below_one=("beta1", "beta2"))
 
 
+@named_arguments
 @dataclass(frozen=True)
 class FTRL:
     """The FTRL-proximal optimizer (McMahan et al., 2013).

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ctrbox import _native
 from ctrbox.arguments.names import nearest
-from ctrbox.arguments.numbers import is_number, whole
+from ctrbox.arguments.numbers import is_number, number, shown_value, whole
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.life import Admission, Counters, Life, life_of, shown
 from ctrbox.embed.optimizers import FTRL, KINDS, Adagrad, Optimizer, is_dense, kind_of, optimizer_of, spec_of, with_rate
@@ -320,9 +320,7 @@ def check_not_dense(table: str, *optimizers: Optimizer) -> None:
 
 
 def checked_init(init: float) -> float:
-    if isinstance(init, bool) or not isinstance(init, int | float) or not 0 <= init <= 1e6:
-        raise PlanError(f"init= must be a number from 0 to 1,000,000, got {init!r}")
-    return float(init)
+    return number("init=", init, 0, 1_000_000)
 
 
 def checked_nonfinite(given: str) -> str:
@@ -344,9 +342,9 @@ def words(row: Row) -> str:
 def check_factor(factor: float, *optimizers: Optimizer) -> float:
     """A factor of learning rates; FTRL divides by its own."""
     least = "above 0" if FTRL in map(type, optimizers) else "0 or more"
-    wrong = isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor <= 1e6
+    wrong = not is_number(factor) or not 0 <= factor <= 1e6
     if wrong or (factor == 0 and least == "above 0"):
-        raise PlanError(f"the factor of the learning rate must be a finite number {least}, got {factor!r}")
+        raise PlanError(f"the factor of the learning rate must be a finite number {least}, got {shown_value(factor)}")
     return float(factor)
 
 

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrbox import _native
-from ctrbox.arguments.names import nearest
+from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError
@@ -65,6 +65,7 @@ class Rate:
 LR, FFM, NN = Rate(0.02), Rate(0.12), Rate(0.05, initial=0.01)
 
 
+@named_arguments
 class DeepFFM:
     """A click model that learns from a stream.
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from ctrbox import _native
 from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Batch
 from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError
@@ -204,8 +205,7 @@ def search(
     source, test = opened(source), opened(test)
     if not isinstance(models, Mapping) or not 1 <= len(models) <= MOST:
         raise PlanError(f"a search needs 1 to {MOST:,} models by name, as cb.ffm.grid gives them")
-    if isinstance(window, bool) or not isinstance(window, int) or window < 2:
-        raise PlanError(f"window= must be a whole number of at least 2, got {window!r}")
+    window = whole("window=", window, 2, 2**62)
     for name, options in models.items():
         for option in options:
             if option not in OPTIONS:

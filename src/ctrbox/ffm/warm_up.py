@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ctrbox.arguments.numbers import whole
-from ctrbox.arguments.sizes import parse_bytes
+from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.errors import PlanError
 from ctrbox.files.checksum import content_checksums
 from ctrbox.files.filesystems import File, find_files
@@ -45,9 +45,7 @@ class Ahead(Generic[T]):
         in_flight: int = IN_FLIGHT,
         bytes: str | int = BYTES,  # noqa: A002
     ) -> None:
-        self.in_flight, self.budget = whole("in_flight=", in_flight, 1, 256), parse_bytes(bytes)
-        if self.budget <= 0:
-            raise PlanError(f"bytes= must be above 0, got {bytes!r}")
+        self.in_flight, self.budget = whole("in_flight=", in_flight, 1, 256), checked_bytes("bytes", bytes)
         self.waited_s = 0.0
         self.most = 0  # bytes that waited at once
         self._began = time.perf_counter()

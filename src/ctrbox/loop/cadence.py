@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from ctrbox.arguments.numbers import is_number, shown_value
 from ctrbox.errors import PlanError
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -15,13 +16,13 @@ EXAMPLES = re.compile(r"(\d[\d_,]*)\s*(?:ex|examples)")
 
 def seconds(span: str | float, name: str = "a span of time", *, zero: bool = True) -> float:
     """ "10m" → 600.0; a number is seconds. ``zero``: whether no time at all will do."""
-    if isinstance(span, int | float) and not isinstance(span, bool):
+    if is_number(span):
         value = float(span)
     else:
-        found = SPAN.fullmatch(str(span).strip().lower())
+        found = SPAN.fullmatch(span.strip().lower()) if isinstance(span, str) else None
         value = float(found[1]) * UNITS[found[2]] if found else math.nan
     if not 0 <= value < 1e9:
-        raise PlanError(f"{name} must be a span such as 30s, 5m or 2h, got {span!r}")
+        raise PlanError(f"{name} must be a span such as 30s, 5m or 2h, got {shown_value(span)}")
     if not value and not zero:
         raise PlanError(f"{name} must be above 0, such as 30s, 5m or 2h, got {span!r}")
     return value
@@ -36,7 +37,7 @@ class Cadence:
 
     @staticmethod
     def of(given: str | float, name: str = "every") -> Cadence:
-        found = EXAMPLES.fullmatch(str(given).strip().lower())
+        found = EXAMPLES.fullmatch(given.strip().lower()) if isinstance(given, str) else None
         if not found:
             return Cadence(seconds(given, name, zero=False))
         examples = int(found[1].replace(",", "").replace("_", ""))

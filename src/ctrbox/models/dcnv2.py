@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from ctrbox.arguments.names import one_of
+from ctrbox.arguments.names import named_arguments, one_of
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
 from ctrbox.models.asked import MOST_LAYERS, MOST_WIDTH, needs_inputs
@@ -20,6 +20,7 @@ from ctrbox.models.mlp import MLP, scoring_tower
 from ctrbox.models.products import CrossMixture, CrossNetwork
 
 
+@named_arguments
 class DCNv2(ClickModel):
     """y = b + w · cross(x) + tower(x) (``structure="parallel"``) or b + tower(cross(x)) (``"stacked"``).
 

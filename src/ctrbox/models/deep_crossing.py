@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Schema
 from ctrbox.models.asked import needs_inputs, sizes
 from ctrbox.models.click_model import ClickModel
@@ -28,6 +29,7 @@ class Residual(nn.Module):
         return torch.relu(x + self.maps(x))
 
 
+@named_arguments
 class DeepCrossing(ClickModel):
     """y = b + w · units(vectors, dense); ``hidden`` gives the inner width of each residual unit."""
 

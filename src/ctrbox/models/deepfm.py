@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Schema
 from ctrbox.models.asked import needs_vectors
 from ctrbox.models.click_model import ClickModel
@@ -19,6 +20,7 @@ from ctrbox.models.mlp import scoring_tower
 from ctrbox.models.products import PairSum
 
 
+@named_arguments
 class DeepFM(ClickModel):
     """y = b + first order + Σ_{i<j} <v_i, v_j> + tower(vectors, dense)."""
 

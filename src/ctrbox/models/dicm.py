@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from ctrbox.arguments.names import nearest, one_of
+from ctrbox.arguments.names import named_arguments, nearest, one_of
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
 from ctrbox.models import aggregators
@@ -28,6 +28,7 @@ from ctrbox.models.one_row import stands_for_all
 BASES = ("lr", "mlp", "din")
 
 
+@named_arguments
 class DICM(nn.Module):
     """y = b + base(ids, dense, image of the ad, aggregated images of the behaviour).
 

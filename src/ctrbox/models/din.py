@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from ctrbox.arguments.names import nearest, one_of
+from ctrbox.arguments.names import named_arguments, nearest, one_of
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
 from ctrbox.models.asked import asked, sizes
@@ -21,6 +21,7 @@ from ctrbox.models.inputs import Inputs, Reads
 from ctrbox.models.mlp import ACTIVATIONS, scoring_tower
 
 
+@named_arguments
 class DIN(nn.Module):
     """y = b + tower(vectors, attention of each target over its history, dense).
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Schema
 from ctrbox.models.asked import needs_inputs
 from ctrbox.models.click_model import ClickModel
@@ -17,6 +18,7 @@ from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
 
 
+@named_arguments
 class EmbeddingMLP(ClickModel):
     """y = b + tower(vectors, dense)."""
 

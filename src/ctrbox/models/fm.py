@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Schema
 from ctrbox.models.asked import needs_vectors
 from ctrbox.models.click_model import ClickModel
@@ -18,6 +19,7 @@ from ctrbox.models.inputs import Inputs
 from ctrbox.models.products import PairSum
 
 
+@named_arguments
 class FM(ClickModel):
     """y = b + Σ w_i x_i + Σ_{i<j} <v_i, v_j> x_i x_j. Dense columns are features like the others."""
 

@@ -17,7 +17,7 @@ from itertools import accumulate
 import torch
 from torch import nn
 
-from ctrbox.arguments.names import nearest, one_of
+from ctrbox.arguments.names import named_arguments, nearest, one_of
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
 from ctrbox.models.asked import needs_inputs, sizes
@@ -55,6 +55,7 @@ class Tower(nn.Module):
         return first, last, share(last).squeeze(1)
 
 
+@named_arguments
 class JointTowers(ClickModel):
     """y = b + w · (last₁, …, last_K), tower k over (e, dense_k, first and last hidden layer of tower k - 1).
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
 from ctrbox.models.asked import asked, pooled_only
@@ -17,6 +18,7 @@ from ctrbox.models.dense import DenseInput, FirstOrder
 from ctrbox.models.inputs import Inputs, Reads
 
 
+@named_arguments
 class LR(nn.Module):
     """Logistic regression, which reads no vectors and so has no dim.
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from ctrbox import _native
 from ctrbox.arguments.names import one_of
+from ctrbox.arguments.numbers import is_number, shown_value
 from ctrbox.errors import PlanError
 from ctrbox.models.asked import sizes
 from ctrbox.models.one_row import stands_for_all
@@ -153,8 +154,8 @@ class MLP(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
-            raise PlanError(f"dropout must be from 0 to less than 1, got {dropout!r}")
+        if not is_number(dropout) or not 0.0 <= dropout < 1.0:
+            raise PlanError(f"dropout must be from 0 to less than 1, got {shown_value(dropout)}")
         if inputs < 1:
             raise PlanError(f"a tower needs at least one input, got {inputs}")
         *hidden, last = sizes("the widths of a tower", widths, empty=False)
@@ -165,7 +166,7 @@ class MLP(nn.Module):
             steps: list[nn.Module] = [Norm(width)] if batch_norm else []
             steps.append(_activation(activation, width))
             if dropout:
-                steps.append(Dropout(dropout))
+                steps.append(Dropout(float(dropout)))
             self.between.append(nn.Sequential(*steps))
             inputs = width
         self.layers.append(linear(inputs, last, bias=bias, last=True))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from ctrbox.arguments.names import one_of
+from ctrbox.arguments.names import named_arguments, one_of
 from ctrbox.columns.batch import Schema
 from ctrbox.models.asked import needs_vectors
 from ctrbox.models.click_model import ClickModel
@@ -19,6 +19,7 @@ from ctrbox.models.mlp import scoring_tower
 from ctrbox.models.products import InnerProducts, OuterProducts
 
 
+@named_arguments
 class PNN(ClickModel):
     """y = b + tower(vectors, products, dense). ``product``: "inner" (pairs of fields), "outer" (of their sum) or "both"."""
 

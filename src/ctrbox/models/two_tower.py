@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from ctrbox.arguments.names import nearest
+from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
@@ -21,6 +21,7 @@ from ctrbox.models.mlp import MLP, linear
 from ctrbox.models.mlp import activation as _activation
 
 
+@named_arguments
 class TwoTower(nn.Module):
     """y = b + user vector · ad vector.
 

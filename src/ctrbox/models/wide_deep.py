@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from ctrbox.arguments.names import nearest
+from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.columns.batch import Schema
 from ctrbox.errors import PlanError
 from ctrbox.models.asked import needs_inputs
@@ -20,6 +20,7 @@ from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
 
 
+@named_arguments
 class WideDeep(ClickModel):
     """y = b + wide(first-order weights, dense) + tower(vectors, dense).
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Schema
 from ctrbox.models.asked import needs_vectors
 from ctrbox.models.cin import CIN
@@ -19,6 +20,7 @@ from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import MLP, scoring_tower
 
 
+@named_arguments
 class XDeepFM(ClickModel):
     """y = b + first order + w · cin(vectors) + tower(vectors, dense); ``cin`` gives the maps of each layer."""
 

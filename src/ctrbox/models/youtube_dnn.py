@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ctrbox.arguments.names import named_arguments
 from ctrbox.columns.batch import Schema
 from ctrbox.models.asked import needs_inputs
 from ctrbox.models.click_model import ClickModel
@@ -18,6 +19,7 @@ from ctrbox.models.inputs import Inputs
 from ctrbox.models.mlp import scoring_tower
 
 
+@named_arguments
 class YouTubeDNN(ClickModel):
     """y = b + tower(vectors, u, u², √u), u a dense column's place in its distribution, from 0 to 1.
 

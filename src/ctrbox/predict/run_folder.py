@@ -13,7 +13,7 @@ from torch import nn
 
 from ctrbox import models
 from ctrbox.arguments.names import nearest
-from ctrbox.arguments.sizes import parse_bytes
+from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.memory.table import MemoryTable
@@ -112,7 +112,7 @@ def _tables(
     folders = sum(p.is_dir() for p in (place / "model").glob("table-*.ctrtable"))
     if ram is not None and not folders:
         raise PlanError(f"ram= is for Sparse Tables, but the tables of {place} are in memory; remove ram=")
-    share: dict[str, Any] = {} if ram is None else {"ram": parse_bytes(ram) // folders}
+    share: dict[str, Any] = {} if ram is None else {"ram": checked_bytes("ram", ram) // folders}
     for k, fields in enumerate(_fields_of_tables(place / "model", state)):
         file = place / "model" / f"table-{k}.ctrtable"
         table: Embedder

@@ -37,7 +37,8 @@ import torch
 from torch import nn
 
 from ctrbox import models
-from ctrbox.arguments.names import nearest
+from ctrbox.arguments.names import named_arguments, nearest
+from ctrbox.arguments.numbers import share
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import Adagrad, Adam
@@ -87,6 +88,7 @@ def shuffled_together(rows: int, batch: int) -> int:
     return min(-(-rows // batch), max(1, WINDOW // batch)) * batch
 
 
+@named_arguments
 class Classifier:
     """A click model as an estimator.
 
@@ -179,8 +181,7 @@ class Classifier:
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:  # noqa: N803 - scikit-learn's name
         """Learn from a frame (anything that speaks Arrow) or a 2-D array, and two classes."""
-        if isinstance(self.valid, bool) or not isinstance(self.valid, int | float) or not 0 <= self.valid <= 0.9:
-            raise PlanError(f"valid must be a share from 0 to 0.9, got {self.valid!r}")
+        share("valid", self.valid, 0, 0.9)
         frame = Frame.of(X, self.categorical, self.numeric)
         classes, clicked = labels_of(y, frame.rows)
         weight = weights_of(sample_weight, frame.rows)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ctrbox.arguments.numbers import is_number, whole
+from ctrbox.arguments.names import named_arguments
+from ctrbox.arguments.numbers import is_number, number, shown_value, whole
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.traits import traits_of
 from ctrbox.errors import PlanError, TrainError
@@ -33,6 +34,7 @@ class Constant:
 CONSTANT = Constant()
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Warmup:
     """A learning-rate schedule that rises linearly from nearly 0 to 1 in ``steps`` steps and stays at 1."""
@@ -40,12 +42,13 @@ class Warmup:
     steps: int
 
     def __post_init__(self) -> None:
-        _steps("Warmup", self.steps)
+        object.__setattr__(self, "steps", _steps("steps of Warmup", self.steps))
 
     def __call__(self, step: int) -> float:
         return min(1.0, (step + 1) / self.steps)
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Cosine:
     """A learning-rate schedule: a warm-up, then half a cosine down to ``floor`` at step ``steps``, then ``floor``."""
@@ -55,11 +58,10 @@ class Cosine:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _steps("Cosine", self.steps)
-        if not 0 <= self.warmup < self.steps:
-            raise PlanError(f"warmup of Cosine must be between 0 and steps={self.steps}, got {self.warmup!r}")
-        if not 0 <= self.floor <= 1:
-            raise PlanError(f"floor of Cosine must be between 0 and 1, got {self.floor!r}")
+        object.__setattr__(self, "steps", _steps("steps of Cosine", self.steps))
+        warmup = whole(f"warmup of Cosine with steps={self.steps}", self.warmup, 0, self.steps - 1)
+        object.__setattr__(self, "warmup", warmup)
+        object.__setattr__(self, "floor", number("floor of Cosine", self.floor, 0, 1))
 
     def __call__(self, step: int) -> float:
         if step < self.warmup:
@@ -68,6 +70,7 @@ class Cosine:
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * part))
 
 
+@named_arguments
 @dataclass(frozen=True)
 class Decay:
     """A learning-rate schedule that multiplies the rate by ``factor`` every ``every`` steps."""
@@ -76,9 +79,8 @@ class Decay:
     every: int
 
     def __post_init__(self) -> None:
-        _steps("Decay", self.every)
-        if not 0 < self.factor <= 1:
-            raise PlanError(f"factor of Decay must be above 0 and at most 1, got {self.factor!r}")
+        object.__setattr__(self, "every", _steps("every of Decay", self.every))
+        object.__setattr__(self, "factor", number("factor of Decay", self.factor, 0, 1, above=True))
 
     def __call__(self, step: int) -> float:
         return self.factor ** (step // self.every)
@@ -150,15 +152,15 @@ def check_reaches(schedule: Schedule, embedders: Sequence[Embedder]) -> None:
 def factor_at(schedule: Schedule, step: int) -> float:
     """The factor of the learning rates at a step; TrainError where the schedule gives no finite number, 0 or more."""
     factor = schedule(step)
-    number = isinstance(factor, int | float) and not isinstance(factor, bool)
-    if not number or not math.isfinite(factor) or factor < 0:
-        raise TrainError(f"the schedule returned {factor!r} at step {step:,}; expected a finite number, 0 or more")
+    if not is_number(factor) or factor < 0:
+        raise TrainError(
+            f"the schedule returned {shown_value(factor)} at step {step:,}; expected a finite number, 0 or more"
+        )
     return float(factor)
 
 
-def _steps(name: str, steps: int) -> None:
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise PlanError(f"steps of {name} must be a whole number above 0, got {steps!r}")
+def _steps(name: str, steps: int) -> int:
+    return whole(name, steps, 1, 2**62)
 
 
 def _between(name: str, value: float, least_included: bool = True) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ctrbox.arguments.names import nearest
-from ctrbox.arguments.numbers import is_number, share, whole
+from ctrbox.arguments.numbers import is_number, number, share, shown_value, whole
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.traits import settings_of as table_settings
 from ctrbox.embed.traits import traits_of
@@ -45,6 +45,7 @@ WHOLE = {
 CALIBRATION_SHARE, MOST_CALIBRATION_ROWS = 0.1, 1_000_000  # of the training rows; more do not make a map better
 STEPS = 250  # of an epoch: with fewer a model of fresh weights has hardly moved
 LEAST_BATCH, MOST_BATCH = 64, 16_384
+MOST_CLIP = 1e308  # of a gradient, about the largest float
 
 
 @dataclass(frozen=True)
@@ -78,23 +79,24 @@ class Settings:
                 object.__setattr__(self, name, whole(name, getattr(self, name), low, high))
         object.__setattr__(self, "valid", share("valid", self.valid, 0.0, 0.9))
         object.__setattr__(self, "negatives", share("negatives", self.negatives, 1e-6, 1.0))
-        if self.clip is not None and not (isinstance(self.clip, int | float) and 0 < self.clip < float("inf")):
-            raise PlanError(f"clip must be a number above 0, got {self.clip!r}")
-        if not isinstance(self.adaptive_l2, int | float) or not 0 <= self.adaptive_l2 <= 1e6:
-            raise PlanError(f"adaptive_l2 must be a number from 0 to 1,000,000, got {self.adaptive_l2!r}")
-        if not is_number(self.l2) or not 0 <= self.l2 <= 1e6:
-            raise PlanError(f"l2 must be a number from 0 to 1,000,000, got {self.l2!r}")
+        if self.clip is not None:
+            object.__setattr__(self, "clip", number("clip", self.clip, 0, MOST_CLIP, above=True))
+        object.__setattr__(self, "adaptive_l2", number("adaptive_l2", self.adaptive_l2, 0, 1_000_000))
+        object.__setattr__(self, "l2", number("l2", self.l2, 0, 1_000_000))
         if self.average is not None and not (is_number(self.average) and 0 < self.average < 1):
             raise PlanError(f"average must be a number above 0 and below 1, such as 0.999, got {self.average!r}")
         if self.monitor is not None and self.monitor not in MONITORS:
             raise PlanError(
                 f"monitor must be one of {', '.join(MONITORS)}, got {self.monitor!r}{nearest(str(self.monitor), MONITORS)}"
             )
-        number = isinstance(self.calibrate, int | float) and not isinstance(self.calibrate, bool)
-        if self.calibrate not in (None, *CALIBRATIONS) and not (number and abs(self.shift) < MOST_SHIFT):
+        if is_number(self.calibrate):
+            object.__setattr__(self, "calibrate", self.shift)
+        if self.calibrate not in (None, *CALIBRATIONS) and not (
+            is_number(self.calibrate) and abs(self.shift) < MOST_SHIFT
+        ):
             raise PlanError(
                 f"calibrate must be 'platt', 'isotonic', 'weights', 'intercept', or a number above -{MOST_SHIFT:g} and below "
-                f"{MOST_SHIFT:g} that is added to every logit, got {self.calibrate!r}"
+                f"{MOST_SHIFT:g} that is added to every logit, got {shown_value(self.calibrate)}"
                 f"{nearest(self.calibrate, CALIBRATIONS) if isinstance(self.calibrate, str) else ''}"
             )
         self._check_calibration()
@@ -130,7 +132,7 @@ class Settings:
     @property
     def shift(self) -> float:
         """The number that ``calibrate`` adds to every logit, as far as it is known before training."""
-        return float(self.calibrate) if isinstance(self.calibrate, int | float) else 0.0
+        return float(self.calibrate) if self.calibrate is not None and is_number(self.calibrate) else 0.0
 
     def plain(self) -> dict[str, Any]:
         return {**asdict(replace(self, schedule=CONSTANT)), "schedule": described(self.schedule)}

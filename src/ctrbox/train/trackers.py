@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ctrbox.arguments.numbers import whole
 from ctrbox.errors import DeviceError, PlanError
 from ctrbox.train.callbacks import Callback, End, Evaluation, Step, StopTraining
 
@@ -31,9 +32,7 @@ def _numbers(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _steps(every: int) -> int:
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise PlanError(f"every must be a whole number of steps, 1 or more, got {every!r}")
-    return every
+    return whole("every (steps)", every, 1, 2**62)
 
 
 class MLflow(Callback):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
@@ -10,8 +11,8 @@ from typing import Any, Never
 from torch import nn
 
 from ctrbox import _native
-from ctrbox.arguments.names import nearest
-from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.names import named_arguments, nearest
+from ctrbox.arguments.numbers import is_number, shown_value, whole
 from ctrbox.embed.dense_optimizer import DenseOptimizer
 from ctrbox.embed.optimizers import Adam
 from ctrbox.engines.plan import Plan
@@ -31,6 +32,7 @@ from ctrbox.train.summary import Look
 from ctrbox.train.warm_up import WarmUp
 
 
+@named_arguments
 class Trainer:
     """A model and its embedder, and how to fit them.
 
@@ -71,9 +73,9 @@ class Trainer:
         if not isinstance(bf16, bool):
             raise PlanError(f"bf16 must be True or False, got {bf16!r}")
         self.device, self.bf16, self.common = device, bf16, common
-        if lr is not None and (isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr < float("inf")):
-            raise PlanError(f"lr must be a number above 0, got {lr!r}")
-        self.lr = lr
+        if lr is not None and (not is_number(lr) or lr <= 0):
+            raise PlanError(f"lr must be a number above 0, got {shown_value(lr)}")
+        self.lr = None if lr is None else float(lr)
 
     def __repr__(self) -> str:
         held = "tables on the model's device" if self.embedder is None else repr(self.embedder)
@@ -281,8 +283,8 @@ def check_arguments(out: Any, ahead: Any, look_ahead: Any, seconds: Any, steps: 
         raise PlanError(f"out must be a path, got {out!r}")
     whole("ahead", ahead, 1, 1000)
     whole("look_ahead", look_ahead, 0, MOST)
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
-        raise PlanError(f"checkpoint_seconds must be a number above 0, got {seconds!r}")
+    if seconds != math.inf and (not is_number(seconds) or seconds <= 0):
+        raise PlanError(f"checkpoint_seconds must be a number above 0, got {shown_value(seconds)}")
     if steps is not None:
         whole("checkpoint_steps", steps, 1, 2**62)
     if not isinstance(progress, bool) and not all(

@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from ctrbox.arguments.names import nearest, no_argument
+from ctrbox.arguments.numbers import is_whole, shown_value
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.embed.dense_optimizer import DenseOptimizer, dense_optimizer
 from ctrbox.embed.embedder import Embedder
@@ -229,14 +230,16 @@ def _union(plan: Plan, candidates: Mapping[str, Mapping[str, Expr]], over: Plan,
 
 
 def _seeds(seeds: Any, first: int) -> list[int]:
-    if isinstance(seeds, int) and not isinstance(seeds, bool):
-        found = list(range(first, first + seeds)) if 1 <= seeds <= MOST_SEEDS else []
+    if is_whole(seeds):
+        found = list(range(first, first + int(seeds))) if 1 <= seeds <= MOST_SEEDS else []
     else:
         found = list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else []
-    whole = all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 2**63 for s in found)
-    if not found or not whole or len(found) > MOST_SEEDS or len(set(found)) < len(found):
-        raise PlanError(f"seeds must be a number from 1 to {MOST_SEEDS}, or a list of different seeds, got {seeds!r}")
-    return found
+    fine = all(is_whole(s) and 0 <= s < 2**63 for s in found)
+    if not found or not fine or len(found) > MOST_SEEDS or len(set(found)) < len(found):
+        raise PlanError(
+            f"seeds must be a number from 1 to {MOST_SEEDS}, or a list of different seeds, got {shown_value(seeds)}"
+        )
+    return [int(s) for s in found]
 
 
 def _builder(model: nn.Module | Builder) -> Builder:

@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from ctrbox.arguments.names import named_arguments
 from ctrbox.embed.embedder import Floats, NextUse, Row
 from ctrbox.embed.gpu.batch import References, sent
 from ctrbox.embed.gpu.store import Gradients, NoRoom, Store
@@ -54,6 +55,7 @@ class Expected:
     moved: Any = None  # event behind their arrival
 
 
+@named_arguments
 class LevelTable(GpuTable):
     """The rows of a `SparseTable`, those of the batches under way in GPU memory.
 

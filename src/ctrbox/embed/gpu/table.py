@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from ctrbox import _native
+from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, NextUse, Row
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 1 << 29
 
 
+@named_arguments
 class GpuTable:
     """Trainable rows in GPU memory.
 

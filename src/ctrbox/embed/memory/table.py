@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from ctrbox import _native
+from ctrbox.arguments.names import named_arguments
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
 from ctrbox.embed.life import Admission, Counters, admission_of, counters_of
@@ -30,6 +31,7 @@ from ctrbox.errors import BudgetError, PlanError
 from ctrbox.files.atomic import written_aside
 
 
+@named_arguments
 class MemoryTable(Table):
     """Trainable rows in memory, on all cores.
 

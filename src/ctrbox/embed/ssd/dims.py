@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ctrbox.arguments.names import nearest
-from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.numbers import is_number, whole
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Row
 from ctrbox.embed.optimizers import Optimizer
@@ -326,9 +326,9 @@ def _checked_dims(dims: Sequence[int]) -> tuple[int, ...]:
 
 def _checked_shares(shares: dict[int, float], dims: tuple[int, ...]) -> dict[int, float]:
     fine = isinstance(shares, dict) and set(shares) == set(dims)
-    if not fine or not all(isinstance(s, int | float) and 0 < s < 1e9 for s in shares.values()):
+    if not fine or not all(is_number(s) and 0 < s < 1e9 for s in shares.values()):
         raise PlanError(f"shares= must be a number above 0 for each of the dims {_listed(dims)}, got {shares!r}")
-    return shares
+    return {dim: float(share) for dim, share in shares.items()}
 
 
 def _listed(dims: Sequence[int]) -> str:

@@ -26,7 +26,7 @@ from typing import Any, Self
 import numpy as np
 
 from ctrbox import _native
-from ctrbox.arguments.names import nearest
+from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
@@ -56,6 +56,7 @@ COMPACTION_MB_PER_S = 512
 POLICIES = ("default", "heat", "clock", "lfu")
 
 
+@named_arguments
 class SparseTable(Table):
     """Trainable rows on an SSD, within a budget of memory.
 

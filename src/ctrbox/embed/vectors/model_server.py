@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ctrbox.arguments.names import nearest
+from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import whole
 from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.embed.dense_optimizer import (
@@ -63,6 +63,7 @@ class _Kept:
     blocks: list[torch.Tensor]  # what the sub-model gave, with the graph behind it
 
 
+@named_arguments
 class ModelServer:
     """Trainable vectors of objects.
 

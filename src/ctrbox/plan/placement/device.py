@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ctrbox.arguments.names import nearest
-from ctrbox.arguments.sizes import parse_bytes
+from ctrbox.arguments.numbers import is_number, shown_value, whole
+from ctrbox.arguments.sizes import MOST_BUDGET, bytes_within, parse_bytes
 from ctrbox.errors import PlanError
 
 GPUS = Path("/proc/driver/nvidia/gpus")
@@ -37,18 +38,19 @@ class Device:
         if not isinstance(self.kind, str) or self.kind not in ("cpu", "cuda"):
             near = nearest(self.kind, ["cpu", "cuda"]) if isinstance(self.kind, str) else ""
             raise PlanError(f"the kind of a device must be 'cpu' or 'cuda', got {self.kind!r}{near}")
-        if self.kind == "cuda" and self.budget <= 0:
+        if self.kind == "cuda" and self.budget == 0:
             raise PlanError('the memory of a GPU must be given: cb.Device("cuda", memory="80GB")')
-        if not isinstance(self.cores, int) or isinstance(self.cores, bool) or self.cores < 1:
-            raise PlanError(f"cores of a device must be a whole number of at least 1, got {self.cores!r}")
-        number = isinstance(self.pcie, int | float) and not isinstance(self.pcie, bool)
-        if not number or not 1e-3 <= self.pcie <= 1e6:
-            raise PlanError(f"pcie of a device must be GB per second, from 0.001 to a million, got {self.pcie!r}")
+        object.__setattr__(self, "cores", whole("cores of a device", self.cores, 1, 1_000_000))
+        if not is_number(self.pcie) or not 1e-3 <= float(self.pcie) <= 1e6:
+            raise PlanError(
+                f"pcie of a device must be GB per second, from 0.001 to a million, got {shown_value(self.pcie)}"
+            )
+        object.__setattr__(self, "pcie", float(self.pcie))
 
     @property
     def budget(self) -> int:
         """Its memory in bytes; 0 for a CPU, which takes whatever is left."""
-        return parse_bytes(self.memory)
+        return bytes_within("memory of a device", self.memory, 0, MOST_BUDGET)
 
     def __str__(self) -> str:
         return "cpu" if self.kind == "cpu" else f"cuda with {shown_bytes(self.budget)}"
