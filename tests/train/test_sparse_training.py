@@ -98,7 +98,7 @@ def test_a_run_is_loaded_within_the_memory_it_is_given(tmp_path: Path, plan: cb.
     assert [e.ram for e in usual.learner.embedders if isinstance(e, cb.SparseTable)] == [2 << 30] * 2
     with pytest.raises(BudgetError, match="holds fewer than"):
         cb.Run.load(tmp_path / "run", model=Small(plan.schema), ram=1000)
-    with pytest.raises(PlanError, match="expected a size such as"):
+    with pytest.raises(PlanError, match="ram= must be a size such as"):
         cb.Run.load(tmp_path / "run", model=Small(plan.schema), ram="much")
     fitted(plan, table(), out=tmp_path / "memory")
     with pytest.raises(PlanError, match=r"ram= is for Sparse Tables, but the tables of .*memory"):

@@ -1122,7 +1122,7 @@ def test_arguments_of_a_wrong_type_are_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="select takes the names of columns, got 5"):
         view.select(5)  # type: ignore[arg-type]
     for budget in (None, 1.5, True):
-        with pytest.raises(PlanError, match="expected a size such as"):
+        with pytest.raises(PlanError, match="budget= must be a size such as"):
             view.merge(view, budget=budget)  # type: ignore[arg-type]
 
 

@@ -29,9 +29,13 @@ def number(name: str, value: Any, low: float, high: float, *, above: bool = Fals
     ``name`` is for the message. NumPy's numbers are taken as well; True and False are not.
     """
     if not is_number(value) or not low <= float(value) <= high or (above and value == low):
-        least = f"above {low:,g} and at most" if above else f"from {low:,g} to"
-        raise PlanError(f"{name} must be a number {least} {high:,g}, got {shown_value(value)}")
+        least = f"above {_bound(low)} and at most" if above else f"from {_bound(low)} to"
+        raise PlanError(f"{name} must be a number {least} {_bound(high)}, got {shown_value(value)}")
     return float(value)
+
+
+def _bound(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) and abs(value) < 1e15 else f"{value:g}"
 
 
 def shown_value(value: Any) -> str:

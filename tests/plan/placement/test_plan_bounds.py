@@ -115,9 +115,9 @@ def test_a_salt_is_shown_with_a_sign() -> None:
         ({"kind": "gpu"}, "the kind of a device must be 'cpu' or 'cuda', got 'gpu'"),
         ({"kind": 3}, "the kind of a device must be 'cpu' or 'cuda', got 3"),
         ({"kind": "cuda"}, 'the memory of a GPU must be given: cb.Device("cuda", memory="80GB")'),
-        ({"kind": "cpu", "cores": 0}, "cores of a device must be a whole number of at least 1, got 0"),
-        ({"kind": "cpu", "cores": True}, "cores of a device must be a whole number of at least 1, got True"),
-        ({"kind": "cpu", "cores": 1.0}, "cores of a device must be a whole number of at least 1, got 1.0"),
+        ({"kind": "cpu", "cores": 0}, "cores of a device must be a whole number from 1 to 1,000,000, got 0"),
+        ({"kind": "cpu", "cores": True}, "cores of a device must be a whole number from 1 to 1,000,000, got True"),
+        ({"kind": "cpu", "cores": 1.0}, "cores of a device must be a whole number from 1 to 1,000,000, got 1.0"),
         (
             {"kind": "cpu", "pcie": 0.0009},
             "pcie of a device must be GB per second, from 0.001 to a million, got 0.0009",
