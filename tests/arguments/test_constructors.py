@@ -117,3 +117,23 @@ def test_numbers_are_checked_against_their_bounds() -> None:
         number("x", 0, 0, 1000, above=True)
     assert shown_value(10**5000) == "a number of 16,610 bits"
     assert shown_value("a") == "'a'"
+
+
+@pytest.mark.parametrize("value", ["no", 0, 1, None, math.nan, np.int64(1)])
+def test_what_is_neither_true_nor_false_is_not_taken_for_one_of_them(value: Any) -> None:
+    makers: dict[str, Callable[[Any], Any]] = {
+        "batch_norm": lambda x: cb.models.DeepFM(SCHEMA, batch_norm=x),
+        "norm": lambda x: cb.DeepFFM(["a", "b"], bits=8, norm=x),
+        "residual": lambda x: cb.DeepFFM(["a", "b"], bits=8, residual=x),
+        "bf16": lambda x: cb.Trainer(cb.models.LR(SCHEMA), bf16=x),
+    }
+    for name, make in makers.items():
+        with pytest.raises(PlanError, match=f"^{name} must be True or False, got "):
+            make(value)
+        make(np.bool_(False))
+
+
+@pytest.mark.parametrize("name", ["lr", "ffm", "nn", "ffm_init"])
+def test_a_rate_of_deep_ffm_beyond_all_floats_is_refused(name: str) -> None:
+    with pytest.raises(PlanError, match="out of range"):
+        cb.DeepFFM(["a", "b"], bits=8, **{name: HUGE})

@@ -45,6 +45,14 @@ def shown_value(value: Any) -> str:
     return repr(value)
 
 
+def flag(name: str, value: Any) -> bool:
+    """Return the value as a bool if it is True or False, also NumPy's. Text such as "no" is refused."""
+    # NumPy's type is known by its name, so that the command line need not import NumPy.
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise PlanError(f"{name} must be True or False, got {shown_value(value)}")
+    return bool(value)
+
+
 def is_whole(value: Any) -> bool:
     """Return whether the value is a whole number."""
     # A timedelta64 of NumPy calls itself integral and has no __index__.

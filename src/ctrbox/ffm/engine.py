@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from ctrbox import _native
 from ctrbox.arguments.names import named_arguments, nearest
-from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.numbers import flag, whole
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainError
 from ctrbox.ffm.examples import ExampleCache, ExampleText, names
@@ -109,12 +109,13 @@ class DeepFFM:
             given.context = len(context)
             given.fields, given.k, given.bits, given.seed = len(self.fields), k, bits, seed
             given.hidden = list(hidden)
-            given.norm, given.residual, given.ffm_init = bool(norm), bool(residual), float(ffm_init)
+            given.norm, given.residual = flag("norm", norm), flag("residual", residual)
+            given.ffm_init = float(ffm_init)
             given.lr, given.ffm = lr is not None, ffm is not None
             given.lr_rates, given.ffm_rates, given.nn_rates = (
                 _rates(n, r, d) for n, r, d in (("lr", lr, LR), ("ffm", ffm, FFM), ("nn", nn, NN))
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise PlanError(f"a setting of DeepFFM is of the wrong type or out of range: {error}") from error
         if wrong := given.wrong():
             raise PlanError(f"DeepFFM: {wrong}")

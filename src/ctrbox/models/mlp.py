@@ -16,7 +16,7 @@ from torch import nn
 
 from ctrbox import _native
 from ctrbox.arguments.names import one_of
-from ctrbox.arguments.numbers import is_number, shown_value
+from ctrbox.arguments.numbers import flag, is_number, shown_value
 from ctrbox.errors import PlanError
 from ctrbox.models.asked import sizes
 from ctrbox.models.one_row import stands_for_all
@@ -156,6 +156,7 @@ class MLP(nn.Module):
         super().__init__()
         if not is_number(dropout) or not 0.0 <= dropout < 1.0:
             raise PlanError(f"dropout must be from 0 to less than 1, got {shown_value(dropout)}")
+        batch_norm = flag("batch_norm", batch_norm)
         if inputs < 1:
             raise PlanError(f"a tower needs at least one input, got {inputs}")
         *hidden, last = sizes("the widths of a tower", widths, empty=False)

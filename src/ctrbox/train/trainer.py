@@ -12,7 +12,7 @@ from torch import nn
 
 from ctrbox import _native
 from ctrbox.arguments.names import named_arguments, nearest
-from ctrbox.arguments.numbers import is_number, shown_value, whole
+from ctrbox.arguments.numbers import flag, is_number, shown_value, whole
 from ctrbox.embed.dense_optimizer import DenseOptimizer
 from ctrbox.embed.optimizers import Adam
 from ctrbox.engines.plan import Plan
@@ -70,8 +70,7 @@ class Trainer:
             raise PlanError(
                 f"device must be one of {', '.join(DEVICES)}, got {device!r}{nearest(str(device), DEVICES)}"
             )
-        if not isinstance(bf16, bool):
-            raise PlanError(f"bf16 must be True or False, got {bf16!r}")
+        bf16 = flag("bf16", bf16)
         self.device, self.bf16, self.common = device, bf16, common
         if lr is not None and (not is_number(lr) or lr <= 0):
             raise PlanError(f"lr must be a number above 0, got {shown_value(lr)}")
