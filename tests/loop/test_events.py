@@ -18,7 +18,7 @@ from ctrbox.ffm.engine import check_memory, checked_context, context_first, memo
 from ctrbox.ffm.warm_up import LEAST, Ahead, _Line, ahead, content_of
 from ctrbox.loop import chunks as chunks_module
 from ctrbox.loop.chunks import ChunkFolder
-from ctrbox.loop.events import Events, Layout, Piece, events_of, typed_rows
+from ctrbox.loop.events import Events, Layout, Piece, events_of, typed_rows, unlikely_clock
 from ctrbox.loop.join import NOWHERE, Examples, Join, origin_columns, origin_of
 
 COLUMNS = pa.schema([("n", pa.int64())])
@@ -203,6 +203,25 @@ def shown(times: list[int], ids: list[Any] | None = None, click: bool = False) -
     batch = pa.record_batch({"n": list(range(len(times)))})
     given: list[Any] = ids or times
     return Events(np.full(len(times), click), np.array(times), given, batch)
+
+
+def test_event_times_in_january_1970_are_taken_for_a_wrong_unit() -> None:
+    def told(numbers: list[int], unit: str, each: int) -> str:
+        layout = Layout.of(COLUMNS, LOG, id="id", time="at", time_units={"at": unit})
+        return unlikely_clock(shown([number * each for number in numbers]), layout)
+
+    seconds = [1_700_000_000, 1_700_000_060]
+    assert told(seconds, "s", 1_000_000) == ""
+    for unit, each in (("ms", 1000), ("us", 1)):
+        said = told(seconds, unit, each)
+        assert "all of the first 2 events lie in January 1970 when 'at' counts" in said
+        assert (
+            "the first number is 1700000000, which is 2023-11-14 when it counts seconds: declare the unit 's'" in said
+        )
+    assert told([*seconds, 1_700_000_000_000], "ms", 1000) == ""  # one that lies elsewhere is enough
+    assert told([5], "s", 1_000_000).endswith("check the unit of the event time")
+    assert told([], "s", 1_000_000) == ""
+    assert unlikely_clock(shown([5]), LAYOUT) == ""  # text and timestamps say what they count
 
 
 def join_of(**options: Any) -> Join:

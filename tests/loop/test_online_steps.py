@@ -491,7 +491,12 @@ def test_a_piece_is_added_and_what_is_bad_in_it_is_told(
     )
     learner = Learning(2)
     steps = Following(
-        clock, learner=learner, complaints=complaints, stream=SimpleNamespace(took=took.append), ahead_s=3600.0
+        clock,
+        learner=learner,
+        complaints=complaints,
+        stream=SimpleNamespace(took=took.append),
+        ahead_s=3600.0,
+        layout=SimpleNamespace(time="ts", time_units={}),
     )
     piece: Any = SimpleNamespace(chunk="c", bad=bad, refused=refused, events=events)
     OnlineLoop._take(steps, piece)

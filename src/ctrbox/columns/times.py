@@ -35,6 +35,9 @@ FIRST, LAST = (
     253_402_300_799_999_999,
 )  # the first and last microsecond of the years 0001 to 9999
 
+YEAR_2000, YEAR_2100 = 10_957, 47_482  # days since 1970
+FEBRUARY_1970 = 31 * 86_400_000_000  # microseconds since 1970
+
 # ``rest``: the seventh to ninth digit of a fraction, which are cut off.
 _ISO = (
     r"^(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2})"
@@ -94,6 +97,19 @@ def outside_years(value: Any, unit: str | None) -> str:
     return (
         f"{brief_number(value)} {UNITS[unit]} since 1970 lie in the year {shown}, outside the years 0001 to 9999{asked}"
     )
+
+
+def likely_unit(microseconds: int, unit: str) -> tuple[int, str, date] | None:
+    """Return the number of ``unit`` that a time was made of, the unit that puts it into the years 2000 to 2099, and its day then.
+
+    Return None where no other unit does. Of nanoseconds the last three digits are not known any more.
+    """
+    number = microseconds * 1000 if unit == "ns" else microseconds // MICROSECONDS[unit]
+    for other in UNITS:
+        days = _microseconds(number, other) // 86_400_000_000
+        if other != unit and YEAR_2000 <= days < YEAR_2100:
+            return number, other, date(1970, 1, 1) + timedelta(days=days)
+    return None
 
 
 def _microseconds(value: int, unit: str) -> int:

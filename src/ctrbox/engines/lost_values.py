@@ -14,10 +14,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from ctrbox.columns.times import MICROSECONDS, UNITS
+from ctrbox.columns.times import UNITS, likely_unit
 from ctrbox.engines.cpu.assemble import Assembled
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.operators import unit_of
@@ -25,8 +24,6 @@ from ctrbox.plan.language.typing import origin, shown_name
 
 if TYPE_CHECKING:
     from ctrbox.engines.cpu.extract import Extractor
-
-YEAR_2000, YEAR_2100 = 946_684_800_000_000, 4_102_444_800_000_000  # microseconds since 1970
 
 
 @dataclass(frozen=True)
@@ -187,12 +184,8 @@ def unlikely_times(met: Met) -> str:
     said = f"all of the first {met.times:,} times that {met.cast} makes of {met.column!r} lie {where}"
     if met.first is None:
         return f"{said}; check the unit"
-    number = met.first * 1000 if unit == "ns" else met.first // MICROSECONDS[unit]
-    for other in UNITS:
-        time = number // 1000 if other == "ns" else number * MICROSECONDS[other]
-        if other != unit and YEAR_2000 <= time < YEAR_2100:
-            day = (datetime(1970, 1, 1) + timedelta(microseconds=time)).date()
-            about = "about " if unit == "ns" else ""
-            meant = f"which is {day} when it counts {UNITS[other]}: use unit={other!r}"
-            return f"{said}; the first number is {about}{number}, {meant}"
-    return f"{said}; the first number is {number}; expected a number of {UNITS[unit]} since 1970: check the unit"
+    likely = likely_unit(met.first, unit)
+    if likely is None:
+        return f"{said}; the first is {met.first / 1e6:.0f} s after 1970: check the unit"
+    number, other, day = likely
+    return f"{said}; the first number is {number}, which is {day} when it counts {UNITS[other]}: use unit={other!r}"

@@ -25,7 +25,18 @@ from pyarrow import types as pt
 from ctrbox.arguments.names import nearest
 from ctrbox.columns.kind import kind_of_arrow
 from ctrbox.columns.raw import WRONG, RawColumn, brief, narrowed
-from ctrbox.columns.times import FIRST, LAST, TIME, UNITS, accepted, outside_years, times_of_numbers, times_of_text
+from ctrbox.columns.times import (
+    FEBRUARY_1970,
+    FIRST,
+    LAST,
+    TIME,
+    UNITS,
+    accepted,
+    likely_unit,
+    outside_years,
+    times_of_numbers,
+    times_of_text,
+)
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.filesystems import first_line
 from ctrbox.views.memory import MemorySource
@@ -148,6 +159,22 @@ class Events:
     @property
     def bytes(self) -> int:
         return int(self.rows.nbytes) + 64 * len(self.ids)
+
+
+def unlikely_clock(events: Events, layout: Layout) -> str:
+    """Say that all events lie in January 1970, where a wrong unit of the event time puts them; "" where that is not so."""
+    unit = layout.time_units.get(layout.time)
+    if unit is None or not len(events) or not ((events.time >= 0) & (events.time < FEBRUARY_1970)).all():
+        return ""
+    said = (
+        f"warning: all of the first {len(events):,} events lie in January 1970 when {layout.time!r} counts {UNITS[unit]}, so "
+        "the window between impression and click is probably wrong"
+    )
+    likely = likely_unit(int(events.time[0]), unit)
+    if likely is None:
+        return f"{said}; check the unit of the event time"
+    number, other, day = likely
+    return f"{said}; the first number is {number}, which is {day} when it counts {UNITS[other]}: declare the unit {other!r}"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ctrbox.ffm.engine import DeepFFM
 from ctrbox.ffm.warm_up import ahead, content_of
 from ctrbox.loop.cadence import Cadence, seconds
 from ctrbox.loop.checkpoint import Checkpoint, Checkpoints
-from ctrbox.loop.events import Layout, Piece
+from ctrbox.loop.events import Layout, Piece, unlikely_clock
 from ctrbox.loop.join import BEGIN, Join
 from ctrbox.loop.learner import ROWS, Learner
 from ctrbox.loop.status import Complaints, status, write_status
@@ -183,6 +183,8 @@ class OnlineLoop:
         if piece.refused:
             self.complaints.chunk(piece.chunk, piece.refused)
         if piece.events is not None:
+            if not self.events_read and (told := unlikely_clock(piece.events, self.layout)):
+                self.tell(told)
             self.events_read += len(piece.events)
             self.learner.add(piece.events, int(1e6 * (time.time() + self.ahead_s)))
         self.stream.took(piece)  # with what is ready, and not yet learned from
