@@ -30,6 +30,7 @@ from ctrbox.cli.reading_runs import reading
 from ctrbox.cli.search import read_models
 from ctrbox.cli.terminal import Mistake, meter, say
 from ctrbox.embed.ssd.repair import repair
+from ctrbox.engines.lost_values import CastCount
 from ctrbox.errors import PlanError, WriteError
 from ctrbox.publish import Published
 
@@ -359,7 +360,8 @@ class Counted:
         SimpleNamespace(view="users", on=("user", "day"), keys=4000, missed=500, share=0.125),
         SimpleNamespace(view="ads", on=("ad",), keys=4000, missed=0, share=0.0),
     ]
-    warnings = {"nulls": 3, "none": 0}  # noqa: RUF012
+    warnings = {"nulls": 3, "none": 0, "cast('int') of 'age'": 2}  # noqa: RUF012
+    casts = [CastCount("cast('int')", "age", 1000, 2, "n/a"), CastCount("cast('time')", "ts", 9, 0)]  # noqa: RUF012
 
 
 def test_stages_and_warnings_of_a_pass_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -369,7 +371,8 @@ def test_stages_and_warnings_of_a_pass_are_told(capsys: pytest.CaptureFixture[st
         "read 4,000 rows 2.000 s 2,000 rows/s",
         "nothing 0 rows 0.000 s",
         "join of users on user, day: 12.5% of 4,000 keys have no row in it",
-        "warning: nulls: 3 rows",
+        "warning: nulls: 3 values lost",
+        "warning: cast('int') of 'age': 2 of 1,000 values could not be converted and are null (the first is 'n/a')",
     ]
 
 

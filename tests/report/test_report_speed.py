@@ -147,7 +147,7 @@ def test_joins_tell_the_share_of_keys_without_a_row() -> None:
 
 def test_warnings_that_were_met_are_counted() -> None:
     found = report.warnings(fields(warnings={"bad dates": 1200, "good dates": 0, "odd": "many"}))
-    assert rows_of(found) == [["bad dates", "1,200"], ["odd", "many"]]
+    assert rows_of(found) == [["bad dates", "1,200", ""], ["odd", "many", ""]]
     assert (
         report.warnings(fields())
         == report.warnings(fields(warnings={"x": 0}))
