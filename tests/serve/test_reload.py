@@ -23,9 +23,9 @@ import pytest
 
 import ctrbox as cb
 from ctrbox.errors import WriteError
+from ctrbox.files.own_folder import OwnFolder
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.model_folder import ModelFolder
-from ctrbox.serve.own_copy import OwnCopy
 from ctrbox.serve.queue import ScoringQueue
 from ctrbox.serve.reload import Reloader
 from ctrbox.serve.served import ServedFfm, open_served
@@ -202,8 +202,11 @@ def test_what_a_killed_server_left_is_removed_by_the_next_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    alive = OwnCopy()
-    code = "import os, signal; from ctrbox.serve.own_copy import OwnCopy; own = OwnCopy(); os.kill(os.getpid(), signal.SIGKILL)"
+    alive = OwnFolder("ctrbox-serve-")
+    code = (
+        "import os, signal; from ctrbox.files.own_folder import OwnFolder; own = OwnFolder('ctrbox-serve-'); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
     (tmp_path / "ctrbox-serve-bare").mkdir()  # without a LOCK: not surely ours
     (tmp_path / "elsewhere").mkdir()
@@ -216,7 +219,7 @@ def test_what_a_killed_server_left_is_removed_by_the_next_and_nothing_else(
         "ctrbox-serve-link",
     }
     assert len(left) == 1
-    again = OwnCopy()
+    again = OwnFolder("ctrbox-serve-")
     kept = {alive.place.name, again.place.name, "ctrbox-serve-bare", "elsewhere", "ctrbox-serve-link"}
     assert {p.name for p in tmp_path.iterdir()} == kept
     again.close()
@@ -239,7 +242,7 @@ def test_nothing_is_left_where_the_weights_cannot_be_copied(
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list((tmp_path / "temporary").iterdir()) == []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(WriteError, match="cannot make a folder"):
+    with pytest.raises(WriteError, match="cannot make a temporary folder"):
         Reloader(served, folder.published, Metrics())
 
 

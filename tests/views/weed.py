@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow.fs as pafs
+import pytest
 
 
 def weed_binary() -> str | None:
@@ -44,6 +45,19 @@ class S3Server:
             region="us-east-1",
             allow_bucket_creation=True,
         )
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which a process without storage options finds this server."""
+        return {
+            "AWS_ACCESS_KEY_ID": "ctrbox",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_ENDPOINT_URL": f"http://{self.endpoint}",
+            "AWS_REGION": "us-east-1",
+        }
+
+    def set_environment(self, patch: pytest.MonkeyPatch) -> None:
+        for name, value in self.environment().items():
+            patch.setenv(name, value)
 
     def wait(self, deadline_s: float = 60) -> None:
         """Return once the server has stored and given back an object."""

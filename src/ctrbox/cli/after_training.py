@@ -25,6 +25,7 @@ from ctrbox.cli.reading_runs import (
     Ram,
     RunFolder,
     evaluate_command,
+    fetched,
     load_run,
     reading,
     tell_of_servers,
@@ -297,12 +298,16 @@ def report(run: RunFolder, as_json: AsJson = False) -> None:
     """Write the report.html of a run again and print its path."""
     from ctrbox.report.write import write_report
 
-    place = write_report(run)
+    folder, stored = fetched(run)
+    place = str(write_report(folder))
+    if stored is not None:
+        stored.push()
+        place = stored.shown("report.html")
     if as_json:
-        say_json(report=str(place))
+        say_json(report=place)
     else:
         say(place)
-    hint(evaluate_command(run))
+    hint(evaluate_command(folder, shown=str(run)))
 
 
 # ---- demo ----------------------------------------------------------------------------------------

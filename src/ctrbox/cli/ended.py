@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ctrbox.cli.terminal import say, say_json, tell
@@ -15,8 +14,8 @@ class Done:
     """A finished training: what to tell about it."""
 
     run: Any
-    place: Path
-    report: Path
+    place: Any  # a path, or a folder on S3 or HDFS
+    report: str
 
 
 def finish(done: Done, as_json: bool) -> None:

@@ -1,12 +1,16 @@
-"""Writes the usage line and the arguments of `--help` as manual pages do: `ctrbox evaluate [OPTIONS] RUN [DATA]`."""
+"""Defines what all commands share: their help, which looks like a manual page, and the check of the paths that they are given."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
+
+from ctrbox.files.urls import refuse_url
 
 
 class PlainCommand(TyperCommand):
@@ -33,7 +37,24 @@ class PlainCommand(TyperCommand):
 
 
 class Commands(typer.Typer):
-    """A group of commands that are `PlainCommand`s."""
+    """A group of commands that are `PlainCommand`s and refuse a URL for every parameter that is declared as a `Path`.
+
+    Without that check pathlib would turn s3://bucket/run into a local folder called s3:.
+    """
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:  # type: ignore[override]
-        return super().command(name, **{"cls": PlainCommand, **settings})
+        register = super().command(name, **{"cls": PlainCommand, **settings})
+
+        def registered(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def with_checked_paths(**given: Any) -> Any:
+                for value in given.values():
+                    for path in value if isinstance(value, list) else [value]:
+                        if isinstance(path, Path):
+                            refuse_url(path, "this argument of the command")
+                return function(**given)
+
+            register(with_checked_paths)
+            return function
+
+        return registered

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctrbox.cli.terminal import Mistake, utf8, written_aside
 from ctrbox.errors import CtrboxError
+from ctrbox.files.urls import refuse_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +26,8 @@ def check_output(output: str, endings: tuple[str, ...], as_json: bool) -> None:
             f"an Arrow stream cannot be shown on a terminal; pipe it into another program, or name a file: -o "
             f"out{endings[0]}"
         )
+    if output != "-":
+        refuse_url(output, "the file that -o names")
     if output != "-" and Path(output).suffix not in endings:
         known = f"{', '.join(endings[:-1])} or {endings[-1]}"
         raise Mistake(f"-o {output}: the name must end in {known}, or be - for stdout")

@@ -12,23 +12,31 @@ import typer
 
 from ctrbox.cli.help_text import Commands
 from ctrbox.cli.options import Servers, vector_files
-from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, load_run, reading
+from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, fetched, load_run, reading
 from ctrbox.cli.terminal import Mistake, hint, say, say_json, tell
+from ctrbox.files.urls import stored_url, url_of
 
 app = Commands(
     help="Publish the weights of models as versions and small patches.", no_args_is_help=True, rich_markup_mode=None
 )
 
 ModelFile = Annotated[
-    Path,
+    str,
     typer.Argument(
         metavar="MODEL",
-        help="Model to publish: a saved Deep FFM, a run folder, a *.safetensors file, a table's Parquet export or a "
-        "weight file.",
+        help="Model to publish: a saved Deep FFM, a run folder (which may be on s3:// or hdfs://), a *.safetensors file, a "
+        "table's Parquet export or a weight file.",
         show_default=False,
     ),
 ]
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of published versions.", show_default=False)]
+Folder = Annotated[
+    str,
+    typer.Argument(
+        metavar="FOLDER",
+        help="Folder of published versions: a local path, s3://bucket/folder or hdfs://host/folder.",
+        show_default=False,
+    ),
+]
 Base = Annotated[
     Path, typer.Argument(metavar="BASE", help="Older weight file, which the patch changes.", show_default=False)
 ]
@@ -151,7 +159,12 @@ def apply(
 )
 def create(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder to create for the model.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Folder to create for the model: a local path, s3://bucket/folder or hdfs://host/folder.",
+            show_default=False,
+        ),
     ],
     job: Annotated[
         Path | None,
@@ -163,10 +176,11 @@ def create(
         ),
     ] = None,
     model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="MODEL",
-            help="Model to publish: run folder, saved Deep FFM or weight file. Default: the job's `engine`.",
+            help="Model to publish: run folder (which may be on s3:// or hdfs://), saved Deep FFM or weight file. Default: the "
+            "job's `engine`.",
             show_default=False,
         ),
     ] = None,
@@ -193,7 +207,7 @@ def create(
     from ctrbox.publish import Published
     from ctrbox.serve.model_folder import create as made
 
-    if model is not None and (model / "config.json").is_file():
+    if model is not None and is_run(model):
         run = load_run(model, job, view=view, allow_views=allow_views, server=server)
         if context is None:
             raise Mistake(
@@ -223,12 +237,17 @@ def create(
                 raise Mistake(f"{job} defines no `engine`; name the saved model: --model model.ffm")
             engine = loaded.needed_engine()
         else:
-            engine = DeepFFM.load(Published(model).file() if model.is_dir() else model)
+            engine = DeepFFM.load(Published(model).file() if Path(model).is_dir() else model)
         found = made(folder, loaded.plan, engine, context=columns, note=note)
     if as_json:
         say_json(folder=str(folder), context=list(found.context), fields=engine.fields, learned=engine.learned)
     tell(f"made {folder} with version 1 of a model that learned from {engine.learned:,} examples")
     hint(f"ctrbox serve {folder}")
+
+
+def is_run(model: str) -> bool:
+    """Return whether a path is that of a run folder; of a URL it must be."""
+    return url_of(model) is not None or (Path(model) / "config.json").is_file()
 
 
 def names_in(context: str) -> tuple[str, ...]:
@@ -238,9 +257,11 @@ def names_in(context: str) -> tuple[str, ...]:
 @app.command(epilog="\b\nExamples:\n  ctrbox publish verify published\n  ctrbox publish verify update.patch new.fbw\n")
 def verify(
     paths: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="PATH", help="Folders of published versions, patches or weight files to check.", show_default=False
+            metavar="PATH",
+            help="Folders of published versions (which may be on s3:// or hdfs://), patches or weight files to check.",
+            show_default=False,
         ),
     ],
     as_json: AsJson = False,
@@ -259,12 +280,12 @@ def verify(
     tell("every checksum matches")
 
 
-def wrong_with(path: Path) -> list[str]:
+def wrong_with(path: str) -> list[str]:
     from ctrbox import publish
     from ctrbox.errors import CtrboxError
     from ctrbox.publish.weights import is_weights
 
-    if path.is_dir():
+    if url_of(path) is not None or Path(path).is_dir():
         folder = publish.Published(path)
         return folder.verify() if folder.log() else [f"{path} holds no published version{served(path)}"]
     try:
@@ -299,23 +320,24 @@ def push(
     told(folder, published.publish(whole(published, model, server or [], job), note=note), as_json)
 
 
-def whole(published: Any, model: Path, servers: list[str], job: Path | None = None) -> Any:
+def whole(published: Any, model: str, servers: list[str], job: Path | None = None) -> Any:
     """The run of a folder, where all of it is to be published; else the path as it is."""
-    from ctrbox.publish.sources import CLICK_MODEL
+    from ctrbox.publish.sources import CLICK_MODEL, weights_of
 
     files = vector_files(servers)
     current = published.current
-    if not (model / "config.json").is_file():
+    if not is_run(model):
         if files:
-            met = f"{model} is not one" if model.exists() else f"there is no {model}"
+            met = f"{model} is not one" if Path(model).exists() else f"there is no {model}"
             raise Mistake(f"--server is for the folder of a run; {met}")
         if job is not None:
             raise Mistake(f"--job is for the folder of a run; {model} is not one")
         return model
     from ctrbox.predict.run_folder import server_tables
 
-    if not files and job is None and (current is None or current.kind != CLICK_MODEL) and not server_tables(model):
-        return model
+    place, stored = fetched(model)
+    if not files and job is None and (current is None or current.kind != CLICK_MODEL) and not server_tables(place):
+        return model if stored is None else weights_of(place)
     return load_run(model, job, server=servers)
 
 
@@ -356,12 +378,19 @@ def log(folder: Folder, as_json: AsJson = False) -> None:
     )
 
 
-def served(folder: Path) -> str:
+def served(folder: str) -> str:
     """Return the folder that holds the versions of a served model."""
-    return f"; its versions are in {folder / 'weights'}" if (folder / "serve.json").is_file() else ""
+    url = stored_url(folder, "a folder of published versions")
+    if url is None:
+        holds = (Path(folder) / "serve.json").is_file()
+    else:
+        from ctrbox.files.stored_folder import StoredFolder
+
+        holds = StoredFolder(url, "a folder of published versions").holds("serve.json")
+    return f"; its versions are in {folder.rstrip('/')}/weights" if holds else ""
 
 
-def told(folder: Path, version: Any, as_json: bool) -> None:
+def told(folder: str, version: Any, as_json: bool) -> None:
     if as_json:
         say_json(**asdict(version))
     patch = f", a patch of {version.patch_bytes:,}" if version.patch_bytes else ""

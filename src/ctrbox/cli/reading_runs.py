@@ -21,7 +21,12 @@ from ctrbox.cli.terminal import Mistake, tell
 from ctrbox.errors import CtrboxError, PlanError
 
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Run folder of a finished training.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Run folder of a finished training: a local path, s3://bucket/folder or hdfs://host/folder.",
+        show_default=False,
+    ),
 ]
 OwnJob = Annotated[
     Path | None,
@@ -62,8 +67,20 @@ Ram = Annotated[
 ]
 
 
+def fetched(folder: str | Path) -> tuple[Path, Any]:
+    """Return the path of a run folder; one on S3 or HDFS is downloaded, and comes second."""
+    from ctrbox.files.urls import url_of
+
+    if url_of(folder) is None and not Path(folder).is_dir():
+        near = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))[:5]
+        raise Mistake(f"there is no run folder {folder}" + (f"; this folder has: {', '.join(near)}" if near else ""))
+    from ctrbox.predict.run_folder import fetched_run
+
+    return fetched_run(folder)
+
+
 def load_run(
-    folder: Path,
+    folder: str | Path,
     job: Path | None = None,
     *,
     view: list[str] | None = None,
@@ -73,9 +90,7 @@ def load_run(
     server: list[str] | None = None,
 ) -> Any:
     """Return a finished run; with a job, the model of the job's class and the job's views and operators."""
-    if not folder.is_dir():
-        near = sorted(str(p.parent) for p in Path("runs").glob("*/config.json"))[:5]
-        raise Mistake(f"there is no run folder {folder}" + (f"; this folder has: {', '.join(near)}" if near else ""))
+    place, stored = fetched(folder)
     own = own_job(job)
     from ctrbox.predict.run_folder import servers_of
     from ctrbox.train.run import Run
@@ -83,9 +98,9 @@ def load_run(
     files = vector_files(server)
     views = pairs_of("--view", view, "users=tomorrow/users")
     with in_words_of_options(), asking_for_the_job(own):
-        servers = servers_of(folder, files) if files else {}
+        servers = servers_of(place, files) if files else {}
         run = Run.load(
-            folder,
+            place if stored is None else stored,
             model=None if own is None else own.model,
             plan=plan_of(own, views),
             views=views,
@@ -184,10 +199,10 @@ def tell_of_servers(run: Any) -> None:
                 )
 
 
-def evaluate_command(folder: Path, job: Path | None = None) -> str:
+def evaluate_command(folder: Path, job: Path | None = None, shown: str | None = None) -> str:
     """Return the command that evaluates a finished run, with what the run needs: a log with labels, its job, its paths.
 
-    ``job``: the job file that trained the run, if it is known.
+    ``job``: the job file that trained the run, if it is known. ``shown``: the URL of the run of which ``folder`` is a copy.
     """
     from ctrbox.engines.saved import paths_to_allow
     from ctrbox.files.sealed import read_sealed
@@ -195,7 +210,7 @@ def evaluate_command(folder: Path, job: Path | None = None) -> str:
 
     summary = read_sealed(folder / "summary.json", "finished run")
     held = isinstance(summary.get("held"), Mapping)
-    words = ["ctrbox", "evaluate", str(folder), *([] if held else ["DATA"])]
+    words = ["ctrbox", "evaluate", shown or str(folder), *([] if held else ["DATA"])]
     paths = paths_to_allow(folder / "plan.ctrplan", log=held)
     if paths is None or summary.get("model") not in MODELS:
         words += ["--job", "JOB.PY" if job is None else str(job)]  # it has the model, the operators and the views

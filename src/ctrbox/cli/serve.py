@@ -10,6 +10,7 @@ import typer
 from ctrbox.cli.options import Servers, in_words_of_options, pairs_of, vector_files
 from ctrbox.cli.reading_runs import AllowViews, OtherViews, OwnJob, asking_for_the_job, operators_in, own_job, plan_of
 from ctrbox.cli.terminal import Mistake, hint, say_json, tell
+from ctrbox.files.urls import url_of
 
 MOST_BODY = 256 << 20  # what all bodies together may take
 MOST_CACHE = 1 << 50
@@ -26,7 +27,12 @@ Examples:
 
 def serve(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Folder of a published model, or a run folder.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Folder of a published model, or a run folder: a local path, s3://bucket/folder or hdfs://host/folder.",
+            show_default=False,
+        ),
     ],
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Network address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65_535, help="Port of the HTTP server.")] = 8000,
@@ -196,7 +202,7 @@ def serve(
         raise Mistake(f"serving needs {error.name}, which is not installed: pip install 'ctrbox[serve]'") from None
 
     logging.basicConfig(level=logging.INFO, format="ctrbox: %(message)s")
-    if other := no_folder(model):
+    if url_of(model) is None and (other := no_folder(Path(model))):
         raise Mistake(other)
     own = own_job(job)
     limits = Limits(

@@ -25,6 +25,7 @@ from ctrbox.cli.reading_runs import evaluate_command
 from ctrbox.cli.terminal import Mistake, Stopped, hint, stopped_with, tell, utf8, written_aside
 
 if TYPE_CHECKING:
+    from ctrbox.files.stored_folder import StoredFolder
     from ctrbox.ranks.training import Ranks
     from ctrbox.train.progress import Progress
 
@@ -55,6 +56,7 @@ Examples:
   ctrbox train job.py
   ctrbox train job.py --limit 100000                train on the first 100,000 rows only
   ctrbox train job.py --out runs/today --epochs 2
+  ctrbox train job.py --out s3://bucket/today       keep the run on S3; resume it on another machine
   ctrbox train job.py --valid data/tomorrow         validate on another log
   ctrbox train job.py --from runs/yesterday         continue from yesterday's run with today's log
   ctrbox train job.py --ranks 4                     train with 4 processes on this machine
@@ -65,10 +67,11 @@ Examples:
 def train(
     job: JobFile,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="DIR",
-            help="Folder of the run. Default: runs/<job>; if it holds a finished run, runs/<job>-2 and so on.",
+            metavar="DIR|URL",
+            help="Folder of the run: a local path, s3://bucket/folder or hdfs://host/folder. Default: runs/<job>; if it holds "
+            "a finished run, runs/<job>-2 and so on.",
             show_default=False,
         ),
     ] = None,
@@ -292,7 +295,7 @@ def train(
         pass  # rank 0 tells it
     elif going_on:
         tell(f"continuing the unfinished run in {place}")
-    elif out is None and place.name != job.stem:
+    elif out is None and isinstance(place, Path) and place.name != job.stem:
         tell(f"{place.with_name(job.stem)} holds a run; this one goes to {place} (--overwrite replaces the first)")
     if earlier is not None and not going_on and leads:
         tell(
@@ -312,7 +315,7 @@ def train(
         ranks=together,
     )
     finish(done, as_json)
-    hint(evaluate_command(place, job))
+    hint(evaluate_command(done.run.folder, job, str(place)))
 
 
 def calibration(given: str | None) -> str | float | None:
@@ -323,18 +326,18 @@ def calibration(given: str | None) -> str | float | None:
         return given
 
 
-def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tuple[Path, bool]:
+def run_place(job: Path, out: str | None, resume: bool, overwrite: bool) -> tuple[Path | StoredFolder, bool]:
     """The folder of a run, and whether an unfinished one is there to go on with."""
     if out is not None:
-        utf8(out)
-        finished, begun = (out / "summary.json").exists(), (out / "config.json").exists()
+        given = place_of(out)
+        finished, begun = holds(given, "summary.json"), holds(given, "config.json")
         if finished and not overwrite:
             raise Mistake(f"{out} holds a finished run; choose another --out, or replace it with --overwrite")
         if begun and not resume and not overwrite:
             raise Mistake(
                 f"{out} holds an unfinished run; remove --no-resume to continue it, or replace it with --overwrite"
             )
-        return out, going_on(out) and not finished and not overwrite
+        return given, holds(given, "checkpoints") and not finished and not overwrite
     number = 1
     while True:
         place = Path("runs") / (job.stem if number == 1 else f"{job.stem}-{number}")
@@ -342,7 +345,7 @@ def run_place(job: Path, out: Path | None, resume: bool, overwrite: bool) -> tup
         if not begun or overwrite:
             return place, False
         if not finished and resume:
-            return place, going_on(place)
+            return place, holds(place, "checkpoints")
         number += 1
 
 
@@ -355,7 +358,7 @@ def with_tuned(job: Job, folder: Path, asked: dict[str, Any]) -> tuple[Job, dict
     return replace(job, **parts, settings={**job.settings, **arguments}, tuned=folder), asked
 
 
-def check_earlier(earlier: Path | None, place: Path) -> None:
+def check_earlier(earlier: Path | None, place: Path | StoredFolder) -> None:
     """Refuse a run to begin with that is not finished, or that would be replaced."""
     if earlier is None:
         return
@@ -364,13 +367,28 @@ def check_earlier(earlier: Path | None, place: Path) -> None:
         raise Mistake(
             f"{earlier} holds no finished run" + (f"; these runs are finished: {', '.join(near)}" if near else "")
         )
-    if place.exists() and place.samefile(earlier):
+    if isinstance(place, Path) and place.exists() and place.samefile(earlier):
         raise Mistake(f"--from {earlier} is the folder that this run would replace; choose another --out")
 
 
-def going_on(place: Path) -> bool:
-    """Whether there is a checkpoint to go on from."""
-    return any((place / "checkpoints").glob("step-*"))
+def place_of(out: str) -> Path | StoredFolder:
+    """Return a local folder as a path, and one on S3 or HDFS with what it holds."""
+    from ctrbox.files.urls import stored_url
+
+    url = stored_url(out, "a run folder")
+    if url is None:
+        return utf8(Path(out))
+    from ctrbox.files.stored_folder import StoredFolder
+
+    return StoredFolder(url, "a run folder")
+
+
+def holds(place: Path | StoredFolder, name: str) -> bool:
+    """Return whether a run folder has this file, or this folder with something in it."""
+    if not isinstance(place, Path):
+        return place.holds(name)
+    found = place / name
+    return any(found.glob("[!.]*")) if found.is_dir() else found.exists()
 
 
 def load_seeded(path: Path, seed: int) -> Job:
@@ -384,7 +402,7 @@ def load_seeded(path: Path, seed: int) -> Job:
 
 def fit(
     job: Job,
-    place: Path,
+    place: Path | StoredFolder,
     asked: Mapping[str, Any],
     *,
     valid: str | None = None,
@@ -434,7 +452,7 @@ def fit(
             trainer = Trainer(model, job.table, optimizer=job.optimizer, threads=threads, bf16=job.bf16, lr=lr)
             run = trainer.fit(plan, out=place, resume=resume, overwrite=overwrite, progress=watch, **settings)
     except (KeyboardInterrupt, Stopped):
-        if (place / "config.json").exists():
+        if holds(place, "config.json"):
             stopped_with(f"resume: {shlex.join(command)}")
         raise
     except Exception as error:
@@ -446,8 +464,10 @@ def fit(
         watch.end()
         if ranks is not None:
             ranks.leave()
-    remember(place, command)
-    return Done(run, place, run.report())
+    assert run.folder is not None
+    remember(run.folder, command)
+    report = run.report()
+    return Done(run, place, str(report) if run.stored is None else run.stored.shown("report.html"))
 
 
 def validation(plan: Any, valid: str) -> Any:

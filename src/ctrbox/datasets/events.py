@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ctrbox.errors import DataError, WriteError
+from ctrbox.files.urls import local_path
 
 FORMATS = ("parquet", "arrow", "jsonl")
 READ_ROWS = 65_536
@@ -43,7 +44,7 @@ def adlog_events(
     """
     if format not in FORMATS:
         raise DataError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
-    place = Path(out)
+    place, log = local_path(out, "a stream of chunk files"), local_path(data, "the ad log of a stream")
     began, done = time.monotonic(), 0
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ def adlog_events(
                 f"already holds a stream ({there[0].name} …), and the online loop identifies chunks by name; "
                 f"remove it, or choose another folder"
             )
-        for number, chunk in enumerate(_chunks(Path(data), chunk_rows, rows, click_delay_s, disorder_s, seed)):
+        for number, chunk in enumerate(_chunks(log, chunk_rows, rows, click_delay_s, disorder_s, seed)):
             if events_per_s:
                 time.sleep(max(0.0, began + done / events_per_s - time.monotonic()))
             aside = place / f".chunk-{number:06}.{os.getpid()}"

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from ctrbox.arguments.names import nearest
 from ctrbox.errors import DataError, SourceError
+from ctrbox.files.urls import local_path
 
 RATINGS = pa.schema(
     [("user_id", pa.int64()), ("movie_id", pa.int64()), ("rating", pa.float32()), ("timestamp", pa.int64())]
@@ -93,7 +94,7 @@ class MovieLens:
 
 def movielens(path: str | os.PathLike[str], *, vectors: str | os.PathLike[str] | None = None) -> MovieLens:
     """Read a folder of MovieLens, ``.dat`` or Parquet, with the vectors of its movies, if any."""
-    folder = Path(path)
+    folder = local_path(path, "a MovieLens dataset")
     if not folder.is_dir():
         raise SourceError(
             f"there is no folder {folder}; expected one with ratings.dat and movies.dat, or ratings.parquet"
@@ -116,7 +117,9 @@ def movielens(path: str | os.PathLike[str], *, vectors: str | os.PathLike[str] |
     for name, table in (("user_id", users), ("movie_id", movies)):
         if table is not None:
             _once(folder, table, name)
-    return MovieLens(ratings, users, movies, None if vectors is None else _vectors(Path(vectors)))
+    return MovieLens(
+        ratings, users, movies, None if vectors is None else _vectors(local_path(vectors, "a file of vectors"))
+    )
 
 
 def _read(folder: Path, name: str, schema: pa.Schema) -> pa.Table | None:

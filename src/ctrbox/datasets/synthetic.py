@@ -35,6 +35,7 @@ from ctrbox.datasets.chance import chance
 from ctrbox.datasets.words import CATEGORIES, COUNTRIES, TOPICS, vocabulary
 from ctrbox.datasets.world import DEVICES, Draw, Mask, World, ad_id, stream, user_id
 from ctrbox.errors import DataError, WriteError
+from ctrbox.files.urls import local_path
 
 VERSION = 2  # a log of another version is made anew
 BLOCK = 1 << 18
@@ -188,7 +189,7 @@ def adlog(
     if user_count < 1 or ad_count < 1:
         raise DataError(f"adlog needs at least 1 user and 1 ad, got users={user_count}, ads={ad_count}")
 
-    target = Path(out).absolute()
+    target = local_path(out, "a generated ad log").absolute()
     asked = {
         "version": VERSION,
         "rows": rows,

@@ -20,6 +20,7 @@ from ctrbox.embed.life import Admission, Counters, Life, life_of, shown
 from ctrbox.embed.optimizers import FTRL, KINDS, Adagrad, Optimizer, is_dense, kind_of, optimizer_of, spec_of, with_rate
 from ctrbox.embed.traits import Initial, Traits
 from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.files.urls import refuse_url
 
 MOST_DIM = 4096
 MOST_PERIODS = (1 << 24) - 1
@@ -422,5 +423,6 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def describe(path: str | os.PathLike[str]) -> tuple:
     """The shape of a saved file."""
+    refuse_url(path, "a saved table")
     with reading(path):
         return shape_from(_native.MemoryTable.saved_shape(os.fspath(path)))

@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import numpy as np
@@ -30,6 +30,8 @@ from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.fit import NO_BATCH
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.stored_folder import StoredFolder
+from ctrbox.files.urls import local_path, stored_url
 from ctrbox.plan.graph.graph import Output
 from ctrbox.plan.language.node import Node
 
@@ -48,20 +50,22 @@ def materialize(
 ) -> int:
     """Write features (default: all dense and sparse ones) with the instance id; returns the rows written.
 
-    A ``path`` that ends with ".parquet" is one file, any other a folder of part files of ``part_rows`` rows.
+    A ``path`` that ends with ".parquet" is one file, any other a folder of part files of ``part_rows`` rows. A folder may
+    also be on s3:// or hdfs://; it is written to the local disk first and then uploaded, and ``cb.View`` reads it there.
     """
-    place = target(path)
+    stored = stored_target(path)
+    place = target(path) if stored is None else stored.path
     if row_group_rows < 1 or part_rows < row_group_rows:
         raise PlanError(f"expected 1 ≤ row_group_rows ≤ part_rows, got {row_group_rows} and {part_rows}")
     if compression not in COMPRESSIONS:
         raise PlanError(f"compression {compression!r} is not known; expected {', '.join(COMPRESSIONS)}")
-    refuse_own_input(plan, place)
+    refuse_own_input(plan, place, stored)
     outputs = chosen(plan, features)
     key = key_node(plan)
     if key.name in {o.name for o in outputs}:
         raise PlanError(f"feature {key.name!r} has the same name as the key column; rename it")
     schema = file_schema(key, outputs, plan.fit().fingerprint)
-    folder = place.suffix != ".parquet"
+    folder = stored is not None or place.suffix != ".parquet"
     with written_aside(place, folder=folder) as aside:
         files = Parts(aside, schema, compression, part_rows if folder else None)
         rows = 0
@@ -73,14 +77,20 @@ def materialize(
             files.abandon()
             raise
         files.close()
+    if stored is not None:
+        stored.replace_all()
+        stored.push()
+        stored.close()
     return rows
 
 
-def refuse_own_input(plan: Any, place: Path) -> None:
+def refuse_own_input(plan: Any, place: Path, stored: StoredFolder | None = None) -> None:
     """A plan must not replace what it reads: its log, a joined view, the basic features it merges."""
     for frame in plan.graph.frames:
         for source in frame.sources:
             for file in getattr(source.view.source, "_files", ()):
+                if stored is not None and file.shown.startswith(f"{stored.url}/"):
+                    raise PlanError(f"cannot write {stored}: the plan reads {file.shown}; choose another place")
                 read = Path(file.path).resolve()
                 if not file.store.remote and (place.resolve() == read or place.resolve() in read.parents):
                     raise PlanError(f"cannot write {place}: the plan reads {read.name} from there; choose another path")
@@ -202,14 +212,26 @@ def vectors(array: pa.Array, type_: pa.DataType) -> pa.Array:
 # ---- where it is written -----------------------------------------------------------------------------------
 
 
+def stored_target(path: str | os.PathLike[str]) -> StoredFolder | None:
+    """Return the folder on S3 or HDFS to write, which must be new or what an earlier run wrote; None for a local path."""
+    url = stored_url(path, "a folder that materialize writes")
+    if url is None:
+        return None
+    if url.endswith(".parquet"):
+        raise PlanError(
+            f"{url} ends with .parquet, but on S3 and HDFS materialize writes a folder of part files; leave it out"
+        )
+    stored = StoredFolder(url, "a folder of features")
+    other = next((name for name in stored.files if not PurePosixPath(name).match("part-*.parquet")), None)
+    if other is not None:
+        raise PlanError(f"folder {url} would be replaced, but holds {other!r}, which is not a part file")
+    stored.claim()
+    return stored
+
+
 def target(path: str | os.PathLike[str]) -> Path:
     """The place to write; what lies there already must be what an earlier run wrote, and nothing else."""
-    text = os.fspath(path)
-    if "://" in text:
-        raise PlanError(
-            f"materialize writes only to local paths, got {text!r}; write to a local path and copy the result"
-        )
-    place = Path(text)
+    place = local_path(path, "a folder or file that materialize writes")
     if place.suffix == ".parquet":
         if place.is_dir():
             raise PlanError(f"{place} is a folder; expected a file or a folder without the ending .parquet")

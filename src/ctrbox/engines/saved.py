@@ -38,6 +38,7 @@ from ctrbox.engines.saved_views import check_names, read_view, view_entry
 from ctrbox.errors import CtrboxError, DataError, PlanError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
+from ctrbox.files.urls import local_path
 from ctrbox.plan.graph.serial import (
     Reader,
     Writer,
@@ -130,7 +131,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     text = canonical(header).encode()
     if len(text) > MOST_HEADER_BYTES:
         raise PlanError(f"the plan's description takes {len(text):,} bytes; the most is {MOST_HEADER_BYTES:,}")
-    _write(Path(path), [HEAD.pack(MAGIC, VERSION, len(text)), text, *blobs.parts])
+    _write(local_path(path, "a saved plan"), [HEAD.pack(MAGIC, VERSION, len(text)), text, *blobs.parts])
 
 
 def _write(path: Path, parts: Sequence[Any]) -> None:
@@ -174,7 +175,7 @@ def load_plan(
     Of a column that could be null when the plan was saved it is still said that it can, whatever the new data
     hold: so a request's rows may lack what the log's rows lacked.
     """
-    place = Path(path)
+    place = local_path(path, "a saved plan")
     header, blobs = _read(place)
     allowed = Allowed(allow_views, _beside(place))
     given = dict(views or {})

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -39,6 +38,7 @@ from ctrbox.errors import BudgetError, DataError, PlanError, SourceError, TrainE
 from ctrbox.ffm.examples import ExampleCache, ExampleText, names
 from ctrbox.ffm.progress import Progress
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.urls import local_path, refuse_url
 from ctrbox.publish.sources import DEEP_FFM, ffm_of, ffm_weights
 from ctrbox.publish.weights import Weights, is_weights, map_weights, read_weights
 
@@ -261,7 +261,7 @@ class DeepFFM:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights, accumulators and settings to one file; the file appears whole or not at all."""
         self._can_learn()
-        with written_aside(Path(path)) as aside:
+        with written_aside(local_path(path, "a saved Deep FFM")) as aside:
             self._native.save(str(aside), self.fields, self.learned)
 
     @classmethod
@@ -271,6 +271,7 @@ class DeepFFM:
         Or load a published weight file, which holds no optimizer state: the accumulators start again from their initial
         value. With ``learns=False``, the model can only predict and has no accumulators, which halves its memory.
         """
+        refuse_url(path, "a saved Deep FFM")
         try:
             found, fields, learned = (
                 ffm_of(read_weights(path), str(path), learns) if is_weights(path) else _native.DeepFfm.load(str(path))

@@ -29,6 +29,7 @@ from ctrbox import _native
 from ctrbox.arguments.names import nearest
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.urls import local_path, refuse_url
 from ctrbox.files.version import FileVersion, settle
 
 Format = Literal["vw", "libffm"]
@@ -156,7 +157,7 @@ class ExampleCache:
     """A file of parsed examples. A damaged block is refused before a model learns from it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = local_path(path, "a file of parsed examples")
         self._fields: list[str] | None = None
         self._totals = (0, 0, 0, 0)
         with self._reading():
@@ -182,7 +183,7 @@ class ExampleCache:
         text = ExampleText(
             source, format=format, fields=fields, ignore=ignore, interactions=interactions, strict=strict
         )
-        with written_aside(Path(path)) as aside:
+        with written_aside(local_path(path, "a file of parsed examples")) as aside:
             writer = _native.ExampleWriter(str(aside))
             rows = 0
             for examples in text:
@@ -351,6 +352,7 @@ def opened(
     if source == "-":
         yield sys.stdin.buffer
         return
+    refuse_url(source, "a text file of examples")
     path = os.fspath(source)
     codec = {".gz": "gzip", ".zst": "zstd"}.get(Path(path).suffix)
     try:

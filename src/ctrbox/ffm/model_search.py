@@ -19,7 +19,6 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from ctrbox.ffm.engine import DeepFFM, memory_here
 from ctrbox.ffm.examples import ExampleCache, ExampleText
 from ctrbox.ffm.progress import auc
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.urls import local_path
 from ctrbox.show.charts import Line, line_chart, text
 from ctrbox.show.page import page
 
@@ -166,7 +166,7 @@ class Results:
             "</section><section><h2>Of the windows, and of the test</h2>"
             f'<div class="wide"><table><tr>{heads}</tr>{cells}</table></div></section>',
         ]
-        with written_aside(Path(path)) as aside:
+        with written_aside(local_path(path, "the page of a model search")) as aside:
             aside.write_text(page("Model search", body), encoding="utf-8")
 
 
@@ -269,7 +269,7 @@ def opened(source: Any) -> Any:
     """A path as the cache it is."""
     if not isinstance(source, str | os.PathLike):
         return source
-    if not Path(source).exists():
+    if not local_path(source, "a file of parsed examples").exists():
         raise SourceError(f"cannot read {source}: there is no such file")
     return ExampleCache(source)
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ctrbox.errors import CtrboxError, WriteError
+from ctrbox.files.urls import refuse_url
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -49,6 +50,7 @@ def written_aside(place: Path, *, folder: bool = False) -> Iterator[Path]:
 def check(place: Path, folder: bool = False) -> None:
     """A file is replaced by a file, a folder by a folder, and a pipe, a socket or a device by nothing."""
     met = ""
+    refuse_url(place, "a file that this call writes")
     if "\0" in str(place):
         raise WriteError(f"cannot write {str(place)!r}: a path cannot hold a NUL byte")
     if not place.name or place.is_dir():
@@ -138,6 +140,7 @@ def failure(error: OSError, aside: Path, place: Path) -> WriteError:
 @contextlib.contextmanager
 def locked(folder: Path, deed: str) -> Iterator[None]:
     """While inside, no other process has this folder; ``deed``: what for, such as "publish to runs/today"."""
+    refuse_url(folder, "a folder that this call writes")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

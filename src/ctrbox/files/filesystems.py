@@ -21,6 +21,8 @@ import pyarrow.fs as pafs
 
 from ctrbox.arguments.names import nearest
 from ctrbox.errors import SourceError
+from ctrbox.files.manifest import MANIFEST, OBJECTS, read_manifest
+from ctrbox.files.sealed import MOST_BYTES
 from ctrbox.files.table_formats import refuse_table_formats
 from ctrbox.files.version import FileVersion, settle
 
@@ -256,7 +258,7 @@ def _expand(store: Store, path: str, given: str) -> list[File]:
     if info.type == pafs.FileType.File:
         return [_file(store, info)]
     if info.type == pafs.FileType.Directory:
-        found = _folder(store, path)
+        found = _folder(store, path) if (stored := _stored(store, path)) is None else stored
         if not found:
             raise SourceError(f"folder {given} holds no data files (names that start with '_' or '.' are hidden)")
         return found
@@ -332,6 +334,24 @@ def _folder(store: Store, folder: str) -> list[File]:
         if info.type == pafs.FileType.File and not _hidden(_clean(info.path)[len(_clean(base)) :])
     ]
     return sorted(found, key=lambda file: natural(file.path))
+
+
+def _stored(store: Store, folder: str) -> list[File] | None:
+    """The files that the manifest of a folder on S3 or HDFS names, in their order; None for a folder without one.
+
+    Other objects there belong to an upload that was not committed, or to the version before.
+    """
+    place = f"{folder.rstrip('/')}/{MANIFEST}"
+    if not store.remote or _info(store, place).type != pafs.FileType.File:
+        return None
+
+    def read() -> bytes:
+        with store.fs.open_input_stream(place, compression=None) as file:
+            return bytes(file.read(MOST_BYTES + 1))
+
+    files = read_manifest(_asked(store, place, read), store.show(place))
+    base = f"{folder.rstrip('/')}/{OBJECTS}"
+    return [File(store, f"{base}/{files[name].object}", files[name].bytes, 0) for name in sorted(files, key=natural)]
 
 
 def _hidden(path: str) -> bool:

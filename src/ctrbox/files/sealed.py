@@ -28,20 +28,27 @@ def sealed(value: Mapping[str, Any]) -> str:
 def read_sealed(path: Path, what: str) -> dict[str, Any]:
     """The object in a sealed file, or one sentence about what is wrong with it. ``what``: the folder, for a missing file."""
     try:
-        found = json.loads(read_regular(path, MOST_BYTES).decode("utf-8"))
+        text = read_regular(path, MOST_BYTES)
     except FileNotFoundError:
         raise SourceError(f"{path.parent} is not a {what}: {path.name} is missing") from None
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    return unsealed(text, str(path), what)
+
+
+def unsealed(text: bytes, shown: str, what: str) -> dict[str, Any]:
+    """Return the object that a sealed text holds. ``shown``: where the text was read; ``what``: the folder that it belongs to."""
+    try:
+        found = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {error}") from error
+        raise DataError(f"{shown} is damaged: {error}") from error
     if not isinstance(found, dict) or "format" not in found or "seal" not in found:
-        raise DataError(f"{path} is damaged, or is not a file of a CTRBox {what}")
+        raise DataError(f"{shown} is damaged, or is not a file of a CTRBox {what}")
     seal = found.pop("seal")
     if seal != _seal(found):
-        raise DataError(f"{path} is damaged: its checksum does not match")
+        raise DataError(f"{shown} is damaged: its checksum does not match")
     if found["format"] != FORMAT:
-        raise DataError(f"{path} has format {found['format']!r}; this version reads {FORMAT}")
+        raise DataError(f"{shown} has format {found['format']!r}; this version reads {FORMAT}")
     return found
 
 

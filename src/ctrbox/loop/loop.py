@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from ctrbox.arguments.sizes import bytes_within
@@ -24,6 +23,7 @@ from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.ffm.engine import DeepFFM
 from ctrbox.ffm.warm_up import ahead, content_of
+from ctrbox.files.urls import local_path
 from ctrbox.loop.cadence import Cadence, seconds
 from ctrbox.loop.checkpoint import Checkpoint, Checkpoints
 from ctrbox.loop.events import Layout, Piece, unlikely_clock
@@ -85,7 +85,7 @@ class OnlineLoop:
         threads: int = 1,
         tell: Callable[[str], object] = print,
     ) -> None:
-        self.plan, self.out, self.tell = plan, Path(out), tell
+        self.plan, self.out, self.tell = plan, local_path(out, "the model folder of an online loop"), tell
         self.engine, self.threads, self.context = engine, threads, tuple(context)
         self.where = os.fspath(stream)
         self.every = Cadence.of(every)

@@ -25,6 +25,8 @@ from ctrbox.engines.plan import Plan
 from ctrbox.engines.saved import operators_of
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.sealed import read_sealed
+from ctrbox.files.stored_folder import StoredFolder
+from ctrbox.files.urls import local_path, stored_url
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.predict.click_model import ClickModel
 from ctrbox.predict.key_kinds import check_key_kinds
@@ -35,6 +37,18 @@ from ctrbox.predict.weights_folder import read_dense, read_state, same_weights, 
 BUDGET = 8 << 30  # bytes for a table in memory at least; it holds what it held, and may go on learning
 
 Made = TypeVar("Made", bound=ClickModel)
+
+
+def fetched_run(folder: str | Path | StoredFolder) -> tuple[Path, StoredFolder | None]:
+    """Return the path of a run folder; one on S3 or HDFS is downloaded, without its checkpoints, and returned as well."""
+    if not isinstance(folder, StoredFolder):
+        url = stored_url(folder, "a run folder")
+        if url is None:
+            return Path(folder), None
+        folder = StoredFolder(url, "a run folder")
+    folder.need()
+    folder.pull(lambda name: not name.startswith(("checkpoints/", "best/")))
+    return folder.path, folder
 
 
 def read_run(
@@ -51,7 +65,7 @@ def read_run(
 ) -> tuple[Plan, Made]:
     """Return the plan and the model of a finished run. ``make``: `ClickModel`, or a class that extends it. `cb.Run.load`
     describes the other arguments."""
-    place = Path(folder)
+    place = local_path(folder, "a run folder")
     if not place.is_dir():
         raise SourceError(f"there is no run folder {place}")
     read_sealed(place / "config.json", "run folder")
@@ -154,7 +168,7 @@ def servers_of(folder: str | Path, files: Mapping[str, str | Path]) -> dict[str,
     """Return Model Servers for `Run.load`, over vector files by field.
 
     Their sub-models are `cb.tables.ImageEmbedding` or `cb.tables.TextEmbedding`."""
-    place = Path(folder)
+    place = local_path(folder, "a run folder")
     found: dict[str, ModelServer] = {}
     tables = server_tables(place)
     known = [field for fields in tables.values() for field in fields]

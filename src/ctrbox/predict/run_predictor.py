@@ -15,9 +15,10 @@ from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.records import is_dicts
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError
+from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.predict.click_model import ClickModel
 from ctrbox.predict.published import weights_of_run
-from ctrbox.predict.run_folder import other_plan, read_run
+from ctrbox.predict.run_folder import fetched_run, other_plan, read_run
 from ctrbox.publish.sources import CLICK_MODEL
 from ctrbox.publish.weights import Weights
 
@@ -27,13 +28,17 @@ class RunPredictor:
 
     kind = CLICK_MODEL
 
-    def __init__(self, plan: Plan, click_model: ClickModel, folder: Path | None = None) -> None:
-        self.plan, self.click_model, self.folder = plan, click_model, folder
+    def __init__(
+        self, plan: Plan, click_model: ClickModel, folder: Path | None = None, stored: StoredFolder | None = None
+    ) -> None:
+        """``stored``: the folder on S3 or HDFS of which ``folder`` is the local copy."""
+        self.plan, self.click_model, self.folder, self.stored = plan, click_model, folder, stored
 
     @staticmethod
-    def open(folder: str | Path, **options: Any) -> RunPredictor:
+    def open(folder: str | Path | StoredFolder, **options: Any) -> RunPredictor:
         """Open a finished run to predict with it. ``options``: as for `cb.Run.load`."""
-        return RunPredictor(*read_run(folder, ClickModel, **options), Path(folder))
+        place, stored = fetched_run(folder)
+        return RunPredictor(*read_run(place, ClickModel, **options), place, stored)
 
     @property
     def fields(self) -> Sequence[str]:

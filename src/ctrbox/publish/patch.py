@@ -30,6 +30,7 @@ import pyarrow as pa
 from ctrbox import _native
 from ctrbox.errors import BudgetError, DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.urls import local_path, refuse_url
 from ctrbox.publish.weights import Directory, is_weights, read_directory
 
 Octets = npt.NDArray[np.uint8]
@@ -92,7 +93,7 @@ def diff(base: Path_, result: Path_, patch: Path_, *, word: int | None = None) -
             *(packed for _, packed in streams),
         ]
     )  # fmt: skip
-    with written_aside(Path(patch)) as aside:
+    with written_aside(local_path(patch, "a patch")) as aside:
         aside.write_bytes(text + hashlib.sha256(text).digest())
     return PatchFacts(**{**vars(facts), "bytes": len(text) + SEAL})
 
@@ -122,7 +123,7 @@ def apply(base: Path_, patch: Path_, result: Path_, *, most_bytes: int | None = 
         raise DataError(f"{patch} is damaged: {error}") from error
     if _sha(after) != facts.result_sha256:
         raise DataError(f"{patch} is damaged: the checksum of its result does not match")
-    with written_aside(Path(result)) as aside:
+    with written_aside(local_path(result, "a weight file")) as aside:
         with aside.open("wb") as file:
             file.write(after.data)
     return facts
@@ -194,6 +195,7 @@ def _bytes(path: Path_) -> Octets:
 
 
 def _size(path: Path_) -> int:
+    refuse_url(path, "a weight file or a patch")
     with _reading(path):
         if not Path(path).is_file() and Path(path).exists():
             raise SourceError(f"cannot read {path}: it is not a regular file")

@@ -24,6 +24,7 @@ from ctrbox import _native
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
+from ctrbox.files.urls import local_path
 from ctrbox.publish.weights import MAGIC, SIZES, Directory, Part, Weights, read_weights, write_weights
 
 DEEP_FFM, TENSORS, TABLE, CLICK_MODEL = "deep_ffm", "tensors", "table", "click_model"
@@ -75,10 +76,10 @@ def unpack(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
     """
     found = read_weights(path)
     if found.kind in (TENSORS, CLICK_MODEL):
-        with written_aside(Path(out)) as aside:
+        with written_aside(local_path(out, "an unpacked model")) as aside:
             aside.write_bytes(_safetensors(found.parts))
     elif found.kind == TABLE:
-        with written_aside(Path(out)) as aside:
+        with written_aside(local_path(out, "an unpacked model")) as aside:
             pq.write_table(_rows(found), aside)
     else:
         raise DataError(f"{path} holds weights of kind {found.kind!r}; a Deep FFM is read by cb.DeepFFM.load(path)")
@@ -93,7 +94,7 @@ def weights_of(model: Model) -> Weights:
         if hasattr(model, "export"):
             return _exported(model)
         raise PlanError(f"cannot publish {type(model).__name__}; expected a path, a cb.DeepFFM, a cb.Run or a table")
-    path = Path(model)
+    path = local_path(model, "a model to publish")
     if path.is_dir():
         path = path / "model" / "dense.safetensors" if (path / "model").is_dir() else path / "dense.safetensors"
     try:

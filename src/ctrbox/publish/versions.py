@@ -30,8 +30,10 @@ from ctrbox.arguments.names import nearest
 from ctrbox.errors import CtrboxError, DataError, PlanError, SourceError, WriteError
 from ctrbox.files.atomic import failure, locked, remove, written_aside
 from ctrbox.files.regular import open_regular, read_regular
+from ctrbox.files.urls import local_path, stored_url
 from ctrbox.publish.patch import apply, diff, read_facts
 from ctrbox.publish.sources import DEEP_FFM, Model, pack
+from ctrbox.publish.stored_versions import WHAT, StoredVersions
 from ctrbox.publish.weights import read_directory, read_weights
 
 MOST_LOG = 1 << 30
@@ -57,17 +59,36 @@ class Version:
 
 
 class Published:
-    """Numbered versions of one model in a folder.
+    """Numbered versions of one model in a folder, which may be on s3:// or hdfs://.
 
     The last ``keep`` weight files are kept whole; the log and all patches are always kept.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, keep: int = 8) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | StoredVersions, *, keep: int = 8) -> None:
         if keep < 2:
             raise PlanError(f"keep= must be at least 2, got {keep}")
-        self.folder, self.keep = Path(folder), keep
+        if not isinstance(folder, StoredVersions) and (url := stored_url(folder, WHAT)) is not None:
+            folder = StoredVersions.open(url)
+        self.stored = folder if isinstance(folder, StoredVersions) else None
+        self.folder, self.keep = folder.folder if isinstance(folder, StoredVersions) else Path(folder), keep
+
+    @property
+    def shown(self) -> str:
+        """The path or the URL of the folder."""
+        return str(self.folder) if self.stored is None else self.stored.shown
 
     # ---- reading
+
+    def refresh(self) -> None:
+        """Bring the local copy of a folder on S3 or HDFS up to date; a local folder always is."""
+        if self.stored is not None:
+            self.stored.refresh()
+
+    def _fetched(self, kind: str, name: str) -> Path:
+        """Return the path of a weight file or a patch; in a folder on S3 or HDFS it is downloaded now."""
+        if self.stored is not None:
+            self.stored.fetch(f"{kind}/{name}")
+        return self.folder / kind / name
 
     @property
     def current(self) -> Version | None:
@@ -81,15 +102,16 @@ class Published:
     def file(self, number: int | None = None) -> Path:
         """Return the path of a version's weight file. Default: the current version."""
         version = self._version(number)
-        path = self.folder / "versions" / f"{version.name}.fbw"
+        path = self._fetched("versions", f"{version.name}.fbw")
         if not path.is_file():
             kept = sorted(int(p.stem) for p in (self.folder / "versions").glob("*.fbw"))
-            raise DataError(f"version {version.number} of {self.folder} is no longer kept; kept: {_listed(kept)}")
+            kept = kept if self.stored is None else self.stored.kept()
+            raise DataError(f"version {version.number} of {self.shown} is no longer kept; kept: {_listed(kept)}")
         return path
 
     def patch(self, number: int) -> Path:
         """Return the path of the patch that turns the previous version into this one."""
-        return self.folder / "patches" / f"{self._version(number).name}.patch"
+        return self._fetched("patches", f"{self._version(number).name}.patch")
 
     def update(self, file: str | os.PathLike[str]) -> Version:
         """Bring a copy of some version up to date by the patches since; a file that is none becomes the current version whole.
@@ -98,8 +120,8 @@ class Published:
         """
         versions = self.log()
         if not versions:
-            raise SourceError(f"{self.folder} holds no published version")
-        place = Path(file)
+            raise SourceError(f"{self.shown} holds no published version")
+        place = local_path(file, "a copy of published weights")
         met = _facts(place) if place.exists() else None
         at = next((v.number for v in reversed(versions) if (v.bytes, v.sha256) == met), None)
         since = versions[at:] if at is not None else []
@@ -107,12 +129,14 @@ class Published:
             _copied(self.file(), place)
         else:
             for v in since:
-                apply(place, self.folder / "patches" / f"{v.name}.patch", place)
+                apply(place, self._fetched("patches", f"{v.name}.patch"), place)
         return versions[-1]
 
     def verify(self) -> list[str]:
         """Check the log, the kept files and the patches against their checksums, and return one message per damaged one."""
         try:
+            if self.stored is not None:
+                self.stored.fetch_all()
             versions = self.log()
         except CtrboxError as error:
             return [str(error)]
@@ -155,7 +179,7 @@ class Published:
                 kind = read_directory(place).kind
                 if before is not None and kind != before.kind:
                     raise DataError(
-                        f"{self.folder} holds versions of kind {before.kind!r}, but this model is of kind {kind!r}; "
+                        f"{self.shown} holds versions of kind {before.kind!r}, but this model is of kind {kind!r}; "
                         f"publish it to another folder"
                     )
                 self._check_fields(place)
@@ -178,12 +202,18 @@ class Published:
                 raise
             for old in versions[: max(0, len(versions) + 1 - self.keep)]:
                 remove(self.folder / "versions" / f"{old.name}.fbw")
+                if self.stored is not None:
+                    self.stored.drop(f"versions/{old.name}.fbw")
+            if self.stored is not None:
+                self.stored.push()
             return made
 
     def serves(self, features: Sequence[str]) -> None:
         """Accept only models whose fields are among these from now on: the fields of the plan that a server has."""
         with written_aside(self.folder / FEATURES) as aside:
             aside.write_bytes(_sealed("", {"features": list(features)})[0])
+        if self.stored is not None:
+            self.stored.push()
 
     def _features(self) -> list[str] | None:
         path = self.folder / FEATURES
@@ -204,7 +234,7 @@ class Published:
         for name in found.about.get("names", []):
             if name not in known:
                 raise DataError(
-                    f"the model's field {name!r} is not a feature of the plan that {self.folder.parent} is served with"
+                    f"the model's field {name!r} is not a feature of the plan that {self.shown.rpartition('/')[0]} is served with"
                     f"{nearest(str(name), known)}; make another folder for it: ctrbox publish create"
                 )
 
@@ -239,12 +269,14 @@ class Published:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with locked(self.folder, f"publish to {self.folder}"):
+        if self.stored is not None:
+            self.stored.stored.claim()
+        with locked(self.folder, f"publish to {self.shown}"):
             try:
                 for name in ("versions", "patches"):
                     (self.folder / name).mkdir(exist_ok=True)
             except OSError as error:
-                raise WriteError(f"cannot publish to {self.folder}: {error.strerror or error}") from error
+                raise WriteError(f"cannot publish to {self.shown}: {error.strerror or error}") from error
             yield
 
     # ---- parts
@@ -252,14 +284,15 @@ class Published:
     def _version(self, number: int | None) -> Version:
         versions = self.log()
         if not versions:
-            raise SourceError(f"{self.folder} holds no published version")
+            raise SourceError(f"{self.shown} holds no published version")
         number = versions[-1].number if number is None else number
         if not 1 <= number <= len(versions):
-            raise DataError(f"{self.folder} has no version {number}; its versions are 1 to {len(versions)}")
+            raise DataError(f"{self.shown} has no version {number}; its versions are 1 to {len(versions)}")
         return versions[number - 1]
 
     def _log(self) -> tuple[list[Version], str, int]:
         """Versions, the last seal, and bytes of the log that count."""
+        self.refresh()
         pointer = self.folder / "CURRENT"
         try:
             facts = _opened("", read_regular(pointer, MOST_SMALL), pointer)[0]
@@ -269,24 +302,24 @@ class Published:
                     raise DataError(f"{pointer} is not the CURRENT file of a published folder")
                 if not 0 < facts["log_bytes"] <= min(size, MOST_LOG):
                     raise DataError(
-                        f"{self.folder}/log.jsonl was truncated: it has {size:,} bytes, expected {facts['log_bytes']:,}"
+                        f"{self.shown}/log.jsonl was truncated: it has {size:,} bytes, expected {facts['log_bytes']:,}"
                     )
                 text = file.read(facts["log_bytes"])
         except FileNotFoundError as error:
             if Path(error.filename) == pointer and not any((self.folder / "patches").glob("*")):
                 return [], "", 0
-            raise SourceError(f"{self.folder} is damaged: {Path(error.filename).name} is missing") from None
+            raise SourceError(f"{self.shown} is damaged: {Path(error.filename).name} is missing") from None
         except OSError as error:
-            raise SourceError(f"cannot read {self.folder}: {error.strerror or error}") from error
+            raise SourceError(f"cannot read {self.shown}: {error.strerror or error}") from error
         seal = ""
         versions: list[Version] = []
         for line in text.splitlines():
             plain, seal = _opened(seal, line, self.folder / "log.jsonl")
             if set(plain) != {f.name for f in fields(Version)} or plain["number"] != len(versions) + 1:
-                raise DataError(f"{self.folder}/log.jsonl is damaged at version {len(versions) + 1}")
+                raise DataError(f"{self.shown}/log.jsonl is damaged at version {len(versions) + 1}")
             versions.append(Version(**plain))
         if seal != facts["log_seal"] or len(versions) != facts["version"]:
-            raise DataError(f"{self.folder} is damaged: CURRENT and log.jsonl do not belong together")
+            raise DataError(f"{self.shown} is damaged: CURRENT and log.jsonl do not belong together")
         return versions, seal, facts["log_bytes"]
 
 

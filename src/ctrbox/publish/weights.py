@@ -30,6 +30,7 @@ from ctrbox import _native
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
+from ctrbox.files.urls import local_path
 from ctrbox.publish.buckets import Buckets, buckets, range_of
 
 MAGIC = b"CTRWGHTS"
@@ -149,7 +150,7 @@ def write_weights(
         )
     text, placed = _directory(weights, entries)
     size = placed[-1].end if placed else HEAD.size + len(text)
-    with written_aside(Path(out)) as aside, aside.open("wb") as file:
+    with written_aside(local_path(out, "a weight file")) as aside, aside.open("wb") as file:
         file.write(HEAD.pack(MAGIC, VERSION, len(text), _sum(text), size))
         file.write(text)
         for block in blocks:
@@ -216,7 +217,7 @@ def _plain(e: Entry) -> dict[str, Any]:
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, Directory]]:
     try:
-        with open_regular(Path(path), follow=True) as file:
+        with open_regular(local_path(path, "a weight file"), follow=True) as file:
             yield file, _read_directory(path, file)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error

@@ -16,6 +16,7 @@ from typing import Any
 
 from ctrbox.evaluate.ranking import LEAST_GROUPS
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.urls import local_path
 from ctrbox.report.bottleneck import CLEAR, StageShares, least_waiting
 from ctrbox.report.calibrator_shown import calibrator
 from ctrbox.report.passes_shown import stage_times, tables
@@ -64,7 +65,7 @@ FROM_SSD = (
 
 def write_report(run_folder: Path) -> Path:
     """Write `report.html` into a run folder and return its path; what was there is replaced in one step."""
-    run = read_run(Path(run_folder))
+    run = read_run(local_path(run_folder, "a run folder"))
     whole = build(run)
     place = run.folder / "report.html"
     with written_aside(place) as aside:

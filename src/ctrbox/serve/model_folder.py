@@ -29,14 +29,23 @@ from ctrbox.ffm.engine import DeepFFM
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.regular import open_regular
 from ctrbox.files.sealed import read_sealed, sealed
+from ctrbox.files.stored_folder import StoredFolder
+from ctrbox.files.urls import stored_url
 from ctrbox.plan.language.user import UserOperator
 from ctrbox.predict.predictor import Predictor
 from ctrbox.publish.sources import CLICK_MODEL, DEEP_FFM
+from ctrbox.publish.stored_versions import StoredVersions
 from ctrbox.publish.versions import Published
 from ctrbox.views.view import Merge
 
 RUN = "run"
 MANIFEST, PLAN, LOG, WEIGHTS, ONLINE = "serve.json", "plan.ctr", "log.arrow", "weights", "online.json"
+LATER = (
+    f"{WEIGHTS}/versions/",
+    f"{WEIGHTS}/patches/",
+    "checkpoints/",
+    "best/",
+)  # files that are not downloaded at once
 
 
 @dataclass(frozen=True)
@@ -47,14 +56,22 @@ class ModelFolder:
     kind: str  # DEEP_FFM; CLICK_MODEL, a run that is published; RUN, the folder of one
     context: tuple[str, ...]  # columns of the log that come once per request; of a run: as each request says
     fingerprint: str  # of the plan; "" of a run, which checks it itself
+    stored: StoredFolder | None = None  # the folder on S3 or HDFS of which ``folder`` is the local copy
 
     @staticmethod
     def open(folder: str | os.PathLike[str]) -> ModelFolder:
+        """Open a local folder, or one on s3:// or hdfs://, which is downloaded without the weights of its versions."""
+        url, stored = stored_url(folder, "a served model"), None
         place = Path(folder)
+        if url is not None:
+            stored = StoredFolder(url, "a served model")
+            stored.need()
+            stored.pull(lambda name: not name.startswith(LATER))
+            place = stored.path
         if not place.is_dir():
             raise SourceError(f"there is no model folder {place}")
         if not (place / MANIFEST).exists() and (place / "config.json").exists():
-            return ModelFolder(place, RUN, (), "")
+            return ModelFolder(place, RUN, (), "", stored)
         found = read_sealed(place / MANIFEST, "model folder")
         kind, context, fingerprint = found.get("kind"), found.get("context"), found.get("fingerprint")
         known = kind in (DEEP_FFM, CLICK_MODEL)
@@ -63,13 +80,15 @@ class ModelFolder:
                 f"{place / MANIFEST} describes a model of kind {kind!r}; this version serves {DEEP_FFM!r} and {CLICK_MODEL!r}"
             )
         assert isinstance(kind, str)
-        return ModelFolder(place, kind, tuple(map(str, context)), fingerprint)
+        return ModelFolder(place, kind, tuple(map(str, context)), fingerprint, stored)
 
     @property
     def published(self) -> Published:
         """The published versions of the model's weights, with patches, log and rollback."""
         if self.kind == RUN:
             raise PlanError(f"{self.folder} is the folder of a run, which has no published versions")
+        if self.stored is not None:
+            return Published(StoredVersions(self.stored, f"{WEIGHTS}/"))
         return Published(self.folder / WEIGHTS)
 
     @property
@@ -126,16 +145,22 @@ def create(
     note: str = "",
     quantise: bool = True,
 ) -> ModelFolder:
-    """Write a model's folder with version 1 published, whole or not at all.
+    """Write a model's folder, which may be on s3:// or hdfs://, with version 1 published, whole or not at all.
 
     ``engine``: a Deep FFM, or a run; vectors of all objects of its Model Servers are computed now. Of a model of your own class
     only the weights are kept: whoever serves them brings the class (``ctrbox serve model/ --job job.py``). ``context``: the
     columns of the log that come once per request; every other one that the plan reads comes with each candidate. ``quantise``:
     weights as 16-bit codes.
     """
-    place = Path(folder)
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise WriteError(f"{place} exists and is not empty; publish to {place / WEIGHTS}, or choose another folder")
+    url = stored_url(folder, "a served model")
+    stored = None if url is None else StoredFolder(url, "a served model")
+    place = Path(folder) if stored is None else stored.path
+    taken = place.exists() and (not place.is_dir() or any(place.iterdir())) if stored is None else stored.exists
+    if taken:
+        shown = url or place
+        raise WriteError(f"{shown} exists and is not empty; publish to {shown}/{WEIGHTS}, or choose another folder")
+    if stored is not None:
+        stored.claim()
     if not isinstance(plan, Plan):
         raise PlanError(f"create takes a plan, as cb.compile returns it, got {type(plan).__name__}")
     plan.fit()  # a served model has the values that its plan took from the log
@@ -160,4 +185,7 @@ def create(
         manifest = {"kind": engine.kind, "context": list(context), "fingerprint": plan.fingerprint}
         with written_aside(aside / MANIFEST) as file:
             file.write_text(sealed(manifest), encoding="utf-8")
-    return ModelFolder.open(place)
+    if stored is not None:
+        stored.push()
+        stored.close()
+    return ModelFolder.open(folder)

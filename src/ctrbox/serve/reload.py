@@ -30,14 +30,15 @@ from pathlib import Path
 
 from ctrbox.errors import CtrboxError, DataError, WriteError
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.own_folder import OwnFolder
 from ctrbox.publish.shared import write_shared
 from ctrbox.publish.sources import DEEP_FFM
 from ctrbox.publish.versions import Published, Version
-from ctrbox.serve import own_copy
 from ctrbox.serve.metrics import Metrics
 from ctrbox.serve.served import Updated
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds until the next try after a passing fault
+OWN_PREFIX = "ctrbox-serve-"  # of the temporary folder with the server's own copy of the weights
 log = logging.getLogger("ctrbox.serve")
 
 
@@ -49,7 +50,7 @@ class Reloader:
     ) -> None:
         """``shares``: leave each version as a file for other processes."""
         self.served, self.published, self.metrics, self.period = served, published, metrics, period
-        self._own = own_copy.OwnCopy()
+        self._own = OwnFolder(OWN_PREFIX)
         self.copy = self._own.place / "served.fbw"
         try:
             shutil.copyfile(published.file(served.version), self.copy)
@@ -94,6 +95,7 @@ class Reloader:
         version = None
         began = time.perf_counter()
         try:
+            self.published.refresh()
             facts = (self.published.folder / "CURRENT").stat()
             seen = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
             if seen == self._seen and not again:

@@ -274,7 +274,7 @@ def open_served(
 
         data = servers_of(folder.folder, servers or {})
         run = RunPredictor.open(
-            folder.folder,
+            folder.folder if folder.stored is None else folder.stored,
             model=own_model,
             plan=own_plan,
             views=dict(views or {}),

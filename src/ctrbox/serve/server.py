@@ -45,6 +45,7 @@ LIBRARIES = {
     "orjson": "orjson",
 }
 GRPC_THREADS = 2
+STORED_SECONDS = 5.0  # between two looks at a model on S3 or HDFS, each of which is a request
 TOKEN = "CTRBOX_TOKEN"
 TOKEN_FILE_BYTES = 8192
 log = logging.getLogger("ctrbox.serve")
@@ -164,7 +165,8 @@ class Server:
         reloader = None
         if not isinstance(served, ServedRun):
             how = {"shares": True} if workers > 1 else {}
-            reloader = Reloader(served, found.published, service.metrics, settings.reload_seconds, **how)
+            period = settings.reload_seconds if found.stored is None else max(settings.reload_seconds, STORED_SECONDS)
+            reloader = Reloader(served, found.published, service.metrics, period, **how)
         return Server(settings, service, reloader, certificate, workers)
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:

@@ -44,6 +44,7 @@ from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.optimizers import Adagrad, Adam
 from ctrbox.engines.plan import compile as compile_plan
 from ctrbox.errors import DataError, PlanError
+from ctrbox.files.urls import local_path
 from ctrbox.plan.language.expr import col
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.predict.sources import reads_of
@@ -285,13 +286,14 @@ class Classifier:
         params = {n: json_of(f"{n}=", v) for n, v in self.get_params().items() if n != "model"}
         function = None if isinstance(self.model, str) else getattr(self.model, "__qualname__", repr(self.model))
         model = self.model if function is None else None
-        write_folder(Path(path), self.run_, {"params": params | {"model": model}, "function": function} | self._found())
-        return Path(path)
+        place = local_path(path, "a saved classifier")
+        write_folder(place, self.run_, {"params": params | {"model": model}, "function": function} | self._found())
+        return place
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, model: Callable[[Schema], nn.Module] | None = None) -> Classifier:
         """Read a classifier that ``save`` wrote. ``model``: the function that made its model, where it was one of your own."""
-        place = Path(path)
+        place = local_path(path, "a saved classifier")
         found = read_description(place)
         if (found.get("function") is None) != (model is None):
             wanted = (

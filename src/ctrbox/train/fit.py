@@ -26,6 +26,7 @@ from ctrbox.engines.plan import Plan
 from ctrbox.engines.stream import Position
 from ctrbox.errors import CtrboxError, DataError, PlanError, TrainError
 from ctrbox.evaluate.metrics import tracked
+from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.predict.click_model import Looked
 from ctrbox.predict.key_kinds import check_key_kinds
 from ctrbox.predict.naming_rows import naming_rows
@@ -34,7 +35,7 @@ from ctrbox.train.calibrating import calibrate, warn_of_weights
 from ctrbox.train.callbacks import Callbacks, Checkpoint, End, Evaluation, Step
 from ctrbox.train.checkpoint import checkpoint_path, random_states, read_weights, write_weights
 from ctrbox.train.evaluation import Split, evaluate, watched, watched_name
-from ctrbox.train.folder import RunFolder
+from ctrbox.train.folder import RunFolder, holds_run
 from ctrbox.train.handed import Foresight, Handed, keyed
 from ctrbox.train.interrupt import Asked, asked_to_end, end_as_asked
 from ctrbox.train.learner import Learner
@@ -149,7 +150,7 @@ class Fit:
 
     def run(
         self,
-        out: Path | None,
+        out: Path | StoredFolder | None,
         *,
         resume: bool,
         overwrite: bool,
@@ -164,7 +165,7 @@ class Fit:
         try:
             warm.check(self.learner)
             self.continues = warm.kind == "continue"
-            if overwrite and out is not None and (out / "config.json").exists() and warm.kind == "none":
+            if overwrite and out is not None and holds_run(out) and warm.kind == "none":
                 check_rows_told(self.learner.embedders, tables)
             kept = out is not None
             if out is None and cluster is not None:
@@ -216,7 +217,8 @@ class Fit:
             self.learner.random_states = random_states(self.learner.model)
             if self.folder is not None:
                 self.folder.finish(self.learner, summary)
-            run = Run(self.plan, self.learner, summary, out if kept else None)
+            folder = self.folder.path if self.folder is not None and kept else None
+            run = Run(self.plan, self.learner, summary, folder, out if isinstance(out, StoredFolder) else None)
             state = self.state
             self.callbacks.tell(
                 "on_end", End(state.step, state.epoch, state.seen, run.metrics, summary["stopped"], run.folder)
@@ -568,5 +570,5 @@ class Fit:
             self.watch.resumed(state.step, state.seen)
             return
         if wrong:
-            raise DataError(f"no checkpoint in {folder.path} can be used: {wrong[0]}; overwrite=True starts over")
+            raise DataError(f"no checkpoint in {folder.shown} can be used: {wrong[0]}; overwrite=True starts over")
         folder.goes_on_after(-1)

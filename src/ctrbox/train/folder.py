@@ -22,6 +22,7 @@ from ctrbox.errors import CtrboxError, DataError, WriteError
 from ctrbox.files.atomic import remove, written_aside
 from ctrbox.files.regular import read_regular
 from ctrbox.files.sealed import plain, read_sealed, sealed, tidy
+from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.predict.stored_calibration import described_calibration
 from ctrbox.train.checkpoint import checkpoint_path, remove_older, whole, write_weights
 from ctrbox.train.events import Events
@@ -46,8 +47,10 @@ MOST_LINES = 1 << 30  # bytes of metrics.jsonl
 class RunFolder:
     """Made by ``open``; holds the folder's lock until it is closed or the process ends."""
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path, lock: int, stored: StoredFolder | None = None) -> None:
         self.path = path
+        self.stored = stored
+        self.shown = str(path) if stored is None else stored.url
         self.lock = lock
         self.best = path / "best"
         self.before = path / ".before"
@@ -56,8 +59,12 @@ class RunFolder:
         self.resumed_at: int | None = None
 
     @staticmethod
-    def open(path: Path, identity: dict[str, Any], plan: Plan, *, resume: bool, overwrite: bool) -> RunFolder:
-        """Begin a run in ``path``, or go on with the unfinished one there."""
+    def open(
+        place: Path | StoredFolder, identity: dict[str, Any], plan: Plan, *, resume: bool, overwrite: bool
+    ) -> RunFolder:
+        """Begin a run in ``place``, or go on with the unfinished one there."""
+        stored = place if isinstance(place, StoredFolder) else None
+        path = place.path if isinstance(place, StoredFolder) else place
         mine = json.loads(json.dumps(identity))  # as it will be read back
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -74,9 +81,13 @@ class RunFolder:
             raise WriteError(
                 f"another process is training into {path}; choose another out=, or wait until it has finished"
             ) from None
-        folder = RunFolder(path, lock)
+        folder = RunFolder(path, lock, stored)
         try:
+            if stored is not None:
+                stored.pull(lambda name: "/" not in name)
             folder._begin(mine, plan, resume, overwrite)
+            if stored is not None:
+                folder._continue_stored(stored)
         except BaseException:
             folder.close()
             raise
@@ -90,12 +101,12 @@ class RunFolder:
         if there.exists() and not overwrite:
             kept = read_sealed(there, "run folder")
             if (path / "summary.json").exists():
-                raise DataError(f"{path} holds a finished run; choose another out=, or overwrite=True")
+                raise DataError(f"{self.shown} holds a finished run; choose another out=, or overwrite=True")
             if not resume:
                 raise DataError(
-                    f"{path} holds an unfinished run; continue it with resume=True, or start over with overwrite=True"
+                    f"{self.shown} holds an unfinished run; continue it with resume=True, or start over with overwrite=True"
                 )
-            same_run(path, kept.get("identity"), mine)
+            same_run(self.shown, kept.get("identity"), mine)
         else:
             if there.exists():
                 self._set_aside()
@@ -107,6 +118,24 @@ class RunFolder:
         if not (path / "plan.svg").exists():
             with written_aside(path / "plan.svg") as aside:
                 plan.show(aside)
+
+    # ---- a run folder on S3 or HDFS: this folder is a local copy of it, which is uploaded at each checkpoint and at the end
+
+    def _continue_stored(self, stored: StoredFolder) -> None:
+        """Download the checkpoints of an unfinished run; of a run that is to be replaced nothing more is needed."""
+        if self.before.exists():
+            stored.replace_all()
+        else:
+            stored.pull()
+            stored.push()
+
+    def push(self) -> None:
+        """Upload what is new, if this is the local copy of a folder on S3 or HDFS.
+
+        A run that is to be replaced stays there until the new one has a checkpoint.
+        """
+        if self.stored is not None and not self.before.exists():
+            self.stored.push()
 
     # ---- a run that is to be replaced waits in .before until the new one has a checkpoint or an end
     #
@@ -158,6 +187,7 @@ class RunFolder:
         write_weights(place, {"state": dict(state)}, *held, random=True, average=learner.average)
         remove_older(folder, KEEP_CHECKPOINTS)
         self._let_go()
+        self.push()
 
     def whole_checkpoints(self, wrong: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Newest first; ``wrong`` gets what is the matter with others."""
@@ -189,6 +219,7 @@ class RunFolder:
         self._let_go()
         for item in (self.path / "checkpoints", self.best):
             remove(item)
+        self.push()
 
     def close(self) -> None:
         """Give the folder free for others; a run that was to be replaced and was not comes back."""
@@ -202,6 +233,11 @@ class RunFolder:
             if self.lock >= 0:
                 os.close(self.lock)
                 self.lock = -1
+
+
+def holds_run(place: Path | StoredFolder) -> bool:
+    """Return whether a run was begun there."""
+    return place.holds("config.json") if isinstance(place, StoredFolder) else (place / "config.json").exists()
 
 
 def ours(path: Path) -> list[Path]:

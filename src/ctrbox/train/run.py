@@ -14,8 +14,9 @@ from ctrbox.engines.fingerprint import difference, only_filters_differ
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
 from ctrbox.files.sealed import read_sealed
+from ctrbox.files.stored_folder import StoredFolder
 from ctrbox.plan.language.user import UserOperator
-from ctrbox.predict.run_folder import other_plan, read_run
+from ctrbox.predict.run_folder import fetched_run, other_plan, read_run
 from ctrbox.predict.run_predictor import RunPredictor
 from ctrbox.predict.unlearned import refusing_unknown
 from ctrbox.train.evaluation import score_plan, scored
@@ -32,13 +33,20 @@ class Run(RunPredictor):
     ``cb.Run.load("runs/today")`` loads one from its folder.
     """
 
-    def __init__(self, plan: Plan, learner: Learner, summary: Mapping[str, Any], folder: Path | None) -> None:
-        super().__init__(plan, learner, folder)
+    def __init__(
+        self,
+        plan: Plan,
+        learner: Learner,
+        summary: Mapping[str, Any],
+        folder: Path | None,
+        stored: StoredFolder | None = None,
+    ) -> None:
+        super().__init__(plan, learner, folder, stored)
         self.learner = learner
         self.summary = summary
 
     def __repr__(self) -> str:
-        where = "" if self.folder is None else f", {str(self.folder)!r}"
+        where = "" if self.folder is None else f", {self.stored.url if self.stored else str(self.folder)!r}"
         return f"Run({type(self.model).__name__}, auc={self.metrics.get('auc') or float('nan'):.4f}{where})"
 
     def _repr_html_(self) -> str:
@@ -104,16 +112,19 @@ class Run(RunPredictor):
             )
 
     def report(self) -> Path:
-        """Write report.html into the run folder and return its path."""
+        """Write report.html into the run folder and return its path; of a run on S3 or HDFS, the path of its local copy."""
         if self.folder is None:
             raise PlanError("this run has no folder; call fit with out='runs/…' to get a report")
         from ctrbox.report.write import write_report
 
-        return write_report(self.folder)
+        written = write_report(self.folder)
+        if self.stored is not None:
+            self.stored.push()
+        return written
 
     @staticmethod
     def load(
-        folder: str | Path,
+        folder: str | Path | StoredFolder,
         *,
         model: nn.Module | None = None,
         views: dict[str, Any] | None = None,
@@ -123,14 +134,17 @@ class Run(RunPredictor):
         ram: int | str | None = None,
         servers: Mapping[str, ModelServer] | None = None,
     ) -> Run:
-        """Load a finished run. ``model``: an untrained instance of your own model class; models of ``cb.models`` are built
-        automatically. ``views``, ``allow_operators`` and ``allow_views``: as for ``cb.Plan.load``. ``plan``: the plan of the job
-        that trained it, whose views and operators are then used instead of the saved ones; fitted values come from the folder. An
-        operator that the run names and this plan lacks is refused, unless ``allow_operators`` allows it.
+        """Load a finished run from its folder, which may be on s3:// or hdfs://.
+
+        ``model``: an untrained instance of your own model class; models of ``cb.models`` are built automatically.
+        ``views``, ``allow_operators`` and ``allow_views``: as for ``cb.Plan.load``. ``plan``: the plan of the job that trained
+        it, whose views and operators are used instead of the saved ones; fitted values come from the folder. An operator
+        that the run names and this plan lacks is refused, unless ``allow_operators`` allows it.
         ``ram``: memory for all its Sparse Tables together, which are opened read-only; default: 2 GB per table. ``servers``:
         Model Servers by field; their weights are read from the folder, their data is not."""
+        place, stored = fetched_run(folder)
         plan, learner = read_run(
-            folder,
+            place,
             Learner,
             model=model,
             views=views,
@@ -140,5 +154,4 @@ class Run(RunPredictor):
             ram=ram,
             servers=servers,
         )
-        place = Path(folder)
-        return Run(plan, learner, read_sealed(place / "summary.json", "finished run"), place)
+        return Run(plan, learner, read_sealed(place / "summary.json", "finished run"), place, stored)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from ctrbox.embed.vectors.file import VectorFile
 from ctrbox.embed.vectors.write import write_vectors
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError
+from ctrbox.files.urls import local_path
 from ctrbox.models.two_tower import TwoTower
 from ctrbox.train.run import ROWS, Run
 
@@ -58,4 +58,6 @@ def export_vectors(
     latest.pop(0, None)
     found = np.fromiter(latest, np.int64, len(latest))
     matrix = np.stack(list(latest.values())) if latest else np.zeros((0, 1), np.float32)
-    return write_vectors(Path(path), {"key": found, "vector": matrix}, key="key", vector="vector")
+    return write_vectors(
+        local_path(path, "a vector file"), {"key": found, "vector": matrix}, key="key", vector="vector"
+    )

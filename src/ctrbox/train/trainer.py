@@ -18,6 +18,8 @@ from ctrbox.embed.optimizers import Adam
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.threads import MOST_LEARNING, checked_threads
 from ctrbox.errors import PlanError
+from ctrbox.files.stored_folder import StoredFolder
+from ctrbox.files.urls import stored_url
 from ctrbox.predict.sources import Embedders
 from ctrbox.train.calibrating import with_calibration
 from ctrbox.train.evaluation import Split
@@ -102,7 +104,7 @@ class Trainer:
         adaptive_l2: float = 0.0,
         l2: float = 0.0,
         average: float | None = None,
-        out: str | Path | None = None,
+        out: str | Path | StoredFolder | None = None,
         resume: bool = True,
         overwrite: bool = False,
         overlap: bool = True,
@@ -160,6 +162,7 @@ class Trainer:
 
         Arguments that change no weight:
 
+        - ``out``: the run folder, a local path or a folder on s3:// or hdfs:// (docs/storage.md); default: keep nothing.
         - ``resume``: continue where an unfinished run in ``out`` stopped. ``overwrite``: replace a run in ``out``.
         - ``overlap=False``: run the stages one after the other. ``ahead``: batches that a stage may be ahead of the next.
         - ``look_ahead``: batches, up to 64, that are read ahead and wait on disk, so that tables larger than memory keep the rows
@@ -219,6 +222,7 @@ class Trainer:
                 "callbacks= cannot be used with cluster=, because the steps run in other processes; remove callbacks= and read "
                 "the metrics from metrics.jsonl in the run folder"
             )
+        place = None if out is None else run_place(out, cluster)
         fit = Fit(self, plan, split, chosen, overlap, ahead, watcher(progress), callbacks=callbacks)
         if look_ahead:
             fit.look_ahead(look_ahead, cluster)
@@ -227,7 +231,7 @@ class Trainer:
             if not cluster.leads:
                 cluster.follow(fit)
         return fit.run(
-            None if out is None else Path(out),
+            place,
             resume=resume,
             overwrite=overwrite,
             seconds=checkpoint_seconds,
@@ -241,6 +245,21 @@ class Trainer:
 
 
 FIT = tuple(inspect.signature(Trainer.fit).parameters)
+
+
+def run_place(out: str | Path | StoredFolder, cluster: Elsewhere | None) -> Path | StoredFolder:
+    """Return where a run goes. A place on S3 or HDFS that cannot be written is refused here, before any work."""
+    url = out.url if isinstance(out, StoredFolder) else stored_url(out, "a run folder")
+    if url is None:
+        assert not isinstance(out, StoredFolder)
+        return Path(out)
+    if cluster is not None:
+        raise PlanError(
+            f"cluster= cannot be used with the run folder {url}, because its workers share a local folder; choose a local out="
+        )
+    place = out if isinstance(out, StoredFolder) else StoredFolder(url, "a run folder")
+    place.claim()
+    return place
 
 
 def check_have_effect(
@@ -278,8 +297,8 @@ def check_have_effect(
 
 
 def check_arguments(out: Any, ahead: Any, look_ahead: Any, seconds: Any, steps: Any, progress: Any) -> None:
-    if out is not None and not isinstance(out, str | Path):
-        raise PlanError(f"out must be a path, got {out!r}")
+    if out is not None and not isinstance(out, str | Path | StoredFolder):
+        raise PlanError(f"out must be a path or a URL, got {out!r}")
     whole("ahead", ahead, 1, 1000)
     whole("look_ahead", look_ahead, 0, MOST)
     if seconds != math.inf and (not is_number(seconds) or seconds <= 0):

@@ -30,6 +30,7 @@ from ctrbox.arguments.names import nearest
 from ctrbox.embed.traits import traits_of
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import CtrboxError, PlanError, TrainError
+from ctrbox.files.urls import refuse_url
 from ctrbox.train.progress import Watcher
 from ctrbox.train.trackers import OptunaPruning, imported
 from ctrbox.train.trainer import FIT, Trainer
@@ -111,6 +112,7 @@ class Study:
         self.optuna = imported("optuna", "tune", "tuning")
         self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
         self.metric, self.folder = metric, folder
+        refuse_url(folder, "a study")
         folder.mkdir(parents=True, exist_ok=True)
         backend = self.optuna.storages.journal.JournalFileBackend(str(folder / STUDY))
         known = self.optuna.get_all_study_names(self.optuna.storages.JournalStorage(backend))
@@ -237,6 +239,7 @@ class Study:
 def best_of(folder: Path, tune: Callable[[Any], Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the best trial of a study trained, made anew: parts and arguments, as ``chosen`` gives them."""
     optuna = imported("optuna", "tune", "a tuned training")
+    refuse_url(folder, "a study")
     if not (folder / STUDY).exists():
         raise PlanError(f"{folder} holds no study; create one with ctrbox tune")
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / STUDY)))

@@ -23,6 +23,7 @@ from typing import Any
 from ctrbox.arguments.names import nearest
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import PlanError, SourceError
+from ctrbox.files.urls import refuse_url
 from ctrbox.predict.sources import Source
 from ctrbox.predict.weights_folder import read_dense, read_state
 from ctrbox.train.checkpoint import read_optimizer, write_weights
@@ -55,6 +56,8 @@ class WarmUp:
             )
         if not isinstance(self.run, Run | str | Path | None):
             raise PlanError(f"warm_from must be a run or its folder, got {type(self.run).__name__}")
+        if isinstance(self.run, str | Path):
+            refuse_url(self.run, "the run that a training starts from")
 
     def check(self, learner: Learner) -> None:
         """Before anything is written: tables of a partial warm-up begin empty."""

@@ -55,6 +55,7 @@ from ctrbox.embed.traits import Initial, Traits
 from ctrbox.engines.cuda.runtime import Runtime, cuda_runtime
 from ctrbox.errors import BudgetError, DataError, PlanError
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.urls import local_path
 
 if TYPE_CHECKING:
     from ctrbox.embed.gpu.pooling import Reading
@@ -183,7 +184,7 @@ class GpuTable:
                 keys[at : at + len(some)], rows[at : at + len(some)] = some, data
                 at += len(some)
         shape = self._shape(self._row)
-        with written_aside(Path(path)) as aside:
+        with written_aside(local_path(path, "a saved table")) as aside:
             _native.save_rows(str(aside), shape, keys, rows)
 
     def restore(self, path: str | os.PathLike[str]) -> None:

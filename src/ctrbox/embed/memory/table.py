@@ -29,6 +29,7 @@ from ctrbox.embed.table import Table, check_row, checked_keys, describe, reading
 from ctrbox.embed.traits import Traits
 from ctrbox.errors import BudgetError, PlanError
 from ctrbox.files.atomic import written_aside
+from ctrbox.files.urls import local_path
 
 
 @named_arguments
@@ -103,7 +104,7 @@ class MemoryTable(Table):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all rows and optimizer states to one file with a checksum; the file appears whole or not at all."""
-        with written_aside(Path(path)) as aside:
+        with written_aside(local_path(path, "a saved table")) as aside:
             self._changing.save(str(aside))
 
     def restore(self, path: str | os.PathLike[str]) -> None:

@@ -16,6 +16,7 @@ from ctrbox import _native
 from ctrbox.embed.table import shape_from
 from ctrbox.errors import PlanError, SourceError
 from ctrbox.files.atomic import synced
+from ctrbox.files.urls import local_path
 
 _beside: str | None = None
 SEGMENTS = re.compile(r"segments(-\d+)?")
@@ -26,7 +27,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
     """The same folder whatever the working folder is later."""
     if not os.fspath(path) or "\0" in str(path):
         raise PlanError(f"a table needs the path of a folder, got {path!r}")
-    place = Path(path).absolute()
+    place = local_path(path, "a Sparse Table").absolute()
     try:
         os.fspath(place).encode()
     except UnicodeEncodeError:

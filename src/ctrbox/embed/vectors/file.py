@@ -29,6 +29,7 @@ from ctrbox.arguments.numbers import whole
 from ctrbox.embed.embedder import Keys
 from ctrbox.embed.table import checked_keys
 from ctrbox.errors import SourceError
+from ctrbox.files.urls import local_path
 
 MAGIC = b"CTRVECT\n"
 VERSION = 1
@@ -62,7 +63,7 @@ class VectorFile:
     """Rows by key, from one file or from the shards in a folder; ``shard`` opens one of the shards."""
 
     def __init__(self, path: str | os.PathLike[str], *, shard: int | None = None) -> None:
-        self.path = Path(path)
+        self.path = local_path(path, "a vector file")
         files = _files(self.path, shard)
         self._shards = [_Shard(file) for file in files]
         first = self._shards[0]

@@ -48,6 +48,7 @@ from ctrbox.embed.vectors.misses import Misses
 from ctrbox.embed.vectors.server_file import read_server, write_server
 from ctrbox.embed.vectors.submodels import ImageEmbedding
 from ctrbox.errors import BudgetError, DataError, PlanError
+from ctrbox.files.urls import local_path
 
 AHEAD = 4  # batches whose rows are kept for their pull: two in the queue, one on either side of it
 MISSING = ("zero", "error")
@@ -284,11 +285,11 @@ class ModelServer:
             tensors = {f"model.{name}": value for name, value in self.submodel.state_dict().items()}
             tensors |= {f"optimizer.{name}": value for name, value in states.items()}
             about = {"width": self.data.width, "dim": self.dim, "optimizer": type(self._step).__name__, "plain": plain}
-            write_server(Path(path), tensors, about)
+            write_server(local_path(path, "a saved Model Server"), tensors, about)
 
     def restore(self, path: str | os.PathLike[str], *, optimizer: bool = True) -> None:
         """Replace the contents with those that ``save`` wrote; ``optimizer=False`` restores the sub-model alone."""
-        tensors, about = read_server(Path(path))
+        tensors, about = read_server(local_path(path, "a saved Model Server"))
         for name, mine in (("width", self.data.width), ("dim", self.dim)):
             if about.get(name) != mine:
                 raise DataError(f"{path} was saved with {name} {about.get(name)!r}, but this Model Server has {mine}")

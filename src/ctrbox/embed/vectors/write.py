@@ -48,6 +48,7 @@ from ctrbox.engines.plan import compute
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.files.atomic import written_aside
 from ctrbox.files.table_formats import refuse_table_formats
+from ctrbox.files.urls import local_path
 from ctrbox.files.version import FileVersion, settle
 from ctrbox.plan.language.expr import Expr
 
@@ -94,7 +95,7 @@ def write_tokens(
 def _write(
     path: str | os.PathLike[str], chunks: _Chunks, kind: int, width: int | None, shards: int | None
 ) -> VectorFile:
-    place, of = Path(path), 1 if shards is None else whole("shards=", shards, 1, MOST_SHARDS)
+    place, of = local_path(path, "a vector file"), 1 if shards is None else whole("shards=", shards, 1, MOST_SHARDS)
     check_place(place, chunks.data)
     with written_aside(place, folder=shards is not None) as aside, contextlib.ExitStack() as stack:
         if shards is not None:
@@ -158,7 +159,7 @@ class _Chunks:
 
     def _tables(self, width: int | None) -> Iterator[pa.Table]:
         if isinstance(self.data, str | os.PathLike):
-            yield from self._parquet(Path(self.data), width)
+            yield from self._parquet(local_path(self.data, "a Parquet file of vectors"), width)
         elif isinstance(self.data, Mapping):
             yield from self._columns(self.data)
         elif hasattr(self.data, "__arrow_c_stream__"):

