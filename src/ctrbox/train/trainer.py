@@ -255,7 +255,8 @@ def run_place(out: str | Path | StoredFolder, cluster: Elsewhere | None) -> Path
         return Path(out)
     if cluster is not None:
         raise PlanError(
-            f"cluster= cannot be used with the run folder {url}, because its workers share a local folder; choose a local out="
+            f"a training by several processes (--ranks, cluster=) cannot keep its run folder at {url}, because the processes "
+            "share a local folder; choose a local out="
         )
     place = out if isinstance(out, StoredFolder) else StoredFolder(url, "a run folder")
     place.claim()
