@@ -315,7 +315,7 @@ def train(
         ranks=together,
     )
     finish(done, as_json)
-    hint(evaluate_command(done.run.folder, job, str(place)))
+    hint(evaluate_command(place, job) if isinstance(place, Path) else evaluate_command(place.path, job, str(place)))
 
 
 def calibration(given: str | None) -> str | float | None:
@@ -464,10 +464,9 @@ def fit(
         watch.end()
         if ranks is not None:
             ranks.leave()
-    assert run.folder is not None
-    remember(run.folder, command)
+    remember(place if isinstance(place, Path) else place.path, command)
     report = run.report()
-    return Done(run, place, str(report) if run.stored is None else run.stored.shown("report.html"))
+    return Done(run, place, str(report) if isinstance(place, Path) else place.shown("report.html"))
 
 
 def validation(plan: Any, valid: str) -> Any:
