@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import torch
 
+from ctrbox.engines.stream import Position
 from ctrbox.errors import DataError
 from ctrbox.predict.click_model import Looked
 from ctrbox.predict.weights_folder import read_state
 from ctrbox.ranks.evaluation import score_together
 from ctrbox.ranks.group import Group
+from ctrbox.ranks.reading import can_share, shared_parts
 from ctrbox.ranks.table import RankTable
 from ctrbox.train.checkpoint import checkpoint_path, read_weights
 from ctrbox.train.evaluation import Split
 from ctrbox.train.fit import Fit
 from ctrbox.train.folder import RunFolder
-from ctrbox.train.handed import Handed
+from ctrbox.train.handed import Handed, keyed
 from ctrbox.train.interrupt import Asked
+from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import watcher
 from ctrbox.train.state import state_of
 from ctrbox.train.trainer import Trainer
@@ -65,6 +69,30 @@ class RankFit(Fit):
         self.ranks.sums([0.0])  # rank 0 removes no checkpoint that another rank still reads
 
     # ---- what all ranks do together
+
+    def _looked(self, epoch: int) -> Generator[tuple[Handed, Looked | None], None, None]:
+        if not can_share(self.plan):
+            yield from super()._looked(epoch)
+            return
+        s, state, extract = self.settings, self.state, self.clocks["extract"]
+        rounds = shared_parts(
+            self.plan,
+            self.ranks,
+            self.batch_size,
+            shuffle=s.shuffle,
+            seed=s.seed + epoch,
+            start=Position(**state.position) if state.position else None,
+            stop=self.split.train_stop,
+            clock=extract,
+            overlap=self.overlap,
+        )
+        try:
+            for parts in rounds:
+                source = keyed(self._handed(parts, epoch), self.learner, extract)
+                stages = [Stage(self.clocks["lookup"], self._announce)]
+                yield from run_stages(source, Clock("keys"), stages, ahead=self.ahead, overlap=self.overlap)
+        finally:
+            rounds.close()
 
     def _learn(self, handed: Handed, looked: Looked | None) -> tuple[int, float, int, bool]:
         factor, step = self._next_factor(), self.state.step

@@ -13,13 +13,14 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
+from ctrbox.columns.batch import Batch
 from ctrbox.embed.dense_optimizer import dense_optimizer
 from ctrbox.embed.gpu.batch import facts
 from ctrbox.engines.plan import Plan
@@ -276,14 +277,7 @@ class Fit:
     # ---- passes over the log
     def _epoch(self, epoch: int, asked: Asked) -> None:
         state, learn, every = self.state, self.clocks["learn"], self.settings.evaluate_every
-        walk = self._walk(epoch)
-        stages = run_stages(
-            keyed(walk if self.foresight is None else self.foresight.walk(walk), self.learner, self.clocks["extract"]),
-            self.clocks["extract"],
-            [Stage(self.clocks["lookup"], self._announce)],
-            ahead=self.ahead,
-            overlap=self.overlap,
-        )
+        stages = self._looked(epoch)
         try:
             while True:
                 began = time.perf_counter()
@@ -330,6 +324,17 @@ class Fit:
         self._checkpoint()
         self._stopped()
 
+    def _looked(self, epoch: int) -> Generator[tuple[Handed, Looked | None], None, None]:
+        """Yield the batches of an epoch from the current position, with their keys looked up ahead."""
+        walk = self._walk(epoch)
+        return run_stages(
+            keyed(walk if self.foresight is None else self.foresight.walk(walk), self.learner, self.clocks["extract"]),
+            self.clocks["extract"],
+            [Stage(self.clocks["lookup"], self._announce)],
+            ahead=self.ahead,
+            overlap=self.overlap,
+        )
+
     def _tell_step(self, loss: float) -> None:
         if self.callbacks.each_step:
             state, seconds = self.state, time.perf_counter() - self.began
@@ -366,17 +371,22 @@ class Fit:
         walk = self.plan.parts(
             self.batch_size, part, of, shuffle=s.shuffle, seed=s.seed + epoch, start=start, stop=self.split.train_stop
         )
-        done, number = state.rows, state.step
         try:
-            for batch, position, rows in walk:
-                first, labels = done + rows * part // of, Labels()
-                labels.add(facts(batch), first, "training")
-                done += rows
-                kept = thin(batch, first, s.negatives, s.seed, epoch)
-                yield Handed(kept, position, done, labels.clicks, number)
-                number += 1
+            yield from self._handed(walk, epoch)
         finally:
             walk.close()
+
+    def _handed(self, parts: Iterable[tuple[Batch, Position, int]], epoch: int) -> Generator[Handed, None, None]:
+        """Check and downsample the rows of this worker; ``parts``: its part of each batch, as `Plan.parts` gives them."""
+        s, part, of = self.settings, self.together.part, self.together.of
+        done, number = self.state.rows, self.state.step
+        for batch, position, rows in parts:
+            first, labels = done + rows * part // of, Labels()
+            labels.add(facts(batch), first, "training")
+            done += rows
+            kept = thin(batch, first, s.negatives, s.seed, epoch)
+            yield Handed(kept, position, done, labels.clicks, number)
+            number += 1
 
     def _announce(self, item: tuple[Handed, Looked | None]) -> tuple[Handed, Looked | None]:
         handed, looked = item

@@ -120,6 +120,7 @@ class Scan:
     """The options of `Source.scan`, which says what they mean."""
 
     start: int = 0
+    stop: int | None = None
     rows: int = MORSEL_ROWS
     ahead: int = 2
     threads: int = 2

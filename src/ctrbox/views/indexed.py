@@ -174,7 +174,7 @@ class IndexedFiles(ColumnSource):
             alike if footer.leaves is self._first.leaves else [self._agree(i, footer, leaf) for leaf in stored]
             for i, footer in enumerate(footers)
         ]
-        pieces = self._pieces(footers, asked.start, asked.rows, asked.prune)
+        pieces = self._pieces(footers, asked.start, asked.stop, asked.rows, asked.prune)
         coded = [leaf.name for leaf in stored if leaf.name in asked.dictionary]
 
         def task(piece: _Piece) -> Callable[[], tuple[_Piece, list[pa.RecordBatch]]]:
@@ -196,9 +196,9 @@ class IndexedFiles(ColumnSource):
                 row += batch.num_rows
 
     def _pieces(
-        self, footers: Sequence[Footer], start: int, rows: int, prune: pc.Expression | None
+        self, footers: Sequence[Footer], start: int, stop: int | None, rows: int, prune: pc.Expression | None
     ) -> Iterator[_Piece]:
-        """Groups from `start` on that `prune` leaves; small neighbours in a file go together."""
+        """Groups from `start` to `stop` that `prune` leaves; small neighbours in a file go together."""
         every: Iterable[set[int] | None] = itertools.repeat(None, len(footers))
         surviving = every if prune is None else self._survivors(footers, prune)
         total = 0
@@ -206,7 +206,7 @@ class IndexedFiles(ColumnSource):
             row, base, run = 0, total, 0
             pending: _Piece | None = None
             for group, count in enumerate(footer.rows):
-                wanted = count > 0 and base + row + count > start
+                wanted = count > 0 and base + row + count > start and (stop is None or base + row < stop)
                 wanted = wanted and (kept is None or group in kept)
                 if wanted and pending and pending.groups.stop == group and run + count <= rows:
                     run += count

@@ -70,6 +70,7 @@ class Source(Protocol):
         columns: Sequence[str],
         *,
         start: int = 0,
+        stop: int | None = None,
         rows: int = MORSEL_ROWS,
         ahead: int = 2,
         threads: int = 2,
@@ -78,6 +79,7 @@ class Source(Protocol):
     ) -> Iterator[Morsel]:
         """Yield the log's rows from `start` on, in order, in morsels of at most `rows` rows.
 
+        `stop`: a row from which on none is needed; row groups behind it are not read, but rows behind it may come.
         `threads` threads decode ahead; at most `threads + ahead` decoded row groups wait. The threads end
         when the iterator is exhausted, closed or dropped, or raises. An error is raised where it lies in the
         log, after the morsels before it. `prune` skips row groups that statistics prove false for it; it is

@@ -241,10 +241,11 @@ class Extractor:
         return prepared
 
     # ---- the whole log
-    def _scan(self, start: int) -> Iterator[Morsel]:
+    def _scan(self, start: int, stop: int | None = None) -> Iterator[Morsel]:
         return self.log.view.source.scan(
             self.columns[0],
             start=start,
+            stop=stop,
             rows=self.morsel_rows,
             threads=self.threads,
             prune=prune_expression(self.log),
@@ -261,7 +262,7 @@ class Extractor:
         if early is not None and early.start != start:
             early.close()
             early = None
-        scan = self._scan(start) if early is None else early.morsels()
+        scan = self._scan(start, stop) if early is None else early.morsels()
         cursors: list[MergeCursor] = []
         merge_threads = max(
             2, self.threads // 4
