@@ -160,7 +160,7 @@ def unpacked(message: np.ndarray, schema: Schema, shuffle: int, seed: int) -> li
         for kind, shape in one["arrays"]:
             type_ = np.dtype(kind)
             end = at + type_.itemsize * int(np.prod(shape, dtype=np.int64))
-            arrays.append(np.frombuffer(message[at:end].tobytes(), type_).reshape(shape))  # aligned, unlike the message
+            arrays.append(message[at:end].copy().view(type_).reshape(shape))  # a copy is aligned
             at = end
         read = iter(arrays)
         beside: dict[str, Any] = dict.fromkeys(BESIDE) | {name: next(read) for name in one["beside"]}

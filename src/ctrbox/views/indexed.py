@@ -174,7 +174,7 @@ class IndexedFiles(ColumnSource):
             alike if footer.leaves is self._first.leaves else [self._agree(i, footer, leaf) for leaf in stored]
             for i, footer in enumerate(footers)
         ]
-        pieces = self._pieces(footers, asked.start, asked.stop, asked.rows, asked.prune)
+        pieces = self._pieces(footers, asked.start, asked.rows, asked.prune, asked.stop)
         coded = [leaf.name for leaf in stored if leaf.name in asked.dictionary]
 
         def task(piece: _Piece) -> Callable[[], tuple[_Piece, list[pa.RecordBatch]]]:
@@ -196,7 +196,7 @@ class IndexedFiles(ColumnSource):
                 row += batch.num_rows
 
     def _pieces(
-        self, footers: Sequence[Footer], start: int, stop: int | None, rows: int, prune: pc.Expression | None
+        self, footers: Sequence[Footer], start: int, rows: int, prune: pc.Expression | None, stop: int | None = None
     ) -> Iterator[_Piece]:
         """Groups from `start` to `stop` that `prune` leaves; small neighbours in a file go together."""
         every: Iterable[set[int] | None] = itertools.repeat(None, len(footers))
