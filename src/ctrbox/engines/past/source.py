@@ -161,6 +161,7 @@ class PastSource:
         columns: Sequence[str],
         *,
         start: int = 0,
+        stop: int | None = None,
         rows: int = MORSEL_ROWS,
         ahead: int = 2,
         threads: int = 2,
@@ -169,16 +170,25 @@ class PastSource:
     ) -> Iterator[Morsel]:
         if not any(name in self.made for name in columns):
             return self.inner.scan(
-                columns, start=start, rows=rows, ahead=ahead, threads=threads, prune=prune, dictionary=dictionary
+                columns,
+                start=start,
+                stop=stop,
+                rows=rows,
+                ahead=ahead,
+                threads=threads,
+                prune=prune,
+                dictionary=dictionary,
             )
-        return self._scan(list(columns), start, rows, ahead, threads)
+        return self._scan(list(columns), start, stop, rows, ahead, threads)
 
-    def _scan(self, columns: list[str], start: int, rows: int, ahead: int, threads: int) -> Iterator[Morsel]:
+    def _scan(
+        self, columns: list[str], start: int, stop: int | None, rows: int, ahead: int, threads: int
+    ) -> Iterator[Morsel]:
         wanted = [r for r in self.inputs.features if {f.name for f in _fields(r)} & set(columns)]
         states = states_of(wanted)
         schema = pa.schema([self.schema.field(name) for name in columns])
         read = list(dict.fromkeys([*(name for name in columns if name not in self.made), *self.inputs.columns]))
-        scan = self.inner.scan(read, rows=rows, ahead=ahead, threads=threads)
+        scan = self.inner.scan(read, stop=stop, rows=rows, ahead=ahead, threads=threads)
         try:
             for morsel in scan:
                 count = morsel.rows.num_rows
