@@ -133,3 +133,22 @@ def test_a_row_group_holds_lists_of_32_bits() -> None:
         DataError, match="2,147,483,648 keys do not fit into the lists of one row group; lower row_group_rows"
     ):
         shape(lists(2**31), kind)
+
+
+@pytest.mark.parametrize(
+    "date", ["2026-11-18", "0001-01-01", "0000-05-05", "1969-02-29", "2024-02-29", "9999-12-31", "2026-13-01"]
+)
+@pytest.mark.parametrize(
+    "time", ["", "T09:30", " 23:59:59", "T24:00:00", "T09:30:60", "T00:00:00.1", "T09:30:15.123456"]
+)
+@pytest.mark.parametrize("end", ["", "Z", "z", "+01:00", "7", "\n", "\u0663"])
+def test_one_time_as_text_is_read_as_in_a_column(date: str, time: str, end: str) -> None:
+    text = date + time + end
+    try:
+        expected = times_of_text(pa.array([text, text])).cast(pa.int64())[0]
+    except ValueError:
+        with pytest.raises(ValueError, match=r".*"):
+            times_of([text], None)
+    else:
+        found = times_of([text], None)
+        assert (found.type, found.cast(pa.int64())[0]) == (pa.timestamp("us"), expected)

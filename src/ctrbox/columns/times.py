@@ -15,8 +15,9 @@ outside the years 0001 to 9999 is refused: milliseconds where seconds are declar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -46,6 +47,7 @@ _ISO = (
 )
 # The form that nearly all logs have, which Arrow reads by itself: 15 times faster than by groups.
 _COMMON = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z?$"
+_COMMON_TEXT = re.compile(_COMMON[1:-1])
 
 
 def checked_unit(unit: object) -> str:
@@ -140,6 +142,9 @@ def as_time_advice(name: str, kind: str | None) -> str:
 
 def times_of(values: Sequence[Any], unit: str | None) -> pa.Array:
     """Convert text, whole numbers and nulls, in any mixture. Raises ValueError or a subclass where one is not a time."""
+    if len(values) == 1 and type(values[0]) is str and _COMMON_TEXT.fullmatch(values[0]):
+        # The context of a request: what Arrow does for a column takes 0.2 ms for one value, most of it for the expressions.
+        return pa.array([datetime.fromisoformat(values[0].removesuffix("Z"))], TIME)
     kinds = frozenset(map(type, values)) - {type(None)}
     if kinds <= {str}:
         return times_of_text(pa.array(values, pa.string()))
