@@ -216,7 +216,7 @@ def test_predictions_warn_of_a_field_of_which_no_key_was_learned() -> None:
         run.evaluate(moved)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run.evaluate(table)
+        run.evaluate(table.slice(1))  # the whole table is the training log, which has a warning of its own
         list(run.predictions(table, batch_size=20))
 
 
