@@ -83,7 +83,7 @@ def measured(name: str, rows: int) -> tuple[list[list[str]], float, dict[str, fl
             assert abs(told["after"]["ece"] - found["ece"]) < 1e-6, f"{stage}: the summary of the run says otherwise"
             if not after:
                 run.learner.calibration = None  # all stages have the same weights
-                plain, measured_before = run.predict(valid), run.evaluate(valid)
+                plain, measured_before = run.predict(valid), run.evaluate()
                 before, loss_before = told["before"]["ece"], measured_before["logloss"]
                 apart, auc = float(np.abs(plain - true).mean()), measured_before["auc"]
                 shown = [f"{apart:.4f}", f"{loss_before:.5f}", f"{auc:.4f}"]
