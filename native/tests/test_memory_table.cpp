@@ -26,6 +26,7 @@ TableShape shape_of(OptimizerKind kind) {
   shape.linear = true;
   shape.weight = shape.vector = {kind, {0.1, 1e-8, 0.0, 0.0, 0.0}};
   if (kind == OptimizerKind::Adam) shape.weight = shape.vector = {kind, {0.1, 0.9, 0.99, 1e-8, 0.0}};
+  if (kind == OptimizerKind::DenseAdamW) shape.weight = shape.vector = {kind, {0.1, 0.9, 0.99, 1e-8, 0.1}};
   shape.init = 0.01;
   shape.seed = 3;
   return shape;
@@ -106,8 +107,8 @@ void a_spent_budget_leaves_a_table_that_works() {
 }
 
 // One thread prefetches, one trains, one looks without creating, one saves.
-void all_verbs_at_once_give_what_one_thread_gives() {
-  TableShape shape = shape_of(OptimizerKind::Adam);
+void all_verbs_at_once_give_what_one_thread_gives(OptimizerKind kind) {
+  TableShape shape = shape_of(kind);
   MemoryTable table(shape, size_t{1} << 30, 2), alone(shape, size_t{1} << 30, 1);
   std::vector<std::vector<int64_t>> batches;
   for (uint64_t b = 0; b < 24; ++b) batches.push_back(keys_from(1 + b * 700, 3000));
@@ -153,6 +154,7 @@ int main() {
   tasks_run_once_on_any_number_of_threads();
   sgd_equals_a_plain_map();
   a_spent_budget_leaves_a_table_that_works();
-  all_verbs_at_once_give_what_one_thread_gives();
+  all_verbs_at_once_give_what_one_thread_gives(OptimizerKind::Adam);
+  all_verbs_at_once_give_what_one_thread_gives(OptimizerKind::DenseAdamW);
   std::puts("memory table: ok");
 }
