@@ -127,6 +127,17 @@ def test_a_run_with_a_sparse_table_goes_on_after_ctrl_c_and_after_a_kill(here: P
     assert summary["metrics"]["auc"] > 0.7
 
 
+def test_far_more_ranks_than_cores_are_refused_before_any_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ctrbox import _native
+    from ctrbox.cli.ranks import joined
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    cores = _native.usable_cores()
+    most = max(8, 4 * cores)
+    with pytest.raises(Mistake, match=f"--ranks {most + 1} would start .* may use {cores} cores?; use at most {most}$"):
+        joined(most + 1, 600.0, None)
+
+
 def test_ranks_and_a_cluster_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Mistake, match="--cluster trains on Ray and cannot be used with --ranks"):
         training_command.train(tmp_path / "job.py", cluster="local", ranks=2)

@@ -29,8 +29,15 @@ def joined(ranks: int | None, timeout: float, cluster: str | None) -> Ranks | No
         raise Mistake("--cluster trains on Ray and cannot be used with --ranks or torchrun; remove one of the two")
     if world is None:
         if (ranks or 1) > 1:
+            from ctrbox import _native
             from ctrbox.ranks.launch import launch
 
+            cores = _native.usable_cores()
+            if (ranks or 1) > (most := max(8, 4 * cores)):
+                raise Mistake(
+                    f"--ranks {ranks} would start {ranks} processes, but this process may use {cores} "
+                    f"{'core' if cores == 1 else 'cores'}; use at most {most}"
+                )
             end_quietly(launch(ranks or 1, [sys.executable, "-m", "ctrbox", *sys.argv[1:]], tell))
         return None
     if ranks is not None and ranks != world.size:
