@@ -71,6 +71,12 @@ def test_a_manifest_comes_back_and_damage_is_refused() -> None:
         read_manifest(text.replace(b'"bytes": 3', b'"bytes": 4'), "here")
 
 
+def test_a_manifest_in_which_a_file_is_also_a_folder_is_refused() -> None:
+    facts = {"bytes": 1, "sha256": "0" * 64, "object": "a." + "0" * 32}
+    with pytest.raises(DataError, match=r"'model/a' is a file in it, and also the folder of 'model/a/b/c'"):
+        read_manifest(sealed({"files": {"model/a": facts, "model/a/b/c": facts}}).encode(), "here")
+
+
 @pytest.mark.parametrize(
     ("name", "facts", "told"),
     [
@@ -80,6 +86,10 @@ def test_a_manifest_comes_back_and_damage_is_refused() -> None:
         ("a", {"bytes": -1, "sha256": "0" * 64, "object": "a." + "0" * 32}, "size or checksum"),
         ("a", {"bytes": 1, "sha256": "x", "object": "a." + "0" * 32}, "size or checksum"),
         ("a", {"bytes": 1, "sha256": "0" * 64, "object": "../a." + "0" * 32}, "is not an object"),
+        ("b" * 256, {"bytes": 1, "sha256": "0" * 64, "object": "a." + "0" * 32}, "expected a path inside the folder"),
+        ("\udc80", {"bytes": 1, "sha256": "0" * 64, "object": "a." + "0" * 32}, "expected a path inside the folder"),
+        ("a", {"bytes": 1, "sha256": "0" * 64, "object": "\udc80." + "0" * 32}, "is not an object"),
+        ("a", {"bytes": 1, "sha256": "0" * 64, "object": "a." + "1" * 32}, "is not an object"),
         ("a", {"bytes": 1, "sha256": "0" * 64}, "does not describe the file 'a'"),
         ("a", [], "does not describe the file 'a'"),
     ],
