@@ -81,7 +81,7 @@ def online(
         str,
         typer.Option(
             metavar="SPAN",
-            help="How long after the end of its window an impression still waits for events that arrive out of order, by the "
+            help="Time that an impression waits in addition to --window for events that arrive out of order, measured by the "
             "times of the events. An event that is older than the newest one by more than --window plus --lateness is counted "
             "and left out. Examples: 30s, 1m.",
         ),

@@ -102,8 +102,8 @@ def serve(
             min=16,
             max=1_000_000,
             metavar="N",
-            help="Maximum number of open connections, HTTP and gRPC together, of all workers. The server uses fewer if the "
-            "process's open-file limit is too low.",
+            help="Maximum number of open connections to all workers together, HTTP and gRPC. The server allows fewer if the "
+            "open-file limit of its processes is too low.",
         ),
     ] = 8192,
     client_share: Annotated[
@@ -146,7 +146,8 @@ def serve(
         str,
         typer.Option(
             metavar="SIZE",
-            help="Memory for cached contexts of all workers, such as 256MB (units are powers of 1024); 0 disables the cache.",
+            help="Memory for the cached contexts of all workers together, such as 256MB (units are powers of 1024); 0 "
+            "disables the cache.",
         ),
     ] = "256MB",
     workers: Annotated[
@@ -155,9 +156,9 @@ def serve(
             min=1,
             max=256,
             metavar="N",
-            help="Number of processes that serve, on Linux; they share the port and the memory of the model, and one that dies "
-            "is replaced. --max-connections and --cache are divided among them. Default: the usable cores, but 1 for a published "
-            "run, for a run with a Sparse Table, and on other systems.",
+            help="Number of worker processes. They share the port and the memory of the model, and divide --max-connections and "
+            "--cache among them; a worker that dies is replaced. Default: the number of usable cores, but 1 for a published run "
+            "and for a run with a Sparse Table.",
             show_default=False,
         ),
     ] = None,

@@ -135,10 +135,11 @@ def train(
         typer.Option(
             metavar="platt|isotonic|weights|intercept|NUMBER",
             help="How to correct predictions after training. 'platt' (a logistic curve) and 'isotonic' (a rising step function) "
-            "map scores to the click rates of the newest tenth of the training rows, which the model then does not learn from. "
-            "The others correct for sample weights: 'weights' adds log(w0 / w1), which requires weights that depend only on the "
-            "label; 'intercept' fits the click rate of the validation rows; a number between -50 and 50 is added to every "
-            "logit. Default: no correction.",
+            "fit a map from scores to click rates to the last tenth of the training rows, from which the model then does not "
+            "learn. The others correct for sample weights by a number that is added to every logit: 'weights' adds "
+            "log(w0 / w1), where w0 and w1 are the weights of all rows without and with a click; 'intercept' adds the number "
+            "that makes predicted and actual clicks of the validation rows equal; NUMBER must be above -50 and below 50. "
+            "Default: the job's setting, otherwise no correction.",
             show_default=False,
         ),
     ] = None,
@@ -241,7 +242,7 @@ def train(
             min=1,
             max=1024,
             help="Number of processes on this machine that train together, each on a part of every batch and with a part of the "
-            "tables; no Ray is needed. Under torchrun its number of processes is used. Default: 1.",
+            "tables, without Ray. torchrun sets this number itself. Default: 1.",
             show_default=False,
         ),
     ] = None,
@@ -250,8 +251,8 @@ def train(
         typer.Option(
             metavar="SECONDS",
             min=1.0,
-            help="Number of seconds, at least 1, that a process of --ranks waits for another one before it ends the training and "
-            "names it.",
+            help="Time in seconds, at least 1, that the processes of --ranks wait for one of them before they end with an error "
+            "that names it.",
         ),
     ] = 600.0,
     as_json: AsJson = False,
