@@ -286,6 +286,9 @@ def test_a_state_continues_from_its_file_and_a_damaged_file_is_refused(tmp_path:
         (lambda: cb.history("ad", by="user", time="ts", within="1m", gap="5m"), r"must be longer than gap="),
         (lambda: cb.history("ad", by="user", time="ts", within="soon"), r"expected a span"),
         (lambda: cb.history("ad", by="user", time="ts", gap="-1m"), r"gap must be a span from 0"),
+        (lambda: cb.history("ad", by="user", time="ts", gap="1_0m"), r"expected a span"),
+        (lambda: cb.history("ad", by="user", time="ts", gap=" 1m"), r"expected a span"),
+        (lambda: cb.history("ad", by="user", time="ts", budget=0), r"budget= must be"),
         (lambda: cb.history(by="user", time="ts"), r"takes 1 to 64 columns"),
         (lambda: cb.history(col("ad") + 1, "ad", by="user", time="ts"), r"different names of columns"),
         (lambda: cb.past(by=[], time="ts"), r"past needs by="),
@@ -296,6 +299,10 @@ def test_a_state_continues_from_its_file_and_a_damaged_file_is_refused(tmp_path:
 def test_what_cannot_be_a_feature_of_the_past_is_refused(make: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         cb.View(clicks(10)).with_history(h=make())
+
+
+def test_the_length_of_a_history_may_be_a_number_of_numpy() -> None:
+    assert cb.history("ad", by="user", time="ts", last=np.int64(3)).last == 3
 
 
 def test_a_name_that_is_taken_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,10 +72,9 @@ SPANS = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_00
 
 def span(text: str) -> int:
     """'6h' → microseconds."""
-    try:
-        return int(text[:-1]) * SPANS[text[-1]]
-    except (KeyError, ValueError, IndexError, TypeError):
-        raise PlanError(f"expected a span such as '30m', '6h', '1d' or '2w', got {text!r}") from None
+    if not isinstance(text, str) or not re.fullmatch(r"-?[0-9]{1,15}[smhdw]", text):
+        raise PlanError(f"expected a span such as '30m', '6h', '1d' or '2w', got {checks.shown(text)}")
+    return int(text[:-1]) * SPANS[text[-1]]
 
 
 def _history(

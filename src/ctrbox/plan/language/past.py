@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctrbox.arguments.sizes import parse_bytes
+from ctrbox.arguments.numbers import whole
+from ctrbox.arguments.sizes import checked_bytes
 from ctrbox.errors import PlanError
 from ctrbox.plan.language import checks
 from ctrbox.plan.language.expr import Expr, column
@@ -87,8 +88,7 @@ class PastFeature:
         if len(self.values) not in wanted:
             raise PlanError(f"{self.what} takes {_number(wanted)} columns of values, got {len(self.values)}")
         low = 1 if self.what == "history" else 0
-        if isinstance(self.last, bool) or not isinstance(self.last, int) or not low <= self.last <= MOST_LAST:
-            raise PlanError(f"last must be a whole number from 1 to {MOST_LAST:,}, got {checks.shown(self.last)}")
+        object.__setattr__(self, "last", whole("last", self.last, low, MOST_LAST))  # NumPy's numbers become ints
         if self.within and self.within <= self.past.gap:
             raise PlanError(
                 f"the window within= ({self.within / 1e6:g} s) must be longer than gap= ({self.past.gap / 1e6:g} s); otherwise "
@@ -128,7 +128,7 @@ def past(
         where,
         _span("gap", gap),
         _span("lateness", lateness),
-        parse_bytes(budget),
+        checked_bytes("budget", budget),
     )
 
 
