@@ -187,7 +187,7 @@ def test_a_job_with_a_sparse_table_tells_what_was_asked_of_it(here: Path, call: 
     assert told.startswith("runs/sparse holds a run; this one goes to runs/sparse-2 (--overwrite replaces the first)\n")
     found, _ = call(learning.evaluate, Path("runs/sparse"), ram="8MB")
     assert "AUC" in found
-    with pytest.raises(PlanError, match="expected a size"):
+    with pytest.raises(PlanError, match="ram= must be a size such as"):
         call(learning.predict, Path("runs/sparse"), "data/impressions", "x.parquet", ram="lots")
 
 

@@ -90,7 +90,9 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     def made(kind: str, **settings: Any) -> Server:
         place = tmp_path / "clicks"
         place.mkdir(exist_ok=True)
-        folder = SimpleNamespace(kind=kind, folder=place, online=place / "online.json", published="versions")
+        folder = SimpleNamespace(
+            kind=kind, folder=place, online=place / "online.json", published="versions", stored=None
+        )
         monkeypatch.setattr(module, "ModelFolder", SimpleNamespace(open=lambda path: folder))
         monkeypatch.setattr(module, "ServedRun", SimpleNamespace)
         served = SimpleNamespace() if kind == RUN else object()

@@ -177,7 +177,7 @@ def test_functions_are_described_by_their_code_and_objects_without_their_address
         ({}, ""),
         ({"out": "runs/x", "ahead": 1000, "look_ahead": 64, "seconds": 1e-9, "steps": 2**62, "progress": True}, ""),
         ({"out": Path("x"), "ahead": 1, "look_ahead": 0, "steps": 1}, ""),
-        ({"out": 5}, "out must be a path, got 5"),
+        ({"out": 5}, "out must be a path or a URL, got 5"),
         ({"ahead": 0}, "ahead must be a whole number from 1 to 1,000"),
         ({"ahead": 1001}, "ahead must be a whole number from 1 to 1,000"),
         ({"look_ahead": -1}, "look_ahead must be a whole number from 0 to 64"),
