@@ -1,4 +1,4 @@
-"""What all tests share: ids that are short enough for one line of a terminal."""
+"""Settings of all tests: cuts their ids to a length that fits one line of a terminal."""
 
 from __future__ import annotations
 

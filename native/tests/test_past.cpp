@@ -42,7 +42,7 @@ std::vector<Row> log_of(Random& random, size_t rows, int64_t lateness) {
   return log;
 }
 
-// What a row sees, found by looking at every earlier row: events by (time, order of arrival).
+// Returns the events that a row sees, by looking at every earlier row; sorted by time, then by order of arrival.
 std::vector<Row> seen_by(const std::vector<Row>& log, size_t row, const PastShape& shape) {
   std::vector<Row> seen;
   const int64_t time = log[row].time;

@@ -1,4 +1,4 @@
-"""What connects ranks: exchanges, the rank that hangs, the environment of torchrun, and the table whose rows ranks own."""
+"""Exchanges between ranks, a rank that hangs, the environment of torchrun, and the table whose rows ranks own."""
 
 from __future__ import annotations
 

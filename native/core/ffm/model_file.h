@@ -32,7 +32,7 @@ std::unique_ptr<DeepFfm> load_ffm(const std::string& path, FfmHead& head);
 uint64_t weights_of(const FfmLayout& layout);
 void take_weights(const DeepFfm& model, float* out);
 void give_weights(DeepFfm& model, const float* weights);
-// Of dense alone, for a model that reads lr and ffm in the memory of another.
+// Sets the dense weights alone, for a model that reads its lr and ffm weights in the memory of another one.
 void give_dense(DeepFfm& model, const float* dense);
 
 // "" or what is wrong with settings; sizes are bounded here before anything is allocated.

@@ -21,7 +21,7 @@
 
 namespace cb {
 
-// What one read may see: events 0 to `end` of a ring, oldest first. No ring: the key has none.
+// The events that one read may see: 0 to `end` of a ring, oldest first. Without a ring the key has no events.
 struct PastSeen {
   const EventRing* ring = nullptr;
   uint32_t end = 0;
@@ -56,7 +56,8 @@ class PastShard {
   std::vector<Held>& held() { return keys_; }
   const std::vector<Held>& held() const { return keys_; }
 
-  // What decides when keys are forgotten; a file holds both, so that a restart forgets the same keys at the same event.
+  // These two decide when keys are forgotten. A file holds both, so that a restart forgets the same keys at the same
+  // event.
   int64_t newest() const { return newest_; }
   size_t swept_keys() const { return swept_keys_; }
   void restore(int64_t newest, size_t swept_keys) {

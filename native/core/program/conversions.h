@@ -15,7 +15,7 @@ namespace cb {
 // out. Times: nothing is lost, but whole numbers that count another unit than was said give times that cannot be meant.
 enum class Conversion : uint8_t { None, Text, Number, Quotient, Lists, Times };
 
-// What one instruction has met so far.
+// Counts of the values that one instruction has read and lost so far.
 struct Converted {
   uint64_t values = 0;  // rows that are not null
   uint64_t lost = 0;    // those among them that became null, or whose list lost an element

@@ -16,7 +16,7 @@ inline constexpr uint64_t kMostDenseSteps = uint64_t{1} << 24;
 
 class DenseAdam {
  public:
-  // What all floats of a part of a row share in one step.
+  // The numbers that all floats of a part of a row have in common in one step.
   struct Numbers {
     float l2;            // times the weight, added to the gradient; 0: nothing
     float shrink;        // of the weight before the step, 1 − lr·weight_decay; 1: nothing

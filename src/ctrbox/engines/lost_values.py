@@ -48,7 +48,7 @@ class CastCount:
 
 @dataclass
 class Met:
-    """What the instructions of a cast have met."""
+    """Counts of the values that the instructions of one cast have read and lost."""
 
     node: Node
     values: int = 0

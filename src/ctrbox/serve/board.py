@@ -66,7 +66,7 @@ class Note:
 
 
 class Place:
-    """What a worker has on the board."""
+    """The part of the board that one worker writes."""
 
     SIZE = 8 * (OF_WORKER + CELLS) + Note.SIZE
 

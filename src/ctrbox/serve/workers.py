@@ -58,7 +58,7 @@ log = logging.getLogger("ctrbox.serve")
 
 @dataclass(frozen=True)
 class Seat:
-    """What a worker process gets from the supervisor. ``life``: a pipe that ends with the supervisor."""
+    """The objects that a worker process gets from the supervisor. ``life``: a pipe that closes when the supervisor ends."""
 
     desk: Desk
     sockets: Sequence[socket.socket]

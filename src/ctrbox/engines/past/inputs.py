@@ -44,7 +44,7 @@ class Resolved:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """What features must share to be read from one state."""
+        """Return the settings that features must have in common to be read from one state."""
         past = self.feature.past
         where = None if self.where is None else self.where.id
         return self.key.id, self.time.id, where, past.gap, past.lateness

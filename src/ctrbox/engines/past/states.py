@@ -26,7 +26,7 @@ EXACT = 1 << 53  # whole numbers up to this one are floats without rounding
 
 @dataclass(frozen=True)
 class Rows:
-    """What a state is given of some rows. ``where``: names a row of these for an error."""
+    """The columns of some rows that a state reads. ``where``: returns the name of one of these rows, for an error."""
 
     count: int
     columns: dict[int, Column]
