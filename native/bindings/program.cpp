@@ -131,6 +131,33 @@ void bind_program(nb::module_& m) {
           nb::arg("records"), nb::arg("threads") = 1,
           "Replace row numbers by the handles of the records made of those rows.");
 
+  nb::class_<AsOfIndex, Table>(m, "AsOfIndex", "From a hash and a time to the newest row at or before that time.")
+      .def_prop_ro("rows", &AsOfIndex::rows)
+      .def_prop_ro("keys", &AsOfIndex::keys)
+      .def_static(
+          "build",
+          [](nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> hashes,
+             nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> times, bool keep_last,
+             size_t threads) {
+            nb::gil_scoped_release free;
+            HashIndex::Duplicate duplicate;
+            auto index =
+                std::make_shared<AsOfIndex>(std::span(hashes.data(), hashes.size()),
+                                            std::span(times.data(), times.size()), keep_last, threads, duplicate);
+            return std::make_tuple(index, duplicate.first, duplicate.second);
+          },
+          nb::arg("hashes"), nb::arg("times"), nb::arg("keep_last"), nb::arg("threads") = 1,
+          "Build the index on so many threads, the same for any number of them; also return two rows that share a hash "
+          "and a time (-1, -1: none, or the last one counts).")
+      .def(
+          "point_at",
+          [](AsOfIndex& i, const Records& records, size_t threads) {
+            nb::gil_scoped_release free;
+            i.renumber(records.handles(), threads);
+          },
+          nb::arg("records"), nb::arg("threads") = 1,
+          "Replace row numbers by the handles of the records made of those rows.");
+
   m.def(
       "align",
       [](nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ids,
@@ -243,6 +270,7 @@ void bind_program(nb::module_& m) {
           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
           nb::arg())
       .def("lookup", &Program::lookup)
+      .def("lookup_as_of", &Program::lookup_as_of)
       .def("gather", &Program::gather)
       .def("emit", &Program::emit)
       .def("finish", &Program::finish)

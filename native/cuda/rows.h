@@ -168,6 +168,14 @@ __device__ inline int64_t join_row(const Slot& s, uint32_t missed, const void* i
   return row == 0xffffffffu ? missing : (int64_t)row;
 }
 
+// The same for an as-of join; `valid`: neither the key nor the time is null.
+__device__ inline int64_t join_row_as_of(const Slot& s, uint32_t missed, const void* index, bool valid, uint64_t hash,
+                                         int64_t time, int64_t missing) {
+  uint32_t row = valid ? find_as_of(*(const AsOfView*)index, hash, time) : 0xffffffffu;
+  if (row == 0xffffffffu) warn(s, valid ? missed : missed + 1, true);
+  return row == 0xffffffffu ? missing : (int64_t)row;
+}
+
 struct Inside {  // a string or list whose elements lie in the block
   uint32_t offset, count;
 };

@@ -34,6 +34,38 @@ struct JoinRow {
   }
 };
 
+// ---- as-of join: the newest row of a key that is not later than a time --------------------------------------------
+
+// A row of a dimension view that says from which time on it holds. Those of one key lie side by side, in order of time.
+struct Version {
+  int64_t time;   // microseconds
+  uint32_t row;   // what the join gives
+  uint32_t left;  // versions from here to the last one of the key, this one included
+};
+
+struct AsOfView {
+  IndexView index;  // from the hash of a key to the place of its first version
+  const Version* versions;
+};
+
+// Of the key whose versions begin at `first`: the row of the newest one with a time at or before `time`, or kNoRow.
+CB_BODY uint32_t newest_row(const Version* first, int64_t time) {
+  uint32_t low = 0, high = first->left;
+  while (low < high) {
+    uint32_t middle = low + (high - low) / 2;
+    if (first[middle].time <= time)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low == 0 ? 0xffffffffu : first[low - 1].row;
+}
+
+CB_BODY uint32_t find_as_of(const AsOfView& view, uint64_t hash, int64_t time) {
+  uint32_t first = find_row(view.index, hash);
+  return first == 0xffffffffu ? first : newest_row(view.versions + first, time);
+}
+
 // ---- dictionary: word → id, or word → vector ------------------------------------------------------------------------
 
 struct DictionaryView {

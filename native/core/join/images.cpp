@@ -1,6 +1,7 @@
 // Lists the parts of each table's image: its view, with every pointer replaced by a part.
 #include "core/join/image.h"
 
+#include "core/join/as_of_index.h"
 #include "core/join/records.h"
 #include "core/program/lookup_tables.h"
 #include "core/program/operator_tables.h"
@@ -76,6 +77,13 @@ void History::put_image(ImageWriter& to) const {
 void Index::put_image(ImageWriter& to) const {
   to.front(map.view());
   to.close(index_part(map.view(), to));
+}
+
+void AsOfIndex::put_image(ImageWriter& to) const {
+  AsOfView v = to.front(view_);
+  v.index = index_part(view_.index, to);
+  v.versions = to.part(versions_);
+  to.close(v);
 }
 
 // ---- records --------------------------------------------------------------------------------------------------------

@@ -38,6 +38,33 @@ void lookup_rows(const HashIndex& index, uint32_t rows, const Column& hash, int6
   looked.missed += keys - found;
 }
 
+// As lookup_rows(), but for the newest row of each key at or before a time. A null key or time finds no row and is not
+// counted.
+void lookup_rows_as_of(const AsOfIndex& index, uint32_t rows, const Column& hash, const Column& time, int64_t missing,
+                       int64_t* out, Looked& looked) {
+  const uint64_t* h = entries<uint64_t>(hash);
+  const int64_t* t = entries<int64_t>(time);
+  uint32_t keys = 0, found = 0;
+  const Version* first[kBlock];
+  for (uint32_t from = 0; from < rows; from += kBlock) {
+    uint32_t to = std::min(rows, from + kBlock);
+    for (uint32_t r = from; r < to; ++r) index.prefetch(h[r]);
+    for (uint32_t r = from; r < to; ++r) {
+      const bool valid = (!hash.valid || hash.valid[r]) && (!time.valid || time.valid[r]);
+      first[r - from] = valid ? index.find(h[r]) : nullptr;
+      if (first[r - from]) __builtin_prefetch(first[r - from]);
+      keys += valid;
+    }
+    for (uint32_t r = from; r < to; ++r) {
+      uint32_t row = first[r - from] ? newest_row(first[r - from], t[r]) : HashIndex::kEmpty;
+      out[r] = row == HashIndex::kEmpty ? missing : static_cast<int64_t>(row);
+      found += row != HashIndex::kEmpty;
+    }
+  }
+  looked.keys += keys;
+  looked.missed += keys - found;
+}
+
 // One field of the blocks `at` (a row each, from row `from` on) into a register.
 void gather_field(const RecordField& f, const char* const* at, uint32_t from, uint32_t rows, Column& out) {
   const uint32_t offset = f.offset;
@@ -164,6 +191,20 @@ int Program::lookup(std::shared_ptr<Index> index, int hash, int64_t missing) {
   k.what = Do::Lookup;
   k.name = "lookup";
   k.in = {hash};
+  k.out = {reg};
+  k.table = std::move(index);
+  k.missing = missing;
+  code_.push_back(std::move(k));
+  return reg;
+}
+
+int Program::lookup_as_of(std::shared_ptr<AsOfIndex> index, int hash, int time, int64_t missing) {
+  if (kind(hash) != "k" || kind(time) != "t") throw std::invalid_argument("an as-of look-up takes a key and a time");
+  int reg = new_register("i", false);
+  Instruction k{};
+  k.what = Do::LookupAsOf;
+  k.name = "lookup";
+  k.in = {hash, time};
   k.out = {reg};
   k.table = std::move(index);
   k.missing = missing;
@@ -355,6 +396,11 @@ void Program::run_chunk(Worker& w, const Piece& piece, uint32_t piece_number, in
         lookup_rows(static_cast<const Index&>(*k.table).map, rows, w.columns[static_cast<size_t>(k.in[0])], k.missing,
                     static_cast<int64_t*>(w.columns[static_cast<size_t>(k.out[0])].data), w.looked[n]);
         break;
+      case Do::LookupAsOf:
+        lookup_rows_as_of(static_cast<const AsOfIndex&>(*k.table), rows, w.columns[static_cast<size_t>(k.in[0])],
+                          w.columns[static_cast<size_t>(k.in[1])], k.missing,
+                          static_cast<int64_t*>(w.columns[static_cast<size_t>(k.out[0])].data), w.looked[n]);
+        break;
       case Do::Gather:
         gather_rows(*k.records, k.fields, entries<int64_t>(w.columns[static_cast<size_t>(k.in[0])]), rows, k.out,
                     w.columns);
@@ -394,7 +440,7 @@ void Program::run(const std::vector<Piece>& pieces, Sink& sink) const {
     w->scratch.reset();
     std::lock_guard<std::mutex> hold(mutex_);
     for (size_t n = 0; n < code_.size(); ++n) {
-      if (code_[n].what == Do::Lookup) {
+      if (code_[n].what == Do::Lookup || code_[n].what == Do::LookupAsOf) {
         looked_[n].keys += w->looked[n].keys;
         looked_[n].missed += w->looked[n].missed;
         w->looked[n] = {};

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "core/join/as_of_index.h"
 #include "core/join/hash_index.h"
 #include "core/join/records.h"
 #include "core/program/conversions.h"
@@ -77,6 +78,7 @@ class Program {
                         const std::vector<int64_t>& ints, const std::vector<double>& floats,
                         const std::vector<std::string>& texts, std::shared_ptr<Table> table, bool strict);
   int lookup(std::shared_ptr<Index> index, int hash, int64_t missing);
+  int lookup_as_of(std::shared_ptr<AsOfIndex> index, int hash, int time, int64_t missing);
   std::vector<int> gather(std::shared_ptr<Records> records, int row, const std::vector<int>& fields);
   void emit(int slot, int reg);
   void finish();
@@ -104,7 +106,7 @@ class Program {
     size_t data_at = 0;    // byte offset of entries in a worker's memory
     size_t valid_at = 0;
   };
-  enum class Do : uint8_t { Load, Call, Lookup, Gather, Emit };
+  enum class Do : uint8_t { Load, Call, Lookup, LookupAsOf, Gather, Emit };
   struct Instruction {
     Do what;
     std::string name;

@@ -75,10 +75,12 @@ class Joins:
             if count.keys < least or count.missed < count.keys or named in self.told:
                 continue
             self.told.add(named)
+            as_of = any(f.name == count.view and f.time is not None for f in self.extractor.graph.frames)
             warnings.warn(
-                f"none of the first {count.keys:,} keys ({', '.join(count.on)}) has a row in view {count.view!r}, so every "
+                f"none of the first {count.keys:,} keys ({', '.join(count.on)}) has a row in view {count.view!r}"
+                f"{' at or before its own time' if as_of else ''}, so every "
                 f"column that comes from this view is null or filled{self.examples(count)}. Compare the ids of both sides: "
-                "leading zeros, upper and lower case, white space, swapped columns",
+                f"leading zeros, upper and lower case, white space, swapped columns{'; and their times' if as_of else ''}",
                 stacklevel=2,
             )
 

@@ -65,6 +65,7 @@ class Join:
     on: tuple[str, ...]
     how: str
     prefix: str
+    as_of: tuple[str, str] | None = None  # the time columns of the rows and of the joined view, in this order
 
 
 @dataclass(frozen=True)
@@ -294,11 +295,23 @@ class View:
         """Keep only the rows for which the condition holds; a null condition does not hold."""
         return self._with(Filter(condition))
 
-    def join(self, view: View, on: str | Sequence[str], how: str = "left", *, prefix: str = "") -> View:
+    def join(
+        self,
+        view: View,
+        on: str | Sequence[str],
+        how: str = "left",
+        *,
+        prefix: str = "",
+        as_of: str | Sequence[str] | None = None,
+    ) -> View:
         """Look up each row's ``on`` among the keys of ``view`` and take its columns along, named with ``prefix``.
 
         Several columns of ``on`` are paired with the columns of the key by their position.
         "left" keeps rows whose key is missing, with nulls that fills clean; "inner" drops them.
+
+        ``as_of`` names a time column, or two where the names differ: ``as_of=("ts", "valid_from")``, first that of the rows, then
+        that of ``view``. ``view`` may then have several rows of a key, in any order, and each row takes the newest of them whose
+        time is at or before its own. A row that has no such row, or whose time is null, is treated like one whose key is missing.
         """
         keys = _names(on, "on")
         if how not in ("left", "inner"):
@@ -315,7 +328,7 @@ class View:
                 f"the order of on= differs from the key of view {view.name!r}: use on={list(view.key)} instead of "
                 f"on={list(keys)}"
             )
-        return self._with(Join(view, keys, how, prefix))
+        return self._with(Join(view, keys, how, prefix, None if as_of is None else _two_times(as_of, view)))
 
     def merge(self, view: View, *, ordered: bool | None = None, budget: str | int = "4GB") -> View:
         """Take along the columns of ``view`` for the same instance id (the key of both views).
@@ -355,6 +368,21 @@ def _names(names: Any, what: str) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise PlanError(f"{what} takes the names of columns, got {name!r}")
     return found
+
+
+def _two_times(as_of: Any, view: View) -> tuple[str, str]:
+    """Return the time columns of both sides of an as-of join."""
+    names = _names(as_of, "as_of")
+    if len(names) not in (1, 2):
+        raise PlanError(
+            f"as_of takes a time column, or two where their names differ: as_of=('ts', 'valid_from'); got {as_of!r}"
+        )
+    if names[-1] in view.key:
+        raise PlanError(
+            f"as_of: the time {names[-1]!r} is also in the key {view.key} of view {view.name!r}, so that only rows of exactly "
+            f"the same time would be found; leave it out of the key: View(…, key=…)"
+        )
+    return names[0], names[-1]
 
 
 def short_name(name: str) -> str:

@@ -228,6 +228,30 @@ def test_joined_views(runtime: Runtime, how: str, rows: int) -> None:
     agree(cb.compile(view, wanted), runtime, (100, 1000))
 
 
+def versions(rows: int) -> cb.View:
+    """Names of users that change over time, the latest first."""
+    each = range(rows)
+    table = pa.table(
+        {
+            "user": pa.array([k % 5 for k in each], pa.int64()),
+            "since": pa.array([-(k // 5) for k in each], pa.timestamp("s")),
+            "name": pa.array([None if k % 4 == 3 else f"name {k}" for k in each], pa.string()),
+            "level": pa.array(each, pa.int64()),
+        }
+    )
+    return cb.View(table, key="user", name="versions")
+
+
+@pytest.mark.parametrize("how", ["left", "inner"])
+@pytest.mark.parametrize("rows", [0, 23])
+def test_as_of_joins(runtime: Runtime, how: str, rows: int) -> None:
+    others = versions(rows).fill(name="?", level=-1)
+    seconds = cb.when(col("n") == 4).then(10**15).otherwise(col("n"))  # no time has so many, so these are null
+    log = cb.View(log_table(600), key="id").with_columns(ts=seconds.cast("time", unit="s"))
+    wanted = features(dense={"level": col("level")}, sparse={"name": col("name"), "pair": cb.cross("tags", "name")})
+    agree(cb.compile(log.join(others, on="user", how=how, as_of=("ts", "since")), wanted), runtime, (100, 1000))
+
+
 @pytest.mark.parametrize("ids", ["gaps", "before", "behind", "all", "none"])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_streamed_merge(runtime: Runtime, ids: str, filtered: bool) -> None:

@@ -32,7 +32,7 @@ class Dimension:
     """A joined view, ready to be looked up."""
 
     name: str
-    index: Any  # _native.Index
+    index: Any  # _native.Index, or _native.AsOfIndex where it is joined as of a time
     records: Any  # _native.Records
     rows: int
     null_row: int  # handle of the record for missing keys
@@ -154,9 +154,9 @@ class Assembler:
             self.registers[node.id] = literal(program, node.kind, node.param("value"))
         elif node.op == "row":
             dimension = self.dimensions[node.param("frame")]
-            self.registers[node.id] = program.lookup(
-                dimension.index, self.registers[node.args[0].id], dimension.null_row
-            )
+            look_up = program.lookup if len(node.args) == 1 else program.lookup_as_of
+            reads = [self.registers[a.id] for a in node.args]
+            self.registers[node.id] = look_up(dimension.index, *reads, dimension.null_row)
             self.note("join", node)
         elif node.op == "found":
             missing = literal(program, "i", self.dimensions[node.args[0].param("frame")].null_row)

@@ -19,6 +19,7 @@ from ctrbox.engines.cpu.tables import Tables
 from ctrbox.errors import DataError
 from ctrbox.plan.graph.graph import FrameSpec, Graph
 from ctrbox.plan.language.node import Node
+from ctrbox.plan.language.typing import origin
 from ctrbox.views.recorded import opened
 from ctrbox.views.source import Morsel
 
@@ -31,6 +32,7 @@ class Part:
 
     rows: Prepared  # where they come from; what they were made of is gone
     hashes: np.ndarray
+    times: np.ndarray | None  # of an as-of join, in microseconds
     records: Any  # _native.Records
 
 
@@ -53,37 +55,37 @@ def load_dimension(
         return 0, where[node.name]
 
     assert frame.hash is not None
-    hash_node = frame.hash
+    keys = [frame.hash, *([frame.time] if frame.time is not None else [])]
+    kinds, nullable = [n.kind for n in keys], [n.nullable for n in keys]
     asked = graph.asked[frame.id]
 
     def program(filters: list[Node]) -> tuple[Stages, Assembler]:
         assembler = Assembler(tables, dimensions, column_at, chunk_rows)
-        return Stages(assembler, filters, [*asked, hash_node], 1), assembler
+        return Stages(assembler, filters, [*asked, *keys], 1), assembler
 
     def no_records() -> Any:
         return _native.Records([n.kind for n in asked], [n.nullable for n in asked])
 
     stages, assembler = program(frame.filters)
     body = assembler.assemble(asked, list(enumerate(asked)), stages.sources)
-    hashing = assembler.assemble([hash_node], [(0, hash_node)], stages.sources)
+    hashing = assembler.assemble(keys, list(enumerate(keys)), stages.sources)
 
     def load(morsel: Morsel) -> Part:
         records = no_records()
         part = stages.prepare(morsel.rows.num_rows, [(frame_of(morsel.rows), None, 0)], morsel.origin, morsel.start)
         try:
-            kept, _ = hashing.native.run_frame([part.piece(0, part.rows)], ["k"], [hash_node.nullable], [])
-            _, valid, (hashes,) = kept.export(0)
-            if valid is not None and not valid.all():
-                raise DataError(
-                    f"key {frame.key[0]!r} of view {frame.name!r} is null at "
-                    f"{part.origin.name(part.row(int(valid.argmin())))}; filter those rows: "
-                    f".filter(~col({frame.key[0]!r}).is_null())"
-                )
+            kept, _ = hashing.native.run_frame([part.piece(0, part.rows)], kinds, nullable, [])
+            found = []
+            for place, what in enumerate(("key", "time")[: len(keys)]):
+                _, valid, (values,) = kept.export(place)
+                if valid is not None and not valid.all():
+                    raise DataError(null_key(frame, what, part.origin.name(part.row(int(valid.argmin())))))
+                found.append(values)
             body.native.run_records([part.piece(0, part.rows)], records)
         except _native.RowError as error:
             raise located(error, [(part, 0, part.rows)]) from None
         part.sources = []
-        return Part(part, hashes, records)
+        return Part(part, found[0], found[1] if frame.time is not None else None, records)
 
     records = no_records()
 
@@ -104,12 +106,21 @@ def load_dimension(
 
     parts: list[Prepared] = []
     hashes: list[np.ndarray] = []
+    times: list[np.ndarray] = []
     with ThreadPoolExecutor(threads, thread_name_prefix="ctrbox-join") as pool:
         for part in in_order(put, placed(pool), pool, threads + 1, stop):
             parts.append(part.rows)
             hashes.append(part.hashes)
+            if part.times is not None:
+                times.append(part.times)
     every = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
-    index, first, second = _native.Index.build(every, frame.view.keep == "last", threads)
+    keep_last = frame.view.keep == "last"
+    index: Any
+    if frame.time is None:
+        index, first, second = _native.Index.build(every, keep_last, threads)
+    else:
+        moments = np.concatenate(times) if times else np.zeros(0, np.int64)
+        index, first, second = _native.AsOfIndex.build(every, moments, keep_last, threads)
     if first >= 0:
         raise DataError(duplicate(frame, parts, first, second))
     if frame.role == "inner":
@@ -130,6 +141,11 @@ def load_dimension(
     )
 
 
+def null_key(frame: FrameSpec, what: str, where: str) -> str:
+    name = frame.key[0] if what == "key" or frame.time is None else origin(frame.time).name
+    return f"{what} {name!r} of view {frame.name!r} is null at {where}; filter those rows: .filter(~col({name!r}).is_null())"
+
+
 def duplicate(frame: FrameSpec, parts: list[Prepared], first: int, second: int) -> str:
     where, values = [], []
     for row in (first, second):
@@ -142,8 +158,11 @@ def duplicate(frame: FrameSpec, parts: list[Prepared], first: int, second: int) 
             row -= part.rows
     if values[0] != values[1]:
         return f"keys {values[0]} and {values[1]} of view {frame.name!r} have one 64-bit hash; join on another column"
+    same = (
+        "more than once" if frame.time is None else f"more than once with the same time in {origin(frame.time).name!r}"
+    )
     return (
-        f"view {frame.name!r} has key {values[0]} more than once ({where[0]} and {where[1]}); "
+        f"view {frame.name!r} has key {values[0]} {same} ({where[0]} and {where[1]}); "
         f"make it unique or let the last one win: View(…, keep='last')"
     )
 

@@ -147,6 +147,12 @@ class Recorded:
         self._add(Instruction("lookup", "lookup", reads, makes, len(self.entries), table=index, missing=missing))
         return made
 
+    def lookup_as_of(self, index: Any, hashed: int, time: int, missing: int) -> int:
+        made = self._register("i", False)
+        reads, makes = [self.registers[hashed], self.registers[time]], [self.registers[made]]
+        self._add(Instruction("lookup", "lookup", reads, makes, len(self.entries), table=index, missing=missing))
+        return made
+
     def gather(self, records: Any, row: int, fields: Sequence[int]) -> list[int]:
         layout = records.layout
         made = [self._register(layout[f][3], layout[f][1] >= 0) for f in fields]

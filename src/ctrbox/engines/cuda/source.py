@@ -252,9 +252,9 @@ class Source:
         return [f"if ({live}!found.there) bad_row(s, {k.bad}, row, 1);", *lines]
 
     def lookup(self, k: Instruction, layer: Layer) -> list[str]:
-        (hashed,) = k.reads
-        table, missing = self.layout.table(k), whole(k.missing)
-        found = f"join_row(s, {k.missed}, s.tables[{table}], {self.valid(hashed)}, {self.value(hashed)}, {missing})"
+        name = "join_row" if len(k.reads) == 1 else "join_row_as_of"
+        key = ", ".join(self.value(r) for r in k.reads)
+        found = f"{name}(s, {k.missed}, s.tables[{self.layout.table(k)}], {self.all_valid(k.reads)}, {key}, {whole(k.missing)})"
         return [f"{self.value(k.makes[0])} = {found};"]
 
     def gather(self, k: Instruction, layer: Layer) -> list[str]:

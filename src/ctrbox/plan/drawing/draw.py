@@ -258,7 +258,7 @@ def _label(node: Node, graph: Graph, words: Words) -> str:
     if node.op == "column":
         return node.name
     if node.op == "row":
-        return f"join {graph.frames[node.param('frame')].name}"
+        return f"join {graph.frames[node.param('frame')].name}{' as of' if len(node.args) > 1 else ''}"
     if node.op == "gather":
         inner = _label(node.inner, graph, words) if node.inner is not None else ""
         return f"{graph.frames[node.args[0].param('frame')].name}: {inner}"

@@ -44,7 +44,8 @@ class Words:
         if node.op == "column":
             return f"column {node.name}"
         if node.op == "row":
-            return f"row of {frames[node.param('frame')].name}({self.value(node.args[0])})"
+            as_of = f" as of {self.value(node.args[1])}" if len(node.args) > 1 else ""
+            return f"row of {frames[node.param('frame')].name}({self.value(node.args[0])}{as_of})"
         if node.op == "gather":
             return f"{frames[node.args[0].param('frame')].name}[{node.args[0]}].{node.inner}"
         if node.op == "found":
@@ -118,8 +119,9 @@ def users(graph: Graph) -> dict[int, int]:
     for frame in graph.frames:
         for node in frame.filters:
             masks[node.id] = masks.get(node.id, 0) | 1 << beyond
-        if frame.hash is not None:
-            masks[frame.hash.id] = masks.get(frame.hash.id, 0) | 2 << beyond
+        for key in (frame.hash, frame.time):
+            if key is not None:
+                masks[key.id] = masks.get(key.id, 0) | 2 << beyond
     for fit in graph.fits:
         for node in fit.inputs:
             masks[node.id] = masks.get(node.id, 0) | 4 << beyond

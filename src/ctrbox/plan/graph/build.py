@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ class Builder:
         self.typed = Typed()
         self.frames: list[FrameSpec] = []
         self.fits: list[FitSpec] = []
-        self.dimensions: dict[tuple[int, str], Scope] = {}
+        self.dimensions: dict[tuple[int, str, str | None], Scope] = {}
         self.views: list[View] = []  # holds views so that their ids stay theirs
 
     def fit(self, how: str, inputs: tuple[Node, ...], settings: tuple[tuple[str, Any], ...], frame: FrameSpec) -> int:
@@ -107,7 +107,8 @@ class Builder:
         return len(self.fits) - 1
 
     # ---- views
-    def open(self, view: View, role: str) -> Scope:
+    def open(self, view: View, role: str, time: str | None = None) -> Scope:
+        """Open a view; ``time``: the column of times by which it is joined, of an as-of join."""
         frame = FrameSpec(len(self.frames), view.name, role, [SourceSpec(view)], key=view.key)
         self.frames.append(frame)
         self.views.append(view)
@@ -116,9 +117,29 @@ class Builder:
         if role != "log":
             members = tuple(scope.column(k) for k in view.key)
             frame.hash = self.single_key(scope, members)
+        raw = dict(scope.columns)
         for step in view.steps:
             self.apply(scope, step)
+        if time is not None:
+            # A step may have made the time, such as a cast. A time that select left out can still be joined by, like the key.
+            hidden = {time: raw[time]} if time in raw and time not in scope.columns else {}
+            frame.time = self.time(replace(scope, columns={**scope.columns, **hidden}), time)
         return scope
+
+    @staticmethod
+    def time(scope: Scope, name: str) -> Node:
+        """Return a time column of an as-of join; PlanError unless it is a time."""
+        node = scope.column(name)
+        if node.kind != "t":
+            raise PlanError(
+                f"as_of: {name!r} of view {scope.frame.name!r} is {name_of(node.kind)}, expected a time; "
+                + (
+                    f"say what the number counts: .with_columns({name}=col({name!r}).cast('time', unit='s'))"
+                    if node.kind == "i"
+                    else f"cast it first: .cast({name}='time')"
+                )
+            )
+        return node
 
     @staticmethod
     def set_past_aside(scope: Scope, view: View) -> None:
@@ -207,10 +228,11 @@ class Builder:
     def join(self, scope: Scope, step: Join) -> None:
         # Below a left join even an inner one has a row for missing keys: the null row of the view that holds it.
         role = "left" if scope.frame.role == "left" else step.how
-        key = (id(step.view), role)
+        time = None if step.as_of is None else step.as_of[1]
+        key = (id(step.view), role, time)
         inner = self.dimensions.get(key)
         if inner is None:
-            inner = self.dimensions[key] = self.open(step.view, role)
+            inner = self.dimensions[key] = self.open(step.view, role, time)
         members = []
         for name, theirs in zip(step.on, step.view.key, strict=True):
             mine, other = scope.column(name), inner.frame.view.source.schema.field(theirs)
@@ -222,10 +244,13 @@ class Builder:
                     f"{key_advice(name, mine.kind, theirs, other_kind, step.view)}"
                 )
             members.append(mine)
-        row = self.row(scope, inner.frame, tuple(members))
+        when = () if step.as_of is None else (self.time(scope, step.as_of[0]),)
+        row = self.row(scope, inner.frame, tuple(members), when)
         if step.how == "inner":
             scope.frame.filters.append(self.typed.node("found", (row,), (), "b", False, ""))
-        self.bring(scope, inner, row, step.prefix, step.view)
+        # A time of the same name is there already: the row's own.
+        same = step.as_of is not None and step.prefix + step.as_of[1] == step.as_of[0]
+        self.bring(scope, inner, row, step.prefix, step.view, step.as_of[1:] if step.as_of and same else ())
 
     def single_key(self, scope: Scope, members: tuple[Node, ...]) -> Node:
         """The hash of a join key; PlanError unless each member is one value per row of a type that can be a key."""
@@ -237,14 +262,17 @@ class Builder:
                 )
         return crossed(scope, members, 1) if len(members) > 1 else hashed(scope, members[0], "join")
 
-    def row(self, scope: Scope, frame: FrameSpec, members: tuple[Node, ...]) -> Node:
+    def row(self, scope: Scope, frame: FrameSpec, members: tuple[Node, ...], when: tuple[Node, ...] = ()) -> Node:
+        """The row of a joined view that each row takes its columns from; ``when``: the time of an as-of join."""
         value = self.single_key(scope, members)
-        return self.typed.nodes.intern("row", (value,), (("frame", frame.id),), "i", False, scope.frame.id)
+        return self.typed.nodes.intern("row", (value, *when), (("frame", frame.id),), "i", False, scope.frame.id)
 
-    def bring(self, scope: Scope, inner: Scope, row: Node, prefix: str, view: View) -> None:
-        """The columns of a joined view, but for its key, under their names."""
+    def bring(
+        self, scope: Scope, inner: Scope, row: Node, prefix: str, view: View, without: tuple[str, ...] = ()
+    ) -> None:
+        """The columns of a joined view, but for its key and those of ``without``, under their names."""
         for name, node in inner.columns.items():
-            if name in view.key:
+            if name in view.key or name in without:
                 continue
             mine = prefix + name
             if mine in scope.columns:

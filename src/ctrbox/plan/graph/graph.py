@@ -34,6 +34,7 @@ class FrameSpec:
     sources: list[SourceSpec]
     filters: list[Node] = field(default_factory=list)
     hash: Node | None = None  # of the key, for a joined view
+    time: Node | None = None  # from when on a row holds, for a view that is joined as of a time
     key: tuple[str, ...] = ()
     budget_bytes: int | None = None  # of a merge that is hashed
 
@@ -98,8 +99,8 @@ class Graph:
 
     @staticmethod
     def roots(frame: FrameSpec) -> list[Node]:
-        """What a frame computes for itself: its filters and the hash of its key."""
-        return [*frame.filters, *([frame.hash] if frame.hash is not None else [])]
+        """What a frame computes for itself: its filters, the hash of its key, and the time of an as-of join."""
+        return [*frame.filters, *(node for node in (frame.hash, frame.time) if node is not None)]
 
     def nodes(self, frame: FrameSpec) -> list[Node]:
         """Every node of a frame, inputs before users."""

@@ -140,8 +140,8 @@ class Writer:
                 return ["filter", self.expression(condition)]
             case Select(columns):
                 return ["select", list(columns)]
-            case Join(view, on, how, prefix):
-                return ["join", self.view(view), list(on), how, prefix]
+            case Join(view, on, how, prefix, as_of):
+                return ["join", self.view(view), list(on), how, prefix, *([] if as_of is None else [list(as_of)])]
             case Merge(view, ordered, budget):
                 return ["merge", self.view(view), ordered, budget]
             case WithHistory(features):
@@ -322,10 +322,14 @@ class Reader:
             case "select":
                 return Select(texts(self._rest(rest, 1, what, list), what))
             case "join":
-                view, on, how, prefix = a_list(rest, what, length=4)
+                view, on, how, prefix, *times = a_list(rest, what, length=4 if len(rest) < 5 else 5)
                 if how not in ("left", "inner"):
                     raise malformed(f"a join is left or inner, not {how!r}")
-                return Join(self._view(view, views), texts(on, what), how, a_text(prefix, what))
+                as_of = None
+                if times:
+                    mine, theirs = texts(a_list(times[0], "the times of a join", length=2), "a time of a join")
+                    as_of = mine, theirs
+                return Join(self._view(view, views), texts(on, what), how, a_text(prefix, what), as_of)
             case "merge":
                 view, ordered, budget = a_list(rest, what, length=3)
                 order = None if ordered is None else a_flag(ordered, "ordered")

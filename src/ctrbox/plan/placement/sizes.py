@@ -19,6 +19,7 @@ WORD_BYTES = 6  # of a string in a list
 DOCUMENT_BYTES = 180  # of a string that JSON paths are read from; 182 in the synthetic log
 LIST_ITEMS = 8  # of an average list
 SLOT_BYTES = 16  # of a hash index, which is at most half full
+VERSION_BYTES = 16  # of a row in the index of an as-of join, beside the slot of its key
 ROW_BYTES = 64  # of a stored row, where only the size of a file is known
 
 # These point into what is already there: no bytes of their own.
@@ -176,7 +177,8 @@ def records_bytes(graph: Graph, frame: FrameSpec, sizes: Sizes) -> int | None:
     width = 0.0
     for node in graph.asked[frame.id]:
         width += sizes.entry(node) + sizes.variable(node)
-    return index_bytes(rows) + (rows + 1) * ((int(width) + 7) // 8 * 8)
+    versions = VERSION_BYTES * rows if frame.time is not None else 0
+    return index_bytes(rows) + versions + (rows + 1) * ((int(width) + 7) // 8 * 8)
 
 
 def index_bytes(entries: int) -> int:
