@@ -12,7 +12,6 @@ import ctrbox as cb
 from ctrbox.embed.embedder import Row
 from ctrbox.errors import TrainError
 
-pytest.importorskip("ray", reason="needs ray: pip install 'ctrbox[cluster]'")
 if not hasattr(os, "memfd_create"):
     pytest.skip("this system has no memory without a name", allow_module_level=True)
 from ctrbox.cluster import lanes
@@ -51,10 +50,38 @@ def test_more_keys_than_fit_are_refused(keys: int) -> None:
         made.views(keys, 5)
 
 
+@pytest.mark.parametrize("width", [0, 1, 5])
+def test_memory_holds_as_many_keys_as_its_size_says(width: int) -> None:
+    """A key takes 8 bytes, its row 4 a float and its two counts 4 each."""
+    assert lanes.needed(1, width) == 8 + 4 * width + 8
+    lane = lanes.Lane.make(0)
+    assert len(lane.whole) == lanes.LEAST
+    most = (lanes.LEAST - lanes.MARK) // lanes.needed(1, width)
+    keys, rows, counts = lane.views(most, width)
+    assert (keys.shape, rows.shape, counts.shape) == ((most,), (most, width), (most, 2))
+    keys[:], rows[:], counts[:] = 1, 2, 3
+    assert (keys == 1).all()  # nothing overlaps
+    assert (rows == 2).all()
+    with pytest.raises(
+        TrainError, match=f"^{most + 1:,} keys of {width} floats do not fit into the 1,048,560 bytes of memory shared"
+    ):
+        lane.views(most + 1, width)
+    lane.let_go()
+    lane.let_go()  # once more does nothing
+
+
+@pytest.mark.parametrize(("asked", "size"), [(2**20 - 16, 2**20), (2**20 - 15, 2**21), (3 * 2**20, 2**22)])
+def test_memory_has_the_next_power_of_two_that_holds_the_mark_too(asked: int, size: int) -> None:
+    lane = lanes.Lane.make(asked)
+    assert lane.ticket.size == len(lane.whole) == size
+    assert lane.whole[: lanes.MARK] == lane.ticket.mark
+    lane.let_go()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("running")
 def test_shared_memory_and_arrays_through_ray_end_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
+    import ray  # the fixture has skipped where there is none
 
     from ctrbox.cluster.shards import Over, Server, Shards, Spec
 

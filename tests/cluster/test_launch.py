@@ -24,6 +24,7 @@ pytest.importorskip("ray", reason="needs ray: pip install 'ctrbox[cluster]'")
 from ray.exceptions import RayTaskError
 
 from ctrbox.cluster import launch, recovery
+from ctrbox.cluster import workers as workers_module
 from ctrbox.cluster.handshake import facts_of
 from ctrbox.cluster.recovery import Crew
 from ctrbox.cluster.shards import Meeting, Server, Shards, Spec
@@ -259,6 +260,24 @@ def test_a_worker_that_is_told_to_end_tells_its_training() -> None:
     worker.fit = SimpleNamespace(ending=False)  # type: ignore[assignment]
     worker.end()
     assert worker.fit.ending  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_the_first_worker_meets_the_others_at_the_store_that_it_holds(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Met(Exception):
+        pass
+
+    def gang(*given: Any) -> Any:
+        raise Met(*given)
+
+    monkeypatch.setattr(workers_module, "Gang", gang)
+    worker = Worker()
+    worker.store = "held"
+    with pytest.raises(Met) as caught:
+        worker.train(SimpleNamespace(threads=torch.get_num_threads()), [], part, 2, "here:5", 1)  # type: ignore[arg-type]
+    assert caught.value.args == (part, 2, "here:5", worker.host, "held" if part == 0 else None)
 
 
 # ---- actors

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import LogisticRegression
 
 from ctrbox.columns.batch import Field, Schema
 from ctrbox.errors import DataError, TrainError
+from ctrbox.evaluate import calibration_fit
 from ctrbox.evaluate.calibration import curve
-from ctrbox.evaluate.calibration_fit import fit_calibration, isotonic, platt, pooled
+from ctrbox.evaluate.calibration_fit import SLICE_LABELS, SLICE_ROWS, fit_calibration, isotonic, platt, pooled
 from ctrbox.evaluate.calibration_maps import MOST_KNOTS, Calibration, IsotonicMap, PlattMap
 
 
@@ -42,12 +41,13 @@ labelled = st.lists(st.tuples(st.booleans(), st.integers(-6, 6)), min_size=2, ma
 
 @pytest.mark.parametrize(("slope", "intercept"), [(0.5, -1.0), (2.0, 0.3), (1.0, 4.0)])
 def test_platt_is_the_logistic_regression_of_scikit_learn(slope: float, intercept: float) -> None:
+    sklearn = pytest.importorskip("sklearn.linear_model")
     clicked, logit = rows_of(5000, slope, intercept)
     found = platt(clicked, logit.astype(np.float64))
     clicks = int(clicked.sum())
     target = np.where(clicked, (clicks + 1) / (clicks + 2), 1 / (len(clicked) - clicks + 2))
     # A target between 0 and 1 is a row of each label, weighted.
-    reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(
+    reference = sklearn.LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(
         np.concatenate([logit, logit])[:, None].astype(np.float64),
         np.repeat([1, 0], len(logit)),
         sample_weight=np.concatenate([target, 1 - target]),
@@ -87,14 +87,38 @@ def test_platt_shifts_a_constant_logit_to_the_click_rate() -> None:
     assert probability(found.apply(np.array([0.7]))[0]) == pytest.approx(0.3, abs=0.05)
 
 
+@settings(max_examples=60, deadline=None)
+@given(labelled)
+def test_platt_is_the_best_line_that_does_not_fall(rows: list[tuple[bool, int]]) -> None:
+    """At the best line the errors add up to 0, plain and times the logit; a line that would fall is level instead."""
+    clicked, logit = np.array([c for c, _ in rows]), np.array([z / 3 for _, z in rows])
+    found = platt(clicked, logit)
+    clicks = int(clicked.sum())
+    target = np.where(clicked, (clicks + 1) / (clicks + 2), 1 / (len(rows) - clicks + 2))
+    error = probability(found.slope * logit + found.intercept) - target
+    assert error.sum() == pytest.approx(0, abs=1e-7 * len(rows))
+    if len(set(logit.tolist())) == 1:
+        assert found.slope == 1
+    elif found.slope == 0:
+        assert (error * logit).sum() >= -1e-7 * len(rows)
+    else:
+        assert (error * logit).sum() == pytest.approx(0, abs=1e-6 * len(rows))
+    applied = found.apply(np.array([-1e9, 0.0, 1e9]))
+    reach = 0.0 if found.slope == 0 else 100.0
+    assert applied.tolist() == [
+        -reach if reach else found.intercept, found.intercept, reach or found.intercept
+    ]  # fmt: skip
+
+
 # ---- isotonic
 
 
 @settings(max_examples=80, deadline=None)
 @given(labelled)
 def test_isotonic_is_that_of_scikit_learn(rows: list[tuple[bool, int]]) -> None:
+    sklearn = pytest.importorskip("sklearn.isotonic")
     clicked, logit = np.array([c for c, _ in rows]), np.array([z / 3 for _, z in rows])
-    reference = IsotonicRegression(out_of_bounds="clip").fit(logit, clicked.astype(np.float64))
+    reference = sklearn.IsotonicRegression(out_of_bounds="clip").fit(logit, clicked.astype(np.float64))
     first, last, clicks, many = pooled(clicked, logit)
     step = np.searchsorted(first, logit, side="right") - 1
     assert (clicks / many)[step] == pytest.approx(reference.predict(logit), abs=1e-12)
@@ -148,7 +172,69 @@ def test_a_step_without_clicks_gets_the_rate_that_its_rows_allow() -> None:
     assert rates.tolist() == pytest.approx([1 / 10, 0.5, 1 - 1 / 4])
 
 
+def test_the_ends_stay_nearer_to_0_and_1_than_to_the_rates_beside_them() -> None:
+    logit = np.repeat([-2.0, -1.0, 1.0, 2.0], [1, 20, 20, 1])
+    clicked = np.array([0] + [1] + [0] * 19 + [1] * 19 + [0] + [1]) == 1
+    assert isotonic(clicked, logit).rates.tolist() == pytest.approx([0.025, 0.05, 0.95, 0.975])
+    sure = isotonic(np.array([True, False, True]), np.array([0.0, 0.0, 1.0]))
+    assert sure.rates.tolist() == pytest.approx([0.5, 0.75])
+    level = isotonic(np.array([True, False, False]), np.array([0.0, 0.0, 1.0]))
+    assert (level.logits.tolist(), level.rates.tolist()) == ([0.0, 1.0], pytest.approx([1 / 3, 1 / 3]))
+
+
+@pytest.mark.parametrize(("knots", "logits", "rates"), [
+    (8, [0, 1, 2, 3], [0.2, 0.4, 0.6, 0.8]),
+    (9, [0, 1, 2, 3], [0.2, 0.4, 0.6, 0.8]),
+    (7, [0, 1, 2, 3], [0.3, 0.3, 0.6, 0.8]),  # three steps: rows 0 to 9, 10 to 14 and 15 to 19
+    (4, [0, 1, 2, 3], [0.3, 0.3, 0.7, 0.7]),
+    (2, [0, 3], [0.5, 0.5]),
+])  # fmt: skip
+def test_neighbouring_steps_are_merged_down_to_half_the_knots(
+    knots: int, logits: list[float], rates: list[float]
+) -> None:
+    logit = np.repeat([0.0, 1.0, 2.0, 3.0], 5)
+    clicked = np.array([k % 5 < 1 + k // 5 for k in range(20)])
+    found = isotonic(clicked, logit, knots)
+    assert (found.logits.tolist(), found.rates.tolist()) == (logits, pytest.approx(rates))
+
+
 # ---- slices
+
+
+@pytest.mark.parametrize(
+    ("rows", "clicks", "own"),
+    [
+        (SLICE_ROWS, 300, True),
+        (SLICE_ROWS - 1, 300, False),
+        (SLICE_ROWS, SLICE_LABELS, True),
+        (SLICE_ROWS, SLICE_LABELS - 1, False),
+        (SLICE_ROWS, SLICE_ROWS - SLICE_LABELS, True),
+        (SLICE_ROWS, SLICE_ROWS - SLICE_LABELS + 1, False),
+    ],
+)
+def test_a_key_needs_enough_rows_of_both_labels_for_a_map_of_its_own(rows: int, clicks: int, own: bool) -> None:
+    logit = np.linspace(-2, 2, rows + 10).astype(np.float32)
+    clicked = np.arange(rows + 10) % rows < clicks
+    keys = np.where(np.arange(rows + 10) < rows, np.int64(5), np.int64(9))
+    assert fit_calibration("platt", clicked, logit, "device", keys).keys == ((5,) if own else ())
+    assert fit_calibration("platt", clicked, logit, "device").keys == ()
+    assert fit_calibration("platt", clicked, logit, None, keys).by is None
+
+
+def test_the_most_frequent_keys_get_maps_and_of_equally_frequent_ones_the_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calibration_fit, "SLICE_ROWS", 4)
+    monkeypatch.setattr(calibration_fit, "SLICE_LABELS", 2)
+    keys = np.repeat(np.array([30, 20, 10, 40]), [4, 6, 4, 5]).astype(np.int64)
+    clicked, logit = np.arange(19) % 2 == 0, np.arange(19, dtype=np.float32) / 4
+    for most, expected in ((4, (10, 20, 30, 40)), (3, (10, 20, 40)), (2, (20, 40)), (1, (20,))):
+        monkeypatch.setattr(calibration_fit, "MOST_SLICES", most)
+        found = fit_calibration("isotonic", clicked, logit, "device", keys)
+        assert found.keys == expected
+        for key, one in zip(found.keys, found.slices, strict=True):
+            alone = isotonic(clicked[keys == key], logit[keys == key].astype(np.float64))
+            assert one.plain() == alone.plain()
 
 
 def test_frequent_keys_have_a_map_of_their_own_and_rare_ones_the_shared_map() -> None:

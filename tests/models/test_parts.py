@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from ctrbox.models import (
     LocalActivation,
     OuterProducts,
     PairSum,
+    dense,
 )
 from ctrbox.models import cin as cin_file
 from ctrbox.models.dense import checked_logs, logs_of
@@ -294,6 +296,24 @@ def test_logs_are_the_same_bits_for_any_number_of_threads_and_keep_a_gradient() 
     asked = torch.tensor([3.0, -1.0], requires_grad=True)
     logs_of(asked).sum().backward()
     torch.testing.assert_close(asked.grad, torch.tensor([0.25, 0.5]))
+
+
+def test_only_plain_floats_in_memory_that_nobody_records_are_computed_natively(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def native(column: Any, threads: int = 1) -> Any:
+        called.append(column.shape)
+        return checked_logs(column, threads)
+
+    monkeypatch.setattr(dense, "checked_logs", native)
+    plain = torch.tensor([[3.0, -1.0]])
+    expected = torch.tensor([[math.log(4), -math.log(2)]])
+    torch.testing.assert_close(logs_of(plain), expected)
+    torch.testing.assert_close(logs_of(plain.expand(2, 2)), expected.expand(2, 2))
+    assert called == [(1, 2), (2, 2)]
+    for other in (plain.double(), plain.as_subclass(torch.nn.Parameter), plain.clone().requires_grad_()):
+        torch.testing.assert_close(logs_of(other).float(), expected, check_dtype=False)
+    assert len(called) == 2
 
 
 def test_a_traced_dense_input_computes_logs_of_what_it_is_given_later() -> None:

@@ -16,11 +16,13 @@ from torch import nn
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.embed.dense_optimizer import dense_optimizer
+from ctrbox.embed.gpu.batch import Told
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.models.inputs import Reads
 from ctrbox.models.mlp import Dropout
 from ctrbox.predict.not_finite import HUGE, culprit
 from ctrbox.predict.tower_step import MOST_LAYERS
+from ctrbox.train import learner as learner_module
 from ctrbox.train.learner import Learner
 
 USERS, ADS, CLICKS, WEIGHTS = [1, 1, 2, 3], [7, 8, 7, 7], [1, 0, 0, 0], [1.0, 3.0, 0.5, 2.0]
@@ -339,3 +341,45 @@ def test_first_order_weights_are_those_of_the_wide_fields(wide: list[str] | None
         losses = [learner.learn(learner.look(only_batch(plan))) for _ in range(2)]
         found.append([*losses, *np.sort(table.export()[1].ravel()).tolist()])
     assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-6)
+
+
+# ---- a device whose losses come later
+
+
+class Late(Told):
+    """A loss that is on its way, as that of a GPU."""
+
+    def __init__(self, number: torch.Tensor) -> None:
+        super().__init__(number)
+        self.here, self.known = float(number.detach()), False
+
+    def value(self) -> float:
+        return self.here
+
+
+def test_a_step_whose_loss_is_on_its_way_returns_the_last_loss_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned()
+    batch = only_batch(plan)
+    plain = made(plan)
+    losses = [plain.learn(plain.look(batch)) for _ in range(7)]
+    assert len(set(losses)) == 7
+    monkeypatch.setattr(learner_module, "Told", Late)
+    late = made(plan)
+    # The first loss is waited for; afterwards two steps are under way before a loss is asked for.
+    assert [late.learn(late.look(batch)) for _ in range(7)] == [*losses[:1] * 4, *losses[1:4]]
+    assert len(late.untold) == 3
+    late.settle()
+    assert not late.untold
+    assert rows_of(late) == rows_of(plain)
+
+
+def test_a_loss_that_comes_later_and_is_no_number_is_refused_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner_module, "Told", Late)
+    plan = planned()
+    late = made(plan)
+    late.learn(late.look(only_batch(plan)))
+    with torch.no_grad():
+        late.model.bias.fill_(math.inf)  # type: ignore[operator, union-attr]
+    late.learn(late.look(only_batch(plan)))
+    with pytest.raises(TrainError, match="not finite"):
+        late.settle()

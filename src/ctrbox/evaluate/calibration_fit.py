@@ -104,11 +104,10 @@ def platt(clicked: Labels, logit: Floats) -> PlattMap:
         a, b, c = float((curve * u * u).sum()) + 1e-12, float((curve * u).sum()), float(curve.sum()) + 1e-12
         determinant = a * c - b * b
         step = (c * gradient[0] - b * gradient[1]) / determinant, (a * gradient[1] - b * gradient[0]) / determinant
-        downhill = gradient[0] * step[0] + gradient[1] * step[1]
         size = 1.0
         while size > 1e-10:
             new = _loss(target, (slope - size * step[0]) * u + at - size * step[1])
-            if new < loss - 1e-4 * size * downhill:
+            if new < loss:
                 break
             size /= 2
         else:

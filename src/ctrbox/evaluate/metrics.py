@@ -295,9 +295,9 @@ class Scores:
         self._given = rows.given
         self._waiting.append(rows)
         self._waiting_rows += len(rows)
-        if self._waiting_rows >= self._block:
+        whole = self._waiting_rows // self._block * self._block  # rows of whole blocks
+        if whole:
             waiting = Rows.concat(self._waiting)
-            whole = len(waiting) - len(waiting) % self._block
             for start in range(0, whole, self._block):
                 self._fold(waiting[start : start + self._block])
             self._waiting = [waiting[whole:]]

@@ -73,6 +73,8 @@ def doubled(x: Any) -> Any:
 def test_a_plan_is_explained_for_a_gpu_on_a_machine_without_one() -> None:
     page = world.plan().explain(device=GPU)
     assert "Device     cuda with 32.0 GB, beside 16 cores; 54 GB/s between them" in page
+    alone = world.plan().explain(device=cb.Device("cuda", memory="32GB", cores=1))
+    assert "beside 1 core; 54 GB/s" in alone
     assert re.search(r"Kernels    \d+ meta-kernels a chunk for \d+ operators", page)
     assert re.search(r"Expected   [\d.]+ million rows/s, bound by the (copy|kernels)", page)
 
@@ -241,6 +243,6 @@ def test_500_features_are_explained_in_well_under_a_second() -> None:
     pairs = [(a, b) for a in range(40) for b in range(a)][:500]
     sparse = {f"x{a}_{b}": cb.cross(f"c{a}", f"c{b}") for a, b in pairs}
     graph = cb.compile(log, cb.FeatureSet(sparse=sparse), device="cpu").graph
-    began = time.perf_counter()
+    began = time.process_time()
     explain(graph, "cuda:1GB")
-    assert time.perf_counter() - began < 3  # takes about 0.1 s; machines are shared
+    assert time.process_time() - began < 3  # takes about 0.1 s; machines are shared

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ctrbox.errors import PlanError
-from ctrbox.plan.language.checks import boundaries, history
+from ctrbox.plan.language.checks import MOST, RANGES, boundaries, fits_64_bits, history, number, shown, whole
 
 RATE = {"what": "rate", "every": 3600, "buckets": 24, "prior": 0.5, "weight": 10}
 
@@ -45,3 +45,36 @@ def test_boundaries_ascend() -> None:
     for given in ([1, 1], [2, 1], [0, 1, math.nan]):
         with pytest.raises(PlanError, match="boundaries must"):
             boundaries(given)
+
+
+@pytest.mark.parametrize(("op", "name"), [*RANGES, ("slice", "start")], ids=str)
+def test_a_whole_number_is_taken_from_the_least_to_the_largest(op: str, name: str) -> None:
+    low, high, needs = RANGES.get((op, name), (-MOST, MOST, f"{op} needs a whole number for {name}"))
+    for value in (low, low + 1, high - 1, high):
+        assert whole(op, name, value) == value
+    for value in (low - 1, high + 1, True, float(low), str(low), None):
+        with pytest.raises(PlanError) as caught:
+            whole(op, name, value)
+        assert str(caught.value) == f"{needs}, got {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"), [(2**63 - 1, True), (2**63, False), (-(2**63), True), (-(2**63) - 1, False)]
+)
+def test_64_bits_hold_whole_numbers_up_to_their_bounds(value: int, fits: bool) -> None:
+    assert fits_64_bits(value) is fits
+
+
+def test_a_value_is_shown_up_to_80_characters() -> None:
+    assert shown("a" * 78) == repr("a" * 78)  # 80 with its quotes
+    assert shown("a" * 79) == "'" + "a" * 78 + "…"
+    assert len(shown("a" * 500)) == 80
+    assert shown("abcdef", 4) == "'ab…"
+    assert shown(10**5000) == "a value too long to write"
+
+
+@pytest.mark.parametrize("value", [True, False, "1", None, math.nan, 10**400])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(PlanError, match=r"^it needs a number, got "):
+        number("it needs a number", value)
+    assert [number("", v) for v in (0, -1.5, math.inf)] == [0.0, -1.5, math.inf]

@@ -104,9 +104,7 @@ class Assembler:
         for node in nodes:
             if node.id in self.given:
                 source, position = self.given[node.id]
-                self.registers[node.id] = self.program.load(
-                    source, position, node.kind, node.nullable, node.name or node.op
-                )
+                self.registers[node.id] = self.program.load(source, position, node.kind, node.nullable, node.op)
                 self.note("load", node)
             elif node.op == "json":
                 scans.setdefault((node.args[0].id, node.param("strict")), []).append(node)

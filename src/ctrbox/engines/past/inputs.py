@@ -93,8 +93,6 @@ class Inputs:
     def _resolved(self, builder: Builder, scope: Scope, name: str, feature: PastFeature) -> Resolved:
         past = feature.past
         key = builder.single_key(scope, tuple(resolve(e, scope) for e in past.by))
-        if key.kind != "k":
-            raise PlanError(f"{name!r}: by= must give one value for each row, not a list")
         time = resolve(past.time, scope)
         if time.kind != "t":
             raise PlanError(
