@@ -139,12 +139,12 @@ Examples examples_of(const ctrbox_model& model, const ctrbox_examples& given) {
   need(given.offsets, "examples->offsets");
   if (given.rows > UINT32_MAX) throw BadArgument("more than 4,294,967,295 examples");
   if (given.offsets[0] != 0) throw BadArgument("offsets[0] is not 0");
+  if (given.offsets[given.rows] > UINT32_MAX) throw BadArgument("more than 4,294,967,295 features in one call");
   for (size_t e = 0; e < given.rows; ++e) {
     const uint64_t begin = given.offsets[e], end = given.offsets[e + 1];
     const auto where = [&] { return "example " + std::to_string(e) + ": "; };
     if (end < begin) throw BadArgument(where() + "its features end before they begin");
     if (end - begin > kMostFeatures) throw BadArgument(where() + "more than 65,535 features");
-    if (end > UINT32_MAX) throw BadArgument(where() + "more than 4,294,967,295 features in one call");
     if (end > begin) {
       need(given.fields, "examples->fields");
       need(given.keys, "examples->keys");

@@ -22,11 +22,12 @@ else()
 endif()
 
 if(CTRBOX_CAPI)
-  add_library(ctrbox SHARED ${capi_folder}/ctrbox.cpp)
-  target_link_libraries(ctrbox PRIVATE ctrbox_c)
+  # Made of the objects of the static library: ctrbox.cpp is compiled once.
+  add_library(ctrbox SHARED $<TARGET_OBJECTS:ctrbox_c>)
+  target_link_libraries(ctrbox PRIVATE ctrbox_core $<$<BOOL:${CTRBOX_ZSTD_LIBRARY}>:${CTRBOX_ZSTD_LIBRARY}>)
   target_link_options(ctrbox PRIVATE -Wl,--version-script=${capi_folder}/symbols.map)
   set_target_properties(ctrbox PROPERTIES VERSION ${CTRBOX_LIBRARY_VERSION} SOVERSION ${CTRBOX_LIBRARY_ABI}
-                        LINK_DEPENDS ${capi_folder}/symbols.map)
+                        LINKER_LANGUAGE CXX LINK_DEPENDS ${capi_folder}/symbols.map)
 endif()
 
 if(CTRBOX_CAPI)

@@ -7,8 +7,6 @@ import random
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,65 +15,29 @@ import pytest
 
 import ctrbox as cb
 from ctrbox import _native, col, publish
-from tests.capi.library import Examples, example, installed, loaded, run
+from tests.capi.library import Examples, example, run
+from tests.capi.models import (
+    BAD_ARGUMENT,
+    CANNOT_READ,
+    CANNOT_WRITE,
+    DAMAGED,
+    OK,
+    TOO_LARGE,
+    WRONG_BASE,
+    learned,
+    lines,
+    opened,
+    refused,
+)
 
-pytestmark = [
-    pytest.mark.slow,  # the library is built first
-    pytest.mark.skipif(not shutil.which("make") or not shutil.which("pkg-config"), reason="needs make and pkg-config"),
-]
-
-OK, BAD_ARGUMENT, CANNOT_READ, DAMAGED, WRONG_BASE, TOO_LARGE, CANNOT_WRITE = range(7)
+with_makefile = pytest.mark.skipif(
+    not shutil.which("make") or not shutil.which("pkg-config"), reason="needs make and pkg-config"
+)
 KINDS = {
     "whole": {"k": 4, "hidden": (8, 4), "norm": True, "context": ("user",)},
     "ffm": {"k": 3, "hidden": (), "lr": None},
     "lr": {"ffm": None, "hidden": ()},
 }
-
-
-@pytest.fixture(scope="session")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installed(tmp_path_factory.mktemp("prefix"))
-
-
-@pytest.fixture(scope="session")
-def lib(prefix: Path) -> ctypes.CDLL:
-    return loaded(prefix)
-
-
-def lines(rows: int, seed: int = 1) -> list[str]:
-    draw = random.Random(seed)
-    out = []
-    for _ in range(rows):
-        words = " ".join(f"w{draw.randrange(50)}:{draw.choice([0.25, 1, 2.5, -1])}" for _ in range(draw.randrange(4)))
-        out.append(f"{draw.randrange(2)} |user u{draw.randrange(40)} |ad a{draw.randrange(30)} |words {words}".rstrip())
-    return out
-
-
-def learned(tmp_path: Path, rows: int = 400, **kind: object) -> cb.DeepFFM:
-    text = tmp_path / "train.vw"
-    text.write_text("\n".join(lines(rows)) + "\n")
-    cache = cb.ffm.ExampleCache.parse(text, tmp_path / "train.ctrx")
-    engine = cb.DeepFFM(cache, bits=12, **kind)
-    engine.learn(cache)
-    return engine
-
-
-@contextmanager
-def opened(lib: ctypes.CDLL, path: Path) -> Iterator[ctypes.c_void_p]:
-    model = ctypes.c_void_p()
-    assert lib.ctrbox_open(str(path).encode(), ctypes.byref(model)) == OK, lib.ctrbox_last_error()
-    try:
-        yield model
-    finally:
-        lib.ctrbox_close(model)
-
-
-def refused(lib: ctypes.CDLL, path: Path) -> str:
-    model = ctypes.c_void_p()
-    status = lib.ctrbox_open(str(path).encode(), ctypes.byref(model))
-    assert status in (CANNOT_READ, DAMAGED), status
-    assert model.value is None
-    return str(lib.ctrbox_last_error().decode())
 
 
 class Rows:
@@ -90,6 +52,7 @@ class Rows:
         self.out = self.scores.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
 
+@with_makefile
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_example_in_c_gives_pythons_bits(prefix: Path, tmp_path: Path, kind: str) -> None:
     engine = learned(tmp_path, **KINDS[kind])
@@ -108,6 +71,7 @@ def test_the_example_in_c_gives_pythons_bits(prefix: Path, tmp_path: Path, kind:
         assert np.array([float(x) for x in met.split()], np.float32).tobytes() == expected.tobytes()
 
 
+@with_makefile
 def test_the_example_takes_models_of_a_plan(prefix: Path, tmp_path: Path) -> None:
     table = pa.table(
         {"query": ["u1", "Köln", "shoes"], "n": [1, -5, 2**62], "x": [0.5, 1.0, -2.0], "clicked": [0, 1, 1]}

@@ -17,7 +17,7 @@ from tools.mutants.tree import TOOLS, Tree
 
 
 class Builder:
-    """Compiles the extension and the native tests of a changed tree."""
+    """Compiles the extension, libctrbox and the native tests of a changed tree."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -34,13 +34,20 @@ class Builder:
             shutil.copy2(built, into)
             return True
 
+    def library_compiles(self, site: Site) -> bool:
+        """Build libctrbox with the change. The tests of the library build it again, each in their own tree."""
+        with self._changed(site) as tree:
+            options = ["-DCTRBOX_CAPI=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0"]
+            return self._built(tree, tree.place / "build/capi", options)
+
     def native_tests_pass(self, site: Site) -> bool:
-        """Build and run the native tests with the change."""
+        """Build and run the native tests with the change, under the sanitizers of `make test`."""
         with self._changed(site) as tree:
             folder = tree.place / "build/native-tests"
-            if not self._built(tree, folder, ["-DCTRBOX_TESTS=ON", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]):
+            if not self._built(tree, folder, ["-DCTRBOX_SANITIZE=address,undefined"]):
                 return False
-            return tree.ran([_tool("ctest"), "--test-dir", folder, "--timeout", "300", "--stop-on-failure"], 3600) == 0
+            asked: list[object] = ["-j", os.cpu_count(), "--timeout", "300", "--stop-on-failure"]
+            return tree.ran([_tool("ctest"), "--test-dir", folder, *asked], 3600) == 0
 
     @contextmanager
     def _changed(self, site: Site) -> Iterator[Tree]:
