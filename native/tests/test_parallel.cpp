@@ -57,10 +57,26 @@ void leave_cores_to_others() {
   CHECK(there == 2);
 }
 
+// With one thread a task that throws ends the call, and later tasks do not run.
+void one_thread_stops_at_an_error() {
+  size_t ran = 0;
+  bool thrown = false;
+  try {
+    parallel_for(1, 10, [&](size_t k) {
+      ++ran;
+      if (k == 3) throw std::runtime_error("three");
+    });
+  } catch (const std::runtime_error&) {
+    thrown = true;
+  }
+  CHECK(thrown && ran == 4);
+}
+
 }  // namespace
 
 int main() {
   leave_cores_to_others();
+  one_thread_stops_at_an_error();
   std::vector<std::thread> callers;
   for (size_t k = 0; k < 4; ++k) callers.emplace_back(call_often, k);
   for (std::thread& one : callers) one.join();

@@ -19,6 +19,7 @@
 #include <chrono>
 #include <map>
 #include <system_error>
+#include <tuple>
 
 #include "core/sparse/sparse_table.h"
 #include "core/system/parallel.h"
@@ -176,23 +177,21 @@ bool SparseTable::rewrite_sparse_segment(bool limited) {
   disk_crowded_ = over(2) && used > 0;
   if (!over(1)) return false;
   // A file that no checkpoint names goes at once, any other with the next checkpoint: those come second.
-  Segment* emptiest = nullptr;
-  std::pair<bool, double> least{true, 1.0};
+  using Rank = std::tuple<bool, double, Segment*>;
+  Rank emptiest{true, 1.0, nullptr};
   for (const auto& [segment, inside] : segments) {
     const double share =
         static_cast<double>(inside.live) / static_cast<double>(std::max<uint64_t>(1, segment->bytes()));
     if (share >= kSparse) continue;
-    const std::pair<bool, double> rank{segments_.is_named(segment->id), share};
-    if (emptiest && rank >= least) continue;
-    least = rank;
-    emptiest = segment;
+    emptiest = std::min(emptiest, Rank{segments_.is_named(segment->id), share, segment});
   }
-  if (!emptiest) {
+  Segment* const chosen = std::get<Segment*>(emptiest);
+  if (!chosen) {
     disk_crowded_ = false;  // waiting would not help
     return false;
   }
   segments_.roll();  // or its runs could be written to where they are
-  for (const auto& [s, run] : segments[emptiest].runs) {
+  for (const auto& [s, run] : segments[chosen].runs) {
     std::lock_guard<std::mutex> alone(shards_[s].compacting);
     {
       std::lock_guard<std::mutex> hold(shards_[s].lock);

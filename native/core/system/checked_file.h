@@ -102,10 +102,11 @@ class Checksum {
 
  private:
   static void stripe(uint64_t (&lane)[4], const char* p) {
-    for (unsigned k = 0; k < 4; ++k) {
+    for (uint64_t& one : lane) {
       uint64_t word;
-      std::memcpy(&word, p + 8 * k, 8);
-      lane[k] = std::rotl(lane[k] ^ (word * 0x9e3779b97f4a7c15ull), 29) * 0xbf58476d1ce4e5b9ull;
+      std::memcpy(&word, p, 8);
+      p += 8;
+      one = std::rotl(one ^ (word * 0x9e3779b97f4a7c15ull), 29) * 0xbf58476d1ce4e5b9ull;
     }
   }
 

@@ -190,7 +190,7 @@ class WorkerPool {
 
 template <class F>
 void parallel_for(size_t threads, size_t tasks, F&& fn) {
-  if (threads <= 1 || tasks <= 1) {
+  if (std::min(threads, tasks) <= 1) {  // the first error ends the loop
     for (size_t task = 0; task < tasks; ++task) fn(task);
     return;
   }
