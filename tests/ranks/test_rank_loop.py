@@ -1,0 +1,229 @@
+"""How ranks share blocks of a log and rows of a table, and when the loop of a rank writes a checkpoint or asks for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ctrbox as cb
+from ctrbox.embed.embedder import Row
+from ctrbox.embed.sharded import Spec
+from ctrbox.engines.stream import Position
+from ctrbox.errors import CompactionError, DataError, PlanError, TrainError, WriteError
+from ctrbox.ranks import fit as fit_module
+from ctrbox.ranks.fit import RankFit
+from ctrbox.ranks.reading import BLOCK_ROWS, Blocks
+from ctrbox.ranks.table import RankTable
+from ctrbox.ranks.training import Ranks, check_supported
+from ctrbox.ranks.world import World
+
+# ---- the reading of the log
+
+
+def test_blocks_are_about_65536_rows_of_whole_batches_or_one_window() -> None:
+    def rows(left: int, batch: int, shuffle: int = 0, ranks: int = 2) -> tuple[int, int]:
+        blocks = Blocks.of(Position(10), 10 + left, batch, shuffle, ranks)
+        return blocks.rows, len(blocks)
+
+    assert rows(10**6, 1024) == (BLOCK_ROWS, 16)
+    assert rows(10**6, 1000) == (66_000, 16)
+    assert rows(5000, 1000) == (3000, 2)  # each of two ranks gets some
+    assert rows(5000, 1000, ranks=9) == (1000, 5)
+    assert rows(0, 1000) == (1000, 0)
+    assert rows(-5, 1000) == (1000, 0)
+    assert rows(1, 1000) == (1000, 1)
+    assert rows(10**4, 100, shuffle=1050) == (1000, 10)
+
+
+# ---- the table
+
+
+def spec() -> Spec:
+    whole = cb.MemoryTable(3, optimizer=cb.optim.SGD(lr=0.5), init=0.1)
+    whole.open(Row(3))
+    return Spec.of(whole, 2)
+
+
+class Alone:
+    """A group of one rank, whose calls return what was given."""
+
+    part, of = 0, 1
+
+    def __init__(self, told: list[Any] | None = None) -> None:
+        self.told = told
+
+    def counts(self, mine: list[int]) -> list[int]:
+        return mine
+
+    def exchange(self, array: Any, mine: Any, theirs: Any) -> Any:
+        return array
+
+    def everyone(self, mine: Any) -> list[Any]:
+        return [mine] if self.told is None else self.told.pop(0)
+
+
+def alone(told: list[Any] | None = None) -> RankTable:
+    return RankTable(Alone(told), spec())  # type: ignore[arg-type]
+
+
+def test_a_rank_table_tells_its_shape_and_refuses_another() -> None:
+    table = alone()
+    assert (table.dim, table.row, len(table)) == (3, Row(3), 0)
+    table.open(Row(3))
+    with pytest.raises(PlanError, match=r"the ranks hold rows of .*, but the model reads"):
+        table.open(Row(4))
+    table.pull(np.array([5, 6]))
+    assert len(table) == 2
+    assert table.nbytes == table.own.nbytes > 0
+    table.close()  # which leaves rows in memory alone
+
+
+def test_a_push_follows_the_pull_that_may_create() -> None:
+    table, keys = alone(), np.array([5, 6, 7])
+    for create, pushed in ((False, keys), (True, keys[:2]), (True, keys + 1)):
+        table.pull(keys, create=create)
+        with pytest.raises(TrainError, match="a push must follow the pull of the same keys"):
+            table.push(pushed, np.ones((len(pushed), 3), np.float32))
+    before = table.pull(keys)
+    table.push(keys, np.ones((3, 3), np.float32))
+    with pytest.raises(TrainError, match="a push must follow"):  # one pull, one push
+        table.push(keys, np.ones((3, 3), np.float32))
+    np.testing.assert_allclose(table.pull(keys), before - 0.5, rtol=1e-6)
+
+
+def test_what_goes_wrong_while_one_rank_saves_is_raised_by_all(tmp_path: Path) -> None:
+    for told, error, message in (
+        ([None, ("write", "disk full")], WriteError, "rank 1: disk full"),
+        ([("compaction", "slow"), None], CompactionError, "rank 0: slow"),
+    ):
+        table = alone([[str(tmp_path)], told])
+        with pytest.raises(error, match=f"^{message}$"):
+            table.save_part()
+        assert [path.name for path in tmp_path.iterdir()]
+    table = alone()
+    table.save(tmp_path / "whole")
+    assert any((tmp_path / "whole").iterdir())
+
+    def broken(path: Path) -> None:
+        raise OSError("no space")
+
+    table.own.save = broken
+    with pytest.raises(WriteError, match=r"^rank 0: no space$"):
+        table.save(tmp_path / "other")
+
+
+# ---- the loop of a rank
+
+
+class Loop(RankFit):
+    """The loop without a training: what it would write is noted."""
+
+    def __init__(self, part: int = 0, steps: int | None = None) -> None:
+        self.ranks = SimpleNamespace(part=part)  # type: ignore[assignment]
+        self.together = SimpleNamespace(part=part)  # type: ignore[assignment]
+        self.due, self.ending, self.steps, self.seconds, self.saved = False, False, steps, 10.0, 0.0
+        self.state = SimpleNamespace(step=7)  # type: ignore[assignment]
+        self.settings = SimpleNamespace(seed=3)  # type: ignore[assignment]
+        self.tables = [SimpleNamespace(save_part=lambda: self.done.append("part"))]  # type: ignore[list-item]
+        self.done: list[str] = []
+        self.learner = SimpleNamespace(learn_part=self.learn_part, settle=lambda: self.done.append("settle"))  # type: ignore[assignment]
+        self.heard: list[Any] = []
+        self.answers = (64, 0.5, [9.0, 0.0, 0.0])
+
+    @property
+    def leads(self) -> bool:
+        return self.ranks.part == 0
+
+    def _next_factor(self) -> float:
+        return 0.25
+
+    def learn_part(self, *given: Any) -> Any:
+        self.heard.append((*given, torch.initial_seed()))
+        return self.answers
+
+
+@pytest.mark.parametrize(
+    ("due", "steps", "step", "written"),
+    [(False, None, 7, False), (True, None, 7, True), (False, 7, 7, True), (False, 7, 14, True), (False, 7, 8, False)],
+)
+def test_a_checkpoint_is_due_by_the_clock_or_by_the_number_of_steps(
+    due: bool, steps: int | None, step: int, written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(part=1, steps=steps)
+    loop.due, loop.state.step = due, step
+    loop._checkpoint_if_due(SimpleNamespace(by=None))  # type: ignore[arg-type]
+    assert loop.done == (["settle", "part"] if written else [])
+    assert not loop.due
+    assert not loop.ending
+    assert (loop.saved > 0) is written
+    loop._checkpoint_if_due(SimpleNamespace(by="SIGINT"))  # type: ignore[arg-type]
+    assert loop.ending
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize(("now", "asks"), [(10.0, False), (10.5, True)])
+def test_rank_0_alone_asks_for_a_checkpoint_when_its_time_has_come(
+    part: int, now: float, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    loop = Loop(part)
+    handed: Any = SimpleNamespace(clicks=4)
+    assert loop._learn(handed, None) == (64, 0.5, 9, False)
+    ((looked, factor, beside, seed),) = loop.heard
+    assert (looked, factor, beside) == (None, 0.25, (4, 0.0, float(asks and part == 0)))
+    assert seed == 3 * 0x9E3779B9 + 7 * 4096 + part  # every rank and step draws its own numbers
+    assert not loop.due
+    loop.ending, loop.answers = True, (64, 0.5, [9.0, 2.0, 1.0])
+    assert loop._learn(handed, None) == (64, 0.5, 9, True)
+    assert loop.heard[1][2][1] == 1.0
+    assert loop.due
+
+
+def test_a_rank_that_cannot_see_the_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^rank 1 cannot see the checkpoint .*checkpoints"):
+        Loop(part=1).begin_at(tmp_path, 5)
+
+
+# ---- what ranks cannot train
+
+
+def fitted(**learner: Any) -> Any:
+    given = {"device": torch.device("cpu"), "bf16": False, "common": (), "sources": [], "model": torch.nn.Linear(1, 1)}
+    return SimpleNamespace(
+        learner=SimpleNamespace(**(given | learner)), settings=SimpleNamespace(adaptive_l2=0.0, average=None)
+    )
+
+
+def test_ranks_train_on_cpus_in_full_precision() -> None:
+    check_supported(fitted())
+    for given in ({"device": torch.device("cuda")}, {"bf16": True}):
+        with pytest.raises(PlanError, match=r"^several ranks train on CPUs only"):
+            check_supported(fitted(**given))
+    norm = torch.nn.Sequential(torch.nn.LayerNorm(2))
+    check_supported(fitted(model=norm))
+    norm.append(torch.nn.BatchNorm1d(2))
+    with pytest.raises(PlanError, match=r"^BatchNorm1d \('1' of the model\) normalises by the rows of a whole batch"):
+        check_supported(fitted(model=norm))
+    for options in ({"counters": cb.tables.Counters()}, {"admission": cb.tables.Admission(2)}):
+        table = cb.MemoryTable(2, **options)  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match="has a clock and a sketch that cannot be shared"):
+            check_supported(fitted(sources=[SimpleNamespace(embedder=table)]))
+    check_supported(fitted(sources=[SimpleNamespace(embedder=cb.MemoryTable(2))]))
+
+
+def test_a_rank_leaves_once_and_tells_its_error_first() -> None:
+    done: list[Any] = []
+    ranks = Ranks(World(0, 2, 2, "here", 1, True, 0, False))
+    ranks.leave(ValueError("before it joined"))
+    for error in (None, ValueError("why")):
+        ranks.group = SimpleNamespace(fail=done.append, leave=lambda: done.append("left"))  # type: ignore[assignment]
+        ranks.leave(error)
+        ranks.leave(error)
+        assert ranks.group is None
+    assert [str(one) for one in done] == ["left", "why", "left"]
+    assert (ranks.leads, ranks.timeout) == (True, 600.0)
