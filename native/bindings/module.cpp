@@ -1,8 +1,13 @@
 // The native module of CTRBox, as a table of contents.
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
+
+#include <map>
+#include <string>
 
 #include "bindings/bindings.h"
 #include "core/system/cores.h"
+#include "core/system/parallel.h"
 
 NB_MODULE(_native, m) {
   m.doc() = "Native core of CTRBox: operators, programs, indexes, batches.";
@@ -23,6 +28,16 @@ NB_MODULE(_native, m) {
   bind_parquet(m);               // columns of a row group from their bytes
   bind_past(m);                  // earlier events by key: histories and sliding windows
 
+  m.def(
+      "parallel_calls",
+      [] {
+        const cb::WorkerPool::Calls& c = cb::WorkerPool::calls_of_this_thread();
+        return std::map<std::string, size_t>{
+            {"calls", c.calls}, {"asked", c.asked}, {"room", c.room}, {"came", c.came}};
+      },
+      "Count this thread's parallel calls, the helpers they asked for, those for whom other stages left a core, and "
+      "those "
+      "that came before the work was done.");
   m.def("usable_cores", &cb::usable_cores,
         "Count the cores that this process may use: by affinity and by limits of CPU time.");
   m.def(

@@ -1,9 +1,12 @@
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -55,6 +58,7 @@ struct Tower {
     float drop;
   };
   std::vector<Layer> layers;
+  TowerSeconds seconds;  // of all steps learned
 
   void add_layer(Out2 weight, Out2 weight_gradient, std::optional<Out> b, std::optional<Out> b_gradient, float drop) {
     expect(weight.shape(0) == weight_gradient.shape(0) && weight.shape(1) == weight_gradient.shape(1),
@@ -109,7 +113,7 @@ struct Tower {
   }
 };
 
-double learn(const Tower& t, const Lookup& lookup, const TowerIndex* index, Flat2 rows, Flat2 logs, Flat label,
+double learn(Tower& t, const Lookup& lookup, const TowerIndex* index, Flat2 rows, Flat2 logs, Flat label,
              std::optional<Flat> weight, const std::vector<uint64_t>& seeds, Out logits, Out2 gradient,
              size_t threads) {
   TowerStep s = t.step(lookup, index, rows, logs, logits);
@@ -123,6 +127,7 @@ double learn(const Tower& t, const Lookup& lookup, const TowerIndex* index, Flat
   s.pairs_gradient = t.pair_gradient ? t.pair_gradient->data() : nullptr;
   s.bias_gradient = t.bias_gradient.data();
   s.row_gradient = gradient.data();
+  s.seconds = &t.seconds;
   for (size_t l = 0; l < seeds.size(); ++l) s.layers[l].seed = seeds[l];
   nb::gil_scoped_release release;
   return s.run(threads);
@@ -186,8 +191,8 @@ void bind_tower(nb::module_& m) {
             expect(!dense || (seen && mean && spread && seen->size() == 1 && mean->size() == dense &&
                               spread->size() == dense),
                    "moments are one a dense column");
-            new (t)
-                Tower{dim, dense, linear, false, columns, {}, {}, {}, {}, bias, bias_gradient, seen, mean, spread, {}};
+            new (t) Tower{dim, dense, linear,        false, columns, {},     {}, {},
+                          {},  bias,  bias_gradient, seen,  mean,    spread, {}, {}};
           },
           nb::arg("dim"), nb::arg("linear"), nb::arg("columns"), nb::arg("dense"), nb::arg("seen").none(),
           nb::arg("mean").none(), nb::arg("spread").none(), nb::arg("bias"), nb::arg("bias_gradient"))
@@ -220,7 +225,15 @@ void bind_tower(nb::module_& m) {
            nb::arg("threads"),
            "Gradients of the mean loss, which is returned; the moments of dense columns are brought up to date.")
       .def("score", &score, nb::arg("lookup"), nb::arg("index").none(), nb::arg("rows"), nb::arg("logs"),
-           nb::arg("logits"), nb::arg("threads"));
+           nb::arg("logits"), nb::arg("threads"))
+      .def_prop_ro(
+          "seconds",
+          [](const Tower& t) {
+            const TowerSeconds& s = t.seconds;
+            return std::map<std::string, double>{
+                {"prepare", s.prepare}, {"inputs", s.inputs}, {"rows", s.rows}, {"keys", s.keys}, {"sum", s.sum}};
+          },
+          "Seconds on the clock of the parts of all steps learned so far, by name.");
   m.def("tower_instructions", &tower_instructions);
   m.def(
       "dense_logs",

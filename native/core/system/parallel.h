@@ -57,6 +57,18 @@ class WorkerPool {
     WorkerPool& pool_;
   };
 
+  // What the parallel calls of one thread asked for and got, for benchmarks.
+  struct Calls {
+    size_t calls = 0;
+    size_t asked = 0;  // helpers
+    size_t room = 0;   // of them, those for whom other stages left a core
+    size_t came = 0;   // of those, the ones that took a task before none was left
+  };
+  static Calls& calls_of_this_thread() {
+    thread_local Calls calls;
+    return calls;
+  }
+
   template <class F>
   void run(size_t helpers, size_t tasks, F& fn) {
     Job job;
@@ -64,12 +76,16 @@ class WorkerPool {
     job.fn = &fn;
     job.tasks = tasks;
     size_t wanted = std::min({helpers, tasks - 1, kMostWorkers});
+    Calls& calls = calls_of_this_thread();
+    ++calls.calls;
+    calls.asked += wanted;
     std::list<Job*>::iterator place;
     size_t asleep = 0;
     {
       std::lock_guard<std::mutex> hold(mutex_);
       wanted = std::min(wanted, room());
       job.wanted = wanted;
+      calls.room += wanted;
       while (workers_ < wanted) {
         std::thread([this] { work(); }).detach();
         ++workers_;
@@ -86,6 +102,7 @@ class WorkerPool {
     job.drain(mutex_);
     std::unique_lock<std::mutex> hold(mutex_);
     welcome_ -= job.wanted;
+    calls.came += wanted - job.wanted;
     jobs_.erase(place);
     if (job.active) {
       hold.unlock();

@@ -1,6 +1,7 @@
 #include "core/tower/step.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -80,18 +81,31 @@ class Running {
     index_fields();
     describe();
     prepare();
+    count(&TowerSeconds::prepare);
     const TowerKernels& kernels = tower_kernels();
     read_inputs(kernels);
     merge_moments();
+    count(&TowerSeconds::inputs);
     const double loss = walk_rows(kernels);
+    count(&TowerSeconds::rows);
     if (s_.label && plan_.rows) {
       walk_keys(kernels);
+      count(&TowerSeconds::keys);
       hand_over();
+      count(&TowerSeconds::sum);
     }
     return plan_.rows ? loss / static_cast<double>(plan_.rows) : 0.0;
   }
 
  private:
+  // Adds the time since the last part ended to this one.
+  void count(double TowerSeconds::* part) {
+    if (!s_.seconds) return;
+    const auto now = std::chrono::steady_clock::now();
+    s_.seconds->*part += std::chrono::duration<double>(now - part_began_).count();
+    part_began_ = now;
+  }
+
   void check() const {
     if (s_.layers.size() > kMostTowerLayers) throw std::invalid_argument("a tower has at most 32 layers");
     const size_t inputs = s_.columns.size() * s_.dim + s_.dense;
@@ -486,6 +500,7 @@ class Running {
   }
 
   TowerStep& s_;
+  std::chrono::steady_clock::time_point part_began_ = std::chrono::steady_clock::now();
   const size_t threads_;
   TowerPlan plan_{};
   FieldIndex own_index_;

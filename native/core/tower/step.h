@@ -49,6 +49,16 @@ struct DenseMoments {
   double* spread = nullptr;  // [columns]
 };
 
+// Seconds on the clock that steps spent in each of their parts, for benchmarks.
+struct TowerSeconds {
+  double prepare =
+      0;  // the index of keys where it was not built ahead, memory, and weights in the layout of the kernels
+  double inputs = 0;  // pooling, projected keys, moments
+  double rows = 0;    // forward, loss and backward of all slices of rows
+  double keys = 0;    // gradients of keys, and of layer 1 by units of keys
+  double sum = 0;     // sums of the slices and units, in their order
+};
+
 struct TowerStep {
   // ---- the batch
   const Lookup* lookup = nullptr;
@@ -76,7 +86,8 @@ struct TowerStep {
   float* first_gradient = nullptr;
   float* pairs_gradient = nullptr;
   float* bias_gradient = nullptr;
-  float* row_gradient = nullptr;  // [unique][linear + dim]: of the mean loss
+  float* row_gradient = nullptr;    // [unique][linear + dim]: of the mean loss
+  TowerSeconds* seconds = nullptr;  // to which this step's are added, or null
 
   // Returns the mean loss (0 where there is no label).
   double run(size_t threads);
