@@ -1,4 +1,7 @@
-"""Growth with the cores as one SVG, a panel for each part: the factor over the fewest cores, both axes by powers of 2."""
+"""Growth with the cores as one SVG, a panel for each part: the factor over the fewest cores, both axes by powers of 2.
+
+A ring in the colour of a line is the factor of independent processes of one core each, the limit of the machine.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,12 @@ LEFT, TOP, SIZE, LEGEND, PANEL = 48, 44, 300, 330, 390
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f", "#bcbd22", "#e377c2")
 
 
-def write_svg(path: Path, parts: Mapping[str, Mapping[int, Mapping[str, Mapping[str, Any]]]]) -> None:
-    """``parts``: by part and number of cores, what benchmarks.scale measured."""
+def write_svg(
+    path: Path,
+    parts: Mapping[str, Mapping[int, Mapping[str, Mapping[str, Any]]]],
+    limits: Mapping[str, Mapping[int, Mapping[str, float]]],
+) -> None:
+    """Draw what benchmarks.scale measured, by part and number of cores; ``limits``: the rates of independent processes."""
     width, height = LEFT + SIZE + LEGEND, PANEL * len(parts)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
@@ -22,13 +29,15 @@ def write_svg(path: Path, parts: Mapping[str, Mapping[int, Mapping[str, Mapping[
     for n, (part, found) in enumerate(parts.items()):
         out.append(f'<g transform="translate(0 {n * PANEL})">')
         out.append(f'<text x="8" y="20" font-weight="bold">{escape(part)}: factor over {min(found)} core(s)</text>')
-        out += _panel(found)
+        out += _panel(found, limits.get(part, {}))
         out.append("</g>")
     out.append("</svg>")
     path.write_text("\n".join(out) + "\n", encoding="utf-8")
 
 
-def _panel(found: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+def _panel(
+    found: Mapping[int, Mapping[str, Mapping[str, Any]]], limits: Mapping[int, Mapping[str, float]]
+) -> list[str]:
     least, most = min(found), max(found)
     steps = max(1.0, math.log2(most / least))
 
@@ -53,5 +62,9 @@ def _panel(found: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> list[str]:
         at = TOP + 14 + 18 * n
         out.append(f'<rect x="{LEFT + SIZE + 16}" y="{at - 9}" width="12" height="3" fill="{colour}"/>')
         label = f"{name}: {factors[most]:.1f} ×"
+        if name in limits.get(most, {}) and most > least:
+            factor = limits[most][name] / limits[least][name]
+            out.append(f'<circle cx="{x(most):.1f}" cy="{y(factor):.1f}" r="5" fill="none" stroke="{colour}"/>')
+            label += f" (processes {factor:.1f} ×)"
         out.append(f'<text x="{LEFT + SIZE + 34}" y="{at - 4}">{escape(label)}</text>')
     return out
