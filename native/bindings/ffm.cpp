@@ -38,14 +38,6 @@ nb::object copied(const float* p, std::initializer_list<size_t> shape) {
 }
 
 // Context and candidates have fields of their own.
-void check_fields(const DeepFfm& model, const Examples& examples, bool of_context) {
-  model.check_fields(examples, 0, examples.rows());
-  for (uint16_t f : examples.fields)
-    if ((f < model.settings().context) != of_context)
-      throw nb::value_error(of_context ? "a context has a field of candidates"
-                                       : "a candidate has a field of the context");
-}
-
 template <class F>
 Scored scored(const Examples& examples, F run) {
   auto out = std::make_shared<std::vector<float>>();
@@ -207,6 +199,14 @@ void bind_validation(nb::module_& m) {
 }
 
 }  // namespace
+
+void check_fields(const DeepFfm& model, const Examples& examples, bool of_context) {
+  model.check_fields(examples, 0, examples.rows());
+  for (uint16_t f : examples.fields)
+    if ((f < model.settings().context) != of_context)
+      throw nb::value_error(of_context ? "a context has a field of candidates"
+                                       : "a candidate has a field of the context");
+}
 
 void bind_ffm(nb::module_& m) {
   bind_examples(m);

@@ -141,7 +141,15 @@ void bind_frame(nb::module_& m) {
   nb::class_<Frame>(m, "Frame", "Columns of equal length that a program reads.")
       .def_static("from_arrow", &import_arrow, nb::arg("rows"), "A record batch, without copying.")
       .def_prop_ro("rows", &Frame::rows)
+      .def_prop_ro(
+          "columns", [](const Frame& f) { return f.columns().size(); }, "Number of columns.")
       .def_prop_ro("bytes", &Frame::bytes, "Bytes that the frame holds itself.")
+      .def(
+          "selected",
+          [](const std::shared_ptr<Frame>& f, const std::vector<size_t>& columns) {
+            return Frame::selected(f, columns);
+          },
+          nb::arg("columns"), "Some columns of a frame of kept columns, without copying.")
       .def("compacted", &Frame::compacted, "A copy that holds just its own bytes and needs no other frame.")
       .def(
           "export", [](std::shared_ptr<Frame> f, size_t column) { return export_column(f, column); },

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "bindings/bindings.h"
+#include "bindings/ffm_fields.h"
 #include "core/ffm/engine.h"
 #include "core/ffm/from_batch.h"
 #include "core/program/sinks.h"
@@ -15,9 +16,9 @@ using namespace cb;
 
 namespace {
 
-// Which columns of the candidates' batch are which fields of a Deep FFM: a request then goes from the plan's batch to
-// its scores in one call. The bits are those of DeepFFM.score.
-struct CandidateFields {
+// Which columns of the context's or the candidates' batch are which fields of a Deep FFM: a request then goes from the
+// plan's batches to its scores in two calls. The bits are those of DeepFFM.context and DeepFFM.score.
+struct ModelFields {
   std::vector<size_t> sparse;     // fields of the batch; all its dense columns follow
   std::vector<uint64_t> salts;    // of both
   std::vector<uint16_t> numbers;  // the model's fields they are
@@ -39,7 +40,15 @@ struct CandidateFields {
   }
 };
 
-nb::tuple score_candidates(const CandidateFields& fields, const DeepFfm& model, const FfmContext& context,
+FfmContext context_of(const ModelFields& fields, const DeepFfm& model, const Batch& batch) {
+  if (batch.rows != 1) throw nb::value_error("a context is one example");
+  nb::gil_scoped_release release;
+  Examples example = fields.examples(batch);
+  check_fields(model, example, true);
+  return model.context(example);
+}
+
+nb::tuple score_candidates(const ModelFields& fields, const DeepFfm& model, const FfmContext& context,
                            const Batch& batch) {
   if (context.weights != model.state()) throw nb::value_error("the context was made with other weights");
   auto out = std::make_shared<std::vector<float>>();
@@ -47,9 +56,7 @@ nb::tuple score_candidates(const CandidateFields& fields, const DeepFfm& model, 
   {
     nb::gil_scoped_release release;
     Examples examples = fields.examples(batch);
-    for (uint16_t f : examples.fields)
-      if (f >= model.settings().fields || f < model.settings().context)
-        throw std::invalid_argument("a field that is none of this model's candidates");
+    check_fields(model, examples, false);
     out->resize(examples.rows());
     if (const auto met = model.score(context, examples, out->data())) broken = static_cast<int64_t>(*met);
   }
@@ -59,17 +66,20 @@ nb::tuple score_candidates(const CandidateFields& fields, const DeepFfm& model, 
 }  // namespace
 
 void bind_requests(nb::module_& m) {
-  // name, kind, smallest and largest whole number, whether float32
-  using Described = std::tuple<std::string, std::string, int64_t, int64_t, bool>;
-  nb::class_<RequestRows>(m, "RequestRows", "Candidates of a request, from its JSON straight into a frame.")
+  // name, kind, smallest and largest whole number, whether float32, microseconds that a number counts (0: it is no
+  // time)
+  using Described = std::tuple<std::string, std::string, int64_t, int64_t, bool, int64_t>;
+  nb::class_<RequestRows>(m, "RequestRows",
+                          "Candidates of a request, or its context, from its JSON straight into a frame.")
       .def(
           "__init__",
           [](RequestRows* self, const std::vector<Described>& described, std::vector<std::string> ignored,
              int64_t most) {
             std::vector<RequestRows::Column> columns;
-            for (const auto& [name, kind, low, high, single] : described) {
-              if (kind != "b" && kind != "i" && kind != "f" && kind != "s") throw nb::value_error("kinds are b i f s");
-              columns.push_back({name, kind[0], low, high, single});
+            for (const auto& [name, kind, low, high, single, unit] : described) {
+              if (kind.size() != 1 || std::string_view("bifst").find(kind) == std::string_view::npos)
+                throw nb::value_error("kinds are b i f s t");
+              columns.push_back({name, kind[0], low, high, single, unit});
             }
             new (self) RequestRows(std::move(columns), std::move(ignored), most);
           },
@@ -82,17 +92,23 @@ void bind_requests(nb::module_& m) {
             return nb::make_tuple(found->context_begin, found->context_end, found->frame);
           },
           nb::arg("body"), nb::sig("def read(self, body: bytes) -> tuple[int, int, Frame] | None"),
-          "Where the context lies, and the candidates; None: read it the slow way, which also says what is wrong.");
-  nb::class_<CandidateFields>(m, "CandidateFields", "Columns of the candidates' batch as fields of a Deep FFM.")
+          "Where the context lies, and the candidates; None: read it the slow way, which also says what is wrong.")
+      .def(
+          "row", [](const RequestRows& self, nb::bytes object) { return self.row({object.c_str(), object.size()}); },
+          nb::arg("object"), nb::sig("def row(self, object: bytes) -> Frame | None"),
+          "One object with these columns as a frame of one row; None: read it the slow way.");
+  nb::class_<ModelFields>(m, "ModelFields", "Columns of a batch as fields of a Deep FFM.")
       .def(
           "__init__",
-          [](CandidateFields* self, std::vector<size_t> sparse, std::vector<uint64_t> salts,
+          [](ModelFields* self, std::vector<size_t> sparse, std::vector<uint64_t> salts,
              std::vector<uint16_t> numbers) {
             if (salts.size() != numbers.size() || sparse.size() > salts.size())
               throw nb::value_error("as many salts as numbers");
-            new (self) CandidateFields{std::move(sparse), std::move(salts), std::move(numbers)};
+            new (self) ModelFields{std::move(sparse), std::move(salts), std::move(numbers)};
           },
           nb::arg("sparse"), nb::arg("salts"), nb::arg("numbers"))
+      .def("context", &context_of, nb::arg("model"), nb::arg("batch"),
+           nb::sig("def context(self, model: DeepFfm, batch: Batch) -> FfmContext"))
       .def(
           "score", &score_candidates, nb::arg("model"), nb::arg("context"), nb::arg("batch"),
           nb::sig("def score(self, model: DeepFfm, context: FfmContext, batch: Batch) -> tuple[NDArray[numpy.float32], "

@@ -231,7 +231,7 @@ def test_a_request_whose_context_has_the_time_or_the_key_gives_the_same_features
         }
     )
     part = split.context(rows.slice(0, 1).select(split.context_schema.names))
-    found = split.joined(part, split.candidates(part, rows.select(split.candidate_schema.names)))
+    found = split.joined(part, split.candidates(part.frame, rows.select(split.candidate_schema.names)))
     expected = plan.run(rows)
     assert found.dense.tolist() == expected.dense.tolist()
     assert [r.tolist() for r in found.sparse["at"]] == [r.tolist() for r in expected.sparse["at"]]

@@ -389,14 +389,14 @@ def test_decimals_have_whole_values_of_a_known_width() -> None:
 
 
 def test_candidates_are_described_by_kinds_and_salts_that_exist() -> None:
-    for kind in "bifs":
-        assert native.RequestRows([("a", kind, -1, 1, False)], [], 3).read(b'{"candidates": []}') is not None or kind
-    with pytest.raises(ValueError, match="kinds are b i f s"):
-        native.RequestRows([("a", "t", 0, 0, False)], [], 3)
-    native.CandidateFields([0], [1, 2], [1, 2])
+    for kind in "bifst":
+        assert native.RequestRows([("a", kind, -1, 1, False, 0)], [], 3).read(b'{"candidates": []}') is not None or kind
+    with pytest.raises(ValueError, match="kinds are b i f s t"):
+        native.RequestRows([("a", "k", 0, 0, False, 0)], [], 3)
+    native.ModelFields([0], [1, 2], [1, 2])
     for sparse, salts, numbers in (([0], [1], [1, 2]), ([0, 1], [1], [1])):
         with pytest.raises(ValueError, match="as many salts as numbers"):
-            native.CandidateFields(sparse, salts, numbers)
+            native.ModelFields(sparse, salts, numbers)
 
 
 def test_there_are_64_shards() -> None:

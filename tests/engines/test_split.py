@@ -122,7 +122,7 @@ def test_two_parts_give_the_bits_of_the_joined_rows(
     if not names:
         batch = pa.RecordBatch.from_struct_array(pa.array([{}] * len(candidates), pa.struct([])))
     part = split.context(first)
-    found = split.candidates(part, batch)
+    found = split.candidates(part.frame, batch)
     expected = plan.run(table_of(joined))
     same(split.joined(part, found), expected)
     kept = np.arange(len(candidates)) if found.index is None else found.index
@@ -164,7 +164,7 @@ def test_rows_of_other_columns_are_refused() -> None:
     with pytest.raises(DataError, match="one row"):
         split.context(pa.record_batch({"user": pa.array(["1"])}))
     with pytest.raises(DataError, match="candidates must have the columns"):
-        split.candidates(split.context(good), good)
+        split.candidates(split.context(good).frame, good)
     with pytest.raises(PlanError, match="not in view"):
         Split(PLANS[0], ["nothing"])
 
@@ -179,7 +179,7 @@ def test_many_candidates_share_one_context(count: int) -> None:
     each = table_of(candidates).select(split.candidate_schema.names)
     arrays = [column.combine_chunks() for column in each.columns]
     part = split.context(first)
-    found = split.candidates(part, pa.RecordBatch.from_arrays(arrays, schema=split.candidate_schema))
+    found = split.candidates(part.frame, pa.RecordBatch.from_arrays(arrays, schema=split.candidate_schema))
     same(split.joined(part, found), plan.run(table_of(candidates)))
 
 
@@ -196,7 +196,7 @@ def test_the_bytes_of_a_context_are_those_of_its_arrays_and_of_their_objects() -
     split = Split(PLANS[0], ["user", "query", "price"])
     one = table_of([{"user": 1, "ad": 0, "query": "red blue hat", "device": "ios", "price": 1.5, "shown": True}])
     (row,) = one.select(split.context_schema.names).to_batches()
-    part = split.context(row)
+    part = split.context(row).owned()
     assert [f.name for f in part.batch.schema.sparse] == ["user", "words", "tags"]
     keys = {name: part.batch.sparse[name].values.tolist() for name in ("user", "words", "tags")}
     assert {name: len(found) for name, found in keys.items()} == {"user": 1, "words": 3, "tags": 0}

@@ -148,9 +148,8 @@ def by_columns(kind: str, text: str) -> Any:
 
 def by_context(kind: str, text: str) -> Any:
     reader = RequestReader(pa.schema([("x", TYPES[kind]), ("y", pa.int64())]), ["x", "y"], ["x"], 10)
-    return plain(
-        reader.from_json(f'{{"context": {{"x": {text}}}, "candidates": [{{"y": 1}}]}}'.encode()).context()["x"]
-    )
+    found = reader.from_json(f'{{"context": {{"x": {text}}}, "candidates": [{{"y": 1}}]}}'.encode()).context()
+    return plain(found["x"] if isinstance(found, pa.RecordBatch) else column_of(found, 0))
 
 
 def by_fast_reader(kind: str, text: str) -> Any:

@@ -113,7 +113,7 @@ def test_whatever_comes_is_scored_as_whole_rows_are(
     request = served.reader.from_json(orjson.dumps(body))
     scores, _ = served.score(request)
     part = served.split.context(request.context())
-    batch = served.split.candidates(part, request.candidates)
+    batch = served.split.candidates(part.frame, request.candidates)
     expected = served.live.click_model.predict(served.split.joined(part, batch)) if ads else np.zeros(0)
     assert scores.shape == (len(ads),)
     assert np.allclose(scores, expected, atol=1e-6, rtol=0)

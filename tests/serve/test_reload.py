@@ -126,7 +126,7 @@ def test_a_bad_patch_is_refused_and_the_next_version_comes_whole(
 def parts(served: ServedFfm, body: bytes) -> tuple:  # type: ignore[type-arg]
     request = served.reader.from_json(body)
     part = served.split.context(request.context())
-    return part, served.split.candidates(part, request.candidates)
+    return part, served.split.candidates(part.frame, request.candidates)
 
 
 def test_a_damaged_log_and_a_whole_file_that_is_damaged_are_refused(

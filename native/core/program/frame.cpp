@@ -404,6 +404,26 @@ std::shared_ptr<Frame> Frame::from_arrow(ArrowSchema* schema, ArrowArray* array)
   return frame;
 }
 
+std::shared_ptr<Frame> Frame::selected(const std::shared_ptr<const Frame>& of, const std::vector<size_t>& columns) {
+  auto out = std::make_shared<Frame>();
+  out->rows_ = of->rows_;
+  out->keep_.push_back(of);
+  out->columns_.reserve(columns.size());
+  for (size_t k : columns) {
+    const FrameColumn& c = of->columns_.at(k);
+    if (c.storage != Storage::Entries) throw std::invalid_argument("only kept columns can be selected");
+    FrameColumn same;
+    same.storage = c.storage;
+    same.kind = c.kind;
+    same.is_list = c.is_list;
+    same.rows = c.rows;
+    same.bytes_valid = c.bytes_valid;
+    same.values = c.values;
+    out->columns_.push_back(std::move(same));
+  }
+  return out;
+}
+
 Frame::~Frame() {
   if (array_.release) array_.release(&array_);
 }

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "operators/times.h"
+#include "operators/unicode.h"
+
 namespace cb {
 namespace {
 
@@ -30,18 +33,136 @@ struct Cursor {
     p += w.size();
     return true;
   }
-  // Printable ASCII without an escape, between quotes.
-  bool text(std::string_view& out) {
+  // UTF-8 without control characters, between quotes. A text with escapes is written out in `pool`; without a pool it
+  // is left to the slow way, as is half of a surrogate pair.
+  bool text(std::string_view& out, Bump* pool = nullptr) {
     if (!take('"')) return false;
     const char* begin = p;
-    for (; p < end && *p != '"'; ++p) {
+    while (p < end && *p != '"') {
       auto byte = static_cast<unsigned char>(*p);
-      if (byte < 0x20 || byte > 0x7e || byte == '\\') return false;
+      if (byte == '\\') return pool && escaped(begin, out, *pool);
+      uint32_t length = plain(byte);
+      if (!length) return false;
+      p += length;
     }
     if (p == end) return false;
     out = {begin, static_cast<size_t>(p - begin)};
     ++p;
     return true;
+  }
+  // Bytes of the character at p, which begins with `byte` and is no escape; 0 where it cannot stand in a text.
+  uint32_t plain(unsigned char byte) const {
+    if (byte < 0x80) return byte >= 0x20 && byte != 0x7f;
+    uint32_t length = unit_length(p, end);
+    return length > 1 ? length : 0;
+  }
+  // The rest of a text from its first escape on; [begin, p) was read. A text written out is never longer than before.
+  bool escaped(const char* begin, std::string_view& out, Bump& pool) {
+    const char* close = p;
+    while (close < end && *close != '"') close += *close == '\\' && end - close > 1 ? 2 : 1;
+    char* to = pool.reserve_bytes(static_cast<size_t>(close - begin));
+    size_t n = static_cast<size_t>(p - begin);
+    std::memcpy(to, begin, n);
+    while (p < end && *p != '"') {
+      auto byte = static_cast<unsigned char>(*p);
+      if (byte != '\\') {
+        uint32_t length = plain(byte);
+        if (!length) return false;
+        std::memcpy(to + n, p, length);
+        n += length;
+        p += length;
+        continue;
+      }
+      if (++p == end) return false;
+      switch (*p++) {
+        case '"':
+          to[n++] = '"';
+          break;
+        case '\\':
+          to[n++] = '\\';
+          break;
+        case '/':
+          to[n++] = '/';
+          break;
+        case 'b':
+          to[n++] = '\b';
+          break;
+        case 'f':
+          to[n++] = '\f';
+          break;
+        case 'n':
+          to[n++] = '\n';
+          break;
+        case 'r':
+          to[n++] = '\r';
+          break;
+        case 't':
+          to[n++] = '\t';
+          break;
+        case 'u': {
+          uint32_t code;
+          if (!code_point(code)) return false;
+          n += encode(code, to + n);
+          break;
+        }
+        default:
+          return false;
+      }
+    }
+    if (p == end) return false;
+    ++p;
+    pool.commit(n);
+    out = {to, n};
+    return true;
+  }
+  bool four_digits(uint32_t& out) {
+    if (end - p < 4) return false;
+    out = 0;
+    for (int k = 0; k < 4; ++k, ++p) {
+      char c = *p;
+      int digit = c >= '0' && c <= '9'   ? c - '0'
+                  : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                  : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                         : -1;
+      if (digit < 0) return false;
+      out = out * 16 + static_cast<uint32_t>(digit);
+    }
+    return true;
+  }
+  // Behind "\\u": one code point, of a surrogate pair both halves.
+  bool code_point(uint32_t& out) {
+    uint32_t high, low;
+    if (!four_digits(high)) return false;
+    if (high < 0xd800 || high > 0xdfff) {
+      out = high;
+      return true;
+    }
+    if (high > 0xdbff || !word("\\u") || !four_digits(low) || low < 0xdc00 || low > 0xdfff) return false;
+    out = 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
+    return true;
+  }
+  static size_t encode(uint32_t code, char* to) {
+    auto more = [&](int shift) { return static_cast<char>(0x80 | (code >> shift & 0x3f)); };
+    if (code < 0x80) {
+      to[0] = static_cast<char>(code);
+      return 1;
+    }
+    if (code < 0x800) {
+      to[0] = static_cast<char>(0xc0 | code >> 6);
+      to[1] = more(0);
+      return 2;
+    }
+    if (code < 0x10000) {
+      to[0] = static_cast<char>(0xe0 | code >> 12);
+      to[1] = more(6);
+      to[2] = more(0);
+      return 3;
+    }
+    to[0] = static_cast<char>(0xf0 | code >> 18);
+    to[1] = more(12);
+    to[2] = more(6);
+    to[3] = more(0);
+    return 4;
   }
   // The extent of a number of JSON's grammar; whole: it has neither fraction nor exponent.
   bool number(const char*& begin, bool& whole) {
@@ -130,7 +251,7 @@ bool scalar(Cursor& c) {
   }
 }
 
-bool value(Cursor& c, const RequestRows::Column& column, Filling& to) {
+bool value(Cursor& c, const RequestRows::Column& column, Filling& to, Bump& pool) {
   c.blank();
   if (c.p == c.end) return false;
   if (*c.p == 'n') {
@@ -162,16 +283,26 @@ bool value(Cursor& c, const RequestRows::Column& column, Filling& to) {
       return true;
     case 's': {
       std::string_view text;
-      if (!c.text(text)) return false;
+      if (!c.text(text, &pool)) return false;
       to.add(Str{text.data(), static_cast<uint32_t>(text.size())});
       return true;
     }
+    case 't':
+      if (*c.p == '"') {
+        std::string_view text;
+        int64_t time;
+        if (!c.text(text) || !parse_time({text.data(), static_cast<uint32_t>(text.size())}, &time)) return false;
+        to.add(time);
+        return true;
+      }
+      if (!column.unit) return false;
+      [[fallthrough]];
     case 'i': {
       if (!c.number(begin, whole) || !whole) return false;
       int64_t number;
       auto done = std::from_chars(begin, c.p, number);
       if (done.ec != std::errc() || done.ptr != c.p || number < column.low || number > column.high) return false;
-      to.add(number);
+      to.add(column.kind == 't' ? number * column.unit : number);
       return true;
     }
     default: {
@@ -194,74 +325,114 @@ constexpr int kIgnored = -1, kUnknown = -2;
 RequestRows::RequestRows(std::vector<Column> columns, std::vector<std::string> ignored, int64_t most)
     : columns_(std::move(columns)), ignored_(std::move(ignored)), most_(most) {}
 
-std::optional<RequestRows::Read> RequestRows::read(std::string_view body) const {
-  Cursor c{body.data(), body.data() + body.size()};
-  std::vector<Filling> filled(columns_.size());
-  Read found;
-  bool context = false, candidates = false;
+// What is known while the rows of one request are read.
+struct RequestRows::Reading {
+  const RequestRows& rows_of;
+  Cursor c;
+  std::vector<Filling> filled = std::vector<Filling>(rows_of.columns_.size());
+  // The names of the first object, or of a column each: what they stand for. Each comes once, and none is missing.
+  std::vector<std::pair<std::string_view, int>> order{};
+  int64_t rows = 0;
+  Bump written{256};  // texts that had escapes
 
-  auto column_named = [&](std::string_view name) {
-    for (size_t k = 0; k < columns_.size(); ++k)
-      if (columns_[k].name == name) return static_cast<int>(k);
-    for (const std::string& other : ignored_)
+  int column_named(std::string_view name) const {
+    for (size_t k = 0; k < rows_of.columns_.size(); ++k)
+      if (rows_of.columns_[k].name == name) return static_cast<int>(k);
+    for (const std::string& other : rows_of.ignored_)
       if (other == name) return kIgnored;
     return kUnknown;
-  };
-  // The names of the first object, or of a column each: what they stand for. Each comes once, and none is missing.
-  std::vector<std::pair<std::string_view, int>> order;
-  auto meet = [&](std::string_view name) {
+  }
+  bool meet(std::string_view name) {
     int at = column_named(name);
     if (at == kUnknown) return false;
     for (const auto& [other, _] : order)
       if (other == name) return false;
     order.emplace_back(name, at);
     return true;
-  };
-  auto complete = [&] {
+  }
+  bool complete() const {
     size_t met = 0;
     for (const auto& [_, at] : order) met += at >= 0;
-    return met == columns_.size();
-  };
+    return met == rows_of.columns_.size();
+  }
+  bool entry(int at) {
+    if (at == kIgnored) return scalar(c);
+    auto k = static_cast<size_t>(at);
+    return value(c, rows_of.columns_[k], filled[k], written);
+  }
 
-  auto objects = [&] {
+  // One object; all have the names of the first in its order.
+  bool object() {
+    if (!c.take('{')) return false;
+    size_t place = 0;
+    do {
+      std::string_view name;
+      if (!c.text(name) || !c.take(':')) return false;
+      if (rows == 0 && !meet(name)) return false;
+      if (place == order.size() || order[place].first != name) return false;
+      if (!entry(order[place++].second)) return false;
+    } while (c.take(','));
+    if (!c.take('}') || place != order.size() || (rows == 0 && !complete())) return false;
+    ++rows;
+    return true;
+  }
+  bool objects() {
     if (!c.take('[') || c.peek(']')) return false;
     do {
-      if (!c.take('{') || found.rows == most_) return false;
-      size_t place = 0;
-      do {
-        std::string_view name;
-        if (!c.text(name) || !c.take(':')) return false;
-        if (found.rows == 0 && !meet(name)) return false;
-        if (place == order.size() || order[place].first != name) return false;
-        int at = order[place++].second;
-        if (at == kIgnored ? !scalar(c) : !value(c, columns_[static_cast<size_t>(at)], filled[static_cast<size_t>(at)]))
-          return false;
-      } while (c.take(','));
-      if (!c.take('}') || place != order.size() || (found.rows == 0 && !complete())) return false;
-      ++found.rows;
+      if (rows == rows_of.most_ || !object()) return false;
     } while (c.take(','));
     return c.take(']');
-  };
-
-  auto lists = [&] {
+  }
+  bool lists() {
     if (!c.take('{') || c.peek('}')) return false;
     do {
       std::string_view name;
       if (!c.text(name) || !c.take(':') || !meet(name) || !c.take('[')) return false;
-      int at = order.back().second;
-      int64_t rows = 0;
+      int64_t met = 0;
       do {
-        if (rows == most_) return false;
-        if (at == kIgnored ? !scalar(c) : !value(c, columns_[static_cast<size_t>(at)], filled[static_cast<size_t>(at)]))
-          return false;
-        ++rows;
+        if (met == rows_of.most_ || !entry(order.back().second)) return false;
+        ++met;
       } while (c.take(','));
-      if (!c.take(']') || (order.size() > 1 && rows != found.rows)) return false;
-      found.rows = rows;
+      if (!c.take(']') || (order.size() > 1 && met != rows)) return false;
+      rows = met;
     } while (c.take(','));
     return c.take('}') && complete();
-  };
+  }
 
+  // The rows as a frame with a copy of the bytes that its texts lie in.
+  std::shared_ptr<Frame> frame(std::string_view body) {
+    auto made = std::make_shared<Frame>();
+    made->rows_ = rows;
+    made->entries_.emplace_back(body.begin(), body.end());
+    const char* own = made->entries_.back().data();
+    for (size_t k = 0; k < filled.size(); ++k) {
+      FrameColumn column;
+      column.storage = Storage::Entries;
+      column.kind = rows_of.columns_[k].kind;
+      column.rows = rows;
+      if (column.kind == 's')
+        for (size_t r = 0; r < filled[k].valid.size(); ++r) {
+          auto* text = reinterpret_cast<Str*>(filled[k].entries.data()) + r;
+          if (text->p && !written.owns(text->p)) text->p = own + (text->p - body.data());
+        }
+      made->entries_.push_back(std::move(filled[k].entries));
+      column.values = made->entries_.back().data();
+      if (filled[k].nulls) {
+        made->entries_.push_back(std::move(filled[k].valid));
+        column.bytes_valid = reinterpret_cast<const uint8_t*>(made->entries_.back().data());
+      }
+      made->columns_.push_back(std::move(column));
+    }
+    made->memory_ = std::move(written);
+    return made;
+  }
+};
+
+std::optional<RequestRows::Read> RequestRows::read(std::string_view body) const {
+  Reading reading{*this, {body.data(), body.data() + body.size()}};
+  Cursor& c = reading.c;
+  Read found;
+  bool context = false, candidates = false;
   if (!c.take('{')) return std::nullopt;
   do {
     std::string_view name;
@@ -274,7 +445,7 @@ std::optional<RequestRows::Read> RequestRows::read(std::string_view body) const 
       found.context_end = static_cast<size_t>(c.p - body.data());
     } else if (name == "candidates" && !candidates) {
       candidates = true;
-      if (!(c.peek('{') ? lists() : objects())) return std::nullopt;
+      if (!(c.peek('{') ? reading.lists() : reading.objects())) return std::nullopt;
     } else {
       return std::nullopt;
     }
@@ -282,31 +453,16 @@ std::optional<RequestRows::Read> RequestRows::read(std::string_view body) const 
   if (!c.take('}') || !candidates) return std::nullopt;
   c.blank();
   if (c.p != c.end) return std::nullopt;
-
-  auto frame = std::make_shared<Frame>();
-  frame->rows_ = found.rows;
-  frame->entries_.emplace_back(body.begin(), body.end());  // what texts point into
-  const char* own = frame->entries_.back().data();
-  for (size_t k = 0; k < columns_.size(); ++k) {
-    if (columns_[k].kind == 's')
-      for (size_t r = 0; r < filled[k].valid.size(); ++r) {
-        auto* text = reinterpret_cast<Str*>(filled[k].entries.data()) + r;
-        if (text->p) text->p = own + (text->p - body.data());
-      }
-    FrameColumn column;
-    column.storage = Storage::Entries;
-    column.kind = columns_[k].kind;
-    column.rows = found.rows;
-    frame->entries_.push_back(std::move(filled[k].entries));
-    column.values = frame->entries_.back().data();
-    if (filled[k].nulls) {
-      frame->entries_.push_back(std::move(filled[k].valid));
-      column.bytes_valid = reinterpret_cast<const uint8_t*>(frame->entries_.back().data());
-    }
-    frame->columns_.push_back(std::move(column));
-  }
-  found.frame = std::move(frame);
+  found.rows = reading.rows;
+  found.frame = reading.frame(body);
   return found;
+}
+
+std::shared_ptr<Frame> RequestRows::row(std::string_view object) const {
+  Reading reading{*this, {object.data(), object.data() + object.size()}};
+  if (!reading.object()) return nullptr;
+  reading.c.blank();
+  return reading.c.p == reading.c.end ? reading.frame(object) : nullptr;
 }
 
 }  // namespace cb

@@ -1,10 +1,11 @@
-// Parses the candidates of a request from the bytes of its JSON directly into a frame.
+// Parses the candidates of a request, or its context, from the bytes of its JSON directly into a frame.
 //
 //   {"context": {…}, "candidates": [{"ad_id": 1, …}, …]}      or  "candidates": {"ad_id": [1, …], …}
 //
-// The fast half of ctrbox/serve/request.py: what it takes it reads as that one does, and whatever else it meets (an
-// escape, another type, a missing column, text beyond ASCII) it leaves to it, also what is wrong: messages are made
-// there. Of the context only the place is found. Nothing is believed of the bytes; sizes grow with what was read.
+// The fast half of ctrbox/serve/request.py: what it takes it reads as that one does, and whatever else it meets
+// (another type, a missing column, bytes that are not UTF-8) it leaves to it, also what is wrong: messages are
+// made there. `read` finds only the place of the context; a second reader, whose columns are the context's, reads it by
+// `row` when no cache has it. Nothing is believed of the bytes; sizes grow with what was read.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -21,9 +22,10 @@ class RequestRows {
  public:
   struct Column {
     std::string name;
-    char kind;                  // b i f s
-    int64_t low = 0, high = 0;  // of kind i
+    char kind;                  // b i f s t
+    int64_t low = 0, high = 0;  // of kind i, and of the numbers of kind t
     bool single = false;        // of kind f: the log holds float32
+    int64_t unit = 0;           // of kind t: microseconds that a number counts; 0: text alone is a time
   };
   struct Read {
     size_t context_begin = 0, context_end = 0;  // the object's braces included; equal: there is none
@@ -35,8 +37,12 @@ class RequestRows {
   RequestRows(std::vector<Column> columns, std::vector<std::string> ignored, int64_t most);
 
   std::optional<Read> read(std::string_view body) const;
+  // One object with the columns as a frame of one row; nothing where it is left to the slow way.
+  std::shared_ptr<Frame> row(std::string_view object) const;
 
  private:
+  struct Reading;
+
   std::vector<Column> columns_;
   std::vector<std::string> ignored_;
   int64_t most_;

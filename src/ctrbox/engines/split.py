@@ -42,11 +42,16 @@ ARRAY = 256  # bytes of a small array beside its values: its object, its share o
 class ContextPart:
     """What one context row gave: its features, and what candidates read of it.
 
-    Both hold exactly their own bytes and keep nothing of the request alive, so that a cache can count them.
+    The frame holds exactly its own bytes and keeps nothing of the request alive, so that a cache can count it. The features lie
+    in buffers with room for more rows; `owned` is for whoever keeps them.
     """
 
     batch: Batch
     frame: Any  # _native.Frame of one row; None where candidates read nothing of it
+
+    def owned(self) -> ContextPart:
+        """Return the part with a batch that holds exactly its own bytes."""
+        return ContextPart(own(self.batch), self.frame)
 
     @property
     def bytes(self) -> int:
@@ -119,16 +124,22 @@ class Split:
     def candidate_features(self) -> Schema:
         return self.each.schema
 
-    def context(self, row: pa.RecordBatch) -> ContextPart:
-        """The context's part of a request, from one row of ``context_schema``."""
-        if row.num_rows != 1 or not row.schema.equals(self.context_schema):
+    def context(self, row: Any) -> ContextPart:
+        """Return the context's part of a request, from one row of ``context_schema``.
+
+        ``row``: a record batch, or a native frame of just these columns.
+        """
+        if isinstance(row, _native.Frame):
+            if row.rows != 1:
+                raise DataError(f"a context must be one row, got {row.rows}")
+        elif row.num_rows != 1 or not row.schema.equals(self.context_schema):
             raise DataError(
                 f"a context must be one row with the columns {self.context_schema.names}, got {row.num_rows} rows with "
                 f"{row.schema.names}"
             )
         batch = self._run(self.once, self._sources(self.once, row), 1, CONTEXT)
         if self.shared is None:
-            return ContextPart(own(batch), None)
+            return ContextPart(batch, None)
         sources = self._sources(self.shared, row)
         prepared = self.shared.staged(1, sources, CONTEXT, 0)
         keep = list({id(f): f for f, _, _ in prepared.sources if f is not None}.values())
@@ -136,12 +147,12 @@ class Split:
             frame, _ = self.shared.body.native.run_frame([prepared.piece(0, 1)], self.kinds, self.nullable, keep)
         except _native.RowError as error:
             raise located(error, [(prepared, 0, 1)]) from None
-        return ContextPart(own(batch), frame.compacted())
+        return ContextPart(batch, frame.compacted())
 
-    def candidates(self, part: ContextPart, rows: Any) -> Batch:
+    def candidates(self, context: Any, rows: Any) -> Batch:
         """The candidates' features, from rows of ``candidate_schema``; without those that a filter drops.
 
-        ``rows``: a record batch, or a native frame of just these columns.
+        ``context``: the frame of the context's part. ``rows``: a record batch, or a native frame of just these columns.
         """
         if isinstance(rows, _native.Frame):
             count = rows.rows
@@ -153,18 +164,22 @@ class Split:
                 )
             count = rows.num_rows
             sources = self._sources(self.each, rows)
-        if part.frame is not None:
+        if context is not None:
             zeros = self.zeros  # read once: another thread may set a longer one meanwhile
             if len(zeros) < count:
                 zeros = self.zeros = np.zeros(2 * count, np.int32)
-            sources.append((part.frame, zeros[:count], 0))
+            sources.append((context, zeros[:count], 0))
         return self._run(self.each, sources, count)
 
-    def _sources(self, extractor: Extractor, rows: pa.RecordBatch) -> list[Rows]:
+    def _sources(self, extractor: Extractor, rows: Any) -> list[Rows]:
+        """The sources of a program: of the rows, a record batch or the native frame of a context, the columns that it reads."""
         names = self._read(extractor)
-        if names != rows.schema.names:
-            rows = rows.select(names) if names else rows
-        return [(frame_of(rows) if names else None, None, 0), *[(None, None, 0)] * self.merged]
+        frame = None
+        if names and isinstance(rows, _native.Frame):
+            frame = rows.selected([self.context_schema.get_field_index(name) for name in names])
+        elif names:
+            frame = frame_of(rows if names == rows.schema.names else rows.select(names))
+        return [(frame, None, 0), *[(None, None, 0)] * self.merged]
 
     @staticmethod
     def _read(extractor: Extractor) -> list[str]:

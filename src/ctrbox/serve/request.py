@@ -5,8 +5,8 @@
 Beside them "objects" may come (objects.py). Which columns come once is settled by the model's folder; a run takes any of its
 columns in either part.
 
-Candidates go from the bytes straight into a native frame where they are plain (`_native.RequestRows`); everything else, and
-everything wrong, goes the slow way through Python's values, which gives the same columns or says what is wrong.
+Candidates and the context go from the bytes straight into native frames where they are plain (`_native.RequestRows`); everything
+else, and everything wrong, goes the slow way through Python's values, which gives the same columns or says what is wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pyarrow as pa
 from ctrbox import _native
 from ctrbox.arguments.names import lacking, nearest
 from ctrbox.columns.raw import RawColumn, brief
+from ctrbox.columns.times import FIRST, LAST, MICROSECONDS
 from ctrbox.errors import DataError
 from ctrbox.serve import objects
 from ctrbox.serve.fields import RowReader
@@ -35,7 +36,8 @@ PARTS = {"context", "candidates", "objects"}
 
 @dataclass(frozen=True)
 class Request:
-    context: Callable[[], pa.RecordBatch]  # makes the one row: not needed where the context is known already
+    # Makes the one row, a record batch or the native frame of one: not needed where the context is known already.
+    context: Callable[[], Any]
     candidates: Any  # pa.RecordBatch, or the native frame of one
     rows: int
     key: bytes  # equal for equal contexts
@@ -60,14 +62,21 @@ class RequestReader:
         self.schema, self.known, self.most = schema, list(known), most_candidates
         self.context = None if context is None else frozenset(context)
         self.columns = {f.name: RawColumn(f, (time_units or {}).get(f.name)) for f in schema}
-        self._fast = (
-            None if self.context is None else fast_reader(self.schema, self.context, self.known, most_candidates)
-        )
+        self._fast = self._fast_context = None
+        if self.context is not None:
+            self._fast = self._native_reader(self.context, False, most_candidates)
+            self._fast_context = self._native_reader(self.context, True, 1)
         self._readers: dict[frozenset[str], tuple[RowReader, RowReader]] = {}
         if self.context is not None:
             self._fixed: tuple[RowReader, RowReader] | None = self._made(self.context)
         else:
             self._fixed = None
+
+    def _native_reader(self, context: frozenset[str], once: bool, most: int) -> Any:
+        """Return the native reader of the context (``once``) or of the candidates; None where there is none for its columns."""
+        columns = [c for name, c in self.columns.items() if (name in context) == once]
+        unread = [name for name in self.known if (name in context) == once and name not in self.columns]
+        return fast_reader(columns, unread, most)
 
     def _made(self, context: frozenset[str]) -> tuple[RowReader, RowReader]:
         once = [n for n in self.schema.names if n in context]
@@ -103,8 +112,11 @@ class RequestReader:
         context = body[begin:end] or b"{}"
         return Request(partial(self._context, context), frame, frame.rows, context)
 
-    def _context(self, text: bytes) -> pa.RecordBatch:
+    def _context(self, text: bytes) -> Any:
         assert self._fixed is not None
+        found = None if self._fast_context is None else self._fast_context.row(text)
+        if found is not None:
+            return found
         try:
             given = read_json(text)
         except orjson.JSONDecodeError as error:
@@ -182,19 +194,29 @@ class RequestReader:
             raise Refused(413, f"the request has {rows:,} candidates; this server takes at most {self.most:,}")
 
 
-def fast_reader(schema: pa.Schema, context: frozenset[str], known: Sequence[str], most: int) -> Any:
-    """The native reader of candidates; None where they have columns that it does not read."""
-    each = [RawColumn(f) for f in schema if f.name not in context]
-    if not each or any(c.kind not in ("b", "i", "f", "s") or pa.types.is_uint64(c.type) for c in each):
+def fast_reader(columns: Sequence[RawColumn], ignored: Sequence[str], most: int) -> Any:
+    """Return the native reader of rows with these columns; None where it cannot read one of them.
+
+    ``ignored``: columns that may come and are not read. ``most``: rows beyond which it leaves a request to the slow way.
+    """
+    described = [d for d in map(described_for_native, columns) if d is not None]
+    if not described or len(described) < len(columns):
         return None
-    described = []
-    for c in each:
-        low, high = (int(np.iinfo(c.numpy).min), int(np.iinfo(c.numpy).max)) if c.kind == "i" else (0, 0)
-        described.append((c.name, c.kind, low, high, pa.types.is_float32(c.type)))
-    if any(pa.types.is_float16(c.type) for c in each):
-        return None
-    ignored = [n for n in known if n not in context and n not in schema.names]
-    return _native.RequestRows(described, ignored, most)
+    return _native.RequestRows(described, list(ignored), most)
+
+
+def described_for_native(column: RawColumn) -> tuple[str, str, int, int, bool, int] | None:
+    """Describe a column to the native reader: name, kind, range of numbers, whether float32, microseconds of a number."""
+    name, kind, type = column.name, column.kind, column.type
+    if kind == "i" and not pa.types.is_uint64(type):
+        bounds = np.iinfo(column.numpy)
+        return name, kind, int(bounds.min), int(bounds.max), False, 0
+    if kind == "f" and not pa.types.is_float16(type):
+        return name, kind, 0, 0, pa.types.is_float32(type), 0
+    if kind == "t" and type.unit == "us":  # of another unit, Arrow's cast says which times have no place in it
+        one = MICROSECONDS.get(column.unit or "", 0)
+        return name, kind, -(-FIRST // one) if one else 0, LAST // one if one else 0, False, one
+    return (name, kind, 0, 0, False, 0) if kind in ("b", "s") else None
 
 
 def count(candidates: Any) -> int:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ctrbox import _native
 from ctrbox.arguments.names import nearest
-from ctrbox.columns.batch import Batch
+from ctrbox.columns.batch import Batch, Schema
 from ctrbox.engines.missed_keys import JoinCount, counted_in
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.split import ContextPart, Split
@@ -86,8 +86,9 @@ class Live:
 
 @dataclass(frozen=True)
 class CachedContext:
-    part: ContextPart
-    prepared: Any  # what the engine makes of the context
+    frame: Any  # what candidates read of the context; None where they read nothing
+    prepared: Any  # what the engine makes of the context; None where it has no share of it
+    part: ContextPart | None = None  # where the engine has none: the context's features
 
 
 class ServedFfm:
@@ -137,9 +138,9 @@ class ServedFfm:
         found: CachedContext | None = self.cache.get(key)
         if found is None:
             part = self.split.context(request.context())
-            found = CachedContext(part, scorer.context(part))
+            found = scorer.context(part)
             self.cache.put(key, found, len(request.key) + size_of(found))
-        batch = self.split.candidates(found.part, request.candidates)
+        batch = self.split.candidates(found.frame, request.candidates)
         scores = scorer.score(found, batch)
         return spread(scores, batch, request.rows), live.version
 
@@ -155,24 +156,33 @@ class Scorer:
         once = {*(f.name for f in split.context_features.sparse), *split.context_features.dense_names}
         mine = engine.context_fields
         self.shares = bool(mine) and {n for n in engine.fields if n in once} == set(mine)
-        self.direct = self._direct() if self.shares else None
+        self.direct = self._fields_in(split.candidate_features) if self.shares else None
+        self.direct_context = self._fields_in(split.context_features) if self.shares else None
 
-    def _direct(self) -> Any:
-        """The engine's fields among the candidates' columns; None where it leaves out a dense one."""
-        schema, number = self.split.candidate_features, {name: n for n, name in enumerate(self.engine.fields)}
+    def _fields_in(self, schema: Schema) -> Any:
+        """Return which of the engine's fields the columns of a batch are; None where it leaves out a dense one."""
+        number = {name: n for n, name in enumerate(self.engine.fields)}
         keyed = [(k, f.name) for k, f in enumerate(schema.sparse) if f.name in number]
         if any(name not in number for name in schema.dense_names):
             return None
         names = [*(name for _, name in keyed), *schema.dense_names]
         salts = [_native.salt(name.encode()) for name in names]
-        return _native.CandidateFields([k for k, _ in keyed], salts, [number[name] for name in names])
+        return _native.ModelFields([k for k, _ in keyed], salts, [number[name] for name in names])
 
-    def context(self, part: ContextPart) -> Any:
-        """The engine's share of a context; None where it has none."""
-        return self.engine.context(part.batch) if self.shares else None
+    def context(self, part: ContextPart) -> CachedContext:
+        """Return what a cache keeps of a context: the engine's share, or its features where the engine has none."""
+        if not self.shares:
+            return CachedContext(part.frame, None, part.owned())
+        native = getattr(part.batch.sparse, "native", None)
+        if self.direct_context is None or native is None:
+            return CachedContext(part.frame, self.engine.context(part.batch))
+        try:
+            return CachedContext(part.frame, self.direct_context.context(self.engine._native, native))
+        except ValueError as error:
+            raise DataError(f"the context: {error}") from error
 
     def score(self, context: CachedContext, candidates: Batch) -> Scores:
-        if context.prepared is None:
+        if context.part is not None:
             return self.engine.predict(self.split.joined(context.part, candidates))
         native = getattr(candidates.sparse, "native", None)
         if self.direct is None or native is None:
@@ -190,7 +200,8 @@ class Scorer:
 
 def size_of(context: CachedContext) -> int:
     """Return the bytes that a cached context holds, to within its small objects."""
-    return OBJECTS + context.part.bytes + int(getattr(context.prepared, "bytes", 0))
+    held = (context.frame, context.prepared) if context.part is None else (context.part,)
+    return OBJECTS + sum(int(getattr(part, "bytes", 0)) for part in held)
 
 
 def no_objects(request: Request) -> None:

@@ -98,10 +98,10 @@ class ServedModel:
         met: CachedContext | None = self.cache.get(key)
         counted: tuple[Asked, ...] = ()
         if met is None or own or not met.found.fresh:
-            part = self.split.context(request.context()) if met is None else met.part
+            part = self.split.context(request.context()).owned() if met is None else met.part
             met = CachedContext(part, scorer.context(part.batch, own))
             counted = met.found.counted
-        batch = self.split.candidates(met.part, request.candidates)
+        batch = self.split.candidates(met.part.frame, request.candidates)
         scores, missing, theirs = scorer.score(met.part.batch, met.found, batch, own)
         self.known.add((*counted, *theirs))
         if not own and met.counted != len(met.found.kept) and self.live is live:
