@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from ctrbox.engines.fingerprint import columns_read
-from ctrbox.engines.past.source import base_of
+from ctrbox.engines.past.source import base_of, events_read
 from ctrbox.engines.plan import Plan
 from ctrbox.plan.graph.build import build
 from ctrbox.plan.graph.unfilled_nulls import NullsUnfilled
 from ctrbox.plan.graph.unlabelled import unlabelled
 from ctrbox.views.recorded import AgreeingSource, Described
-from ctrbox.views.view import Join, Merge, View
+from ctrbox.views.view import View, views_of, with_views
 
 
 def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | None) -> Plan:
@@ -28,7 +28,7 @@ def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | Non
         features = replace(plan.features, label=None, weight=None)
         then = unlabelled(plan.log, plan.features)
         graph = build(then, features)
-    read = columns_read(graph)
+    read = columns_read(graph) | events_read(then)
     log = then.over(data, views)
     options: dict[str, Any] = {"device": plan.device, "threads": plan.threads, "chunk_rows": plan.chunk_rows}
     try:
@@ -42,12 +42,10 @@ def _agreeing(view: View, then: View, read: dict[int, set[str]], strict: bool) -
     """Return ``view`` held to the columns that are read of ``then``, which has the same steps."""
     if view is then:
         return view
-    steps = [
-        replace(step, view=_agreeing(step.view, other.view, read, strict))
-        if isinstance(step, Join | Merge) and isinstance(other, Join | Merge)
-        else step
-        for step, other in zip(view.steps, then.steps, strict=True)
-    ]
+    before: dict[int, View] = {}
+    for step, other in zip(view.steps, then.steps, strict=True):
+        before |= {id(mine): theirs for mine, theirs in zip(views_of(step), views_of(other), strict=True)}
+    steps = [with_views(step, lambda mine: _agreeing(mine, before[id(mine)], read, strict)) for step in view.steps]
     if view.source is then.source:
         return view._changed(steps=tuple(steps))
     known, data = base_of(then.source), base_of(view.source)

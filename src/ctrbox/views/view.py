@@ -5,7 +5,7 @@ Everything is lazy: a view is a source and a tuple of steps. The planner reads t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Never
@@ -83,6 +83,22 @@ class WithHistory:
     def names(self) -> list[str]:
         """The names of the columns that the step adds."""
         return [column for name, feature in self.features for column in feature.columns(name)]
+
+    @property
+    def events(self) -> list[View]:
+        """The views whose rows are the events of features, other than the log itself; each once."""
+        found = [feature.past.events for _, feature in self.features if feature.past.events is not None]
+        return list({id(view): view for view in found}.values())
+
+    def over(self, made: Callable[[View], View]) -> WithHistory:
+        """Return the step with what ``made`` gives for each view of events."""
+        views = {id(view): made(view) for view in self.events}
+        return WithHistory(
+            tuple(
+                (name, feature if feature.past.events is None else feature.over(views[id(feature.past.events)]))
+                for name, feature in self.features
+            )
+        )
 
 
 Step = WithColumns | Fill | Cast | Filter | Select | Join | Merge | WithHistory
@@ -209,22 +225,19 @@ class View:
         return _past().wrapped(self)  # type: ignore[no-any-return]
 
     def brought(self) -> list[View]:
-        """Return the views that this view joins or merges, and those that they join or merge."""
-        mine = [step.view for step in self.steps if isinstance(step, Join | Merge)]
+        """Return the views that this view joins, merges or takes events from, and those that they bring themselves."""
+        mine = [view for step in self.steps for view in views_of(step)]
         return [found for view in mine for found in (view, *view.brought())]
 
     def _steps_over(self, given: Mapping[str, Any]) -> tuple[Step, ...]:
-        return tuple(
-            replace(step, view=step.view._replaced(given)) if isinstance(step, Join | Merge) else step
-            for step in self.steps
-        )
+        return tuple(with_views(step, lambda view: view._replaced(given)) for step in self.steps)
 
     def _replaced(self, given: Mapping[str, Any]) -> View:
         """This view, over other data where it or a view below it is given."""
         if self.name in given:
             return self.over(given[self.name], {n: given[n] for n in given if n in {v.name for v in self.brought()}})
         if any(view.name in given for view in self.brought()):
-            return self._changed(steps=self._steps_over(given))
+            return self._changed(steps=self._steps_over(given)).with_histories()
         return self
 
     @property
@@ -268,9 +281,47 @@ class View:
 
         They are computed in one pass over the log, which must be in order of time, before rows are filtered by later steps:
         ``.with_history(…).filter(…)`` keeps the history of rows that the filter drops. Steps before it decide which rows are
-        events. A plan keeps these columns as columns of its log: a request brings them with it.
+        events. Features of the events of another view are made by ``View.history`` and ``View.past`` of that view. A plan keeps
+        these columns as columns of its log: a request brings them with it.
         """
         return _past().add_histories(self, features)  # type: ignore[no-any-return]
+
+    def past(
+        self,
+        *,
+        by: Any,
+        time: Any,
+        where: Any = None,
+        gap: str = "0s",
+        lateness: str = "0s",
+        budget: str | int = "4GB",
+    ) -> Any:
+        """Describe events of this view that the rows of another view look back at: as ``cb.past``, but of other events.
+
+        ``log.with_history(clicks_1h=clicks.past(by="user_id", time="ts").count(within="1h"))``. ``by`` and ``time`` are columns
+        or expressions of both views; ``where`` and the values are of this one. Both views must be in order of time, but for
+        rows that are late by at most ``lateness``.
+        """
+        return _language().past_of(self, by, time, where, gap, lateness, budget)
+
+    def history(
+        self,
+        *values: Any,
+        by: Any,
+        time: Any,
+        where: Any = None,
+        last: int = 100,
+        within: str | None = None,
+        gap: str = "0s",
+        lateness: str = "0s",
+        budget: str | int = "4GB",
+    ) -> Any:
+        """Return the values of earlier rows of this view, for ``with_history`` of another one; otherwise as ``cb.history``.
+
+        ``log.with_history(clicked=clicks.history("ad_id", by="user_id", time="ts", last=50))``. See ``View.past``.
+        """
+        described = _language().past_of(self, by, time, where, gap, lateness, budget)
+        return described.history(*values, last=last, within=within)
 
     def fill(self, **values: Any) -> View:
         """Replace nulls by these values; in a joined view they are also the values for keys that it lacks."""
@@ -343,6 +394,20 @@ class View:
         return self._with(Merge(view, ordered, checked_bytes("budget", budget)))
 
 
+def views_of(step: Step) -> list[View]:
+    """Return the other views that a step reads."""
+    if isinstance(step, Join | Merge):
+        return [step.view]
+    return step.events if isinstance(step, WithHistory) else []
+
+
+def with_views(step: Step, made: Callable[[View], View]) -> Step:
+    """Return the step with what ``made`` gives for each of the other views that it reads."""
+    if isinstance(step, Join | Merge):
+        return replace(step, view=made(step.view))
+    return step.over(made) if isinstance(step, WithHistory) else step
+
+
 def _called(step: Step) -> str:
     """Return the method of ``View`` that adds such a step."""
     named = {WithColumns: "with_columns", WithHistory: "with_history"}
@@ -352,6 +417,11 @@ def _called(step: Step) -> str:
 def _preview() -> Any:
     """Return the part of the engines that looks at views. It lies above this folder, so it is found when it is needed."""
     return import_module("ctrbox.engines.preview")
+
+
+def _language() -> Any:
+    """Return the words for features of the past, which lie above this folder as well."""
+    return import_module("ctrbox.plan.language.past")
 
 
 def _past() -> Any:

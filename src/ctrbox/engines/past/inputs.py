@@ -7,6 +7,7 @@ plan's own operators, so equal expressions give equal bits here and in a feature
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,11 @@ from ctrbox.columns.kind import name_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.cpu.stages import located
 from ctrbox.errors import PlanError
-from ctrbox.plan.graph.build import Builder, Scope
+from ctrbox.plan.graph.build import Builder
 from ctrbox.plan.graph.graph import Graph, Output
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.operators import resolve
-from ctrbox.plan.language.past import PastFeature
+from ctrbox.plan.language.past import Past, PastFeature
 from ctrbox.plan.language.typing import origin
 from ctrbox.views.morsel import Morsel
 from ctrbox.views.view import View, WithHistory
@@ -33,7 +34,7 @@ COUNTED = ("i", "f", "b")
 
 @dataclass(frozen=True)
 class Resolved:
-    """A feature with the nodes that it reads."""
+    """A feature with the nodes that it reads of its events, and of the rows that ask where these are of another view."""
 
     name: str
     feature: PastFeature
@@ -41,6 +42,7 @@ class Resolved:
     time: Node
     where: Node | None
     values: tuple[Node, ...]
+    asked: tuple[Node, Node] | None = None  # key and time of a row of the log, where events come from another view
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -59,48 +61,34 @@ class Column:
     valid: np.ndarray | None
 
 
-class Inputs:
-    """The expressions that the features of one step ``with_history`` read, ready to be evaluated over morsels."""
+class Expressions:
+    """Expressions over the rows of one view, ready to be evaluated over its morsels once they are settled."""
 
-    def __init__(self, before: View, step: WithHistory) -> None:
-        self.view = before
-        builder = Builder()
-        scope = builder.open(before, "log")
-        self.features = [self._resolved(builder, scope, name, feature) for name, feature in step.features]
-        frame = scope.frame
-        if len(frame.sources) > 1:
-            raise PlanError(
-                f"with_history comes after a merge with {frame.sources[1].view.name!r}; put it before the merge, because it "
-                "reads the rows of the log alone"
-            )
-        if builder.fits:
-            raise PlanError(
-                "with_history cannot read operators that are fitted on the log (bucketize(quantiles=…), standardise, shows, "
-                "clicks, rate)"
-            )
-        if builder.typed.units_unsaid:
-            raise PlanError(builder.typed.units_unsaid[0])
-        # A filter before the step decides what an event is. Rows that do not pass are still there when the step runs.
-        self.filters = list(frame.filters)
-        frame.filters = []
-        wanted = [n for f in self.features for n in (f.key, f.time, *([f.where] if f.where else []), *f.values)]
-        self.nodes = list({n.id: n for n in [*wanted, *self.filters]}.values())
-        self.graph = Graph(builder.typed, builder.frames, [Output("column", str(n), n) for n in self.nodes], [])
-        self.columns = self.graph.columns(frame, 0)
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.builder = Builder()
+        self.scope = self.builder.open(view, "log")
+        self._wanted: list[Node] = []
         self._lock = threading.Lock()
         self._extractor: Extractor | None = None
 
-    def _resolved(self, builder: Builder, scope: Scope, name: str, feature: PastFeature) -> Resolved:
-        past = feature.past
-        key = builder.single_key(scope, tuple(resolve(e, scope) for e in past.by))
-        time = resolve(past.time, scope)
+    def key_and_time(self, name: str, past: Past) -> tuple[tuple[Node, ...], Node, Node]:
+        """Return the members of the key of a past, the key itself and the time, as nodes of this view."""
+        members = tuple(resolve(e, self.scope) for e in past.by)
+        key = self.builder.single_key(self.scope, members)
+        time = resolve(past.time, self.scope)
         if time.kind != "t":
             raise PlanError(
                 f"{name!r}: time= must be a time, but {origin(time).name!r} is {name_of(time.kind)}; cast it first, such as "
                 f".with_columns({origin(time).name}=col({origin(time).name!r}).cast('time', unit='s'))"
             )
-        where = None if past.where is None else builder.condition(past.where, scope)
-        values = tuple(resolve(e, scope) for e in feature.values)
+        self._wanted += [key, time]
+        return members, key, time
+
+    def event(self, name: str, feature: PastFeature) -> tuple[Node | None, tuple[Node, ...]]:
+        """Return the condition and the values of a feature's events, as nodes of this view."""
+        where = None if feature.past.where is None else self.builder.condition(feature.past.where, self.scope)
+        values = tuple(resolve(e, self.scope) for e in feature.values)
         allowed = LISTED if feature.what == "history" else COUNTED
         for value in values:
             if value.kind not in allowed:
@@ -109,7 +97,31 @@ class Inputs:
                     f"{name!r}: {feature.what} takes values of the types {expected}, but {origin(value).name!r} is "
                     f"{name_of(value.kind)}"
                 )
-        return Resolved(name, feature, key, time, where, values)
+        self._wanted += [*([where] if where else []), *values]
+        return where, values
+
+    def settle(self) -> None:
+        """Make the graph of all expressions that were asked for."""
+        frame = self.scope.frame
+        if len(frame.sources) > 1:
+            raise PlanError(
+                f"with_history comes after a merge with {frame.sources[1].view.name!r}; put it before the merge, because it "
+                "reads the rows of the log alone"
+            )
+        if self.builder.fits:
+            raise PlanError(
+                "with_history cannot read operators that are fitted on the log (bucketize(quantiles=…), standardise, shows, "
+                "clicks, rate)"
+            )
+        if self.builder.typed.units_unsaid:
+            raise PlanError(self.builder.typed.units_unsaid[0])
+        # A filter before the step decides what an event is. Rows that do not pass are still there when the step runs.
+        self.filters = list(frame.filters)
+        frame.filters = []
+        self.nodes = list({n.id: n for n in [*self._wanted, *self.filters]}.values())
+        outputs = [Output("column", str(n), n) for n in self.nodes]
+        self.graph = Graph(self.builder.typed, self.builder.frames, outputs, [])
+        self.columns = self.graph.columns(frame, 0)
 
     def extractor(self, threads: int) -> Extractor:
         """Return the program behind the expressions; joined views are loaded when it is first asked for."""
@@ -138,3 +150,41 @@ class Inputs:
                 valid = None if valid.all() else valid
             found[node.id] = Column(kind, arrays, valid)
         return found
+
+    def passed(self, evaluated: Mapping[int, Column]) -> np.ndarray | None:
+        """Return which rows pass the filters of the view; None: all do."""
+        passed: np.ndarray | None = None
+        for node in self.filters:
+            column = evaluated[node.id]
+            (held,) = column.arrays
+            mine = np.asarray(held).astype(bool)
+            mine = mine if column.valid is None else mine & column.valid
+            passed = mine if passed is None else passed & mine
+        return passed
+
+
+class Inputs(Expressions):
+    """What the features of one step ``with_history`` read of the log, and of the views that their events come from."""
+
+    def __init__(self, before: View, step: WithHistory) -> None:
+        super().__init__(before)
+        self.events = {id(view): Expressions(view) for view in step.events}
+        self.features = [self._resolved(name, feature) for name, feature in step.features]
+        for expressions in (self, *self.events.values()):
+            expressions.settle()
+
+    def _resolved(self, name: str, feature: PastFeature) -> Resolved:
+        past = feature.past
+        members, key, time = self.key_and_time(name, past)
+        if past.events is None:
+            return Resolved(name, feature, key, time, *self.event(name, feature))
+        events = self.events[id(past.events)]
+        theirs, their_key, their_time = events.key_and_time(name, past)
+        for mine, other in zip(members, theirs, strict=True):
+            if mine.kind != other.kind:
+                raise PlanError(
+                    f"{name!r}: by= is {name_of(mine.kind)} in view {self.view.name!r} ({origin(mine).name!r}) and "
+                    f"{name_of(other.kind)} in view {past.events.name!r} ({origin(other).name!r}), so that no key would be "
+                    "found; cast one of them, so that both have the same type"
+                )
+        return Resolved(name, feature, their_key, their_time, *events.event(name, feature), (key, time))

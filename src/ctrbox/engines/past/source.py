@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox.columns.kind import arrow_type
-from ctrbox.engines.past.inputs import Column, Inputs
+from ctrbox.engines.past.events import merges_of
+from ctrbox.engines.past.inputs import Inputs
 from ctrbox.engines.past.states import Rows, states_of
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.serial import Writer, canonical
@@ -92,6 +93,18 @@ def base_of(source: Source) -> Source:
     return source
 
 
+def events_read(view: View) -> dict[int, set[str]]:
+    """Return the columns that histories read of each other view that their events come from, by the view's id."""
+    found: dict[int, set[str]] = {}
+    source = view.source
+    while isinstance(source, PastSource):
+        for events in source.inputs.events.values():
+            base = set(base_of(events.view.source).schema.names)
+            found.setdefault(id(events.view), set()).update(base & set(events.columns))
+        source = source.inner
+    return found
+
+
 class PastSource:
     """A source with the columns of one step ``with_history`` behind its own."""
 
@@ -153,7 +166,8 @@ class PastSource:
     def fingerprint(self) -> str:
         writer = Writer()
         steps = [s[:2] for s in writer.steps(self.inputs.view.with_steps((self.step,)))]
-        written = canonical([self.inner.fingerprint(), steps, writer.expressions])
+        events = [[view.source.fingerprint(), writer.steps(view)] for view in list(writer.views)]
+        written = canonical([self.inner.fingerprint(), steps, writer.expressions, *events])
         return hashlib.sha256(written.encode()).hexdigest()
 
     def scan(
@@ -185,7 +199,8 @@ class PastSource:
         self, columns: list[str], start: int, stop: int | None, rows: int, ahead: int, threads: int
     ) -> Iterator[Morsel]:
         wanted = [r for r in self.inputs.features if {f.name for f in _fields(r)} & set(columns)]
-        states = states_of(wanted)
+        states = states_of([r for r in wanted if r.asked is None])
+        merges = merges_of(self.inputs, wanted, rows=rows, ahead=ahead, threads=threads)
         schema = pa.schema([self.schema.field(name) for name in columns])
         read = list(dict.fromkeys([*(name for name in columns if name not in self.made), *self.inputs.columns]))
         scan = self.inner.scan(read, stop=stop, rows=rows, ahead=ahead, threads=threads)
@@ -195,10 +210,10 @@ class PastSource:
                 skip = max(0, min(count, start - morsel.start))
                 asks = np.arange(count) >= skip if skip else None
                 evaluated = self.inputs.evaluate(morsel, threads)
-                passed = self._passed(evaluated)
+                passed = self.inputs.passed(evaluated)
                 given = Rows(count, evaluated, passed, asks, max(1, threads), morsel.origin.name)
                 made: dict[str, pa.Array] = {}
-                for state in states:
+                for state in (*states, *merges):
                     made |= state.columns(given)
                 if skip == count:
                     continue
@@ -208,20 +223,10 @@ class PastSource:
                 batch = pa.RecordBatch.from_arrays(arrays, schema=_stored(schema, arrays))
                 yield Morsel(batch, origin, morsel.start + skip)
         finally:
-            close = getattr(scan, "close", None)
-            if close is not None:
-                close()
-
-    def _passed(self, evaluated: Mapping[int, Column]) -> np.ndarray | None:
-        """Return which rows pass the filters before the step; None: all do."""
-        passed: np.ndarray | None = None
-        for node in self.inputs.filters:
-            column = evaluated[node.id]
-            (held,) = column.arrays
-            mine = np.asarray(held).astype(bool)
-            mine = mine if column.valid is None else mine & column.valid
-            passed = mine if passed is None else passed & mine
-        return passed
+            for reading in (scan, *merges):
+                close = getattr(reading, "close", None)
+                if close is not None:
+                    close()
 
 
 def _stored(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.Schema:

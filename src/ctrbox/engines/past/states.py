@@ -34,6 +34,7 @@ class Rows:
     asks: np.ndarray | None  # which rows want an answer; None: all
     threads: int
     where: Callable[[int], str]
+    events: np.ndarray | None = None  # which rows can be events; None: all
 
 
 class State:
@@ -53,7 +54,7 @@ class State:
         valid = _both(key.valid, timed)
         (times,) = time.arrays
         self._check_order(rows, times, timed)
-        feeds = valid
+        feeds = _both(valid, rows.events)
         if self.first.where is not None:
             condition = rows.columns[self.first.where.id]
             (held,) = condition.arrays
@@ -78,7 +79,7 @@ class State:
             )
             raise DataError(
                 f"{self.first.name!r}: the time {_shown(times[late])} at {rows.where(late)} comes after {_shown(newest)} at "
-                f"{at}; expected {allowed}: sort the log by time, give a larger lateness=, or, if the earlier row has a wrong "
+                f"{at}; expected {allowed}: sort the rows by time, give a larger lateness=, or, if the earlier row has a wrong "
                 "time, drop it with .filter(…) before with_history"
             )
         if self.native.newest != before:

@@ -26,7 +26,7 @@ from ctrbox.plan.language.operators import PLAIN, SPECIAL
 from ctrbox.plan.language.past import MOST_SPAN, Past, PastFeature
 from ctrbox.plan.language.tables import Dictionary
 from ctrbox.plan.language.user import UserOperator
-from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, Step, View, WithColumns, WithHistory
+from ctrbox.views.view import Cast, Fill, Filter, Join, Merge, Select, Step, View, WithColumns, WithHistory, views_of
 
 OPERATORS = frozenset([*PLAIN, *SPECIAL, "column", "literal"])
 MOST_ENTRIES = 1_000_000  # of a table
@@ -119,8 +119,8 @@ class Writer:
         """The place of a view; views it joins come before it. One that is joined twice is one entry."""
         if id(view) not in self._placed:
             for step in view.steps:
-                if isinstance(step, Join | Merge):
-                    self.view(step.view)
+                for other in views_of(step):
+                    self.view(other)
             self._placed[id(view)] = len(self.views)
             self.views.append(view)
         return self._placed[id(view)]
@@ -153,7 +153,8 @@ class Writer:
         places = [[self.expression(e) for e in several] for several in (feature.values, past.by)]
         where = None if past.where is None else self.expression(past.where)
         spans = [feature.last, feature.within, feature.half_life, past.gap, past.lateness]
-        return [feature.what, *places, self.expression(past.time), where, spans]
+        events = [] if past.events is None else [self.view(past.events)]
+        return [feature.what, *places, self.expression(past.time), where, spans, *events]
 
     def features(self, features: FeatureSet) -> dict[str, Any]:
         written: dict[str, Any] = {}
@@ -337,17 +338,20 @@ class Reader:
             case "with_history":
                 features, budgets = a_list(rest, what, length=2)
                 a_list(budgets, what, length=len(a_list(features, what)))
-                return WithHistory(tuple(self._past(f, b) for f, b in zip(features, budgets, strict=True)))
+                return WithHistory(tuple(self._past(f, b, views) for f, b in zip(features, budgets, strict=True)))
         raise malformed(f"there is no step {str(what)[:60]!r}")
 
-    def _past(self, written: Any, budget: Any) -> tuple[str, PastFeature]:
-        name, what, values, by, time, where, spans = a_list(written, "a feature of the past", length=7)
+    def _past(self, written: Any, budget: Any, views: Sequence[View]) -> tuple[str, PastFeature]:
+        parts = a_list(written, "a feature of the past")
+        length = 8 if len(parts) == 8 else 7
+        name, what, values, by, time, where, spans, *place = a_list(parts, "a feature of the past", length=length)
         condition = None if where is None else self.at(where)
         last, within, half_life, gap, lateness = (
             a_number(n, "a span", MOST_SPAN + 1) for n in a_list(spans, "the spans of a history", length=5)
         )
         several = [tuple(self.at(e) for e in a_list(places, "columns of a history")) for places in (values, by)]
-        past = Past(several[1], self.at(time), condition, gap, lateness, a_number(budget, "a budget"))
+        events = self._view(place[0], views) if place else None
+        past = Past(several[1], self.at(time), condition, gap, lateness, a_number(budget, "a budget"), events)
         feature = PastFeature(past, a_text(what, "a feature of the past"), several[0], last, within, half_life)
         if not several[1] or (len(several[0]) > 1 and any(e.op != "column" for e in several[0])):
             raise malformed("a feature of the past without a key, or of several expressions")

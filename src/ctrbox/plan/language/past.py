@@ -7,14 +7,15 @@
         ctr_7d=ad.mean("clicked", within="7d"),
     )
 
-An event is a row of the log that passes `where`. A row at time t sees the events of its own key with time < t - gap: never
-itself, never a row of the same time, and never a later one. These classes only describe; `ctrbox.engines.past` computes.
+An event is a row of the log that passes `where`, or a row of another view: `clicks.history(…)`. A row at time t sees the events
+of its own key with time < t - gap: never itself, never an event of the same time, and never a later one. These classes only
+describe; `ctrbox.engines.past` computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ctrbox.arguments.numbers import whole
@@ -23,6 +24,7 @@ from ctrbox.errors import PlanError
 from ctrbox.plan.language import checks
 from ctrbox.plan.language.expr import Expr, column
 from ctrbox.plan.language.features import span
+from ctrbox.views.view import View
 
 MOST_SPAN = 2**60  # microseconds; the native state adds two of them in 64 bits
 MOST_LAST = 100_000
@@ -40,6 +42,7 @@ class Past:
     gap: int  # microseconds, as all spans here
     lateness: int
     budget: int  # bytes
+    events: View | None = None  # None: the rows of the log itself
 
     def history(self, *values: Any, last: int = 100, within: str | None = None) -> PastFeature:
         """Return the values of the last events as a list, newest last; see ``cb.history``."""
@@ -97,6 +100,10 @@ class PastFeature:
         if (self.what == "decayed") != bool(self.half_life):
             raise PlanError("decayed needs a half_life, such as '1d', and the other features take none")
 
+    def over(self, events: View) -> PastFeature:
+        """Return the same feature of the events of another view."""
+        return replace(self, past=replace(self.past, events=events))
+
     def columns(self, name: str) -> list[str]:
         """Return the names of the columns that this feature adds to a view under ``name``."""
         if self.what != "history":
@@ -130,6 +137,11 @@ def past(
         _span("lateness", lateness),
         checked_bytes("budget", budget),
     )
+
+
+def past_of(events: View, by: Any, time: Any, where: Any, gap: str, lateness: str, budget: str | int) -> Past:
+    """Describe the past that a row finds among the events of another view; see ``View.past``."""
+    return replace(past(by=by, time=time, where=where, gap=gap, lateness=lateness, budget=budget), events=events)
 
 
 def history(
