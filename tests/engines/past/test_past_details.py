@@ -58,7 +58,7 @@ def test_an_error_names_the_late_row_and_the_newest_row_before_it(
     (late_row, late_time), (newest_row, newest_time) = late, newest
     assert str(caught.value).startswith(
         f"'n': the time 1970-01-01T00:00:{late_time:02}.000000 at memory row {late_row} comes after "
-        f"1970-01-01T00:00:{newest_time:02}.000000 at memory row {newest_row}; expected {expected}: sort the log by time"
+        f"1970-01-01T00:00:{newest_time:02}.000000 at memory row {newest_row}; expected {expected}: sort the rows by time"
     )
 
 
