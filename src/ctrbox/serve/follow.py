@@ -50,7 +50,7 @@ class Follower:
             told = f"{type(error).__name__} of version {news['version']}"
             if told != self._told and self.board.version == news["version"]:  # else there is a newer file already
                 self._told = told
-                log.warning("could not load version %d, will try again: %s", news["version"], error or told)
+                log.warning("could not load version %d, will try again: %s", news["version"], str(error) or told)
             return False
         self._told = ""
         return True
