@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,21 @@ def test_prefetched_keys_that_expire_begin_anew(tmp_path: Path) -> None:
             assert table.expire(unseen=1) == 99
             assert len(table) == 0
             assert (table.pull(keys) == first).all()
+
+
+def test_rows_may_come_while_others_go() -> None:
+    """A thread prefetches new keys, so that rows are created, while every row that is there expires again and again."""
+    table = cb.MemoryTable(1, counters=cb.tables.Counters(), threads=2)
+    table.open(Row(1, False))
+    batches = [np.arange(k, k + 2000) for k in range(1, 400_000, 2000)]
+    thread = threading.Thread(target=lambda: [table.prefetch(keys) for keys in batches])
+    thread.start()
+    gone = 0
+    while thread.is_alive():
+        gone += table.expire(score=1e9)
+    thread.join()
+    keys, *_ = table.export()
+    assert len(table) == len(keys) == len(np.unique(keys)) == 400_000 - gone
 
 
 def test_a_trainer_counts(tmp_path: Path) -> None:
