@@ -36,6 +36,7 @@ from ctrbox.plan.language.expr import min_ as min_
 from ctrbox.plan.language.expr import overlap as overlap
 from ctrbox.plan.language.expr import when as when
 from ctrbox.plan.language.features import FeatureSet as FeatureSet
+from ctrbox.plan.language.features import Label as Label
 from ctrbox.plan.language.features import clicks as clicks
 from ctrbox.plan.language.features import rate as rate
 from ctrbox.plan.language.features import shows as shows

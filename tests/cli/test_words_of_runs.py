@@ -94,7 +94,11 @@ def run_of(chunks: list[int], parts: list[int], key: tuple[str, ...] = ("id",)) 
     schema = pa.schema([("id", pa.int64()), ("p", pa.float32())])
     log = SimpleNamespace(key=key, source=SimpleNamespace(schema=schema))
     over = lambda data, label: SimpleNamespace(columns=columns)
-    return SimpleNamespace(plan=SimpleNamespace(log=log, over=over), predictions=predictions, closed=closed)
+    return SimpleNamespace(
+        plan=SimpleNamespace(log=log, over=over, schema=SimpleNamespace(tasks=())),
+        predictions=predictions,
+        closed=closed,
+    )
 
 
 @pytest.mark.parametrize(

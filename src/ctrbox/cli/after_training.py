@@ -132,7 +132,8 @@ def predict(
 ) -> None:
     """Predict the click probability of every row of a log.
 
-    Rows that the plan's filters drop get no prediction. The key columns of the log are written beside each probability.
+    Rows that the plan's filters drop get no prediction. The key columns of the log are written beside each probability. A model
+    of several labels writes one column for each label.
     """
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
@@ -193,7 +194,17 @@ def keyed(run: Any, keys: pa.Table | None, p: np.ndarray | None) -> pa.RecordBat
     if p is None:
         types = {name: run.plan.log.source.schema.field(name).type for name in run.plan.log.key}
         columns = {name: pa.array([], kind) for name, kind in types.items()}
-    return pa.RecordBatch.from_pydict({**columns, "probability": pa.array([] if p is None else p, pa.float64())})
+    tasks = run.plan.schema.tasks
+    if not tasks:
+        return pa.RecordBatch.from_pydict({**columns, "probability": pa.array([] if p is None else p, pa.float64())})
+    for k, task in enumerate(tasks):
+        if task.name in columns:
+            raise Mistake(
+                f"key column {task.name!r} of the log has the name of a label, but both would be columns of the predictions; "
+                "rename the label in the job and train again"
+            )
+        columns[task.name] = pa.array([] if p is None else p[:, k], pa.float64())
+    return pa.RecordBatch.from_pydict(columns)
 
 
 # ---- trial ---------------------------------------------------------------------------------------

@@ -117,4 +117,6 @@ def no_rows(schema: Any) -> Any:
         sparse={field.name: empty for field in schema.sparse},
         group=none(schema.group, np.int64),
         weight=none(schema.weight, np.float32),
+        labels={task.name: np.zeros(0, np.float32) for task in schema.tasks},
+        observed={task.name: np.zeros(0, bool) for task in schema.tasks},
     )

@@ -206,13 +206,13 @@ def evaluate_command(folder: Path, job: Path | None = None, shown: str | None = 
     """
     from ctrbox.engines.saved import paths_to_allow
     from ctrbox.files.sealed import read_sealed
-    from ctrbox.models import MODELS
+    from ctrbox.models import EVERY_MODEL
 
     summary = read_sealed(folder / "summary.json", "finished run")
     held = isinstance(summary.get("held"), Mapping)
     words = ["ctrbox", "evaluate", shown or str(folder), *([] if held else ["DATA"])]
     paths = paths_to_allow(folder / "plan.ctrplan", log=held)
-    if paths is None or summary.get("model") not in MODELS:
+    if paths is None or summary.get("model") not in EVERY_MODEL:
         words += ["--job", "JOB.PY" if job is None else str(job)]  # it has the model, the operators and the views
     else:
         words += [word for path in paths for word in ("--allow-views", path)]

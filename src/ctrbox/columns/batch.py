@@ -9,6 +9,7 @@ them over.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox.arguments.names import nearest
+from ctrbox.columns.tasks import Task
 from ctrbox.errors import PlanError
 
 
@@ -39,6 +41,7 @@ class Schema:
     group: bool
     weight: bool
     fingerprint: str = ""
+    tasks: tuple[Task, ...] = ()  # of a feature set with several labels, in its order; ``label`` is False then
 
     @property
     def dense_width(self) -> int:
@@ -127,7 +130,11 @@ class Fields(Mapping[str, Ragged]):
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch. ``label``, ``weight`` and ``group`` are None when the feature set names none."""
+    """One mini-batch. ``label``, ``weight`` and ``group`` are None when the feature set names none.
+
+    Of a feature set with several labels, ``labels`` has the values of each by name, and ``observed`` says in which rows they are
+    known; a label that was not observed is NaN. Both are empty otherwise.
+    """
 
     schema: Schema
     rows: int
@@ -138,12 +145,15 @@ class Batch:
     weight: np.ndarray | None = None
     index: np.ndarray | None = None  # of a request: which of its rows these are, where filters dropped some
     ready: Any = None  # of a batch on a GPU: the event behind what wrote it, for streams other than the usual one
+    labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # float32
+    observed: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # bool
 
     def __len__(self) -> int:
         return self.rows
 
     def __repr__(self) -> str:
         roles = [name for name in ("label", "weight", "group") if getattr(self, name) is not None]
+        roles += [f"labels: {', '.join(self.labels)}"] if self.labels else []
         names = list(self.sparse)
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
         parts = [f"{self.rows:,} rows", *roles, *([f"sparse: {shown}"] if names else [])]
@@ -159,6 +169,10 @@ class Batch:
         for name, values in (("label", few.label), ("weight", few.weight), ("group", few.group)):
             if values is not None:
                 columns[name, str(values.dtype)] = list(values)
+        for name, values in few.labels.items():
+            columns[name, "label"] = [
+                f"{v:g}" if known else "" for v, known in zip(values, few.observed[name], strict=True)
+            ]
         for name, ragged in few.sparse.items():
             keys = [ragged[row].tolist() for row in range(few.rows)]
             columns[name, "keys"] = [", ".join(map(str, row[:3])) + (", …" if len(row) > 3 else "") for row in keys]
@@ -203,6 +217,8 @@ class Batch:
             {name: ragged.take(rows) for name, ragged in self.sparse.items()},
             pick(self.group),
             pick(self.weight),
+            labels={name: values[rows] for name, values in self.labels.items()},
+            observed={name: known[rows] for name, known in self.observed.items()},
         )
 
     def select(self, schema: Schema) -> Batch:
@@ -231,6 +247,8 @@ class Batch:
             self.group if schema.group else None,
             self.weight if schema.weight else None,
             self.index,
+            labels={task.name: self.labels[task.name] for task in schema.tasks if task.name in self.labels},
+            observed={task.name: self.observed[task.name] for task in schema.tasks if task.name in self.observed},
         )
 
     @staticmethod
@@ -257,10 +275,15 @@ class Batch:
             sparse,
             join([b.group for b in batches]),
             join([b.weight for b in batches]),
+            labels={name: np.concatenate([b.labels[name] for b in batches]) for name in first.labels},
+            observed={name: np.concatenate([b.observed[name] for b in batches]) for name in first.observed},
         )
 
     def to_arrow(self) -> pa.RecordBatch:
-        """Return an Arrow batch: ``label``, ``weight``, ``group``, dense columns as float32, sparse ones as int64 or lists."""
+        """Return an Arrow batch: ``label``, ``weight``, ``group``, dense columns as float32, sparse ones as int64 or lists.
+
+        Several labels are columns of their names, null where they were not observed.
+        """
         if self.on_device:
             return self.cpu().to_arrow()
         columns: dict[str, pa.Array] = {}
@@ -268,6 +291,8 @@ class Batch:
             array = getattr(self, name)
             if array is not None:
                 columns[name] = pa.array(array)
+        for name, values in self.labels.items():
+            columns[name] = pa.array(values, mask=~self.observed[name])
         for k, name in enumerate(self.schema.dense_names):
             columns[name] = pa.array(np.ascontiguousarray(self.dense[:, k]))
         for field in self.schema.sparse:
@@ -306,10 +331,15 @@ class Batch:
             sparse,
             optional("group", schema.group),
             optional("weight", schema.weight),
+            labels={t.name: np.asarray(rows.column(t.name).to_numpy(zero_copy_only=False)) for t in schema.tasks},
+            observed={t.name: np.asarray(rows.column(t.name).is_valid()) for t in schema.tasks},
         )
 
     def torch(self) -> dict[str, Any]:
-        """Return tensors over the same memory: label, dense, group, weight, and sparse as name → (values, offsets)."""
+        """Return tensors over the same memory: label, dense, group, weight, and sparse as name → (values, offsets).
+
+        Several labels are ``labels`` and ``observed``, each a dict by name.
+        """
         import torch
 
         def tensor(array: Any) -> Any:
@@ -320,6 +350,9 @@ class Batch:
             array = getattr(self, name)
             if array is not None:
                 tensors[name] = tensor(array)
+        if self.labels:
+            tensors["labels"] = {name: tensor(values) for name, values in self.labels.items()}
+            tensors["observed"] = {name: tensor(known) for name, known in self.observed.items()}
         tensors["sparse"] = {name: (tensor(r.values), tensor(r.offsets)) for name, r in self.sparse.items()}
         return tensors
 
@@ -329,4 +362,7 @@ class Batch:
         dense = tensors["dense"].numpy()
         arrays = {n: tensors[n].numpy() if n in tensors else None for n in ("label", "weight", "group")}
         sparse = {n: Ragged(v.numpy(), o.numpy()) for n, (v, o) in tensors["sparse"].items()}
-        return Batch(schema, len(dense), arrays["label"], dense, sparse, arrays["group"], arrays["weight"])
+        several: dict[str, Any] = {
+            kind: {n: t.numpy() for n, t in tensors.get(kind, {}).items()} for kind in ("labels", "observed")
+        }
+        return Batch(schema, len(dense), arrays["label"], dense, sparse, arrays["group"], arrays["weight"], **several)

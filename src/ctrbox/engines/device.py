@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from ctrbox.errors import PlanError
+from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.placement.device import Device, device_named, gpu_here
 
 
@@ -13,6 +15,21 @@ def checked_device(device: Any) -> Any:
     if not isinstance(device, Device):
         device_named(device, gpu_bytes=1)
     return device
+
+
+def device_of_labels(features: FeatureSet, device: Any) -> Any:
+    """Return the device as it was named, checked; a plan with several labels runs on the CPU."""
+    named = checked_device(device)
+    if not features.labels:
+        return named
+    kind = (
+        named.kind if isinstance(named, Device) else "cpu" if named == "auto" else device_named(named, gpu_bytes=1).kind
+    )
+    if kind == "cuda":
+        raise PlanError(
+            f"a plan with several labels (labels=) runs on the CPU only, got device={named!r}; use device='cpu', or one label="
+        )
+    return "cpu" if named == "auto" else named
 
 
 def wants_gpu(device: Any) -> bool:

@@ -22,10 +22,10 @@ from ctrbox.views.view import View, views_of, with_views
 
 def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | None) -> Plan:
     """Return the plan over another log, without what was fitted."""
-    labelled = plan.features.label is not None or plan.features.weight is not None
+    labelled = plan.features.label is not None or plan.features.weight is not None or bool(plan.features.labels)
     features, then, graph = plan.features, plan.log, plan.graph
     if not label and labelled:
-        features = replace(plan.features, label=None, weight=None)
+        features = replace(plan.features, label=None, weight=None, labels={})
         then = unlabelled(plan.log, plan.features)
         graph = build(then, features)
     read = columns_read(graph) | events_read(then)

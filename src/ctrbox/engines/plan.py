@@ -23,7 +23,7 @@ from ctrbox.columns.records import is_dicts, table_of_dicts
 from ctrbox.engines.cpu.arrow import column_of
 from ctrbox.engines.cpu.assemble import Assembled, Dimension
 from ctrbox.engines.cpu.extract import CHUNK_ROWS, Extractor
-from ctrbox.engines.device import checked_device, wants_gpu
+from ctrbox.engines.device import device_of_labels, wants_gpu
 from ctrbox.engines.lost_values import CastCount
 from ctrbox.engines.missed_keys import JoinCount
 from ctrbox.engines.request import Requests, names_of, single
@@ -33,7 +33,7 @@ from ctrbox.errors import PlanError
 from ctrbox.plan.graph.build import build, build_columns
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.graph.label_leak import label_leak
-from ctrbox.plan.graph.unlabelled import without_label_filters
+from ctrbox.plan.graph.unlabelled import LABELS, without_label_filters
 from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.language.typing import origin
 from ctrbox.plan.language.user import UserOperator
@@ -73,7 +73,7 @@ class Plan:
     ) -> None:
         self.log = log
         self.features = features
-        self.device = checked_device(device)
+        self.device = device_of_labels(features, device)
         self.threads = _native.usable_cores() if threads is None else whole("threads", threads, 1, MOST_EXTRACTING)
         chunk_rows = whole("chunk_rows", chunk_rows, 1, 65_536)
         self.chunk_rows = chunk_rows
@@ -101,7 +101,7 @@ class Plan:
         if threads is not None:
             changes["threads"] = checked_threads(threads, MOST_EXTRACTING)
         if device is not None:
-            changes["device"] = checked_device(device)
+            changes["device"] = device_of_labels(self.features, device)
         return self._like(**changes)
 
     def _like(self, **changes: Any) -> Plan:
@@ -499,8 +499,8 @@ class Plan:
             return made
 
     def _without_labels(self, full: Extractor) -> Requests:
-        outputs = [o for o in full.outputs if o.role not in ("label", "weight")]
-        schema = replace(full.schema, label=False, weight=False)
+        outputs = [o for o in full.outputs if o.role not in LABELS]
+        schema = replace(full.schema, label=False, weight=False, tasks=())
         extractor = Extractor(
             without_label_filters(self.graph),
             self.fitted,

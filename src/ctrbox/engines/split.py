@@ -103,7 +103,7 @@ class Split:
         self.once = extractor(unfiltered, once)
         self.shared = extractor(unfiltered, [Output("column", f"given {n.id}", n) for n in shared]) if shared else None
         self.each = extractor(graph, each, shared)
-        self.schema = replace(full.schema, label=False, weight=False, group=False)
+        self.schema = replace(full.schema, label=False, weight=False, group=False, tasks=())
         self.kinds = [n.kind for n in shared]
         self.nullable = [n.nullable for n in shared]
         read = dict.fromkeys([*self._read(self.once), *(self._read(self.shared) if self.shared else ())])

@@ -424,6 +424,11 @@ class DeepFFM:
 
 def field_names(fields: Schema | Sequence[str] | ExampleCache) -> list[str]:
     if isinstance(fields, Schema):
+        if fields.tasks:
+            raise PlanError(
+                "Deep FFM predicts one label, but this plan has several (labels=); use one label=, or a model such as "
+                "cb.models.MMoE"
+            )
         return names([*(f.name for f in fields.sparse), *fields.dense_names])
     return names(fields.fields if isinstance(fields, ExampleCache) else fields)
 

@@ -1,7 +1,7 @@
 """Defines click models in PyTorch.
 
-A model is an ``nn.Module`` with ``reads`` (what it needs of a batch) and ``forward(x: Inputs) → logits (rows,)``; these here
-also have ``config``, from which ``build`` makes them again.
+A model is an ``nn.Module`` with ``reads`` (what it needs of a batch) and ``forward(x: Inputs) → logits (rows,)``, or, of several
+labels, a dict of such tensors; these here also have ``config``, from which ``build`` makes them again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ from ctrbox.models.dense import DenseInput, FirstOrder
 from ctrbox.models.dicm import DICM
 from ctrbox.models.din import DIN
 from ctrbox.models.embedding_mlp import EmbeddingMLP
+from ctrbox.models.esmm import ESMM
 from ctrbox.models.fm import FM
 from ctrbox.models.inputs import Inputs, Pooled, Reads
 from ctrbox.models.joint_towers import JointTowers
 from ctrbox.models.lr import LR
 from ctrbox.models.mlp import MLP, Dice
+from ctrbox.models.mmoe import MMoE
+from ctrbox.models.objective import Objective
+from ctrbox.models.ple import PLE
 from ctrbox.models.pnn import PNN
 from ctrbox.models.products import CrossMixture, CrossNetwork, InnerProducts, OuterProducts, PairSum
+from ctrbox.models.shared_bottom import SharedBottom
 from ctrbox.models.two_tower import TwoTower
 from ctrbox.models.wide_deep import WideDeep
 from ctrbox.models.xdeepfm import XDeepFM
@@ -59,31 +64,43 @@ MODELS: dict[str, type[nn.Module]] = {
     "DICM": DICM,
     "TwoTower": TwoTower,
 }
+TASK_MODELS: dict[str, type[nn.Module]] = {  # of several labels
+    "SharedBottom": SharedBottom,
+    "MMoE": MMoE,
+    "PLE": PLE,
+    "ESMM": ESMM,
+}
+EVERY_MODEL = {**MODELS, **TASK_MODELS}
 
 
 def build(name: str, schema: Schema, config: Mapping[str, Any] | None = None) -> nn.Module:
     """Return a new model by its name, with the arguments in ``config``."""
-    if name not in MODELS:
-        raise PlanError(f"there is no model {name!r}{nearest(str(name), MODELS)}; expected one of {', '.join(MODELS)}")
+    if name not in EVERY_MODEL:
+        near = nearest(str(name), EVERY_MODEL)
+        raise PlanError(f"there is no model {name!r}{near}; expected one of {', '.join(EVERY_MODEL)}")
     if not isinstance(config, Mapping | None):
         raise PlanError(f"the config of {name} must be a dict of its arguments, got {type(config).__name__}")
-    known = list(inspect.signature(MODELS[name]).parameters)[1:]
+    known = list(inspect.signature(EVERY_MODEL[name]).parameters)[1:]
     for argument in config or {}:
         if argument not in known:
             found = f"{name} has no argument {argument!r}{nearest(str(argument), known)}"
             raise PlanError(f"{found}; it has {', '.join(known)}")
-    return MODELS[name](schema, **(config or {}))
+    return EVERY_MODEL[name](schema, **(config or {}))
 
 
 __all__ = [
     "CIN",
     "DICM",
     "DIN",
+    "ESMM",
+    "EVERY_MODEL",
     "FM",
     "LR",
     "MLP",
     "MODELS",
+    "PLE",
     "PNN",
+    "TASK_MODELS",
     "AttentivePooling",
     "Concatenation",
     "CrossMixture",
@@ -99,12 +116,15 @@ __all__ = [
     "Inputs",
     "JointTowers",
     "LocalActivation",
+    "MMoE",
     "MaxPooling",
     "MultiQueryAttentivePooling",
+    "Objective",
     "OuterProducts",
     "PairSum",
     "Pooled",
     "Reads",
+    "SharedBottom",
     "SumPooling",
     "TwoTower",
     "WideDeep",

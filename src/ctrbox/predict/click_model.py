@@ -22,6 +22,7 @@ from torch import nn
 
 from ctrbox import _native
 from ctrbox.columns.batch import Batch, Schema, as_array
+from ctrbox.columns.tasks import predictions_of
 from ctrbox.embed.embedder import Embedder, Floats, Keys, NextUse
 from ctrbox.embed.gpu.batch import Carried, Carrier, References, beside
 from ctrbox.embed.gpu.pooling import Reading
@@ -32,8 +33,10 @@ from ctrbox.errors import DataError, DeviceError, PlanError
 from ctrbox.evaluate.calibration_maps import Calibration
 from ctrbox.models.dense import DenseInput, checked_logs
 from ctrbox.models.inputs import Inputs, Pooled
+from ctrbox.models.objective import stacked
 from ctrbox.predict.not_finite import culprit
 from ctrbox.predict.sources import CPU, Embedders, Source, reads_of, sources_of
+from ctrbox.predict.tasks import check_tasks
 from ctrbox.predict.tower_step import tower_step_of
 
 LONGEST = 1024  # keys of a row that a sequence hands over, its last ones: one row of 200,000 would be 25 GB of padding
@@ -77,7 +80,7 @@ class ClickModel:
         """``common``: see `Trainer`. ``native``: compute the usual models on a CPU by the native step instead of torch."""
         self.model = model.to(device) if device.type == "cuda" else model
         self.reads = reads_of(model)
-        self.schema = schema
+        self.schema, self.tasks = schema, schema.tasks
         self.scaled = [part for part in model.modules() if isinstance(part, DenseInput)]
         self.takes_logs = bool(self.scaled)
         self.device, self.bf16, self.threads = device, bf16, threads
@@ -88,6 +91,8 @@ class ClickModel:
         self.common = check_common(read, common, schema.group)
         if self.common and (self.carrier is not None or any(s.traits.shows for s in self.sources)):
             raise PlanError("common= works only on the CPU and with tables without counters; remove common=")
+        if self.tasks:
+            check_tasks(model, self.carrier is not None, any(s.traits.shows for s in self.sources))
         # There is a native step for the usual models on a CPU; torch computes other models, and a GPU.
         plain = native and device.type == "cpu" and not bf16 and not self.common
         self.tower = tower_step_of(model, self.reads, self.sources) if plain else None
@@ -157,7 +162,7 @@ class ClickModel:
 
     # ---- predictions
     def score(self, looked: Looked) -> Floats:
-        """Return calibrated logits (rows,) float32; creates no rows."""
+        """Return calibrated logits (rows,) float32, of several labels the model's outputs (rows, tasks); creates no rows."""
         return self.calibrated(self.uncalibrated(looked), looked.batch)
 
     def calibrated(self, logits: Floats, batch: Batch) -> Floats:
@@ -180,9 +185,9 @@ class ClickModel:
                 logits = self.tower.score(lookup, pulled[0].numpy(), looked.logs, self.threads)
             else:
                 logits = self._logits(looked, pulled).cpu().numpy()
-        bad = np.flatnonzero(~np.isfinite(logits))
-        if len(bad):
-            raise culprit(self, looked, self._pull(looked, train=False), float(logits[bad[0]]))
+        bad = ~np.isfinite(logits)
+        if bad.any():
+            raise culprit(self, looked, self._pull(looked, train=False), float(logits[bad][0]))
         return logits + np.float32(self.shift) if self.shift else logits
 
     def answers(self, batch: Batch, of: Callable[[Inputs], torch.Tensor]) -> Floats:
@@ -194,8 +199,10 @@ class ClickModel:
         return found
 
     def predict(self, batch: Batch) -> Floats:
-        """Probabilities of a click, one per row."""
+        """Probabilities of a click, one per row; of several labels, predictions (rows, tasks)."""
         logits = self.score(self.look(batch, prefetch=False))
+        if self.tasks:
+            return predictions_of(logits, self.tasks).astype(np.float32)
         return (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
     # ---- parts of a step
@@ -234,13 +241,15 @@ class ClickModel:
         return self._answer(self.inputs(looked, pulled), looked.batch.rows)
 
     def _answer(self, inputs: Inputs, rows: int) -> torch.Tensor:
-        """The model's logits, looked at."""
+        """The model's logits, looked at; of several labels its outputs (rows, tasks)."""
         if self.bf16:
             with torch.autocast(self.device.type, torch.bfloat16):
                 logits = self.model(inputs)
         else:
             logits = self.model(inputs)
         name = type(self.model).__name__
+        if self.tasks:
+            logits = stacked(logits, self.tasks, rows, name)
         if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
             met = f"a tensor of {logits.dtype}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
             raise PlanError(f"{name} returned {met}; expected logits, a tensor with one float per row")
@@ -248,7 +257,7 @@ class ClickModel:
             raise PlanError(
                 f"the logits of {name} have no gradient: its forward detaches them, or reads nothing trainable"
             )
-        if logits.shape != (rows,):
+        if logits.shape != (rows,) and not self.tasks:
             raise PlanError(f"{name} returned logits of shape {tuple(logits.shape)}; expected one per row, ({rows},)")
         return logits.float() if self.bf16 else logits
 

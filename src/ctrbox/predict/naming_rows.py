@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from ctrbox.columns.batch import Batch
+from ctrbox.columns.tasks import refused
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.stream import Position
 from ctrbox.errors import CtrboxError, DataError, TrainError
@@ -23,9 +24,9 @@ SEARCH_ROWS = 65_536  # rows of a batch while the row is searched for
 
 @dataclass(frozen=True)
 class Sought:
-    """The part of a batch that holds a refused value; ``column`` is the name of a dense column."""
+    """The part of a batch that holds a refused value; ``column`` is the name of a dense column, or of one of several labels."""
 
-    part: Literal["dense", "label", "weight"]
+    part: Literal["dense", "label", "weight", "task"]
     column: str = ""
 
     def found(self, batch: Batch) -> bool:
@@ -34,6 +35,9 @@ class Sought:
         if self.part == "dense":
             column = batch.schema.dense_names.index(self.column)
             return not np.isfinite(batch.dense[:, column]).all()
+        if self.part == "task":
+            task = next(task for task in batch.schema.tasks if task.name == self.column)
+            return refused(task, batch.labels[task.name], batch.observed[task.name]) is not None
         if self.part == "label":
             return batch.label is not None and not np.isin(batch.label, (0, 1)).all()
         return batch.weight is not None and not (np.isfinite(batch.weight) & (batch.weight >= 0)).all()

@@ -37,6 +37,11 @@ def culprit(model: ClickModel, looked: Looked, pulled: Sequence[Pulled], value: 
         bad = np.flatnonzero(~np.isfinite(array if array is not None else 0.0))
         if len(bad) and array is not None:
             return RefusedInTraining(f"{where}: {what} is {array[bad[0]]} in row {bad[0]} of the batch", sought)
+    for name, values in batch.labels.items():
+        bad = np.flatnonzero(batch.observed[name] & ~np.isfinite(values))
+        if len(bad):
+            told = f"{where}: label {name!r} is {values[bad[0]]} in row {bad[0]} of the batch"
+            return RefusedInTraining(told, Sought("task", name))
     for what in ("value", "gradient"):
         for source, rows in zip(model.sources, pulled, strict=False):
             size, name, key = _largest(model, what, source, rows, batch)

@@ -41,7 +41,7 @@ def weights_of_run(click_model: ClickModel) -> Weights:
     """The sub-models of its Model Servers are run over every object they have."""
     model = click_model.model
     name, config = type(model).__name__, getattr(model, "config", None)
-    own = models.MODELS.get(name) is not type(model) or config is None
+    own = models.EVERY_MODEL.get(name) is not type(model) or config is None
     parts = list(_tensor_parts("dense.", model))
     tables: list[dict[str, Any]] = []
     for k, source in enumerate(click_model.sources):

@@ -107,7 +107,7 @@ def _and_those_of(plan: Plan, allowed: bool | Sequence[UserOperator]) -> bool | 
 def _built(place: Path, state: Mapping[str, Any], schema: Schema) -> nn.Module:
     """Return the model that a run names. Its shapes are compared with the weights before it takes memory for any."""
     name, config = state.get("model"), state.get("config")
-    if not isinstance(name, str) or name not in models.MODELS or not isinstance(config, dict):
+    if not isinstance(name, str) or name not in models.EVERY_MODEL or not isinstance(config, dict):
         raise PlanError(
             f"{place} was trained with {name!r}, which is not one of cb.models; build the model and pass it: "
             f"cb.Run.load(…, model={name}(plan.schema))"

@@ -13,6 +13,7 @@ from torch import nn
 
 from ctrbox.columns.batch import Batch, Schema
 from ctrbox.columns.records import is_dicts
+from ctrbox.columns.tasks import by_name
 from ctrbox.engines.plan import Plan
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.stored_folder import StoredFolder
@@ -55,14 +56,15 @@ class RunPredictor:
         return self.click_model.model
 
     def predict_batch(self, batch: Batch) -> np.ndarray:
-        """Return the click probability of each row of a batch of this run's plan."""
+        """Return the click probability of each row of a batch of this run's plan; of several labels a matrix (rows, labels)."""
         if batch.schema.fingerprint not in ("", self.click_model.schema.fingerprint):
             raise PlanError(other_plan(self.click_model.schema.fingerprint, batch.schema.fingerprint))
         return self.click_model.predict(batch)
 
-    def predict(self, rows: Any, *, warn: bool = True) -> np.ndarray:
+    def predict(self, rows: Any, *, warn: bool = True) -> Any:
         """Return the click probability of each raw row; NaN, with a warning, for a row that a filter drops.
 
+        Of several labels it returns a dict with one such array for each label, by name.
         ``rows``: anything that speaks Arrow, a dict or a list of dicts. Columns that the plan merges from another view must
         be among them. ``warn=False``: say nothing about rows that a filter drops.
         """
@@ -77,9 +79,10 @@ class RunPredictor:
                     )
         batch = self.plan.run(table)
         p = self.click_model.predict(batch)
+        tasks = self.click_model.tasks
         if batch.index is None:
-            return p
-        whole = np.full(table.num_rows, np.nan, np.float32)
+            return by_name(p, tasks) if tasks else p
+        whole = np.full((table.num_rows, *p.shape[1:]), np.nan, np.float32)
         whole[batch.index] = p
         dropped = table.num_rows - len(p)
         if dropped and warn:
@@ -87,7 +90,7 @@ class RunPredictor:
                 f"the plan's filters drop {dropped:,} of {table.num_rows:,} rows; their predictions are NaN",
                 stacklevel=2,
             )
-        return whole
+        return by_name(whole, tasks) if tasks else whole
 
     def _table(self, rows: Any) -> pa.Table:
         if is_dicts(rows):

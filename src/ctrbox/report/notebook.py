@@ -8,6 +8,7 @@ from pathlib import Path
 from ctrbox.errors import CtrboxError
 from ctrbox.report.quality_shown import learning
 from ctrbox.report.recorded import read_run
+from ctrbox.report.tasks_shown import BRIEF, FIGURES, by_task
 from ctrbox.show.charts import finite
 from ctrbox.show.notebook import facts, framed, said
 
@@ -20,6 +21,8 @@ def for_notebook(title: str, metrics: Mapping[str, float], folder: Path | None) 
     The learning curve is read from the run folder. Where there is none, a sentence says so.
     """
     shown = {word: f"{metrics[name]:.4f}" for name, word in METRICS.items() if finite(metrics.get(name))}
+    for task, figures in by_task(metrics).items():
+        shown |= {f"{task} {FIGURES[n]}": f"{figures[n]:.4f}" for n in BRIEF if finite(figures.get(n))}
     if "rows" in metrics:
         shown["validation rows"] = f"{metrics['rows']:,.0f}"
     if folder is None:

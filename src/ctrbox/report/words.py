@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ctrbox.evaluate.ranking import LEAST_GROUPS
+from ctrbox.report.tasks_shown import brief_tasks, by_task, task_table
 
 TITLES = {
     "auc": "AUC",
@@ -56,6 +57,8 @@ def learned_rows(rows: int, epochs: int, *, whole: bool) -> str:
 
 def brief(metrics: Mapping[str, float]) -> str:
     """Return the main figures on one line; those by weight follow, and are called so."""
+    if by_task(metrics):
+        return brief_tasks(metrics)
     names = ("auc", "gauc", "logloss", "calibration")
     shown = [f"{TITLES[n]} {metrics[n]:.4f}" for n in names if math.isfinite(metrics.get(n, math.nan))]
     weighted = [
@@ -68,6 +71,8 @@ def brief(metrics: Mapping[str, float]) -> str:
 
 def figure_table(metrics: Mapping[str, float]) -> list[str]:
     """Return lines of a table: each figure, its 95 % interval, and the figure by weight where rows have weights."""
+    if by_task(metrics):
+        return task_table(metrics)
     weighted = "weighted_logloss" in metrics
     lines = [f"{'':<16}{'':>10}  {'95 % interval':<22}" + ("by weight" if weighted else "")]
     for name, title in TITLES.items():
@@ -83,6 +88,8 @@ def figure_table(metrics: Mapping[str, float]) -> list[str]:
 
 def remarks(metrics: Mapping[str, float]) -> list[str]:
     """Return sentences about what the figures leave out or cannot say."""
+    if several := by_task(metrics):
+        return [f"label {task!r}: {one}" for task, figures in several.items() for one in remarks(figures)]
     found = []
     rows, clicks = metrics.get("rows", 0.0), metrics.get("clicks", 0.0)
     if rows and clicks in (0, rows):

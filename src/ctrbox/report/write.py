@@ -22,6 +22,7 @@ from ctrbox.report.calibrator_shown import calibrator
 from ctrbox.report.passes_shown import stage_times, tables
 from ctrbox.report.quality_shown import between, calibration, features, learning, slices, weights, windows
 from ctrbox.report.recorded import Fields, Recorded, read_run
+from ctrbox.report.tasks_shown import tasks_shown
 from ctrbox.report.words import duration, few_groups, fixed, learned_rows, sized
 from ctrbox.show import charts
 from ctrbox.show.charts import Part, short, text
@@ -91,23 +92,25 @@ def build(run: Recorded) -> str:
     weighted = run.summary.fields("metrics").number("weighted_logloss") is not None
     there = {"tables": bool(run.summary.each("tables")), "weights": weighted}
     there["calibrator"] = bool(run.summary.fields("calibrator").values)
-    links = [link for link in links if there.get(link, True)]
+    several = bool(tasks_shown(run.summary))
+    there |= dict.fromkeys(("calibration", "time", "features", "slices"), not several)
+    links = [*(["labels"] if several else []), *(link for link in links if there.get(link, True))]
     nav = "".join(f'<a href="#{link}">{link}</a>' for link in links)
     s = run.summary
     body = [
         heading(s),
         f"<nav>{nav}</nav>",
-        headline(s),
+        tasks_shown(s) or headline(s),
         weights(s),
         learning(run.metrics, s),
-        calibration(s),
+        "" if several else calibration(s),
         calibrator(s),
-        windows(s),
+        "" if several else windows(s),
         stages(run.metrics, s),
         tables(run.metrics, s),
         plan(run.picture),
-        features(s),
-        slices(s),
+        "" if several else features(s),
+        "" if several else slices(s),
         joins(s),
         warnings(s),
         configuration(run),

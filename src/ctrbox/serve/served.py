@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Scores = npt.NDArray[np.float32]
 
+SEVERAL = "serving knows models of one label, but this one has several (labels=); score rows with run.predict or `ctrbox predict`"
 OBJECTS = 1 << 10  # bytes of the small objects that a cached context is made of, beside its parts
 
 
@@ -226,6 +227,8 @@ class ServedRun:
     def __init__(self, run: RunPredictor, *, most_candidates: int) -> None:
         from ctrbox.predict.unlearned import tell_of_keys  # brings torch, which a Deep FFM is served without
 
+        if run.click_model.tasks:
+            raise PlanError(SEVERAL)
         self.run = run
         self.cache = ContextCache(0)
         self.known = KnownKeys(run.fields)

@@ -7,20 +7,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from ctrbox.columns.batch import Batch
+from ctrbox.columns.tasks import predictions_of
 from ctrbox.embed.gpu.batch import facts
 from ctrbox.engines.fingerprint import difference
 from ctrbox.engines.plan import Plan
 from ctrbox.engines.stream import Position
 from ctrbox.errors import PlanError, TrainError
 from ctrbox.evaluate.metrics import Scores
+from ctrbox.evaluate.tasks import TaskScores
 from ctrbox.predict.click_model import Looked
 from ctrbox.predict.naming_rows import naming_rows
 from ctrbox.train.learner import Learner
+from ctrbox.train.loss import loss_of_tasks
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.sampling import Labels, no_rows
 from ctrbox.train.settings import Settings
+from ctrbox.train.tasks import TaskLabels
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,14 @@ def scored(
 ) -> Generator[tuple[Batch, np.ndarray], None, None]:
     """Yield batches of a plan with the probability of a click for each row, in the order of the log.
 
+    Of several labels: with the predictions (rows, tasks).
     Label, weight and group are arrays, wherever the batch was made. Creates no rows of tables.
     """
     for batch, logits in uncalibrated(learner, plan, batch_size, start, stop, overlap):
-        yield batch, probability(learner.calibrated(logits, batch))
+        if learner.tasks:
+            yield batch, predictions_of(logits, learner.tasks)
+        else:
+            yield batch, probability(learner.calibrated(logits, batch))
 
 
 def uncalibrated(
@@ -104,7 +113,7 @@ def probability(logits: np.ndarray) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
 
 
-def evaluate(learner: Learner, split: Split, batch_size: int, overlap: bool = True) -> Scores:
+def evaluate(learner: Learner, split: Split, batch_size: int, overlap: bool = True) -> Scores | TaskScores:
     """Scores of the validation rows."""
     assert split.valid is not None
     return score_plan(learner, split.valid, batch_size, split.start, split.stop, overlap)
@@ -112,7 +121,10 @@ def evaluate(learner: Learner, split: Split, batch_size: int, overlap: bool = Tr
 
 def score_plan(
     learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
-) -> Scores:
+) -> Scores | TaskScores:
+    """Return the scores of rows ``start`` to ``stop`` of a plan's log."""
+    if learner.tasks:
+        return score_tasks(learner, plan, batch_size, start, stop, overlap)
     scores, labels = Scores(), Labels()
     for batch, p in scored(learner, plan, batch_size, start, stop, overlap):
         with naming_rows(plan, start, stop):
@@ -123,15 +135,36 @@ def score_plan(
     return scores
 
 
+def score_tasks(
+    learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
+) -> TaskScores:
+    """Return the scores of several labels, with the loss that training lowers."""
+    scores, labels, lost = TaskScores(learner.tasks), TaskLabels(learner.tasks), 0.0
+    assert learner.objective is not None
+    for batch, outputs in uncalibrated(learner, plan, batch_size, start, stop, overlap):
+        with naming_rows(plan, start, stop):
+            labels.add(batch, labels.rows, "validation")
+        with torch.inference_mode():
+            lost += batch.rows * float(loss_of_tasks(torch.from_numpy(outputs), batch, learner.objective))
+        predictions = predictions_of(outputs, learner.tasks)
+        scores.add(batch.labels, batch.observed, predictions, weight=batch.weight, group=batch.group)
+    if labels.rows == 0:
+        raise TrainError(no_rows("validation", plan, start, stop))
+    scores.loss = lost / labels.rows
+    return scores
+
+
 def watched_name(metrics: Mapping[str, float], monitor: str | None) -> str:
     """Return the name of the figure by which the best weights are chosen."""
+    if monitor is None and "loss" in metrics:
+        return "loss"  # of several labels
     return monitor or ("weighted_logloss" if "weighted_logloss" in metrics else "logloss")
 
 
 def watched(metrics: Mapping[str, float], monitor: str | None) -> float:
     """Return the figure by which the best weights are chosen, so that less is better."""
     name = watched_name(metrics, monitor)
-    return metrics[name] if name.endswith("logloss") else -metrics[name]
+    return metrics[name] if name.endswith(("loss", "rmse", "mae", "deviance")) else -metrics[name]
 
 
 def columns_of(plan: Plan, columns: dict[str, Any], start: int, stop: int | None) -> dict[str, Any]:

@@ -51,6 +51,7 @@ from ctrbox.train.schedule import ReduceOnPlateau, check_reaches, factor_at
 from ctrbox.train.settings import Settings, described, device_for, identity
 from ctrbox.train.state import BROKEN, State, state_of
 from ctrbox.train.summary import Look, judge, summarize
+from ctrbox.train.tasks import TaskLabels
 from ctrbox.train.together import ALONE, Together
 from ctrbox.train.warm_up import WarmUp
 
@@ -95,7 +96,7 @@ class Fit:
         assert settings.batch_size is not None
         self.batch_size = settings.batch_size
         schema = plan.fit().schema
-        if not schema.label:
+        if not schema.label and not schema.tasks:
             raise TrainError("the plan has no label; add one: cb.FeatureSet(label=col('clicked'), …)")
         self.learner = Learner(
             trainer.model,
@@ -138,6 +139,7 @@ class Fit:
         self.reported = 0  # the step whose loss was recorded last
         self.factor = 1.0  # of the learning rates in the last step
         self.foresight: Foresight | None = None
+        self.task_labels = TaskLabels(schema.tasks) if schema.tasks else None
 
     def look_ahead(self, batches: int, cluster: Elsewhere | None) -> None:
         """Read so many batches ahead."""
@@ -310,7 +312,9 @@ class Fit:
                     raise KeyboardInterrupt
         finally:
             stages.close()
-        if not state.finished:
+        if not state.finished and self.task_labels is not None:
+            self.task_labels.end_epoch(state.rows, self.plan, self.split.train_stop)
+        elif not state.finished:
             Labels(state.rows, state.clicks).check("training", self.plan, 0, self.split.train_stop)
         self._end_pass(epoch + 1)
         if epoch == 0:
@@ -382,7 +386,7 @@ class Fit:
         done, number = self.state.rows, self.state.step
         for batch, position, rows in parts:
             first, labels = done + rows * part // of, Labels()
-            labels.add(facts(batch), first, "training")
+            (self.task_labels or labels).add(facts(batch), first, "training")
             done += rows
             kept = thin(batch, first, s.negatives, s.seed, epoch)
             yield Handed(kept, position, done, labels.clicks, number)

@@ -32,6 +32,7 @@ from ctrbox.embed.lookup import Lookup
 from ctrbox.embed.shared_keys import shared
 from ctrbox.errors import DataError, TrainError
 from ctrbox.models.inputs import Inputs, Pooled
+from ctrbox.models.objective import objective_of
 from ctrbox.predict.click_model import ClickModel, Into, Looked, Pulled
 from ctrbox.predict.not_finite import culprit
 from ctrbox.predict.sources import CPU, Embedders
@@ -39,7 +40,8 @@ from ctrbox.predict.tower_step import TowerStep
 from ctrbox.train.adam_step import AdamStep
 from ctrbox.train.average import Average
 from ctrbox.train.graphed import Fed, Graphed
-from ctrbox.train.loss import check_counting, check_rows, has_rows, loss_of
+from ctrbox.train.loss import check_counting, check_rows, has_rows, loss_of, loss_of_tasks
+from ctrbox.train.tasks import start_from_means
 from ctrbox.train.together import ALONE, Together
 
 AHEAD = 2  # steps launched on a GPU before the loss of the first is waited for: the host is never what it waits for
@@ -98,6 +100,7 @@ class Learner(ClickModel):
             check_rows(self.sources)
         self.average = Average(model, average) if average is not None and self.optimizer is not None else None
         self.adam = AdamStep(self.optimizer) if type(self.optimizer) is torch.optim.Adam else None
+        self.objective = objective_of(model, schema) if self.tasks else None
         self.shift = math.log(keep)  # of the logit, back to a log whose negatives were not downsampled
 
     # ---- ahead of learning
@@ -292,6 +295,9 @@ class Learner(ClickModel):
     # ---- parts of a step
     def _start_from_the_click_rate(self, batch: Batch | None) -> None:
         """A model whose output bias is still 0 begins with the log odds of its first batch, not with one click in two."""
+        if self.tasks and batch is not None:
+            start_from_means(self.model, batch)
+            return
         bias = getattr(self.model, "bias", None)
         if not isinstance(bias, nn.Parameter) or bias.shape != (1,) or bool(bias.detach().any()):
             return
@@ -302,9 +308,10 @@ class Learner(ClickModel):
         with torch.no_grad():
             bias.fill_(math.log((clicks + 0.5) / (rows - clicks + 0.5)))
 
-    @staticmethod
-    def _loss(logits: torch.Tensor, looked: Looked) -> torch.Tensor:
+    def _loss(self, logits: torch.Tensor, looked: Looked) -> torch.Tensor:
         batch, carried = looked.batch, looked.carried
+        if self.objective is not None:
+            return loss_of_tasks(logits, batch, self.objective)
         if carried is None:
             label = torch.from_numpy(np.asarray(batch.label, np.float32))
             weight = None if batch.weight is None else torch.from_numpy(np.asarray(batch.weight, np.float32))

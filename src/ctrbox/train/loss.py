@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
+from ctrbox.columns.batch import Batch
+from ctrbox.columns.tasks import matrix
 from ctrbox.errors import PlanError
 from ctrbox.predict.sources import Source
 
@@ -17,6 +20,20 @@ def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | No
         return nn.functional.binary_cross_entropy_with_logits(logits, label)
     each = nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
     return (each * weight).sum() / len(label)
+
+
+def loss_of_tasks(outputs: torch.Tensor, batch: Batch, objective: nn.Module) -> torch.Tensor:
+    """Return the loss of several labels; ``outputs`` of the model, one column a task."""
+    labels, observed = (
+        torch.from_numpy(matrix(columns, batch.schema.tasks)) for columns in (batch.labels, batch.observed)
+    )
+    weight = None if batch.weight is None else torch.from_numpy(np.asarray(batch.weight, np.float32))
+    loss: torch.Tensor = objective(outputs, labels, observed, weight)
+    if not isinstance(loss, torch.Tensor) or loss.shape != ():
+        raise PlanError(
+            f"{type(objective).__name__} must return the loss of a batch, a tensor of one number, got {loss!r}"
+        )
+    return loss
 
 
 def has_rows(source: Source) -> bool:

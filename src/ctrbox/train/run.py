@@ -25,6 +25,7 @@ from ctrbox.train.same_log import log_fingerprint, recorded_fingerprint, warn_of
 from ctrbox.views.recorded import RecordedSource
 
 ROWS = 16_384
+FIRST = {"binary": "auc", "regression": "rmse", "count": "deviance"}  # the figure of a task that is shown first
 
 
 class Run(RunPredictor):
@@ -47,7 +48,14 @@ class Run(RunPredictor):
 
     def __repr__(self) -> str:
         where = "" if self.folder is None else f", {self.stored.url if self.stored else str(self.folder)!r}"
-        return f"Run({type(self.model).__name__}, auc={self.metrics.get('auc') or float('nan'):.4f}{where})"
+        figures = {"auc": self.metrics.get("auc") or float("nan")}
+        if self.learner.tasks:
+            figures = {
+                task.name: self.metrics.get(f"{task.name}.{FIRST[task.kind]}", float("nan"))
+                for task in self.learner.tasks
+            }
+        shown = ", ".join(f"{name}={value:.4f}" for name, value in figures.items())
+        return f"Run({type(self.model).__name__}, {shown}{where})"
 
     def _repr_html_(self) -> str:
         """Return the metrics and the learning curve, for notebooks."""
@@ -66,7 +74,8 @@ class Run(RunPredictor):
     ) -> Iterator[np.ndarray]:
         """Yield the click probabilities of a whole log in its order, one batch at a time, without the rows that filters drop.
 
-        ``views``: other data for joined and merged views, by name.
+        Of several labels each batch is a matrix (rows, labels), in the order of the labels. ``views``: other data for joined and
+        merged views, by name.
         """
         with refusing_unknown(self.learner):
             for _, p in scored(self.learner, self.plan.over(data, label=False, views=views), batch_size):

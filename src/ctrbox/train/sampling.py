@@ -80,15 +80,7 @@ class Labels:
                 f"the label is {label[at]} in row {first + at:,} of the {where} rows; expected 0 or 1: {advice}",
                 Sought("label"),
             )
-        if batch.weight is not None:
-            weight = as_array(batch.weight)
-            odd = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
-            if len(odd):
-                raise RefusedInData(
-                    f"the sample weight is {weight[odd[0]]} in row {first + int(odd[0]):,} of the {where} rows; expected a "
-                    "number that is 0 or more",
-                    Sought("weight"),
-                )
+        check_weights(batch, first, where)
         self.rows += batch.rows
         self.clicks += int(label.sum())
 
@@ -102,6 +94,20 @@ class Labels:
                 f"; a model needs examples of "
                 f"both labels"
             )
+
+
+def check_weights(batch: Batch, first: int, where: str) -> None:
+    """Refuse a sample weight that is not a number of 0 or more."""
+    if batch.weight is None:
+        return
+    weight = as_array(batch.weight)
+    odd = np.flatnonzero(~(np.isfinite(weight) & (weight >= 0)))
+    if len(odd):
+        raise RefusedInData(
+            f"the sample weight is {weight[odd[0]]} in row {first + int(odd[0]):,} of the {where} rows; expected a "
+            "number that is 0 or more",
+            Sought("weight"),
+        )
 
 
 def no_rows(where: str, plan: Plan, start: int = 0, stop: int | None = None) -> str:

@@ -85,7 +85,10 @@ class Settings:
         object.__setattr__(self, "l2", number("l2", self.l2, 0, 1_000_000))
         if self.average is not None and not (is_number(self.average) and 0 < self.average < 1):
             raise PlanError(f"average must be a number above 0 and below 1, such as 0.999, got {self.average!r}")
-        if self.monitor is not None and self.monitor not in MONITORS:
+        several = isinstance(self.monitor, str) and (
+            self.monitor == "loss" or "." in self.monitor
+        )  # see train/tasks.py
+        if self.monitor is not None and self.monitor not in MONITORS and not several:
             raise PlanError(
                 f"monitor must be one of {', '.join(MONITORS)}, got {self.monitor!r}{nearest(str(self.monitor), MONITORS)}"
             )

@@ -31,6 +31,7 @@ from ctrbox.train.run import Run
 from ctrbox.train.schedule import CONSTANT, ReduceOnPlateau, Schedule
 from ctrbox.train.settings import DEVICES, Settings, no_setting, with_batch_size
 from ctrbox.train.summary import Look
+from ctrbox.train.tasks import check_settings
 from ctrbox.train.warm_up import WarmUp
 
 
@@ -135,8 +136,8 @@ class Trainer:
         - ``shuffle``: number of rows within which the order is shuffled; 0 keeps the order of the log.
         - ``negatives``: share of the rows without a click to train on, above 0 and up to 1.
         - ``patience``: number of evaluations without improvement of ``monitor`` after which training stops; default: never.
-        - ``monitor``: the metric to improve: "logloss", "auc", "gauc", or one of them after "weighted_"; default: the loss that
-          training lowers.
+        - ``monitor``: the metric to improve: "logloss", "auc", "gauc", or one of them after "weighted_"; of several labels "loss"
+          or a figure of one of them, such as "convert.auc"; default: the loss that training lowers.
         - ``evaluate_every``: steps between evaluations; default: one after each epoch.
         - ``clip``: maximum norm of a step's gradient of the dense weights; default: none.
         - ``seed``: of random numbers, 0 or more.
@@ -203,13 +204,16 @@ class Trainer:
             l2=l2,
             average=average,
         )
+        several = {"time": time, "by": by, "best_auc": best_auc, "look_ahead": look_ahead or None, "cluster": cluster}
+        check_settings(plan.schema, chosen, {**several, "explain": explain})
         split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
         chosen = with_calibration(with_batch_size(chosen, split.train_rows), plan, split)
         # A plan with as many threads has warned of too few cores already.
         if self.threads is not None and not self.threads == plan.threads > _native.usable_cores():
             rows = min(chosen.batch_size or split.train_rows, split.train_rows)
             checked_threads(self.threads, MOST_LEARNING, rows=rows)
-        look = Look(time, by) if (out is not None if explain is None else explain) else None
+        wanted = out is not None and not plan.schema.tasks if explain is None else explain
+        look = Look(time, by) if wanted else None
         check_have_effect(chosen, plan, split, looked=look is not None, time=time, by=by)
         if checkpoint_steps is not None and out is None and cluster is None:
             raise PlanError(

@@ -104,6 +104,8 @@ def trial(
         )
     if not isinstance(plan, Plan):
         raise PlanError(f"trial needs a plan, as cb.compile returns it, got {type(plan).__name__}")
+    if plan.features.labels:
+        raise PlanError("a trial compares models of one label, but this plan has several (labels=); use one label=")
     if plan.features.label is None:
         raise TrainError(
             "a trial compares predictions with labels, but the plan has no label; add one: "

@@ -203,6 +203,8 @@ class Study:
                     f"the table of trial {trial.number} already holds {len(one):,} rows from another trial; create a new table "
                     'for each trial, such as cb.SparseTable(f"params/{trial.number}") or cb.MemoryTable(8)'
                 )
+        if plan.schema.tasks:
+            raise PlanError("`tune` compares models of one label, but this plan has several (labels=); use one label=")
         pruning = OptunaPruning(trial, self.metric)
         progress = False if watch is None else watch()
         fitted = Trainer(mine, own, optimizer=parts.get("optimizer", optimizer), threads=threads).fit(

@@ -40,7 +40,8 @@ def test_unknown_arguments_are_answered_with_the_nearest_name() -> None:
         cb.View(TABLE, **wrong)
     wrong = {"lable": "a"}
     with pytest.raises(
-        cb.errors.PlanError, match=r"FeatureSet has no argument 'lable'; nearest: 'label'; it has label, .*dense$"
+        cb.errors.PlanError,
+        match=r"FeatureSet has no argument 'lable'; nearest: 'label'; it has label, .*dense, labels$",
     ):
         cb.FeatureSet(**wrong)
 

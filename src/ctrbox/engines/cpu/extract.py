@@ -26,6 +26,7 @@ from ctrbox.engines.cpu.assemble import Assembled, Assembler, Dimension
 from ctrbox.engines.cpu.early import EarlyScan
 from ctrbox.engines.cpu.in_order import in_order
 from ctrbox.engines.cpu.joined_views import load_dimension
+from ctrbox.engines.cpu.labels import OF_TASKS, with_labels
 from ctrbox.engines.cpu.merge import Aligned, MergeCursor, ascends, ids_of, in_one_batch, parts_of
 from ctrbox.engines.cpu.prune import prune_expression
 from ctrbox.engines.cpu.stages import Prepared, Rows, Stages, located
@@ -162,13 +163,14 @@ class Extractor:
     def _body(self, asked: list[Node]) -> Assembled:
         plan = _native.BatchPlan()
         for o in self.outputs:
-            if o.role == "dense":
+            if o.role in ("dense", *OF_TASKS):
                 plan.dense(o.node.kind, o.width)
             elif o.role == "sparse":
                 plan.keys(o.node.kind)
             elif o.role != "column":
                 getattr(plan, o.role)(o.node.kind)
         self.batch_plan = plan
+        self.of_tasks = [o for o in self.outputs if o.role in OF_TASKS]  # their columns come before the dense ones
         emits = [(k, o.node) for k, o in enumerate(self.outputs)]
         return self.assembler.assemble(asked, emits, self.stages.sources)
 
@@ -204,6 +206,8 @@ class Extractor:
         if rows > 1024:
             self.hints = [1.05 * values for values in native.values_per_row]
         s = self.schema
+        if self.of_tasks:
+            return with_labels(self.of_tasks, native, s, sparse)
         return Batch(
             s,
             rows,

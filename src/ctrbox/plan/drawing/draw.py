@@ -71,6 +71,8 @@ ROLES = {
     "dense": ("#7a57c4", "#ffffff"),
     "label": ("#37474f", "#ffffff"),
     "weight": ("#37474f", "#ffffff"),
+    "task": ("#37474f", "#ffffff"),
+    "observed": ("#90a4ae", "#ffffff"),
     "group": ("#37474f", "#ffffff"),
     "column": ("#90a4ae", "#ffffff"),
 }

@@ -27,6 +27,7 @@ def page(facts: Facts) -> str:
 def _head(facts: Facts) -> list[str]:
     roles = [o["role"] for o in facts["outputs"]]
     parts = [f"{roles.count(r)} {r}" for r in ("sparse", "dense", "column") if r in roles]
+    parts += [f"{roles.count('task')} labels"] if "task" in roles else []
     parts += [r for r in ("label", "weight", "group") if r in roles]
     sources = [s for f in facts["frames"] for s in f["sources"]]
     read = sum(len(s["columns_read"]) for s in sources)

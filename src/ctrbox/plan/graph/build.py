@@ -16,7 +16,7 @@ from ctrbox.plan.graph.graph import FitSpec, FrameSpec, Graph, Output, SourceSpe
 from ctrbox.plan.graph.unfilled_nulls import Gap, NullsUnfilled, present, told
 from ctrbox.plan.graph.unlabelled import conjuncts, tested
 from ctrbox.plan.language.expr import Expr, Time, col, expression
-from ctrbox.plan.language.features import FeatureSet, space_of
+from ctrbox.plan.language.features import FeatureSet, Label, space_of
 from ctrbox.plan.language.node import Node
 from ctrbox.plan.language.operators import crossed, hashed, resolve
 from ctrbox.plan.language.typing import Typed, origin
@@ -365,6 +365,8 @@ def build(log: View, features: FeatureSet) -> Graph:
             if node.kind not in ("b", "i", "f"):
                 raise PlanError(f"the {role} must be a number, but {origin(node).name!r} is {name_of(node.kind)}")
             outputs.append(Output(role, role, node))
+    for name, label in features.labels.items():
+        outputs += task(name, label, scope)
     if features.group is not None:
         node = present(hashed(scope, resolve(features.group, scope), "group"), "group", gaps)
         if node.kind != "k":
@@ -379,6 +381,19 @@ def build(log: View, features: FeatureSet) -> Graph:
     if gaps:
         raise NullsUnfilled(told(gaps))
     return Graph(builder.typed, builder.frames, outputs, builder.fits)
+
+
+def task(name: str, label: Label, scope: Scope) -> list[Output]:
+    """Return one of several labels, and whether it was observed where it may be null."""
+    e = label.expression
+    node = resolve(e, scope)
+    if node.kind not in ("b", "i", "f"):
+        raise PlanError(f"label {name!r} must be a number, but {origin(node).name!r} is {name_of(node.kind)}")
+    if not node.nullable:
+        return [Output("task", name, node, kind=label.kind)]
+    # The value of a null is never used: the batch says NaN where the label was not observed.
+    filled = resolve(e.fill(NOTHING[node.kind]), scope)
+    return [Output("task", name, filled, kind=label.kind), Output("observed", name, resolve(e.is_not_null(), scope))]
 
 
 def columns_after(view: View) -> dict[str, Node | Unusable]:

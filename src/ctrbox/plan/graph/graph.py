@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctrbox.columns.batch import Field, Schema
+from ctrbox.columns.tasks import Task
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.layers import layers
 from ctrbox.plan.language.node import LITERAL, Node, closure
@@ -45,13 +46,17 @@ class FrameSpec:
 
 @dataclass(frozen=True)
 class Output:
-    """A part of the batch: role is label, weight, group, dense or sparse."""
+    """A part of the batch: role is label, weight, task, observed, group, dense or sparse.
+
+    Of several labels each is a "task", and whether it is not null is "observed"; both are columns of numbers.
+    """
 
     role: str
     name: str
     node: Node
     width: int = 1
     space: str = ""
+    kind: str = ""  # of a task: one of columns.tasks.KINDS
 
 
 @dataclass(frozen=True)
@@ -128,4 +133,5 @@ class Graph:
             "group" in roles,
             "weight" in roles,
             fingerprint,
+            tuple(Task(o.name, o.kind) for o in self.outputs if o.role == "task"),
         )

@@ -32,15 +32,14 @@ class Reads:
 
 def label_leak(graph: Graph) -> str:
     """Return a warning about features that read a column that the label reads, or an empty text."""
-    label = next((o.node for o in graph.outputs if o.role == "label"), None)
-    if label is None:
-        return ""
     names: dict[int, str] = {}
-    label_reads = _reads(label, names, keys=False)  # A label may be looked up by an id that features read too.
+    # A label may be looked up by an id that features read too.
+    labels = [_reads(o.node, names, keys=False) for o in graph.outputs if o.role in ("label", "task")]
     found: dict[int, list[str]] = {}
     for output in graph.outputs:
-        if output.role in ("sparse", "dense"):
-            for column in label_reads.shared(_reads(output.node, names, keys=True)):
+        if labels and output.role in ("sparse", "dense"):
+            read = _reads(output.node, names, keys=True)
+            for column in sorted({column for label in labels for column in label.shared(read)}):
                 found.setdefault(column, []).append(output.name)
     if not found:
         return ""

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctrbox.arguments.names import nearest
+from ctrbox.columns.tasks import MOST_TASKS
 from ctrbox.errors import PlanError
 from ctrbox.plan.language.expr import Expr, Time, expression, plain
-from ctrbox.plan.language.features import FeatureSet
+from ctrbox.plan.language.features import FeatureSet, Label
 from ctrbox.plan.language.operators import PLAIN, SPECIAL
 from ctrbox.plan.language.past import MOST_SPAN, Past, PastFeature
 from ctrbox.plan.language.tables import Dictionary
@@ -163,6 +164,8 @@ class Writer:
             written[role] = None if e is None else self.expression(e)
         for role in ("sparse", "dense"):
             written[role] = [[name, self.expression(e)] for name, e in getattr(features, role).items()]
+        if features.labels:
+            written["labels"] = [[n, self.expression(one.expression), one.kind] for n, one in features.labels.items()]
         return written
 
 
@@ -300,9 +303,15 @@ class Reader:
             many[role] = {a_text(name, "a feature's name"): one(place) for name, place in pairs}
             if len(many[role]) != len(pairs):
                 raise malformed(f"two {role} features have the same name")
+        several: dict[str, Label] = {}
+        for triple in a_list(written.get("labels", []), "labels", most=MOST_TASKS):
+            name, place, kind = a_list(triple, "a label", length=3)
+            if a_text(name, "a label's name") in several:
+                raise malformed("two labels have the same name")
+            several[name] = Label(one(place), a_text(kind, "the kind of a label"))
         if sum(used) > MOST_CALLS:
             raise malformed(f"its features have {sum(used):,} calls; at most {MOST_CALLS:,} are allowed")
-        return FeatureSet(**roles, sparse=many["sparse"], dense=many["dense"])
+        return FeatureSet(**roles, sparse=many["sparse"], dense=many["dense"], labels=several)
 
     def step(self, written: Any, views: Sequence[View]) -> Step:
         """A step of a view; `views`: those made so far."""

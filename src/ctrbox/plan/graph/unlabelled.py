@@ -16,7 +16,7 @@ from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.language.node import Node, closure
 from ctrbox.views.view import Filter, View
 
-LABELS = ("label", "weight")
+LABELS = ("label", "weight", "task", "observed")  # roles of outputs that a row to be scored has not
 
 
 def conjuncts(condition: Expr) -> list[Expr]:
@@ -56,7 +56,8 @@ def _columns(nodes: list[Node]) -> set[int]:
 
 def unlabelled(log: View, features: FeatureSet) -> View:
     """Return the log without filters that ask for a label or a weight that no other feature reads."""
-    theirs = {name for role in LABELS for name in _names(getattr(features, role))}
+    labels = (features.label, features.weight, *(label.expression for label in features.labels.values()))
+    theirs = {name for e in labels for name in _names(e)}
     others = (features.group, *features.dense.values(), *features.sparse.values())
     theirs -= {name for e in others for name in _names(e)}
     steps = []

@@ -1,4 +1,4 @@
-"""Defines feature sets (label, group, weight, sparse and dense features) and features computed from the past of a log."""
+"""Defines feature sets (labels, group, weight, sparse and dense features) and features computed from the past of a log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Never
 
-from ctrbox.arguments.names import no_argument
+from ctrbox.arguments.names import nearest, no_argument
+from ctrbox.columns.tasks import KINDS, MOST_TASKS
 from ctrbox.errors import PlanError
 from ctrbox.plan.language import checks
 from ctrbox.plan.language.expr import Expr, column
@@ -17,10 +18,34 @@ RESERVED = {"label", "weight", "group"}
 
 
 @dataclass(frozen=True, init=False)
+class Label:
+    """One of several labels: an expression and its kind, "binary" (0 or 1), "regression" (a number) or "count" (0, 1, 2, …).
+
+    ``cb.FeatureSet(labels={"click": col("clicked"), "value": cb.Label(col("revenue"), "regression")})``. A null is a label that
+    was not observed: it is masked in the loss and in the metrics of its task.
+    """
+
+    expression: Expr
+    kind: str
+
+    def __init__(self, expression: Any, kind: str = "binary") -> None:
+        if not isinstance(expression, Expr | str):
+            raise PlanError(f"a label must be an expression or a column's name, got {checks.shown(expression)}")
+        if kind not in KINDS:
+            raise PlanError(
+                f"kind of a label must be one of {', '.join(KINDS)}, got {checks.shown(kind)}{nearest(str(kind), KINDS)}"
+            )
+        object.__setattr__(self, "expression", column(expression))
+        object.__setattr__(self, "kind", kind)
+
+
+@dataclass(frozen=True, init=False)
 class FeatureSet:
     """The features of a plan: sparse features are keys (one or many per row), dense features are numbers.
 
-    ``group`` is kept as a hash, for GAUC.
+    ``label`` is what a model predicts: 0 or 1. ``labels`` are several of them by name, for a model that predicts all
+    (docs/objectives.md): each an expression, which is then binary, or a `cb.Label` of another kind. ``group`` is kept as a
+    hash, for GAUC.
     """
 
     label: Expr | None
@@ -28,6 +53,7 @@ class FeatureSet:
     weight: Expr | None
     sparse: Mapping[str, Expr]
     dense: Mapping[str, Expr]
+    labels: Mapping[str, Label]
 
     def __init__(
         self,
@@ -36,10 +62,12 @@ class FeatureSet:
         weight: Any = None,
         sparse: Mapping[str, Any] | None = None,
         dense: Mapping[str, Any] | None = None,
+        labels: Mapping[str, Any] | None = None,
         **unknown: Never,
     ) -> None:
         if unknown:
             raise no_argument("FeatureSet", unknown, list(FeatureSet.__init__.__annotations__)[:-2])
+        object.__setattr__(self, "labels", _several(labels, label))
         for role, given in (("sparse", sparse), ("dense", dense)):
             if given is not None and not isinstance(given, Mapping):
                 raise PlanError(f"{role} features must be a dict from names to expressions, got {type(given).__name__}")
@@ -53,9 +81,30 @@ class FeatureSet:
             object.__setattr__(self, name, None if value is None else column(value))
         object.__setattr__(self, "sparse", {k: column(v) for k, v in (sparse or {}).items()})
         object.__setattr__(self, "dense", {k: column(v) for k, v in (dense or {}).items()})
-        for name, times in Counter([*self.sparse, *self.dense]).items():
+        for name, times in Counter([*self.labels, *self.sparse, *self.dense]).items():
             if name in RESERVED or times > 1:
-                raise PlanError(f"feature name {name!r} is taken; each feature needs a name of its own")
+                what = "label" if name in self.labels else "feature"
+                raise PlanError(f"{what} name {name!r} is taken; each {what} needs a name of its own")
+
+
+def _several(labels: Any, label: Any) -> dict[str, Label]:
+    """Return several labels by name, checked; an empty dict where there is one label, or none."""
+    if labels is None:
+        return {}
+    if not isinstance(labels, Mapping):
+        raise PlanError(f"labels must be a dict from names to expressions, got {type(labels).__name__}")
+    if label is not None and labels:
+        raise PlanError("a FeatureSet has either label= or labels=; move the expression of label= into labels=")
+    if len(labels) > MOST_TASKS:
+        raise PlanError(f"labels has {len(labels):,} entries; expected at most {MOST_TASKS}")
+    for name in labels:
+        checks.name("a label's name", name)
+        if not name.isidentifier():
+            raise PlanError(
+                f"label name {name!r} must be a name such as 'click' or 'add_to_cart': letters, digits and underscores, not "
+                "beginning with a digit, because metrics and expressions of scores use it"
+            )
+    return {name: value if isinstance(value, Label) else Label(value) for name, value in labels.items()}
 
 
 def space_of(name: str, e: Expr) -> tuple[Expr, str]:

@@ -1,0 +1,131 @@
+"""Measures predictions of several labels: the figures of each task, over the rows in which its label was observed.
+
+    for batch in valid: scores.add(batch.labels, batch.observed, predictions, weight=batch.weight, group=batch.group)
+    scores.result()["click.auc"]
+
+Binary labels have the figures of `metrics.Scores`. Regressions and counts have
+
+    rows               in which the label was observed
+    rmse, mae          root of the mean squared error, and mean absolute error
+    mean_label, mean_prediction
+    r2                 1 - mean squared error / variance of the label
+    deviance           of counts: mean Poisson deviance, 2 · mean(y log(y / p) - (y - p)); 0 where every prediction is right
+
+and, where rows have weights, all but ``rows`` once more as weighted_NAME.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ctrbox.columns.tasks import Task
+from ctrbox.errors import DataError
+from ctrbox.evaluate.metrics import Scores
+
+LEAST_COUNT = 1e-12  # prediction of a count: a predicted 0 would have an infinite deviance where something was counted
+
+
+class NumberScores:
+    """Predictions of a number met so far, as sums."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.rows = 0
+        self.sums: dict[str, np.ndarray] = {}
+
+    def add(self, label: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> None:
+        """Add the observed labels of one batch."""
+        y, p = label.astype(np.float64), prediction.astype(np.float64)
+        bad = np.flatnonzero(~(np.isfinite(y) & np.isfinite(p)))
+        if len(bad):
+            raise DataError(f"a label is {y[bad[0]]} and its prediction {p[bad[0]]}; expected finite numbers")
+        error = p - y
+        each = [
+            np.ones(len(y)),
+            y,
+            p,
+            y * y,
+            error * error,
+            np.abs(error),
+            deviance(y, p) if self.kind == "count" else 0 * y,
+        ]
+        self.rows += len(y)
+        for prefix, w in (("", None), ("weighted_", weight)):
+            if not prefix or w is not None:
+                found = np.array([float((v if w is None else v * w).sum()) for v in each])
+                self.sums[prefix] = self.sums.get(prefix, np.zeros(len(each))) + found
+
+    def result(self) -> dict[str, float]:
+        """Return the figures of all rows; NaN where there are none."""
+        found: dict[str, float] = {"rows": float(self.rows)}
+        for prefix, sums in self.sums.items():
+            mass, y, p, squares, error, absolute, lost = map(float, sums)
+            mean = _ratio(y, mass)
+            squared = _ratio(error, mass)
+            made = {
+                "rmse": math.sqrt(squared) if squared == squared else math.nan,
+                "mae": _ratio(absolute, mass),
+                "mean_label": mean,
+                "mean_prediction": _ratio(p, mass),
+                "r2": 1.0 - _ratio(squared, _ratio(squares, mass) - mean * mean),
+            }
+            if self.kind == "count":
+                made["deviance"] = _ratio(lost, mass)
+            found |= {f"{prefix}{name}": value for name, value in made.items()}
+        return found
+
+
+class TaskScores:
+    """Predictions of several tasks met so far."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tuple(tasks)
+        self.rows = 0
+        self.by_task: dict[str, Scores | NumberScores] = {
+            task.name: Scores() if task.kind == "binary" else NumberScores(task.kind) for task in tasks
+        }
+        self.loss: float | None = None  # of all tasks together, where it is known
+
+    def add(
+        self,
+        labels: Mapping[str, np.ndarray],
+        observed: Mapping[str, np.ndarray],
+        predictions: np.ndarray,
+        weight: Any = None,
+        group: Any = None,
+    ) -> None:
+        """Add one batch; ``predictions``: (rows, tasks), in the order of the tasks."""
+        self.rows += len(predictions)
+        for k, task in enumerate(self.tasks):
+            known = observed[task.name]
+            mine = None if weight is None else np.asarray(weight)[known]
+            scores = self.by_task[task.name]
+            if isinstance(scores, NumberScores):
+                scores.add(labels[task.name][known], predictions[known, k], mine)
+            else:
+                groups = None if group is None else np.asarray(group)[known]
+                scores.add(labels[task.name][known], predictions[known, k], weight=mine, group=groups)
+
+    def result(self) -> dict[str, float]:
+        """Return ``rows``, ``loss`` where it is known, and the figures of each task as TASK.NAME."""
+        found = {"rows": float(self.rows)}
+        if self.loss is not None:
+            found["loss"] = self.loss
+        for name, scores in self.by_task.items():
+            found |= {f"{name}.{figure}": value for figure, value in scores.result().items()}
+        return found
+
+
+def deviance(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
+    """Return the Poisson deviance of each row."""
+    p = np.maximum(prediction, LEAST_COUNT)
+    logs = np.where(label > 0, label * np.log(np.where(label > 0, label, 1.0) / p), 0.0)
+    return np.asarray(2.0 * (logs - (label - p)))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan

@@ -1,0 +1,118 @@
+"""Defines ESMM: conversion given a click, learned from all impressions.
+
+Ma et al., "Entire Space Multi-Task Model: An Effective Approach for Estimating Post-Click Conversion Rate", SIGIR 2018.
+
+    loss of click      log loss of p(click), over all impressions
+    loss of convert    log loss of p(click) · p(convert | click) against "clicked and converted", over all impressions
+
+A model of conversion that learns from clicked rows alone sees other rows than it has to score. Here every impression counts: one
+without a click is one without a conversion by a click, whether or not its conversion was observed. A clicked row whose conversion
+was not observed adds to the loss of click alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ctrbox.arguments.names import named_arguments, nearest
+from ctrbox.columns.batch import Schema
+from ctrbox.errors import DataError, PlanError
+from ctrbox.models.inputs import Inputs
+from ctrbox.models.objective import Objective
+from ctrbox.models.task_model import TaskModel, towers
+
+
+@named_arguments
+class ESMM(TaskModel):
+    """y_task = b_task + tower_task(vectors, dense): a tower for each label, over vectors that all share.
+
+    ``click`` and ``convert``: names of the two labels. Their predictions are p(click) and p(convert | click). Other labels have
+    a tower and the usual loss. ``hidden``: widths of each tower. ``weights``: of the tasks in the loss, a dict of numbers of 0
+    or more (default: 1 each) or "learned".
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        click: str = "click",
+        convert: str = "convert",
+        hidden: Sequence[int] = (128, 64),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        weights: str | Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(locals())
+        self.objective = EntireSpace(schema, weights, click, convert)
+        how: dict[str, Any] = {"dropout": dropout, "batch_norm": batch_norm}
+        self.towers = towers(len(self.tasks), self.inputs, hidden, **how)
+
+    def forward(self, x: Inputs) -> dict[str, torch.Tensor]:
+        parts = self.columns(x)
+        return self.outputs([tower(*parts) for tower in self.towers])
+
+
+class EntireSpace(Objective):
+    """The loss of ESMM: that of ``convert`` is of the product, over all impressions whose click was observed."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        weights: str | Mapping[str, float] | None = None,
+        click: str = "click",
+        convert: str = "convert",
+    ) -> None:
+        super().__init__(schema, weights)
+        names = [task.name for task in self.tasks]
+        for role, name in (("click", click), ("convert", convert)):
+            if name not in names:
+                raise PlanError(
+                    f"ESMM needs a label {role!r}, but {name!r} is not a label of this plan{nearest(str(name), names)}; name "
+                    f"yours with {role}=; it has {names}"
+                )
+            if self.tasks[names.index(name)].kind != "binary":
+                raise PlanError(f"ESMM needs a binary label {name!r}, but it is {self.tasks[names.index(name)].kind}")
+        if click == convert:
+            raise PlanError(f"click= and convert= of ESMM are both {click!r}; expected two different labels")
+        self.at = names.index(click), names.index(convert)
+
+    def each(
+        self, outputs: torch.Tensor, labels: torch.Tensor, observed: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        each, counts = super().each(outputs, labels, observed)
+        click, convert = self.at
+        clicked = labels[:, click] == 1
+        if bool((observed[:, click] & ~clicked & (labels[:, convert] == 1)).any()):
+            raise DataError(
+                "a row has a conversion and no click, but ESMM learns conversions given a click; set the conversion label to "
+                "null in rows without a click, or use another model, such as cb.models.MMoE"
+            )
+        both = (clicked & (labels[:, convert] == 1)).to(outputs.dtype)
+        known = observed[:, click] & (~clicked | observed[:, convert])
+        each = torch.cat(
+            [
+                each[:, :convert],
+                product_loss(outputs[:, click], outputs[:, convert], both)[:, None],
+                each[:, convert + 1 :],
+            ],
+            1,
+        )
+        counts = torch.cat([counts[:, :convert], known[:, None], counts[:, convert + 1 :]], 1)
+        return each, counts
+
+
+def product_loss(a: torch.Tensor, b: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    """Return the log loss of p = sigmoid(a) · sigmoid(b), exact also where p is close to 0 or 1.
+
+    1 - p = (e^-a + e^-b + e^-(a+b)) · p.
+    """
+    log_p = torch.nn.functional.logsigmoid(a) + torch.nn.functional.logsigmoid(b)
+    log_not_p = torch.logaddexp(torch.logaddexp(-a, -b), -a - b) + log_p
+    return -torch.where(label == 1, log_p, log_not_p)

@@ -1,0 +1,143 @@
+"""Defines the loss of a model with several labels.
+
+    loss = Σ_tasks weight · Σ_rows observed · sample weight · l(output, label) / rows
+
+    l of a binary label       log loss of the logit
+    l of a regression label   (output - label)² / 2, the log loss of a normal distribution of deviation 1
+    l of a count              exp(output) - label · output, the log loss of a Poisson distribution, without its constant
+
+A label that was not observed adds nothing, and does not change by what the sum is divided: a row moves the weights as far in a
+batch of few observed labels as in a batch of many. Learned weights are those of Kendall, Gal and Cipolla, "Multi-Task Learning
+Using Uncertainty to Weigh Losses", CVPR 2018: each observed label costs exp(-s) · l + s / 2, with one s for each task that is
+learned with the model and begins at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ctrbox.arguments.names import nearest
+from ctrbox.arguments.numbers import number
+from ctrbox.columns.batch import Schema
+from ctrbox.columns.tasks import MOST_LOG_COUNT, Task
+from ctrbox.errors import PlanError
+
+LEARNED = "learned"
+
+
+def tasks_of(schema: Schema, model: str) -> tuple[Task, ...]:
+    """Return the tasks of a plan; a PlanError where it has none."""
+    if not isinstance(schema, Schema):
+        raise PlanError(f"a model takes a schema, such as plan.schema, got a {type(schema).__name__}")
+    if not schema.tasks:
+        raise PlanError(
+            f"{model} predicts several labels, but this plan names none; write cb.FeatureSet(labels={{'click': "
+            "col('clicked'), …}), or use a model of one label, such as cb.models.DeepFM"
+        )
+    return schema.tasks
+
+
+class Objective(nn.Module):
+    """The loss of all tasks of a schema. A model of your own may have one as its attribute ``objective``.
+
+    ``weights``: a number of 0 or more by name of the task (default: 1 each), or "learned".
+    """
+
+    given: torch.Tensor
+    log_variances: nn.Parameter | None
+
+    def __init__(self, schema: Schema, weights: str | Mapping[str, float] | None = None) -> None:
+        super().__init__()
+        self.tasks = tasks_of(schema, "this model")
+        names = [task.name for task in self.tasks]
+        self.log_variances = None
+        chosen: Mapping[str, Any] = {}
+        if isinstance(weights, str):
+            if weights != LEARNED:
+                raise PlanError(f"weights must be a dict from tasks to numbers, or 'learned', got {weights!r}")
+            self.log_variances = nn.Parameter(torch.zeros(len(names)))
+        elif weights is not None:
+            if not isinstance(weights, Mapping):
+                raise PlanError(f"weights must be a dict from tasks to numbers, or 'learned', got {weights!r}")
+            chosen = weights
+        for name in chosen:
+            if name not in names:
+                raise PlanError(
+                    f"weights has {name!r}, which is not a label of this plan{nearest(str(name), names)}; it has {names}"
+                )
+        found = [number(f"the weight of {name!r}", chosen.get(name, 1.0), 0, 1e6) for name in names]
+        if not any(found):
+            raise PlanError(
+                "the weights of all tasks are 0, so that nothing would be learned; give one of them a weight above 0"
+            )
+        self.register_buffer("given", torch.tensor(found), persistent=False)
+
+    def each(
+        self, outputs: torch.Tensor, labels: torch.Tensor, observed: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return l (rows, tasks), and which of it counts (rows, tasks); what does not count is finite.
+
+        ``labels`` and ``observed`` as in a batch, side by side: NaN where a label was not observed.
+        """
+        known = torch.where(observed, labels, 0.0)
+        columns = [loss_by_row(task, outputs[:, k], known[:, k]) for k, task in enumerate(self.tasks)]
+        return torch.stack(columns, 1), observed
+
+    def forward(
+        self, outputs: torch.Tensor, labels: torch.Tensor, observed: torch.Tensor, weight: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        each, counts = self.each(outputs, labels, observed)
+        if self.log_variances is None:
+            each = each * self.given
+        else:
+            each = each * torch.exp(-self.log_variances) + self.log_variances / 2
+        each = torch.where(counts, each, 0.0)
+        if weight is not None:
+            each = each * weight[:, None]
+        return each.sum() / len(outputs)
+
+    def weights(self) -> dict[str, float]:
+        """Return the factor of the loss of each task: as given, or as learned so far."""
+        factors = self.given if self.log_variances is None else torch.exp(-self.log_variances.detach())
+        return {task.name: float(factor) for task, factor in zip(self.tasks, factors, strict=True)}
+
+
+def loss_by_row(task: Task, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    """Return l of one task for each row."""
+    if task.kind == "binary":
+        return F.binary_cross_entropy_with_logits(output, label, reduction="none")
+    if task.kind == "regression":
+        return (output - label).square() / 2
+    return torch.exp(output.clamp(max=MOST_LOG_COUNT)) - label * output
+
+
+def objective_of(model: nn.Module, schema: Schema) -> nn.Module:
+    """Return the objective that a model has as an attribute, or one that weighs all tasks alike."""
+    found = getattr(model, "objective", None)
+    return found if isinstance(found, nn.Module) else Objective(schema)
+
+
+def stacked(outputs: Any, tasks: Sequence[Task], rows: int, model: str) -> torch.Tensor:
+    """Return the outputs of a model by name side by side (rows, tasks), checked."""
+    names = [task.name for task in tasks]
+    if not isinstance(outputs, Mapping):
+        raise PlanError(
+            f"{model} returned a {type(outputs).__name__}, but this plan has several labels; expected a dict with one tensor "
+            f"for each of {names}, such as those of cb.models.MMoE"
+        )
+    for name in [*names, *outputs]:
+        if name not in outputs or name not in names:
+            raise PlanError(
+                f"{model} returned the outputs {list(outputs)}; expected one for each of the labels {names}"
+            )
+    for name in names:
+        one = outputs[name]
+        if not isinstance(one, torch.Tensor) or not one.is_floating_point() or one.shape != (rows,):
+            met = f"{tuple(one.shape)} of {one.dtype}" if isinstance(one, torch.Tensor) else f"a {type(one).__name__}"
+            raise PlanError(f"output {name!r} of {model} is {met}; expected a tensor with one float per row, ({rows},)")
+    return torch.stack([outputs[name] for name in names], 1)

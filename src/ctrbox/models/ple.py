@@ -1,0 +1,100 @@
+"""Defines PLE: in each level, experts of each task beside experts that all tasks share.
+
+Tang et al., "Progressive Layered Extraction (PLE): A Novel Multi-Task Learning (MTL) Model for Personalized Recommendations",
+RecSys 2020. A task's gate weighs its own experts and the shared ones; between two levels, a gate of the shared part weighs all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ctrbox.arguments.names import named_arguments
+from ctrbox.arguments.numbers import whole
+from ctrbox.columns.batch import Schema
+from ctrbox.models.inputs import Inputs
+from ctrbox.models.task_model import MOST_EXPERTS, Body, Gate, TaskModel, towers
+
+
+@named_arguments
+class PLE(TaskModel):
+    """y_task = b_task + tower_task(last level's mixture of the experts of the task and the shared ones).
+
+    ``levels``: number of levels, from 1 to 8. ``own``, ``shared``: experts of each task and shared ones in a level, from 1 to 64.
+    ``expert``: widths of the layers of each expert. ``hidden``: those of each task's tower. ``weights``: of the tasks in the
+    loss, a dict of numbers of 0 or more (default: 1 each) or "learned".
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        levels: int = 2,
+        own: int = 2,
+        shared: int = 2,
+        expert: Sequence[int] = (64,),
+        hidden: Sequence[int] = (32,),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        weights: str | Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(locals())
+        how: dict[str, Any] = {"dropout": dropout, "batch_norm": batch_norm}
+        counts = whole("own", own, 1, MOST_EXPERTS), whole("shared", shared, 1, MOST_EXPERTS)
+        width, levels = self.inputs, whole("levels", levels, 1, 8)
+        self.levels = nn.ModuleList()
+        for level in range(levels):
+            self.levels.append(Level(width, len(self.tasks), *counts, expert, last=level + 1 == levels, **how))
+            width = int(expert[-1])
+        self.towers = towers(len(self.tasks), width, hidden, **how)
+
+    def forward(self, x: Inputs) -> dict[str, torch.Tensor]:
+        parts: list[tuple[torch.Tensor, ...]] = [self.columns(x)] * (len(self.tasks) + 1)
+        for level in self.levels:
+            parts = [(one,) for one in level(parts)]
+        return self.outputs([tower(*part) for tower, part in zip(self.towers, parts, strict=False)])
+
+
+class Level(nn.Module):
+    """One level: what each task and the shared part had before → what they have now; the last has no shared part."""
+
+    def __init__(
+        self,
+        inputs: int,
+        tasks: int,
+        own: int,
+        shared: int,
+        expert: Sequence[int],
+        *,
+        last: bool,
+        dropout: float,
+        batch_norm: bool,
+    ) -> None:
+        super().__init__()
+        counts = [*[own] * tasks, shared]
+        self.experts = nn.ModuleList(
+            nn.ModuleList(Body(inputs, expert, dropout=dropout, batch_norm=batch_norm) for _ in range(count))
+            for count in counts
+        )
+        self.gates = nn.ModuleList(Gate(inputs, own + shared) for _ in range(tasks))
+        self.shared = None if last else Gate(inputs, tasks * own + shared)
+
+    def forward(self, parts: Sequence[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+        found = []
+        for group, part in zip(self.experts, parts, strict=True):
+            assert isinstance(group, nn.ModuleList)
+            found.append(torch.stack([expert(*part) for expert in group], 1))
+        mixed = [
+            gate(part, torch.cat([mine, found[-1]], 1))
+            for gate, part, mine in zip(self.gates, parts, found, strict=False)
+        ]
+        if self.shared is not None:
+            mixed.append(self.shared(parts[-1], torch.cat(found, 1)))
+        return mixed

@@ -1,0 +1,48 @@
+"""Defines the shared bottom: layers that all tasks share, and a tower for each task above them.
+
+Caruana, "Multitask Learning", Machine Learning 28, 1997.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ctrbox.arguments.names import named_arguments
+from ctrbox.columns.batch import Schema
+from ctrbox.models.inputs import Inputs
+from ctrbox.models.task_model import Body, TaskModel, towers
+
+
+@named_arguments
+class SharedBottom(TaskModel):
+    """y_task = b_task + tower_task(bottom(vectors, dense)).
+
+    ``bottom``: widths of the layers that all tasks share. ``hidden``: those of each task's own tower; may be empty.
+    ``weights``: of the tasks in the loss, a dict of numbers of 0 or more (default: 1 each) or "learned".
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        *,
+        dims: Mapping[str, int] | None = None,
+        pooling: str | Mapping[str, str] = "mean",
+        fields: Sequence[str] | None = None,
+        bottom: Sequence[int] = (128,),
+        hidden: Sequence[int] = (64,),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        weights: str | Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(locals())
+        how: dict[str, Any] = {"dropout": dropout, "batch_norm": batch_norm}
+        self.bottom = Body(self.inputs, bottom, **how)
+        self.towers = towers(len(self.tasks), self.bottom.width, hidden, **how)
+
+    def forward(self, x: Inputs) -> dict[str, torch.Tensor]:
+        shared = self.bottom(*self.columns(x))
+        return self.outputs([tower(shared) for tower in self.towers])

@@ -1,0 +1,138 @@
+"""Trains and measures several labels: checks them, starts the biases, and refuses settings that know one label only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ctrbox.columns.batch import Batch, Schema
+from ctrbox.columns.tasks import Task, refused
+from ctrbox.engines.plan import Plan
+from ctrbox.errors import PlanError, TrainError
+from ctrbox.predict.naming_rows import RefusedInData, Sought
+from ctrbox.train.sampling import check_weights, no_rows
+from ctrbox.train.settings import MONITORS, Settings
+
+EXPECTED = {
+    "binary": "0 or 1: (col(…) > 0) turns counts into such a label",
+    "regression": "a finite number; a value that is not known must be null",
+    "count": "a whole number of 0 or more; use kind='regression' for other numbers",
+}
+FIGURES = {"binary": ("auc", "gauc", "logloss"), "regression": ("rmse", "mae"), "count": ("deviance", "rmse", "mae")}
+
+
+class TaskLabels:
+    """Checks several labels as they come and counts what was observed of each."""
+
+    def __init__(self, tasks: tuple[Task, ...]) -> None:
+        self.tasks = tasks
+        self.rows = 0
+        self.observed = dict.fromkeys((task.name for task in tasks), 0)
+        self.ones = dict.fromkeys((task.name for task in tasks), 0)  # of binary labels
+
+    def add(self, batch: Batch, first: int, where: str) -> None:
+        """Check the labels and weights of a batch, of which ``first`` is the number of the first row."""
+        for task in self.tasks:
+            values, known = batch.labels[task.name], batch.observed[task.name]
+            at = refused(task, values, known)
+            if at is not None:
+                raise RefusedInData(
+                    f"label {task.name!r} is {values[at]} in row {first + at:,} of the {where} rows; expected "
+                    f"{EXPECTED[task.kind]}",
+                    Sought("task", task.name),
+                )
+            self.observed[task.name] += int(np.count_nonzero(known))
+            if task.kind == "binary":
+                self.ones[task.name] += int(np.count_nonzero(values == 1))
+        check_weights(batch, first, where)
+        self.rows += batch.rows
+
+    def end_epoch(self, rows: int, plan: Plan, stop: int | None) -> None:
+        """Refuse the labels of an epoch of ``rows`` rows by `check`, and count anew. ``stop``: the end of the training rows.
+
+        An epoch that was resumed has not met the rows before its checkpoint, and is not refused.
+        """
+        if not rows:
+            raise TrainError(no_rows("training", plan, 0, stop))
+        if self.rows >= rows:
+            self.check("training")
+        self.rows = 0
+        self.observed, self.ones = dict.fromkeys(self.observed, 0), dict.fromkeys(self.ones, 0)
+
+    def check(self, where: str) -> None:
+        """Refuse a label that was never observed, and a binary one that is the same in all rows."""
+        for task in self.tasks:
+            observed, ones = self.observed[task.name], self.ones[task.name]
+            if not observed:
+                raise TrainError(
+                    f"label {task.name!r} is null in all {self.rows:,} {where} rows, so that nothing can be learned of it"
+                )
+            if task.kind == "binary" and ones in (0, observed):
+                raise TrainError(
+                    f"label {task.name!r} is {int(ones > 0)} in all {observed:,} {where} rows in which it was observed; a model "
+                    "needs examples of both labels"
+                )
+
+
+def start_from_means(model: nn.Module, batch: Batch) -> None:
+    """Give a model whose biases, one a task, are still 0 what its first batch makes likely: log odds, means, logarithms of means.
+
+    A task of which the batch observed nothing begins at 0.
+    """
+    bias = getattr(model, "bias", None)
+    tasks = batch.schema.tasks
+    if not isinstance(bias, nn.Parameter) or bias.shape != (len(tasks),) or bool(bias.detach().any()):
+        return
+    with torch.no_grad():
+        for k, task in enumerate(tasks):
+            seen = batch.labels[task.name][batch.observed[task.name]].astype(np.float64)
+            if not len(seen):
+                continue
+            total, rows = float(seen.sum()), len(seen)
+            if task.kind == "binary":
+                bias[k] = float(np.log((total + 0.5) / (rows - total + 0.5)))
+            elif task.kind == "count":
+                bias[k] = float(np.log((total + 0.5) / (rows + 0.5)))
+            else:
+                bias[k] = total / rows
+
+
+def check_settings(schema: Schema, settings: Settings, asked: Mapping[str, Any]) -> None:
+    """Refuse what fit cannot do with several labels; ``asked``: other arguments of fit by name, where they were given.
+
+    Raises a PlanError for a monitor that this plan has no figure of, too.
+    """
+    if not schema.tasks:
+        if settings.monitor is not None and settings.monitor not in MONITORS:
+            raise PlanError(
+                f"monitor={settings.monitor!r} needs several labels; this plan has one, so use {', '.join(MONITORS)}"
+            )
+        return
+    given = {
+        **asked,
+        "negatives": None if settings.negatives == 1.0 else settings.negatives,
+        "calibrate": settings.calibrate,
+    }
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise PlanError(
+                f"{name}= is not available for several labels (labels=) yet; remove {name}=, or use one label="
+            )
+    figures = monitors(schema)
+    if settings.monitor is not None and settings.monitor not in figures:
+        raise PlanError(
+            f"monitor must be one of {', '.join(figures)} for the labels of this plan, got {settings.monitor!r}"
+        )
+
+
+def monitors(schema: Schema) -> list[str]:
+    """Return the figures by which the best weights of several labels can be chosen."""
+    found = ["loss"]
+    for task in schema.tasks:
+        names = [name for name in FIGURES[task.kind] if name != "gauc" or schema.group]
+        found += [f"{task.name}.{name}" for name in names]
+    return found

@@ -1,0 +1,178 @@
+"""Models of several labels, and their loss compared with plain NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctrbox.columns.batch import Schema
+from ctrbox.columns.tasks import Task
+from ctrbox.errors import DataError, PlanError
+from ctrbox.models import ESMM, TASK_MODELS, MMoE, Objective, build
+from ctrbox.models.esmm import EntireSpace
+from ctrbox.models.objective import stacked
+from tests.models.worlds import inputs, schema
+
+CLICK, CONVERT = Task("click", "binary"), Task("convert", "binary")
+VALUE, VISITS = Task("value", "regression"), Task("visits", "count")
+NONE = np.nan
+
+
+def several(*tasks: Task) -> Schema:
+    return replace(schema(), label=False, tasks=tasks or (CLICK, CONVERT, VALUE, VISITS))
+
+
+def loss_in_numpy(
+    tasks: list[Task], outputs: Any, labels: Any, weights: list[float], sample: Any = None, esmm: bool = False
+) -> float:
+    """The loss of all tasks, row by row; of ESMM the tasks are click, convert and others."""
+    total = 0.0
+    sigmoid = lambda z: 1 / (1 + np.exp(-z))
+    for r in range(len(outputs)):
+        for k, task in enumerate(tasks):
+            z, y = float(outputs[r][k]), float(labels[r][k])
+            p = sigmoid(z)
+            if esmm and k == 1:
+                clicked, p = labels[r][0], sigmoid(outputs[r][0]) * p
+                if np.isnan(clicked) or (clicked == 1 and np.isnan(y)):
+                    continue
+                y = 1.0 if clicked == 1 and y == 1 else 0.0
+            if np.isnan(y):
+                continue
+            if task.kind == "binary":
+                lost = -np.log(p if y == 1 else 1 - p)
+            else:
+                lost = (z - y) ** 2 / 2 if task.kind == "regression" else np.exp(z) - y * z
+            total += weights[k] * lost * (1.0 if sample is None else sample[r])
+    return float(total / len(outputs))
+
+
+def loss_of(objective: Objective, outputs: Any, labels: Any, sample: Any = None) -> float:
+    y = torch.tensor(labels, dtype=torch.float64)
+    weight = None if sample is None else torch.tensor(sample, dtype=torch.float64)
+    return float(objective(torch.tensor(outputs, dtype=torch.float64), y, ~y.isnan(), weight))
+
+
+logits = st.floats(-6, 6)
+bits = st.sampled_from([0.0, 1.0, NONE])
+rows_of = st.lists(
+    st.tuples(
+        st.tuples(logits, logits, logits, st.floats(-3, 3)),
+        st.tuples(bits, bits, st.floats(-9, 9) | st.just(NONE), st.sampled_from([0.0, 1.0, 4.0, NONE])),
+        st.floats(0, 3),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows_of, st.lists(st.floats(0.1, 3), min_size=4, max_size=4))
+def test_the_loss_of_several_labels_equals_numpy(rows: list[Any], weights: list[float]) -> None:
+    outputs, labels, sample = (list(column) for column in zip(*rows, strict=True))
+    of = several()
+    objective = Objective(of, dict(zip((t.name for t in of.tasks), weights, strict=True))).double()
+    weights = objective.given.tolist()
+    assert loss_of(objective, outputs, labels) == pytest.approx(loss_in_numpy([*of.tasks], outputs, labels, weights))
+    with_sample = loss_in_numpy([*of.tasks], outputs, labels, weights, sample)
+    assert loss_of(objective, outputs, labels, sample) == pytest.approx(with_sample)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows_of)
+def test_the_loss_of_esmm_equals_numpy(rows: list[Any]) -> None:
+    outputs = [row[0] for row in rows]
+    # A row that was not clicked cannot have a conversion by a click.
+    labels = [(c, NONE if c == 0 and v == 1 else v, *rest) for c, v, *rest in (row[1] for row in rows)]
+    of = several()
+    expected = loss_in_numpy([*of.tasks], outputs, labels, [1.0] * 4, esmm=True)
+    assert loss_of(EntireSpace(of), outputs, labels) == pytest.approx(expected)
+
+
+def test_esmm_by_hand_counts_impressions_without_a_click_and_not_unknown_conversions() -> None:
+    of = several(CLICK, CONVERT)
+    # p(click) = p(convert | click) = 1/2: each click costs log 2; no product costs log(4/3), a product log 4.
+    outputs = [[0.0, 0.0]] * 4
+    labels = [[0.0, NONE], [1.0, NONE], [1.0, 0.0], [1.0, 1.0]]
+    expected = (4 * np.log(2) + 2 * np.log(4 / 3) + np.log(4)) / 4
+    assert loss_of(EntireSpace(of), outputs, labels) == pytest.approx(expected)
+
+
+def test_the_loss_of_esmm_is_finite_for_extreme_logits() -> None:
+    of = several(CLICK, CONVERT)
+    outputs = torch.tensor([[90.0, 90.0], [-90.0, -90.0], [90.0, -90.0], [-90.0, 90.0]], requires_grad=True)
+    labels = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, NONE], [1.0, 0.0]])
+    loss = EntireSpace(of)(outputs, labels, ~labels.isnan())
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(outputs.grad).all()  # type: ignore[arg-type]
+
+
+def test_esmm_refuses_a_conversion_without_a_click() -> None:
+    with pytest.raises(DataError, match="a conversion and no click"):
+        loss_of(EntireSpace(several(CLICK, CONVERT)), [[0.0, 0.0]], [[0.0, 1.0]])
+
+
+def test_learned_weights_cost_half_their_logarithm_and_get_gradients() -> None:
+    objective = Objective(several(CLICK, VALUE), "learned").double()
+    assert objective.log_variances is not None
+    with torch.no_grad():
+        objective.log_variances.copy_(torch.tensor([0.5, -1.0]))
+    outputs = torch.tensor([[0.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    labels = torch.tensor([[1.0, NONE], [0.0, 5.0]], dtype=torch.float64)
+    loss = objective(outputs, labels, ~labels.isnan())
+    expected = (2 * (np.exp(-0.5) * np.log(2) + 0.25) + np.exp(1.0) * 4.5 - 0.5) / 2
+    assert float(loss) == pytest.approx(expected)
+    loss.backward()
+    assert (objective.log_variances.grad != 0).all()
+    assert objective.weights() == pytest.approx({"click": np.exp(-0.5), "value": np.exp(1.0)})
+
+
+@pytest.mark.parametrize("name", TASK_MODELS)
+def test_a_model_returns_one_output_a_label_and_is_built_again_from_its_config(name: str) -> None:
+    of = several()
+    torch.manual_seed(3)
+    model = TASK_MODELS[name](of, 4, weights={"convert": 2.0}, dropout=0.1, batch_norm=True)
+    x = inputs(model.reads, 5)  # type: ignore[arg-type]
+    found = stacked(model(x), of.tasks, 5, name)
+    assert found.shape == (5, 4)
+    found.square().sum().backward()
+    read = [part.vectors for part in x.pooled]
+    assert all(v.grad is not None and v.grad.abs().sum() > 0 for v in read)
+    silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert silent == []
+    again = build(name, of, model.config)  # type: ignore[arg-type]
+    again.load_state_dict(model.state_dict())
+    model.eval()
+    again.eval()
+    with torch.no_grad():
+        one, other = (stacked(m(x), of.tasks, 5, name) for m in (model, again))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: MMoE(schema()), "MMoE predicts several labels, but this plan names none"),
+        (lambda: MMoE(several(), weights="learn"), "or 'learned', got 'learn'"),
+        (lambda: MMoE(several(), weights={"clik": 1.0}), "'clik', which is not a label of this plan.*click"),
+        (lambda: MMoE(several(), weights={"click": -1.0}), "the weight of 'click' must be a number from 0"),
+        (lambda: Objective(several(CLICK), {"click": 0.0}), "nothing would be learned"),
+        (lambda: MMoE(several(), experts=0), "experts"),
+        (lambda: ESMM(several(CLICK, VALUE)), "ESMM needs a label 'convert'"),
+        (lambda: ESMM(several(), convert="value"), "ESMM needs a binary label 'value'"),
+        (lambda: ESMM(several(), convert="click"), "both 'click'"),
+        (lambda: stacked(torch.zeros(2), (CLICK,), 2, "Mine"), "expected a dict with one tensor"),
+        (lambda: stacked({"clik": torch.zeros(2)}, (CLICK,), 2, "Mine"), "expected one for each of the labels"),
+        (lambda: stacked({"click": torch.zeros(3)}, (CLICK,), 2, "Mine"), r"output 'click' of Mine is \(3,\)"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused(make: Any, told: str) -> None:
+    with pytest.raises(PlanError, match=told):
+        make()
