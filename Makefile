@@ -43,6 +43,9 @@ PIP := $(PY) -m pip --disable-pip-version-check
 # Compilers and tests share the cores of the machine.
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+# Each process of pytest begins with tests that lie side by side, and takes from another process when it has none left. So the
+# fixtures of a module are seldom made twice.
+SHARED = -n $(JOBS) --dist worksteal
 # Tests start hundreds of processes; each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -108,11 +111,11 @@ bench-gpu: $(SETUP)  ## every benchmark of the GPU, one after the other; says so
 
 test: setup  ## everything but GPU and HDFS: lint, bodies under nvcc, all tests, two sanitizers
 	$(MAKE) --no-print-directory -j 2 lint bodies
-	$(PY) -m pytest -n $(JOBS) -m 'not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
+	$(PY) -m pytest $(SHARED) -m 'not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
 	$(MAKE) --no-print-directory test-sanitize SANITIZERS=address,undefined
 
 test-fast: setup  ## about ten minutes on two cores: no slow, S3, HDFS or GPU tests
-	$(PY) -m pytest -q -n $(JOBS) -m 'not slow and not s3 and not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
+	$(PY) -m pytest -q $(SHARED) -m 'not slow and not s3 and not gpu and not hdfs and not exhaustive' $(PYTEST_FLAGS)
 
 test-sanitize: setup  ## native tests under the address, undefined-behaviour and thread sanitizers
 	@set -e; for kind in $(SANITIZERS); do \
