@@ -12,7 +12,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.errors import PlanError
+from ctrbox.errors import DataError, PlanError
+from ctrbox.train.average import Average
 from tests.train.test_run_folder import Stop, StopAt
 from tests.train.test_run_folder import see_every_step as see_every_step
 from tests.train.worlds import FAST, Small, checkerboard, fit, plan_of, table, weights
@@ -118,3 +119,43 @@ def test_l2_without_rows_is_refused(plan: cb.Plan) -> None:
 
     with pytest.raises(PlanError, match="l2 of fit is not available for tables on a GPU"):
         cb.Trainer(Small(plan.schema), cb.tables.GpuTable(4, runtime=HostRuntime())).fit(plan, l2=0.1)
+
+
+# ---- the average by itself
+
+
+def test_the_average_follows_its_formula_and_leaves_the_model_alone(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    model.bias.requires_grad_(False)
+    average = Average(model, 0.75)
+    assert average.tensors() == {}
+    average.put()  # nothing before the first step
+    weights = []
+    for value in (4.0, 8.0, 0.0):
+        with torch.no_grad():
+            model.weight.fill_(value)
+        average.update()
+        weights.append(float(average.averages[0]))
+        assert float(model.weight) == value
+    assert weights == [4.0, 5.0, 3.75]
+    assert list(average.tensors()) == ["average.weight"]
+
+    def fail() -> None:
+        with average.in_place():
+            weights.append(float(model.weight))
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail()
+    assert weights[3:] == [3.75]
+    assert float(model.weight) == 0.0
+
+    again = Average(torch.nn.Linear(1, 1), 0.75)
+    for kept in (average.tensors(), {"average.weight": torch.ones(2, 1), "average.bias": torch.ones(1)}):
+        with pytest.raises(DataError, match=r"holds averages of other weights than this model has"):
+            again.restore(kept, tmp_path)
+    again.restore({"average.weight": torch.full((1, 1), 2.0), "average.bias": torch.ones(1)}, tmp_path)
+    again.put()
+    assert [float(w) for w in again.weights.values()] == [2.0, 1.0]
+    again.restore({}, tmp_path)
+    assert again.averages == []
