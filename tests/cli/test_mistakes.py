@@ -110,6 +110,10 @@ def test_a_folder_or_nothing_in_place_of_a_job_is_told() -> None:
         Mistake, match=r"; nearest: jobs/train_day\.py; the folder has: aaaaa\.py, .*eeeee\.py and 2 more$"
     ):
         load_job(Path("jobs/train_days.py"))
+    Path("jobs/ggggg.py").unlink()
+    Path("jobs/fffff.py").unlink()  # five others: all are named
+    with pytest.raises(Mistake, match=r"; the folder has: aaaaa\.py, bbbbb\.py, ccccc\.py, ddddd\.py, eeeee\.py$"):
+        load_job(Path("jobs/train_days.py"))
 
 
 def test_the_traceback_of_a_job_is_shown_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

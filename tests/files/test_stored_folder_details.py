@@ -193,6 +193,19 @@ def test_a_pull_fetches_what_is_wanted_and_not_here_yet(root: Path, monkeypatch:
     assert sorted(p.name for p in second.path.iterdir()) == ["a", "c"]
 
 
+@pytest.mark.parametrize("behind", [b"x", b"x" * 70_000])
+def test_an_object_that_has_grown_is_refused(root: Path, behind: bytes) -> None:
+    folder = opened()
+    (folder.path / "a").write_text("contents")
+    folder.push()
+    with (root / "files" / folder.files["a"].object).open("ab") as file:
+        file.write(behind)
+    other = opened()
+    with pytest.raises(DataError, match=r"s3://bucket/run/files/"):
+        other.pull()
+    assert not (other.path / "a").exists()
+
+
 def test_a_push_without_changes_writes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = opened()
     folder.push()  # even an empty folder has a manifest

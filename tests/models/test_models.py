@@ -276,3 +276,12 @@ def test_build_names_what_it_does_not_know() -> None:
             build("DCNv2", schema(), config)
     with pytest.raises(PlanError, match="nearest: 'inner'"):
         build("PNN", schema(), {"product": "iner"})
+
+
+@pytest.mark.parametrize(
+    ("product", "kinds"),
+    [("inner", ["InnerProducts"]), ("outer", ["OuterProducts"]), ("both", ["InnerProducts", "OuterProducts"])],
+)
+def test_a_pnn_has_the_products_that_it_is_asked_for(product: str, kinds: list[str]) -> None:
+    model: Any = MODELS["PNN"](schema(), product=product, dim=4)
+    assert [type(layer).__name__ for layer in model.products] == kinds

@@ -14,6 +14,7 @@ from torch import nn
 import ctrbox as cb
 from ctrbox import col
 from ctrbox.report.words import brief, figure_table
+from ctrbox.train.tasks import start_from_means
 
 LABELS = {"click": col("clicked"), "convert": col("converted"), "value": cb.Label("revenue", "regression")}
 
@@ -205,3 +206,39 @@ def test_models_tables_and_engines_of_one_label_are_refused_before_anything_is_w
     with pytest.raises(cb.errors.PlanError, match="needs several labels"):
         trainer(cb.models.LR(one.schema)).fit(one, monitor="click.auc", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+class OnlyBiases(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(count))
+
+
+def test_biases_begin_at_what_the_first_batch_makes_likely() -> None:
+    rows = pa.table(
+        {
+            "user": [1, 2, 3, 4],
+            "clicked": [0, 1, 1, 1],
+            "value": pa.array([None, 2.5, None, 0.5], pa.float64()),
+            "visits": pa.array([3, None, 0, 1], pa.int64()),
+            "unseen": pa.array([None, None, None, None], pa.float64()),
+        }
+    )
+    labels = {
+        "click": col("clicked"),
+        "value": cb.Label(col("value"), "regression"),
+        "visits": cb.Label(col("visits"), "count"),
+        "unseen": cb.Label(col("unseen"), "regression"),
+    }
+    features = cb.FeatureSet(labels=labels, sparse={"user": col("user").key()})
+    (batch,) = cb.compile(cb.View(rows), features, threads=1).batches(4)
+    model = OnlyBiases(4)
+    start_from_means(model, batch)
+    expected = [np.log(3.5 / 1.5), 1.5, np.log(4.5 / 3.5), 0.0]
+    assert model.bias.detach().numpy() == pytest.approx(np.array(expected, np.float32))
+    for other in (OnlyBiases(3), OnlyBiases(4)):  # of another width, or not at 0 any more
+        with torch.no_grad():
+            other.bias[0] = 0.0 if len(other.bias) == 3 else 2.0
+        before = other.bias.detach().clone()
+        start_from_means(other, batch)
+        assert torch.equal(other.bias, before)

@@ -17,6 +17,7 @@ from ctrbox.embed.embedder import Row
 from ctrbox.embed.vectors import write as vector_write
 from ctrbox.embed.vectors.file import HEAD, index_at, shard_name, shard_of
 from ctrbox.embed.vectors.published_table import PublishedTable, PublishedVectors
+from ctrbox.embed.vectors.submodels import IMAGE, OTHER, TEXT, kind_of_shapes
 from ctrbox.embed.vectors.write import _Chunks, check_place
 from ctrbox.errors import DataError, PlanError, SourceError, WriteError
 
@@ -380,3 +381,8 @@ def test_objects_come_as_the_sub_model_takes_them() -> None:
         PublishedVectors(np.array([1]), np.ones((1, 1), np.float32), None, width=2).checked([[1, 2]])
     with pytest.raises(DataError, match="the sub-model's vector of an object is not finite"):
         vectors().embed(np.array([2]), np.array([[3e38, 0]], np.float32))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("0.weight", IMAGE), ("tokens.weight", TEXT), ("net.weight", OTHER)])
+def test_a_submodel_is_known_by_the_names_of_its_weights(name: str, kind: str) -> None:
+    assert kind_of_shapes({name: (3, 2)}) == kind

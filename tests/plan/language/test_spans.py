@@ -48,3 +48,11 @@ def test_windows_that_do_not_fit_are_refused(every: str, window: str | None, tol
     with pytest.raises(PlanError) as caught:
         cb.clicks("ad", time="ts", label="clicked", every=every, window=window)
     assert str(caught.value) == told
+
+
+@pytest.mark.parametrize("name", ["within", "gap"])
+def test_a_span_of_a_history_is_bounded(name: str) -> None:
+    most = 2**60 // 86_400_000_000  # days
+    cb.history("ad", by="user", time="ts", last=3, **{name: f"{most}d"})
+    with pytest.raises(PlanError, match=rf"{name}.* days, got '{most + 1}d'"):
+        cb.history("ad", by="user", time="ts", last=3, **{name: f"{most + 1}d"})
