@@ -22,7 +22,7 @@ else()
 endif()
 
 if(CTRBOX_CAPI)
-  # Made of the objects of the static library: ctrbox.cpp is compiled once.
+  # The shared library is made of the objects of the static library, so that ctrbox.cpp is compiled once.
   add_library(ctrbox SHARED $<TARGET_OBJECTS:ctrbox_c>)
   target_link_libraries(ctrbox PRIVATE ctrbox_core $<$<BOOL:${CTRBOX_ZSTD_LIBRARY}>:${CTRBOX_ZSTD_LIBRARY}>)
   target_link_options(ctrbox PRIVATE -Wl,--version-script=${capi_folder}/symbols.map)

@@ -28,7 +28,7 @@ struct Row {
 };
 
 struct Part {
-  std::vector<Row> rows;  // sorted; without those that a later row of the same key and time replaces
+  std::vector<Row> rows;  // sorted, with one row for each key and time
   size_t keys = 0;
   HashIndex::Duplicate duplicate;
 };
@@ -55,7 +55,7 @@ void sort_part(Part& part, bool keep_last) {
 
 AsOfIndex::AsOfIndex(std::span<const uint64_t> hashes, std::span<const int64_t> times, bool keep_last, size_t threads,
                      HashIndex::Duplicate& duplicate) {
-  if (hashes.size() != times.size()) throw std::invalid_argument("as many times as hashes are needed");
+  if (hashes.size() != times.size()) throw std::invalid_argument("the number of times must be the number of hashes");
   if (hashes.size() >= HashIndex::kEmpty) throw std::length_error("an index of 2^32 rows or more");
 
   // Rows go to the range of their hash. at[block][range]: the number of rows in that range before the block.

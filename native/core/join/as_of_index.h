@@ -1,10 +1,12 @@
 // Maps a key's hash and a time to the newest row of the key at or before that time: the index of an as-of join.
 //
 //   map_:      HashIndex from the hash of a key to the place of its first version
-//   versions_: {time, row, left}, 16 bytes each; those of a key side by side in order of time (operators/lookup.h)
+//   versions_: {time, row, left}, 16 bytes each; the versions of a key lie side by side in order of time
+//              (operators/lookup.h)
 //
 // Equal hashes count as equal keys: integer keys hash by a bijection, and two of n string keys share a hash with
-// probability n^2/2^65. Built by several threads, with the same bits for any number of them; then read by all.
+// probability n^2/2^65. Several threads build the index, with the same bits for any number of threads; after that it is
+// only read, by all threads.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -17,8 +19,8 @@ namespace cb {
 
 class AsOfIndex : public Table {
  public:
-  // Rows 0, 1, 2, … with these keys and times, in any order. Of rows with the same key and time the last one counts
-  // where `keep_last`; otherwise `duplicate` names two of them.
+  // Indexes the rows 0, 1, 2, … with these keys and times, which may be in any order. If several rows have the same key
+  // and time, the index keeps the last one if `keep_last` is set; otherwise `duplicate` names two of them.
   AsOfIndex(std::span<const uint64_t> hashes, std::span<const int64_t> times, bool keep_last, size_t threads,
             HashIndex::Duplicate& duplicate);
 
@@ -31,7 +33,7 @@ class AsOfIndex : public Table {
   size_t rows() const { return versions_.size(); }
 
   void prefetch(uint64_t hash) const { map_.prefetch(hash); }
-  // The versions of a key, or nullptr.
+  // Returns the first version of a key, or nullptr if the key has none.
   const Version* find(uint64_t hash) const {
     const uint32_t first = map_.find(hash);
     return first == HashIndex::kEmpty ? nullptr : versions_.data() + first;

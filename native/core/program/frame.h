@@ -122,8 +122,8 @@ class Frame {
   // A copy of a frame of kept columns that needs no other frame: strings and lists lie in one block of just their size.
   // Throws std::invalid_argument where a column is not a kept one.
   std::shared_ptr<Frame> compacted() const;
-  // Some columns of a frame of kept columns, which stays alive as long. Throws std::invalid_argument where a column is
-  // not a kept one, std::out_of_range where there is none.
+  // Returns a frame with some columns of `of`, a frame of kept columns, which it keeps alive. Throws
+  // std::invalid_argument if a column is not a kept one, and std::out_of_range if there is no such column.
   static std::shared_ptr<Frame> selected(const std::shared_ptr<const Frame>& of, const std::vector<size_t>& columns);
   // Bytes that the frame holds itself, with those that its blocks have to spare; not what it points at elsewhere.
   size_t bytes() const;

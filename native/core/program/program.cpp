@@ -38,8 +38,8 @@ void lookup_rows(const HashIndex& index, uint32_t rows, const Column& hash, int6
   looked.missed += keys - found;
 }
 
-// As lookup_rows(), but for the newest row of each key at or before a time. A null key or time finds no row and is not
-// counted.
+// Like lookup_rows(), but finds the newest row of each key at or before a time. A row with a null key or time finds no
+// row and is not counted.
 void lookup_rows_as_of(const AsOfIndex& index, uint32_t rows, const Column& hash, const Column& time, int64_t missing,
                        int64_t* out, Looked& looked) {
   const uint64_t* h = entries<uint64_t>(hash);

@@ -33,8 +33,8 @@ struct Cursor {
     p += w.size();
     return true;
   }
-  // UTF-8 without control characters, between quotes. A text with escapes is written out in `pool`; without a pool it
-  // is left to the slow way, as is half of a surrogate pair.
+  // Reads UTF-8 without control characters between quotes. A text with escapes is unescaped into `pool`. Without a
+  // pool, such a text is left to the slow path, as is half of a surrogate pair.
   bool text(std::string_view& out, Bump* pool = nullptr) {
     if (!take('"')) return false;
     const char* begin = p;
@@ -50,13 +50,15 @@ struct Cursor {
     ++p;
     return true;
   }
-  // Bytes of the character at p, which begins with `byte` and is no escape; 0 where it cannot stand in a text.
+  // Returns the bytes of the character at p, which begins with `byte` and is not an escape; 0 if a text must not
+  // contain it.
   uint32_t plain(unsigned char byte) const {
     if (byte < 0x80) return byte >= 0x20 && byte != 0x7f;
     uint32_t length = unit_length(p, end);
     return length > 1 ? length : 0;
   }
-  // The rest of a text from its first escape on; [begin, p) was read. A text written out is never longer than before.
+  // Reads the rest of a text from its first escape on; [begin, p) was read already. Unescaping never makes a text
+  // longer.
   bool escaped(const char* begin, std::string_view& out, Bump& pool) {
     const char* close = p;
     while (close < end && *close != '"') close += *close == '\\' && end - close > 1 ? 2 : 1;
@@ -129,7 +131,7 @@ struct Cursor {
     }
     return true;
   }
-  // Behind "\\u": one code point, of a surrogate pair both halves.
+  // Reads the code point after "\\u"; of a surrogate pair, it reads both halves.
   bool code_point(uint32_t& out) {
     uint32_t high, low;
     if (!four_digits(high)) return false;
@@ -325,12 +327,13 @@ constexpr int kIgnored = -1, kUnknown = -2;
 RequestRows::RequestRows(std::vector<Column> columns, std::vector<std::string> ignored, int64_t most)
     : columns_(std::move(columns)), ignored_(std::move(ignored)), most_(most) {}
 
-// What is known while the rows of one request are read.
+// The state of reading the rows of one request.
 struct RequestRows::Reading {
   const RequestRows& rows_of;
   Cursor c;
   std::vector<Filling> filled = std::vector<Filling>(rows_of.columns_.size());
-  // The names of the first object, or of a column each: what they stand for. Each comes once, and none is missing.
+  // The names of the first object, or of the lists of columns, each with the number of its column. Each name occurs
+  // once, and no column is missing.
   std::vector<std::pair<std::string_view, int>> order{};
   int64_t rows = 0;
   Bump written{256};  // texts that had escapes
@@ -361,7 +364,7 @@ struct RequestRows::Reading {
     return value(c, rows_of.columns_[k], filled[k], written);
   }
 
-  // One object; all have the names of the first in its order.
+  // Reads one object. All objects have the names of the first one, in the same order.
   bool object() {
     if (!c.take('{')) return false;
     size_t place = 0;
@@ -399,7 +402,7 @@ struct RequestRows::Reading {
     return c.take('}') && complete();
   }
 
-  // The rows as a frame with a copy of the bytes that its texts lie in.
+  // Returns the rows as a frame, with a copy of the bytes that its texts point into.
   std::shared_ptr<Frame> frame(std::string_view body) {
     auto made = std::make_shared<Frame>();
     made->rows_ = rows;

@@ -2,10 +2,11 @@
 //
 //   {"context": {…}, "candidates": [{"ad_id": 1, …}, …]}      or  "candidates": {"ad_id": [1, …], …}
 //
-// The fast half of ctrbox/serve/request.py: what it takes it reads as that one does, and whatever else it meets
-// (another type, a missing column, bytes that are not UTF-8) it leaves to it, also what is wrong: messages are
-// made there. `read` finds only the place of the context; a second reader, whose columns are the context's, reads it by
-// `row` when no cache has it. Nothing is believed of the bytes; sizes grow with what was read.
+// This is the fast path of ctrbox/serve/request.py. What it accepts, it reads with the same result as the slow path
+// there. It leaves everything else (another type, a missing column, bytes that are not UTF-8) and all errors to the
+// slow path, which makes the messages. `read` only finds where the context begins and ends; if the context is not in
+// the cache, a second reader with the columns of the context reads it by `row`. The bytes are not trusted: memory grows
+// only with what was read.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -25,7 +26,7 @@ class RequestRows {
     char kind;                  // b i f s t
     int64_t low = 0, high = 0;  // of kind i, and of the numbers of kind t
     bool single = false;        // of kind f: the log holds float32
-    int64_t unit = 0;           // of kind t: microseconds that a number counts; 0: text alone is a time
+    int64_t unit = 0;           // of kind t: microseconds of one unit of a number; 0: a time must be a text
   };
   struct Read {
     size_t context_begin = 0, context_end = 0;  // the object's braces included; equal: there is none
@@ -37,7 +38,7 @@ class RequestRows {
   RequestRows(std::vector<Column> columns, std::vector<std::string> ignored, int64_t most);
 
   std::optional<Read> read(std::string_view body) const;
-  // One object with the columns as a frame of one row; nothing where it is left to the slow way.
+  // Reads one object with the columns and returns a frame of one row, or nullptr if it is left to the slow path.
   std::shared_ptr<Frame> row(std::string_view object) const;
 
  private:

@@ -134,7 +134,7 @@ class BlockReader::Ring {
     Setup setup{};
     setup.flags = kCoopTaskrun;  // completions wait for our next call instead of interrupting us
     file_ = start(setup);
-    if (file_ < 0) {  // an old kernel refuses the flag
+    if (file_ < 0) {  // an old kernel refuses the flag, so try without it
       setup = Setup{};
       file_ = start(setup);
     }

@@ -57,12 +57,12 @@ class WorkerPool {
     WorkerPool& pool_;
   };
 
-  // What the parallel calls of one thread asked for and got, for benchmarks.
+  // How many helpers the parallel calls of one thread asked for and got, for benchmarks.
   struct Calls {
     size_t calls = 0;
-    size_t asked = 0;  // helpers
-    size_t room = 0;   // of them, those for whom other stages left a core
-    size_t came = 0;   // of those, the ones that took a task before none was left
+    size_t asked = 0;  // helpers that the calls asked for
+    size_t room = 0;   // helpers among them for which other stages left a core
+    size_t came = 0;   // helpers among those that came before all tasks were taken
   };
   static Calls& calls_of_this_thread() {
     thread_local Calls calls;
@@ -207,7 +207,7 @@ class WorkerPool {
 
 template <class F>
 void parallel_for(size_t threads, size_t tasks, F&& fn) {
-  if (std::min(threads, tasks) <= 1) {  // the first error ends the loop
+  if (std::min(threads, tasks) <= 1) {  // this thread runs all tasks, and the first error ends the loop
     for (size_t task = 0; task < tasks; ++task) fn(task);
     return;
   }

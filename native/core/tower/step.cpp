@@ -98,7 +98,7 @@ class Running {
   }
 
  private:
-  // Adds the time since the last part ended to this one.
+  // Adds the time since the last part ended to the seconds of this part.
   void count(double TowerSeconds::* part) {
     if (!s_.seconds) return;
     const auto now = std::chrono::steady_clock::now();

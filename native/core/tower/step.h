@@ -49,10 +49,10 @@ struct DenseMoments {
   double* spread = nullptr;  // [columns]
 };
 
-// Seconds on the clock that steps spent in each of their parts, for benchmarks.
+// Wall-clock seconds that steps spent in each of their parts, for benchmarks.
 struct TowerSeconds {
-  double prepare =
-      0;  // the index of keys where it was not built ahead, memory, and weights in the layout of the kernels
+  // Building the index of keys unless it was built ahead, allocating memory, and laying out weights for the kernels.
+  double prepare = 0;
   double inputs = 0;  // pooling, projected keys, moments
   double rows = 0;    // forward, loss and backward of all slices of rows
   double keys = 0;    // gradients of keys, and of layer 1 by units of keys
@@ -87,7 +87,7 @@ struct TowerStep {
   float* pairs_gradient = nullptr;
   float* bias_gradient = nullptr;
   float* row_gradient = nullptr;    // [unique][linear + dim]: of the mean loss
-  TowerSeconds* seconds = nullptr;  // to which this step's are added, or null
+  TowerSeconds* seconds = nullptr;  // this step adds its seconds to them; may be null
 
   // Returns the mean loss (0 where there is no label).
   double run(size_t threads);

@@ -132,8 +132,8 @@ def predict(
 ) -> None:
     """Predict the click probability of every row of a log.
 
-    Rows that the plan's filters drop get no prediction. The key columns of the log are written beside each probability. A model
-    of several labels writes one column for each label.
+    Rows that the plan's filters drop get no prediction. The key columns of the log are written beside each probability. If the
+    model predicts several labels, there is one column for each label.
     """
     check_output(output, (".parquet", ".arrow", ".csv"), as_json)
     options: dict[str, Any] = {"allow_views": allow_views, "threads": threads, "ram": ram, "server": server}
@@ -200,8 +200,8 @@ def keyed(run: Any, keys: pa.Table | None, p: np.ndarray | None) -> pa.RecordBat
     for k, task in enumerate(tasks):
         if task.name in columns:
             raise Mistake(
-                f"key column {task.name!r} of the log has the name of a label, but both would be columns of the predictions; "
-                "rename the label in the job and train again"
+                f"key column {task.name!r} of the log has the same name as a label, and both would be columns of the "
+                "predictions; rename the label in the job and train again"
             )
         columns[task.name] = pa.array([] if p is None else p[:, k], pa.float64())
     return pa.RecordBatch.from_pydict(columns)

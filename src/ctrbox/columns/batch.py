@@ -41,7 +41,7 @@ class Schema:
     group: bool
     weight: bool
     fingerprint: str = ""
-    tasks: tuple[Task, ...] = ()  # of a feature set with several labels, in its order; ``label`` is False then
+    tasks: tuple[Task, ...] = ()  # those of FeatureSet(labels=…), in its order; ``label`` is then False
 
     @property
     def dense_width(self) -> int:
@@ -132,8 +132,8 @@ class Fields(Mapping[str, Ragged]):
 class Batch:
     """One mini-batch. ``label``, ``weight`` and ``group`` are None when the feature set names none.
 
-    Of a feature set with several labels, ``labels`` has the values of each by name, and ``observed`` says in which rows they are
-    known; a label that was not observed is NaN. Both are empty otherwise.
+    If the feature set has several labels, ``labels`` has the values of each label by its name, and ``observed`` says in which
+    rows they are known; a label that was not observed is NaN. With one label or none, both are empty.
     """
 
     schema: Schema
@@ -282,7 +282,7 @@ class Batch:
     def to_arrow(self) -> pa.RecordBatch:
         """Return an Arrow batch: ``label``, ``weight``, ``group``, dense columns as float32, sparse ones as int64 or lists.
 
-        Several labels are columns of their names, null where they were not observed.
+        Each of several labels is a column with the name of the label; it is null where the label was not observed.
         """
         if self.on_device:
             return self.cpu().to_arrow()
@@ -338,7 +338,7 @@ class Batch:
     def torch(self) -> dict[str, Any]:
         """Return tensors over the same memory: label, dense, group, weight, and sparse as name → (values, offsets).
 
-        Several labels are ``labels`` and ``observed``, each a dict by name.
+        If there are several labels, ``labels`` and ``observed`` are dicts with one tensor for each label.
         """
         import torch
 

@@ -4,7 +4,7 @@
     regression   any number      the model returns the number that it predicts
     count        0, 1, 2, …      the model returns the logarithm of the expected count; its prediction is that count
 
-A label that is null was not observed. It is masked: it adds nothing to the loss and nothing to the metrics of its task.
+A null means that the label was not observed. It is masked: it adds nothing to the loss and nothing to the metrics of its task.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 KINDS = ("binary", "regression", "count")
 MOST_TASKS = 64
-MOST_LOG_COUNT = 80.0  # exp of more does not fit into float32
+MOST_LOG_COUNT = 80.0  # exp(89) no longer fits into a float32
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Task:
 
 
 def predictions_of(outputs: np.ndarray, tasks: Sequence[Task]) -> np.ndarray:
-    """Return what a model predicts, float64 (rows, tasks), from what it returned: one column for each task.
+    """Turn the outputs of a model (rows, tasks) into its predictions, with one column for each task.
 
-    float64, because the tails of a float32 sigmoid are 0 and 1.
+    The predictions are float64, because a float32 sigmoid of a large logit is exactly 0 or 1.
     """
     found = outputs.astype(np.float64)
     for k, task in enumerate(tasks):

@@ -18,7 +18,7 @@ def checked_device(device: Any) -> Any:
 
 
 def device_of_labels(features: FeatureSet, device: Any) -> Any:
-    """Return the device as it was named, checked; a plan with several labels runs on the CPU."""
+    """Check the device of a plan and return it; for a plan with several labels, "auto" becomes the CPU and a GPU is an error."""
     named = checked_device(device)
     if not features.labels:
         return named

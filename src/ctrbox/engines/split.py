@@ -42,15 +42,15 @@ ARRAY = 256  # bytes of a small array beside its values: its object, its share o
 class ContextPart:
     """What one context row gave: its features, and what candidates read of it.
 
-    The frame holds exactly its own bytes and keeps nothing of the request alive, so that a cache can count it. The features lie
-    in buffers with room for more rows; `owned` is for whoever keeps them.
+    The frame holds exactly its own bytes and keeps nothing of the request alive, so that a cache can count its bytes. The
+    features are in buffers with room for more rows; a caller that keeps them should keep the part that `owned` returns.
     """
 
     batch: Batch
     frame: Any  # _native.Frame of one row; None where candidates read nothing of it
 
     def owned(self) -> ContextPart:
-        """Return the part with a batch that holds exactly its own bytes."""
+        """Return a copy of the part whose batch holds exactly its own bytes."""
         return ContextPart(own(self.batch), self.frame)
 
     @property
@@ -172,7 +172,7 @@ class Split:
         return self._run(self.each, sources, count)
 
     def _sources(self, extractor: Extractor, rows: Any) -> list[Rows]:
-        """The sources of a program: of the rows, a record batch or the native frame of a context, the columns that it reads."""
+        """Return the sources of a program: the columns that it reads from ``rows``, a record batch or the frame of a context."""
         names = self._read(extractor)
         frame = None
         if names and isinstance(rows, _native.Frame):

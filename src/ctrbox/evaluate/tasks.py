@@ -5,13 +5,13 @@
 
 Binary labels have the figures of `metrics.Scores`. Regressions and counts have
 
-    rows               in which the label was observed
+    rows               number of rows in which the label was observed
     rmse, mae          root of the mean squared error, and mean absolute error
     mean_label, mean_prediction
     r2                 1 - mean squared error / variance of the label
-    deviance           of counts: mean Poisson deviance, 2 · mean(y log(y / p) - (y - p)); 0 where every prediction is right
+    deviance           counts only: mean Poisson deviance, 2 · mean(y log(y / p) - (y - p)); 0 if every prediction is exact
 
-and, where rows have weights, all but ``rows`` once more as weighted_NAME.
+If rows have weights, each of these figures except ``rows`` also has a weighted version, weighted_NAME.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from ctrbox.columns.tasks import Task
 from ctrbox.errors import DataError
 from ctrbox.evaluate.metrics import Scores
 
-LEAST_COUNT = 1e-12  # prediction of a count: a predicted 0 would have an infinite deviance where something was counted
+# The deviance uses at least this prediction of a count: a predicted 0 has an infinite deviance if the count is above 0.
+LEAST_COUNT = 1e-12
 
 
 class NumberScores:
-    """Predictions of a number met so far, as sums."""
+    """Running sums over the predictions of a regression or a count, from which its figures are computed."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -42,7 +43,7 @@ class NumberScores:
         y, p = label.astype(np.float64), prediction.astype(np.float64)
         bad = np.flatnonzero(~(np.isfinite(y) & np.isfinite(p)))
         if len(bad):
-            raise DataError(f"a label is {y[bad[0]]} and its prediction {p[bad[0]]}; expected finite numbers")
+            raise DataError(f"a label is {y[bad[0]]} and its prediction is {p[bad[0]]}; expected two finite numbers")
         error = p - y
         each = [
             np.ones(len(y)),
@@ -60,7 +61,7 @@ class NumberScores:
                 self.sums[prefix] = self.sums.get(prefix, np.zeros(len(each))) + found
 
     def result(self) -> dict[str, float]:
-        """Return the figures of all rows; NaN where there are none."""
+        """Return the figures of all rows so far; without rows, they are NaN."""
         found: dict[str, float] = {"rows": float(self.rows)}
         for prefix, sums in self.sums.items():
             mass, y, p, squares, error, absolute, lost = map(float, sums)
@@ -80,7 +81,7 @@ class NumberScores:
 
 
 class TaskScores:
-    """Predictions of several tasks met so far."""
+    """Running scores of the predictions of several tasks."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tuple(tasks)
@@ -88,7 +89,7 @@ class TaskScores:
         self.by_task: dict[str, Scores | NumberScores] = {
             task.name: Scores() if task.kind == "binary" else NumberScores(task.kind) for task in tasks
         }
-        self.loss: float | None = None  # of all tasks together, where it is known
+        self.loss: float | None = None  # the loss of all tasks together; None if it is not known
 
     def add(
         self,
@@ -111,7 +112,7 @@ class TaskScores:
                 scores.add(labels[task.name][known], predictions[known, k], weight=mine, group=groups)
 
     def result(self) -> dict[str, float]:
-        """Return ``rows``, ``loss`` where it is known, and the figures of each task as TASK.NAME."""
+        """Return ``rows``, ``loss`` if it is known, and the figures of each task as TASK.NAME."""
         found = {"rows": float(self.rows)}
         if self.loss is not None:
             found["loss"] = self.loss

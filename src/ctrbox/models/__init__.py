@@ -1,7 +1,8 @@
 """Defines click models in PyTorch.
 
-A model is an ``nn.Module`` with ``reads`` (what it needs of a batch) and ``forward(x: Inputs) → logits (rows,)``, or, of several
-labels, a dict of such tensors; these here also have ``config``, from which ``build`` makes them again.
+A model is an ``nn.Module`` with ``reads`` (what it needs of a batch) and ``forward(x: Inputs) → logits (rows,)``. A model of
+several labels returns a dict with one such tensor for each label. The models here also have ``config``, from which ``build``
+makes them again.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "DICM": DICM,
     "TwoTower": TwoTower,
 }
-TASK_MODELS: dict[str, type[nn.Module]] = {  # of several labels
+TASK_MODELS: dict[str, type[nn.Module]] = {  # models of several labels
     "SharedBottom": SharedBottom,
     "MMoE": MMoE,
     "PLE": PLE,

@@ -1,13 +1,13 @@
-"""Defines ESMM: conversion given a click, learned from all impressions.
+"""Defines ESMM: a model of clicks, and of conversions given a click, that learns both from all impressions.
 
 Ma et al., "Entire Space Multi-Task Model: An Effective Approach for Estimating Post-Click Conversion Rate", SIGIR 2018.
 
     loss of click      log loss of p(click), over all impressions
     loss of convert    log loss of p(click) · p(convert | click) against "clicked and converted", over all impressions
 
-A model of conversion that learns from clicked rows alone sees other rows than it has to score. Here every impression counts: one
-without a click is one without a conversion by a click, whether or not its conversion was observed. A clicked row whose conversion
-was not observed adds to the loss of click alone.
+A model of conversion that learns from clicked rows alone is trained on other rows than it has to score. ESMM learns from every
+impression: without a click, there was no conversion by a click, whether or not the conversion label was observed. A clicked row
+whose conversion was not observed adds to the loss of click alone.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ctrbox.models.task_model import TaskModel, towers
 
 @named_arguments
 class ESMM(TaskModel):
-    """y_task = b_task + tower_task(vectors, dense): a tower for each label, over vectors that all share.
+    """y_task = b_task + tower_task(vectors, dense): a tower for each label, over vectors that all towers share.
 
     ``click`` and ``convert``: names of the two labels. Their predictions are p(click) and p(convert | click). Other labels have
-    a tower and the usual loss. ``hidden``: widths of each tower. ``weights``: of the tasks in the loss, a dict of numbers of 0
-    or more (default: 1 each) or "learned".
+    a tower and the usual loss of their kind. ``hidden``: widths of the layers of each tower. ``weights``: the weights of the
+    labels in the loss, either a dict with a number of 0 or more for each label (default: 1) or "learned".
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ESMM(TaskModel):
 
 
 class EntireSpace(Objective):
-    """The loss of ESMM: that of ``convert`` is of the product, over all impressions whose click was observed."""
+    """The loss of ESMM: the loss of ``convert`` is that of p(click) · p(convert | click), over all rows whose click is known."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class EntireSpace(Objective):
         for role, name in (("click", click), ("convert", convert)):
             if name not in names:
                 raise PlanError(
-                    f"ESMM needs a label {role!r}, but {name!r} is not a label of this plan{nearest(str(name), names)}; name "
-                    f"yours with {role}=; it has {names}"
+                    f"ESMM needs a label {role!r}, but {name!r} is not a label of this plan{nearest(str(name), names)}; the "
+                    f"plan has the labels {names}: choose one of them with {role}="
                 )
             if self.tasks[names.index(name)].kind != "binary":
                 raise PlanError(f"ESMM needs a binary label {name!r}, but it is {self.tasks[names.index(name)].kind}")
@@ -109,9 +109,9 @@ class EntireSpace(Objective):
 
 
 def product_loss(a: torch.Tensor, b: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Return the log loss of p = sigmoid(a) · sigmoid(b), exact also where p is close to 0 or 1.
+    """Return the log loss of p = sigmoid(a) · sigmoid(b), which stays precise if p is close to 0 or 1.
 
-    1 - p = (e^-a + e^-b + e^-(a+b)) · p.
+    It uses 1 - p = (e^-a + e^-b + e^-(a+b)) · p.
     """
     log_p = torch.nn.functional.logsigmoid(a) + torch.nn.functional.logsigmoid(b)
     log_not_p = torch.logaddexp(torch.logaddexp(-a, -b), -a - b) + log_p

@@ -1,4 +1,4 @@
-"""Defines MMoE: experts that all tasks share, and a gate for each task that weighs them.
+"""Defines MMoE: experts that all tasks share, and a gate for each task that weights their outputs.
 
 Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", KDD 2018.
 """
@@ -22,8 +22,9 @@ from ctrbox.models.task_model import MOST_EXPERTS, Body, Gate, TaskModel, towers
 class MMoE(TaskModel):
     """y_task = b_task + tower_task(Σ_e gate_task,e · expert_e(vectors, dense)).
 
-    ``experts``: number of experts, from 1 to 64. ``expert``: widths of the layers of each. ``hidden``: those of each task's
-    tower. ``weights``: of the tasks in the loss, a dict of numbers of 0 or more (default: 1 each) or "learned".
+    ``experts``: number of experts, from 1 to 64. ``expert``: widths of the layers of each expert. ``hidden``: widths of the
+    layers of each task's tower. ``weights``: the weights of the tasks in the loss, either a dict with a number of 0 or more for
+    each task (default: 1) or "learned".
     """
 
     def __init__(

@@ -6,10 +6,10 @@
     l of a regression label   (output - label)² / 2, the log loss of a normal distribution of deviation 1
     l of a count              exp(output) - label · output, the log loss of a Poisson distribution, without its constant
 
-A label that was not observed adds nothing, and does not change by what the sum is divided: a row moves the weights as far in a
-batch of few observed labels as in a batch of many. Learned weights are those of Kendall, Gal and Cipolla, "Multi-Task Learning
-Using Uncertainty to Weigh Losses", CVPR 2018: each observed label costs exp(-s) · l + s / 2, with one s for each task that is
-learned with the model and begins at 0.
+A label that was not observed adds nothing to the sum, but its row still counts among the rows that the sum is divided by. An
+observed label therefore counts as much in a batch with few observed labels as in a batch with many. Learned weights are those of
+Kendall, Gal and Cipolla, "Multi-Task Learning Using Uncertainty to Weigh Losses", CVPR 2018: each observed label adds
+exp(-s) · l + s / 2. There is one s for each task; it is learned together with the model and starts at 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEARNED = "learned"
 
 
 def tasks_of(schema: Schema, model: str) -> tuple[Task, ...]:
-    """Return the tasks of a plan; a PlanError where it has none."""
+    """Return the tasks of a plan, or raise a PlanError if it has none."""
     if not isinstance(schema, Schema):
         raise PlanError(f"a model takes a schema, such as plan.schema, got a {type(schema).__name__}")
     if not schema.tasks:
@@ -45,7 +45,7 @@ def tasks_of(schema: Schema, model: str) -> tuple[Task, ...]:
 class Objective(nn.Module):
     """The loss of all tasks of a schema. A model of your own may have one as its attribute ``objective``.
 
-    ``weights``: a number of 0 or more by name of the task (default: 1 each), or "learned".
+    ``weights``: a dict with a number of 0 or more for each task (default: 1), or "learned".
     """
 
     given: torch.Tensor
@@ -73,16 +73,16 @@ class Objective(nn.Module):
         found = [number(f"the weight of {name!r}", chosen.get(name, 1.0), 0, 1e6) for name in names]
         if not any(found):
             raise PlanError(
-                "the weights of all tasks are 0, so that nothing would be learned; give one of them a weight above 0"
+                "the weights of all tasks are 0, so nothing would be learned; give at least one task a weight above 0"
             )
         self.register_buffer("given", torch.tensor(found), persistent=False)
 
     def each(
         self, outputs: torch.Tensor, labels: torch.Tensor, observed: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return l (rows, tasks), and which of it counts (rows, tasks); what does not count is finite.
+        """Return l (rows, tasks), and which of its values count (rows, tasks); values that do not count are finite.
 
-        ``labels`` and ``observed`` as in a batch, side by side: NaN where a label was not observed.
+        ``labels`` and ``observed``: (rows, tasks), with the values of a batch: a label is NaN where it was not observed.
         """
         known = torch.where(observed, labels, 0.0)
         columns = [loss_by_row(task, outputs[:, k], known[:, k]) for k, task in enumerate(self.tasks)]
@@ -102,7 +102,7 @@ class Objective(nn.Module):
         return each.sum() / len(outputs)
 
     def weights(self) -> dict[str, float]:
-        """Return the factor of the loss of each task: as given, or as learned so far."""
+        """Return the weight of each task in the loss, as it was given or as it is learned so far."""
         factors = self.given if self.log_variances is None else torch.exp(-self.log_variances.detach())
         return {task.name: float(factor) for task, factor in zip(self.tasks, factors, strict=True)}
 
@@ -117,18 +117,18 @@ def loss_by_row(task: Task, output: torch.Tensor, label: torch.Tensor) -> torch.
 
 
 def objective_of(model: nn.Module, schema: Schema) -> nn.Module:
-    """Return the objective that a model has as an attribute, or one that weighs all tasks alike."""
+    """Return the attribute ``objective`` of a model or, without one, an objective in which all tasks have the weight 1."""
     found = getattr(model, "objective", None)
     return found if isinstance(found, nn.Module) else Objective(schema)
 
 
 def stacked(outputs: Any, tasks: Sequence[Task], rows: int, model: str) -> torch.Tensor:
-    """Return the outputs of a model by name side by side (rows, tasks), checked."""
+    """Check the outputs of a model, a dict by name, and return them side by side (rows, tasks)."""
     names = [task.name for task in tasks]
     if not isinstance(outputs, Mapping):
         raise PlanError(
             f"{model} returned a {type(outputs).__name__}, but this plan has several labels; expected a dict with one tensor "
-            f"for each of {names}, such as those of cb.models.MMoE"
+            f"for each of {names}, as cb.models.MMoE returns it"
         )
     for name in [*names, *outputs]:
         if name not in outputs or name not in names:

@@ -1,7 +1,8 @@
-"""Defines PLE: in each level, experts of each task beside experts that all tasks share.
+"""Defines PLE: several levels, each with experts of every task and experts that all tasks share.
 
 Tang et al., "Progressive Layered Extraction (PLE): A Novel Multi-Task Learning (MTL) Model for Personalized Recommendations",
-RecSys 2020. A task's gate weighs its own experts and the shared ones; between two levels, a gate of the shared part weighs all.
+RecSys 2020. The gate of a task weights the experts of this task and the shared experts. In every level but the last, a further
+gate weights all experts and makes the input of the next level's shared experts.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from ctrbox.models.task_model import MOST_EXPERTS, Body, Gate, TaskModel, towers
 class PLE(TaskModel):
     """y_task = b_task + tower_task(last level's mixture of the experts of the task and the shared ones).
 
-    ``levels``: number of levels, from 1 to 8. ``own``, ``shared``: experts of each task and shared ones in a level, from 1 to 64.
-    ``expert``: widths of the layers of each expert. ``hidden``: those of each task's tower. ``weights``: of the tasks in the
-    loss, a dict of numbers of 0 or more (default: 1 each) or "learned".
+    ``levels``: number of levels, from 1 to 8. ``own``: number of experts of each task in a level; ``shared``: number of shared
+    experts in a level; both from 1 to 64. ``expert``: widths of the layers of each expert. ``hidden``: widths of the layers of
+    each task's tower. ``weights``: the weights of the tasks in the loss, either a dict with a number of 0 or more for each task
+    (default: 1) or "learned".
     """
 
     def __init__(
@@ -63,7 +65,10 @@ class PLE(TaskModel):
 
 
 class Level(nn.Module):
-    """One level: what each task and the shared part had before → what they have now; the last has no shared part."""
+    """One level: takes an input for each task and one for the shared experts, and returns those of the next level.
+
+    The last level returns none for the shared experts.
+    """
 
     def __init__(
         self,

@@ -20,8 +20,9 @@ from ctrbox.models.task_model import Body, TaskModel, towers
 class SharedBottom(TaskModel):
     """y_task = b_task + tower_task(bottom(vectors, dense)).
 
-    ``bottom``: widths of the layers that all tasks share. ``hidden``: those of each task's own tower; may be empty.
-    ``weights``: of the tasks in the loss, a dict of numbers of 0 or more (default: 1 each) or "learned".
+    ``bottom``: widths of the layers that all tasks share. ``hidden``: widths of the layers of each task's own
+    tower; may be empty. ``weights``: the weights of the tasks in the loss, either a dict with a number of 0 or more for each task
+    (default: 1) or "learned".
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""``TaskModel``: what models of several labels begin with, and the towers that turn shared vectors into one output a task."""
+"""Defines ``TaskModel``, the base class of models of several labels, and the towers, experts and gates that they are made of."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ MOST_EXPERTS = 64
 class TaskModel(ClickModel):
     """A model that returns one output for each label of ``FeatureSet(labels=…)``, by name.
 
-    A subclass gives ``locals()``, as for `ClickModel`; among its arguments is ``weights``, those of the tasks in the loss.
-    ``bias`` has one number a task. It begins with the mean of the first batch's labels, or with their log odds.
+    A subclass passes ``locals()``, as for `ClickModel`; one of its arguments must be ``weights``, the weights of the tasks in the
+    loss. ``bias`` has one number for each task. Training starts it from the labels of the first batch: with the log odds of a
+    binary label, the mean of a regression, and the logarithm of the mean of a count.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -35,11 +36,11 @@ class TaskModel(ClickModel):
         self.bias = nn.Parameter(torch.zeros(len(tasks)))
 
     def columns(self, x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the two parts of what every tower reads: vectors side by side, and dense columns."""
+        """Return the two parts of the input of every tower: the vectors side by side, and the dense columns."""
         return x.flat, self.dense(x.dense, x.logs)
 
     def outputs(self, columns: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return one column (rows, 1) a task, with its bias, by the name of the task."""
+        """Add the bias of each task to its column (rows, 1), and return the sums (rows,) by the names of the tasks."""
         return {
             task.name: column.squeeze(1) + self.bias[k]
             for k, (task, column) in enumerate(zip(self.tasks, columns, strict=True))
@@ -47,7 +48,7 @@ class TaskModel(ClickModel):
 
 
 def towers(count: int, inputs: int, hidden: Any, *, dropout: float, batch_norm: bool) -> nn.ModuleList:
-    """Return so many towers from ``inputs`` columns to one output."""
+    """Return ``count`` towers, each from ``inputs`` columns to one output."""
     return nn.ModuleList(scoring_tower(inputs, hidden, dropout=dropout, batch_norm=batch_norm) for _ in range(count))
 
 
@@ -76,7 +77,7 @@ class Body(nn.Module):
 
 
 class Gate(nn.Module):
-    """Weighs experts for one task: softmax of a linear map of the inputs; begins with the mean of the experts."""
+    """Weighted mean of experts, with the softmax of a linear map of the inputs as weights; at first all weights are equal."""
 
     def __init__(self, inputs: int, experts: int) -> None:
         super().__init__()
@@ -84,6 +85,6 @@ class Gate(nn.Module):
         nn.init.zeros_(self.map.weight)
 
     def forward(self, parts: Sequence[torch.Tensor], experts: torch.Tensor) -> torch.Tensor:
-        """``experts``: (rows, experts, width) → (rows, width)."""
+        """Return the weighted means (rows, width) of ``experts`` (rows, experts, width)."""
         shares = torch.softmax(side_by_side(self.map, parts), 1)
         return (shares.unsqueeze(2) * experts).sum(1)

@@ -162,7 +162,7 @@ class ClickModel:
 
     # ---- predictions
     def score(self, looked: Looked) -> Floats:
-        """Return calibrated logits (rows,) float32, of several labels the model's outputs (rows, tasks); creates no rows."""
+        """Return calibrated logits (rows,) float32 or, for several labels, the model's outputs (rows, tasks); creates no rows."""
         return self.calibrated(self.uncalibrated(looked), looked.batch)
 
     def calibrated(self, logits: Floats, batch: Batch) -> Floats:
@@ -199,7 +199,7 @@ class ClickModel:
         return found
 
     def predict(self, batch: Batch) -> Floats:
-        """Probabilities of a click, one per row; of several labels, predictions (rows, tasks)."""
+        """Return the probability of a click for each row or, for several labels, the predictions (rows, tasks)."""
         logits = self.score(self.look(batch, prefetch=False))
         if self.tasks:
             return predictions_of(logits, self.tasks).astype(np.float32)
@@ -241,7 +241,7 @@ class ClickModel:
         return self._answer(self.inputs(looked, pulled), looked.batch.rows)
 
     def _answer(self, inputs: Inputs, rows: int) -> torch.Tensor:
-        """The model's logits, looked at; of several labels its outputs (rows, tasks)."""
+        """Run the model, check its logits and return them; for several labels, return its outputs (rows, tasks)."""
         if self.bf16:
             with torch.autocast(self.device.type, torch.bfloat16):
                 logits = self.model(inputs)

@@ -24,7 +24,7 @@ SEARCH_ROWS = 65_536  # rows of a batch while the row is searched for
 
 @dataclass(frozen=True)
 class Sought:
-    """The part of a batch that holds a refused value; ``column`` is the name of a dense column, or of one of several labels."""
+    """The part of a batch that holds a refused value; ``column`` is the name of a dense column or of a label."""
 
     part: Literal["dense", "label", "weight", "task"]
     column: str = ""

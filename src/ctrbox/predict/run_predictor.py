@@ -56,7 +56,7 @@ class RunPredictor:
         return self.click_model.model
 
     def predict_batch(self, batch: Batch) -> np.ndarray:
-        """Return the click probability of each row of a batch of this run's plan; of several labels a matrix (rows, labels)."""
+        """Return the click probability of each row of a batch of this run's plan; for several labels, a matrix (rows, labels)."""
         if batch.schema.fingerprint not in ("", self.click_model.schema.fingerprint):
             raise PlanError(other_plan(self.click_model.schema.fingerprint, batch.schema.fingerprint))
         return self.click_model.predict(batch)
@@ -64,7 +64,7 @@ class RunPredictor:
     def predict(self, rows: Any, *, warn: bool = True) -> Any:
         """Return the click probability of each raw row; NaN, with a warning, for a row that a filter drops.
 
-        Of several labels it returns a dict with one such array for each label, by name.
+        For a model of several labels, it returns a dict with one such array for each label.
         ``rows``: anything that speaks Arrow, a dict or a list of dicts. Columns that the plan merges from another view must
         be among them. ``warn=False``: say nothing about rows that a filter drops.
         """

@@ -9,7 +9,7 @@ from ctrbox.models import MODELS, TASK_MODELS
 
 
 def check_tasks(model: nn.Module, on_gpu: bool, counts: bool) -> None:
-    """Raise a PlanError for a model of one label, a model on a GPU and a table that counts clicks.
+    """Raise a PlanError if the model predicts one label, if it is on a GPU, or if a table counts clicks.
 
     ``on_gpu``: whether the model or one of its tables is on a GPU. ``counts``: whether a table counts shows and clicks.
     """
@@ -21,7 +21,7 @@ def check_tasks(model: nn.Module, on_gpu: bool, counts: bool) -> None:
         )
     if on_gpu:
         raise PlanError(
-            "a model of several labels (labels=) is trained and served on the CPU only; use device='cpu' and a cb.MemoryTable or "
+            "a model of several labels (labels=) runs on the CPU only; use device='cpu' and a cb.MemoryTable or "
             "a cb.SparseTable, or one label="
         )
     if counts:

@@ -93,7 +93,7 @@ def learning(metrics: Sequence[Fields], s: Fields) -> str:
     raw = curve(metrics, "train", "loss")
     smooth = smoothed(raw)
     valid, auc = curve(metrics, "valid", "logloss"), curve(metrics, "valid", "auc")
-    valid = valid or curve(metrics, "valid", "loss")  # of several labels
+    valid = valid or curve(metrics, "valid", "loss")  # a run with several labels has this one
     best = s.fields("metrics").number("best_auc")
     until = max((rows for points in (raw, valid, auc) for rows, _ in points), default=None)
     loss = charts.line_chart(

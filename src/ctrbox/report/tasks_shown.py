@@ -1,4 +1,4 @@
-"""Shows the figures of several labels: in the report, and as lines on the terminal."""
+"""Shows the metrics of several labels in the report and on the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BRIEF = ("auc", "logloss", "rmse", "deviance")
 
 
 def by_task(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the figures of each of several labels, by the label's name; empty for one label."""
+    """Return the metrics of each of several labels, by the name of the label; an empty dict for a run with one label."""
     found: dict[str, dict[str, float]] = {}
     for key, value in metrics.items():
         task, dot, figure = key.partition(".")
@@ -46,7 +46,7 @@ def brief_tasks(metrics: Mapping[str, float]) -> str:
 
 
 def task_table(metrics: Mapping[str, float]) -> list[str]:
-    """Return lines of a table: the figures of each label, their 95 % intervals, and the figures by weight."""
+    """Return the lines of a table: the metrics of each label, their 95 % intervals, and the weighted metrics."""
     weighted = any(name.partition(".")[2].startswith("weighted_") for name in metrics)
     lines = [f"{'':<12}{'':<20}{'':>12}  {'95 % interval':<22}" + ("by weight" if weighted else "")]
     for task, figures in by_task(metrics).items():
@@ -61,7 +61,7 @@ def task_table(metrics: Mapping[str, float]) -> list[str]:
 
 
 def tasks_shown(s: Fields) -> str:
-    """Return the section of the report with the figures of several labels; nothing for one label."""
+    """Return the section of the report with the metrics of several labels; an empty text for a run with one label."""
     numbers = {name: value for name, value in s.fields("metrics").values.items() if isinstance(value, int | float)}
     found = by_task(numbers)
     if not found:
@@ -73,7 +73,7 @@ def tasks_shown(s: Fields) -> str:
         if name in figures
     ]
     heads = [("label", ""), ("figure", ""), ("value", "n"), ("95 % interval", "")]
-    note = "Figures of each label, over the validation rows in which it was observed."
+    note = "Metrics of each label, over the validation rows in which it was observed."
     return section("labels", "Labels", note, table(heads, rows))
 
 

@@ -36,7 +36,7 @@ PARTS = {"context", "candidates", "objects"}
 
 @dataclass(frozen=True)
 class Request:
-    # Makes the one row, a record batch or the native frame of one: not needed where the context is known already.
+    # Makes the one row of the context, as a record batch or as a native frame. It is not called if the cache has the context.
     context: Callable[[], Any]
     candidates: Any  # pa.RecordBatch, or the native frame of one
     rows: int
@@ -73,7 +73,7 @@ class RequestReader:
             self._fixed = None
 
     def _native_reader(self, context: frozenset[str], once: bool, most: int) -> Any:
-        """Return the native reader of the context (``once``) or of the candidates; None where there is none for its columns."""
+        """Return the native reader of the context (``once``) or of the candidates; None if it cannot read their columns."""
         columns = [c for name, c in self.columns.items() if (name in context) == once]
         unread = [name for name in self.known if (name in context) == once and name not in self.columns]
         return fast_reader(columns, unread, most)
@@ -195,9 +195,10 @@ class RequestReader:
 
 
 def fast_reader(columns: Sequence[RawColumn], ignored: Sequence[str], most: int) -> Any:
-    """Return the native reader of rows with these columns; None where it cannot read one of them.
+    """Return the native reader of rows with these columns; None if it cannot read one of them.
 
-    ``ignored``: columns that may come and are not read. ``most``: rows beyond which it leaves a request to the slow way.
+    ``ignored``: columns that a request may contain and that are not read. ``most``: number of rows above which the native reader
+    leaves a request to the slow way.
     """
     described = [d for d in map(described_for_native, columns) if d is not None]
     if not described or len(described) < len(columns):
@@ -206,14 +207,18 @@ def fast_reader(columns: Sequence[RawColumn], ignored: Sequence[str], most: int)
 
 
 def described_for_native(column: RawColumn) -> tuple[str, str, int, int, bool, int] | None:
-    """Describe a column to the native reader: name, kind, range of numbers, whether float32, microseconds of a number."""
+    """Describe a column to the native reader; None if it cannot read the column.
+
+    The parts are its name, its kind, the least and the largest number, whether it is float32, and the microseconds of one unit if
+    numbers can be times.
+    """
     name, kind, type = column.name, column.kind, column.type
     if kind == "i" and not pa.types.is_uint64(type):
         bounds = np.iinfo(column.numpy)
         return name, kind, int(bounds.min), int(bounds.max), False, 0
     if kind == "f" and not pa.types.is_float16(type):
         return name, kind, 0, 0, pa.types.is_float32(type), 0
-    if kind == "t" and type.unit == "us":  # of another unit, Arrow's cast says which times have no place in it
+    if kind == "t" and type.unit == "us":  # for other units, the error about times out of range comes from Arrow's cast
         one = MICROSECONDS.get(column.unit or "", 0)
         return name, kind, -(-FIRST // one) if one else 0, LAST // one if one else 0, False, one
     return (name, kind, 0, 0, False, 0) if kind in ("b", "s") else None

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 Scores = npt.NDArray[np.float32]
 
-SEVERAL = "serving knows models of one label, but this one has several (labels=); score rows with run.predict or `ctrbox predict`"
+SEVERAL = (
+    "only models of one label can be served, but this one has several (labels=); use run.predict or `ctrbox predict`"
+)
 OBJECTS = 1 << 10  # bytes of the small objects that a cached context is made of, beside its parts
 
 
@@ -88,8 +90,8 @@ class Live:
 @dataclass(frozen=True)
 class CachedContext:
     frame: Any  # what candidates read of the context; None where they read nothing
-    prepared: Any  # what the engine makes of the context; None where it has no share of it
-    part: ContextPart | None = None  # where the engine has none: the context's features
+    prepared: Any  # what the engine computes from the context alone; None if it cannot compute anything ahead
+    part: ContextPart | None = None  # the features of the context, only if ``prepared`` is None
 
 
 class ServedFfm:
@@ -161,7 +163,7 @@ class Scorer:
         self.direct_context = self._fields_in(split.context_features) if self.shares else None
 
     def _fields_in(self, schema: Schema) -> Any:
-        """Return which of the engine's fields the columns of a batch are; None where it leaves out a dense one."""
+        """Return which field of the engine each column of a batch is; None if the engine leaves out a dense column."""
         number = {name: n for n, name in enumerate(self.engine.fields)}
         keyed = [(k, f.name) for k, f in enumerate(schema.sparse) if f.name in number]
         if any(name not in number for name in schema.dense_names):
@@ -171,7 +173,7 @@ class Scorer:
         return _native.ModelFields([k for k, _ in keyed], salts, [number[name] for name in names])
 
     def context(self, part: ContextPart) -> CachedContext:
-        """Return what a cache keeps of a context: the engine's share, or its features where the engine has none."""
+        """Return what the cache keeps of a context: what the engine computes from it or, if that is nothing, its features."""
         if not self.shares:
             return CachedContext(part.frame, None, part.owned())
         native = getattr(part.batch.sparse, "native", None)

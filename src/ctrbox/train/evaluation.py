@@ -80,7 +80,7 @@ def scored(
 ) -> Generator[tuple[Batch, np.ndarray], None, None]:
     """Yield batches of a plan with the probability of a click for each row, in the order of the log.
 
-    Of several labels: with the predictions (rows, tasks).
+    For a model of several labels, each batch comes with the predictions (rows, tasks) instead.
     Label, weight and group are arrays, wherever the batch was made. Creates no rows of tables.
     """
     for batch, logits in uncalibrated(learner, plan, batch_size, start, stop, overlap):
@@ -138,7 +138,7 @@ def score_plan(
 def score_tasks(
     learner: Learner, plan: Plan, batch_size: int, start: int = 0, stop: int | None = None, overlap: bool = True
 ) -> TaskScores:
-    """Return the scores of several labels, with the loss that training lowers."""
+    """Return the scores of several labels, and the loss that training minimizes."""
     scores, labels, lost = TaskScores(learner.tasks), TaskLabels(learner.tasks), 0.0
     assert learner.objective is not None
     for batch, outputs in uncalibrated(learner, plan, batch_size, start, stop, overlap):
@@ -157,7 +157,7 @@ def score_tasks(
 def watched_name(metrics: Mapping[str, float], monitor: str | None) -> str:
     """Return the name of the figure by which the best weights are chosen."""
     if monitor is None and "loss" in metrics:
-        return "loss"  # of several labels
+        return "loss"  # only runs with several labels have it
     return monitor or ("weighted_logloss" if "weighted_logloss" in metrics else "logloss")
 
 

@@ -23,7 +23,7 @@ def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor | No
 
 
 def loss_of_tasks(outputs: torch.Tensor, batch: Batch, objective: nn.Module) -> torch.Tensor:
-    """Return the loss of several labels; ``outputs`` of the model, one column a task."""
+    """Return the loss of several labels; ``outputs``: those of the model, with one column for each task."""
     labels, observed = (
         torch.from_numpy(matrix(columns, batch.schema.tasks)) for columns in (batch.labels, batch.observed)
     )

@@ -74,8 +74,8 @@ class Run(RunPredictor):
     ) -> Iterator[np.ndarray]:
         """Yield the click probabilities of a whole log in its order, one batch at a time, without the rows that filters drop.
 
-        Of several labels each batch is a matrix (rows, labels), in the order of the labels. ``views``: other data for joined and
-        merged views, by name.
+        For a model of several labels, each batch is a matrix (rows, labels), in the order of the labels. ``views``: other data
+        for joined and merged views, by name.
         """
         with refusing_unknown(self.learner):
             for _, p in scored(self.learner, self.plan.over(data, label=False, views=views), batch_size):

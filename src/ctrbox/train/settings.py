@@ -87,7 +87,7 @@ class Settings:
             raise PlanError(f"average must be a number above 0 and below 1, such as 0.999, got {self.average!r}")
         several = isinstance(self.monitor, str) and (
             self.monitor == "loss" or "." in self.monitor
-        )  # see train/tasks.py
+        )  # a metric of several labels, which train/tasks.py checks
         if self.monitor is not None and self.monitor not in MONITORS and not several:
             raise PlanError(
                 f"monitor must be one of {', '.join(MONITORS)}, got {self.monitor!r}{nearest(str(self.monitor), MONITORS)}"

@@ -1,4 +1,4 @@
-"""Trains and measures several labels: checks them, starts the biases, and refuses settings that know one label only."""
+"""Prepares the training of several labels: checks them, initializes biases, and refuses settings that need one label."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ FIGURES = {"binary": ("auc", "gauc", "logloss"), "regression": ("rmse", "mae"), 
 
 
 class TaskLabels:
-    """Checks several labels as they come and counts what was observed of each."""
+    """Checks the labels of each batch, and counts in how many rows each label was observed."""
 
     def __init__(self, tasks: tuple[Task, ...]) -> None:
         self.tasks = tasks
         self.rows = 0
         self.observed = dict.fromkeys((task.name for task in tasks), 0)
-        self.ones = dict.fromkeys((task.name for task in tasks), 0)  # of binary labels
+        self.ones = dict.fromkeys((task.name for task in tasks), 0)  # rows in which a binary label is 1
 
     def add(self, batch: Batch, first: int, where: str) -> None:
-        """Check the labels and weights of a batch, of which ``first`` is the number of the first row."""
+        """Check the labels and weights of a batch; ``first``: the number of its first row."""
         for task in self.tasks:
             values, known = batch.labels[task.name], batch.observed[task.name]
             at = refused(task, values, known)
@@ -52,9 +52,9 @@ class TaskLabels:
         self.rows += batch.rows
 
     def end_epoch(self, rows: int, plan: Plan, stop: int | None) -> None:
-        """Refuse the labels of an epoch of ``rows`` rows by `check`, and count anew. ``stop``: the end of the training rows.
+        """Check the labels of an epoch of ``rows`` rows and reset the counts. ``stop``: the end of the training rows.
 
-        An epoch that was resumed has not met the rows before its checkpoint, and is not refused.
+        An epoch that was resumed is not checked, because the counts lack the rows before its checkpoint.
         """
         if not rows:
             raise TrainError(no_rows("training", plan, 0, stop))
@@ -64,12 +64,12 @@ class TaskLabels:
         self.observed, self.ones = dict.fromkeys(self.observed, 0), dict.fromkeys(self.ones, 0)
 
     def check(self, where: str) -> None:
-        """Refuse a label that was never observed, and a binary one that is the same in all rows."""
+        """Refuse a label that was never observed, and a binary label that has the same value in all rows."""
         for task in self.tasks:
             observed, ones = self.observed[task.name], self.ones[task.name]
             if not observed:
                 raise TrainError(
-                    f"label {task.name!r} is null in all {self.rows:,} {where} rows, so that nothing can be learned of it"
+                    f"label {task.name!r} is null in all {self.rows:,} {where} rows, so a model cannot learn to predict it"
                 )
             if task.kind == "binary" and ones in (0, observed):
                 raise TrainError(
@@ -79,9 +79,10 @@ class TaskLabels:
 
 
 def start_from_means(model: nn.Module, batch: Batch) -> None:
-    """Give a model whose biases, one a task, are still 0 what its first batch makes likely: log odds, means, logarithms of means.
+    """Initialize the biases of a model, one for each task, from the labels of its first batch, if they are all still 0.
 
-    A task of which the batch observed nothing begins at 0.
+    A binary label starts with its log odds, a regression with its mean, and a count with the logarithm of its mean. The bias of a
+    label that was not observed in the batch stays 0.
     """
     bias = getattr(model, "bias", None)
     tasks = batch.schema.tasks
@@ -102,9 +103,9 @@ def start_from_means(model: nn.Module, batch: Batch) -> None:
 
 
 def check_settings(schema: Schema, settings: Settings, asked: Mapping[str, Any]) -> None:
-    """Refuse what fit cannot do with several labels; ``asked``: other arguments of fit by name, where they were given.
+    """Refuse settings of fit that do not work with several labels; ``asked``: further arguments of fit, None if not given.
 
-    Raises a PlanError for a monitor that this plan has no figure of, too.
+    A ``monitor`` that is not a metric of this plan raises a PlanError, too.
     """
     if not schema.tasks:
         if settings.monitor is not None and settings.monitor not in MONITORS:
@@ -130,7 +131,7 @@ def check_settings(schema: Schema, settings: Settings, asked: Mapping[str, Any])
 
 
 def monitors(schema: Schema) -> list[str]:
-    """Return the figures by which the best weights of several labels can be chosen."""
+    """Return the metrics by which the best weights can be chosen if a plan has several labels."""
     found = ["loss"]
     for task in schema.tasks:
         names = [name for name in FIGURES[task.kind] if name != "gauc" or schema.group]

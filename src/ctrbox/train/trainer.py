@@ -136,8 +136,8 @@ class Trainer:
         - ``shuffle``: number of rows within which the order is shuffled; 0 keeps the order of the log.
         - ``negatives``: share of the rows without a click to train on, above 0 and up to 1.
         - ``patience``: number of evaluations without improvement of ``monitor`` after which training stops; default: never.
-        - ``monitor``: the metric to improve: "logloss", "auc", "gauc", or one of them after "weighted_"; of several labels "loss"
-          or a figure of one of them, such as "convert.auc"; default: the loss that training lowers.
+        - ``monitor``: the metric to improve: "logloss", "auc", "gauc", or one of them after "weighted_"; with several
+          labels, "loss" or a metric of one label, such as "convert.auc"; default: the loss that training minimizes.
         - ``evaluate_every``: steps between evaluations; default: one after each epoch.
         - ``clip``: maximum norm of a step's gradient of the dense weights; default: none.
         - ``seed``: of random numbers, 0 or more.

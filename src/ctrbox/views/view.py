@@ -65,7 +65,7 @@ class Join:
     on: tuple[str, ...]
     how: str
     prefix: str
-    as_of: tuple[str, str] | None = None  # the time columns of the rows and of the joined view, in this order
+    as_of: tuple[str, str] | None = None  # the time columns of this view and of the joined view, in this order
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ class WithHistory:
 
     @property
     def events(self) -> list[View]:
-        """The views whose rows are the events of features, other than the log itself; each once."""
+        """The other views whose rows are the events of features; each view is listed once."""
         found = [feature.past.events for _, feature in self.features if feature.past.events is not None]
         return list({id(view): view for view in found}.values())
 
     def over(self, made: Callable[[View], View]) -> WithHistory:
-        """Return the step with what ``made`` gives for each view of events."""
+        """Return the step with each view of events replaced by what ``made`` returns for it."""
         views = {id(view): made(view) for view in self.events}
         return WithHistory(
             tuple(
@@ -225,7 +225,7 @@ class View:
         return _past().wrapped(self)  # type: ignore[no-any-return]
 
     def brought(self) -> list[View]:
-        """Return the views that this view joins, merges or takes events from, and those that they bring themselves."""
+        """Return the views that this view joins, merges or takes events from, and recursively those of these views."""
         mine = [view for step in self.steps for view in views_of(step)]
         return [found for view in mine for found in (view, *view.brought())]
 
@@ -281,8 +281,8 @@ class View:
 
         They are computed in one pass over the log, which must be in order of time, before rows are filtered by later steps:
         ``.with_history(…).filter(…)`` keeps the history of rows that the filter drops. Steps before it decide which rows are
-        events. Features of the events of another view are made by ``View.history`` and ``View.past`` of that view. A plan keeps
-        these columns as columns of its log: a request brings them with it.
+        events. If the events are the rows of another view, use ``View.history`` and ``View.past`` of that view. A plan keeps
+        these columns as columns of its log: a request must contain them.
         """
         return _past().add_histories(self, features)  # type: ignore[no-any-return]
 
@@ -296,11 +296,11 @@ class View:
         lateness: str = "0s",
         budget: str | int = "4GB",
     ) -> Any:
-        """Describe events of this view that the rows of another view look back at: as ``cb.past``, but of other events.
+        """Describe the past of the rows of another view, with the rows of this view as events; otherwise like ``cb.past``.
 
         ``log.with_history(clicks_1h=clicks.past(by="user_id", time="ts").count(within="1h"))``. ``by`` and ``time`` are columns
-        or expressions of both views; ``where`` and the values are of this one. Both views must be in order of time, but for
-        rows that are late by at most ``lateness``.
+        or expressions that are read from both views; ``where`` and the values are read from this view. Both views must be in
+        order of time, except for rows that are late by at most ``lateness``.
         """
         return _language().past_of(self, by, time, where, gap, lateness, budget)
 
@@ -316,7 +316,7 @@ class View:
         lateness: str = "0s",
         budget: str | int = "4GB",
     ) -> Any:
-        """Return the values of earlier rows of this view, for ``with_history`` of another one; otherwise as ``cb.history``.
+        """Describe a list of values of earlier rows of this view, for the rows of another view; otherwise like ``cb.history``.
 
         ``log.with_history(clicked=clicks.history("ad_id", by="user_id", time="ts", last=50))``. See ``View.past``.
         """
@@ -360,9 +360,10 @@ class View:
         Several columns of ``on`` are paired with the columns of the key by their position.
         "left" keeps rows whose key is missing, with nulls that fills clean; "inner" drops them.
 
-        ``as_of`` names a time column, or two where the names differ: ``as_of=("ts", "valid_from")``, first that of the rows, then
-        that of ``view``. ``view`` may then have several rows of a key, in any order, and each row takes the newest of them whose
-        time is at or before its own. A row that has no such row, or whose time is null, is treated like one whose key is missing.
+        ``as_of`` makes an as-of join. It is the name of the time column or, if the names differ, two names, such as
+        ``as_of=("ts", "valid_from")``: first that of this view, then that of ``view``. ``view`` may then have several rows with
+        the same key, in any order, and each row of this view takes the newest of them whose time is at or before its own time. A
+        row for which there is none, or whose time is null, is treated like a row whose key is missing.
         """
         keys = _names(on, "on")
         if how not in ("left", "inner"):
@@ -402,7 +403,7 @@ def views_of(step: Step) -> list[View]:
 
 
 def with_views(step: Step, made: Callable[[View], View]) -> Step:
-    """Return the step with what ``made`` gives for each of the other views that it reads."""
+    """Return the step with each of the other views that it reads replaced by what ``made`` returns for it."""
     if isinstance(step, Join | Merge):
         return replace(step, view=made(step.view))
     return step.over(made) if isinstance(step, WithHistory) else step
@@ -420,7 +421,7 @@ def _preview() -> Any:
 
 
 def _language() -> Any:
-    """Return the words for features of the past, which lie above this folder as well."""
+    """Return the module that describes features of the past, which lies above this folder as well."""
     return import_module("ctrbox.plan.language.past")
 
 
@@ -449,8 +450,8 @@ def _two_times(as_of: Any, view: View) -> tuple[str, str]:
         )
     if names[-1] in view.key:
         raise PlanError(
-            f"as_of: the time {names[-1]!r} is also in the key {view.key} of view {view.name!r}, so that only rows of exactly "
-            f"the same time would be found; leave it out of the key: View(…, key=…)"
+            f"as_of: the time {names[-1]!r} is also in the key {view.key} of view {view.name!r}, so only rows with "
+            f"exactly the same time would be found; leave it out of the key: View(…, key=…)"
         )
     return names[0], names[-1]
 

@@ -32,7 +32,7 @@ class Dimension:
     """A joined view, ready to be looked up."""
 
     name: str
-    index: Any  # _native.Index, or _native.AsOfIndex where it is joined as of a time
+    index: Any  # _native.Index, or _native.AsOfIndex for an as-of join
     records: Any  # _native.Records
     rows: int
     null_row: int  # handle of the record for missing keys

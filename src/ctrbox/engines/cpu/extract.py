@@ -170,7 +170,7 @@ class Extractor:
             elif o.role != "column":
                 getattr(plan, o.role)(o.node.kind)
         self.batch_plan = plan
-        self.of_tasks = [o for o in self.outputs if o.role in OF_TASKS]  # their columns come before the dense ones
+        self.of_tasks = [o for o in self.outputs if o.role in OF_TASKS]  # their columns come before the dense features
         emits = [(k, o.node) for k, o in enumerate(self.outputs)]
         return self.assembler.assemble(asked, emits, self.stages.sources)
 

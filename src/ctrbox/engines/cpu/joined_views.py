@@ -32,7 +32,7 @@ class Part:
 
     rows: Prepared  # where they come from; what they were made of is gone
     hashes: np.ndarray
-    times: np.ndarray | None  # of an as-of join, in microseconds
+    times: np.ndarray | None  # for an as-of join: from when on each row is valid, in microseconds; otherwise None
     records: Any  # _native.Records
 
 

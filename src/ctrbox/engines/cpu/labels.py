@@ -1,7 +1,7 @@
 """Makes batches of a plan with several labels.
 
-The native program writes each label, and whether it was observed where it may be null, as columns before those of the dense
-features. Here they become arrays of their own: a label that was not observed is NaN.
+The native program writes each label into a column before those of the dense features. If the label may be null, a second column
+says whether it was observed. This module turns these columns into arrays of their own; a label that was not observed is NaN.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OF_TASKS = ("task", "observed")  # roles of outputs
 
 
 def with_labels(outputs: Sequence[Output], native: Any, schema: Schema, sparse: Fields) -> Batch:
-    """Return the batch of a native one whose first dense columns are ``outputs``, tasks and what was observed of them."""
+    """Return a batch made of a native batch whose first dense columns are ``outputs``: labels, and whether they were observed."""
     columns: np.ndarray = native.dense
     labels: dict[str, np.ndarray] = {}
     observed: dict[str, np.ndarray] = {}

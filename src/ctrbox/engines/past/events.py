@@ -4,12 +4,12 @@
                                                         ├─► one sequence in order of time ──► native state: read, then feed
     log    ──► read ahead ──► key, time ────────────────┘
 
-Both views have a clock at each of their rows: the newest time up to that row. The sequence is in order of these clocks, and at
-equal clocks events come first. Where both views are in order of time, a row therefore finds every event with an earlier time in
-the state. Where some rows are late, a row finds an event if the clock of the events had not passed the clock of the log when the
-event came. This depends on the rows alone and not on how they are read.
+The clock of a view at a row is the newest time up to and including that row. The sequence is in order of these clocks, and at
+equal clocks events come first. If both views are in order of time, the state therefore holds every event with an earlier time
+than a row when this row reads it. If some rows are late, a row sees an event only if the clock of the events at that event is not
+later than the clock of the log at that row. The result depends on the rows alone and not on how they are read.
 
-Memory: a morsel of each view, what is decoded ahead, and the state.
+The merge keeps in memory a morsel of each view, the morsels that are decoded ahead, and the state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEGINNING = np.iinfo(np.int64).min  # the clock before the first time
 
 @dataclass(frozen=True)
 class Timed:
-    """Some rows of one view with its clock at each of them."""
+    """Some rows of one view, with the clock of the view at each of them."""
 
     rows: Rows
     clock: np.ndarray
@@ -67,7 +67,7 @@ class Clock:
 
 
 class EventMerge:
-    """Features of the events of one other view that share the expressions of their time and key."""
+    """A merge of the log with the events of one other view, for features that have the same key and time."""
 
     def __init__(self, events: Expressions, features: Sequence[Resolved], rows: int, ahead: int, threads: int) -> None:
         assert features[0].asked is not None
@@ -78,9 +78,8 @@ class EventMerge:
         self.clock = Clock(self.asked[1].id)
         self.scan = events.view.source.scan(events.columns, rows=rows, ahead=ahead, threads=threads)
         self.blocks = self._blocks()
-        self.block: Timed | None = (
-            None  # events that were read and not yet merged; None before the first and after the last
-        )
+        # Events that were read and are not merged yet; None before the first event is read and after the last one is merged.
+        self.block: Timed | None = None
         self.begun = False
 
     def _blocks(self) -> Iterator[Timed]:
@@ -98,7 +97,7 @@ class EventMerge:
             close()
 
     def columns(self, given: Rows) -> dict[str, pa.Array]:
-        """Return the columns of the rows of the log that ask, after all events that come before them."""
+        """Return the features of the rows of the log that want an answer, after feeding the events that come before them."""
         key, time = self.asked
         mine = {key.id: given.columns[key.id], time.id: given.columns[time.id]}
         log = self.clock.over(replace(given, columns=mine))
@@ -108,7 +107,8 @@ class EventMerge:
         at = 0
         while at < given.count or not found:
             ready = given.count
-            if self.block is not None:  # later events have at least the clock of the last one, and events come first
+            # Rows before the clock of the last event that was read are ready: no later event comes before them.
+            if self.block is not None:
                 ready = at + int(np.searchsorted(log.clock[at:], self.block.clock[-1], "left"))
             if ready > at or not given.count:
                 last = log.clock[ready - 1] if ready else BEGINNING
@@ -120,7 +120,7 @@ class EventMerge:
         return {name: pa.concat_arrays([part[name] for part in found]) for name in found[0]}
 
     def _merged(self, count: int, log: Timed) -> dict[str, pa.Array]:
-        """Run the first ``count`` events of the block and rows of the log through the states."""
+        """Run the first ``count`` events of the block, together with some rows of the log, through the states."""
         block = self.block
         rows = self._together(None if block is None or not count else block.part(0, count), log)
         found: dict[str, pa.Array] = {}
@@ -136,7 +136,7 @@ class EventMerge:
         count = 0 if events is None else events.rows.count
         total = count + log.rows.count
         clocks = log.clock if events is None else np.concatenate([events.clock, log.clock])
-        order = np.argsort(clocks, kind="stable")  # events stand first
+        order = np.argsort(clocks, kind="stable")  # events come first at equal clocks
         own = {self.first.key.id: self.asked[0].id, self.first.time.id: self.asked[1].id}
         columns = {}
         for node in self.events.nodes:
@@ -185,7 +185,7 @@ def _part(column: Column, begin: int, end: int) -> Column:
 
 
 def _joined(kind: str, events: Column | None, log: Column | None, count: int, rows: int, order: np.ndarray) -> Column:
-    """Return a column of events and rows of the log in their order; zeros or empty texts where the log has no such column."""
+    """Return one column of events and rows of the log in ``order``; rows of the log have 0 or "" if they lack this column."""
     valid = None
     if any(column is not None and column.valid is not None for column in (events, log)):
         each = [
@@ -194,7 +194,7 @@ def _joined(kind: str, events: Column | None, log: Column | None, count: int, ro
         ]
         valid = np.concatenate(each)[order]
     if kind == "s":
-        # Events keep their order among themselves, so that their bytes stay as they are.
+        # Events keep their order among themselves and rows of the log have empty texts, so the bytes need not be moved.
         offsets, text = (np.zeros(1, np.int64), np.zeros(0, np.uint8)) if events is None else events.arrays
         lengths = np.concatenate([np.diff(offsets), np.zeros(rows, np.int64)])[order]
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64) + np.int64(offsets[0])

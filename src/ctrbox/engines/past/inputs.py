@@ -34,7 +34,7 @@ COUNTED = ("i", "f", "b")
 
 @dataclass(frozen=True)
 class Resolved:
-    """A feature with the nodes that it reads of its events, and of the rows that ask where these are of another view."""
+    """A feature with the nodes that it reads from its events and, if these are in another view, from the rows of the log."""
 
     name: str
     feature: PastFeature
@@ -42,7 +42,7 @@ class Resolved:
     time: Node
     where: Node | None
     values: tuple[Node, ...]
-    asked: tuple[Node, Node] | None = None  # key and time of a row of the log, where events come from another view
+    asked: tuple[Node, Node] | None = None  # key and time of a row of the log, if the events come from another view
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -62,7 +62,7 @@ class Column:
 
 
 class Expressions:
-    """Expressions over the rows of one view, ready to be evaluated over its morsels once they are settled."""
+    """Expressions over the rows of one view; after `settle`, they can be evaluated over its morsels."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -73,7 +73,7 @@ class Expressions:
         self._extractor: Extractor | None = None
 
     def key_and_time(self, name: str, past: Past) -> tuple[tuple[Node, ...], Node, Node]:
-        """Return the members of the key of a past, the key itself and the time, as nodes of this view."""
+        """Return the columns of the key in ``by=``, the key made of them, and the time, as nodes of this view."""
         members = tuple(resolve(e, self.scope) for e in past.by)
         key = self.builder.single_key(self.scope, members)
         time = resolve(past.time, self.scope)
@@ -101,7 +101,7 @@ class Expressions:
         return where, values
 
     def settle(self) -> None:
-        """Make the graph of all expressions that were asked for."""
+        """Build the graph of all expressions that `key_and_time` and `event` were called for."""
         frame = self.scope.frame
         if len(frame.sources) > 1:
             raise PlanError(
@@ -152,7 +152,7 @@ class Expressions:
         return found
 
     def passed(self, evaluated: Mapping[int, Column]) -> np.ndarray | None:
-        """Return which rows pass the filters of the view; None: all do."""
+        """Return which rows pass the filters of the view, or None if all do."""
         passed: np.ndarray | None = None
         for node in self.filters:
             column = evaluated[node.id]
@@ -164,7 +164,7 @@ class Expressions:
 
 
 class Inputs(Expressions):
-    """What the features of one step ``with_history`` read of the log, and of the views that their events come from."""
+    """The expressions that the features of one step ``with_history`` read from the log, and from the views of their events."""
 
     def __init__(self, before: View, step: WithHistory) -> None:
         super().__init__(before)
@@ -184,7 +184,7 @@ class Inputs(Expressions):
             if mine.kind != other.kind:
                 raise PlanError(
                     f"{name!r}: by= is {name_of(mine.kind)} in view {self.view.name!r} ({origin(mine).name!r}) and "
-                    f"{name_of(other.kind)} in view {past.events.name!r} ({origin(other).name!r}), so that no key would be "
-                    "found; cast one of them, so that both have the same type"
+                    f"{name_of(other.kind)} in view {past.events.name!r} ({origin(other).name!r}), so no key of the "
+                    "log would be found among the events; cast one of them, so that both have the same type"
                 )
         return Resolved(name, feature, their_key, their_time, *events.event(name, feature), (key, time))

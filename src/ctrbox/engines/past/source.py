@@ -94,7 +94,7 @@ def base_of(source: Source) -> Source:
 
 
 def events_read(view: View) -> dict[int, set[str]]:
-    """Return the columns that histories read of each other view that their events come from, by the view's id."""
+    """Return which columns the histories of a view read from the other views of their events, by the id of the other view."""
     found: dict[int, set[str]] = {}
     source = view.source
     while isinstance(source, PastSource):

@@ -108,7 +108,7 @@ class Builder:
 
     # ---- views
     def open(self, view: View, role: str, time: str | None = None) -> Scope:
-        """Open a view; ``time``: the column of times by which it is joined, of an as-of join."""
+        """Open a view; ``time``: the name of its time column, if it is joined by an as-of join."""
         frame = FrameSpec(len(self.frames), view.name, role, [SourceSpec(view)], key=view.key)
         self.frames.append(frame)
         self.views.append(view)
@@ -121,14 +121,14 @@ class Builder:
         for step in view.steps:
             self.apply(scope, step)
         if time is not None:
-            # A step may have made the time, such as a cast. A time that select left out can still be joined by, like the key.
+            # A step such as a cast may have made the time. Like the key, the time can be used even if a select left it out.
             hidden = {time: raw[time]} if time in raw and time not in scope.columns else {}
             frame.time = self.time(replace(scope, columns={**scope.columns, **hidden}), time)
         return scope
 
     @staticmethod
     def time(scope: Scope, name: str) -> Node:
-        """Return a time column of an as-of join; PlanError unless it is a time."""
+        """Return the time column of one side of an as-of join, or raise a PlanError if it is not a time."""
         node = scope.column(name)
         if node.kind != "t":
             raise PlanError(
@@ -248,7 +248,7 @@ class Builder:
         row = self.row(scope, inner.frame, tuple(members), when)
         if step.how == "inner":
             scope.frame.filters.append(self.typed.node("found", (row,), (), "b", False, ""))
-        # A time of the same name is there already: the row's own.
+        # If both time columns have the same name, the rows keep their own.
         same = step.as_of is not None and step.prefix + step.as_of[1] == step.as_of[0]
         self.bring(scope, inner, row, step.prefix, step.view, step.as_of[1:] if step.as_of and same else ())
 
@@ -263,14 +263,14 @@ class Builder:
         return crossed(scope, members, 1) if len(members) > 1 else hashed(scope, members[0], "join")
 
     def row(self, scope: Scope, frame: FrameSpec, members: tuple[Node, ...], when: tuple[Node, ...] = ()) -> Node:
-        """The row of a joined view that each row takes its columns from; ``when``: the time of an as-of join."""
+        """Return the row of a joined view that each row takes its columns from; ``when``: the time of an as-of join."""
         value = self.single_key(scope, members)
         return self.typed.nodes.intern("row", (value, *when), (("frame", frame.id),), "i", False, scope.frame.id)
 
     def bring(
         self, scope: Scope, inner: Scope, row: Node, prefix: str, view: View, without: tuple[str, ...] = ()
     ) -> None:
-        """The columns of a joined view, but for its key and those of ``without``, under their names."""
+        """Add the columns of a joined view, except its key and the columns ``without``, under their names with the prefix."""
         for name, node in inner.columns.items():
             if name in view.key or name in without:
                 continue
@@ -384,14 +384,14 @@ def build(log: View, features: FeatureSet) -> Graph:
 
 
 def task(name: str, label: Label, scope: Scope) -> list[Output]:
-    """Return one of several labels, and whether it was observed where it may be null."""
+    """Return the output of one of several labels and, if it may be null, the output that says whether it was observed."""
     e = label.expression
     node = resolve(e, scope)
     if node.kind not in ("b", "i", "f"):
         raise PlanError(f"label {name!r} must be a number, but {origin(node).name!r} is {name_of(node.kind)}")
     if not node.nullable:
         return [Output("task", name, node, kind=label.kind)]
-    # The value of a null is never used: the batch says NaN where the label was not observed.
+    # The value that fills a null is never used: the batch has NaN where the label was not observed.
     filled = resolve(e.fill(NOTHING[node.kind]), scope)
     return [Output("task", name, filled, kind=label.kind), Output("observed", name, resolve(e.is_not_null(), scope))]
 

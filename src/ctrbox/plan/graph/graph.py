@@ -35,7 +35,7 @@ class FrameSpec:
     sources: list[SourceSpec]
     filters: list[Node] = field(default_factory=list)
     hash: Node | None = None  # of the key, for a joined view
-    time: Node | None = None  # from when on a row holds, for a view that is joined as of a time
+    time: Node | None = None  # from when on a row is valid, for a view of an as-of join
     key: tuple[str, ...] = ()
     budget_bytes: int | None = None  # of a merge that is hashed
 
@@ -48,7 +48,8 @@ class FrameSpec:
 class Output:
     """A part of the batch: role is label, weight, task, observed, group, dense or sparse.
 
-    Of several labels each is a "task", and whether it is not null is "observed"; both are columns of numbers.
+    Each of several labels has the role "task"; a label that may be null also has an output "observed", which says where it is not
+    null. Both are columns of numbers.
     """
 
     role: str
@@ -56,7 +57,7 @@ class Output:
     node: Node
     width: int = 1
     space: str = ""
-    kind: str = ""  # of a task: one of columns.tasks.KINDS
+    kind: str = ""  # the kind of a task, one of columns.tasks.KINDS
 
 
 @dataclass(frozen=True)

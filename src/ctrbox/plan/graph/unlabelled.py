@@ -16,7 +16,7 @@ from ctrbox.plan.language.features import FeatureSet
 from ctrbox.plan.language.node import Node, closure
 from ctrbox.views.view import Filter, View
 
-LABELS = ("label", "weight", "task", "observed")  # roles of outputs that a row to be scored has not
+LABELS = ("label", "weight", "task", "observed")  # roles of outputs that rows to be scored do not have
 
 
 def conjuncts(condition: Expr) -> list[Expr]:

@@ -21,8 +21,8 @@ RESERVED = {"label", "weight", "group"}
 class Label:
     """One of several labels: an expression and its kind, "binary" (0 or 1), "regression" (a number) or "count" (0, 1, 2, …).
 
-    ``cb.FeatureSet(labels={"click": col("clicked"), "value": cb.Label(col("revenue"), "regression")})``. A null is a label that
-    was not observed: it is masked in the loss and in the metrics of its task.
+    ``cb.FeatureSet(labels={"click": col("clicked"), "value": cb.Label(col("revenue"), "regression")})``. A null means
+    that the label was not observed: it is left out of the loss and of the metrics of this label.
     """
 
     expression: Expr
@@ -43,9 +43,9 @@ class Label:
 class FeatureSet:
     """The features of a plan: sparse features are keys (one or many per row), dense features are numbers.
 
-    ``label`` is what a model predicts: 0 or 1. ``labels`` are several of them by name, for a model that predicts all
-    (docs/objectives.md): each an expression, which is then binary, or a `cb.Label` of another kind. ``group`` is kept as a
-    hash, for GAUC.
+    ``label`` is what a model predicts: 0 or 1. ``labels`` is a dict of several labels, for a model that predicts all of them
+    (docs/objectives.md): a value is an expression of a binary label, or a `cb.Label`, which can have another kind. ``group`` is
+    kept as a hash, for GAUC.
     """
 
     label: Expr | None
@@ -88,7 +88,7 @@ class FeatureSet:
 
 
 def _several(labels: Any, label: Any) -> dict[str, Label]:
-    """Return several labels by name, checked; an empty dict where there is one label, or none."""
+    """Check ``labels=`` and return its labels by name; an empty dict if there is one label or none."""
     if labels is None:
         return {}
     if not isinstance(labels, Mapping):

@@ -7,9 +7,9 @@
         ctr_7d=ad.mean("clicked", within="7d"),
     )
 
-An event is a row of the log that passes `where`, or a row of another view: `clicks.history(…)`. A row at time t sees the events
-of its own key with time < t - gap: never itself, never an event of the same time, and never a later one. These classes only
-describe; `ctrbox.engines.past` computes.
+An event is a row that passes `where`: a row of the log or, with `clicks.history(…)`, a row of the view `clicks`. A row at time
+t sees the events of its own key with time < t - gap: never itself, never an event of the same time, and never a later one.
+These classes only describe; `ctrbox.engines.past` computes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Past:
     gap: int  # microseconds, as all spans here
     lateness: int
     budget: int  # bytes
-    events: View | None = None  # None: the rows of the log itself
+    events: View | None = None  # the view of the events; None: the log itself
 
     def history(self, *values: Any, last: int = 100, within: str | None = None) -> PastFeature:
         """Return the values of the last events as a list, newest last; see ``cb.history``."""
@@ -101,7 +101,7 @@ class PastFeature:
             raise PlanError("decayed needs a half_life, such as '1d', and the other features take none")
 
     def over(self, events: View) -> PastFeature:
-        """Return the same feature of the events of another view."""
+        """Return the same feature with the rows of the view ``events`` as its events."""
         return replace(self, past=replace(self.past, events=events))
 
     def columns(self, name: str) -> list[str]:
@@ -140,7 +140,7 @@ def past(
 
 
 def past_of(events: View, by: Any, time: Any, where: Any, gap: str, lateness: str, budget: str | int) -> Past:
-    """Describe the past that a row finds among the events of another view; see ``View.past``."""
+    """Describe the past of a row among the events of another view; see ``View.past``."""
     return replace(past(by=by, time=time, where=where, gap=gap, lateness=lateness, budget=budget), events=events)
 
 

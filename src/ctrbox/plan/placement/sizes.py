@@ -19,7 +19,7 @@ WORD_BYTES = 6  # of a string in a list
 DOCUMENT_BYTES = 180  # of a string that JSON paths are read from; 182 in the synthetic log
 LIST_ITEMS = 8  # of an average list
 SLOT_BYTES = 16  # of a hash index, which is at most half full
-VERSION_BYTES = 16  # of a row in the index of an as-of join, beside the slot of its key
+VERSION_BYTES = 16  # of a row in the index of an as-of join; the slot of its key comes on top
 ROW_BYTES = 64  # of a stored row, where only the size of a file is known
 
 # These point into what is already there: no bytes of their own.
