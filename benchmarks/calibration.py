@@ -56,7 +56,9 @@ def drifting_log(rows: int, begin: float, end: float, seed: int = 0) -> tuple[pa
 
 def fitted(plan: cb.Plan, out: Path, stage: dict[str, Any]) -> cb.Run:
     torch.manual_seed(0)
-    trainer = cb.Trainer(cb.models.DeepFM(plan.schema, dim=8, hidden=(16,)), cb.MemoryTable(8))
+    trainer = cb.Trainer(
+        cb.models.DeepFM(plan.schema, dim=8, hidden=(16,)), cb.MemoryTable(8, optimizer=cb.Adagrad(lr=0.05))
+    )
     how = {**stage, "calibrate_share": 0.25} if stage else {}
     return trainer.fit(plan, batch_size=1024, epochs=2, valid=0.2, out=out, explain=False, **how)
 

@@ -33,13 +33,13 @@ from ctrbox.ffm.progress import auc
 
 ROWS, TEST = 1_000_000, 200_000
 BITS = 24
-# The defaults and these rates of lr were chosen on this data.
+# These rates of lr and nn were chosen on this data.
 MODELS: dict[str, dict[str, Any]] = {
-    "LR": {"ffm": None, "lr": 0.05},
-    "FFM k=4": {"k": 4, "lr": 0.01},
-    "FFM k=8": {"k": 8, "lr": 0.01},
-    "Deep FFM k=4": {"k": 4, "lr": 0.01, "hidden": (24, 24)},
-    "Deep FFM k=8": {"k": 8, "lr": 0.01, "hidden": (24, 24)},
+    "LR": {"ffm": None, "lr": 0.05, "hidden": ()},
+    "FFM k=4": {"k": 4, "lr": 0.01, "hidden": ()},
+    "FFM k=8": {"k": 8, "lr": 0.01, "hidden": ()},
+    "Deep FFM k=4": {"k": 4, "lr": 0.01, "hidden": (24, 24), "nn": 0.05},
+    "Deep FFM k=8": {"k": 8, "lr": 0.01, "hidden": (24, 24), "nn": 0.05},
 }
 THREADED = ("LR", "FFM k=4", "Deep FFM k=4")
 WIDTHS = (24, 128, 512)  # neurons of a hidden layer, for sparse updates

@@ -126,7 +126,9 @@ def main() -> None:
         (folder / "part.vw").unlink()
         test, labels = caches.pop(), clicks.labels[-tests:]
         del clicks
-        model, fresh = (DeepFFM(list(ffm_data.NAMES), k=4, hidden=(24, 24), bits=bits) for _ in range(2))
+        model, fresh = (
+            DeepFFM(list(ffm_data.NAMES), k=4, hidden=(24, 24), lr=0.02, nn=0.05, bits=bits) for _ in range(2)
+        )
         model.learn(caches[0])
         publish.pack(model, folder / "base.f32", quantise=False)
         publish.pack(model, folder / "base.fbw")

@@ -30,9 +30,9 @@ LIMIT_PIECE, LIMIT_ROWS = (
     200_000,
 )  # of independent processes: examples of a call, and examples of which calls are made
 MODELS: dict[str, dict[str, Any]] = {
-    "FFM k=4": {"k": 4, "lr": 0.01},
-    "Deep FFM k=4 24-24": {"k": 4, "lr": 0.01, "hidden": (24, 24)},
-    "Deep FFM k=8 128-128": {"k": 8, "lr": 0.01, "hidden": (128, 128)},
+    "FFM k=4": {"k": 4, "lr": 0.01, "hidden": ()},
+    "Deep FFM k=4 24-24": {"k": 4, "lr": 0.01, "hidden": (24, 24), "nn": 0.05},
+    "Deep FFM k=8 128-128": {"k": 8, "lr": 0.01, "hidden": (128, 128), "nn": 0.05},
 }
 
 

@@ -207,7 +207,7 @@ def test_overwrite_asks_what_becomes_of_a_sparse_table_and_from_goes_on_from_a_r
     assert "starting from the weights, tables and optimizer states of runs/days" in told
     assert "already holds" not in told
     with cb.SparseTable.load(here / "days", ram="8MB") as table:
-        assert table.optimizer == cb.Adagrad(lr=0.01)
+        assert table.optimizer == cb.Adagrad(lr=0.01, initial=1.0)  # the rate of --lr, the rest of the default
     page = (here / "runs" / "days-2" / "report.html").read_text(encoding="utf-8")
     assert "--from runs/days --lr 0.01" in page
     for options, words in (

@@ -151,7 +151,7 @@ def test_it_learns_which_pairs_click(hidden: tuple[int, ...], threads: int) -> N
 
 
 def test_logistic_regression_alone_cannot() -> None:
-    model = DeepFFM(BOARD, ffm=None, bits=16)
+    model = DeepFFM(BOARD, ffm=None, hidden=(), bits=16)
     assert model.learn(parsed(checkerboard(30_000), BOARD)).auc < 0.6
 
 

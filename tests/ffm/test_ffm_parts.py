@@ -50,7 +50,7 @@ def test_a_rate_is_a_number_or_all_three_numbers() -> None:
         found = _rates("lr", given, LR)
         return found.rate, found.power_t, found.initial
 
-    assert numbers(None) == (float(np.float32(0.02)), 0.5, 1.0)
+    assert numbers(None) == (float(np.float32(0.05)), 0.5, 1.0)
     assert numbers(0.5) == numbers(np.float32(0.5)) == (0.5, 0.5, 1.0)
     assert numbers(cb.ffm.Rate(0.25, 0.0, 2.0)) == (0.25, 0.0, 2.0)
     for wrong in (True, "0.5", [0.5]):
@@ -63,11 +63,14 @@ def test_a_rate_is_a_number_or_all_three_numbers() -> None:
 
 
 def test_a_model_tells_what_it_is() -> None:
-    assert repr(DeepFFM(["a", "b"], bits=8)) == "DeepFFM(2 fields, lr, ffm k=4, bits=8, learned=0)"
+    assert repr(DeepFFM(["a", "b"], hidden=(), bits=8)) == "DeepFFM(2 fields, lr, ffm k=4, bits=8, learned=0)"
     assert (
         repr(DeepFFM(["a"], ffm=None, hidden=(3,), bits=8)) == "DeepFFM(1 fields, lr, hidden=(3,), bits=8, learned=0)"
     )
-    assert repr(DeepFFM(["a", "b"], lr=None, k=2, bits=8)) == "DeepFFM(2 fields, ffm k=2, bits=8, learned=0)"
+    assert repr(DeepFFM(["a", "b"], lr=None, k=2, hidden=(), bits=8)) == "DeepFFM(2 fields, ffm k=2, bits=8, learned=0)"
+    assert (
+        repr(DeepFFM(["a", "b"], bits=8)) == "DeepFFM(2 fields, lr, ffm k=4, hidden=(24, 24), bits=8, learned=0)"
+    )  # the default is deep
     assert field_names(["a", "b"]) == ["a", "b"]
     assert DeepFFM(["a", "b", "c"], context=["c"], bits=8).context_fields == ["c"]
     assert DeepFFM(["a", "b", "c"], context=["c"], bits=8).fields == ["c", "a", "b"]

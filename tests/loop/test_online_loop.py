@@ -378,7 +378,7 @@ def test_another_plan_another_engine_and_another_version_are_refused(
     shutil.copytree(unbroken[0], model)
     plan, _ = made(world / "data")
     other = cb.DeepFFM(plan.schema, k=8, hidden=(4,), bits=12)
-    with pytest.raises(cb.errors.PlanError, match=r"has k=4, but the engine of this job has 8; choose another folder"):
+    with pytest.raises(cb.errors.PlanError, match=r"has k=4, but the engine of this job has k=8; to continue, give"):
         OnlineLoop(plan, other, str(world / "parquet"), model, once=True).run()
     for name, other_value, kept in (("window", "30m", "3600s"), ("lateness", "5m", "240s")):
         with pytest.raises(cb.errors.PlanError, match=rf"was trained with {name} {kept}, but {name} .*choose another"):

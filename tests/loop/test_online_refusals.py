@@ -23,7 +23,7 @@ from ctrbox.loop.learner import Learner, _labelled
 from ctrbox.loop.loop import OnlineLoop
 from ctrbox.loop.status import Complaints, status
 from ctrbox.serve.model_folder import ModelFolder
-from tests.loop.online_world import loop
+from tests.loop.online_world import loop, made
 from tests.loop.test_online_loop import unbroken, world
 
 __all__ = ["unbroken", "world"]
@@ -58,6 +58,24 @@ def test_checkpoints_of_others_are_refused(world: Path, unbroken: tuple[Path, di
     shutil.rmtree(model / "weights")
     with pytest.raises(cb.errors.DataError, match="has no published version"):
         fresh._know_version()
+
+
+def test_a_folder_of_the_old_defaults_names_the_settings_that_continue_it(world: Path, tmp_path: Path) -> None:
+    plan, _ = made(world / "data")
+    before: dict[str, Any] = {"hidden": (), "lr": 0.02, "nn": 0.05}  # the defaults of version 0.2
+
+    def run(**settings: Any) -> dict[str, Any]:
+        engine = cb.DeepFFM(plan.schema, bits=12, **settings)
+        return OnlineLoop(plan, engine, str(world / "parquet"), tmp_path / "model", once=True).run()
+
+    learned = run(**before)["learned"]
+    with pytest.raises(cb.errors.PlanError) as refused:
+        run()
+    assert (
+        "has hidden=(), lr=cb.ffm.Rate(0.02, 0.5, 1), nn=cb.ffm.Rate(0.05, 0.5, 0.01), but the engine of this job has "
+        "hidden=(24, 24), lr=cb.ffm.Rate(0.05, 0.5, 1), nn=cb.ffm.Rate(0.1, 0.5, 0.01); to continue, give the engine"
+    ) in str(refused.value)
+    assert run(**before)["learned"] == learned
 
 
 def test_a_start_that_learned_from_nothing_says_why(

@@ -377,7 +377,7 @@ def test_settings_that_decide_the_examples_must_be_those_of_the_checkpoint(clock
     with pytest.raises(PlanError, match="was trained with lateness 70s, but lateness 60s"):
         steps._check(found)  # type: ignore[arg-type]
     other = SimpleNamespace(published=lambda: SimpleNamespace(about=Ones(names=2)))
-    with pytest.raises(PlanError, match="has names=2, but the engine of this job has 1"):
+    with pytest.raises(PlanError, match="has names=2, but the engine of this job has names=1"):
         steps._check(SimpleNamespace(state=state, engine=other))  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"another plan \(fingerprint eeee"):
         steps._check(SimpleNamespace(state={"plan": "e" * 20}, engine=engine))  # type: ignore[arg-type]

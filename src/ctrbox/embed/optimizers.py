@@ -147,6 +147,12 @@ class FTRL:
         _checked(self, positive=("alpha",))
 
 
+# The optimizers of a new table, unless others are given: of its vectors and of its first-order weights. ``initial`` keeps the
+# first steps of a rare key small: with 0 the first step has the size of ``lr``, however small the gradient is.
+# benchmarks/defaults.py chose these numbers by validation over several data sets (docs/defaults.md).
+USUAL = Adagrad(lr=0.02, initial=1.0)
+USUAL_LINEAR = Adagrad(lr=0.05, initial=1.0)
+
 Optimizer = SGD | Adagrad | RowwiseAdagrad | Adam | AdamW | FTRL
 
 # The numbers are part of the file format. Adam(dense=True) has the number DENSE_ADAM.

@@ -17,7 +17,18 @@ from ctrbox.arguments.names import nearest
 from ctrbox.arguments.numbers import is_number, number, shown_value, whole
 from ctrbox.embed.embedder import Floats, Keys, Row
 from ctrbox.embed.life import Admission, Counters, Life, life_of, shown
-from ctrbox.embed.optimizers import FTRL, KINDS, Adagrad, Optimizer, is_dense, kind_of, optimizer_of, spec_of, with_rate
+from ctrbox.embed.optimizers import (
+    FTRL,
+    KINDS,
+    USUAL,
+    USUAL_LINEAR,
+    Optimizer,
+    is_dense,
+    kind_of,
+    optimizer_of,
+    spec_of,
+    with_rate,
+)
 from ctrbox.embed.traits import Initial, Traits
 from ctrbox.errors import DataError, PlanError, SourceError
 from ctrbox.files.urls import refuse_url
@@ -26,7 +37,6 @@ MOST_DIM = 4096
 MOST_PERIODS = (1 << 24) - 1
 NONFINITE = ("refuse", "skip")
 TABLE_SETTINGS = ("optimizer", "linear", "init", "seed")  # these decide the rows of a table, with the shape of a row
-USUAL = Adagrad(lr=0.05)  # the optimizer of a new table, unless one is given
 
 
 class Table(ABC):
@@ -55,8 +65,7 @@ class Table(ABC):
         nonfinite: str,
     ) -> None:
         self._told = optimizer is not None or linear is not None  # then they hold for what is restored
-        self.optimizer = USUAL if optimizer is None else checked_optimizer("optimizer", optimizer)
-        self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
+        self.optimizer, self.linear = chosen_optimizers(optimizer, linear)
         self._check_density(self.optimizer, self.linear, counters, admission)
         self.init = checked_init(init)
         self.seed = whole("seed=", seed, 0, 2**64 - 1)
@@ -300,12 +309,23 @@ def checked_counts(name: str, counts: Any, keys: Keys) -> Floats | None:
     return array
 
 
+def chosen_optimizers(optimizer: Optimizer | None, linear: Optimizer | None) -> tuple[Optimizer, Optimizer]:
+    """Return the optimizers of vectors and first-order weights, checked: those given, else the usual ones of a new table.
+
+    An optimizer that is given for the vectors alone moves the first-order weights too.
+    """
+    vectors: Optimizer = USUAL if optimizer is None else checked_optimizer("optimizer", optimizer)
+    if linear is not None:
+        return vectors, checked_optimizer("linear", linear)
+    return vectors, USUAL_LINEAR if optimizer is None else vectors
+
+
 def checked_optimizer(name: str, optimizer: Optimizer) -> Optimizer:
     if type(optimizer) not in KINDS.values():
         known = [cls.__name__ for cls in KINDS.values()]
         shown_as = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
         raise PlanError(
-            f"{name}= must be one of {', '.join(known)}, such as Adagrad(lr=0.05), got {optimizer!r}{nearest(shown_as, known)}"
+            f"{name}= must be one of {', '.join(known)}, such as Adagrad(lr=0.02), got {optimizer!r}{nearest(shown_as, known)}"
         )
     return optimizer
 

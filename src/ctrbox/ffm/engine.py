@@ -62,7 +62,9 @@ class Rate:
                 raise PlanError(f"{name} of a Rate must be a number, got {value!r}")
 
 
-LR, FFM, NN = Rate(0.02), Rate(0.12), Rate(0.05, initial=0.01)
+# benchmarks/defaults.py chose the layers and the rates by validation over several data sets (docs/defaults.md).
+LR, FFM, NN = Rate(0.05), Rate(0.12), Rate(0.1, initial=0.01)
+HIDDEN = (24, 24)
 
 
 @named_arguments
@@ -72,9 +74,10 @@ class DeepFFM:
     ``fields``    a plan's schema (its dense columns are fields with a value), the names, or an `ExampleCache`
     ``context``   those of them that come once per request; they are put first
     ``k``         floats of a latent vector; a feature has one for every field
-    ``hidden``    neurons of the network's layers; none: no network
+    ``hidden``    neurons of each layer of the network, 1 to 1,024; default: (24, 24); (): no network
     ``bits``      2^bits weights each for lr and ffm; features beyond share places
-    ``lr``, ``ffm``, ``nn``   Adagrad of the three parts (`Rate`, or another rate as a number); None switches lr or ffm off
+    ``lr``, ``ffm``, ``nn``   Adagrad of the three parts (`Rate`, or another rate as a number); default: 0.05, 0.12 and 0.1; None
+                  switches lr or ffm off
     ``norm``      layer norm of the network's input
     ``residual``  add lr and ffm to the network's output
     ``ffm_init``  latent weights start uniform within ± ffm_init / sqrt(k)
@@ -88,7 +91,7 @@ class DeepFFM:
         *,
         context: Sequence[str] = (),
         k: int = 4,
-        hidden: Sequence[int] = (),
+        hidden: Sequence[int] = HIDDEN,
         bits: int = 22,
         lr: Rate | float | None = LR,
         ffm: Rate | float | None = FFM,

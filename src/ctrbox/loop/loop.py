@@ -343,12 +343,13 @@ class OnlineLoop:
                 f"{self.plan.fingerprint[:16]}…); choose another folder"
             )
         mine, theirs = self.engine.published().about, found.engine.published().about
-        for name in ("names", *SETTINGS, *RATES):
-            if mine[name] != theirs[name]:
-                raise PlanError(
-                    f"the engine in {self.out} has {name}={theirs[name]!r}, but the engine of this job has "
-                    f"{mine[name]!r}; choose another folder"
-                )
+        other = [name for name in ("names", *SETTINGS, *RATES) if mine[name] != theirs[name]]
+        if other:
+            raise PlanError(
+                f"the engine in {self.out} has {', '.join(_argument(n, theirs[n]) for n in other)}, but the engine of this "
+                f"job has {', '.join(_argument(n, mine[n]) for n in other)}; to continue, give the engine of this job the "
+                f"settings of the folder, or choose another folder"
+            )
         settings = found.state.get("settings", {})  # older checkpoints have none
         for name, mine in self._decisive.items():
             if settings.get(name, mine) != mine:
@@ -452,3 +453,10 @@ class OnlineLoop:
 
 def _note(learned: int) -> str:
     return f"online, {learned:,} examples"
+
+
+def _argument(name: str, value: Any) -> str:
+    """Write a setting of an engine as the argument of ``cb.DeepFFM`` that states it."""
+    if name in RATES:
+        return f"{name.removesuffix('_rates')}=cb.ffm.Rate({', '.join(f'{number:g}' for number in value)})"
+    return f"{name}={tuple(value) if name == 'hidden' else value!r}"

@@ -14,7 +14,6 @@ from ctrbox.columns.batch import Schema
 from ctrbox.embed.embedder import Embedder, EmbeddersByDim, FullEmbedder
 from ctrbox.embed.gpu.table import GpuTable
 from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import Adagrad
 from ctrbox.embed.traits import Traits, full, traits_of
 from ctrbox.errors import PlanError
 from ctrbox.models.inputs import Reads
@@ -60,7 +59,7 @@ def sources_of(reads: Reads, schema: Schema, embedder: Embedders | None, device:
     chosen: dict[str, Embedder] = {}
     if embedder is None:
         kind = GpuTable if device.type == "cuda" else MemoryTable
-        tables: dict[int, Embedder] = {reads.dims[n]: kind(reads.dims[n], optimizer=Adagrad()) for n in names}
+        tables: dict[int, Embedder] = {reads.dims[n]: kind(reads.dims[n]) for n in names}
         chosen = {n: tables[reads.dims[n]] for n in names}
     elif isinstance(embedder, EmbeddersByDim):
         chosen = {n: embedder.of_dim(reads.dims[n]) for n in names}

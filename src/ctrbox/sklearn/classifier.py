@@ -41,7 +41,7 @@ from ctrbox.arguments.names import named_arguments, nearest
 from ctrbox.arguments.numbers import share
 from ctrbox.columns.batch import Schema
 from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import Adagrad, Adam
+from ctrbox.embed.optimizers import Adam
 from ctrbox.engines.plan import compile as compile_plan
 from ctrbox.errors import DataError, PlanError
 from ctrbox.files.urls import local_path
@@ -93,8 +93,10 @@ def shuffled_together(rows: int, batch: int) -> int:
 class Classifier:
     """A click model as an estimator.
 
-    ``model``: a name of ``cb.models`` (``options``: its other arguments) or a function from a schema to a module. ``lr``: of
-    the dense weights; ``table_lr``: of the vectors. ``valid=0`` trains all epochs on all rows.
+    ``model``: a name of ``cb.models`` (``options``: its other arguments) or a function from a schema to a module.
+    ``lr``: learning rate of Adam for the dense weights, above 0; default: 0.001. ``table_lr``: learning rate of Adagrad for
+    vectors and first-order weights, above 0; default: those of a new table, 0.02 and 0.05. ``valid=0`` trains all epochs on all
+    rows.
     ``calibrate`` corrects probabilities after training, as ``Trainer.fit`` does: "platt" and "isotonic" map scores to the click
     rates of a tenth of the training rows, which is held back for it; "weights", "intercept" or a number added to every logit
     correct for ``sample_weight``; None corrects nothing.
@@ -113,7 +115,7 @@ class Classifier:
         epochs: int = 10,
         batch_size: int | None = None,
         lr: float = 1e-3,
-        table_lr: float = 0.05,
+        table_lr: float | None = None,
         valid: float = 0.1,
         patience: int = 2,
         shuffle: bool = True,
@@ -205,7 +207,7 @@ class Classifier:
             torch.manual_seed(self.seed)
             module = self._module(plan.schema)
             dims = reads_of(module).dims
-            tables = {d: MemoryTable(d, optimizer=Adagrad(lr=self.table_lr), seed=self.seed) for d in {*dims.values()}}
+            tables = {d: self._table(d) for d in {*dims.values()}}
             trainer = Trainer(
                 module,
                 {name: tables[dim] for name, dim in dims.items()},
@@ -345,6 +347,12 @@ class Classifier:
         batch = min(max(rows // STEPS, BATCHES[0]), BATCHES[1])
         # Normalisation over a batch cannot learn from a last batch of one row.
         return next(b for b in range(batch, batch + rows + 2) if rows % b != 1 or rows == 1)
+
+    def _table(self, dim: int) -> MemoryTable:
+        table = MemoryTable(dim, seed=self.seed)
+        if self.table_lr is not None:
+            table.set_lr(self.table_lr)
+        return table
 
     def _module(self, schema: Schema) -> nn.Module:
         if not isinstance(self.model, str):

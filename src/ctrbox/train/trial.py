@@ -34,7 +34,7 @@ from ctrbox.columns.batch import Batch, Schema
 from ctrbox.embed.dense_optimizer import DenseOptimizer, dense_optimizer
 from ctrbox.embed.embedder import Embedder
 from ctrbox.embed.memory.table import MemoryTable
-from ctrbox.embed.optimizers import Adagrad, Adam
+from ctrbox.embed.optimizers import Adam
 from ctrbox.embed.traits import traits_of
 from ctrbox.engines.cpu.extract import Extractor
 from ctrbox.engines.plan import Plan
@@ -357,7 +357,7 @@ def _tables(
         return recipe.like(recipe.row, seed=(recipe.seed + seed) % 2**64, budget=max(1, recipe.budget // share))
 
     if table is None:
-        made = {dim: like(MemoryTable(dim, optimizer=Adagrad())) for dim in set(dims.values())}
+        made = {dim: like(MemoryTable(dim)) for dim in set(dims.values())}
         return {name: made[dim] for name, dim in dims.items()}
     if isinstance(table, Mapping):
         by_id = {id(t): like(t) for t in table.values()}

@@ -1,6 +1,6 @@
 """Defines ``LevelTable``, an embedder that keeps rows in GPU memory, main memory and on an SSD (docs/gpu.md).
 
-    below = cb.SparseTable("params/", dim=16, ram="8GB", optimizer=cb.Adagrad(lr=0.05))
+    below = cb.SparseTable("params/", dim=16, ram="8GB", optimizer=cb.Adagrad(lr=0.02, initial=1.0))
     table = cb.tables.LevelTable(below, memory="4GB")
     cb.Trainer(model, table).fit(plan)         # the bits of cb.tables.GpuTable, whatever fits where
     table.checkpoint()                         # "params/" is an ordinary Sparse Table, which opens without a GPU

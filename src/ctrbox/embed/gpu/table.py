@@ -1,7 +1,7 @@
 """Defines ``GpuTable``, an embedder that keeps its rows in GPU memory and gives the same results as ``MemoryTable``.
 The file format is the same, too.
 
-table = cb.tables.GpuTable(dim=16, optimizer=cb.Adagrad(lr=0.05), rows=20_000_000)
+table = cb.tables.GpuTable(dim=16, optimizer=cb.Adagrad(lr=0.02, initial=1), rows=20_000_000)
 vectors = table.pull(keys)                 # CUDA keys give a CUDA tensor, NumPy keys an array
 cb.Trainer(model, table).fit(plan)         # trains on the GPU: keys never leave it
 
@@ -37,12 +37,12 @@ from ctrbox.embed.optimizers import Optimizer, optimizer_of, spec_of, with_rate
 from ctrbox.embed.table import (
     MOST_DIM,
     TABLE_SETTINGS,
-    USUAL,
     check_factor,
     check_not_dense,
     check_row,
     checked_init,
     checked_optimizer,
+    chosen_optimizers,
     describe,
     reading,
     refused,
@@ -68,7 +68,8 @@ class GpuTable:
     """Trainable rows in GPU memory.
 
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
-    ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.05). ``linear``: of the first-order weights; default: the same
+    ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.02, initial=1).
+    ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, else Adagrad(lr=0.05, initial=1)
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``memory``     the most GPU memory for rows and slots, in bytes or as text ("32GB")
     ``rows``       how many keys to have room for at once; more come as they are met
@@ -88,8 +89,7 @@ class GpuTable:
         runtime: Runtime | None = None,
     ) -> None:
         self._told = optimizer is not None or linear is not None
-        self.optimizer = USUAL if optimizer is None else checked_optimizer("optimizer", optimizer)
-        self.linear = self.optimizer if linear is None else checked_optimizer("linear", linear)
+        self.optimizer, self.linear = chosen_optimizers(optimizer, linear)
         check_not_dense(type(self).__name__, self.optimizer, self.linear)
         self.init = checked_init(init)
         self.seed = whole("seed=", seed, 0, 2**64 - 1)

@@ -1,6 +1,6 @@
 """Defines ``MemoryTable``, the embedder that keeps all its rows in main memory.
 
-table = cb.MemoryTable(dim=16, optimizer=cb.Adagrad(lr=0.05))
+table = cb.MemoryTable(dim=16, optimizer=cb.Adagrad(lr=0.02, initial=1))
 vectors = table.pull(keys)                 # (n, 16) float32; new keys get vectors that seed and key decide
 table.push(keys, gradients)                # the optimizer moves the rows at once
 
@@ -37,8 +37,9 @@ class MemoryTable(Table):
     """Trainable rows in memory, on all cores.
 
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
-    ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.05). ``linear``: of the first-order weights; default: the same.
-                   ``cb.optim.Adam(dense=True)`` and ``cb.optim.AdamW()`` move all rows at every push, as in torch
+    ``optimizer``  optimizer of the vectors; default: Adagrad(lr=0.02, initial=1). ``cb.optim.Adam(dense=True)`` and
+                   ``cb.optim.AdamW()`` move all rows at every push, as in torch
+    ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, else Adagrad(lr=0.05, initial=1)
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``budget``     the most memory for rows and index, in bytes or as text ("512MB")
     ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.

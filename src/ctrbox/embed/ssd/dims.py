@@ -1,6 +1,6 @@
 """Defines ``SparseTables``: tables of several dims in one folder, with one budget and one checkpoint.
 
-tables = cb.tables.SparseTables("params/", dims=(8, 32), ram="4GB", optimizer=cb.Adagrad(lr=0.05))
+tables = cb.tables.SparseTables("params/", dims=(8, 32), ram="4GB", optimizer=cb.Adagrad(lr=0.02, initial=1.0))
 cb.Trainer(model, tables).fit(plan)        # a field's rows lie in the part of its dim
 tables[32].pull(keys)                      # a part is a SparseTable
 tables.checkpoint()                        # all parts, or none

@@ -1,7 +1,7 @@
 """Defines ``SparseTable``, the embedder that keeps its rows on an SSD and the frequently used ones in memory
 (docs/sparse_table.md).
 
-table = cb.SparseTable("params/", dim=16, ram="2GB", optimizer=cb.Adagrad(lr=0.05))
+table = cb.SparseTable("params/", dim=16, ram="2GB", optimizer=cb.Adagrad(lr=0.02, initial=1))
 vectors = table.pull(keys)                 # the bits of cb.MemoryTable, whatever fits into memory
 table.push(keys, gradients)
 table.checkpoint()                         # what the folder holds from now on, whatever happens
@@ -64,9 +64,10 @@ class SparseTable(Table):
     ``dim``        floats of a key's vector; ``open`` may state another one while the table is empty
     ``ram``        memory for rows, filters and what belongs to them, taken page by page as rows come; at most 192 billion rows
                    (29 TB at dim 16 with Adagrad). The process needs some tens of megabytes beside it
-    ``optimizer``  optimizer of the vectors; default: the optimizer of the existing table, or Adagrad(lr=0.05) for a new one. An
-                   existing table accepts another learning rate or other settings of the same kind: rows and states are kept
-    ``linear``     optimizer of the first-order weights; default: same as ``optimizer``
+    ``optimizer``  optimizer of the vectors; default: the optimizer of the existing table, or Adagrad(lr=0.02, initial=1) for a
+                   new one. An existing table accepts another learning rate or other settings of the same kind: rows and states
+                   are kept
+    ``linear``     optimizer of the first-order weights; default: ``optimizer`` if that is given, else Adagrad(lr=0.05, initial=1)
     ``init``       standard deviation of new vectors (uniform); new first-order weights are 0
     ``threads``    the most threads of a call; None: every core this process may use. Results do not depend on it.
     ``policy``     which rows leave memory: "default" ("heat": the least used), "clock" (for keys that change quickly), or
