@@ -13,7 +13,8 @@ from torch import nn
 
 import ctrbox as cb
 from ctrbox import col
-from ctrbox.report.words import brief, figure_table
+from ctrbox.evaluate.tasks import NumberScores
+from ctrbox.report.words import brief, figure_table, remarks
 from ctrbox.train.tasks import start_from_means
 
 LABELS = {"click": col("clicked"), "convert": col("converted"), "value": cb.Label("revenue", "regression")}
@@ -242,3 +243,24 @@ def test_biases_begin_at_what_the_first_batch_makes_likely() -> None:
         before = other.bias.detach().clone()
         start_from_means(other, batch)
         assert torch.equal(other.bias, before)
+
+
+def test_r2_of_labels_that_are_all_alike_is_not_a_number() -> None:
+    label = np.full(1000, 0.1, np.float32)  # not exact in binary, so that its mean square and squared mean differ
+    off = 0.01 * np.arange(1000) / 1000
+    alike, others = NumberScores("regression"), NumberScores("regression")
+    for begin in (0, 300):
+        part = slice(begin, 300 if not begin else None)
+        alike.add(label[part], label[part] + off[part], np.full(len(label[part]), 0.3))
+        others.add(1e6 + off[part] * 100, 1e6 + off[part] * 100 + 0.1, np.full(len(label[part]), 0.3))
+    assert np.isnan([alike.result()["r2"], alike.result()["weighted_r2"]]).all()
+    expected = 1 - 0.01 / np.var(off * 100)
+    found = others.result()
+    np.testing.assert_allclose([found["r2"], found["weighted_r2"]], expected, rtol=1e-6)
+
+
+def test_remarks_about_clicks_are_of_binary_labels_alone() -> None:
+    number = {"value.rows": 7.0, "value.rmse": 0.5, "value.mae": 0.5, "value.r2": 0.1}
+    assert remarks({"rows": 9.0, "loss": 1.0, **number}) == []
+    (told,) = remarks({"rows": 9.0, "click.rows": 9.0, "click.clicks": 0.0, **number})
+    assert told.startswith("label 'click': all 9 rows are non-clicks")

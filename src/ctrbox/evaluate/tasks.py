@@ -8,7 +8,7 @@ Binary labels have the figures of `metrics.Scores`. Regressions and counts have
     rows               number of rows in which the label was observed
     rmse, mae          root of the mean squared error, and mean absolute error
     mean_label, mean_prediction
-    r2                 1 - mean squared error / variance of the label
+    r2                 1 - mean squared error / variance of the label; NaN if all labels are equal
     deviance           counts only: mean Poisson deviance, 2 · mean(y log(y / p) - (y - p)); 0 if every prediction is exact
 
 If rows have weights, each of these figures except ``rows`` also has a weighted version, weighted_NAME.
@@ -36,6 +36,7 @@ class NumberScores:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.rows = 0
+        self.first = 0.0  # the first label; see `add`
         self.sums: dict[str, np.ndarray] = {}
 
     def add(self, label: np.ndarray, prediction: np.ndarray, weight: np.ndarray | None) -> None:
@@ -44,12 +45,17 @@ class NumberScores:
         bad = np.flatnonzero(~(np.isfinite(y) & np.isfinite(p)))
         if len(bad):
             raise DataError(f"a label is {y[bad[0]]} and its prediction is {p[bad[0]]}; expected two finite numbers")
-        error = p - y
+        if not self.rows and len(y):
+            self.first = float(y[0])
+        # The variance comes from distances to the first label: a difference of mean squares would leave rounding errors where
+        # all labels are equal, and r2 would divide by them.
+        error, distance = p - y, y - self.first
         each = [
             np.ones(len(y)),
             y,
             p,
-            y * y,
+            distance,
+            distance * distance,
             error * error,
             np.abs(error),
             deviance(y, p) if self.kind == "count" else 0 * y,
@@ -64,15 +70,16 @@ class NumberScores:
         """Return the figures of all rows so far; without rows, they are NaN."""
         found: dict[str, float] = {"rows": float(self.rows)}
         for prefix, sums in self.sums.items():
-            mass, y, p, squares, error, absolute, lost = map(float, sums)
+            mass, y, p, distance, squares, error, absolute, lost = map(float, sums)
             mean = _ratio(y, mass)
+            variance = _ratio(squares, mass) - _ratio(distance, mass) ** 2
             squared = _ratio(error, mass)
             made = {
                 "rmse": math.sqrt(squared) if squared == squared else math.nan,
                 "mae": _ratio(absolute, mass),
                 "mean_label": mean,
                 "mean_prediction": _ratio(p, mass),
-                "r2": 1.0 - _ratio(squared, _ratio(squares, mass) - mean * mean),
+                "r2": 1.0 - _ratio(squared, variance),
             }
             if self.kind == "count":
                 made["deviance"] = _ratio(lost, mass)

@@ -90,6 +90,8 @@ def remarks(metrics: Mapping[str, float]) -> list[str]:
     """Return sentences about what the figures leave out or cannot say."""
     if several := by_task(metrics):
         return [f"label {task!r}: {one}" for task, figures in several.items() for one in remarks(figures)]
+    if "rmse" in metrics:  # of a label that is a number: all sentences are about clicks
+        return []
     found = []
     rows, clicks = metrics.get("rows", 0.0), metrics.get("clicks", 0.0)
     if rows and clicks in (0, rows):
