@@ -213,6 +213,14 @@ def test_a_value_is_taken_where_it_is_plain_and_left_where_it_is_not(kind: str, 
     assert read_one(kind, f" \t\r\n{text} \t\r\n") == expected or expected is LEFT
 
 
+@pytest.mark.parametrize(("text", "negative"), [("-0", False), ("0", False), ("-0.0", True), ("-0e0", True)])
+def test_a_whole_zero_has_no_sign(text: str, negative: bool) -> None:
+    body = f'{{"context": {{"user": 1}}, "candidates": [{{"price": {text}}}]}}'.encode()
+    reader = RequestReader(pa.schema([("user", pa.int64()), ("price", pa.float64())]), ["user", "price"], ["user"], 5)
+    fast, slow = column_of(reader.from_json(body).candidates, 0), reader.slowly(body).candidates["price"]
+    assert [bool(np.signbit(column.to_numpy()[0])) for column in (fast, slow)] == [negative] * 2
+
+
 def test_a_float32_is_rounded_and_left_where_it_is_too_large() -> None:
     assert read_one("f", "0.1", True) == float(np.float32(0.1))
     assert read_one("f", "3.4028235e38", True) == float(np.finfo(np.float32).max)

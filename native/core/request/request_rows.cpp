@@ -312,6 +312,7 @@ bool value(Cursor& c, const RequestRows::Column& column, Filling& to, Bump& pool
       double number;
       auto done = std::from_chars(begin, c.p, number);
       if (done.ec != std::errc() || done.ptr != c.p) return false;
+      if (whole && number == 0) number = 0;  // -0 is a whole number, which has no negative zero
       if (column.single) number = static_cast<double>(static_cast<float>(number));
       if (!std::isfinite(number)) return false;
       to.add(number);
