@@ -6,6 +6,7 @@
     out/truth/*.parquet     instance_id, p_click
     out/users/*.parquet, out/ads/*.parquet   the dimension views, one row a key
     out/images, out/behaviours   where images are asked for (visual_views.py)
+    out/conversions, out/conversion_truth   where conversions are asked for (conversions.py)
 
 Blocks are drawn independently from (seed, block) and written by a few threads, so memory does not grow with
 the log and the values do not depend on the number of threads. The folder is written aside and renamed when
@@ -30,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctrbox import _native
+from ctrbox.datasets import conversions as planted
 from ctrbox.datasets import text, visual_views
 from ctrbox.datasets.chance import chance
 from ctrbox.datasets.words import CATEGORIES, COUNTRIES, TOPICS, vocabulary
@@ -113,6 +115,9 @@ class AdLog:
     logloss: float
     base_rate: float
     image_width: int = 0
+    best_convert_auc: float | None = (
+        None  # of clicked impressions, by the true probability; None of a log without conversions
+    )
 
     @property
     def impressions(self) -> Path:
@@ -142,6 +147,14 @@ class AdLog:
     def behaviours(self) -> Path:
         return self.path / "behaviours"
 
+    @property
+    def conversions(self) -> Path:
+        return self.path / "conversions"
+
+    @property
+    def conversion_truth(self) -> Path:
+        return self.path / "conversion_truth"
+
 
 def adlog(
     rows: int,
@@ -152,6 +165,7 @@ def adlog(
     ads: int | None = None,
     days: int = 7,
     images: int = 0,
+    conversions: bool = False,
     overwrite: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> AdLog:
@@ -161,8 +175,9 @@ def adlog(
     `ads` to a fortieth (at most 200,000). `progress(done, rows)` is called as blocks are written, from the
     calling thread. With `images`, the numbers of an image (4,096 as in the paper), ads have images and users
     a visual taste that decides clicks; `images` and `behaviours` are views besides, and users has `behaviour`
-    and `all_clicks`. A folder that holds another ad log is replaced, unless `overwrite=False`; one that holds anything
-    else is refused.
+    and `all_clicks`. With `conversions`, clicks may lead to a conversion of known probability: `conversions` and
+    `conversion_truth` are views besides, and all others have the same values as without. A folder that holds another ad
+    log is replaced, unless `overwrite=False`; one that holds anything else is refused.
     """
     for name, given in (
         ("rows", rows),
@@ -189,6 +204,9 @@ def adlog(
     if user_count < 1 or ad_count < 1:
         raise DataError(f"adlog needs at least 1 user and 1 ad, got users={user_count}, ads={ad_count}")
 
+    if not isinstance(conversions, bool):
+        raise DataError(f"adlog needs conversions to be True or False, got {conversions!r}")
+
     target = local_path(out, "a generated ad log").absolute()
     asked = {
         "version": VERSION,
@@ -198,6 +216,7 @@ def adlog(
         "ads": ad_count,
         "days": days,
         "images": images,
+        "conversions": conversions,
     }
     found = _manifest(target)
     if found is not None and all(found.get(k, 0) == v for k, v in asked.items()):
@@ -214,9 +233,9 @@ def adlog(
     aside = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.part"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for view in (*_VIEWS, *(("images", "behaviours") if images else ())):
+        for view in (*_VIEWS, *(("images", "behaviours") if images else ()), *(planted.VIEWS if conversions else ())):
             (aside / view).mkdir(parents=True)
-        scores = _write(aside, rows, seed, user_count, ad_count, days, images, progress)
+        scores = _write(aside, rows, seed, user_count, ad_count, days, images, conversions, progress)
         manifest = asked | scores
         (aside / "adlog.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         _swap(aside, target)
@@ -249,6 +268,7 @@ def _load(folder: Path, manifest: dict[str, Any]) -> AdLog:
         logloss=manifest["logloss"],
         base_rate=manifest["base_rate"],
         image_width=manifest.get("images", 0),
+        best_convert_auc=manifest.get("best_convert_auc"),
     )
 
 
@@ -306,6 +326,7 @@ def _write(
     ads: int,
     days: int,
     images: int,
+    conversions: bool,
     progress: Callable[[int, int], None] | None,
 ) -> dict[str, float]:
     world = World.make(seed, users, ads, days, min(max(rows // 20, 2_000), 100_000), images)
@@ -313,16 +334,19 @@ def _write(
     blocks = range(0, rows, BLOCK)
     done = 0
     parts: list[_Score] = []
+    converted: list[_Score] = []
     # A block in flight takes about 0.2 GB, so the number of threads bounds the memory.
     with ThreadPoolExecutor(min(4, _native.usable_cores())) as pool:
         dimensions = [pool.submit(_write_users, folder, world), pool.submit(_write_ads, folder, world)]
         if world.visual is not None:
             shown = (folder / "images", world, world.visual, _save)
             dimensions.append(pool.submit(visual_views.write_images, *shown))
-        futures = [pool.submit(_write_block, folder, world, known, first, rows) for first in blocks]
+        futures = [pool.submit(_write_block, folder, world, known, first, rows, conversions) for first in blocks]
         try:
             for future, first in zip(futures, blocks, strict=True):
-                parts.append(future.result())
+                score, of_conversions = future.result()
+                parts.append(score)
+                converted += [] if of_conversions is None else [of_conversions]
                 done = min(first + BLOCK, rows)
                 if progress is not None:
                     progress(done, rows)
@@ -331,10 +355,13 @@ def _write(
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return _Score.total(parts)
+    found = _Score.total(parts)
+    return found | ({"best_convert_auc": _Score.total(converted)["best_auc"]} if converted else {})
 
 
-def _write_block(folder: Path, world: World, known: pa.Array, first: int, rows: int) -> _Score:
+def _write_block(
+    folder: Path, world: World, known: pa.Array, first: int, rows: int, conversions: bool
+) -> tuple[_Score, _Score | None]:
     count = min(BLOCK, rows - first)
     block = first // BLOCK
     rng = stream(world.seed, 5, block)
@@ -363,7 +390,10 @@ def _write_block(folder: Path, world: World, known: pa.Array, first: int, rows: 
     )
     _save(folder / "truth" / _part(block), pa.Table.from_arrays([pa.array(instance), pa.array(p)], schema=TRUTH))
     _save(folder / "basic" / _part(block), _basic(rng, world, draw, instance))
-    return _Score.of(p, clicked)
+    if not conversions:
+        return _Score.of(p, clicked), None
+    found = planted.write_conversions(folder, _part(block), world, draw, instance, clicked, block, _save)
+    return _Score.of(p, clicked), _Score.of(*found)
 
 
 def _part(block: int) -> str:

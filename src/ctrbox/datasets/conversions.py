@@ -1,0 +1,60 @@
+"""Plants conversions into the synthetic ad log, with a known probability.
+
+    out/conversions/*.parquet        instance_id, converted: 1 or 0 where the impression was clicked, null where it was not
+    out/conversion_truth/*.parquet   instance_id, p_convert: the probability of a conversion given a click; would_convert: what a
+                                     click of this impression leads to, also where there was none
+
+The log odds of a conversion are a sum of effects that also decide clicks, so that clicks teach about conversions, and of effects
+of their own: of the ad, of the user's segment with the ad's category, and a constant. All are functions of columns that the log
+shows. The numbers come from streams of their own: the other views of a log have the same bits with and without conversions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ctrbox.datasets.chance import chance
+from ctrbox.datasets.world import Draw, World, stream
+
+VIEWS = ("conversions", "conversion_truth")
+STREAM = 9  # of random numbers; others are those of the views that every log has
+BIAS, SHARED, OWN = -1.6, 0.9, 0.6
+GRID = 64  # segments and categories of the effect of both
+
+CONVERSIONS = pa.schema([pa.field("instance_id", pa.int64(), nullable=False), pa.field("converted", pa.int8())])
+TRUTH = pa.schema(
+    [
+        pa.field("instance_id", pa.int64(), nullable=False),
+        pa.field("p_convert", pa.float64(), nullable=False),
+        pa.field("would_convert", pa.int8(), nullable=False),
+    ]
+)
+
+
+def probability(world: World, draw: Draw) -> npt.NDArray[np.float64]:
+    """Return the probability of a conversion of each impression, given that it is clicked."""
+    own = stream(world.seed, STREAM)
+    of_ad = own.standard_normal(len(world.ads.effect))
+    of_both = own.standard_normal((GRID, GRID))
+    segment, category = world.users.segment[draw.user] % GRID, world.ads.category[draw.ad] % GRID
+    shared = world.users.effect[draw.user] + world.ads.effect[draw.ad] + draw.affinity
+    logit = BIAS + SHARED * shared + OWN * (of_ad[draw.ad] + of_both[segment, category])
+    return np.asarray(1.0 / (1.0 + np.exp(-logit.astype(np.float64))))
+
+
+def write_conversions(
+    folder: Path, part: str, world: World, draw: Draw, instance: Any, clicked: Any, block: int, save: Any
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Write the conversions of one block; return probability and conversion of its clicked rows."""
+    p = probability(world, draw)
+    would = chance(stream(world.seed, STREAM, block), p, len(p))
+    columns = [pa.array(instance), pa.array(would.astype(np.int8), mask=~clicked)]
+    save(folder / "conversions" / part, pa.Table.from_arrays(columns, schema=CONVERSIONS))
+    truth = [pa.array(instance), pa.array(p), pa.array(would.astype(np.int8))]
+    save(folder / "conversion_truth" / part, pa.Table.from_arrays(truth, schema=TRUTH))
+    return p[clicked], would[clicked]
