@@ -1,4 +1,4 @@
-"""Which defaults hold on every set? Candidates for tables, rates, batch sizes and Deep FFM, chosen by validation rows.
+"""Which defaults hold on every data set? Compares settings of tables, batches and Deep FFM on validation rows.
 
     python -m benchmarks.defaults [--arm classifier] [--set frappe_x1] [--model LR] [--data FOLDER] [--log fits.jsonl] [--quick]
 
@@ -75,7 +75,7 @@ def one_pass(set_: str, model: str, options: Options, seed: int, final: bool) ->
     return float(run.metrics["auc"])
 
 
-# What candidates of Deep FFM leave open.
+# The old defaults of Deep FFM; a candidate has them wherever it names no setting of its own.
 FFM_BEFORE: Options = {"hidden": (), "norm": False, "k": 4, "lr": 0.02, "ffm": 0.12, "nn": 0.05, "ffm_init": 0.1}
 
 
@@ -182,8 +182,8 @@ class Fits:
         self.log = log
         self.known: dict[Key, float] = {}
         for line in log.read_text().splitlines() if log and log.exists() else ():
-            *key, auc, _ = json.loads(line)
-            self.known[tuple(key)] = auc  # type: ignore[index]
+            arm, set_, model, name, seed, final, auc, _ = json.loads(line)
+            self.known[arm, set_, model, name, seed, final] = auc
 
     def auc(self, arm: str, set_: str, model: str, name: str, seed: int, final: bool) -> float:
         key = (arm, set_, model, name, seed, final)

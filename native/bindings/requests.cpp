@@ -16,8 +16,8 @@ using namespace cb;
 
 namespace {
 
-// Which columns of the context's or the candidates' batch are which fields of a Deep FFM: a request then goes from the
-// plan's batches to its scores in two calls. The bits are those of DeepFFM.context and DeepFFM.score.
+// Maps the columns of a batch, of the context or of the candidates, to the fields of a Deep FFM: a request then goes
+// from the plan's batches to its scores in two calls. The bits are those of DeepFFM.context and DeepFFM.score.
 struct ModelFields {
   std::vector<size_t> sparse;     // fields of the batch; all its dense columns follow
   std::vector<uint64_t> salts;    // of both

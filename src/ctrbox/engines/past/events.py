@@ -14,7 +14,7 @@ The merge keeps in memory a morsel of each view, the morsels that are decoded ah
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,7 +82,7 @@ class EventMerge:
         self.block: Timed | None = None
         self.begun = False
 
-    def _blocks(self) -> Iterator[Timed]:
+    def _blocks(self) -> Generator[Timed, None, None]:
         clock = Clock(self.first.time.id)
         for morsel in self.scan:
             if morsel.rows.num_rows:
@@ -91,7 +91,7 @@ class EventMerge:
                 yield clock.over(Rows(count, columns, passed, None, max(1, self.threads), morsel.origin.name))
 
     def close(self) -> None:
-        self.blocks.close()  # type: ignore[attr-defined]
+        self.blocks.close()
         close = getattr(self.scan, "close", None)
         if close is not None:
             close()

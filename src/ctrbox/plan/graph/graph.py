@@ -105,7 +105,7 @@ class Graph:
 
     @staticmethod
     def roots(frame: FrameSpec) -> list[Node]:
-        """What a frame computes for itself: its filters, the hash of its key, and the time of an as-of join."""
+        """Return the nodes that a frame needs for itself: its filters, the hash of its key, and the time of an as-of join."""
         return [*frame.filters, *(node for node in (frame.hash, frame.time) if node is not None)]
 
     def nodes(self, frame: FrameSpec) -> list[Node]:
