@@ -325,7 +325,7 @@ CB_BODY double scaled_integer(const uint32_t* words, int n, int64_t scale) {
     for (int k = 0; k < 9; ++k, rest /= 10) *--p = (char)('0' + rest % 10);
     while (n > 0 && limb[n - 1] == 0) --n;
   }
-  Decimal d;
+  Decimal d{};  // digits alone always parse; GCC 12 on x86_64 cannot see that and would warn about an unset value
   read_decimal(Str{p, (uint32_t)(text + 81 - p)}, &d);
   d.exponent -= scale;
   d.negative = negative;
