@@ -21,8 +21,8 @@ template <class T>
 using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 PastShape shape_of(const std::vector<std::pair<uint32_t, double>>& words, int64_t gap, int64_t lateness, int64_t within,
-                   uint64_t last, bool keeps_last) {
-  PastShape shape{{}, gap, lateness, within, last, keeps_last};
+                   uint64_t last, bool keeps_last, int64_t back) {
+  PastShape shape{{}, gap, lateness, within, last, keeps_last, back};
   for (auto [kind, half_life] : words) shape.words.push_back({static_cast<PastWordKind>(kind), half_life});
   return shape;
 }
@@ -152,10 +152,10 @@ void bind_past(nb::module_& m) {
       .def(
           "__init__",
           [](PastState* self, const std::vector<std::pair<uint32_t, double>>& words, int64_t gap, int64_t lateness,
-             int64_t within, uint64_t last,
-             bool keeps_last) { new (self) PastState(shape_of(words, gap, lateness, within, last, keeps_last)); },
+             int64_t within, uint64_t last, bool keeps_last,
+             int64_t back) { new (self) PastState(shape_of(words, gap, lateness, within, last, keeps_last, back)); },
           nb::arg("words"), nb::arg("gap"), nb::arg("lateness"), nb::arg("within"), nb::arg("last"),
-          nb::arg("keeps_last"))
+          nb::arg("keeps_last"), nb::arg("back") = 0)
       .def("late", &late, nb::arg("time"), nb::arg("valid").none(),
            "Return the first row that comes more than the lateness after the newest time, or -1.")
       .def("lists", &lists, nb::arg("key"), nb::arg("time"), nb::arg("valid").none(), nb::arg("asks").none(),
@@ -165,11 +165,23 @@ void bind_past(nb::module_& m) {
            nb::arg("feeds"), nb::arg("columns"), nb::arg("asked"), nb::arg("threads"),
            "Read and feed rows; return for each counter its 64-bit values and whether rows saw an event.")
       .def(
-          "save", [](const PastState& state, const std::string& path) { save_past(state, path); }, nb::arg("path"),
-          nb::call_guard<nb::gil_scoped_release>())
+          "save", [](const PastState& state, const std::string& path) { save_past(state, path, false); },
+          nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "append", [](const PastState& state, const std::string& path) { save_past(state, path, true); },
+          nb::arg("path"), nb::call_guard<nb::gil_scoped_release>(), "Save the state behind what the file holds.")
       .def(
           "loaded", [](const PastState& like, const std::string& path) { return load_past(like.shape(), path); },
           nb::arg("path"), nb::call_guard<nb::gil_scoped_release>(), "Return the saved state of the same shape.")
+      .def(
+          "loaded_at",
+          [](const PastState& like, const std::string& path, uint64_t begin) {
+            uint64_t end = 0;
+            PastState state = load_past(like.shape(), path, begin, &end);
+            return std::pair<PastState, uint64_t>(std::move(state), end);
+          },
+          nb::arg("path"), nb::arg("begin"), nb::call_guard<nb::gil_scoped_release>(),
+          "Return the state of the same shape that begins at a byte of a file, and the place of the byte behind it.")
       .def_prop_ro("newest", [](const PastState& state) { return state.newest(); })
       .def_prop_ro("keys", &PastState::keys)
       .def_prop_ro("events", &PastState::events)

@@ -231,6 +231,44 @@ void a_state_comes_back_from_its_file_and_damage_is_refused() {
   std::filesystem::remove(path);
 }
 
+void several_states_lie_in_one_file() {
+  const std::string path = std::filesystem::temp_directory_path() / ("pasts-" + std::to_string(getpid()) + ".state");
+  std::ofstream(path, std::ios::binary) << "a head";
+  const PastShape one{{{PastWordKind::kValue, 0}}, 0, 0, 0, 3, false},
+      two{{{PastWordKind::kTotal, 0}}, 1, 0, 9, 0, true};
+  PastState first(one), second(two);
+  const uint64_t value = 7;
+  for (int64_t t = 0; t < 50; ++t) first.feed(static_cast<uint64_t>(t % 5), t, &value);
+  for (int64_t t = 0; t < 20; ++t) second.feed(1, t, &value);
+  save_past(first, path, true);
+  save_past(second, path, true);
+  uint64_t end = 0;
+  CHECK(load_past(one, path, 6, &end).events() == first.events());
+  CHECK(load_past(two, path, end).events() == second.events());
+  for (uint64_t begin : {uint64_t{0}, uint64_t{5}, end - 1, end + 1, uint64_t{1} << 40}) {
+    bool refused = false;
+    try {
+      load_past(two, path, begin);
+    } catch (const DamagedFile&) {
+      refused = true;
+    }
+    CHECK(refused);
+  }
+  std::filesystem::remove(path);
+}
+
+void reads_that_come_later_than_events_find_what_they_would_have_found() {
+  PastShape shape{{{PastWordKind::kValue, 0}}, 0, 0, 100, 2, false};
+  shape.back = 30;
+  PastState state(shape);
+  for (int64_t t = 0; t < 200; ++t) {
+    const auto value = static_cast<uint64_t>(t);
+    state.feed(1, t, &value);
+  }
+  const PastSeen seen = state.read(1, 169);  // 30 before the newest event: the last two are still there
+  CHECK(seen.end >= 2 && seen.ring->at(seen.end - 2, 2)[1] == 167);
+}
+
 void texts_that_no_event_holds_are_forgotten() {
   PastState state({{{PastWordKind::kText, 0}}, 0, 0, 0, 2, false});
   for (int64_t t = 0; t < 20'000; ++t) {
@@ -252,5 +290,7 @@ int main() {
   a_float_window_keeps_its_digits_after_many_events();
   times_at_the_ends_of_64_bits_do_not_overflow();
   a_state_comes_back_from_its_file_and_damage_is_refused();
+  several_states_lie_in_one_file();
+  reads_that_come_later_than_events_find_what_they_would_have_found();
   texts_that_no_event_holds_are_forgotten();
 }

@@ -39,6 +39,7 @@ struct PastShape {
   int64_t within = 0;       // longest age that is read; 0: any
   uint64_t last = 0;        // most events of a key that a read looks at; 0: all
   bool keeps_last = false;  // whether the newest visible event of a key is read whatever its age
+  int64_t back = 0;         // reads alone may come this much later still, such as the requests to a server
 
   size_t stored() const {
     size_t n = 0;

@@ -67,7 +67,7 @@ void PastShard::feed(uint64_t key, int64_t time, const uint64_t* values) {
 // Drops events that no read from now on can need. The event before the first one of a window stays: the running totals
 // of the window begin with its own.
 void PastShard::trim(EventRing& ring) {
-  const int64_t earliest = time_before(newest_, shape_.lateness);  // of any later read
+  const int64_t earliest = time_before(newest_, shape_.lateness + shape_.back);  // of any later read
   const int64_t visible = time_before(earliest, shape_.gap), old = time_before(earliest, shape_.within);
   while (ring.size() > 1) {
     const bool enough =
@@ -83,7 +83,7 @@ void PastShard::trim(EventRing& ring) {
 // costs O(1) for each key.
 void PastShard::sweep() {
   if (shape_.within && !shape_.keeps_last) {
-    const int64_t old = time_before(time_before(newest_, shape_.lateness), shape_.within);
+    const int64_t old = time_before(time_before(newest_, shape_.lateness + shape_.back), shape_.within);
     auto forgotten = [&](const Held& held) {
       const uint32_t n = held.ring.size();
       if (n && held.ring.time(n - 1, stride_) >= old) return false;

@@ -3,7 +3,7 @@
 // Promises:
 //   - read(key, t) sees the events of the key that were fed before it and have time < t - gap, and changes nothing.
 //   - Dropping old events never changes what a later read gives: an event is dropped only when no read at
-//     newest - lateness or later can need it. A read before that time is refused by the caller (PastState::late).
+//     newest - lateness - back or later can need it. A read before that time is refused by the caller.
 //   - What is stored depends only on the sequence of calls of feed(), not on time, threads or addresses.
 //
 // Layout: a table of slots (open addressing, one 32-bit number each) leads from a key to its place in `keys_`, which
@@ -41,7 +41,8 @@ class PastShard {
     return {ring, ring->before(time_before(time, shape_.gap), stride_)};
   }
 
-  // Declares that no later call has a time before time - lateness.
+  // Declares that no later event has a time before time - lateness, and no later read one before time - lateness -
+  // back.
   void reach(int64_t time) { newest_ = std::max(newest_, time); }
 
   size_t stride() const { return stride_; }

@@ -9,7 +9,8 @@ namespace {
 
 void check(const PastShape& shape) {
   bool sound = shape.words.size() <= kMostPastWords;
-  for (int64_t span : {shape.gap, shape.lateness, shape.within}) sound = sound && span >= 0 && span <= kMostSpan;
+  for (int64_t span : {shape.gap, shape.lateness, shape.within, shape.back})
+    sound = sound && span >= 0 && span <= kMostSpan;
   for (const PastWord& word : shape.words) {
     const auto kind = static_cast<uint32_t>(word.kind);
     sound = sound && kind >= 1 && kind <= kMostPastWordKind &&

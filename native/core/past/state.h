@@ -11,7 +11,7 @@
 //
 // Memory: bytes() counts rings, keys, slots and texts. The state itself sets no limit; whoever feeds it compares
 // bytes() with a budget. A key holds at most `last` events that every later read may see, those of the last
-// gap + lateness, and, where there is a longest age, only events of that age and one before them.
+// gap + lateness + back, and, where there is a longest age, only events of that age and one before them.
 //
 // Failure: a row whose time lies more than `lateness` before the newest time is not taken (late()); running out of
 // memory leaves a state that must be thrown away.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr char kMagic[8] = {'C', 'T', 'R', 'B', 'P', 'A', 'S', 'T'};
 constexpr char kEnd[8] = {'C', 'T', 'R', 'B', 'P', 'E', 'N', 'D'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 void put_shape(CheckedWriter& file, const PastShape& shape) {
   file.put(static_cast<uint32_t>(shape.words.size()));
@@ -21,6 +21,7 @@ void put_shape(CheckedWriter& file, const PastShape& shape) {
   }
   file.put(shape.gap);
   file.put(shape.lateness);
+  file.put(shape.back);
   file.put(shape.within);
   file.put(shape.last);
   file.put(uint32_t{shape.keeps_last});
@@ -38,6 +39,7 @@ PastShape get_shape(CheckedReader& file) {
   }
   shape.gap = file.get<int64_t>();
   shape.lateness = file.get<int64_t>();
+  shape.back = file.get<int64_t>();
   shape.within = file.get<int64_t>();
   shape.last = file.get<uint64_t>();
   shape.keeps_last = file.get<uint32_t>() != 0;
@@ -92,8 +94,8 @@ void get_shard(CheckedReader& file, PastState& state, unsigned number) {
 
 }  // namespace
 
-void save_past(const PastState& state, const std::string& path) {
-  CheckedWriter file(path);
+void save_past(const PastState& state, const std::string& path, bool append) {
+  CheckedWriter file(path, append);
   file.put(kMagic, sizeof kMagic);
   file.put(kVersion);
   put_shape(file, state.shape());
@@ -126,8 +128,8 @@ void save_past(const PastState& state, const std::string& path) {
   file.close();
 }
 
-PastState load_past(const PastShape& shape, const std::string& path) {
-  CheckedReader file(path);
+PastState load_past(const PastShape& shape, const std::string& path, uint64_t begin, uint64_t* behind) {
+  CheckedReader file(path, begin);
   char magic[8];
   if (file.left() < sizeof magic) throw DamagedFile("it is no saved state of past events: it is too short");
   file.get(magic, sizeof magic);
@@ -136,7 +138,7 @@ PastState load_past(const PastShape& shape, const std::string& path) {
   const uint32_t version = file.get<uint32_t>();
   if (version != kVersion)
     throw DamagedFile("it has version " + std::to_string(version) +
-                      " of the format, but this version of CTRBox reads version 1");
+                      " of the format, but this version of CTRBox reads version 2");
   const PastShape met = get_shape(file);
   const bool reached = file.get<uint32_t>() != 0;
   const int64_t newest = file.get<int64_t>();
@@ -149,9 +151,10 @@ PastState load_past(const PastShape& shape, const std::string& path) {
   file.get(end, sizeof end);
   const uint64_t events = file.get<uint64_t>();
   file.check_seal("its end");
-  if (std::memcmp(end, kEnd, sizeof end) != 0 || events != state.events() || file.left() > 0)
+  if (std::memcmp(end, kEnd, sizeof end) != 0 || events != state.events() || (!behind && file.left() > 0))
     throw DamagedFile("its end mark is wrong");
   if (reached) state.reach(newest);
+  if (behind) *behind = file.place();
   return state;
 }
 

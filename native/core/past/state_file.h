@@ -15,9 +15,11 @@
 
 namespace cb {
 
-void save_past(const PastState& state, const std::string& path);
+// Several states can lie in one file, one behind the other. `append`: add the state behind what the file holds.
+void save_past(const PastState& state, const std::string& path, bool append = false);
 
-// The state must have been saved with the same shape; std::invalid_argument otherwise.
-PastState load_past(const PastShape& shape, const std::string& path);
+// Loads the state that begins at byte `begin` and puts the place of the byte behind it into `end`; without `end`, the
+// state must be the last of its file. It must have been saved with the same shape; std::invalid_argument otherwise.
+PastState load_past(const PastShape& shape, const std::string& path, uint64_t begin = 0, uint64_t* end = nullptr);
 
 }  // namespace cb

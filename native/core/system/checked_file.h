@@ -118,8 +118,9 @@ class Checksum {
 
 class CheckedWriter {
  public:
-  explicit CheckedWriter(const std::string& path) : buffer_(new char[kFileBuffer]) {
-    file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  // `append`: behind what the file holds already, as one of several parts of it.
+  explicit CheckedWriter(const std::string& path, bool append = false) : buffer_(new char[kFileBuffer]) {
+    file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | (append ? O_APPEND : O_TRUNC) | O_CLOEXEC, 0666);
     if (file_ < 0) fail();
   }
   CheckedWriter(const CheckedWriter&) = delete;
@@ -183,7 +184,8 @@ class CheckedWriter {
 
 class CheckedReader {
  public:
-  explicit CheckedReader(const std::string& path) {
+  // `begin`: the byte of the file where the part to be read begins.
+  explicit CheckedReader(const std::string& path, uint64_t begin = 0) {
     file_ = open_regular(path, O_RDONLY);
     struct stat facts;
     if (::fstat(file_, &facts) != 0) {
@@ -191,8 +193,13 @@ class CheckedReader {
       ::close(file_);
       throw std::system_error(reason, std::generic_category());
     }
-    left_ = static_cast<uint64_t>(facts.st_size);
-    size_ = left_;
+    size_ = static_cast<uint64_t>(facts.st_size);
+    if (begin > size_ || ::lseek(file_, static_cast<off_t>(begin), SEEK_SET) < 0) {
+      ::close(file_);
+      throw DamagedFile("it ends at byte " + std::to_string(size_) + ", before its part at byte " +
+                        std::to_string(begin));
+    }
+    left_ = size_ - begin;
     buffer_.resize(size_ < kFileBuffer ? size_ : kFileBuffer);
   }
   CheckedReader(const CheckedReader&) = delete;
@@ -200,6 +207,7 @@ class CheckedReader {
   ~CheckedReader() { ::close(file_); }
 
   uint64_t left() const { return left_; }  // bytes not yet taken: an upper bound of everything a count may claim
+  uint64_t place() const { return size_ - left_; }  // of the next byte in the file
 
   void get(void* data, size_t size) {
     plain(data, size);

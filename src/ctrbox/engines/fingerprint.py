@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from ctrbox.columns.kind import kind_of_arrow
+from ctrbox.engines.past.source import steps_of
 from ctrbox.engines.plan import Plan
 from ctrbox.plan.graph.graph import Graph
 from ctrbox.plan.graph.serial import Writer, canonical
 from ctrbox.plan.language.tables import Dictionary
-from ctrbox.views.view import Filter, View
+from ctrbox.views.view import Filter, View, WithHistory
 
 KEY_FORMAT = 1  # counts changes of an operator's bits: hashes, salts, float bodies
 
@@ -58,6 +59,33 @@ def _canonical_form(plan: Plan) -> dict[str, Any]:
         "dictionaries": [_dictionary_digest(d) for d in writer.dictionaries],
         "fitted": {str(k): {n: _array_digest(a) for n, a in s.items()} for k, s in plan.fitted.items()},
     }
+
+
+def histories_fingerprint(log: View) -> str:
+    """A digest of everything that decides the state behind the histories of a log: its steps up to the last ``with_history``.
+
+    It covers the expressions and spans of the histories, the steps before them, and the kinds and null facts of the columns that
+    they read; not features, data or budgets. Two plans with equal histories can use the same state.
+    """
+    last = max(place for place, step in enumerate(log.steps) if isinstance(step, WithHistory))
+    view = log.with_steps(log.steps[: last + 1])
+    writer = Writer()
+    writer.view(view)
+    read: dict[int, set[str]] = {}
+    for source in steps_of(log.source):
+        read.setdefault(id(view), set()).update(source.inputs.columns)
+        for part in (source.inputs, *source.inputs.events.values()):
+            for key, names in columns_read(part.graph).items():
+                read.setdefault(key, set()).update(names)
+        for events in source.inputs.events.values():
+            read.setdefault(id(events.view), set()).update(events.columns)
+    views = []
+    for one in list(writer.views):
+        steps = [s[:2] if s[0] in ("merge", "with_history") else s for s in writer.steps(one)]
+        columns = columns_of(one, {*read.get(id(one), ()), *(one.key if one is not view else ())})
+        views.append([sorted(columns), steps])
+    written = [KEY_FORMAT, views, writer.expressions, [_dictionary_digest(d) for d in writer.dictionaries]]
+    return hashlib.sha256(canonical(written).encode()).hexdigest()
 
 
 def difference(plan: Plan, other: Plan) -> str:

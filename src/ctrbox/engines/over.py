@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ctrbox.engines.fingerprint import columns_read
+from ctrbox.engines.fingerprint import columns_read, histories_fingerprint
+from ctrbox.engines.past.histories import continued_log
 from ctrbox.engines.past.source import base_of, events_read
 from ctrbox.engines.plan import Plan
 from ctrbox.plan.graph.build import build
@@ -20,8 +21,8 @@ from ctrbox.views.recorded import AgreeingSource, Described
 from ctrbox.views.view import View, views_of, with_views
 
 
-def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | None) -> Plan:
-    """Return the plan over another log, without what was fitted."""
+def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | None, histories: Any = None) -> Plan:
+    """Return the plan over another log, without what was fitted. ``histories``: the file of a state that histories begin with."""
     labelled = plan.features.label is not None or plan.features.weight is not None or bool(plan.features.labels)
     features, then, graph = plan.features, plan.log, plan.graph
     if not label and labelled:
@@ -31,11 +32,20 @@ def plan_over(plan: Plan, data: Any, label: bool, views: Mapping[str, Any] | Non
     read = columns_read(graph) | events_read(then)
     log = then.over(data, views)
     options: dict[str, Any] = {"device": plan.device, "threads": plan.threads, "chunk_rows": plan.chunk_rows}
+
+    def over(strict: bool) -> Plan:
+        agreeing = _agreeing(log, then, read, strict=strict)
+        if histories is not None:
+            agreeing = continued_log(agreeing, lambda: histories_fingerprint(agreeing), histories)
+        return Plan(agreeing, features, **options)
+
+    if histories is not None:
+        return over(strict=True)  # a saved state was made of columns without nulls beyond those of the plan
     try:
-        return Plan(_agreeing(log, then, read, strict=False), features, **options)
+        return over(strict=False)
     except NullsUnfilled:
         # The data may hold nulls that nothing fills: the plan runs until it meets one.
-        return Plan(_agreeing(log, then, read, strict=True), features, **options)
+        return over(strict=True)
 
 
 def _agreeing(view: View, then: View, read: dict[int, set[str]], strict: bool) -> View:

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,9 @@ from ctrbox.plan.language.user import UserOperator
 from ctrbox.plan.placement.device import Device, device_named, gpu_here
 from ctrbox.views.recorded import opened
 from ctrbox.views.view import Merge, View
+
+if TYPE_CHECKING:
+    from ctrbox.engines.past.histories import Histories
 
 EVALUATE_ROWS = 65_536
 
@@ -398,14 +401,35 @@ class Plan:
         finally:
             frames.close()
 
-    def over(self, data: Any, *, label: bool = True, views: Mapping[str, Any] | None = None) -> Plan:
+    def over(
+        self,
+        data: Any,
+        *,
+        label: bool = True,
+        views: Mapping[str, Any] | None = None,
+        histories: str | os.PathLike[str] | None = None,
+    ) -> Plan:
         """Return this plan, with its fitted values, over another log. ``label=False``: the log has no labels. ``views``: other
         data for joined and merged views, by name. Columns must have the types that this plan was built on. A null for which
-        the plan has no fill value raises an error that names the row when it is read."""
+        the plan has no fill value raises an error that names the row when it is read. ``histories``: the file of a saved state
+        (``plan.histories``) with which the histories of the other log begin; default: they begin empty."""
         from ctrbox.engines.over import plan_over
 
         fitted = self.fit().fitted
-        return plan_over(self, data, label, views)._like(fitted=fitted, made_over=self.made_over or self.fingerprint)
+        made = plan_over(self, data, label, views, histories)
+        return made._like(fitted=fitted, made_over=self.made_over or self.fingerprint)
+
+    def histories(self, state: str | os.PathLike[str] | None = None) -> Histories:
+        """Return the state of the log's histories and counters: empty, or as it was saved to the file ``state``.
+
+        ``plan.histories().read_log(until="2026-11-18")`` feeds it with the plan's log. ``observe(rows)`` feeds it with new
+        events, ``columns_of(rows)`` reads it for rows that are to be scored, and ``save(path)`` writes it to a file.
+        """
+        from ctrbox.engines.fingerprint import histories_fingerprint
+        from ctrbox.engines.past.histories import Histories
+
+        made = Histories(self.log, lambda: histories_fingerprint(self.log), self.threads)
+        return made if state is None else made.load(state)
 
     @property
     def reads(self) -> dict[str, list[str]]:

@@ -100,8 +100,11 @@ class Expressions:
         self._wanted += [*([where] if where else []), *values]
         return where, values
 
-    def settle(self) -> None:
-        """Build the graph of all expressions that `key_and_time` and `event` were called for."""
+    def settle(self, *, filtered: bool = True) -> None:
+        """Build the graph of all expressions that `key_and_time` and `event` were called for.
+
+        ``filtered``: whether the filters before the step are evaluated too; they decide what an event is.
+        """
         frame = self.scope.frame
         if len(frame.sources) > 1:
             raise PlanError(
@@ -116,7 +119,7 @@ class Expressions:
         if self.builder.typed.units_unsaid:
             raise PlanError(self.builder.typed.units_unsaid[0])
         # A filter before the step decides what an event is. Rows that do not pass are still there when the step runs.
-        self.filters = list(frame.filters)
+        self.filters = list(frame.filters) if filtered else []
         frame.filters = []
         self.nodes = list({n.id: n for n in [*self._wanted, *self.filters]}.values())
         outputs = [Output("column", str(n), n) for n in self.nodes]
@@ -188,3 +191,15 @@ class Inputs(Expressions):
                     "log would be found among the events; cast one of them, so that both have the same type"
                 )
         return Resolved(name, feature, their_key, their_time, *events.event(name, feature), (key, time))
+
+
+class Asking(Expressions):
+    """What rows that are to be scored need for the features of one step: their keys and times, and nothing of an event.
+
+    Filters before the step are left out, because they may read a label, which such rows do not have.
+    """
+
+    def __init__(self, before: View, step: WithHistory) -> None:
+        super().__init__(before)
+        self.pairs = {name: self.key_and_time(name, feature.past)[1:] for name, feature in step.features}
+        self.settle(filtered=False)

@@ -3,9 +3,9 @@
     log's source ──► PastSource: in the order of the rows, read then feed ──► filters, joins and features, on all cores
 
 To everything above it, a history is a column of the log like any other: engines, training and requests need not know. A scan
-begins with empty states and reads the log from its first row, whatever row it is asked to begin with, so that the features of a
-row never depend on where a scan began; rows before the start are fed and not returned. Row groups are never skipped by
-statistics, because rows that a later filter drops may be events.
+begins with empty states, or with those of a file that was saved after an earlier log (`Saved`), and reads the log from its first
+row, whatever row it is asked to begin with, so that the features of a row never depend on where a scan began; rows before the
+start are fed and not returned. Row groups are never skipped by statistics, because rows that a later filter drops may be events.
 
 Threads: the source's readers decode ahead, the states' shards run on ``threads`` threads, and the order of rows is kept. Memory:
 a morsel, what is decoded ahead, and the states, each held to its budget.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import pyarrow as pa
 from ctrbox.columns.kind import arrow_type
 from ctrbox.engines.past.events import merges_of
 from ctrbox.engines.past.inputs import Inputs
-from ctrbox.engines.past.states import Rows, states_of
+from ctrbox.engines.past.states import Rows, State, load_state, states_of
 from ctrbox.errors import PlanError
 from ctrbox.plan.graph.serial import Writer, canonical
 from ctrbox.plan.language.past import PastFeature
@@ -93,6 +94,23 @@ def base_of(source: Source) -> Source:
     return source
 
 
+def steps_of(source: Source) -> list[PastSource]:
+    """Return the sources that compute histories, in the order of their steps."""
+    found: list[PastSource] = []
+    while isinstance(source, PastSource):
+        found.append(source)
+        source = source.inner
+    return found[::-1]
+
+
+def continued(view: View, saved: Sequence[Saved]) -> View:
+    """Return the view with scans that begin with saved states, one for each of its steps."""
+    source = base_of(view.source)
+    for step, mine in zip(steps_of(view.source), saved, strict=True):
+        source = PastSource(source, step.inputs, step.step, mine)
+    return replaced_source(view, source)
+
+
 def events_read(view: View) -> dict[int, set[str]]:
     """Return which columns the histories of a view read from the other views of their events, by the id of the other view."""
     found: dict[int, set[str]] = {}
@@ -105,13 +123,27 @@ def events_read(view: View) -> dict[int, set[str]]:
     return found
 
 
-class PastSource:
-    """A source with the columns of one step ``with_history`` behind its own."""
+@dataclass(frozen=True)
+class Saved:
+    """The saved states of one step: the file, and the byte at which each state begins, by the name of its first feature."""
 
-    def __init__(self, inner: Source, inputs: Inputs, step: WithHistory) -> None:
+    path: str
+    begins: Mapping[str, int]
+
+    def into(self, states: Sequence[State]) -> None:
+        """Replace fresh states by the saved ones; DataError for a file that changed."""
+        for state in states:
+            load_state(state, self.path, self.begins[state.first.name])
+
+
+class PastSource:
+    """A source with the columns of one step ``with_history`` behind its own. ``saved``: what its scans begin with."""
+
+    def __init__(self, inner: Source, inputs: Inputs, step: WithHistory, saved: Saved | None = None) -> None:
         self.inner = inner
         self.inputs = inputs
         self.step = step
+        self.saved = saved
         made = [field for resolved in inputs.features for field in _fields(resolved)]
         self.made = {field.name: field for field in made}
         self.schema = pa.schema([*inner.schema, *made])
@@ -149,7 +181,7 @@ class PastSource:
 
     def open(self) -> PastSource:
         """Return this source with its data open; see ``opened``."""
-        return PastSource(opened(self.inner), self.inputs, self.step)
+        return PastSource(opened(self.inner), self.inputs, self.step, self.saved)
 
     def nullable(self, column: str) -> bool:
         return self.made[column].nullable if column in self.made else self.inner.nullable(column)
@@ -167,7 +199,8 @@ class PastSource:
         writer = Writer()
         steps = [s[:2] for s in writer.steps(self.inputs.view.with_steps((self.step,)))]
         events = [[view.source.fingerprint(), writer.steps(view)] for view in list(writer.views)]
-        written = canonical([self.inner.fingerprint(), steps, writer.expressions, *events])
+        begun = [] if self.saved is None else [[self.saved.path, dict(self.saved.begins)]]
+        written = canonical([self.inner.fingerprint(), steps, writer.expressions, *events, *begun])
         return hashlib.sha256(written.encode()).hexdigest()
 
     def scan(
@@ -198,9 +231,13 @@ class PastSource:
     def _scan(
         self, columns: list[str], start: int, stop: int | None, rows: int, ahead: int, threads: int
     ) -> Iterator[Morsel]:
-        wanted = [r for r in self.inputs.features if {f.name for f in _fields(r)} & set(columns)]
+        saved = self.saved
+        # Counters share a state, so a saved one can only be read for all of its features together.
+        wanted = [r for r in self.inputs.features if saved or {f.name for f in _fields(r)} & set(columns)]
         states = states_of([r for r in wanted if r.asked is None])
         merges = merges_of(self.inputs, wanted, rows=rows, ahead=ahead, threads=threads)
+        if saved is not None:
+            saved.into([*states, *(state for merge in merges for state in merge.states)])
         schema = pa.schema([self.schema.field(name) for name in columns])
         read = list(dict.fromkeys([*(name for name in columns if name not in self.made), *self.inputs.columns]))
         scan = self.inner.scan(read, stop=stop, rows=rows, ahead=ahead, threads=threads)

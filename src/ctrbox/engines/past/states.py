@@ -17,11 +17,14 @@ import pyarrow as pa
 from ctrbox import _native
 from ctrbox.columns.kind import arrow_type
 from ctrbox.engines.past.inputs import Column, Resolved
-from ctrbox.errors import DataError
+from ctrbox.errors import DataError, SourceError
 
 VALUE, TEXT, TOTAL, FLOAT_TOTAL, DECAYED_WORD = 1, 2, 3, 4, 5  # PastWordKind
 COUNT, SUM, DECAYED, SINCE = 1, 2, 3, 4  # CounterKind
 EXACT = 1 << 53  # whole numbers up to this one are floats without rounding
+READ_BACK = 60_000_000  # microseconds by which a request may be older than the oldest row that may still come
+
+Given = tuple[Any, ...]  # key, time, valid, asks, feeds and values, as a native state takes them
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,62 @@ class State:
         self.budget = min(f.feature.past.budget for f in features)
         self._newest_at = ""
 
-    def _read(self, rows: Rows, columns: list[Any], extra: np.ndarray | None) -> tuple[Any, ...]:
-        """Return the arguments of a native call: key, time, valid, asks, feeds and values; DataError for a row out of order."""
+    @property
+    def lateness(self) -> int:
+        return self.first.feature.past.lateness
+
+    def given(self, rows: Rows) -> Given:
+        """Return rows as the native state takes them; DataError for a value that it cannot hold. Nothing is fed."""
+        raise NotImplementedError
+
+    def passed(self, given: Given, threads: int) -> dict[str, pa.Array]:
+        """Read and feed rows that `given` returned; return the columns of those that ask."""
+        raise NotImplementedError
+
+    def columns(self, rows: Rows) -> dict[str, pa.Array]:
+        """Feed rows and return the columns of those that ask; DataError for a row out of order, or over the budget."""
+        given = self.given(rows)
+        self.check_order(rows)
+        found = self.passed(given, rows.threads)
+        self.check_budget()
+        return found
+
+    def seen(self, rows: Rows) -> dict[str, pa.Array]:
+        """Return the columns of rows of which only key and time are known, and change nothing."""
+        key, time = rows.columns[self.first.key.id], rows.columns[self.first.time.id]
+        valid = _both(_both(key.valid, time.valid), rows.passed)
+        (times,) = time.arrays
+        self._check_age(rows, times, valid)
+        nothing = [
+            (np.zeros(rows.count + 1, np.int64), np.zeros(0, np.uint8)) if is_text else np.zeros(rows.count, np.uint64)
+            for is_text in self._texts()
+        ]
+        feeds = np.zeros(rows.count, np.uint8)
+        return self.passed((key.arrays[0], times, _bytes(valid), None, feeds, nothing), rows.threads)
+
+    def _texts(self) -> list[bool]:
+        """Return of each word of the state whether its values are texts."""
+        raise NotImplementedError
+
+    def _check_age(self, rows: Rows, times: np.ndarray, valid: np.ndarray | None) -> None:
+        newest = self.native.newest
+        if newest is None:
+            return
+        old = times < newest - self.lateness - READ_BACK
+        old = old if valid is None else old & valid
+        if old.any():
+            row = int(old.argmax())
+            raise DataError(
+                f"{self.first.name!r}: the time {_shown(times[row])} at {rows.where(row)} is more than "
+                f"{(self.lateness + READ_BACK) / 1e6:g} s before the newest event, {_shown(newest)}, and events that such a row "
+                "would see may be forgotten already; send the time of the request, or give a larger lateness="
+            )
+
+    def _arguments(self, rows: Rows, columns: list[Any], extra: np.ndarray | None) -> Given:
         key, time = rows.columns[self.first.key.id], rows.columns[self.first.time.id]
         timed = _both(time.valid, rows.passed)  # a row that a filter before the step drops may have any time
         valid = _both(key.valid, timed)
         (times,) = time.arrays
-        self._check_order(rows, times, timed)
         feeds = _both(valid, rows.events)
         if self.first.where is not None:
             condition = rows.columns[self.first.where.id]
@@ -63,10 +115,17 @@ class State:
         flags = np.ones(rows.count, np.uint8) if feeds is None else feeds.astype(np.uint8)
         return key.arrays[0], times, _bytes(valid), _bytes(rows.asks), flags, columns
 
-    def _check_order(self, rows: Rows, times: np.ndarray, valid: np.ndarray | None) -> None:
+    def timed(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """Return the times of rows, and of which rows they count: those that have one and pass the filters before the step."""
+        time = rows.columns[self.first.time.id]
+        known = _both(time.valid, rows.passed)
+        (times,) = time.arrays
+        return times, np.ones(rows.count, bool) if known is None else known
+
+    def check_order(self, rows: Rows) -> None:
+        times, known = self.timed(rows)
         before = self.native.newest
-        late = self.native.late(times, _bytes(valid))
-        known = np.ones(rows.count, bool) if valid is None else valid
+        late = self.native.late(times, _bytes(known))
         if late >= 0:
             earlier = np.flatnonzero(known[:late])
             newest, at = before, self._newest_at
@@ -102,19 +161,22 @@ class ListState(State):
         feature = resolved.feature
         words = [(TEXT if n.kind == "s" else VALUE, 0.0) for n in resolved.values]
         past = feature.past
-        super().__init__(
-            [resolved], _native.PastState(words, past.gap, past.lateness, feature.within, feature.last, False)
-        )
+        native = _native.PastState(words, past.gap, past.lateness, feature.within, feature.last, False, READ_BACK)
+        super().__init__([resolved], native)
 
-    def columns(self, rows: Rows) -> dict[str, pa.Array]:
-        """Feed rows and return what each that asks has seen, as one list for each value, and one of ages."""
+    def _texts(self) -> list[bool]:
+        return [n.kind == "s" for n in self.first.values]
+
+    def given(self, rows: Rows) -> Given:
         given = [rows.columns[n.id] for n in self.first.values]
         known: np.ndarray | None = None
         for column in given:
             known = _both(known, column.valid)
-        arguments = self._read(rows, [_words(column) for column in given], known)
-        offsets, words, ages = self.native.lists(*arguments, rows.threads)
-        self.check_budget()
+        return self._arguments(rows, [_words(column) for column in given], known)
+
+    def passed(self, given: Given, threads: int) -> dict[str, pa.Array]:
+        """Return what each row that asks has seen, as one list for each value, and one of ages."""
+        offsets, words, ages = self.native.lists(*given, threads)
         names = self.first.feature.columns(self.first.name)
         kinds = [n.kind for n in self.first.values]
         children = [_values(kind, word) for kind, word in zip(kinds, words, strict=True)]
@@ -154,9 +216,11 @@ class CounterState(State):
         past = features[0].feature.past
         within = max(windows)
         last = 1 if not within else 0  # a running total of all time needs only the newest event that is seen
-        super().__init__(
-            features, _native.PastState(self.layout.words, past.gap, past.lateness, within, last, unlimited)
-        )
+        native = _native.PastState(self.layout.words, past.gap, past.lateness, within, last, unlimited, READ_BACK)
+        super().__init__(features, native)
+
+    def _texts(self) -> list[bool]:
+        return [False] * len(self.layout.words)
 
     def _maker(self, resolved: Resolved) -> Callable[[list[Any]], pa.Array]:
         """Add what a feature needs to the layout; return how its column is made of what was read."""
@@ -198,12 +262,13 @@ class CounterState(State):
             raise DataError(f"{name!r}: the sum of the values of one key does not fit into a float64; scale them first")
         return pa.array(values)
 
-    def columns(self, rows: Rows) -> dict[str, pa.Array]:
-        """Feed rows and return the counters of each that asks."""
+    def given(self, rows: Rows) -> Given:
         values = [np.ascontiguousarray(maker(rows)).view(np.uint64) for maker in self.layout.makers]
-        arguments = self._read(rows, values, None)
-        found = self.native.counters(*arguments, self.layout.reads, rows.threads)
-        self.check_budget()
+        return self._arguments(rows, values, None)
+
+    def passed(self, given: Given, threads: int) -> dict[str, pa.Array]:
+        """Return the counters of each row that asks."""
+        found = self.native.counters(*given, self.layout.reads, threads)
         return {f.name: maker(found) for f, maker in zip(self.features, self.makers, strict=True)}
 
 
@@ -215,6 +280,20 @@ def states_of(features: Sequence[Resolved]) -> list[ListState | CounterState]:
             groups.setdefault(resolved.group, []).append(resolved)
     lists = [ListState(resolved) for resolved in features if resolved.feature.what == "history"]
     return [*lists, *(CounterState(group) for group in groups.values())]
+
+
+def load_state(state: State, path: str, begin: int) -> int:
+    """Replace what a state holds by what was saved at byte ``begin`` of a file; return the place of the byte behind it."""
+    try:
+        state.native, end = state.native.loaded_at(path, begin)
+    except _native.DamagedFile as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+    state.check_budget()
+    return int(end)
 
 
 def _both(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:

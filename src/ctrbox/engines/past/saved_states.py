@@ -1,0 +1,98 @@
+"""Saves the state of histories and counters to one file, and reads it again.
+
+    byte 0     "CTRBHIST"
+    byte 8     version of the format (uint32), length of the head (uint32), both little-endian
+    byte 16    the head: JSON text with a SHA-256 of itself (`ctrbox.files.sealed`)
+                 {"histories": digest of the steps with_history, "taken": rows, "position": text, "states": [names]}
+    behind it  the states, one after the other, in the order of their names (native/core/past/state_file.h): each with its
+               shape and with checksums of every part
+
+The file is written aside and renamed. Reading checks the magic bytes, the version, every checksum, the digest of the histories
+and the shape of each state, and bounds every size by the bytes that are there before it allocates. A state of other histories is
+refused, because its events would be read as what they are not.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctrbox.engines.past.states import load_state
+from ctrbox.errors import DataError, PlanError, SourceError
+from ctrbox.files.atomic import written_aside
+from ctrbox.files.regular import open_regular
+from ctrbox.files.sealed import sealed, unsealed
+from ctrbox.files.urls import local_path
+
+if TYPE_CHECKING:
+    from ctrbox.engines.past.histories import Histories
+
+MAGIC = b"CTRBHIST"
+VERSION = 1
+HEAD = struct.Struct("<8sII")
+MOST_HEAD = 1 << 20
+MOST_POSITION = 4096  # characters
+
+
+def save_states(histories: Histories, path: Any) -> None:
+    place = local_path(path, "the state of histories")
+    with histories.locked(), written_aside(place) as aside:
+        text = sealed(
+            {
+                "histories": histories.fingerprint,
+                "taken": histories.taken,
+                "position": histories.position,
+                "states": histories.names,
+            }
+        ).encode()
+        aside.write_bytes(HEAD.pack(MAGIC, VERSION, len(text)) + text)
+        for state in histories.states:
+            state.native.append(str(aside))
+
+
+def load_states(histories: Histories, path: Any) -> dict[str, int]:
+    """Replace the states by those of a file; return the byte at which each begins, by name."""
+    place = local_path(path, "the state of histories")
+    head, at = _head(place)
+    if head.get("histories") != histories.fingerprint:
+        raise PlanError(
+            f"{place} holds the state of other histories than those of this plan (digest {str(head.get('histories'))[:16]}…, "
+            f"expected {histories.fingerprint[:16]}…): their keys, filters, windows or values differ, or the columns that they "
+            "read. Make a new state from the log: plan.histories(), read_log() and save()"
+        )
+    taken, position = head.get("taken"), head.get("position")
+    if type(taken) is not int or taken < 0 or type(position) is not str or head.get("states") != histories.names:
+        raise DataError(f"{place} was written by another version of CTRBox: its head has other fields than expected")
+    begins: dict[str, int] = {}
+    with histories.locked():
+        before = [state.native for state in histories.states]
+        try:
+            for name, state in zip(histories.names, histories.states, strict=True):
+                begins[name], at = at, load_state(state, str(place), at)
+            behind = place.stat().st_size - at
+            if behind:
+                raise DataError(f"{place} is damaged: it has {behind:,} bytes behind its last state")
+        except BaseException:
+            for state, native in zip(histories.states, before, strict=True):
+                state.native = native
+            raise
+        histories.taken, histories.position = taken, position
+    return begins
+
+
+def _head(place: Path) -> tuple[dict[str, Any], int]:
+    try:
+        with open_regular(place, follow=True) as file:
+            start = file.read(HEAD.size)
+            if len(start) < HEAD.size or not start.startswith(MAGIC):
+                raise DataError(f"{place} is not a saved state of histories: it does not begin with {MAGIC.decode()}")
+            _, version, length = HEAD.unpack(start)
+            if version != VERSION:
+                raise DataError(f"{place} has version {version} of its format; this version of CTRBox reads {VERSION}")
+            text = file.read(min(length, MOST_HEAD))
+            if len(text) < length:
+                raise DataError(f"{place} is damaged: its head of {length:,} bytes is not complete")
+    except OSError as error:
+        raise SourceError(f"cannot read {place}: {error.strerror or error}") from error
+    return unsealed(text, str(place), "state of histories"), HEAD.size + length
