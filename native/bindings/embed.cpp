@@ -53,6 +53,14 @@ void bind_embed(nb::module_& m) {
   bind_life(table);
   table
       .def(
+          "join_life",
+          [](MemoryTable& t, const std::string& path, bool first) {
+            with_file(path, [&] {
+              if (const auto life = saved_life(path)) t.join_life(*life, first);
+            });
+          },
+          nb::arg("path"), nb::arg("first"), "Take the clock and the sketch of one part of a saved table.")
+      .def(
           "__init__",
           [](MemoryTable* self, const Shape& shape, size_t budget, size_t threads) {
             new (self) MemoryTable(shape_of(shape), budget, threads);

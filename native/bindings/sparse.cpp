@@ -49,6 +49,15 @@ void bind_sparse(nb::module_& m) {
   bind_life(table);
   table
       .def(
+          "join_life",
+          [](SparseTable& t, const std::string& folder, bool first) {
+            with_file(folder + "/MANIFEST", [&] {
+              const Manifest manifest = read_manifest(folder);
+              if (manifest.life) t.join_life(*manifest.life, first);
+            });
+          },
+          nb::arg("folder"), nb::arg("first"), "Take the clock and the sketch of one part of a saved table.")
+      .def(
           "__init__",
           [](SparseTable* self, const std::string& folder, const Shape& shape, size_t ram, size_t threads,
              const std::string& policy, size_t segment_bytes, double compaction_bytes_per_s, bool read_only) {

@@ -69,7 +69,7 @@ def test_numbers_have_their_ranges(name: str, least: int, most: int) -> None:
 
 def fit_with(device: str = "cpu", bf16: bool = False, adaptive_l2: float = 0.0, embedder: Any = None) -> Any:
     sources = [] if embedder is None else [SimpleNamespace(embedder=embedder)]
-    learner = SimpleNamespace(device=torch.device(device), bf16=bf16, sources=sources)
+    learner = SimpleNamespace(device=torch.device(device), bf16=bf16, sources=sources, tasks=())
     return SimpleNamespace(learner=learner, settings=SimpleNamespace(adaptive_l2=adaptive_l2, average=None))
 
 

@@ -193,13 +193,6 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         shards_in(tmp_path)
 
 
-def test_tables_that_count_are_not_split(tmp_path: Path) -> None:
-    for s in range(2):
-        cb.MemoryTable(2, counters=cb.tables.Counters()).save(shard_path(tmp_path, s, 2))
-    with pytest.raises(PlanError, match="servers=1"):
-        restore_shard(cb.MemoryTable(2, counters=cb.tables.Counters()), tmp_path)
-
-
 # ---- a server, called as Ray would
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -209,11 +210,26 @@ def test_ranks_train_on_cpus_in_full_precision() -> None:
     norm.append(torch.nn.BatchNorm1d(2))
     with pytest.raises(PlanError, match=r"^BatchNorm1d \('1' of the model\) normalises by the rows of a whole batch"):
         check_supported(fitted(model=norm))
-    for options in ({"counters": cb.tables.Counters()}, {"admission": cb.tables.Admission(2)}):
-        table = cb.MemoryTable(2, **options)  # type: ignore[arg-type]
-        with pytest.raises(PlanError, match="has a clock and a sketch that cannot be shared"):
-            check_supported(fitted(sources=[SimpleNamespace(embedder=table)]))
-    check_supported(fitted(sources=[SimpleNamespace(embedder=cb.MemoryTable(2))]))
+    counted = cb.MemoryTable(2, counters=cb.tables.Counters(), admission=cb.tables.Admission(2))
+    for table in (cb.MemoryTable(2), counted):
+        check_supported(fitted(sources=[SimpleNamespace(embedder=table)]))
+
+
+def test_model_servers_of_ranks_are_on_cpus_and_without_batch_normalization(tmp_path: Path) -> None:
+    vectors = {"id": [1, 2], "v": [[1.0, 2.0], [3.0, 4.0]]}
+    cb.tables.write_vectors(tmp_path / "v.ctrvec", pa.table(vectors), key="id", vector="v")
+
+    def served(submodel: torch.nn.Module) -> Any:
+        server = cb.tables.ModelServer(tmp_path / "v.ctrvec", submodel)
+        return server, fitted(sources=[SimpleNamespace(embedder=server)])
+
+    server, fine = served(torch.nn.Linear(2, 3))
+    check_supported(fine)
+    server.device = torch.device("meta")
+    with pytest.raises(PlanError, match=r"^this ModelServer computes on meta, but several ranks train on CPUs only"):
+        check_supported(fine)
+    with pytest.raises(PlanError, match=r"^BatchNorm1d"):
+        check_supported(served(torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 3)))[1])
 
 
 def test_a_rank_leaves_once_and_tells_its_error_first() -> None:

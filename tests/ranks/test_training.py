@@ -171,11 +171,8 @@ def test_ranks_with_other_settings_or_data_are_refused_before_anything_is_writte
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ({"adaptive_l2": 0.1, "table": lambda: cb.MemoryTable(4, counters=cb.tables.Counters())}, "adaptive_l2"),
-        ({"table": lambda: cb.MemoryTable(4, counters=cb.tables.Counters())}, "counters="),
         ({"model": Small}, "BatchNorm1d"),
-        ({"common": ["tags"]}, "common="),
-        ({"average": 0.9}, "average="),
+        ({"model": lambda s: cb.models.DIN(s, 4, target="user", history="tags")}, "use activation='prelu'"),
         ({"table": lambda: cb.MemoryTable(4, optimizer=cb.optim.Adam(dense=True))}, "is dense"),
         ({"table": lambda: OwnTable(4)}, "OwnTable cannot be shared"),
     ],
@@ -184,11 +181,10 @@ def test_what_ranks_cannot_train_is_refused_before_anything_is_written(
     plan: cb.Plan, tmp_path: Path, what: dict[str, Any], words: str
 ) -> None:
     net = what.get("model", lambda schema: model(plan))(plan.schema)
-    trainer = cb.Trainer(net, what.get("table", table)(), common=what.get("common", ()))
+    trainer = cb.Trainer(net, what.get("table", table)())
 
     def work(ranks: Any) -> Any:
-        more = {name: value for name, value in what.items() if name in ("adaptive_l2", "average")}
-        return trainer.fit(plan, batch_size=64, limit=1000, out=tmp_path / "run", cluster=ranks, **more)
+        return trainer.fit(plan, batch_size=64, limit=1000, out=tmp_path / "run", cluster=ranks)
 
     (end,) = in_ranks(1, work)
     assert isinstance(end, PlanError)

@@ -16,6 +16,7 @@ from ctrbox import col
 from ctrbox.evaluate.tasks import NumberScores
 from ctrbox.report.words import brief, figure_table, remarks
 from ctrbox.train.tasks import start_from_means
+from ctrbox.train.together import ALONE
 
 LABELS = {"click": col("clicked"), "convert": col("converted"), "value": cb.Label("revenue", "regression")}
 
@@ -234,14 +235,14 @@ def test_biases_begin_at_what_the_first_batch_makes_likely() -> None:
     features = cb.FeatureSet(labels=labels, sparse={"user": col("user").key()})
     (batch,) = cb.compile(cb.View(rows), features, threads=1).batches(4)
     model = OnlyBiases(4)
-    start_from_means(model, batch)
+    start_from_means(model, batch.schema.tasks, batch, ALONE.sums)
     expected = [np.log(3.5 / 1.5), 1.5, np.log(4.5 / 3.5), 0.0]
     assert model.bias.detach().numpy() == pytest.approx(np.array(expected, np.float32))
     for other in (OnlyBiases(3), OnlyBiases(4)):  # of another width, or not at 0 any more
         with torch.no_grad():
             other.bias[0] = 0.0 if len(other.bias) == 3 else 2.0
         before = other.bias.detach().clone()
-        start_from_means(other, batch)
+        start_from_means(other, batch.schema.tasks, batch, ALONE.sums)
         assert torch.equal(other.bias, before)
 
 

@@ -38,6 +38,12 @@ void SparseTable::advance(uint64_t periods) {
   life_->clock += periods;
 }
 
+void SparseTable::join_life(const LifeState& part, bool first) {
+  std::lock_guard<std::mutex> hold(calls_);
+  std::lock_guard<std::mutex> hold_loads(loading_);
+  life_->join(part, first);
+}
+
 void SparseTable::counters(std::span<const int64_t> keys, float* out) {
   look(keys, out, row_floats_ - kCounterFloats, kCounterFloats);
   for (size_t k = 0; k < keys.size(); ++k) {

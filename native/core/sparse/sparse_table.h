@@ -72,7 +72,8 @@ class SparseTable {
   // ---- how rows come and go (life.h)
   void advance(uint64_t periods);
   uint64_t clock() const { return life_->clock.load(); }
-  size_t expire(const Expiry& rule);  // how many rows went; every shard is one run then
+  void join_life(const LifeState& part, bool first);  // see LifeState::join
+  size_t expire(const Expiry& rule);                  // how many rows went; every shard is one run then
   // The last `shape.counters()` floats of rows; of keys that are not there 0, 0, -1.
   void counters(std::span<const int64_t> keys, float* out);
 

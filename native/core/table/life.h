@@ -126,6 +126,11 @@ class LifeState {
     return now >= life_.count;
   }
 
+  // Take the state of a table that was saved in parts, each with other keys, part by part. The clock and the number of
+  // pushes must be the same in all parts (DamagedFile); each cell of the sketch becomes the largest of the parts, so
+  // that a key is still admitted early, never late. `first`: forget the state from before.
+  void join(const LifeState& part, bool first);
+
   void put(CheckedWriter& file) const;
   void get(CheckedReader& file);
   size_t bytes() const { return sketch_.size(); }

@@ -419,6 +419,11 @@ void MemoryTable::advance(uint64_t periods) {
   life_.clock += periods;
 }
 
+void MemoryTable::join_life(const LifeState& part, bool first) {
+  std::lock_guard<std::mutex> hold(calls_);
+  life_.join(part, first);
+}
+
 size_t MemoryTable::expire(const Expiry& rule) {
   std::lock_guard<std::mutex> hold(calls_);
   last_.reset();

@@ -64,7 +64,8 @@ class MemoryTable {
   // ---- how rows come and go (life.h)
   void advance(uint64_t periods);
   uint64_t clock() const { return life_.clock.load(); }
-  size_t expire(const Expiry& rule);  // how many rows went; their memory is used again for new ones
+  void join_life(const LifeState& part, bool first);  // see LifeState::join
+  size_t expire(const Expiry& rule);                  // how many rows went; their memory is used again for new ones
   // The last `shape.counters()` floats of rows; of keys that are not there 0, 0, -1.
   void counters(std::span<const int64_t> keys, float* out);
   uint64_t skipped() const { return skipped_.load(std::memory_order_relaxed); }

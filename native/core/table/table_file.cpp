@@ -104,6 +104,15 @@ TableShape saved_shape(const std::string& path) {
   return get_head(file);
 }
 
+std::unique_ptr<LifeState> saved_life(const std::string& path) {
+  CheckedReader file(path);
+  const TableShape shape = get_head(file);
+  if (shape.life.none()) return nullptr;
+  auto life = std::make_unique<LifeState>(shape.life, shape.seed);
+  life->get(file);
+  return life;
+}
+
 std::string shard_name(unsigned shard) { return "shard " + std::to_string(shard); }
 
 // Counts are bounded by the bytes that are left before anything of their size is made.

@@ -20,6 +20,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -63,6 +64,9 @@ inline constexpr uint32_t kMostDim = 4096;
 
 // The head of a saved table. DamagedFile where there is none, or of another version.
 TableShape saved_shape(const std::string& path);
+
+// The clock, the pushes and the sketch of a saved table; none where its rows are neither counted nor admitted.
+std::unique_ptr<LifeState> saved_life(const std::string& path);
 
 // ---- parts of the file, in its order ----
 

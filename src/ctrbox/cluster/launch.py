@@ -76,8 +76,12 @@ class Cluster:
     # ---- what the trainer asks
 
     def check(self, fit: Fit) -> None:
-        from ctrbox.embed.sharded import Spec
+        from ctrbox.embed.sharded import Spec, check_splits
 
+        if fit.learner.tasks:
+            raise PlanError(
+                "cluster= is not available for several labels (labels=) yet; remove cluster=, or use one label="
+            )
         if fit.learner.device.type != "cpu" or fit.learner.bf16:
             raise PlanError("training on a cluster uses CPUs only; set device='cpu' for the plan and the trainer")
         if fit.settings.adaptive_l2:
@@ -89,6 +93,13 @@ class Cluster:
             raise PlanError("average= is not available on a cluster; remove average=, or train without cluster=")
         for source in fit.learner.sources:
             Spec.of(source.embedder, self.servers)
+            if isinstance(source.embedder, ModelServer) and source.embedder.device.type != "cpu":
+                raise PlanError(
+                    f"this ModelServer computes on {source.embedder.device}, but a cluster trains on CPUs only; set "
+                    "device='cpu', or train without cluster="
+                )
+            if self.servers > 1:
+                check_splits(source.embedder)
 
     def train(self, fit: Fit) -> None:
         """Train into the run folder of ``fit``, from its newest checkpoint to its last."""

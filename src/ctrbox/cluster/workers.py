@@ -76,6 +76,7 @@ class Order:
     ahead: int
     seconds: float
     steps: int | None
+    common: Sequence[str]  # see `Trainer`
     threads: int  # of a worker
 
     @staticmethod
@@ -95,6 +96,7 @@ class Order:
             fit.ahead,
             fit.seconds,
             fit.steps,
+            fit.learner.common,
             threads,
         )
 
@@ -190,7 +192,14 @@ class Worker:
         for k, (fields, spec) in enumerate(order.tables):
             self.held.append(Shards(servers, k, spec, part, attempt))
             embedders.update(dict.fromkeys(fields, self.held[-1]))
-        trainer = Trainer(order.model, embedders, optimizer=order.optimizer, threads=order.threads, device="cpu")
+        trainer = Trainer(
+            order.model,
+            embedders,
+            optimizer=order.optimizer,
+            threads=order.threads,
+            device="cpu",
+            common=order.common,
+        )
         return Fit(trainer, plan, split, order.settings, order.overlap, order.ahead, self.seen, together)
 
     @staticmethod

@@ -62,8 +62,6 @@ class Spec:
                 f"cb.tables.ModelServer"
             )
         check_lazy(embedder)
-        if servers > 1:
-            check_splits(embedder)
         names = ("optimizer", "linear", "init", "seed", "counters", "admission", "nonfinite")
         options = {n: getattr(embedder, n) for n in names}
         if isinstance(embedder, SparseTable):
@@ -142,12 +140,10 @@ def restore_shard(embedder: Embedder, path: Path, shard: int = 0, of: int = 1) -
         embedder.restore(saved[0])
     elif len(saved) == of:
         embedder.restore(saved[shard])
+    elif isinstance(embedder, MemoryTable):
+        _gather(embedder, saved, shard, of)
     else:
-        check_splits(embedder)
-        if isinstance(embedder, MemoryTable):
-            _gather(embedder, saved, shard, of)
-        else:
-            _rewrite(embedder, saved, shard, of)
+        _rewrite(embedder, saved, shard, of)
 
 
 def check_lazy(table: MemoryTable | SparseTable) -> None:
@@ -159,13 +155,13 @@ def check_lazy(table: MemoryTable | SparseTable) -> None:
         )
 
 
-def check_splits(table: Table) -> None:
-    """Refuse to split what belongs to all keys together."""
-    if table.counters is not None or table.admission is not None:
+def check_splits(embedder: Embedder) -> None:
+    """Refuse a table whose pushes are counted: servers of a cluster are not pushed to equally often."""
+    if isinstance(embedder, Table) and (embedder.counters is not None or embedder.admission is not None):
         raise PlanError(
             "a table with counters= or admission= "
             "has a clock and a sketch that cannot be split over servers; use "
-            "servers=1, and restore its checkpoints with one server"
+            "servers=1, or train with --ranks"
         )
 
 
@@ -184,6 +180,7 @@ def _gather(table: MemoryTable, saved: list[Path], shard: int, of: int) -> None:
         place = Path(folder) / "mine.ctrtable"
         _native.save_rows(str(place), shape, np.concatenate(keys), np.ascontiguousarray(np.concatenate(rows)))
         table.restore(place)
+    table.join_life(saved)
 
 
 def _rewrite(table: SparseTable, saved: list[Path], shard: int, of: int) -> None:
@@ -193,6 +190,7 @@ def _rewrite(table: SparseTable, saved: list[Path], shard: int, of: int) -> None
     if len(table):
         _replace(table, saved, shard, of)
         return
+    table.join_life(saved)
     for path in saved:
         for keys, rows in _rows_of(path):
             mine = shard_of(keys, of) == shard
@@ -210,6 +208,8 @@ def _replace(table: SparseTable, saved: list[Path], shard: int, of: int) -> None
         "linear",
         "init",
         "seed",
+        "counters",
+        "admission",
         "nonfinite",
         "policy",
         "segment_bytes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +240,12 @@ class Table(ABC):
             )
         with self._calling():
             self._changing.advance(more)
+
+    def join_life(self, saved: Sequence[Path]) -> None:
+        """Take the clock and the counts of keys without a row from a table that was saved in parts, each with other keys."""
+        for place, path in enumerate(saved):
+            with reading(path), self._calling():
+                self._changing.join_life(os.fspath(path), place == 0)
 
     def expire(
         self,

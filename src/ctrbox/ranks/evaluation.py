@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from ctrbox.columns.batch import Batch, Schema
 from ctrbox.embed.gpu.batch import facts
 from ctrbox.engines.stream import Position
 from ctrbox.errors import TrainError
 from ctrbox.evaluate.metrics import Scores
+from ctrbox.evaluate.tasks import TaskScores
 from ctrbox.predict.click_model import Looked
 from ctrbox.predict.naming_rows import naming_rows
 from ctrbox.ranks.group import Group
-from ctrbox.train.evaluation import Split, probability
+from ctrbox.train.evaluation import Split, add_tasks, probability
 from ctrbox.train.learner import NO_KEYS, Learner
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.sampling import Labels, no_rows
+from ctrbox.train.tasks import TaskLabels
+
+OUTPUTS = "outputs"  # of the model: a logit for each row or, for several labels, one column for each
 
 
 def score_together(
     learner: Learner, split: Split, batch_size: int, group: Group, overlap: bool = True
-) -> Scores | None:
+) -> Scores | TaskScores | None:
     """Return the scores of the validation rows in rank 0, in the order of the log, and None in other ranks.
 
     The scores depend on the number of ranks only by the rounding of sums inside the model. Creates no rows of tables.
@@ -28,8 +35,9 @@ def score_together(
     assert plan is not None
     walk = plan.parts(batch_size, part, of, start=Position(split.start), stop=split.stop)
     sizes: list[int] = []  # rows of each batch, of all ranks together
-    columns: list[list[np.ndarray]] = [[], [], [], []]  # label, probability, weight, group
-    labels, done = Labels(), 0
+    columns = {name: [array] for name, array in no_columns(plan.schema).items()}
+    labels: Labels | TaskLabels = TaskLabels(learner.tasks) if learner.tasks else Labels()
+    done = 0
 
     def look(item: tuple) -> tuple[Looked | None, int]:
         batch, _, rows = item
@@ -46,31 +54,69 @@ def score_together(
                 else:
                     batch = facts(looked.batch)
                     labels.add(batch, done + rows * part // of, "validation")
-                    found = (batch.label, probability(learner.score(looked)), batch.weight, batch.group)
-                    for column, values in zip(columns, found, strict=True):
-                        if values is not None:
-                            column.append(np.asarray(values))
+                    for name, array in columns_of(batch, learner.score(looked)).items():
+                        columns[name].append(array.astype(columns[name][0].dtype, copy=False))
                 done += rows
     finally:
         stages.close()
     if not done:
         raise TrainError(no_rows("validation", plan, split.start, split.stop))
-    has = [True, True, plan.schema.weight, plan.schema.group]
-    kinds = [np.float32, np.float64, np.float64, np.int64]
-    gathered = [
-        group.to_first(np.concatenate([np.empty(0, kind), *column]).astype(kind)) if there else None
-        for column, kind, there in zip(columns, kinds, has, strict=True)
-    ]
+    gathered = {name: group.to_first(np.concatenate(arrays)) for name, arrays in columns.items()}
     if part:
         return None
-    scores = Scores()
-    at = [0] * of
+    scores: Scores | TaskScores = TaskScores(learner.tasks) if learner.tasks else Scores()
+    lost, at = 0.0, [0] * of
     for rows in sizes:
-        counts = [rows * (r + 1) // of - rows * r // of for r in range(of)]
-        label, p, weight, groups = (
-            None if arrays is None else np.concatenate([arrays[r][at[r] : at[r] + counts[r]] for r in range(of)])
-            for arrays in gathered
-        )
-        scores.add(label, p, weight=weight, group=groups)
-        at = [a + n for a, n in zip(at, counts, strict=True)]
+        ends = [at[r] + rows * (r + 1) // of - rows * r // of for r in range(of)]
+        mine = {
+            name: np.concatenate([a[first:end] for a, first, end in zip(arrays, at, ends, strict=True)])
+            for name, arrays in gathered.items()
+        }
+        at = ends
+        whole = batch_of(plan.schema, mine)
+        if isinstance(scores, TaskScores):
+            lost += add_tasks(scores, learner, whole, mine[OUTPUTS])
+        else:
+            scores.add(whole.label, probability(mine[OUTPUTS]), weight=whole.weight, group=whole.group)
+    if isinstance(scores, TaskScores):
+        scores.loss = lost / done
     return scores
+
+
+def no_columns(schema: Schema) -> dict[str, np.ndarray]:
+    """Return the columns that ranks exchange about validation rows, without rows; their order and types are the same in all."""
+    found: dict[str, np.ndarray] = {
+        OUTPUTS: np.empty((0, len(schema.tasks)) if schema.tasks else 0, np.float32),
+    }
+    kinds: dict[str, Any] = {"label": np.float32, "weight": np.float64, "group": np.int64}
+    found |= {name: np.empty(0, kind) for name, kind in kinds.items() if getattr(schema, name)}
+    for task in schema.tasks:
+        found |= {f"label {task.name}": np.empty(0, np.float32), f"observed {task.name}": np.empty(0, np.uint8)}
+    return found
+
+
+def columns_of(batch: Batch, outputs: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the columns of a batch and of the model's outputs for it, by the names of ``no_columns``."""
+    found = {OUTPUTS: outputs}
+    found |= {n: np.asarray(getattr(batch, n)) for n in ("label", "weight", "group") if getattr(batch.schema, n)}
+    for task in batch.schema.tasks:
+        found |= {
+            f"label {task.name}": batch.labels[task.name],
+            f"observed {task.name}": batch.observed[task.name],
+        }
+    return found
+
+
+def batch_of(schema: Schema, columns: dict[str, np.ndarray]) -> Batch:
+    """Return a batch without features that has the labels, weights and groups of these columns."""
+    return Batch(
+        schema,
+        len(columns[OUTPUTS]),
+        columns.get("label"),
+        np.empty((len(columns[OUTPUTS]), 0), np.float32),
+        {},
+        columns.get("group"),
+        columns.get("weight"),
+        labels={task.name: columns[f"label {task.name}"] for task in schema.tasks},
+        observed={task.name: columns[f"observed {task.name}"].astype(bool) for task in schema.tasks},
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from ctrbox.train.fit import Fit
 from ctrbox.train.folder import RunFolder
 from ctrbox.train.handed import Handed, keyed
 from ctrbox.train.interrupt import Asked
+from ctrbox.train.model_servers import check_found, warn_of_misses
 from ctrbox.train.pipeline import Clock, Stage, run_stages
 from ctrbox.train.progress import watcher
 from ctrbox.train.state import state_of
@@ -38,18 +40,22 @@ class RankFit(Fit):
     """The training of ``whole``, which is the call of ``fit`` in this process, over the rows of this rank."""
 
     def __init__(self, whole: Fit, group: Group, tables: list[RankTable]) -> None:
-        self.ranks, self.tables, self.due = group, tables, False
+        self.ranks, self.tables, self.due, self.whole = group, tables, False, whole
         fields = {
             name: table for source, table in zip(whole.learner.sources, tables, strict=True) for name in source.fields
         }
         threads = whole.learner.threads
         trainer = Trainer(
-            copy.deepcopy(whole.learner.model), fields, optimizer=whole.trainer.optimizer, threads=threads, device="cpu"
+            copy.deepcopy(whole.learner.model),
+            fields,
+            optimizer=whole.trainer.optimizer,
+            threads=threads,
+            device="cpu",
+            common=whole.trainer.common,
         )
+        settings = replace(whole.settings, adaptive_l2=0.0)  # which the owners of rows add
         watch = whole.watch if group.part == 0 else watcher(False)
-        super().__init__(
-            trainer, whole.plan, whole.split, whole.settings, whole.overlap, whole.ahead, watch, together=group
-        )
+        super().__init__(trainer, whole.plan, whole.split, settings, whole.overlap, whole.ahead, watch, together=group)
 
     def begin_at(self, folder: Path, step: int) -> None:
         """Become what the checkpoint of a step holds."""
@@ -60,7 +66,8 @@ class RankFit(Fit):
                 "machines of all ranks share"
             )
         kept = read_state(place)
-        read_weights(place, kept, self.learner.model, self.learner.embedders, self.learner.optimizer)
+        learner = self.learner
+        read_weights(place, kept, learner.model, learner.embedders, learner.optimizer, learner.average)
         self.state = state_of(kept["state"])
         self.reported = self.state.step
         if self.leads:
@@ -119,7 +126,7 @@ class RankFit(Fit):
         self.due = False
 
     def _measure(self, split: Split) -> dict[str, float] | None:
-        with self.passes.paused():
+        with self.passes.paused(), self.learner.averaged():
             scores = self.clocks["evaluate"].time(
                 score_together, self.learner, split, self.batch_size, self.ranks, self.overlap
             )
@@ -130,6 +137,20 @@ class RankFit(Fit):
             super()._keep_best()
         else:
             self._save_parts()
+
+    def _check_misses(self) -> None:
+        self.tell_misses()
+        check_found(self.whole.learner)
+        if self.leads:
+            warn_of_misses(self.whole.learner)
+
+    def tell_misses(self) -> None:
+        """Tell the Model Servers of the call of fit in this process which keys of all ranks have no data."""
+        for source, table in zip(self.whole.learner.sources, self.tables, strict=True):
+            if table.server:
+                found, objects = table.misses(), source.traits.objects
+                assert objects is not None
+                vars(objects.misses).update(vars(found))
 
     def _save_parts(self) -> None:
         for table in self.tables:

@@ -132,6 +132,7 @@ def packed(batches: list[tuple[Batch, Position]], rank: int, of: int) -> np.ndar
         low, high = batch.rows * rank // of, batch.rows * (rank + 1) // of
         beside = {name: getattr(batch, name) for name in BESIDE}
         mine = [array[low:high] for array in beside.values() if array is not None]
+        mine += [columns[name][low:high] for columns in (batch.labels, batch.observed) for name in columns]
         for ragged in batch.sparse.values():
             offsets = ragged.offsets[low : high + 1]
             mine += [ragged.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]]
@@ -141,6 +142,7 @@ def packed(batches: list[tuple[Batch, Position]], rank: int, of: int) -> np.ndar
                 "mine": high - low,
                 "at": [position.row, position.skip, position.window],
                 "beside": [name for name, array in beside.items() if array is not None],
+                "labels": list(batch.labels),
                 "fields": list(batch.sparse),
                 "arrays": [[array.dtype.str, list(array.shape)] for array in mine],
             }
@@ -164,8 +166,10 @@ def unpacked(message: np.ndarray, schema: Schema, shuffle: int, seed: int) -> li
             at = end
         read = iter(arrays)
         beside: dict[str, Any] = dict.fromkeys(BESIDE) | {name: next(read) for name in one["beside"]}
+        labels, observed = ({name: next(read) for name in one["labels"]} for _ in range(2))
         sparse = {name: Ragged(next(read), next(read)) for name in one["fields"]}
         row, skip, window = one["at"]
         position = Position(row, skip, window, shuffle, seed) if shuffle else Position(row)
-        found.append((Batch(schema, one["mine"], sparse=sparse, **beside), position, one["rows"]))
+        batch = Batch(schema, one["mine"], sparse=sparse, **beside, labels=labels, observed=observed)
+        found.append((batch, position, one["rows"]))
     return found

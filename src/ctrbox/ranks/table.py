@@ -6,13 +6,20 @@
 A push is of the keys of the pull before it, so keys travel once a step. Rank r owns the keys with ``shard_of(key, ranks) == r``,
 as the shards of a saved table do: a checkpoint of any number of ranks, or of one process, is restored onto any other number.
 All calls but ``prefetch`` are collective: every rank makes them, with no keys where it has no rows.
+
+Tables that count get the shows and clicks of each key with its gradients. An owner whose table counts or admits keys pushes in
+every step, also without keys, because the admission of a key depends on the number of pushes before it.
+
+The owners of the objects of a Model Server each run the sub-model for their own keys, and add up the gradients of its weights in
+rank order before its optimizer steps. So the sub-model is the same in all ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +29,8 @@ from ctrbox.embed.embedder import Floats, Keys, NextUse, Row
 from ctrbox.embed.sharded import Spec, places_by_shard, restore_shard, shard_path
 from ctrbox.embed.ssd.table import SparseTable
 from ctrbox.embed.traits import Traits
+from ctrbox.embed.vectors.misses import BATCHES, Misses
+from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import CompactionError, CtrboxError, DataError, PlanError, TrainError, WriteError
 from ctrbox.files.atomic import remove
 from ctrbox.ranks.group import Group
@@ -42,10 +51,24 @@ class Route:
 class RankTable:
     """One table of a training, as a rank sees it. ``own`` holds the rows that this rank owns."""
 
-    def __init__(self, group: Group, spec: Spec) -> None:
-        self.group, self.spec = group, spec
+    def __init__(self, group: Group, spec: Spec, adaptive_l2: float = 0.0) -> None:
+        """``adaptive_l2``: see `Settings`; the owner of a row adds this penalty, because it alone knows how often its key was
+        met by all ranks.
+        """
+        self.group, self.spec, self.adaptive_l2 = group, spec, adaptive_l2
+        self.server = spec.kind is ModelServer
+        if self.server:  # the sub-model of the job's own Model Server is restored from the last checkpoint
+            spec = replace(spec, options={**spec.options, "submodel": copy.deepcopy(spec.options["submodel"])})
         self.own: Any = spec.make(group.part, group.of)
-        self.traits = Traits(scales_lr=True)
+        self.pulls = 0  # that may be followed by a push
+        if self.server:
+            self.own.synchronise = lambda weights: group.add_up(weights, 1.0)
+            self.own.misses.alone = False  # ``pull`` looks at the keys of all ranks
+        self.traits = Traits("mean" if self.server else "sum", scales_lr=True, shows=spec.takes_shows)
+        self.alive = spec.options.get("counters") is not None or spec.options.get("admission") is not None
+        self.found: Floats | None = (
+            None  # rows of the last pull that may be followed by a push, where they are needed again
+        )
         self.route: Route | None = None  # of the last pull that may be followed by a push
 
     # ---- the contract
@@ -69,6 +92,10 @@ class RankTable:
         route = self._ask(keys)
         self.route = route if create else None
         found = self.own.pull(route.union, create=create)
+        self.found = found if create and self.adaptive_l2 else None
+        self.pulls += create
+        if self.server and create and self.pulls == BATCHES:
+            self.misses().check(self.own.data)
         got = self.group.exchange(found[route.inverse], route.theirs, route.mine)
         rows = np.empty((len(keys), self.row.width), np.float32)
         rows[route.order] = got
@@ -81,20 +108,35 @@ class RankTable:
         if self.own.nonfinite == "refuse" and not np.isfinite(gradients).all():
             # Refused by the rank whose rows it comes from, which can name them.
             raise DataError("a gradient is not finite")
-        got = self.group.exchange(gradients[route.order], route.mine, route.theirs)
-        total = np.zeros((len(route.union), self.row.width), np.float32)
+        given, width = gradients, self.row.width
+        if self.traits.shows:
+            assert shows is not None
+            assert clicks is not None
+            given = np.column_stack([gradients, shows, clicks]).astype(np.float32, copy=False)
+        got = self.group.exchange(given[route.order], route.mine, route.theirs)
+        total = np.zeros((len(route.union), given.shape[1]), np.float32)
         ends = np.cumsum([0, *route.theirs])
         for first, last in itertools.pairwise(ends):
             total[route.inverse[first:last]] += got[first:last]  # keys of one rank differ from each other
-        if len(route.union):
+        if self.traits.shows:
+            summed, shown, clicked = (np.ascontiguousarray(a) for a in np.split(total, [width, width + 1], axis=1))
+            if self.found is not None:
+                met = self.own.counts(route.union)[0] + shown[:, 0]
+                summed += np.float32(self.adaptive_l2) * self.found / met[:, None]
+            self.own.push(route.union, summed, shows=shown[:, 0], clicks=clicked[:, 0])
+        elif len(route.union) or self.alive or self.server:
             self.own.push(route.union, total)
 
     def scale_lr(self, factor: float) -> None:
         self.own.scale_lr(factor)
 
     def save(self, path: Path) -> None:
-        """Write a folder with one saved table of each rank. Rank 0 calls it; the others call ``save_part``."""
-        path.mkdir()
+        """Write a folder with one saved table of each rank or, of a Model Server, one file: its sub-model is the same in all.
+
+        Rank 0 calls it; the others call ``save_part``.
+        """
+        if not self.server:
+            path.mkdir()
         self._save(self.group.everyone(str(path))[0])
 
     def save_part(self) -> None:
@@ -112,6 +154,13 @@ class RankTable:
         return int(self.own.nbytes)
 
     # ---- beyond the contract
+
+    def misses(self) -> Misses:
+        """Return how many of the keys that all ranks asked a Model Server for have no data; every rank calls it."""
+        mine = self.own.misses
+        found = Misses.added_up(self.group.everyone([mine.asked, mine.lost, self.pulls, mine.example]))
+        found.reads = mine.reads
+        return found
 
     def close(self) -> None:
         """Let go of the rows of this rank; the last checkpoint has them."""
@@ -135,7 +184,10 @@ class RankTable:
         """Write the part of this rank, and raise in every rank what went wrong in one of them."""
         failed: tuple[str, str] | None = None
         try:
-            self.own.save(shard_path(Path(folder), self.group.part, self.group.of))
+            if not self.server:
+                self.own.save(shard_path(Path(folder), self.group.part, self.group.of))
+            elif self.group.part == 0:
+                self.own.save(folder)
         except CompactionError as error:  # what it saved is whole
             failed = ("compaction", str(error))
         except (CtrboxError, OSError) as error:

@@ -24,7 +24,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ctrbox.embed.memory.table import MemoryTable
 from ctrbox.embed.sharded import Spec, check_lazy
 from ctrbox.embed.ssd.table import SparseTable
+from ctrbox.embed.vectors.model_server import ModelServer
 from ctrbox.errors import PlanError
+from ctrbox.models.mlp import Norm
 from ctrbox.ranks.facts import check_same, facts_here
 from ctrbox.ranks.fit import RankFit
 from ctrbox.ranks.group import Group
@@ -93,7 +95,10 @@ class Ranks:
         if told is not None:
             told |= {"seconds": fit.seconds, "steps": fit.steps}
         order = group.everyone(told)[0]
-        tables = [RankTable(group, Spec.of(source.embedder, group.of)) for source in fit.learner.sources]
+        tables = [
+            RankTable(group, Spec.of(source.embedder, group.of), fit.settings.adaptive_l2)
+            for source in fit.learner.sources
+        ]
         if told is not None:
             for source in fit.learner.sources:
                 if isinstance(source.embedder, MemoryTable):
@@ -105,6 +110,7 @@ class Ranks:
             inner.seconds, inner.steps = order["seconds"], order["steps"]
             inner.begin_at(Path(order["folder"]), order["step"])
             inner._train()
+            inner.tell_misses()
             inner.ranks.sums([0.0])  # the last checkpoint is whole before rank 0 reads it
             self.moved = group.moved
             if inner.folder is not None:
@@ -125,33 +131,30 @@ def check_supported(fit: Fit) -> None:
             "several ranks train on CPUs only, because their path on GPUs is not tested yet; set device='cpu' for the plan and "
             "bf16 = False, or train in one process"
         )
-    if learner.common:
-        raise PlanError("common= cannot be used with several ranks; remove it, or train in one process")
-    if fit.settings.adaptive_l2:
-        raise PlanError(
-            "adaptive_l2 needs the number of times that each key occurred in all ranks, which is not available; remove "
-            "adaptive_l2, or train in one process"
-        )
-    if fit.settings.average is not None:
-        raise PlanError("average= cannot be used with several ranks; remove it, or train in one process")
+    parts = list(learner.model.named_modules())
     for source in learner.sources:
         table = source.embedder
-        if not isinstance(table, MemoryTable | SparseTable):
+        if not isinstance(table, MemoryTable | SparseTable | ModelServer):
             raise PlanError(
-                f"a {type(table).__name__} cannot be shared by several ranks; use cb.MemoryTable or cb.SparseTable, or train in "
-                "one process"
+                f"a {type(table).__name__} cannot be shared by several ranks; use cb.MemoryTable, cb.SparseTable or "
+                "cb.tables.ModelServer, or train in one process"
             )
-        check_lazy(table)
-        if table.counters is not None or table.admission is not None:
-            raise PlanError(
-                "a table with counters= or admission= has a clock and a sketch that cannot be shared by several ranks; remove "
-                "these options, or train in one process"
-            )
-    for name, part in learner.model.named_modules():
+        if isinstance(table, ModelServer):
+            if table.device.type != "cpu":
+                raise PlanError(
+                    f"this ModelServer computes on {table.device}, but several ranks train on CPUs only; set device='cpu', or "
+                    "train in one process"
+                )
+            parts += list(table.submodel.named_modules())
+        else:
+            check_lazy(table)
+    for name, part in parts:
         if isinstance(part, _BatchNorm):
+            dice = isinstance(part, Norm) and not part.affine
+            remedy = "activation='prelu' instead of 'dice'" if dice else "torch.nn.LayerNorm"
             raise PlanError(
                 f"{type(part).__name__} ({name!r} of the model) normalises by the rows of a whole batch, but a rank sees only a "
-                "part of it; use torch.nn.LayerNorm, or train in one process"
+                f"part of it; use {remedy}, or train in one process"
             )
 
 
@@ -165,6 +168,7 @@ def facts_of(fit: Fit) -> dict[str, object]:
         **facts_here(),
         **{f"setting {name!r}": value for name, value in settings.items()},
         "optimizer": described(fit.trainer.optimizer),
+        "common features": list(learner.common),
         "weights": [[name, list(w.shape)] for name, w in learner.model.state_dict().items()],
         "rows": [fit.split.train_rows, fit.split.train_stop, fit.split.start, fit.split.stop],
     }

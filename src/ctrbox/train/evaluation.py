@@ -140,18 +140,24 @@ def score_tasks(
 ) -> TaskScores:
     """Return the scores of several labels, and the loss that training minimizes."""
     scores, labels, lost = TaskScores(learner.tasks), TaskLabels(learner.tasks), 0.0
-    assert learner.objective is not None
     for batch, outputs in uncalibrated(learner, plan, batch_size, start, stop, overlap):
         with naming_rows(plan, start, stop):
             labels.add(batch, labels.rows, "validation")
-        with torch.inference_mode():
-            lost += batch.rows * float(loss_of_tasks(torch.from_numpy(outputs), batch, learner.objective))
-        predictions = predictions_of(outputs, learner.tasks)
-        scores.add(batch.labels, batch.observed, predictions, weight=batch.weight, group=batch.group)
+        lost += add_tasks(scores, learner, batch, outputs)
     if labels.rows == 0:
         raise TrainError(no_rows("validation", plan, start, stop))
     scores.loss = lost / labels.rows
     return scores
+
+
+def add_tasks(scores: TaskScores, learner: Learner, batch: Batch, outputs: np.ndarray) -> float:
+    """Add the outputs (rows, tasks) for a batch to the scores of several labels, and return their summed loss."""
+    assert learner.objective is not None
+    with torch.inference_mode():
+        lost = batch.rows * float(loss_of_tasks(torch.from_numpy(outputs), batch, learner.objective))
+    predictions = predictions_of(outputs, learner.tasks)
+    scores.add(batch.labels, batch.observed, predictions, weight=batch.weight, group=batch.group)
+    return lost
 
 
 def watched_name(metrics: Mapping[str, float], monitor: str | None) -> str:

@@ -313,13 +313,12 @@ class Fit:
         finally:
             stages.close()
         if not state.finished and self.task_labels is not None:
-            self.task_labels.end_epoch(state.rows, self.plan, self.split.train_stop)
+            self.task_labels.end_epoch(state.rows, self.plan, self.split.train_stop, self.together.sums)
         elif not state.finished:
             Labels(state.rows, state.clicks).check("training", self.plan, 0, self.split.train_stop)
         self._end_pass(epoch + 1)
         if epoch == 0:
-            check_found(self.learner)
-            warn_of_misses(self.learner)
+            self._check_misses()
         state.epoch, state.rows, state.clicks, state.position = epoch + 1, 0, 0, {}
         self._record_loss()
         if not state.finished and not (every and state.step % every == 0):
@@ -327,6 +326,11 @@ class Fit:
         self._stopped()
         self._checkpoint()
         self._stopped()
+
+    def _check_misses(self) -> None:
+        """Refuse Model Servers of which no key was found, and warn where many keys have no data."""
+        check_found(self.learner)
+        warn_of_misses(self.learner)
 
     def _looked(self, epoch: int) -> Generator[tuple[Handed, Looked | None], None, None]:
         """Yield the batches of an epoch from the current position, with their keys looked up ahead."""

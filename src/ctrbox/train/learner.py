@@ -146,6 +146,8 @@ class Learner(ClickModel):
             return 0, 0.0, told
         if looked is None:
             for source in self.sources:
+                if source.traits.scales_lr:  # rows of other workers lie in this one's part of a table
+                    source.full.scale_lr(factor)
                 source.embedder.push(NO_KEYS, np.empty((0, source.embedder.row.width), np.float32))
         else:
             for one in pulled:
@@ -295,8 +297,8 @@ class Learner(ClickModel):
     # ---- parts of a step
     def _start_from_the_click_rate(self, batch: Batch | None) -> None:
         """A model whose output bias is still 0 begins with the log odds of its first batch, not with one click in two."""
-        if self.tasks and batch is not None:
-            start_from_means(self.model, batch)
+        if self.tasks:
+            start_from_means(self.model, self.tasks, batch, self.together.sums)
             return
         bias = getattr(self.model, "bias", None)
         if not isinstance(bias, nn.Parameter) or bias.shape != (1,) or bool(bias.detach().any()):

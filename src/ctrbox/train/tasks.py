@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ EXPECTED = {
     "regression": "a finite number; a value that is not known must be null",
     "count": "a whole number of 0 or more; use kind='regression' for other numbers",
 }
+Sums: TypeAlias = Callable[[Sequence[float]], list[float]]  # of `Together`
 FIGURES = {"binary": ("auc", "gauc", "logloss"), "regression": ("rmse", "mae"), "count": ("deviance", "rmse", "mae")}
 
 
@@ -51,13 +52,20 @@ class TaskLabels:
         check_weights(batch, first, where)
         self.rows += batch.rows
 
-    def end_epoch(self, rows: int, plan: Plan, stop: int | None) -> None:
+    def end_epoch(self, rows: int, plan: Plan, stop: int | None, sums: Sums) -> None:
         """Check the labels of an epoch of ``rows`` rows and reset the counts. ``stop``: the end of the training rows.
 
-        An epoch that was resumed is not checked, because the counts lack the rows before its checkpoint.
+        Each of several workers counts its own rows; ``sums`` adds up numbers over all workers. An epoch that was resumed is not
+        checked, because the counts lack the rows before its checkpoint.
         """
         if not rows:
             raise TrainError(no_rows("training", plan, 0, stop))
+        names = [task.name for task in self.tasks]
+        counts = [self.rows, *(self.observed[name] for name in names), *(self.ones[name] for name in names)]
+        total, *each = (int(count) for count in sums(counts))
+        self.rows = total
+        self.observed = dict(zip(names, each, strict=False))
+        self.ones = dict(zip(names, each[len(names) :], strict=True))
         if self.rows >= rows:
             self.check("training")
         self.rows = 0
@@ -78,22 +86,27 @@ class TaskLabels:
                 )
 
 
-def start_from_means(model: nn.Module, batch: Batch) -> None:
+def start_from_means(model: nn.Module, tasks: Sequence[Task], batch: Batch | None, sums: Sums) -> None:
     """Initialize the biases of a model, one for each task, from the labels of its first batch, if they are all still 0.
 
-    A binary label starts with its log odds, a regression with its mean, and a count with the logarithm of its mean. The bias of a
-    label that was not observed in the batch stays 0.
+    ``batch``: this worker's rows of it, None if it has none; ``sums`` adds up numbers over all workers. A binary label starts
+    with its log odds, a regression with its mean, and a count with the logarithm of its mean. The bias of a label that was not
+    observed in the batch stays 0.
     """
     bias = getattr(model, "bias", None)
-    tasks = batch.schema.tasks
     if not isinstance(bias, nn.Parameter) or bias.shape != (len(tasks),) or bool(bias.detach().any()):
         return
+    mine = [0.0] * (2 * len(tasks))
+    for k, task in enumerate(tasks if batch is not None else ()):
+        assert batch is not None
+        seen = batch.labels[task.name][batch.observed[task.name]].astype(np.float64)
+        mine[2 * k : 2 * k + 2] = float(seen.sum()), len(seen)
+    found = sums(mine)
     with torch.no_grad():
         for k, task in enumerate(tasks):
-            seen = batch.labels[task.name][batch.observed[task.name]].astype(np.float64)
-            if not len(seen):
+            total, rows = found[2 * k : 2 * k + 2]
+            if not rows:
                 continue
-            total, rows = float(seen.sum()), len(seen)
             if task.kind == "binary":
                 bias[k] = float(np.log((total + 0.5) / (rows - total + 0.5)))
             elif task.kind == "count":

@@ -204,7 +204,7 @@ class Trainer:
             l2=l2,
             average=average,
         )
-        several = {"time": time, "by": by, "best_auc": best_auc, "look_ahead": look_ahead or None, "cluster": cluster}
+        several = {"time": time, "by": by, "best_auc": best_auc, "look_ahead": look_ahead or None}
         check_settings(plan.schema, chosen, {**several, "explain": explain})
         split = Split.of(plan, valid if isinstance(valid, Plan) else None, chosen)
         chosen = with_calibration(with_batch_size(chosen, split.train_rows), plan, split)

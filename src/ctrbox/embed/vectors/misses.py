@@ -7,6 +7,8 @@ keys of its first ``BATCHES`` batches, or of its first ``KEYS`` keys, was found;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ctrbox.embed.embedder import Keys
@@ -32,6 +34,18 @@ class Misses:
         self.reads = ""  # what is known of the fields that ask: how their keys are made, and of which type
         self.asked = self.lost = self.batches = 0
         self.example = 0  # a key without a row
+        self.alone = True  # whether these are all keys that a training asks for, and not those of one rank
+
+    @staticmethod
+    def added_up(parts: Sequence[Sequence[int]]) -> Misses:
+        """Return the counts of several ranks together; each gives asked, lost, batches and an example."""
+        found = Misses()
+        for asked, lost, batches, example in parts:
+            found.asked += asked
+            found.lost += lost
+            found.batches = max(found.batches, batches)
+            found.example = found.example or example
+        return found
 
     @property
     def share(self) -> float:
@@ -47,7 +61,7 @@ class Misses:
         self.batches += bool(asked.any())
         if len(lost) and not self.example:
             self.example = int(keys[lost[0]])
-        if self.batches >= BATCHES or self.asked >= KEYS:
+        if self.alone and (self.batches >= BATCHES or self.asked >= KEYS):
             self.check(data)
 
     def check(self, data: VectorFile) -> None:
